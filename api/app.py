@@ -1,4 +1,4 @@
-"""The service over one store."""
+"""Creates the service for one store."""
 
 import asyncio
 import gc
@@ -22,26 +22,26 @@ from api.guard import VERSION, Guard
 from api.keys import KeyReader
 from api.limits import OwnerLimits
 from api.logs import LogHub
-from api.metrics import Metrics, OfTheProcess, Timed
+from api.metrics import Metrics, ProcessMetrics, RequestTimer
 from api.points import PointsBoard
 from api.rates import KnownKeys
 from api.routes import catalog, drafts, figures, jobs, logs, operations, overviews, page, predictions, results, webhooks
 from api.settings import Settings
 from api.targets import networks
-from api.together import Together
+from api.together import RequestBatcher
 from autotune.ops.telemetry import are_traced
 from autotune.session.resolved import Resolver
 from storage.sql import open_store
 
 QUIET = ("/livez", "/readyz", "/metrics")
 JOBS_AT_ONCE = 500
-"""Jobs that one look at the database reads."""
+"""Most jobs that one database query reads."""
 SUBMITTED_AT_ONCE = 50
-"""Submissions of one transaction."""
+"""Most submissions of one transaction."""
 
 
 def create_app(settings: Settings) -> FastAPI:
-    """Return the service. Its connections are closed when the app shuts down.
+    """Return the service. It closes its connections when the app shuts down.
 
     Raises:
         DatabaseUnavailableError: the database cannot be opened.
@@ -59,10 +59,10 @@ def create_app(settings: Settings) -> FastAPI:
     async def lifespan(app: FastAPI) -> AsyncIterator[Mapping[str, Any]]:
         deliverer = Deliverer(store, partial(deliver, allowed=may_be_called, secret_of=store.signing_secret))
         deliverer.start()
-        # What is there now stays: to look through it for garbage would hold up requests for tens of milliseconds.
+        # Existing objects stay alive: collecting garbage among them would delay requests by tens of milliseconds.
         gc.collect()
         gc.freeze()
-        yield {"connections": connections}  # for the protocol of the server
+        yield {"connections": connections}  # for the server's protocol class
         gc.unfreeze()
         app.state.pools.close()
         app.state.hub.close()
@@ -73,12 +73,16 @@ def create_app(settings: Settings) -> FastAPI:
     app = with_routes(lifespan, settings.require_keys)
     app.state.store, app.state.settings = store, settings
     app.state.keys, app.state.resolver = KeyReader(store), Resolver()
-    app.state.jobs, app.state.submissions = Together(store.jobs_of, JOBS_AT_ONCE), Together(store.submit_all, SUBMITTED_AT_ONCE)
+    app.state.jobs, app.state.submissions = (
+        RequestBatcher(store.jobs_of, JOBS_AT_ONCE),
+        RequestBatcher(store.submit_all, SUBMITTED_AT_ONCE),
+    )
     app.state.hub, app.state.logs = EventHub(store), LogHub(store)
-    # When the lifespan ends it is too late: the server waits for every answer before, and streams end of themselves with jobs.
+    # Close streams at shutdown, not at the end of the lifespan: before that the server waits for every response, and a stream
+    # lasts as long as its job.
     connections.on_shutdown = [app.state.hub.close, app.state.logs.close]
-    app.state.room = operations.Room(store)
-    app.state.metrics = Metrics(store, OfTheProcess(connections, {"events": app.state.hub, "logs": app.state.logs}))
+    app.state.disk = operations.DiskCheck(store)
+    app.state.metrics = Metrics(store, ProcessMetrics(connections, {"events": app.state.hub, "logs": app.state.logs}))
     app.state.limits = OwnerLimits(store, settings.quotas)
     app.state.points, app.state.figures = PointsBoard(store), FigureBoard(store)
     app.state.pools = Pools(
@@ -88,19 +92,19 @@ def create_app(settings: Settings) -> FastAPI:
     )
     app.state.known_keys = KnownKeys()
     app.add_middleware(Guard, settings=settings, known_keys=app.state.known_keys)
-    app.add_middleware(Timed, metrics=app.state.metrics, log=settings.access_log)
+    app.add_middleware(RequestTimer, metrics=app.state.metrics, log=settings.access_log)
     return app
 
 
 def with_routes(lifespan: Lifespan[FastAPI] | None = None, asks_for_keys: bool = True) -> FastAPI:
-    """The interface alone: its routes, and how it tells of errors."""
+    """The app with its routes and error handlers, without a store."""
     app = DocumentedApp(
         title="autotune",
         version=VERSION,
         description="Submit tuning jobs, follow them, and take the best configuration away.",
         lifespan=lifespan,
         separate_input_output_schemas=False,
-        # FastAPI's own spans: none of what is asked for every few seconds. Its figures and logs are not ours.
+        # FastAPI's own spans, except for frequently polled paths. Its metrics and logs are not used.
         telemetry={
             "tracing": are_traced(),
             "operation_spans": False,
@@ -108,13 +112,13 @@ def with_routes(lifespan: Lifespan[FastAPI] | None = None, asks_for_keys: bool =
             "logs": False,
             "exclude": lambda scope: scope["path"] in QUIET or page.is_page(scope["path"]),
         },
-        docs_url=None,  # FastAPI's pages load scripts from elsewhere; `api.routes.page` has ours
+        docs_url=None,  # FastAPI's pages load scripts from other hosts; `api.routes.page` has ours
         redoc_url=None,
-        redirect_slashes=False,  # such a redirect would name whatever Host the request gave
+        redirect_slashes=False,  # a redirect would contain the Host of the request
     )
     app.asks_for_keys = asks_for_keys
     problems.install(app)
-    # They are tried in this order: first what is asked for most.
+    # Routes are matched in this order, the most frequent first.
     for routes in (jobs, overviews, results, figures, logs, operations, catalog, drafts, predictions, webhooks, page):
         app.include_router(routes.router)
     return app

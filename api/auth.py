@@ -1,7 +1,7 @@
-"""Who asks, and what they may do.
+"""Authentication and authorization.
 
-Each route names the role that it needs by the type of its principal: Reader, Submitter, Steerer, Operator, Administrator. What
-names none is open to everybody. docs/security.md has the table of them all, which a test compares with the routes.
+Each route states its required role by the type of its principal: Reader, Submitter, Steerer, Operator, Administrator. A route
+without one is public. docs/security.md has the table of all routes, which a test compares with the code.
 """
 
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -25,24 +25,24 @@ from storage.store import Store
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Who asks."""
+    """The client of a request."""
 
     owner: str
     scopes: frozenset[str]
     actor: Actor = field(compare=False)
-    """Who it is to the audit log and the quotas."""
+    """The client's identity for the audit log and the quotas."""
 
     @property
     def sees_all(self) -> bool:
-        """Whether other people's jobs are theirs to see and steer."""
+        """Whether they may see and control other owners' jobs."""
         return self.may(Scope.OPERATE)
 
     def may(self, scope: Scope) -> bool:
-        """Whether the scope is among theirs, or in one that is: an administrator has all, an operator reads."""
+        """Whether they have the scope, directly or by another one: admin includes all scopes, operate includes read."""
         return scope in self.scopes or Scope.ADMIN in self.scopes or (scope is Scope.READ and Scope.OPERATE in self.scopes)
 
 
-# Dependencies are coroutines, although some wait for nothing: FastAPI gives each of the others a thread, at every request.
+# Dependencies are coroutines, although some never await: FastAPI runs every other dependency in a thread for each request.
 
 
 async def store_of(request: Request) -> Store:
@@ -55,13 +55,13 @@ async def settings_of(request: Request) -> Settings:
     return cast(Settings, request.app.state.settings)
 
 
-class Needs(SecurityBase):
-    """Lets those pass whose key has the scope. One dependency does it all: FastAPI solves each of them at every request."""
+class RequiredScope(SecurityBase):
+    """Requires a key with the scope. It is a single dependency, because FastAPI resolves each dependency for every request."""
 
     def __init__(self, *scopes: Scope) -> None:
         """
         Args:
-            scopes: any of which is enough.
+            scopes: alternatives; one of them is enough.
         """
         self.model = HTTPBearer(description="An API key, made with `autotune keys create`.")
         self.scheme_name = "key"
@@ -83,42 +83,42 @@ async def _principal(request: Request) -> Principal:
     scheme, text = get_authorization_scheme_param(request.headers.get("Authorization"))
     key: ApiKey | None = await state.keys.key(text) if scheme.lower() == "bearer" and text else None
     if key is None:
-        told = "Authorization: give `Bearer` and an API key that is valid; make one with `autotune keys create`"
-        raise HTTPException(401, told, {"WWW-Authenticate": "Bearer"})
+        detail = "Authorization: give `Bearer` and a valid API key; make one with `autotune keys create`"
+        raise HTTPException(401, detail, {"WWW-Authenticate": "Bearer"})
     request.app.state.known_keys.add(request.headers["authorization"])
     return Principal(key.owner, key.scopes, Actor(name=key.owner, key_id=key.id, source=source, limits=limits))
 
 
-Reader = Annotated[Principal, Depends(Needs(Scope.READ))]
-Submitter = Annotated[Principal, Depends(Needs(Scope.SUBMIT))]
-Steerer = Annotated[Principal, Depends(Needs(Scope.SUBMIT, Scope.OPERATE))]
-"""Changes a job that they see: their own, or as an operator anybody's."""
-Operator = Annotated[Principal, Depends(Needs(Scope.OPERATE))]
-Administrator = Annotated[Principal, Depends(Needs(Scope.ADMIN))]
+Reader = Annotated[Principal, Depends(RequiredScope(Scope.READ))]
+Submitter = Annotated[Principal, Depends(RequiredScope(Scope.SUBMIT))]
+Steerer = Annotated[Principal, Depends(RequiredScope(Scope.SUBMIT, Scope.OPERATE))]
+"""May change a job that they can see: their own, or as an operator any job."""
+Operator = Annotated[Principal, Depends(RequiredScope(Scope.OPERATE))]
+Administrator = Annotated[Principal, Depends(RequiredScope(Scope.ADMIN))]
 StoreOf = Annotated[Store, Depends(store_of)]
 SettingsOf = Annotated[Settings, Depends(settings_of)]
 
 
 async def while_allowed(request: Request, parts: AsyncGenerator[bytes]) -> AsyncIterator[bytes]:
-    """The parts of a stream, as long as the key of its request is good."""
+    """The parts of a stream, as long as the key of its request is valid."""
     _, text = get_authorization_scheme_param(request.headers.get("Authorization"))
     keys: KeyReader = request.app.state.keys
-    async with aclosing(keys.while_good(text, parts) if request.app.state.settings.require_keys else parts) as allowed:
+    async with aclosing(keys.while_valid(text, parts) if request.app.state.settings.require_keys else parts) as allowed:
         async for part in allowed:
             yield part
 
 
 def visible_job(store: Store, principal: Principal, job_id: str, field: str = "job_id") -> JobRecord:
-    """The job, if it is the asker's to see.
+    """The job, if the principal may see it.
 
     Raises:
-        UnknownJobError: it is not there, or not theirs, which must not tell apart.
+        UnknownJobError: the job does not exist, or is not theirs. Both give the same error, so it does not reveal which.
     """
     return if_visible(store.exact_jobs([job_id]).get(job_id), principal, job_id, field)
 
 
 def if_visible(job: JobRecord | None, principal: Principal, job_id: str, field: str = "job_id") -> JobRecord:
-    """What `visible_job` says of a job that was looked for."""
+    """As `visible_job`, for a job that was looked up before."""
     if job is None or not (principal.sees_all or job.submitter == principal.owner):
         raise UnknownJobError(f"{field}: there is no job {job_id!r}; list yours with GET /v1/jobs")
     return job

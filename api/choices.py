@@ -1,4 +1,4 @@
-"""What a form of a submission offers."""
+"""The choices that a submission form offers."""
 
 from functools import cache
 from typing import Any
@@ -11,9 +11,9 @@ from autotune.exports import EXPORTERS
 from autotune.request.command_field import parse_allowed
 from autotune.request.engines import CAPABILITIES, why_unusable
 from autotune.request.request import JobRequest, Objective, request_to_row
-from autotune.request.strategy_names import FORESEEING, STRATEGIES
-from search_spaces.clusters import resolve_cluster
-from search_spaces.huggingface import resolve_model
+from autotune.request.strategy_names import FORESEEING, strategy_names
+from search_spaces.clusters.presets import resolve_cluster
+from search_spaces.models.huggingface import resolve_model
 from search_spaces.optimizers import OPTIMIZERS
 from search_spaces.preset_files import preset_tables
 
@@ -21,46 +21,46 @@ Plain = dict[str, Any]
 
 
 class ChoiceView(BaseModel):
-    """A name, and what stands behind it."""
+    """A name with a note."""
 
     name: str
     note: str
 
 
 class CommandChoice(BaseModel):
-    """What a command must begin with, and where it runs."""
+    """The required first words of a command, and its folder."""
 
     folder: str
     arguments: list[str]
 
 
 class ChoicesView(BaseModel):
-    """The values that a submission's fields may have here, and those that they have where they are left out."""
+    """The values that a submission's fields may have on this server, and their defaults."""
 
     models: list[ChoiceView]
     factories: list[str]
     """`module:factory` models that this server allows."""
     commands: list[CommandChoice]
-    """Commands that this server allows; empty without the scope `submit`."""
+    """Commands that this server allows; empty if the key lacks the scope `submit`."""
     clusters: list[ChoiceView]
     spaces: list[ChoiceView]
     engines: list[ChoiceView]
-    """The note says what is missing where an engine cannot run on this machine."""
+    """The note says what is missing if an engine cannot run on this machine."""
     objectives: list[str]
     strategies: list[str]
     foreseeing: list[str]
-    """Strategies that can stop when nothing better is expected: `stop_margin` and `run_device_hours` go with them."""
+    """Strategies that can stop when no improvement is expected; `stop_margin` and `run_device_hours` apply to them."""
     optimizers: list[str]
     runners: list[str]
     exports: list[str]
     """Formats of `GET /v1/jobs/{id}/export`."""
     defaults: Plain
-    """Field -> value where it is left out; null: nothing."""
+    """Field -> default; null: no default value."""
     may_submit: bool
 
 
 def choices(settings: Settings, may_submit: bool) -> ChoicesView:
-    """What there is to choose from, for somebody who may submit or not."""
+    """The available choices, for a client with or without the right to submit."""
     commands = [parse_allowed(text) for text in settings.commands] if may_submit else []
     return ChoicesView(
         models=_models(),
@@ -72,7 +72,7 @@ def choices(settings: Settings, may_submit: bool) -> ChoicesView:
         ],
         engines=[ChoiceView(name=name, note=_missing(name)) for name in CAPABILITIES],
         objectives=list(Objective),
-        strategies=list(STRATEGIES),
+        strategies=list(strategy_names()),
         foreseeing=sorted(FORESEEING),
         optimizers=list(OPTIMIZERS),
         runners=list(settings.runners),

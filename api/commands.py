@@ -1,4 +1,4 @@
-"""Commands that a submission may run on the server's machines: those that it was started with, and no others."""
+"""Commands that a submission may run on the server's machines: only those that the server was started with."""
 
 from typing import Annotated, Any
 
@@ -14,32 +14,32 @@ Values = Annotated[list[Annotated[str, Field(min_length=1, max_length=60)]], Fie
 
 
 class SubmittedCommand(BaseModel):
-    """A training script of the server's, with placeholders; it must begin as one that the server allows, in its folder."""
+    """A training script on the server, with placeholders. Its first words and folder must match an allowed command."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
     arguments: Annotated[list[Word], Field(min_length=1, max_length=100)]
     """The words of the command."""
     folder: Text
-    """Where it runs."""
+    """Its working directory."""
     launcher: Text = "torchrun"
     """torchrun, deepspeed or accelerate."""
     plugin: Annotated[str, Field(max_length=20)] = ""
     """With the launcher accelerate: deepspeed or fsdp."""
     parameter_count: Annotated[Integer, Field(ge=0, le=2**53)] = 0
     pattern: Text | None = None
-    """What in its log tells its rate, in named groups."""
+    """Regular expression that extracts the rate from its log, with named groups."""
     script_knobs: Annotated[dict[OwnName, Values], Field(max_length=10)] = {}
     environment_knobs: Annotated[dict[OwnName, Values], Field(max_length=10)] = {}
     report_seconds: Annotated[float, Field(gt=0, le=1e9)] | None = None
 
 
 def allowed_command(command: SubmittedCommand, allowed: AllowList) -> dict[str, Any]:
-    """The command as a request has it.
+    """The command in the form that a request has.
 
     Raises:
         RequestError: the server does not allow it.
-        ModelFormatError: one of its fields cannot be used.
+        ModelFormatError: a field has an invalid value.
     """
     fields = command.model_dump(exclude_none=True) | {"folder": command.folder.rstrip("/") or "/"}
     allowed.require_words(command.folder, command.arguments, command.environment_knobs)

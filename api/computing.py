@@ -1,8 +1,8 @@
-"""Threads for what requests need beside the database: one pool for each kind, so that none waits for work of another kind.
+"""Thread pools for work besides database access: one for each kind of work, so that no kind waits for another.
 
-Reads and writes of the database have the threads of the framework. What computes (resolving, counting, predicting, figures) has
-few: they take turns on one interpreter, and more of them would only make each read wait for its turn. What asks a name server
-has its own, because one that does not answer holds a thread for half a minute.
+Database access uses the framework's threads. Computation (resolving, counting, predicting, figures) has few threads: they
+share one interpreter, and more of them would only delay each read. DNS look-ups have their own pool, because an unresponsive
+name server blocks a thread for half a minute.
 """
 
 import asyncio
@@ -24,24 +24,24 @@ from search_spaces.errors import SpaceTooLargeError
 P = ParamSpec("P")
 T = TypeVar("T")
 PATIENCE_SECONDS = 5.0
-"""How long a request waits for a thread before it is answered 503."""
+"""How long a request waits for a thread before it gets a 503 response."""
 CALL_SECONDS = 30.0
-"""After which a call is ended at its next checkpoint. Most have narrower bounds of their own, in steps."""
+"""Time limit after which a call ends at its next checkpoint. Most calls have tighter limits, in steps."""
 TURN_SECONDS, REST_SECONDS = 0.002, 0.002
-"""How long a call computes before it gives way, and for how long: a read needs the interpreter for moments, several times."""
+"""How long a call computes before it yields, and for how long it yields: a read needs the interpreter briefly, many times."""
 WAITING = 100
-"""Requests that may wait for a thread of one pool; further ones are answered 503 at once."""
+"""Most requests that wait for a thread of one pool; further ones get a 503 response at once."""
 
 
 class Pool:
-    """Threads that one kind of work shares. Used from one event loop."""
+    """A thread pool for one kind of work. Used from one event loop."""
 
     def __init__(self, kind: str, threads: int, waiting: int = WAITING) -> None:
         """
         Args:
-            kind: what is being done too much of, where a request is refused.
-            threads: calls at the same time.
-            waiting: calls that wait for a thread at most.
+            kind: participle for the message when a request is refused: "too much is being {kind}".
+            threads: most concurrent calls.
+            waiting: most calls that wait for a thread.
         """
         self._kind, self._most = kind, threads + waiting
         self._places = asyncio.Semaphore(threads)
@@ -50,18 +50,18 @@ class Pool:
         self._inside = 0
 
     async def run(self, call: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
-        """Call it in a thread. Who waits for one holds none. After `CALL_SECONDS` the call is ended.
+        """Run the call in a thread. Waiting for one occupies no thread. The call ends after `CALL_SECONDS`.
 
         Raises:
-            HTTPException: 503, because too many wait, or no thread became free in time.
-            SpaceTooLargeError: it took too long.
+            HTTPException: 503, because too many calls wait, or no thread became free in time.
+            SpaceTooLargeError: the call took too long.
         """
         if self._inside >= self._most:
             raise self._busy()
         self._inside += 1
         try:
             await self._place()
-            context = contextvars.copy_context()  # spans go on in the thread
+            context = contextvars.copy_context()  # tracing spans continue in the thread
             running = self._threads.submit(partial(context.run, partial(_paced, partial(call, *args, **options))))
             loop = asyncio.get_running_loop()
 
@@ -69,14 +69,14 @@ class Pool:
                 with contextlib.suppress(RuntimeError):  # the loop has ended
                     loop.call_soon_threadsafe(self._places.release)
 
-            # With the call, not with who waits for it: a client that goes away frees no thread.
+            # Release the place when the call ends, not when its client disconnects: the thread is still busy then.
             running.add_done_callback(freed)
             return await asyncio.wrap_future(running)
         finally:
             self._inside -= 1
 
     def close(self) -> None:
-        """Begin nothing of what waits. A service that starts again after this has new threads."""
+        """Cancel waiting calls. A service that restarts after this gets new threads."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._threads = self._new()
 
@@ -92,35 +92,35 @@ class Pool:
 
 
 def _paced(call: Callable[[], T]) -> T:
-    """Call it; at its checkpoints it gives way to reads and to the event loop, and ends when it has taken too long."""
-    until, gave_way = time.monotonic() + CALL_SECONDS, time.monotonic()
+    """Run the call; at its checkpoints it yields to reads and the event loop, and ends when its time is up."""
+    until, yielded = time.monotonic() + CALL_SECONDS, time.monotonic()
 
-    def answer() -> None:
-        nonlocal gave_way
+    def on_checkpoint() -> None:
+        nonlocal yielded
         if time.monotonic() > until:
             problem = f"it takes more than {CALL_SECONDS:.0f} seconds of this server"
             raise SpaceTooLargeError("space", problem, "pin some knobs, or choose a smaller space")
-        if time.monotonic() - gave_way > TURN_SECONDS:
+        if time.monotonic() - yielded > TURN_SECONDS:
             time.sleep(REST_SECONDS)
-            gave_way = time.monotonic()
+            yielded = time.monotonic()
 
-    with checkpoints(answer):
+    with checkpoints(on_checkpoint):
         return call()
 
 
 @dataclass(frozen=True, slots=True)
 class Pools:
-    """The pools of one service, beside the framework's own for the database."""
+    """The pools of one service, besides the framework's threads for the database."""
 
     submitting: Pool
-    """Submissions: resolved within `Settings.submission_steps`."""
+    """Resolves submissions, within `Settings.submission_steps`."""
     computing: Pool
     """Counts, predictions, plans, figures, exports."""
     naming: Pool
-    """Names of hosts that are resolved."""
+    """Resolution of host names."""
 
     def close(self) -> None:
-        """Begin nothing of what waits."""
+        """Cancel waiting calls."""
         for pool in (self.submitting, self.computing, self.naming):
             pool.close()
 

@@ -1,14 +1,14 @@
-"""Connections, bounded: how many there are, and how long each may take to say what it wants.
+"""Limits connections: their number, and the time that each may take to send a request.
 
-uvicorn ends a connection that is idle between two requests, and nothing else: one byte of a header keeps it open for ever, and
-each takes a descriptor.
+uvicorn closes only connections that are idle between two requests: one byte of a header keeps a connection, and its file
+descriptor, open forever.
 
-- A request's header must be complete within a time and a size. So must the TLS handshake, which begins after a connection is
-  counted.
-- An answer that a client does not read is given up.
-- At the limit of an address, or of the process, a new connection takes the place of the one for whose client the server has
-  waited longest, first of those that have sent no whole request. It is refused where there is none: every place then belongs to
-  a request that is being answered.
+- A request's header must be complete within a time and a size limit. So must the TLS handshake, which begins after the
+  connection is counted.
+- A response that the client does not read is aborted.
+- At the limit of an address or of the process, a new connection replaces the one for whose client the server has waited
+  longest, beginning with those that have not sent a complete request. If the server waits for no client, every connection has a
+  response in progress, and the new one is refused.
 """
 
 import asyncio
@@ -30,10 +30,10 @@ from api.rates import network_of
 
 SWEEP_SECONDS = 1.0
 LOG_SECONDS = 10.0
-"""Between two lines that say which connections were ended."""
+"""Least seconds between two log lines about ended connections."""
 MOST_HEADER_BYTES = 65_536
 MOST_PIPELINED = 16
-"""Requests that a client may send ahead of their answers."""
+"""Most requests that a client may send before it reads the responses."""
 log = logging.getLogger(__name__)
 
 
@@ -41,62 +41,62 @@ class Ended(StrEnum):
     """Why the server ended a connection."""
 
     HEADER_TIMEOUT = "header_timeout"
-    """No whole header came in time, or no TLS handshake."""
+    """The header or the TLS handshake was not complete in time."""
     HEADER_TOO_LONG = "header_too_long"
     STALLED = "stalled"
-    """Its client did not read the answer."""
+    """The client did not read the response."""
     DISPLACED = "displaced"
-    """The server waited for its client, and a newer connection took its place."""
+    """The server waited for the client, and a newer connection took its place."""
     REFUSED = "refused"
-    """There was no place, and every other connection was being answered."""
+    """The limit was reached, and every other connection had a response in progress."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionLimits:
-    """Of one process. Of the addresses of `proxies`, which speak for many clients, only `total` holds."""
+    """Limits of one process. For the addresses in `proxies`, which represent many clients, only `total` applies."""
 
     total: int = 1000
     per_address: int = 500
-    """Of one IPv4 address, or one IPv6 network of 64 bits."""
+    """Per IPv4 address, or per 64-bit IPv6 network."""
     header_seconds: float = 10.0
-    """For a request's header, from the opening of the connection or the header's first byte on, and for a TLS handshake."""
+    """For a request's header, counted from the start of the connection or the header's first byte, and for a TLS handshake."""
     stall_seconds: float = 30.0
-    """After which an answer is given up of which the client has read nothing meanwhile."""
+    """A response is aborted if the client reads none of it for this long."""
     proxies: tuple[str, ...] = ()
 
 
 class Connections:
-    """The connections of one process. Used in its event loop alone."""
+    """The connections of one process. Used only in its event loop."""
 
     def __init__(self, limits: ConnectionLimits) -> None:
         self.limits = limits
         self.ended: Counter[Ended] = Counter()
-        """Since the process began."""
+        """Counts since the process started."""
         self.on_shutdown: list[Callable[[], None]] = []
-        """What ends answers that would go on, such as streams."""
+        """Callbacks that end open responses, such as streams."""
         self._proxies = [ipaddress.ip_network(proxy) for proxy in limits.proxies]
         self._open: dict[str, dict[BoundedProtocol, None]] = {}
-        """Address -> its connections, in the order in which the server began to wait for a request of theirs."""
+        """Address -> its connections, in the order in which the server began to wait for their next request."""
         self._unlogged: Counter[tuple[Ended, str]] = Counter()
         self._logged = -LOG_SECONDS
         self._timer: asyncio.TimerHandle | None = None
 
     @property
     def count(self) -> int:
-        """Connections that are open."""
+        """Number of open connections."""
         return sum(map(len, self._open.values()))
 
     def admit(self, connection: "BoundedProtocol") -> bool:
-        """Give the connection a place, another one's if need be; False: there is none."""
+        """Give the connection a place, if necessary that of another one; False: no place is available."""
         mine = self._open.get(connection.address, {})
         full: Sequence[dict[BoundedProtocol, None]] = ()
         if len(mine) >= self.limits.per_address and not self._is_proxy(connection.peer):
             full = [mine]
         elif self.count >= self.limits.total:
-            full = sorted(self._open.values(), key=len, reverse=True)  # whoever has most gives first
+            full = sorted(self._open.values(), key=len, reverse=True)  # the address with the most connections yields first
         if full:
             waiting = [other for group in full for other in group if other.is_waited_for]
-            # Who has asked before and idles gives way after those who have said nothing whole.
+            # Prefer connections without a complete request over idle ones that had a request before.
             longest = next((other for other in waiting if not other.has_asked), waiting[0] if waiting else None)
             if longest is None:
                 self.note(Ended.REFUSED, connection.address)
@@ -108,7 +108,7 @@ class Connections:
         return True
 
     def answered(self, connection: "BoundedProtocol") -> None:
-        """From now on the server waits for its next request."""
+        """Record that the server now waits for the connection's next request."""
         mine = self._open.get(connection.address, {})
         if connection in mine:
             del mine[connection]
@@ -121,19 +121,19 @@ class Connections:
         connection.abort()
 
     def release(self, connection: "BoundedProtocol") -> None:
-        """Give up its place; nothing, if that was done before."""
+        """Release the connection's place; has no effect if it was released before."""
         mine = self._open.get(connection.address, {})
         mine.pop(connection, None)
         if not mine:
             self._open.pop(connection.address, None)
 
     def note(self, why: Ended, address: str) -> None:
-        """Count, and log with others of the next seconds, that a connection was ended."""
+        """Count an ended connection, and log it together with others of the next seconds."""
         self.ended[why] += 1
         self._unlogged[why, address] += 1
 
     def shut_down(self) -> None:
-        """End what would go on."""
+        """End open responses."""
         while self.on_shutdown:
             self.on_shutdown.pop()()
 
@@ -141,7 +141,7 @@ class Connections:
         return bool(peer) and any(ipaddress.ip_address(peer) in proxy for proxy in self._proxies)
 
     def _sweep(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Once a second: to set a timer for each request would cost more."""
+        """End overdue connections once a second; a timer for each request would cost more."""
         now = loop.time()
         for connection in [connection for group in self._open.values() for connection in group]:
             why = connection.overdue(now)
@@ -156,9 +156,9 @@ class Connections:
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """uvicorn's protocol, for connections that have a place among `Connections`.
+    """uvicorn's protocol for connections that `Connections` limits.
 
-    `app_state`, what the app's lifespan yields, has these as `connections`. `config.tls` is the TLS context, if there is one.
+    `app_state`, which the app's lifespan yields, contains them as `connections`. `config.tls` is the optional TLS context.
     """
 
     def __init__(
@@ -170,41 +170,41 @@ class BoundedProtocol(HttpToolsProtocol):
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self.peer = self.address = ""
-        """The client's address, and what of it has places: an IPv6 network of 64 bits belongs to one machine."""
+        """The client's address, and the address that is limited: for IPv6 the 64-bit network, which belongs to one machine."""
         self._places: Connections = app_state["connections"]
         self._tls: ssl.SSLContext | None = getattr(config, "tls", None)
         self._securing: asyncio.Task[None] | None = None
         self._socket: asyncio.Transport | None = None
-        """None: it is closed."""
+        """None: the connection is closed."""
         self._heard: float | None = self.loop.time()
-        """When the incomplete header began, or the connection; None: no header is awaited, or nothing of it is there."""
+        """Start of the incomplete header or of the connection; None: no header is awaited, or none of it has arrived."""
         self._outside_bodies = 0
-        """Bytes that came since a header began or ended, or a part of a body came: of a header, of trailers, between chunks."""
+        """Bytes since a header began or ended or body data arrived: those of a header, of trailers, or between chunks."""
         self._is_read = False
-        """Whether one of these came in the bytes that are being read."""
+        """Whether one of these events occurred in the current bytes."""
         self._speaks_http = False
-        """False: its TLS handshake is under way, or it was given no place."""
+        """False: the TLS handshake is in progress, or the connection was refused."""
         self._early = b""
-        """What came with the end of the handshake, before anybody could read it."""
+        """Bytes that arrived with the end of the handshake, before the parser was ready."""
         self._beneath: asyncio.Transport | None = None
-        """The transport under that of TLS, where there is one, and else the only one."""
+        """The transport below TLS; without TLS the only transport."""
         self._answering: RequestResponseCycle | None = None
-        """The request that is being answered: others of the connection may wait behind it."""
+        """The request whose response is in progress; further requests of the connection may wait behind it."""
         self._unsent, self._unsent_since = 0, 0.0
 
     @property
     def is_waited_for(self) -> bool:
-        """Whether the server waits for the client, and not the other way around."""
+        """Whether the server waits for the client, not the client for the server."""
         cycle = self.cycle
         return cycle is None or cycle.response_complete or cycle.more_body
 
     @property
     def has_asked(self) -> bool:
-        """Whether a request came, and nothing of a further one since."""
+        """Whether a complete request arrived, and no part of a further one since."""
         return self.cycle is not None and self._heard is None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Take a place; then the handshake of TLS, if there is to be one."""
+        """Take a place, then begin the TLS handshake if TLS is used."""
         self._socket = self._beneath = transport
         peer = transport.get_extra_info("peername")
         self.peer = str(peer[0]) if isinstance(peer, tuple) else ""
@@ -214,14 +214,14 @@ class BoundedProtocol(HttpToolsProtocol):
         elif self._tls is None:
             self._begin(transport)
         else:
-            transport.pause_reading()  # the first bytes are of the handshake
+            transport.pause_reading()  # the first bytes belong to the handshake
             self._securing = self.loop.create_task(self._secure(transport, self._tls))
 
     async def _secure(self, transport: asyncio.Transport, context: ssl.SSLContext) -> None:
         seconds = self._places.limits.header_seconds
         try:
             secured = await self.loop.start_tls(transport, self, context, server_side=True, ssl_handshake_timeout=seconds)
-        except OSError:  # no TLS, a certificate that the client does not trust, too slow: its affair
+        except OSError:  # not TLS, an untrusted certificate, or too slow: the client's problem
             secured = None
         if secured is None or self._socket is None:
             self._places.release(self)
@@ -238,18 +238,18 @@ class BoundedProtocol(HttpToolsProtocol):
             self.data_received(early)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Give the place up."""
+        """Release the place."""
         self._places.release(self)
         self._socket = None
         if self._speaks_http:
             super().connection_lost(exc)
         answering = self._answering
         if answering is not None and not answering.response_complete:
-            answering.disconnected = True  # uvicorn tells the newest request alone
+            answering.disconnected = True  # uvicorn notifies only the newest request
             answering.message_event.set()
 
     def data_received(self, data: bytes) -> None:
-        """Note when a header begins, and how much comes that is of no body."""
+        """Record when a header begins, and count the bytes outside of bodies."""
         if self._socket is None:
             return
         if not self._speaks_http:
@@ -266,29 +266,29 @@ class BoundedProtocol(HttpToolsProtocol):
             self._places.end(self, Ended.HEADER_TOO_LONG)
 
     def on_message_begin(self) -> None:
-        """A header begins."""
+        """Record that a header begins."""
         self._is_read = True
         super().on_message_begin()
 
     def on_body(self, body: bytes) -> None:
-        """A part of a body is there."""
+        """Record that body data arrived."""
         self._is_read = True
         super().on_body(body)
 
     def on_headers_complete(self) -> None:
-        """Begin the request, unless too many wait before it."""
+        """Start the request, unless too many are waiting."""
         self._heard, self._is_read = None, True
         if len(self.pipeline) >= MOST_PIPELINED:
             raise httptools.HttpParserCallbackError("too many requests before their answers")
         super().on_headers_complete()
 
     def on_response_complete(self) -> None:
-        """Wait for the next request."""
+        """Begin to wait for the next request."""
         self._places.answered(self)
         super().on_response_complete()
 
     def shutdown(self) -> None:
-        """The server ends: so do its streams, which nobody else ends."""
+        """End the streams when the server ends; nothing else ends them."""
         self._places.shut_down()
         if self._speaks_http:
             super().shutdown()
@@ -296,7 +296,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self.abort()
 
     def abort(self) -> None:
-        """Close at once, whatever is unsent, without the farewell of TLS."""
+        """Close at once: discard unsent data, and skip TLS's closing handshake."""
         if self._socket is not None and self._beneath is not None:
             self._beneath.abort()
 
@@ -305,7 +305,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super()._start_asgi_task(cycle, app)
 
     def overdue(self, now: float) -> Ended | None:
-        """Why the connection should be ended; None: it may go on."""
+        """The reason to end the connection; None: it may continue."""
         limits = self._places.limits
         if self._heard is not None and now - self._heard > limits.header_seconds:
             return Ended.HEADER_TIMEOUT

@@ -1,4 +1,4 @@
-"""Tells webhooks of the jobs that ended: claims what is due, tries it, and writes down how that went."""
+"""Delivers webhooks for jobs that ended: claims due deliveries, tries them, and records the results."""
 
 import logging
 import random
@@ -14,25 +14,25 @@ from storage.store import Store
 
 POLL_SECONDS = 1.0
 AT_ONCE = 16
-"""Tries that are under way at a time."""
+"""Most concurrent tries."""
 OF_AN_OWNER, AT_A_HOST = 3, 6
-"""The most of them of one owner, and at one receiver's host."""
+"""Most concurrent tries of one owner, and to one receiver's host."""
 CLAIM_SECONDS = 120.0
-"""More than a try takes, the look-up of a name by a resolver that does not answer included."""
+"""Longer than any try, even if its DNS look-up times out."""
 BUSY_SECONDS = 5.0
-"""How long a webhook waits whose host has as many as it may."""
+"""How long a webhook waits if its host is at the limit."""
 WAITS = (5.0, 60.0, 300.0, 1800.0, 7200.0, 18000.0, 36000.0, 50400.0)
-"""Seconds between the tries: a receiver that is away for a day is told still."""
+"""Seconds between the tries, 31 hours in total: a receiver that is down for a day still gets its deliveries."""
 GONE = 410
-"""The status by which a receiver says that it wants nothing more."""
+"""The status with which a receiver declines all further tries."""
 log = logging.getLogger(__name__)
 
 
 class Deliverer:
-    """A thread of the server. Several servers on one database share the work: what one leaves is tried by another.
+    """A delivery thread of the server. Several servers on one database share the work.
 
-    Nobody's slow receivers hold up those of others: an owner and a host have a share of the tries alone, owners take turns, and
-    a receiver that does not answer is left alone for a while (`api.breaker`).
+    Slow receivers of one owner do not delay those of others: owners and hosts are limited to a share of the tries, owners take
+    turns, and a receiver that does not answer is suspended (`api.breaker`).
     """
 
     def __init__(self, store: Store, deliver: Callable[[Delivery], DeliveryTry], poll_seconds: float = POLL_SECONDS) -> None:
@@ -43,11 +43,11 @@ class Deliverer:
         self._thread = threading.Thread(target=self._run, name="webhooks", daemon=True)
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         self._thread.start()
 
     def close(self) -> None:
-        """End when the tries that are under way have ended."""
+        """Wait for the running tries, then end the thread."""
         self._ended.set()
         self._thread.join()
 
@@ -60,7 +60,7 @@ class Deliverer:
                     log.error("webhooks: %s", error)
                     began = 0
                 except Exception:
-                    # Whatever it was, deliveries of others go on.
+                    # Continue with other deliveries after any error.
                     log.exception("webhooks: failed")
                     began = 0
                 if self._running:
@@ -70,24 +70,24 @@ class Deliverer:
                     self._ended.wait(self._poll_seconds)
 
     def _begin(self, pool: ThreadPoolExecutor) -> int:
-        """Begin what is due and may be tried now; return how many tries that are."""
-        room = AT_ONCE - len(self._running)
-        if not room:
+        """Start the tries that are due and allowed now; return their number."""
+        free = AT_ONCE - len(self._running)
+        if not free:
             return 0
         owners = Counter(delivery.webhook.owner for delivery in self._running.values())
         began = 0
-        for delivery in self._store.claim_deliveries(room, CLAIM_SECONDS, OF_AN_OWNER, owners):
+        for delivery in self._store.claim_deliveries(free, CLAIM_SECONDS, OF_AN_OWNER, owners):
             hosts = Counter(host_of(other.webhook) for other in self._running.values())
-            alone = self._breaker.seconds_left(place_of(delivery.webhook))
-            if alone or hosts[host_of(delivery.webhook)] >= AT_A_HOST:
-                self._postpone(delivery, alone or BUSY_SECONDS)
+            suspended = self._breaker.seconds_left(place_of(delivery.webhook))
+            if suspended or hosts[host_of(delivery.webhook)] >= AT_A_HOST:
+                self._postpone(delivery, suspended or BUSY_SECONDS)
             else:
                 self._running[pool.submit(self._try, delivery)] = delivery
                 began += 1
         return began
 
     def _postpone(self, delivery: Delivery, seconds: float) -> None:
-        # The claimed one is due after its claim: it is given back by the same stroke.
+        # The claimed delivery would be due only after its claim expires, so release it too.
         self._store.finish_delivery(delivery.id, None, DeliveryState.PENDING, seconds)
         self._store.postpone_deliveries(delivery.webhook.id, seconds)
 
@@ -98,12 +98,12 @@ class Deliverer:
                 continue
             if seconds := self._breaker.note(place_of(delivery.webhook), tried):
                 log.warning(
-                    "webhook %s: %s does not answer, and is left alone for %.0f s",
+                    "webhook %s: %s does not answer, and is suspended for %.0f s",
                     delivery.webhook.id, host_of(delivery.webhook), seconds,
                 )  # fmt: skip
 
     def _try(self, delivery: Delivery) -> DeliveryTry | None:
-        """None: it could not be written down."""
+        """Make one try and record it; None: it could not be recorded."""
         try:
             tried = self._deliver(delivery)
             state, seconds = after(delivery, tried)
@@ -114,14 +114,14 @@ class Deliverer:
             log.error("webhook %s: %s", delivery.webhook.id, error, extra={"job": delivery.job_id})
             return None
         except Exception:
-            # Due again when the claim runs out; the others must not wait for it.
+            # It is due again when the claim expires; the others must not wait for it.
             log.exception("webhook %s: failed", delivery.webhook.id, extra={"job": delivery.job_id})
             return None
         return tried
 
 
 def after(delivery: Delivery, tried: DeliveryTry) -> tuple[DeliveryState, float]:
-    """What a delivery becomes with a try, and the seconds until the next one."""
+    """The state of a delivery after a try, and the seconds until the next one."""
     if tried.status is not None and 200 <= tried.status < 300:
         return DeliveryState.DELIVERED, 0.0
     if len(delivery.tries) >= len(WAITS) or tried.status == GONE:

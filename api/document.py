@@ -1,4 +1,4 @@
-"""What every operation may answer beside its success: told once, for the whole OpenAPI document."""
+"""Adds the error responses of all operations to the OpenAPI document."""
 
 from http import HTTPStatus
 from typing import Any
@@ -10,7 +10,7 @@ from api.problems import MEDIA_TYPE
 
 
 class FieldProblem(BaseModel):
-    """One field that is wrong."""
+    """One invalid field."""
 
     field: str
     message: str
@@ -25,29 +25,29 @@ class Problem(BaseModel):
     status: int
     detail: str
     errors: list[FieldProblem] | None = None
-    """Each field that is wrong, where there are some."""
+    """The invalid fields, if the request has any."""
     quota: str | None = None
-    """The quota that is used up, where that is the reason."""
+    """The exhausted quota, if that is the reason."""
     used: float | None = None
-    """How far it is used."""
+    """The used amount of the quota."""
     limit: float | None = None
 
 
 REFUSALS: dict[int, str] = {
     400: "The body is not UTF-8, not JSON, nested too deep, or names a field twice.",
     401: "There is no valid API key.",
-    403: "The key lacks the scope, or the request comes from another site's page, or through a proxy without keys.",
-    404: "It is not there, or belongs to somebody else.",
+    403: "The key lacks the scope, or the request comes from another site's page, or through a proxy to a server without keys.",
+    404: "It does not exist, or belongs to another owner.",
     408: "The body took too long to arrive.",
-    409: "It does not fit the job's state, or a quota is used up, which `quota`, `used` and `limit` then tell.",
+    409: "The job's state does not allow it, or a quota is exhausted; then `quota`, `used` and `limit` describe it.",
     410: "Events from there on were removed because they were old; `detail` says where to begin.",
     412: "The job has changed since.",
     413: "The body is too long.",
     415: "The body is not application/json.",
-    421: "The Host is none of this server's names.",
-    422: "A field is wrong; `errors` names it.",
+    421: "The Host is not a name of this server.",
+    422: "A field is invalid; `errors` names it.",
     429: "Too many requests; `Retry-After` says when to ask again.",
-    503: "The database cannot be used, or too much is being computed; try again.",
+    503: "The database is unavailable, or the server is busy; try again.",
 }
 TEXT = {"schema": {"type": "string"}}
 HEADERS: dict[int, dict[str, Any]] = {
@@ -56,7 +56,7 @@ HEADERS: dict[int, dict[str, Any]] = {
 }
 DEPRECATION = {
     "Deprecation": {
-        "description": "The body has a field by an old name, which still works; `note` says its present name (RFC 9745).",
+        "description": "The body uses an old field name, which still works; `note` states the present name (RFC 9745).",
         **TEXT,
     }
 }
@@ -67,13 +67,13 @@ WITH_A_BODY = (400, 408, 415)
 
 
 class DocumentedApp(FastAPI):
-    """A FastAPI whose document tells of all refusals, as the problem documents that they are."""
+    """A FastAPI app whose OpenAPI document describes all error responses as problem documents."""
 
     asks_for_keys = True
-    """Whether operations need a key, as their routes say."""
+    """Whether operations need a key as their routes state."""
 
     def openapi(self) -> dict[str, Any]:
-        """The OpenAPI document. To make it takes a fifth of a second: a server does so before it listens."""
+        """The OpenAPI document. Building it takes 0.2 s, so a server does it before it listens."""
         if self.openapi_schema is None:
             document = super().openapi()
             schemas = document["components"]["schemas"]
@@ -87,7 +87,7 @@ class DocumentedApp(FastAPI):
                 for method, operation in item.items():
                     if not self.asks_for_keys:
                         operation.pop("security", None)
-                    _tell_refusals(method, operation)
+                    _add_refusals(method, operation)
         return super().openapi()
 
 
@@ -95,7 +95,7 @@ _KEYWORDS = {"ge": "minimum", "le": "maximum", "gt": "exclusiveMinimum", "lt": "
 
 
 def _with_keywords(schema: Any) -> None:
-    """Write bounds in the words of JSON Schema: pydantic writes its own for a number with a validator before it."""
+    """Rename bounds to JSON Schema keywords: for a number with a before-validator, pydantic writes its own names."""
     if isinstance(schema, dict):
         if schema.get("type") in ("integer", "number"):
             for own, keyword in _KEYWORDS.items():
@@ -109,11 +109,11 @@ def _with_keywords(schema: Any) -> None:
 
 
 _JOB_IN = {"#/components/schemas/JobView": "/id", "#/components/schemas/JobPage": "/items/0/id"}
-"""Answers with jobs, and where the id of one stands in them."""
+"""Responses with jobs -> the JSON pointer of a job's id in them."""
 
 
 def _link_jobs(document: dict[str, Any]) -> None:
-    """Say of each operation that answers with jobs which operations take them on."""
+    """Add links from each operation that returns jobs to the operations that take a job."""
     operations = [(path, operation) for path, item in document["paths"].items() for operation in item.values()]
     takes_job = [operation["operationId"] for path, operation in operations if path.startswith("/v1/jobs/{job_id}")]
     for _, operation in operations:
@@ -125,12 +125,12 @@ def _link_jobs(document: dict[str, Any]) -> None:
 
 
 def _without_null(schema: dict[str, Any]) -> dict[str, Any]:
-    """The schema of a parameter: it may be left out, and then is null in Python, which no request can write."""
+    """The schema of an optional parameter without null, which is only its Python default: a request cannot send it."""
     kinds = [kind for kind in schema.get("anyOf", ()) if kind != {"type": "null"}]
     return {name: value for name, value in schema.items() if name != "anyOf"} | kinds[0] if len(kinds) == 1 else schema
 
 
-def _tell_refusals(method: str, operation: dict[str, Any]) -> None:
+def _add_refusals(method: str, operation: dict[str, Any]) -> None:
     for parameter in operation.get("parameters", ()):
         parameter["schema"] = _without_null(parameter["schema"])
     answers = operation["responses"]
@@ -145,10 +145,10 @@ def _tell_refusals(method: str, operation: dict[str, Any]) -> None:
     statuses |= set(WITH_A_BODY) if method in ("post", "put", "patch") else set()
     for status in sorted(statuses):
         if status != HTTPStatus.UNPROCESSABLE_ENTITY and "content" in answers.get(str(status), {}):
-            continue  # it has a document of its own; of this one FastAPI says what is not so
-        told = answers.get(str(status), {}).get("description")
-        generic = told in (None, "Validation Error", HTTPStatus(status).phrase)
+            continue  # it has its own schema; only for 422 is FastAPI's schema wrong
+        description = answers.get(str(status), {}).get("description")
+        generic = description in (None, "Validation Error", HTTPStatus(status).phrase)
         answers[str(status)] = {
-            "description": REFUSALS[status] if generic else told,
+            "description": REFUSALS[status] if generic else description,
             "content": {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}},
         } | ({"headers": HEADERS[status]} if status in HEADERS else {})

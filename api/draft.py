@@ -1,4 +1,4 @@
-"""A submission before it is one: what it means, what it may find, what it costs. No job is opened."""
+"""Checks and estimates a submission without opening a job."""
 
 import time
 from typing import Any
@@ -18,7 +18,7 @@ Plain = dict[str, Any]
 
 
 class DraftView(BaseModel):
-    """What a submission means: it would be accepted."""
+    """The resolved form of a submission that would be accepted."""
 
     model: str
     parameter_count: int
@@ -26,50 +26,50 @@ class DraftView(BaseModel):
     cluster: str
     world_size: int
     request: Plain
-    """The fields that were given, and the defaults of the others."""
+    """The given fields, and the defaults of the others."""
     domains: dict[str, list[Any]]
-    """Knob -> values that are searched."""
+    """Knob -> searched values."""
     baseline: Plain
     """The configuration of trial 0."""
 
 
 class ConfigEstimate(BaseModel):
-    """A configuration with what is predicted of it."""
+    """A configuration with its prediction."""
 
     config: Plain
     predicted: PredictedView
 
 
 class RangeView(BaseModel):
-    """From the least to the most that is expected."""
+    """The expected range."""
 
     low: float
     high: float
 
 
 class EstimateView(BaseModel):
-    """What a job may be expected to find, and to cost."""
+    """The expected result and cost of a job."""
 
     trials: int
-    """That may run on a device: of the search, controls between them, and confirmations."""
+    """Most trials that run on a device: search trials, controls and confirmations."""
     best: ConfigEstimate | None
-    """The best of the space that probably fits; null: `note` says why."""
+    """The best configuration of the space that probably fits; null: `note` says why."""
     baseline: ConfigEstimate | None
     gain: float | None
-    """Predicted samples/s of the best over the baseline's."""
+    """Predicted samples/s of the best divided by the baseline's."""
     trial_seconds: RangeView | None
-    """Of a trial on warm ranks."""
+    """Duration of a trial on warm ranks."""
     seconds: RangeView | None
-    """Of the whole job: search within its budget of time, controls, confirmations, and the start of its ranks."""
+    """Duration of the whole job: the search within its time budget, controls, confirmations, and the start of its ranks."""
     device_hours: RangeView | None
     rests_on: str
-    """In words, what the predictions rest on; empty: nothing is predicted."""
+    """In words, the source of the predictions; empty: nothing is predicted."""
     note: str
-    """Why nothing is predicted, or not the best; empty: everything is."""
+    """Why there is no prediction, or none for the best; empty: everything is predicted."""
 
 
-def drafted(body: JobSubmission, settings: Settings) -> DraftView:
-    """Resolve and check as a submission is. Raises what that raises."""
+def resolve_draft(body: JobSubmission, settings: Settings) -> DraftView:
+    """Resolve and check the body like a submission. Raises what a submission raises."""
     session = session_of_submission(body, settings, settings.submission_steps)
     return DraftView(
         model=session.model.name,
@@ -82,8 +82,8 @@ def drafted(body: JobSubmission, settings: Settings) -> DraftView:
     )
 
 
-def estimated(body: JobSubmission, settings: Settings, store: Store) -> EstimateView:
-    """Predict what the job may find, within what the settings allow. Raises what a submission raises."""
+def estimate_draft(body: JobSubmission, settings: Settings, store: Store) -> EstimateView:
+    """Predict the job's result within the limits of the settings. Raises what a submission raises."""
     session = session_of_submission(body, settings, settings.submission_steps)
     bounds = Bounds(configurations=settings.plan_configurations, until=time.monotonic() + settings.plan_seconds)
     found = expected(session, store, bounds)

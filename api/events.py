@@ -1,4 +1,4 @@
-"""Live events of jobs."""
+"""Live event streams of jobs."""
 
 import json
 from collections.abc import Collection, Mapping
@@ -11,20 +11,20 @@ from storage.store import Store
 
 PAGE = 500
 LOOK = 5000
-"""Events of one look at the database, as far as each job that is followed gets one."""
+"""Most events per database query, but at least one for each followed job."""
 PROGRESS = "progress"
-"""The kind of the messages that tell what running attempts do."""
+"""The kind of messages with the progress of running attempts."""
 
 
 class EventHub(Hub[str]):
-    """Follows jobs; what their running attempts do are the signs."""
+    """Follows jobs. The live messages are the progress of their running attempts."""
 
     def __init__(self, store: Store, poll_seconds: float = POLL_SECONDS) -> None:
         super().__init__(poll_seconds)
         self._store = store
 
-    def look(self, known: Mapping[str, int], signs: Collection[str]) -> Mapping[str, News]:
-        progress = self._store.progress(signs) if signs else {}
+    def look(self, known: Mapping[str, int], live: Collection[str]) -> Mapping[str, News]:
+        progress = self._store.progress(live) if live else {}
         found: dict[str, News] = {}
         for job_id, news in self._store.news(known, max(1, min(PAGE, LOOK // len(known)))).items():
             last = news.events[-1].sequence if news.events else known[job_id]
@@ -32,7 +32,9 @@ class EventHub(Hub[str]):
                 parts=[_encoded(event) for event in news.events],
                 over=news.state in ENDED and news.version <= last,
                 more=news.version > last,
-                signs={sign.trial_number: _told(sign) for sign in progress[job_id]} if job_id in progress else None,
+                live={record.trial_number: _progress_message(record) for record in progress[job_id]}
+                if job_id in progress
+                else None,
             )
         return found
 
@@ -41,10 +43,10 @@ class EventHub(Hub[str]):
 
 
 def _encoded(event: EventRecord) -> Part:
-    # The kind is ours, or a word of the loop's: a line break in it would break the stream.
+    # A line break in the kind would break the stream.
     kind = json.dumps(event.kind)[1:-1]
     return event.sequence, message(event.sequence, kind, event_view(event).model_dump_json())
 
 
-def _told(sign: ProgressRecord) -> bytes:
-    return message(None, PROGRESS, progress_view(sign).model_dump_json())
+def _progress_message(record: ProgressRecord) -> bytes:
+    return message(None, PROGRESS, progress_view(record).model_dump_json())

@@ -1,4 +1,4 @@
-"""A row of the failure table as it is submitted."""
+"""A submitted row of the failure table."""
 
 from typing import Annotated, Literal
 
@@ -15,7 +15,7 @@ _Patterns = Annotated[list[_Pattern], Field(max_length=MOST_PATTERNS, fail_fast=
 
 
 class SubmittedRow(BaseModel):
-    """What a failure means: see docs/failures.md. Of a row that comes with the package, what is left out stays as it is."""
+    """How a failure is classified: see docs/failures.md. Omitted fields of a built-in row keep their values."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 

@@ -1,4 +1,4 @@
-"""Types of fields that several bodies have."""
+"""Field types that several request bodies share."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any
@@ -7,13 +7,13 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationIn
 
 from autotune.request.field_names import OLD_NAMES, with_present_names
 from autotune.request.sizes import parse_size
-from search_spaces.documents import MOST_DOCUMENTS
+from search_spaces.training.documents import MOST_DOCUMENTS
 
 MOST_BYTES = 2**53
 
 
 def _whole(value: object) -> object:
-    """5.0 is an integer to JSON Schema, as it is to a client whose language has one kind of number."""
+    """Accept 5.0 as an integer, as JSON Schema does: some client languages have only one number type."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -28,7 +28,7 @@ Size = Annotated[
     Field(ge=1, le=MOST_BYTES),
     WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1, "maximum": MOST_BYTES}, {"type": "string", "maxLength": 40}]}),
 ]
-"""Bytes, or text with a unit."""
+"""Bytes as a number, or text with a unit."""
 DocumentLengths = Annotated[list[Annotated[Integer, Field(ge=1, le=2**32)]], Field(max_length=MOST_DOCUMENTS, fail_fast=True)]
 
 
@@ -41,7 +41,7 @@ def _with_old_names(schema: dict[str, Any]) -> None:
 
 
 class Body(BaseModel):
-    """A body of fields with a fixed vocabulary; their old names are accepted too (`api.guard` adds a header that says so)."""
+    """A body with fixed fields. It also accepts their old names; then `api.guard` adds a deprecation header."""
 
     model_config = ConfigDict(extra="forbid", strict=True, json_schema_extra=_with_old_names)
 

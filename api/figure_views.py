@@ -1,4 +1,4 @@
-"""A figure of a job, and where a trial's step goes, as they are answered."""
+"""Response models of a job's figures and of the parts of a trial's step."""
 
 from typing import Any
 
@@ -6,16 +6,16 @@ from pydantic import BaseModel
 
 
 class AxisView(BaseModel):
-    """A direction of a drawing."""
+    """An axis of a figure."""
 
     title: str
     unit: str
     column: str
-    """The column of the first table that is drawn along it; empty: the figure has no two axes."""
+    """The column of the first table that is drawn along it; empty: the figure does not have two axes."""
 
 
 class ColumnView(BaseModel):
-    """One figure of every row."""
+    """One value for every row."""
 
     name: str
     title: str
@@ -25,7 +25,7 @@ class ColumnView(BaseModel):
 
 
 class TableView(BaseModel):
-    """Rows of a figure, by column."""
+    """The rows of a table, stored by column."""
 
     name: str
     title: str
@@ -34,7 +34,7 @@ class TableView(BaseModel):
 
 
 class MarkView(BaseModel):
-    """A line across a figure: a limit, the baseline."""
+    """A line across a figure, such as a limit or the baseline."""
 
     axis: str
     name: str
@@ -48,17 +48,17 @@ class FigureView(BaseModel):
     name: str
     title: str
     summary: str
-    """One sentence that says what is seen; of a figure that there is nothing for, why."""
+    """One sentence with the main result; for a figure without data, the reason."""
     x: AxisView | None
     y: AxisView | None
     tables: list[TableView]
-    """The first one is what is drawn. Empty: there is nothing to show."""
+    """The first one is drawn. Empty: there is nothing to show."""
     marks: list[MarkView]
     notes: list[str]
 
 
 class PartView(BaseModel):
-    """What a step is spent on."""
+    """An activity that takes a part of the step."""
 
     name: str
     seconds: float
@@ -66,12 +66,12 @@ class PartView(BaseModel):
 
 
 class PartsView(BaseModel):
-    """A trial's measured step, divided by the equations."""
+    """A trial's measured step, divided into parts by the equations."""
 
     trial: int
     step_seconds: float | None
     """null: nothing was measured."""
     parts: list[PartView]
-    """compute, tensor, pipeline, data, optimizer, offload and what these leave; empty: `note` says why."""
+    """compute, tensor, pipeline, data, optimizer, offload and the unexplained rest; empty: `note` says why."""
     note: str
-    """What the division rests on, or why there is none."""
+    """The source of the division, or why there is none."""

@@ -1,4 +1,4 @@
-"""Figures of jobs, made when they are asked for; those of one state of a job share what they are made from."""
+"""Figures of jobs, computed on request. The figures of one version of a job share their data source."""
 
 import asyncio
 import threading
@@ -9,7 +9,7 @@ from pydantic_core import to_json
 
 from api.figure_views import PartsView, PartView
 from autotune.explain.explanation.evidence import question_of_job
-from autotune.explain.explanation.explain import explain, explained
+from autotune.explain.explanation.explain import explain, explain_evidence
 from autotune.explain.explanation.time_use import parts_of
 from autotune.explain.figures.all_figures import figure_of
 from autotune.explain.figures.source import Source
@@ -24,11 +24,11 @@ from storage.store import Store
 
 EXPLANATION = "explanation"
 KEPT = 4
-"""Jobs whose figures are kept until they change, or others were asked for."""
+"""Most jobs whose figures are cached, until they change or other jobs replace them."""
 
 
 class JobFigures:
-    """The figures of one job as it stood at one version. `turn` is held while one is made: by one thread at a time."""
+    """The figures of one job at one version. `turn` is held while a figure is computed, so that only one thread does it."""
 
     def __init__(self, store: Store, job: JobRecord) -> None:
         self.version = job.version
@@ -40,22 +40,22 @@ class JobFigures:
         """`FigureView` as JSON.
 
         Raises:
-            UnknownNameError: there is none of that name.
+            UnknownNameError: there is no figure of that name.
         """
         if name not in self._made:
             self._made[name] = to_json(to_plain(figure_of(self._source, name)), inf_nan_mode="null")
         return self._made[name]
 
     def parts(self, number: int) -> PartsView:
-        """Where the step of a trial goes.
+        """The parts of a trial's step.
 
         Raises:
             UnknownTrialError: there is no such trial.
         """
-        book, session = self._source.book, self._source.session
-        if number >= len(book.trials):
-            raise UnknownTrialError(f"job {book.job.id} has no trial {number}; list them with GET /v1/jobs/{{id}}/trials")
-        trial = book.trial(number)
+        snapshot, session = self._source.snapshot, self._source.session
+        if number >= len(snapshot.trials):
+            raise UnknownTrialError(f"job {snapshot.job.id} has no trial {number}; list them with GET /v1/jobs/{{id}}/trials")
+        trial = snapshot.trial(number)
         if session is None or not rate(trial):
             return PartsView(trial=number, step_seconds=None, parts=[], note="nothing was measured")
         seconds = session.request.global_batch_size / rate(trial)
@@ -69,16 +69,16 @@ class JobFigures:
         """The `Explanation` as JSON.
 
         Raises:
-            NoBestError: nothing has won.
+            NoBestError: no trial has won.
         """
         if EXPLANATION not in self._made:
             evidence = self._source.evidence
-            told = explain(self._source.store, self._source.job.id) if evidence is None else explained(evidence)
-            self._made[EXPLANATION] = to_json(to_plain(told), inf_nan_mode="null")
+            explanation = explain(self._source.store, self._source.job.id) if evidence is None else explain_evidence(evidence)
+            self._made[EXPLANATION] = to_json(to_plain(explanation), inf_nan_mode="null")
         return self._made[EXPLANATION]
 
     def report(self, format_name: str) -> bytes:
-        """The report as a file's content. Kept like figures, since a client that waits for too long asks again.
+        """The report as a file's content. Cached like figures, since a client that times out asks again.
 
         Raises:
             UnknownFormatError: there is no such format.
@@ -95,7 +95,7 @@ class JobFigures:
 
 
 class FigureBoard:
-    """The jobs that were looked at last."""
+    """Cache of the figures of the most recently requested jobs."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -103,7 +103,7 @@ class FigureBoard:
         self._jobs: OrderedDict[str, JobFigures] = OrderedDict()
 
     def of(self, job: JobRecord) -> JobFigures:
-        """The figures of a job as it stands."""
+        """The figures of a job at its present version."""
         with self._lock:
             known = self._jobs.get(job.id)
             if known is None or known.version != job.version:

@@ -1,4 +1,4 @@
-"""What is refused before a request reaches a route: too long, too deep, from elsewhere, too many."""
+"""Refuses requests before they reach a route: too long, too deeply nested, from another site, too many."""
 
 import asyncio
 import json
@@ -19,14 +19,14 @@ from autotune.ops.network import is_loopback
 from autotune.request.field_names import OLD_NAMES, OLD_VALUES, SINCE, with_present_names
 
 VERSION = "1"
-"""Of the interface, told in every answer."""
+"""Version of the interface, sent in every response."""
 
 MOST_VALUES = 5_000
-"""Of a body, counted by the commas and brackets in it: each value that is wrong is told apart, which takes microseconds."""
+"""Most values of a body, counted by its commas and brackets. Each invalid value is reported, which takes microseconds."""
 READING = ("GET", "HEAD", "OPTIONS")
-"""Methods that change nothing."""
+"""Methods that do not change anything."""
 FORWARDING = ("forwarded", "via", "x-real-ip", "x-client-ip", "true-client-ip", "cf-connecting-ip")
-"""Headers by which proxies say whom they speak for, beside X-Forwarded-…"""
+"""Headers in which proxies name their client, besides X-Forwarded-…"""
 
 _OLD_NAMES = tuple(f'"{old}"'.encode() for old in (*OLD_NAMES, *(old for values in OLD_VALUES.values() for old in values)))
 
@@ -35,7 +35,7 @@ Refusal = tuple[HTTPStatus, str, dict[str, str]]
 
 
 class Guard:
-    """An ASGI middleware."""
+    """ASGI middleware that refuses invalid requests."""
 
     def __init__(self, app: ASGIApp, settings: Settings, known_keys: KnownKeys) -> None:
         self.app, self.settings, self._known_keys = app, settings, known_keys
@@ -45,8 +45,8 @@ class Guard:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        send = _told(send)
-        # Of a header that comes twice the first one, as the routes read it.
+        send = _with_common_headers(send)
+        # Of a repeated header take the first, as the routes do.
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in reversed(scope["headers"])}
         refusal = self._refusal(scope, headers)
         if refusal is None and scope["method"] in ("POST", "PUT", "PATCH"):
@@ -54,14 +54,14 @@ class Guard:
                 async with asyncio.timeout(self.settings.body_seconds):
                     body = await self._body(receive)
             except TimeoutError:
-                # Its rest would be read as the next request.
+                # Close the connection: the rest of the body would be read as the next request.
                 refusal = HTTPStatus.REQUEST_TIMEOUT, "body: took too long to arrive; send it again", {"Connection": "close"}
             except ClientDisconnect:
-                # What has come may read as a whole request, which nobody sent.
+                # The received part may look like a complete request.
                 refusal = HTTPStatus.BAD_REQUEST, "body: broke off; send it again", {}
             else:
                 refusal, value = self._body_refusal(body, headers)
-                receive = _again(body or b"", receive)
+                receive = _replayed(body or b"", receive)
                 if refusal is None and (notes := _old_name_notes(body or b"", value)):
                     send = _with_deprecation(send, notes)
         if refusal is not None:
@@ -84,12 +84,12 @@ class Guard:
         if not self.settings.require_keys:
             forwarded = next((name for name in headers if name in FORWARDING or name.startswith("x-forwarded-")), None)
             if forwarded is not None:
-                # A proxy speaks for whoever reaches it, and here everybody may do everything.
-                told = f"{forwarded}: comes from a proxy, and no API keys are asked for; start the server with --keys"
-                return HTTPStatus.FORBIDDEN, told, {}
-            # A page of another site, or a name that was made to point here, must not speak for the person at this machine.
+                # A proxy forwards requests of anyone who can reach it, and without keys every request is allowed.
+                detail = f"{forwarded}: comes from a proxy, and this server requires no API keys; start the server with --keys"
+                return HTTPStatus.FORBIDDEN, detail, {}
+            # Refuse other sites' pages and DNS rebinding: they would act with the rights of the user of this machine.
             if not self._is_ours(headers.get("host", "")):
-                return HTTPStatus.MISDIRECTED_REQUEST, "Host: is none of this server's names; use 127.0.0.1 or localhost", {}
+                return HTTPStatus.MISDIRECTED_REQUEST, "Host: is not a name of this server; use 127.0.0.1 or localhost", {}
             origin = headers.get("origin")
             if origin is not None and _authority(origin) != headers.get("host"):
                 return HTTPStatus.FORBIDDEN, "Origin: is another site; open the page from this server", {}
@@ -115,10 +115,10 @@ class Guard:
         return name is not None and (is_loopback(name) or name in self.settings.hosts)
 
     async def _body(self, receive: Receive) -> bytes | None:
-        """The whole body; None: longer than allowed, whatever its header said.
+        """The whole body; None: longer than allowed, regardless of its Content-Length.
 
         Raises:
-            ClientDisconnect: the client went away before its end.
+            ClientDisconnect: the client disconnected before the end of the body.
         """
         parts: list[bytes] = []
         size = 0
@@ -134,15 +134,15 @@ class Guard:
                 return b"".join(parts)
 
     def _body_refusal(self, body: bytes | None, headers: dict[str, str]) -> tuple[Refusal | None, Any]:
-        """Why a body is refused; None: it is not, and this is what it holds."""
+        """Why a body is refused (None: it is not), and its parsed value."""
         refusal = self._unread_refusal(body, headers)
         if refusal is not None or not body:
             return refusal, None
         try:
             value = _json(body)
         except UnicodeError:
-            told = "body: is not UTF-8, or holds half of a surrogate pair; encode it as UTF-8"
-            return (HTTPStatus.BAD_REQUEST, told, {}), None
+            detail = "body: is not UTF-8, or holds half of a surrogate pair; encode it as UTF-8"
+            return (HTTPStatus.BAD_REQUEST, detail, {}), None
         except RecursionError:
             return self._too_deep(), None
         except ValueError as error:
@@ -168,10 +168,10 @@ class Guard:
         return None
 
 
-def _told(send: Send) -> Send:
-    """Add what every answer has."""
+def _with_common_headers(send: Send) -> Send:
+    """Add the headers of every response."""
 
-    async def told(message: Message) -> None:
+    async def send_with_headers(message: Message) -> None:
         if message["type"] == "http.response.start":
             names = {name for name, _ in message["headers"]}
             more = [(b"autotune-api-version", VERSION.encode()), (b"x-content-type-options", b"nosniff")]
@@ -179,11 +179,11 @@ def _told(send: Send) -> Send:
             message["headers"] = [*message["headers"], *more]
         await send(message)
 
-    return told
+    return send_with_headers
 
 
 def _old_name_notes(body: bytes, fields: Any) -> list[str]:
-    """A line for each field that a body names by an old name. Such a body is accepted only where the field is known."""
+    """A line for each old field name in a body."""
     if not any(old in body for old in _OLD_NAMES):
         return []
     notes: list[str] = []
@@ -193,7 +193,7 @@ def _old_name_notes(body: bytes, fields: Any) -> list[str]:
 
 
 def _with_deprecation(send: Send, notes: list[str]) -> Send:
-    """Add the header `Deprecation` (RFC 9745) to an answer that is not a refusal; its parameter `note` says what to rename."""
+    """Add the header `Deprecation` (RFC 9745) to a successful response; its parameter `note` says what to rename."""
     value = f'@{SINCE};note="{"; ".join(notes)}"'.encode()
 
     async def noted(message: Message) -> None:
@@ -205,7 +205,7 @@ def _with_deprecation(send: Send, notes: list[str]) -> Send:
 
 
 def _is_deeper(value: Any, most: int) -> bool:
-    """Whether the value is nested deeper than allowed."""
+    """Whether the value is nested deeper than `most` levels."""
     level = [value]
     for _ in range(most):
         level = [
@@ -220,10 +220,10 @@ def _is_deeper(value: Any, most: int) -> bool:
 
 
 def _json(body: bytes) -> Any:
-    """The value of a body. What parsers read differently, or what no answer and no database could hold, is refused.
+    """The value of a body. Refuses content that parsers interpret differently, and text that UTF-8 cannot encode.
 
     Raises:
-        UnicodeError: it is not UTF-8, or an escape makes half of a surrogate pair.
+        UnicodeError: it is not UTF-8, or an escape gives a lone surrogate.
         ValueError: it is not JSON, or names a field twice.
     """
     value = json.loads(body.decode("utf-8"), parse_constant=_no_constant, object_pairs_hook=_no_pair_twice)
@@ -248,18 +248,18 @@ def _authority(origin: str) -> str | None:
 
 
 def _no_constant(text: str) -> float:
-    raise ValueError(f"{text} is no number of JSON")
+    raise ValueError(f"{text} is not a JSON number")
 
 
-def _again(body: bytes, receive: Receive) -> Callable[[], Awaitable[Message]]:
-    """Give the body to the app, and afterwards whatever comes: above all that the client went away."""
-    given = False
+def _replayed(body: bytes, receive: Receive) -> Callable[[], Awaitable[Message]]:
+    """Replay the body to the app, then pass on further messages, above all the disconnect of the client."""
+    replayed = False
 
-    async def again() -> Message:
-        nonlocal given
-        if given:
+    async def replay() -> Message:
+        nonlocal replayed
+        if replayed:
             return await receive()
-        given = True
+        replayed = True
         return {"type": "http.request", "body": body, "more_body": False}
 
-    return again
+    return replay

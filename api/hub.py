@@ -1,4 +1,4 @@
-"""Streams of server-sent events: one look at the database serves all that are open."""
+"""Streams of server-sent events: one database query serves all open streams."""
 
 import asyncio
 import logging
@@ -19,67 +19,67 @@ POLL_SECONDS = 0.2
 OUTAGE_SECONDS = 1.0
 KEEPALIVE_SECONDS = 15.0
 LOGGED_EVERY = 60
-"""Failures in a row of which one is logged."""
+"""One of this many consecutive failures is logged."""
 STREAMED = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-"""What keeps anybody in between from holding back a stream."""
+"""Headers that keep proxies from buffering a stream."""
 log = logging.getLogger(__name__)
 
 K = TypeVar("K", bound=Hashable)
 Part = tuple[int, bytes]
-"""A message, encoded, and its number, which is its id: numbers grow, and may jump."""
+"""The number of a message, which is its id, and the encoded message. Numbers increase, possibly with gaps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class News:
-    """What one look finds of something that is followed."""
+    """What one query finds for one followed key."""
 
     parts: Collection[Part]
-    """Beyond what is known."""
+    """The parts after the last known one."""
     over: bool
-    """Whether nothing comes after these parts."""
+    """Whether no parts will follow."""
     more: bool = False
-    """Whether there are further parts already."""
-    signs: Mapping[int, bytes] | None = None
-    """What is so now, encoded: messages without a number, which only who asked for them is given. None: was not looked at."""
+    """Whether further parts exist already."""
+    live: Mapping[int, bytes] | None = None
+    """The current state as encoded messages without a number, for streams that want them. None: not queried."""
 
 
 @dataclass(slots=True)
 class _Feed:
-    """What is known of something that somebody follows."""
+    """The state of one followed key."""
 
     last: int
-    """Number up to which the cache goes."""
+    """Number of the last part."""
     since: int
-    """Number from which on it has everything."""
+    """The cache has every part after this number."""
     cache: deque[Part]
     followers: int = 0
-    wanting_signs: int = 0
+    wanting_live: int = 0
     over: bool = False
-    """Whether nothing comes after `last`."""
-    signs: Mapping[int, bytes] = field(default_factory=dict)
+    """Whether no part will follow `last`."""
+    live: Mapping[int, bytes] = field(default_factory=dict)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def take(self, news: News | None) -> None:
-        """Add what the database tells, None being that it is gone, and wake who waits if it is anything."""
-        before = (self.last, self.over, self.signs)
+        """Add news from the database (None: the key no longer exists), and wake the waiting streams if anything changed."""
+        before = (self.last, self.over, self.live)
         for part in news.parts if news else ():
             if len(self.cache) == self.cache.maxlen:
                 self.since = self.cache[0][0]
             self.cache.append(part)
             self.last = part[0]
         self.over = news is None or news.over
-        if news is not None and news.signs is not None:
-            self.signs = news.signs
-        if (self.last, self.over, self.signs) != before:
+        if news is not None and news.live is not None:
+            self.live = news.live
+        if (self.last, self.over, self.live) != before:
             changed, self.changed = self.changed, asyncio.Event()
             changed.set()
 
 
 class Hub(ABC, Generic[K]):
-    """Follows what has streams. A stream that is behind the cache reads the database by itself."""
+    """Polls the database for all keys with streams. A stream that needs older parts than the cache reads them itself."""
 
     cached = 2000
-    """Parts of each that are kept encoded for the streams that follow it."""
+    """Most encoded parts that are cached for each key."""
 
     def __init__(self, poll_seconds: float = POLL_SECONDS) -> None:
         self._poll_seconds = poll_seconds
@@ -87,21 +87,22 @@ class Hub(ABC, Generic[K]):
         self._task: asyncio.Task[None] | None = None
         self.closed = False
         self.failures = 0
-        """Looks at the database that have failed one after another, whatever the reason."""
+        """Consecutive failed queries, for any reason."""
         self.failed = 0
-        """Those that have failed since the process began."""
+        """Failed queries since the process started."""
 
     @abstractmethod
-    def look(self, known: Mapping[K, int], signs: Collection[K]) -> Mapping[K, News]:
-        """What is new beyond these numbers, and how it stands with `signs`; what is not there is left out. In a thread."""
+    def look(self, known: Mapping[K, int], live: Collection[K]) -> Mapping[K, News]:
+        """Return the news after these numbers, with live messages for the keys in `live`; missing keys are left out. Runs in a
+        thread."""
 
     @abstractmethod
     def read(self, key: K, after: int) -> list[Part]:
-        """A page of the parts beyond `after`. In a thread."""
+        """Return a page of the parts after `after`. Runs in a thread."""
 
     @property
     def streams(self) -> int:
-        """Streams that are open."""
+        """Number of open streams."""
         return sum(feed.followers for feed in self._feeds.values())
 
     def close(self) -> None:
@@ -112,15 +113,15 @@ class Hub(ABC, Generic[K]):
         if self._task is not None:
             self._task.cancel()
 
-    async def stream(self, key: K, after: int, last: int, signs: bool = False) -> AsyncGenerator[bytes]:
-        """Parts beyond `after`, each once and in order, until it is over and all were given.
+    async def stream(self, key: K, after: int, last: int, live: bool = False) -> AsyncGenerator[bytes]:
+        """Yield the parts after `after`, each once and in order, until the key is over and all were sent.
 
-        `last` is the number of the last part that was there just now: what is older is history, which no follower waits for.
-        Outages of the database are waited for: the client hears comments meanwhile.
+        `last` is the number of the last existing part; the hub polls only for newer ones. During an outage of the database the
+        stream waits and sends comments.
         """
         feed = self._feeds.setdefault(key, _Feed(last, last, deque(maxlen=self.cached)))
         feed.followers += 1
-        feed.wanting_signs += signs
+        feed.wanting_live += live
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._follow())
         shown: Mapping[int, bytes] = {}
@@ -137,9 +138,9 @@ class Hub(ABC, Generic[K]):
                 if parts:
                     after = parts[-1][0]
                     yield b"".join(part for _, part in parts)
-                elif signs and feed.signs != shown:
-                    former, shown = shown, feed.signs
-                    if new := [sign for name, sign in shown.items() if former.get(name) != sign]:
+                elif live and feed.live != shown:
+                    former, shown = shown, feed.live
+                    if new := [message_bytes for name, message_bytes in shown.items() if former.get(name) != message_bytes]:
                         yield b"".join(new)
                 elif feed.over:
                     return
@@ -151,14 +152,14 @@ class Hub(ABC, Generic[K]):
                         yield b": still here\n\n"
         finally:
             feed.followers -= 1
-            feed.wanting_signs -= signs
-            if not feed.wanting_signs:
-                feed.signs = {}  # nobody looks at them any more
+            feed.wanting_live -= live
+            if not feed.wanting_live:
+                feed.live = {}  # no stream wants them any more
             if not feed.followers:
                 self._feeds.pop(key, None)
 
     async def _next(self, key: K, feed: _Feed, after: int) -> list[Part]:
-        """From the cache where it goes back that far, else a page of the database."""
+        """The next parts, from the cache if it goes back far enough, else a page from the database."""
         if after >= feed.last:
             return []
         if feed.cache and feed.since <= after:
@@ -166,28 +167,28 @@ class Hub(ABC, Generic[K]):
         return await asyncio.to_thread(self.read, key, after)
 
     async def _follow(self) -> None:
-        """Look at all that is followed at once, and wake the streams of what has news."""
+        """Query all followed keys together, and wake the streams of keys with news."""
         while not self.closed and self._feeds:
             pause = self._poll_seconds
             try:
                 known = {key: feed.last for key, feed in self._feeds.items()}
-                signs = {key for key, feed in self._feeds.items() if feed.wanting_signs}
-                found = await asyncio.to_thread(self.look, known, signs)
+                live = {key for key, feed in self._feeds.items() if feed.wanting_live}
+                found = await asyncio.to_thread(self.look, known, live)
                 self.failures = 0
                 for key in known:
                     feed, news = self._feeds.get(key), found.get(key)
                     if feed is not None and feed.last == known[key]:
                         feed.take(news)
-                        # What has more news than fit one look is looked at again at once.
+                        # A key with more news than one query returns is queried again at once.
                         pause = 0.0 if news is not None and news.more else pause
             except Exception as error:
-                # Whatever it is, all streams hang on this task.
+                # Continue after any error: all streams depend on this task.
                 self._note(error)
                 pause = OUTAGE_SECONDS
             await asyncio.sleep(pause)
 
     def _note(self, error: Exception) -> None:
-        """Count a failure. It is logged at first and once a minute, not at every look."""
+        """Count a failure. The first one is logged, then one per minute."""
         if self.failures % LOGGED_EVERY == 0:
             if isinstance(error, DatabaseUnavailableError):
                 log.error("%s", error)
@@ -198,7 +199,7 @@ class Hub(ABC, Generic[K]):
 
 
 class StreamAnswer(StreamingResponse):
-    """An event stream that counts against its owner's quota as long as it is open."""
+    """An event stream that counts against its owner's quota while it is open."""
 
     def __init__(self, stream: AsyncIterator[bytes], limits: OwnerLimits, owner: str) -> None:
         super().__init__(stream, media_type="text/event-stream", headers=STREAMED)
@@ -210,6 +211,6 @@ class StreamAnswer(StreamingResponse):
 
 
 def message(number: int | None, kind: str, data: str) -> bytes:
-    """A message of `text/event-stream`; its number, where it has one, is the id that a client sends back."""
+    """A message of `text/event-stream`. Its number, if it has one, is the id that a reconnecting client sends."""
     named = "" if number is None else f"id: {number}\n"
     return f"{named}event: {kind}\ndata: {data}\n\n".encode()

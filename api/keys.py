@@ -1,4 +1,4 @@
-"""API keys, looked up once for the requests of a few seconds."""
+"""Cache of API keys, valid for a few seconds."""
 
 import asyncio
 import contextlib
@@ -14,11 +14,11 @@ from storage.records import ApiKey
 from storage.store import Store
 
 KEY_SECONDS = 4.0
-"""How long a key that was good is not looked up again: a key that is revoked works on for so long at most."""
+"""How long a valid key is cached, which is also the longest time that a revoked key keeps working."""
 CHECK_SECONDS = 0.5
-"""How often a stream asks whether its key is still good: with `KEY_SECONDS`, one that is revoked ends them within 5 s."""
+"""How often a stream checks its key. With `KEY_SECONDS`, revoking a key ends its streams within 5 s."""
 MOST_KEYS = 10_000
-"""Keys that are known at once; the one that was looked up first is forgotten first."""
+"""Most cached keys; the one that was looked up first is removed first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class _Known:
 
 
 class KeyReader:
-    """Looks keys up, and remembers those that are good for `KEY_SECONDS`. Bad ones are looked up each time."""
+    """Looks up keys, and caches valid ones for `KEY_SECONDS`. Invalid keys are looked up each time."""
 
     def __init__(self, store: Store, clock: Callable[[], float] = time.monotonic) -> None:
         self._store, self._clock = store, clock
@@ -37,8 +37,8 @@ class KeyReader:
         self._notes: set[asyncio.Task[None]] = set()
 
     async def key(self, text: str) -> ApiKey | None:
-        """The key of that text; None: it is no key, or it was revoked, or has expired."""
-        # Not the text: what is kept in memory should open nothing.
+        """The key with that text; None: it is not a key, was revoked, or has expired."""
+        # Keep a digest, not the text, so that memory contains no usable key.
         name = hashlib.sha256(text.encode("utf-8", "surrogateescape")).digest()
         known = self._known.get(name)
         if known is not None and self._clock() < known.until and not _has_expired(known.key):
@@ -64,18 +64,18 @@ class KeyReader:
         return key
 
     async def _note(self, key: ApiKey) -> None:
-        """Write down the use of a key. Nobody waits for it: the database may be full, or its writers busy."""
+        """Record the use of a key in the background: the database may be full, or its writers busy."""
         with contextlib.suppress(DatabaseUnavailableError):
             await asyncio.to_thread(self._store.note_key_use, key)
 
-    async def while_good(self, text: str, parts: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
-        """The parts of a stream, until its key is revoked or expires. An outage of the database ends no stream."""
+    async def while_valid(self, text: str, parts: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
+        """The parts of a stream, until its key is revoked or expires. An outage of the database does not end a stream."""
         coming: asyncio.Future[bytes] | None = None
         try:
             while True:
                 coming = coming or asyncio.ensure_future(anext(parts))
                 done, _ = await asyncio.wait((coming,), timeout=CHECK_SECONDS)
-                if not await self._is_good(text):
+                if not await self._is_valid(text):
                     return
                 if done:
                     try:
@@ -92,7 +92,7 @@ class KeyReader:
                     await coming
             await parts.aclose()
 
-    async def _is_good(self, text: str) -> bool:
+    async def _is_valid(self, text: str) -> bool:
         try:
             return await self.key(text) is not None
         except DatabaseUnavailableError:

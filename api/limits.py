@@ -1,4 +1,4 @@
-"""The quotas of owners, as the service asks for them: the one place that knows a limit."""
+"""The owners' quotas: the only place where the service reads limits."""
 
 import asyncio
 import time
@@ -13,22 +13,22 @@ from storage.service_records import Quota, Quotas, QuotaUse
 from storage.store import Store
 
 LIMIT_SECONDS = 5.0
-"""How long the limits of an owner are not looked up again."""
+"""How long the limits of an owner are cached."""
 MOST_OWNERS = 10_000
-"""Owners whose limits are remembered; the one that was looked up first is forgotten first."""
+"""Most owners whose limits are cached; the one that was looked up first is removed first."""
 
 
 class OwnerLimits:
-    """What each owner may take. Jobs, bytes, device-hours and webhooks are counted where they are written, by the store."""
+    """The limits of each owner. The store counts jobs, bytes, device-hours and webhooks when it writes them."""
 
     def __init__(self, store: Store, defaults: Quotas, clock: Callable[[], float] = time.monotonic) -> None:
         self._store, self._defaults, self._clock = store, defaults, clock
         self._known: OrderedDict[str, tuple[float, Quotas]] = OrderedDict()
         self.streams: Counter[str] = Counter()
-        """Owner -> streams that are open here."""
+        """Owner -> open streams of this process."""
 
     async def most(self, owner: str, quota: Quota) -> float | None:
-        """The limit of an owner, as it was within the last `LIMIT_SECONDS`; None: there is none."""
+        """The limit of an owner, at most `LIMIT_SECONDS` old; None: no limit."""
         now = self._clock()
         until, limits = self._known.get(owner, (now, self._defaults))
         if until <= now:
@@ -41,15 +41,15 @@ class OwnerLimits:
 
     @asynccontextmanager
     async def stream(self, owner: str) -> AsyncIterator[None]:
-        """A place for one stream of this process.
+        """Hold a place for one stream of this process.
 
         Raises:
-            HTTPException: the owner has as many as one may have.
+            HTTPException: 429, because the owner has the most streams allowed.
         """
         most = await self.most(owner, Quota.STREAMS)
         if most is not None and self.streams[owner] >= most:
-            told = f"streams: {most:g} of yours are open on this process; close some, or follow fewer jobs"
-            raise HTTPException(429, told, {"Retry-After": "10"})
+            detail = f"streams: {most:g} of yours are open on this process; close some, or follow fewer jobs"
+            raise HTTPException(429, detail, {"Retry-After": "10"})
         self.streams[owner] += 1
         try:
             yield
@@ -59,7 +59,7 @@ class OwnerLimits:
                 del self.streams[owner]
 
     def uses(self, owner: str) -> list[QuotaUse]:
-        """What an owner has taken of each quota. In a thread."""
+        """What an owner uses of each quota. Runs in a thread."""
         return [
             replace(item, used=float(self.streams[owner])) if item.quota is Quota.STREAMS else item
             for item in self._store.quotas(owner, self._defaults)

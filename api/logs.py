@@ -1,4 +1,4 @@
-"""Live output of trials."""
+"""Live output streams of trials."""
 
 from collections.abc import Collection, Mapping
 
@@ -8,7 +8,7 @@ from storage.log_records import LogRecord
 from storage.store import Store
 
 POLL_SECONDS = 0.5
-"""How often workers write down what was printed."""
+"""How often workers write the output to the database."""
 PAGE = 50
 Trial = tuple[str, int]
 """A job's id and a trial's number."""
@@ -18,14 +18,14 @@ class LogHub(Hub[Trial]):
     """Follows trials."""
 
     cached = PAGE
-    """A part may have some ten kilobytes."""
+    """Fewer than other hubs: a part may have tens of kilobytes."""
 
     def __init__(self, store: Store, poll_seconds: float = POLL_SECONDS) -> None:
         super().__init__(poll_seconds)
         self._store = store
 
-    def look(self, known: Mapping[Trial, int], signs: Collection[Trial]) -> Mapping[Trial, News]:
-        del signs
+    def look(self, known: Mapping[Trial, int], live: Collection[Trial]) -> Mapping[Trial, News]:
+        del live
         found: dict[Trial, News] = {}
         for trial, news in self._store.log_news(known, PAGE).items():
             more = bool(news.parts) and news.parts[-1].sequence < news.last

@@ -1,4 +1,4 @@
-"""Figures for Prometheus: what the database counts, and how long this server's own answers took."""
+"""Prometheus metrics: the counts of the database, and the response times of this server."""
 
 import logging
 import threading
@@ -18,18 +18,18 @@ from storage.records import Figures
 from storage.store import Store
 
 KEPT_SECONDS = 5.0
-"""How long figures of the database are given out again: several who scrape cost one look."""
+"""How long the database's figures are cached, so that several scrapes cost one query."""
 access = logging.getLogger("autotune.access")
 
 
 class Metrics:
-    """The figures of one server."""
+    """The metrics of one server."""
 
     def __init__(
-        self, store: Store, process: "OfTheProcess | None" = None, clock: Callable[[], float] = time.monotonic
+        self, store: Store, process: "ProcessMetrics | None" = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._registry = CollectorRegistry()
-        self._database = _OfTheDatabase(store, clock)
+        self._database = _DatabaseMetrics(store, clock)
         self._registry.register(self._database)
         if process is not None:
             self._registry.register(process)
@@ -42,16 +42,16 @@ class Metrics:
         )
 
     def text(self, owner: str | None = None) -> str:
-        """The figures in the text format of Prometheus. Jobs are named of one owner alone; None: of all."""
-        return (generate_latest(self._registry) + generate_latest(_Jobs(self._database, owner))).decode()
+        """The metrics in the Prometheus text format. Only the jobs of `owner` are named; None: all jobs."""
+        return (generate_latest(self._registry) + generate_latest(_JobMetrics(self._database, owner))).decode()
 
     def note(self, method: str, route: str, status: int, seconds: float) -> None:
-        """Count an answer."""
+        """Count a response."""
         self._answers.labels(method, route, str(status)).observe(seconds)
 
 
-class Timed:
-    """An ASGI middleware that counts every answer, and logs it if that is wanted."""
+class RequestTimer:
+    """ASGI middleware that counts every response, and optionally logs it."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics, log: bool) -> None:
         self.app, self._metrics, self._log = app, metrics, log
@@ -70,7 +70,7 @@ class Timed:
         await self.app(scope, receive, timed)
 
     def _note(self, scope: Scope, status: int, seconds: float) -> None:
-        # The route's pattern, not the path: a label for each job would never end. What has no route is one label.
+        # Use the route's pattern, not the path: a label per job would be unbounded. Requests without a route share one label.
         route = str(getattr(scope.get("route"), "path", "") or "unknown")
         method = scope["method"] if scope["method"] in _METHODS else "OTHER"
         self._metrics.note(method, route, status, seconds)
@@ -82,18 +82,18 @@ class Timed:
 _METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))
 
 
-class OfTheProcess(Collector):
-    """What this process keeps open, and what went wrong with it."""
+class ProcessMetrics(Collector):
+    """Metrics of this process: open connections and streams, and their failures."""
 
     def __init__(self, connections: Connections, hubs: Mapping[str, Hub[Any]]) -> None:
         self._connections, self._hubs = connections, hubs
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing: names are those of `collect`."""
+        """Empty: the names are those of `collect`."""
         return ()
 
     def collect(self) -> Iterable[Metric]:
-        """The figures as metrics."""
+        """The metrics of the process."""
         ended = CounterMetricFamily(
             "autotune_connections_ended", "Connections that this server ended, by reason.", labels=("reason",)
         )
@@ -110,8 +110,8 @@ class OfTheProcess(Collector):
         return GaugeMetricFamily("autotune_connections", "Open connections of this server.", count), ended, streams, failed
 
 
-class _OfTheDatabase(Collector):
-    """What the database counts, asked for when somebody scrapes."""
+class _DatabaseMetrics(Collector):
+    """Metrics of the database, read at each scrape."""
 
     def __init__(self, store: Store, clock: Callable[[], float]) -> None:
         self._store, self._clock = store, clock
@@ -119,11 +119,11 @@ class _OfTheDatabase(Collector):
         self._kept: tuple[float, Figures, int] | None = None
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing: to be asked at registration would read the database."""
+        """Empty: otherwise the registration would read the database."""
         return ()
 
     def collect(self) -> Iterable[Metric]:
-        """The figures as metrics."""
+        """The metrics of the database."""
         up = GaugeMetricFamily("autotune_database_up", "Whether the database can be used.", 1)
         try:
             figures, workers = self.figures()
@@ -144,22 +144,22 @@ class _OfTheDatabase(Collector):
         return up, jobs, trials, seconds, wait, alive
 
     def figures(self) -> tuple[Figures, int]:
-        """What the database counts, and the workers that there are; asked for once in `KEPT_SECONDS`."""
+        """The database's counts and the number of workers, read at most once in `KEPT_SECONDS`."""
         with self._lock:
             if self._kept is None or self._clock() - self._kept[0] > KEPT_SECONDS:
                 self._kept = (self._clock(), self._store.figures(), len(self._store.workers()))
             return self._kept[1], self._kept[2]
 
 
-class _Jobs(CollectorRegistry):
-    """What running jobs have found, by their ids: those of one owner, or of all."""
+class _JobMetrics(CollectorRegistry):
+    """The results of running jobs by id, for one owner or for all."""
 
-    def __init__(self, database: _OfTheDatabase, owner: str | None) -> None:
+    def __init__(self, database: _DatabaseMetrics, owner: str | None) -> None:
         super().__init__()
         self._database, self._owner = database, owner
 
     def collect(self) -> Iterator[Metric]:
-        """One metric; none while the database is away."""
+        """One metric; none if the database is unavailable."""
         best = GaugeMetricFamily(
             "autotune_job_best_samples_per_second", "Samples/s of a running job's answer so far.", labels=("job",)
         )

@@ -1,4 +1,4 @@
-"""`python -m api.openapi > docs/openapi.json`: the interface as a document."""
+"""Prints the OpenAPI document: `python -m api.openapi > docs/openapi.json`."""
 
 import json
 import sys
@@ -9,7 +9,7 @@ from api.app import with_routes
 
 
 def document() -> str:
-    """The OpenAPI document, as it is kept in docs/."""
+    """The OpenAPI document as docs/openapi.json has it."""
     app: FastAPI = with_routes()
     return json.dumps(app.openapi(), indent=1, sort_keys=True) + "\n"
 

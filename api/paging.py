@@ -1,4 +1,4 @@
-"""Lists in pages that are bounded in bytes, whatever their items hold."""
+"""Splits lists into pages of bounded size in bytes."""
 
 from collections.abc import Callable, Sequence
 from typing import TypeVar
@@ -9,9 +9,9 @@ from pydantic_core import to_json
 T = TypeVar("T")
 
 MOST_BYTES = 4_000_000
-"""Of the items of one answer. One that is longer is alone on its page."""
+"""Most bytes of the items of one response. A longer item gets its own page."""
 READ_AT_ONCE = 100
-"""Items that are in memory before they are counted."""
+"""Most items that are read at once, before their bytes are counted."""
 
 
 def page(
@@ -21,14 +21,14 @@ def page(
     encode: Callable[[T], bytes],
     following: Callable[[T], int],
 ) -> tuple[list[bytes], int, bool]:
-    """Return up to `limit` encoded items, where the next page starts, and whether it has any.
+    """Return up to `limit` encoded items, the start of the next page, and whether that page has items.
 
     Args:
-        read: gives up to so many items (the second argument) from a start on.
-        start: of this page, as `read` takes it.
-        limit: items at most.
-        encode: an item as JSON.
-        following: the start of what comes after an item.
+        read: returns items from a start (first argument), at most as many as the second argument.
+        start: the start of this page.
+        limit: most items.
+        encode: encodes an item as JSON.
+        following: returns the start that follows an item.
     """
     parts: list[bytes] = []
     size = 0
@@ -47,6 +47,6 @@ def page(
 
 
 def page_response(parts: Sequence[bytes], following: str | int | None) -> Response:
-    """The answer of a list: its items, and `next`."""
+    """The response of a list: its items, and `next`."""
     body = b'{"items":[' + b",".join(parts) + b'],"next":' + to_json(following) + b"}"
     return Response(body, media_type="application/json")

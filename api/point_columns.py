@@ -1,4 +1,4 @@
-"""Trials as columns: words and values of knobs as codes, so that ten thousand trials are a megabyte."""
+"""Trials as columns, with words and knob values as codes, so that ten thousand trials take a megabyte."""
 
 import operator
 from collections.abc import Mapping, Sequence
@@ -8,7 +8,7 @@ from typing import Any
 
 from autotune.forecast.initial_forecast import InitialForecast
 from autotune.objective.ranking import Ranking
-from search_spaces.knobs import KNOBS
+from search_spaces.knob_values import KNOBS
 from search_spaces.trial_config import KNOB_NAMES, TrialConfig, Value
 from storage.records import Placement, TrialRecord
 
@@ -17,7 +17,7 @@ _values_of = operator.attrgetter(*KNOB_NAMES)
 
 @dataclass(slots=True)
 class Codes:
-    """Numbers for words, in the order in which they came: one that was given stays."""
+    """Assigns numbers to words in the order of their first use; an assigned number never changes."""
 
     values: list[Any] = field(default_factory=list)
     known: dict[Any, int] = field(default_factory=dict)
@@ -31,12 +31,12 @@ class Codes:
         return code
 
     def of_word(self, word: str | None) -> int | None:
-        """The word's number; None: there is no word."""
+        """The word's number; None: no word."""
         return None if not word else self.of(str(word))
 
 
 class Knobs:
-    """The knobs of a job's trials: each one's values, and which have several."""
+    """The knobs of a job's trials: the values of each, and which have several."""
 
     def __init__(self, searched: Mapping[str, Sequence[Value]]) -> None:
         self._codes = {name: Codes() for name in KNOB_NAMES}
@@ -44,7 +44,7 @@ class Knobs:
         self._rows: list[tuple[int, ...]] = []
 
     def grow(self, configs: Sequence[TrialConfig]) -> None:
-        """Take the next trials' configurations, by number."""
+        """Add the configurations of the next trials, by number."""
         codes = list(self._codes.values())
         for config in configs:
             self._rows.append(tuple(code.of(value) for code, value in zip(codes, _values_of(config), strict=True)))
@@ -53,7 +53,7 @@ class Knobs:
         return len(self._rows)
 
     def columns(self, numbers: Sequence[int]) -> list[dict[str, Any]]:
-        """The knobs that are searched or have several values, with the codes of these trials."""
+        """The knobs that are searched or have several values, with these trials' codes."""
         rows = [self._rows[number] for number in numbers]
         shown = [
             (place, name, codes.values)
@@ -66,14 +66,14 @@ class Knobs:
         ]
 
     def constants(self) -> dict[str, Value]:
-        """The knobs that have the same value in all trials, and no other to choose from."""
+        """The knobs that are not searched and have the same value in all trials."""
         single = {name: codes.values[0] for name, codes in self._codes.items() if len(codes.values) == 1}
         return {name: value for name, value in single.items() if name not in self._searched and value != ""}
 
 
 @dataclass(slots=True)
 class Words:
-    """The words of trials' columns."""
+    """The codes of the word columns."""
 
     outcomes: Codes = field(default_factory=Codes)
     purposes: Codes = field(default_factory=Codes)
@@ -82,7 +82,7 @@ class Words:
     nodes: Codes = field(default_factory=Codes)
 
     def lists(self) -> dict[str, list[str]]:
-        """Each kind's words, by code."""
+        """The words of each kind, by code."""
         return {name: getattr(self, name).values for name in self.__dataclass_fields__}
 
 
@@ -91,14 +91,14 @@ def columns(
     words: Words,
     ranking: Ranking,
     placements: Mapping[int, Placement],
-    foreseen: Mapping[str, InitialForecast],
+    forecasts: Mapping[str, InitialForecast],
     epoch: datetime,
 ) -> dict[str, list[Any]]:
-    """What `PointColumns` holds of these trials. Rates and predictions have seven digits: nobody reads more off a figure."""
+    """The content of `PointColumns` for these trials. Rates and predictions have seven digits, enough for a figure."""
     results = [trial.result for trial in trials]
     rates = [result.samples_per_second if result is not None else None for result in results]
     places = [placements.get(trial.number) for trial in trials]
-    predicted = [foreseen.get(trial.config_hash) for trial in trials]
+    predicted = [forecasts.get(trial.config_hash) for trial in trials]
     return {
         "number": [trial.number for trial in trials],
         "outcome": [words.outcomes.of_word(trial.outcome) for trial in trials],

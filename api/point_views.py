@@ -1,4 +1,4 @@
-"""What `GET /v1/jobs/{id}/points` answers with."""
+"""Response models of `GET /v1/jobs/{id}/points`."""
 
 from datetime import datetime
 from typing import Any
@@ -12,21 +12,21 @@ Plain = dict[str, Any]
 
 
 class KnobColumn(BaseModel):
-    """A knob that is searched, or has several values. One that comes later had its first value in all trials before."""
+    """A knob that is searched or has several values. If it appears later, all earlier trials had its first value."""
 
     name: str
     unit: str
     values: list[Any]
-    """By code, in the order in which trials had them first; it only grows."""
+    """Values by code, in the order of their first use; the list only grows."""
     codes: list[int]
     """A code for each row."""
 
 
 class GainView(BaseModel):
-    """The best over the baseline: a ratio, and between what it is nineteen times out of twenty."""
+    """The gain of the best over the baseline: a ratio with its 95 % interval."""
 
     of: str
-    """samples_per_second, or peak_memory_bytes where memory is the objective."""
+    """samples_per_second, or peak_memory_bytes if memory is the objective."""
     mean: float
     low: float
     high: float
@@ -37,36 +37,36 @@ class StandingView(BaseModel):
 
     trial: int
     rate: IntervalView
-    """Samples/s, from all that was measured of the configuration; 95 %."""
+    """Samples/s from all measurements of the configuration, with a 95 % interval."""
     repeats: int
-    """Measurements that the rate rests on."""
+    """Number of measurements from which the rate is computed."""
 
 
 class AnswerView(BaseModel):
-    """What the job has found so far, by number of trial."""
+    """The job's answer so far; configurations are given as trial numbers."""
 
     keeps_baseline: bool
-    """Whether the answer is to keep the baseline: nothing that was tried is known to be better."""
+    """Whether the answer is to keep the baseline, because no tried configuration is known to be better."""
     trial: int
     """The answer."""
     rate: IntervalView
-    """Its samples/s, from all that was measured of its configuration; 95 %."""
+    """Its samples/s from all measurements of its configuration, with a 95 % interval."""
     baseline: int | None
     baseline_rate: IntervalView | None
     gain: GainView | None
     runner_up: int | None
     runner_up_ratio: IntervalView | None
-    """The runner-up's samples/s over the answer's."""
+    """The runner-up's samples/s divided by the answer's."""
     tie: bool
     """Whether the measurements do not separate the two."""
     probability_best: float
-    """Probability that no configuration that was tried is better than the answer."""
+    """Probability that no tried configuration is better than the answer."""
     expected_loss: float
-    """Share of the best tried configuration's rate that the answer is expected to lack."""
+    """Expected shortfall of the answer's rate, as a share of the best tried configuration's rate."""
 
 
 def answer_view(job: JobRecord) -> AnswerView | None:
-    """A job's answer as it is shown; None where there is none, or it is damaged: lists show many jobs."""
+    """The view of a job's answer; None: there is none, or it is damaged (a list must not fail because of one job)."""
     try:
         return None if job.answer is None else AnswerView(**job.answer)
     except (TypeError, ValueError):
@@ -74,75 +74,75 @@ def answer_view(job: JobRecord) -> AnswerView | None:
 
 
 class VerdictView(AnswerView):
-    """The same, with how all that may be the answer stand."""
+    """The answer, with all configurations that may be the answer."""
 
     standings: list[StandingView]
     """Every contender: the answer, then by rate."""
 
 
 class PointColumns(BaseModel):
-    """A value for each row in each of them; null: there is none (yet)."""
+    """Each column has one value per row; null: no value (yet)."""
 
     number: list[int]
     outcome: list[int | None]
-    """Code of a word in `outcomes`; null: wanted or running."""
+    """Code of a word in `outcomes`; null: queued or running."""
     purpose: list[int]
     fidelity: list[int]
     repeat: list[int]
     attempts: list[int]
-    """Attempts started; 0: it waits."""
+    """Number of started attempts; 0: the trial waits."""
     eligible: list[int]
-    """1: it may win: measured, stable, and within the capacity."""
+    """1: the trial may win, because it is measured, stable, and within the capacity."""
     cause: list[int | None]
-    """Code of the rule, or of the row of the failure table, that told the outcome."""
+    """Code of the rule or of the failure-table row that determined the outcome."""
     rate: list[float | None]
-    """Samples/s, and its 95 % interval; of a pruned trial `high` is the bound that was not enough."""
+    """Samples/s; `low` and `high` are its 95 % interval. For a pruned trial `high` is its upper bound."""
     low: list[float | None]
     high: list[float | None]
     peak: list[int | None]
     """Bytes of the highest rank."""
     predicted_rate: list[float | None]
-    """Samples/s, as was predicted before the job's first trial."""
+    """Samples/s as predicted before the job's first trial."""
     predicted_peak: list[int | None]
     started: list[float | None]
-    """Seconds after `epoch`, of the attempt that runs or whose result counts."""
+    """Seconds after `epoch`, for the running attempt or the one whose result counts."""
     finished: list[float | None]
     node: list[int | None]
     """Code of the first rank's node."""
 
 
 class PointsView(BaseModel):
-    """A job's trials as columns: every trial, or those that changed, which take the place of the rows of their numbers."""
+    """A job's trials as columns: all trials, or the changed ones, which replace the rows with their numbers."""
 
     job: str
     state: str
     version: int
     """`since` of the next request."""
     whole: bool
-    """Whether every trial is given, so that rows that are known are to be forgotten."""
+    """Whether all trials are given, so that the client must discard its rows."""
     count: int
-    """Trials that there are. Who has fewer rows after this answer asks for all of them."""
+    """Number of trials of the job. A client with fewer rows after this response should request all."""
     epoch: datetime
     """When the job was created."""
     objective: str
     limit_bytes: int | None
-    """Bytes that a rank may have; null: not known."""
+    """Memory limit of a rank; null: not known."""
     capacity_bytes: int | None
-    """The same less the headroom: more than that does not win."""
+    """The limit less the headroom; a configuration that needs more cannot win."""
     rests_on: str | None
-    """In words, what the predictions rest on; null: nothing is predicted of such a model."""
+    """In words, the source of the predictions; null: there are no predictions for this model."""
     seconds_left: float | None
-    """At most, at the job's own pace, controls and confirmations included; null: it does not go on, or no trial has ended."""
+    """Upper estimate from the job's pace, with controls and confirmations; null: it will not go on, or no trial has ended."""
     front: list[int]
-    """Numbers of the trials that none beats in samples/s and memory at once, fastest first."""
+    """Numbers of the trials on the Pareto front of samples/s and memory, fastest first."""
     best: VerdictView | None
-    """null: nothing may win (yet)."""
+    """null: no trial may win (yet)."""
     knobs: list[KnobColumn]
     constants: Plain
-    """Knob -> value, of all others."""
+    """Knob -> value, for all other knobs."""
     columns: PointColumns
     outcomes: list[str]
-    """Words by code, as in the next four; they only grow."""
+    """Words by code; the next four are lists of the same kind. They only grow."""
     purposes: list[str]
     fidelities: list[str]
     causes: list[str]

@@ -1,4 +1,4 @@
-"""A job's trials for plots: all of them, or what changed since; kept between two looks, so that the next costs what is new."""
+"""A job's trials for plots: all of them or the changes; cached, so that a request costs only what is new."""
 
 import threading
 from collections import OrderedDict
@@ -7,7 +7,7 @@ from typing import Any
 from pydantic_core import to_json
 
 from api.point_columns import Knobs, Words, columns
-from autotune.forecast.initial_forecast import InitialForecast, foresight_of
+from autotune.forecast.initial_forecast import InitialForecast, initial_forecaster_of
 from autotune.loop.job_cost import ended, job_seconds_left
 from autotune.outcome.job_snapshot import JobSnapshot, SnapshotReader
 from autotune.outcome.verdict import Verdict, Verdicts, answer_document
@@ -17,24 +17,24 @@ from storage.records import JobNews, JobRecord, Placement, TrialRecord
 from storage.store import Store
 
 MOST_EVENTS = 2000
-"""Who knows less than that of a job's events is given all of its trials."""
+"""A client that is more events behind gets all trials."""
 NONE = 2**62
-"""Beyond every event: who asks for what comes after it is told the job's version alone."""
+"""A number beyond every event: with it, a query for news returns only the job's version."""
 KEPT_TRIALS = 50_000
-"""Trials of the jobs that are kept, at some two kilobytes each; the job that was asked for last is kept however large."""
+"""Most cached trials, at about two kilobytes each. The most recently requested job is always kept."""
 
 
 class JobPoints:
-    """One job's trials, as far as they were read. May be used from several threads."""
+    """One job's trials, as far as they were read. Thread-safe."""
 
     def __init__(self, store: Store, job: JobRecord) -> None:
         self._store, self._job_id = store, job.id
         self._lock = threading.Lock()
         self._reader = SnapshotReader(store, job.id)
         self._session = session_of(job)
-        self._foresight = foresight_of(store, job.id, self._session)
+        self._forecaster = initial_forecaster_of(store, job.id, self._session)
         self._knobs, self._words = Knobs(self._session.space.domains), Words()
-        self._foreseen: dict[str, InitialForecast] = {}
+        self._predicted: dict[str, InitialForecast] = {}
         self._placements: dict[int, Placement] = {}
         self._closed = 0
         self._verdicts = Verdicts()
@@ -46,35 +46,35 @@ class JobPoints:
     def read(self, since: int) -> bytes:
         """`PointsView` as JSON.
 
-        1. The events beyond `since` name the trials that changed. They are read before the rows, which so may be newer, never
-           older: what is newer still is told again by the next look.
-        2. The rows from the first open trial on; what is before is known.
-        3. Columns of the trials that changed, and what was decided, anew where a measurement came.
+        1. Read the events after `since`, which name the changed trials. They are read before the rows, so rows may be newer but
+           not older; the next request returns the newer changes again.
+        2. Read the rows from the first open trial on; earlier rows are cached.
+        3. Build the columns of the changed trials, and the decision, which is recomputed if there is a new measurement.
         """
         with self._lock:
             news = self._store.news({self._job_id: since or NONE}, MOST_EVENTS)[self._job_id]
             known = len(self._knobs)
-            book = self._reader.read()
-            trials = book.trials
+            snapshot = self._reader.read()
+            trials = snapshot.trials
             self._take(trials[known:])
-            whole = since == 0 or since < book.job.events_removed or news.version - since > MOST_EVENTS
+            whole = since == 0 or since < snapshot.job.events_removed or news.version - since > MOST_EVENTS
             changed = trials if whole else _changed(trials, news)
-            # Those of trials that had ended by the last look are as they were.
+            # Placements of trials that had ended before are cached.
             self._placements |= self._store.placements(self._job_id, self._closed)
-            self._closed = book.closed_count
-            return to_json(self._view(book, news, whole, changed), inf_nan_mode="null")
+            self._closed = snapshot.closed_count
+            return to_json(self._view(snapshot, news, whole, changed), inf_nan_mode="null")
 
     def _take(self, new: list[TrialRecord]) -> None:
         self._knobs.grow([trial.config for trial in new])
-        # The equations know legal configurations alone.
+        # The equations handle only legal configurations.
         legal = (trial for trial in new if trial.outcome is not Outcome.INVALID)
-        unforeseen = {trial.config_hash: trial.config for trial in legal if trial.config_hash not in self._foreseen}
-        if self._foresight is not None and unforeseen:
-            found = self._foresight.of(list(unforeseen.values()))
-            self._foreseen |= dict(zip(unforeseen, found, strict=True))
+        unpredicted = {trial.config_hash: trial.config for trial in legal if trial.config_hash not in self._predicted}
+        if self._forecaster is not None and unpredicted:
+            found = self._forecaster.of(list(unpredicted.values()))
+            self._predicted |= dict(zip(unpredicted, found, strict=True))
 
-    def _view(self, book: JobSnapshot, news: JobNews, whole: bool, changed: list[TrialRecord]) -> dict[str, Any]:
-        job, ranking = book.job, self._session.ranking
+    def _view(self, snapshot: JobSnapshot, news: JobNews, whole: bool, changed: list[TrialRecord]) -> dict[str, Any]:
+        job, ranking = snapshot.job, self._session.ranking
         capacity = ranking.capacity_bytes
         return {
             "job": job.id,
@@ -86,26 +86,26 @@ class JobPoints:
             "objective": ranking.objective,
             "limit_bytes": ranking.memory_limit_bytes,
             "capacity_bytes": None if capacity == float("inf") else int(capacity),
-            "rests_on": None if self._foresight is None else self._foresight.rests_on,
-            "seconds_left": job_seconds_left(job, ended(book.trials)),
-            **self._decision(book),
+            "rests_on": None if self._forecaster is None else self._forecaster.rests_on,
+            "seconds_left": job_seconds_left(job, ended(snapshot.trials)),
+            **self._decision(snapshot),
             "knobs": self._knobs.columns([trial.number for trial in changed]),
             "constants": self._knobs.constants(),
-            "columns": columns(changed, self._words, ranking, self._placements, self._foreseen, job.created),
+            "columns": columns(changed, self._words, ranking, self._placements, self._predicted, job.created),
             **self._words.lists(),
         }
 
-    def _decision(self, book: JobSnapshot) -> dict[str, Any]:
-        """The verdict and the front."""
+    def _decision(self, snapshot: JobSnapshot) -> dict[str, Any]:
+        """The answer and the front."""
         session = self._session
-        verdict = self._verdicts.of(book, session.ranking, session.prior, session.baselines)
+        verdict = self._verdicts.of(snapshot, session.ranking, session.prior, session.baselines)
         if verdict is not self._decided[0]:
             self._decided = verdict, _decision(verdict)
         return self._decided[1]
 
 
 class PointsBoard:
-    """The jobs that were looked at last."""
+    """Cache of the most recently requested jobs."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -113,7 +113,7 @@ class PointsBoard:
         self._jobs: OrderedDict[str, JobPoints] = OrderedDict()
 
     def knows(self, job_id: str) -> bool:
-        """Whether the job's trials were read before, so that reading what is new is quick."""
+        """Whether the job's trials are cached, so that reading the changes is quick."""
         return job_id in self._jobs
 
     def read(self, job: JobRecord, since: int) -> bytes:

@@ -1,4 +1,4 @@
-"""What is asked to be predicted, and what is answered."""
+"""Requests and responses of predictions and plans."""
 
 import time
 from typing import Annotated, Any
@@ -15,45 +15,45 @@ from autotune.prediction.planning.plan import MOST_PLANS, PlanObjective, PlanOpt
 from autotune.prediction.planning.question import Question, cluster_of, model_of, question_of, with_adapters
 from autotune.prediction.planning.room import PROBABILITY
 from autotune.prediction.planning.scan import Bounds
-from search_spaces.model import ModelSpec
+from search_spaces.models.model import ModelSpec
 from storage.store import Store
 
 Plain = dict[str, Any]
 Positive = Annotated[float, Field(gt=0, le=1e18)]
 
 
-class Asked(Body):
-    """What is predicted for. Fields that are left out have the defaults of `autotune predict`."""
+class QuestionFields(Body):
+    """The subject of a prediction. Omitted fields have the defaults of `autotune predict`."""
 
     model: Name | UploadedModel
-    """A preset's name, or a config.json."""
+    """A preset's name, or the content of a config.json."""
     cluster: Name = "local"
     """`local`, or a preset as NAME:NODES."""
     ranks: Annotated[Integer, Field(ge=1, le=2**20)] | None = None
     global_batch_size: Annotated[Integer, Field(ge=1, le=2**32)] | None = None
     sequence_length: Annotated[Integer, Field(ge=1, le=2**32)] | None = None
     training_steps: Annotated[Integer, Field(ge=1, le=2**53)] | None = None
-    """Optimizer steps of the run, over which schedules of the data are weighed."""
+    """Optimizer steps of the run, over which data schedules are averaged."""
     document_lengths: DocumentLengths = Field([])
-    """Tokens of each document of a sample of the data; empty: every sample is whole."""
+    """Token counts of a sample of the data's documents; empty: each sample is one document."""
     memory_limit: Size | None = None
     """Bytes a rank may allocate, or text with a unit such as "40GB"."""
     engine: Name = "native"
     lora_rank: Annotated[Integer, Field(ge=1, le=2**20)] | None = None
-    """Rank of low-rank adapters, all else being frozen; left out: every parameter is trained."""
+    """Rank of low-rank adapters; all other parameters are frozen. Omitted: every parameter is trained."""
     lora_targets: Annotated[list[Name], Field(min_length=1, max_length=20)] | None = None
     frozen_bits: Annotated[Integer, Field(ge=1, le=64)] | None = None
 
 
-class PredictionRequest(Asked):
-    """One configuration."""
+class PredictionRequest(QuestionFields):
+    """A request to predict one configuration."""
 
     config: Annotated[dict[KnobName, KnobValue], Field(max_length=200)] = Field({})
-    """Knob -> value; knobs that are left out have the device's defaults."""
+    """Knob -> value; omitted knobs have the device's defaults."""
 
 
-class PlanRequest(Asked):
-    """A space. Fields that are left out have the defaults of `autotune plan`."""
+class PlanRequest(QuestionFields):
+    """A request to rank a space. Omitted fields have the defaults of `autotune plan`."""
 
     space: Name = "parallel"
     """A preset's name."""
@@ -62,24 +62,24 @@ class PlanRequest(Asked):
         Field(max_length=100),
     ] = Field({})
     simple: Name | None = None
-    """The framework whose export must say every plan without loss."""
+    """The framework whose export must express every plan without loss."""
     objective: PlanObjective = Field(PlanObjective.THROUGHPUT, strict=False)
     top: Annotated[Integer, Field(ge=1, le=MOST_PLANS)] = 10
-    """Plans that are given."""
+    """Number of returned plans."""
     price: Positive | None = None
-    """Of a device for an hour."""
+    """Price of a device-hour."""
     rate: Positive | None = None
     """Samples/s that a plan must reach."""
     share: Annotated[float, Field(gt=0, le=1)] | None = None
-    """Of the best rate, with the objective memory."""
+    """For the objective memory: least share of the best rate."""
     fit_probability: Annotated[float, Field(gt=0, lt=1)] = PROBABILITY
-    """How probable it must be that a plan fits."""
+    """Least probability that a plan fits."""
     max: Annotated[Dimension, Field(strict=False)] | None = None
-    """Plan for the largest of this that fits."""
+    """Plan for the largest value of this dimension that fits."""
 
 
 class IntervalView(BaseModel):
-    """A mean, and between what the truth is nine times out of ten."""
+    """A mean with its 90 % interval."""
 
     mean: float
     low: float
@@ -87,14 +87,14 @@ class IntervalView(BaseModel):
 
 
 class BandView(BaseModel):
-    """Between what the truth is nine times out of ten."""
+    """A 90 % interval."""
 
     low: float
     high: float
 
 
 class RankMemoryView(BaseModel):
-    """Memory of the ranks at one place along the pipeline."""
+    """Memory of the ranks of one pipeline stage."""
 
     pipeline_rank: int
     layers: int
@@ -104,21 +104,21 @@ class RankMemoryView(BaseModel):
 
 
 class SchedulePointView(BaseModel):
-    """A point of the schedule of the data."""
+    """A point of the data schedule."""
 
     length: int
-    """Tokens of a sample."""
+    """Tokens per sample."""
     kept: int
-    """Of these, what layers but the first and the last see."""
+    """Tokens of these that all layers but the first and the last see."""
     weight: float
-    """Share of the run's steps that it stands for."""
+    """Share of the run's steps that it represents."""
     step_seconds: float
     peak_memory_bytes: float
     """Of the fullest rank."""
 
 
 class PredictedView(BaseModel):
-    """What is predicted of a configuration."""
+    """The prediction for a configuration."""
 
     samples_per_second: IntervalView
     tokens_per_second: float
@@ -127,22 +127,22 @@ class PredictedView(BaseModel):
     breakdown_seconds: dict[str, float]
     """compute, tensor, pipeline, data, optimizer, offload: they sum to `step_seconds`."""
     peak_memory_bytes: list[RankMemoryView]
-    """Every rank of the pipeline; of a plan the fullest alone."""
+    """All pipeline ranks; for a plan only the fullest one."""
     peak_memory_band: IntervalView
     """Of the fullest rank."""
     host_memory_bytes: float
-    """Of a node's main memory."""
+    """Main memory of a node."""
     memory_limit_bytes: int
     fit_probability: float
     tflops_per_device: float
     mfu: float | None
     flops_convention: str
     schedule: list[SchedulePointView]
-    """Its first, a middle and its last point; empty: the data are not scheduled."""
+    """The first, a middle and the last point of the data schedule; empty: there is no schedule."""
 
 
 class PredictionView(BaseModel):
-    """A configuration with what is predicted of it."""
+    """A configuration with its prediction."""
 
     model: str
     parameter_count: int
@@ -152,24 +152,24 @@ class PredictionView(BaseModel):
     global_batch_size: int
     sequence_length: int
     rests_on: str
-    """In words, what the prediction rests on: shipped coefficients, or measurements of the cluster."""
+    """In words, the source of the prediction: shipped coefficients, or measurements of the cluster."""
     config: Plain
     """In canonical form."""
     predicted: PredictedView
 
 
 class ReasonView(BaseModel):
-    """Why a knob has its value: what that does, and what the others come to."""
+    """Why a knob has its value: its effect, and the cost of the alternatives."""
 
     knob: str
     text: str
     cause: Plain | None
-    """Another value in its place alone: the seconds that each part of the step takes more, and the bytes that it needs."""
+    """The effect of changing only this knob: extra seconds for each part of the step, and the needed bytes."""
     alternatives: list[Plain]
 
 
 class TieView(BaseModel):
-    """A configuration that the predictions cannot tell from the one that is shown."""
+    """A configuration that the predictions cannot distinguish from the shown one."""
 
     config: Plain
     step_seconds: float
@@ -177,16 +177,16 @@ class TieView(BaseModel):
 
 
 class PlanView(BaseModel):
-    """One of the best configurations: the simplest of those that tie with it."""
+    """One of the best configurations: the simplest of a tied group."""
 
     world_size: int
     nodes: int
     config: Plain
     differences: Plain
-    """Knobs that are not at the device's defaults."""
+    """Knobs that differ from the device's defaults."""
     predicted: PredictedView
     tied: int
-    """Further configurations that tie with it."""
+    """Number of further configurations that tie with it."""
     ties: list[TieView]
     """The fastest of them."""
     cost_per_million_tokens: float | None
@@ -194,17 +194,17 @@ class PlanView(BaseModel):
 
 
 class MaxView(BaseModel):
-    """The largest that fits."""
+    """The largest value that fits."""
 
     dimension: str
     value: int
     """Tokens, samples or parameters."""
     next: int | None
-    """The smallest that was found not to fit."""
+    """The smallest value that was found not to fit."""
 
 
 class PlansView(BaseModel):
-    """What a space holds at best."""
+    """The best configurations of a space."""
 
     model: str
     parameter_count: int
@@ -213,30 +213,30 @@ class PlansView(BaseModel):
     global_batch_size: int
     sequence_length: int
     rests_on: str
-    """In words, what the predictions rest on."""
+    """In words, the source of the predictions."""
     space: str
     objective: str
     max: MaxView | None
     configurations: int
-    """That were predicted."""
+    """Number of predicted configurations."""
     fitting: int
     bucket_settings: int
     world_sizes: list[int]
     resolution: float
-    """Relative difference of step times up to which configurations tie."""
+    """Relative difference of step times up to which configurations count as tied."""
     seconds: float
     plans: list[PlanView]
 
 
-def predicted(body: PredictionRequest, settings: Settings, store: Store) -> PredictionView:
-    """Predict one configuration. Raises what names the field and the remedy."""
+def predict_config(body: PredictionRequest, settings: Settings, store: Store) -> PredictionView:
+    """Predict one configuration. Errors name the field and the remedy."""
     question = asked_here(store, _question(body, settings, pins=checked(body.config)))
     (estimate,) = estimates(question, [question.config()])
     return PredictionView(**_asked(question), world_size=question.cluster.world_size, **estimate.document())
 
 
-def planned(body: PlanRequest, settings: Settings, store: Store) -> PlansView:
-    """Rank a space, within what the settings allow. Raises what names the field and the remedy."""
+def rank_plans(body: PlanRequest, settings: Settings, store: Store) -> PlansView:
+    """Rank a space within the limits of the settings. Errors name the field and the remedy."""
     question = asked_here(store, _question(body, settings, pins=body.pins, space=body.space, simple=body.simple))
     options = PlanOptions(
         objective=body.objective, top=body.top, fit_probability=body.fit_probability, share=body.share, price=body.price,
@@ -247,11 +247,13 @@ def planned(body: PlanRequest, settings: Settings, store: Store) -> PlansView:
     question = biggest.question if biggest else question
     found = plan(question, options, bounds)
     document = found.document()
-    told = MaxView(dimension=biggest.dimension, value=biggest.value, next=biggest.next) if biggest else None
-    return PlansView(**_asked(question), space=question.space, objective=options.objective, max=told, **document)
+    max_view = MaxView(dimension=biggest.dimension, value=biggest.value, next=biggest.next) if biggest else None
+    return PlansView(**_asked(question), space=question.space, objective=options.objective, max=max_view, **document)
 
 
-def _question(body: Asked, settings: Settings, pins: Any, space: str = "parallel", simple: str | None = None) -> Question:
+def _question(
+    body: QuestionFields, settings: Settings, pins: Any, space: str = "parallel", simple: str | None = None
+) -> Question:
     require_preset_names(body.cluster, space)
     name, uploaded = uploaded_or_named(body.model, settings)
     targets = body.lora_targets

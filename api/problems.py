@@ -1,4 +1,4 @@
-"""Errors as problem documents (RFC 9457): what is wrong, where, and what to do."""
+"""Converts errors to problem documents (RFC 9457): problem, field, remedy."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -28,8 +28,8 @@ from storage.errors import (
 
 log = logging.getLogger(__name__)
 MEDIA_TYPE = "application/problem+json"
-MOST_TOLD = 1000
-"""Characters of a message: what a request held comes back in it."""
+MOST_CHARACTERS = 1000
+"""Most characters of a message, which may contain text of the request."""
 
 
 def install(app: FastAPI) -> None:
@@ -61,12 +61,12 @@ def install(app: FastAPI) -> None:
         wrong = f"{error.used:,.10g} of {error.most:,.10g} are used"
         errors = [{"field": f"quota.{error.quota}", "message": wrong, "remedy": error.remedy}]
         more: dict[str, str | float] = {"quota": error.quota, "used": error.used, "limit": error.most}
-        # Not 429, after which clients ask again by themselves: what is used up stays so until somebody does something.
+        # Not 429, after which clients retry automatically: an exhausted quota stays exhausted until the owner acts.
         return problem(HTTPStatus.CONFLICT, str(error), errors, more=more)
 
     @app.exception_handler(SecretError)
     def no_secret(_request: Request, error: SecretError) -> JSONResponse:
-        # The message names a file of the server.
+        # The message contains a server path.
         log.error("%s", error)
         return problem(HTTPStatus.SERVICE_UNAVAILABLE, "secrets cannot be encrypted here; ask who runs the server")
 
@@ -83,7 +83,7 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(DatabaseUnavailableError)
     def no_database(_request: Request, _error: DatabaseUnavailableError) -> JSONResponse:
-        # The message names files and hosts of the server, which are not the client's to know.
+        # The message contains paths and hosts of the server, which clients must not see.
         return problem(HTTPStatus.SERVICE_UNAVAILABLE, "the database cannot be used; try again, then ask who runs the server")
 
     @app.exception_handler(RequestValidationError)
@@ -109,7 +109,7 @@ def install(app: FastAPI) -> None:
 
 
 def _methods(request: Request) -> list[str]:
-    """Every method of the path: the router tells those of one route alone."""
+    """All methods of the path; the router reports only those of one route."""
     routes, scope = request.app.routes, {**request.scope, "path_params": {}}
 
     def matches(method: str) -> bool:
@@ -125,7 +125,7 @@ def problem(
     headers: dict[str, str] | None = None,
     more: Mapping[str, str | float] | None = None,
 ) -> JSONResponse:
-    """Return a problem document; `errors` names each field that is wrong, `more` are further members."""
+    """Return a problem document. `errors` names each invalid field; `more` has further members."""
     body: dict[str, Any] = {"type": "about:blank", "title": status.phrase, "status": status, "detail": _cut(detail)}
     body |= more or {}
     if errors:
@@ -134,6 +134,6 @@ def problem(
 
 
 def _cut(text: str) -> str:
-    """The text, bounded, and such that UTF-8 can hold it."""
-    shown = text if len(text) <= MOST_TOLD else text[: MOST_TOLD - 1] + "…"
+    """The text, shortened, with characters escaped that UTF-8 cannot encode."""
+    shown = text if len(text) <= MOST_CHARACTERS else text[: MOST_CHARACTERS - 1] + "…"
     return shown.encode("utf-8", "backslashreplace").decode("utf-8")

@@ -1,4 +1,4 @@
-"""How often each client may ask."""
+"""Rate limits of clients."""
 
 import hashlib
 import ipaddress
@@ -8,19 +8,19 @@ from collections.abc import Callable
 
 BURST_SECONDS = 10.0
 MOST_CLIENTS = 10_000
-"""Clients whose rate is remembered; the one that was longest away is forgotten first."""
+"""Most clients whose rate is remembered; the least recently seen one is forgotten first."""
 
 
 class Rates:
-    """A bucket of tokens for each client."""
+    """A token bucket for each client."""
 
     def __init__(self, per_second: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._per_second, self._clock = per_second, clock
         self._clients: OrderedDict[str, tuple[float, float]] = OrderedDict()
-        """Client -> tokens that were left, and when."""
+        """Client -> remaining tokens, and the time of that count."""
 
     def wait(self, client: str) -> float:
-        """Seconds until the client may ask; 0: now, and that is counted."""
+        """Seconds until the client may send a request; 0: now, and this request is counted."""
         if self._per_second <= 0:
             return 0.0
         now, most = self._clock(), self._per_second * BURST_SECONDS
@@ -34,10 +34,10 @@ class Rates:
 
 
 class KnownKeys:
-    """Digests of the Authorization headers that were valid once: these have a rate of their own.
+    """Digests of Authorization headers that were valid once. Each of these has its own rate limit.
 
-    Any other header says nothing about who asks: with a new one for each request nobody would ever wait. Used from several
-    threads; each step is one operation on a dict.
+    Other headers do not identify a client: with a new one for each request, the limit would never apply. Used from several
+    threads; each step is one atomic dict operation.
     """
 
     def __init__(self) -> None:
@@ -50,21 +50,21 @@ class KnownKeys:
             self._digests.popitem(last=False)
 
     def client(self, header: str | None, address: str) -> str:
-        """Whose rate a request counts for: its key's, or its address's."""
+        """The client that a request counts for: its key or its address."""
         if header is not None and (digest := _digest(header)) in self._digests:
             return digest
         return network_of(address)
 
 
 def _digest(header: str) -> str:
-    """Of what the header says: one key may be written in many ways."""
+    """Digest of the normalised header, because a key can be written in several ways."""
     scheme, _, text = header.partition(" ")
     header = f"{scheme.lower()} {text.strip()}"
     return hashlib.sha256(header.encode("latin-1", "replace")).hexdigest()
 
 
 def network_of(address: str) -> str:
-    """The address; of IPv6 the network of 64 bits, all of which one machine has."""
+    """The address; for IPv6 its 64-bit network, which belongs to one machine."""
     try:
         ip = ipaddress.ip_address(address)
     except ValueError:

@@ -1,6 +1,6 @@
-"""Why a request does not fit the OpenAPI document, in our words: field, problem, remedy.
+"""Describes why a request does not match the OpenAPI document: field, problem, remedy.
 
-The validator (pydantic) says where a value is wrong and how; what would be right is read from the document.
+The validator (pydantic) reports the place and the kind of each error; the expected values come from the document.
 """
 
 import difflib
@@ -36,7 +36,7 @@ _FORMS: dict[str, tuple[str, str]] = {
     r"^[0-9]{1,9}$": ("a whole number of at most 9 digits", "give the number of an event"),
     r"^https?://": ("an address", "begin it with https:// or http://"),
 }
-"""Pattern of a text -> what the text is, and the remedy where it is not."""
+"""Pattern -> the description of matching text, and the remedy for other text."""
 _KINDS = {
     "boolean": "true or false", "integer": "a whole number", "number": "a number", "string": "a text", "array": "a list",
     "object": "an object",
@@ -51,7 +51,7 @@ _OF_VALUES = (
     "too_long",
     "value_error",
 )
-"""Kinds of errors of a value that has the right kind: of a union they say more than that it has not another."""
+"""Errors of values that have the right type. For a union they are more specific than type errors of its other members."""
 
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 60
@@ -61,30 +61,30 @@ _SHORT.maxlevel = 2
 
 @dataclass(slots=True)
 class _Place:
-    """A value of a request that is wrong, with what the document says of it."""
+    """An invalid value of a request, with its schemas in the document."""
 
     name: str
     options: list[Schema]
-    """What it may be: several for a union."""
+    """The allowed schemas; several for a union."""
     parent: list[Schema]
     errors: list[Mapping[str, Any]] = field(default_factory=list)
 
 
 def refusals(errors: Sequence[Mapping[str, Any]], document: Mapping[str, Any], path: str, method: str) -> list[Refused]:
-    """Return one entry for each value that is wrong, at most `MOST_ERRORS`.
+    """Return one entry for each invalid value, at most `MOST_ERRORS`.
 
     Args:
-        errors: of the validator.
+        errors: the validator's errors.
         document: the OpenAPI document.
-        path: of the operation, as the document has it.
-        method: of the operation, in lower case.
+        path: the operation's path in the document.
+        method: the operation's method, in lower case.
     """
     operation = document.get("paths", {}).get(path, {}).get(method, {})
     places: dict[str, _Place] = {}
     for error in errors[: 10 * MOST_ERRORS]:
         found = _place(error, operation, document)
         places.setdefault(found.name, found).errors.append(error)
-    # Where a part of a value is wrong, the value itself has one of the right kinds.
+    # If a part of a value is invalid, the value itself has a right type, so its own error is dropped.
     whole = [name for name, place in places.items() if not _has_a_right_kind(place) and _has_parts(name, places)]
     return [_refused(place) for name, place in places.items() if name not in whole][:MOST_ERRORS]
 
@@ -98,7 +98,7 @@ def _has_parts(name: str, places: Mapping[str, _Place]) -> bool:
 
 
 def _place(error: Mapping[str, Any], operation: Schema, document: Schema) -> _Place:
-    """Follow the error's location through the document; words of it that name no part of a value are the validator's own."""
+    """Follow the error's location through the document, skipping words that the validator adds."""
     where, *rest = error["loc"]
     if where == "body":
         content = operation.get("requestBody", {}).get("content", {}).get("application/json", {})
@@ -131,7 +131,7 @@ def _parameter(
 
 
 def _options(schema: Schema, document: Schema) -> list[Schema]:
-    """What a value may be, without null, which leaving it out says as well."""
+    """The allowed schemas of a value without null, which is equivalent to omitting it."""
     if "$ref" in schema:
         return _options(document["components"]["schemas"][schema["$ref"].rpartition("/")[2]], document)
     if "anyOf" in schema:
@@ -140,7 +140,7 @@ def _options(schema: Schema, document: Schema) -> list[Schema]:
 
 
 def _part(schema: Schema, part: Any) -> Schema | None:
-    """What the document says of a part of a value; None: there is no such part."""
+    """The schema of a part of a value; None: there is no such part."""
     if isinstance(part, int):
         return schema.get("items")
     if part in schema.get("properties", {}):
@@ -216,7 +216,7 @@ def _names(schema: Schema) -> Iterator[Any]:
 
 
 def _expected(options: Sequence[Schema], with_most: bool = False) -> str:
-    """What a value may be: `a whole number of 1 or more`, `a text or an object`."""
+    """A description of the allowed values: `a whole number of 1 or more`, `a text or an object`."""
     texts = list(dict.fromkeys(_expected_of(option, with_most) for option in options)) or ["a value"]
     return texts[0] if len(texts) == 1 else f"{', '.join(texts[:-1])} or {texts[-1]}"
 
@@ -252,5 +252,5 @@ def _number(value: float) -> str:
 
 
 def _shown(value: Any) -> str:
-    """The value, shortened; a text in quotes, what JSON has words for in these."""
+    """The value, shortened: text in quotes, null and booleans as in JSON."""
     return json.dumps(value) if value is None or isinstance(value, bool) else _SHORT.repr(value)

@@ -1,4 +1,4 @@
-"""Every route with the role that it needs, as the Markdown table of docs/security.md: `python -m api.roles`."""
+"""Prints every route and its required role as the Markdown table of docs/security.md: `python -m api.roles`."""
 
 import sys
 from collections.abc import Iterator
@@ -8,13 +8,13 @@ from fastapi import FastAPI
 from fastapi.dependencies.models import Dependant
 
 from api.app import with_routes
-from api.auth import Needs
+from api.auth import RequiredScope
 
 EVERYBODY = "everybody"
 
 
 def roles(app: FastAPI) -> dict[str, str]:
-    """`METHOD /path` of each route -> the role that its key needs, as the route itself declares it."""
+    """`METHOD /path` of each route -> the required role, as declared by the route."""
     found: dict[str, str] = {}
     for route in _routes(app):
         needs = [" or ".join(need.scopes) for need in _needs(route.dependant)] if hasattr(route, "dependant") else []
@@ -24,19 +24,19 @@ def roles(app: FastAPI) -> dict[str, str]:
 
 
 def table() -> str:
-    """The table."""
+    """The Markdown table."""
     lines = ["| route | role |", "|---|---|", *(f"| `{route}` | {role} |" for route, role in roles(with_routes()).items())]
     return "\n".join(lines) + "\n"
 
 
 def _routes(app: FastAPI) -> Iterator[Any]:
-    """What FastAPI knows of each route: its own contexts, where it keeps routers as they were included."""
+    """The route contexts of FastAPI, also for versions that keep included routers as nested objects."""
     for route in app.routes:
         yield from route.effective_route_contexts() if hasattr(route, "effective_route_contexts") else [route]
 
 
-def _needs(dependant: Dependant) -> Iterator[Needs]:
-    if isinstance(dependant.call, Needs):
+def _needs(dependant: Dependant) -> Iterator[RequiredScope]:
+    if isinstance(dependant.call, RequiredScope):
         yield dependant.call
     for inner in dependant.dependencies:
         yield from _needs(inner)

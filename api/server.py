@@ -1,4 +1,4 @@
-"""The service as `autotune serve` starts it: by import string, with its settings in the environment."""
+"""Entry point of `autotune serve`, which starts the service by import string with its settings in the environment."""
 
 import json
 import os
@@ -11,22 +11,23 @@ from api.settings import Settings
 from search_spaces.plain import from_plain
 
 VARIABLE = "AUTOTUNE_SERVER"
-"""Settings as JSON."""
+"""Environment variable with the settings as JSON."""
 
 
 def make_app() -> FastAPI:
-    """The service with the settings of the environment."""
-    # A thread that computes gives way this often to the event loop and to reads: at Python's 5 ms each read waits for several.
+    """Create the service with the settings from the environment."""
+    # A computing thread yields this often to the event loop and to reads. With Python's default of 5 ms, each read would wait
+    # several times.
     sys.setswitchinterval(0.0005)
     app = create_app(settings_of(os.environ[VARIABLE]))
-    app.openapi()  # it is kept: to make it for the first who asks would hold up everybody else
+    app.openapi()  # cached now: building it during the first request would delay all others
     return app
 
 
 def settings_of(text: str) -> Settings:
-    """The settings that the text says.
+    """The settings from their JSON text.
 
     Raises:
-        RequestError: one is wrong.
+        RequestError: a setting is invalid.
     """
     return from_plain(Settings, json.loads(text))

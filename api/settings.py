@@ -1,4 +1,4 @@
-"""What a server is told when it starts."""
+"""The settings of a server."""
 
 import ipaddress
 from dataclasses import dataclass, field
@@ -11,76 +11,76 @@ from storage.service_records import Quotas
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """How the service behaves.
+    """Settings of the service.
 
     Raises:
-        RequestError: it would listen beyond loopback without asking for keys.
+        RequestError: it would listen beyond loopback without requiring keys, or a trusted proxy is invalid.
     """
 
     database_url: str
     host: str = "127.0.0.1"
     require_keys: bool = True
-    """Whether a request needs an API key. Without, the service listens on loopback alone, and checks Host and Origin."""
+    """Whether a request needs an API key. If not, the service listens only on loopback, and checks Host and Origin."""
     factories: tuple[str, ...] = ()
-    """`module:factory` models that requests may name: nothing else of a request makes a worker import anything."""
+    """`module:factory` models that requests may name. Nothing else in a request makes a worker import a module."""
     commands: tuple[str, ...] = ()
-    """`FOLDER:COMMAND`: what a user's command must begin with, and where it runs. Empty: no request may run one."""
+    """`FOLDER:COMMAND`: the folder and the first words of allowed commands. Empty: no request may run a command."""
     runners: tuple[str, ...] = ("ray", "local")
     body_bytes: int = 1_000_000
-    """Longest body of a request."""
+    """Most bytes of a request body."""
     depth: int = 32
-    """Deepest nesting of JSON in a body."""
+    """Most nesting levels of JSON in a body."""
     body_seconds: float = 30.0
-    """Longest that a body may take to arrive."""
+    """Longest time for a body to arrive."""
     requests_per_second: float = 0.0
-    """Of one key, and of one address without a valid key, over bursts of ten seconds; 0: no limit."""
+    """Limit per key, and per address without a valid key, averaged over bursts of ten seconds; 0: no limit."""
     counts_at_once: int = 2
-    """Spaces that are counted, and predictions and figures that are made, at the same time."""
+    """Most concurrent counts, predictions and figures."""
     submissions_at_once: int = 1
-    """Submissions that are resolved at the same time."""
+    """Most submissions that are resolved concurrently."""
     names_at_once: int = 4
-    """Names of webhooks' hosts that are resolved at the same time."""
+    """Most host names of webhooks that are resolved concurrently."""
     count_steps: int = 120_000
-    """What counting one may take: some three seconds."""
+    """Most steps for counting a space: about three seconds."""
     plan_configurations: int = 1_000_000
-    """Configurations that a plan ranks at most: some three seconds."""
+    """Most configurations that a plan ranks: about three seconds."""
     plan_seconds: float = 10.0
-    """Seconds after which a plan is given up."""
+    """Time limit of a plan."""
     submission_steps: int = 20_000
-    """What finding a legal configuration of a submission's space may take: most take some dozens."""
+    """Most steps for finding a legal configuration of a submission's space; most spaces take dozens."""
     quotas: Quotas = field(default_factory=Quotas)
-    """What each owner may take who has no limits of their own."""
+    """Quotas of owners without their own limits."""
     hosts: tuple[str, ...] = ()
-    """Further names that a Host header may have where keys are not asked for."""
+    """Further allowed names in a Host header if keys are not required."""
     webhook_networks: tuple[str, ...] = ()
-    """Networks beside the public internet that webhooks may be in, such as 10.1.0.0/16."""
+    """Networks besides the public internet that webhooks may be in, such as 10.1.0.0/16."""
     access_log: bool = False
-    """Whether every request is a line of the log."""
+    """Whether to log every request."""
     connections: int = 1000
-    """Open connections of this process. `autotune serve` lowers it to what its limit of descriptors leaves."""
+    """Most open connections of this process. `autotune serve` lowers it to fit the limit of file descriptors."""
     connections_per_address: int = 500
-    """Of one address, or one IPv6 network of 64 bits. Trusted proxies have no such limit."""
+    """Most connections per address, or per 64-bit IPv6 network. Trusted proxies are exempt."""
     header_seconds: float = 10.0
-    """Longest that the header of a request, or the handshake of TLS, may take to arrive."""
+    """Longest time for a request header or a TLS handshake to arrive."""
     stall_seconds: float = 30.0
-    """Longest that a client may leave an answer unread."""
+    """Longest time that a client may leave a response unread."""
     trusted_proxies: tuple[str, ...] = ()
-    """Addresses and networks whose `X-Forwarded-For` and `X-Forwarded-Proto` are believed. Nobody else's are."""
+    """Addresses and networks whose `X-Forwarded-For` and `X-Forwarded-Proto` are trusted; others are ignored."""
 
     @property
     def allow_list(self) -> AllowList:
-        """What jobs may run."""
+        """The factories, commands and runners that jobs may use."""
         return AllowList(factories=self.factories, commands=self.commands, runners=self.runners)
 
     def __post_init__(self) -> None:
         if not self.require_keys and not is_loopback(self.host):
             raise RequestError(
                 "host",
-                f"{self.host} is reached from other machines, and no API keys are asked for",
+                f"{self.host} is reachable from other machines, and no API keys are required",
                 "make one with `autotune keys create` and leave out --no-keys, or bind to 127.0.0.1",
             )
         if self.trusted_proxies and not self.require_keys:
-            problem = "is given, and no API keys are asked for: whoever reaches the proxy could do anything"
+            problem = "is given, and no API keys are required: any client of the proxy could do anything"
             raise RequestError("trusted_proxy", problem, "give --keys")
         for proxy in self.trusted_proxies:
             try:

@@ -1,4 +1,4 @@
-"""A job as it is submitted: the fields of a tuning request, less all that names a path or code on the server."""
+"""Job submissions: the fields of a tuning request, except those that name paths or code on the server."""
 
 import hashlib
 import json
@@ -21,11 +21,11 @@ from autotune.request.strategy_names import STRATEGIES
 from autotune.session.resolve import resolve
 from autotune.session.resolved import Resolver
 from autotune.session.session import Session
-from search_spaces.clusters import is_cluster_name
+from search_spaces.clusters.presets import is_cluster_name
 from search_spaces.environment import MOST_SETTINGS
-from search_spaces.huggingface import is_factory_reference, model_spec_from_config
-from search_spaces.knobs import check_value
-from search_spaces.model import ModelSpec
+from search_spaces.knob_values import check_value
+from search_spaces.models.huggingface import is_factory_reference, model_spec_from_config
+from search_spaces.models.model import ModelSpec
 from search_spaces.optimizers import OPTIMIZERS
 from search_spaces.preset_files import preset_tables, unknown_name
 from search_spaces.trial_config import Value
@@ -43,7 +43,7 @@ KnobValue = (
 KnobName = Annotated[str, Field(min_length=1, max_length=100, pattern=r"^[a-z0-9_]+$")]
 Setting = Annotated[str, Field(min_length=1, max_length=500, pattern=r"^[^\x00-\x1f]*$")]
 ModelName = Annotated[str, Field(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
-"""What cannot be read as a path or as `module:factory`, wherever the name gets to."""
+"""A name that cannot be interpreted as a path or as `module:factory`."""
 
 
 JobName = Annotated[str, Field(max_length=LONGEST["name"], pattern=r"^[^\x00-\x1f]*$")]
@@ -53,7 +53,7 @@ JobTags = Annotated[list[JobTag], Field(max_length=MOST_TAGS, fail_fast=True)]
 
 
 class UploadedModel(BaseModel):
-    """A Hugging Face config.json in the request itself."""
+    """A Hugging Face config.json inside the request."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -62,10 +62,10 @@ class UploadedModel(BaseModel):
 
 
 class JobSubmission(Body):
-    """What is to be tuned, and what it may cost. Fields that are left out have the defaults of `autotune sweep`."""
+    """What to tune, and its budget. Omitted fields have the defaults of `autotune sweep`."""
 
     model: Name | UploadedModel | None = None
-    """A preset's name, a config.json, or a `module:factory` that the server allows. Left out where there is a command."""
+    """A preset's name, a config.json, or a `module:factory` that the server allows. Omitted if there is a command."""
     command: SubmittedCommand | None = None
     """A training script that the server allows."""
     cluster: Name | None = None
@@ -78,7 +78,7 @@ class JobSubmission(Body):
         Field(max_length=100),
     ] = Field({})
     simple: Name | None = None
-    """The framework whose export must say all that is searched without loss."""
+    """The framework whose export must express every searched value without loss."""
     objective: Name | None = None
     strategy: Annotated[Name | None, Field(description=f"One of {', '.join(STRATEGIES)}.")] = None
     seed: Whole | None = None
@@ -92,9 +92,9 @@ class JobSubmission(Body):
     sequence_length: Annotated[Integer, Field(ge=1, le=2**32)] | None = None
     training_steps: Annotated[Integer, Field(ge=1, le=2**53)] | None = None
     document_lengths: DocumentLengths | None = None
-    """Tokens of each document of a sample of the data; left out: every sample is whole."""
+    """Token counts of a sample of the data's documents; omitted: each sample is one document."""
     lr: Annotated[float, Field(gt=0, le=1e9)] | None = None
-    """Learning rate, and with the next three what trials train with and exported files state; left out: files state none."""
+    """Learning rate. This and the next three fields apply to trials and are written to exported files; omitted: not written."""
     weight_decay: Annotated[float, Field(ge=0, le=1e9)] | None = None
     clip: Annotated[float, Field(ge=0, le=1e9)] | None = None
     """Bound of the gradient norm; 0: no clipping."""
@@ -110,32 +110,32 @@ class JobSubmission(Body):
     confirm_repeats: Annotated[Integer, Field(ge=0, le=1000)] | None = None
     control_every: Annotated[Integer, Field(ge=0, le=1_000_000)] | None = None
     environment_settings: Annotated[list[Setting], Field(max_length=MOST_SETTINGS, fail_fast=True)] | None = None
-    """NAME=VALUE pairs that the ranks' processes are started with in the last stage, on the best layout; or `standard`."""
+    """NAME=VALUE settings of the ranks' environment that the last stage tries on the best layout; or `standard`."""
     allow_unstable: bool | None = None
     racing: bool | None = None
     name: JobName | None = None
-    """What the job is called."""
+    """The job's name."""
     tags: JobTags | None = None
-    """Words to find the job by."""
+    """Words by which to find the job."""
     note: JobNote | None = None
-    """What is to be known about the job."""
+    """Free text about the job."""
     priority: Annotated[Integer, Field(ge=-100, le=100)] = 0
-    """Higher ones go first."""
+    """Jobs with a higher priority run first."""
 
 
 SMALL_BYTES = 4_096
-"""Of a body that is read and looked up within a millisecond or two."""
+"""Most bytes of a body that is processed in the event loop, which takes a millisecond or two."""
 HIDDEN = ("data_path", "nvme_path", "python_path", "fidelity", "ray_address")
-"""Fields of a request that are the server's own affair: they name its paths and hosts, or what its trials cost."""
+"""Request fields that only the server sets: they name its paths and hosts, or the cost of its trials."""
 
 
 def session_of_submission(body: JobSubmission, settings: Settings, most_steps: int) -> Session:
-    """Resolve and check what was submitted. No file of the server is looked at, and nothing is imported.
+    """Resolve and check a submission, without access to files of the server and without imports.
 
     Args:
-        body: what was submitted.
-        settings: what the server allows.
-        most_steps: what counting the session's space may take.
+        body: the submission.
+        settings: the settings of the server.
+        most_steps: most steps for counting the session's space.
 
     Raises:
         RequestError, SearchSpaceError: one line that names the field and the remedy.
@@ -145,29 +145,28 @@ def session_of_submission(body: JobSubmission, settings: Settings, most_steps: i
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """What was submitted, as a job's row holds it."""
+    """A resolved submission, in the form of a job's row."""
 
     row: Mapping[str, Any]
     devices: int
     body_hash: str
-    """Empty where it was not asked for."""
+    """Empty: not requested."""
 
 
-async def asked_for(
+async def resolved_submission(
     body: JobSubmission, length: int, settings: Settings, resolver: Resolver, pool: Pool, hashed: bool
 ) -> Resolved:
-    """What was submitted, resolved and checked. Raises what `session_of_submission` raises, and what `Pool.run` does.
+    """Resolve and check a submission. Raises what `session_of_submission` and `Pool.run` raise.
 
-    Nothing that may take long is done in the event loop: a body of up to `SMALL_BYTES` is looked up
-    there, all else is a thread's.
+    The event loop does only short work: it looks up bodies of up to `SMALL_BYTES` in the cache; all else runs in a thread.
 
     Args:
-        body: what was submitted.
-        length: its bytes.
-        settings: what the server allows.
-        resolver: what was resolved before.
-        pool: threads for what was not.
-        hashed: whether `body_hash` is needed.
+        body: the submission.
+        length: its size in bytes.
+        settings: the settings of the server.
+        resolver: the cache of resolved requests.
+        pool: threads for requests that are not cached.
+        hashed: whether to compute `body_hash`.
     """
     if length <= SMALL_BYTES and body.failures is None and body.command is None:
         known = resolver.known(*_request(body, settings))
@@ -186,7 +185,7 @@ def _row(body: JobSubmission, request: JobRequest, hashed: bool) -> Resolved:
 
 
 def _request(body: JobSubmission, settings: Settings) -> tuple[JobRequest, ModelSpec | None]:
-    """The request, and the model where it was uploaded."""
+    """The request, and the model if it was uploaded."""
     fields = body.model_dump(exclude_none=True, exclude={"priority", "model"})
     _require_names(fields, settings)
     if body.baseline is not None:
@@ -200,10 +199,10 @@ def _request(body: JobSubmission, settings: Settings) -> tuple[JobRequest, Model
 
 
 def uploaded_or_named(model: str | UploadedModel, settings: Settings) -> tuple[str, ModelSpec | None]:
-    """The model's name, and the model where it was uploaded.
+    """The model's name, and the model if it was uploaded.
 
     Raises:
-        RequestError, SearchSpaceError: the server does not know or allow it, or it cannot be read.
+        RequestError, SearchSpaceError: the server does not know or allow the model, or cannot read it.
     """
     if not isinstance(model, UploadedModel):
         return _allowed_model(model, settings), None
@@ -213,7 +212,7 @@ def uploaded_or_named(model: str | UploadedModel, settings: Settings) -> tuple[s
 
 
 def checked(values: Mapping[str, KnobValue]) -> dict[str, Value]:
-    """The values of knobs, each in its knob's domain.
+    """Check that each value is in its knob's domain.
 
     Raises:
         SearchSpaceError: there is no such knob, or its domain lacks the value.
@@ -222,13 +221,13 @@ def checked(values: Mapping[str, KnobValue]) -> dict[str, Value]:
 
 
 def shown_fields(request: dict[str, Any]) -> dict[str, Any]:
-    """The fields of a stored request that people gave, or could have given."""
+    """The fields of a stored request that a client can set."""
     present = with_present_names(request)
     return {name: present[name] for name in FIELDS if name in present and name not in HIDDEN}
 
 
 def body_hash(body: JobSubmission) -> str:
-    """What tells submissions apart, however their JSON was written."""
+    """A hash of the submission that does not depend on the formatting of its JSON."""
     return hashlib.sha256(json.dumps(body.model_dump(mode="json"), sort_keys=True).encode()).hexdigest()
 
 
@@ -250,10 +249,10 @@ def _require_names(fields: dict[str, Any], settings: Settings) -> None:
 
 
 def require_preset_names(cluster: str, space: str) -> None:
-    """Names of presets alone: what could be a path is not even looked for.
+    """Accept only names of presets; the file system is not searched for other names.
 
     Raises:
-        UnknownNameError: one is none.
+        UnknownNameError: a name is not a preset.
     """
     if not is_cluster_name(cluster):
         raise unknown_name("cluster", cluster, ("local", *preset_tables("clusters")))

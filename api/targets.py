@@ -1,4 +1,4 @@
-"""Which addresses the server may call for a person: none of its own network, whatever a name is made to point to."""
+"""Checks which addresses the server may call for webhooks: none in its own network, whatever a host name resolves to."""
 
 import ipaddress
 import socket
@@ -21,14 +21,14 @@ _METADATA = tuple(map(ipaddress.ip_network, (
     "168.63.129.16/32",  # Azure's host, a public address
     "192.0.0.0/24", "192.88.99.0/24",  # protocol assignments, and the former relays of 6to4
 )))  # fmt: skip
-"""Where clouds tell machines their secrets, and what else is special: some of it `ipaddress` takes for the public internet."""
+"""Cloud metadata services, which reveal secrets, and other special networks, some of which `ipaddress` counts as public."""
 _CARRIERS = tuple(map(ipaddress.ip_network, ("64:ff9b::/96", "64:ff9b:1::/48", "2002::/16", "2001::/32", "fec0::/10")))
-"""IPv6 addresses that a gateway may turn into addresses of IPv4, private ones too; and a former kind of private ones."""
+"""IPv6 networks that gateways may translate to IPv4 addresses, even private ones; and the former site-local addresses."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A receiver, and the address that was checked: whoever calls it must connect to this one, not ask for the name again."""
+    """A receiver with its checked address. The caller must connect to this address and not resolve the name again."""
 
     scheme: str
     host: str
@@ -38,10 +38,10 @@ class Target:
 
 
 def networks(texts: Sequence[str]) -> tuple[Network, ...]:
-    """Networks from text.
+    """Parse networks.
 
     Raises:
-        RequestError: one cannot be read.
+        RequestError: a network is invalid.
     """
     try:
         return tuple(ipaddress.ip_network(text) for text in texts)
@@ -50,26 +50,26 @@ def networks(texts: Sequence[str]) -> tuple[Network, ...]:
 
 
 def checked_target(url: str, allowed: Sequence[Network] = ()) -> Target:
-    """Resolve the URL of a receiver, and refuse what is not on the public internet, unless it is in an allowed network.
+    """Resolve the URL of a receiver. Its addresses must be on the public internet or in an allowed network.
 
     Raises:
-        RequestError: it is no URL of http or https, its name does not resolve, or one of its addresses is private.
+        RequestError: it is not an http or https URL, its name does not resolve, or one of its addresses is private.
     """
     try:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port
     except ValueError as error:
-        raise _refused(f"is no URL ({error})") from error
+        raise _refused(f"is not a URL ({error})") from error
     if len(url) > MOST_CHARACTERS or any(character <= " " or character > "~" for character in url):
-        raise _refused("holds characters that no URL has, or is too long")
+        raise _refused("holds characters that a URL cannot have, or is too long")
     if parts.scheme not in PORTS or not host or port == 0:
-        raise _refused("is no URL of http or https")
+        raise _refused("is not an http or https URL")
     if parts.username is not None or parts.password is not None or parts.fragment:
         raise _refused("holds a user, a password or a fragment")
     port = port or PORTS[parts.scheme]
     addresses = _resolved(host, port)
     if not all(_may_be_called(address, allowed) for address in addresses):
-        # Nothing is said of which address it was: that would map the network for whoever asks.
+        # Do not report the address: that would let clients map the network.
         raise _refused("is not on the public internet")
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     return Target(parts.scheme, host, port, path, str(addresses[0]))
@@ -78,7 +78,7 @@ def checked_target(url: str, allowed: Sequence[Network] = ()) -> Target:
 def _resolved(host: str, port: int) -> list[Address]:
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        # A zone (fe80::1%eth0) is a matter of this machine alone.
+        # A zone (fe80::1%eth0) has a meaning only on this machine.
         return [ipaddress.ip_address(str(item[4][0]).partition("%")[0]) for item in found]
     except (OSError, ValueError) as error:
         raise _refused("has a host that does not resolve") from error

@@ -1,7 +1,7 @@
-"""Calls of the database that many requests share: whoever asks while one is under way shares the next.
+"""Batches database calls: requests that arrive during a call share the next one.
 
-A call costs about the same for one question as for ten. So a busy service makes few large calls, and an idle one answers at
-once.
+A call costs about the same for one question as for ten. So a busy service makes a few large calls, and an idle one answers
+at once.
 """
 
 import asyncio
@@ -12,21 +12,22 @@ Q = TypeVar("Q")
 A = TypeVar("A")
 
 
-class Together(Generic[Q, A]):
-    """Answers questions, in a thread, in the order in which they come. Each call begins after its questions were asked."""
+class RequestBatcher(Generic[Q, A]):
+    """Answers questions in a thread, in order of arrival. Each call begins after its questions were asked."""
 
     def __init__(self, answer: Callable[[Sequence[Q]], Sequence[A | Exception]], most: int) -> None:
         """
         Args:
-            answer: gives each question its answer, or what is raised to whoever asked it; what it raises is raised to all.
-            most: questions of one call.
+            answer: returns for each question its answer, or an exception to raise for it; an exception that `answer` itself
+                raises is raised for all questions of the call.
+            most: most questions of one call.
         """
         self._answer, self._most = answer, most
         self._waiting: list[tuple[Q, asyncio.Future[A]]] = []
         self._task: asyncio.Task[None] | None = None
 
     async def ask(self, question: Q) -> A:
-        """The answer to the question, given from now on."""
+        """Return the answer to the question, computed after this call."""
         future: asyncio.Future[A] = asyncio.get_running_loop().create_future()
         self._waiting.append((question, future))
         if self._task is None or self._task.done():
@@ -42,7 +43,7 @@ class Together(Generic[Q, A]):
                 answers = [error] * len(taken)
             for (_, future), answer in zip(taken, answers, strict=True):
                 if future.done():
-                    continue  # its client went away
+                    continue  # its client disconnected
                 if isinstance(answer, Exception):
                     future.set_exception(answer)
                 else:

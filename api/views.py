@@ -1,4 +1,4 @@
-"""What the service answers with."""
+"""Response models of the service."""
 
 import math
 from datetime import datetime
@@ -15,7 +15,7 @@ from storage.records import AttemptRecord, EventRecord, JobRecord
 
 Plain = dict[str, Any]
 MOST_MESSAGE = 1000
-"""Characters of a job's message in a list."""
+"""Most characters of a job's message in a list."""
 
 
 class JobView(BaseModel):
@@ -24,7 +24,7 @@ class JobView(BaseModel):
     id: str
     state: str
     reason: str
-    """Why it ended, in a word; empty while it is open."""
+    """Why the job ended, in a word; empty while it is open."""
     message: str
     model: str
     submitter: str
@@ -32,36 +32,36 @@ class JobView(BaseModel):
     created: datetime
     updated: datetime
     active_seconds: int
-    """Seconds that workers have held it."""
+    """Seconds for which workers have held the job."""
     version: int
     """Grows with every change; the first part of its ETag."""
     answer: AnswerView | None
-    """What it has found so far; null: nothing that may win has been measured."""
+    """The answer so far; null: no trial that may win was measured."""
     request: Plain
 
 
 class JobSummary(BaseModel):
-    """A tuning job as lists show it; GET /v1/jobs/{id} has its whole request."""
+    """A tuning job in lists; GET /v1/jobs/{id} returns its whole request."""
 
     id: str
     state: str
     reason: str
-    """Why it ended, in a word; empty while it is open."""
+    """Why the job ended, in a word; empty while it is open."""
     message: str
-    """Its beginning, where it is long."""
+    """Shortened if it is long."""
     model: str
     submitter: str
     priority: int
     created: datetime
     updated: datetime
     active_seconds: int
-    """Seconds that workers have held it."""
+    """Seconds for which workers have held the job."""
     version: int
     """Grows with every change; the first part of its ETag."""
     answer: AnswerView | None
-    """What it has found so far; null: nothing that may win has been measured."""
+    """The answer so far; null: no trial that may win was measured."""
     request: Plain
-    """The fields that lists show: model, name, tags, note, space, strategy, cluster, ranks, runner, trials, max_seconds."""
+    """Only the fields model, name, tags, note, space, strategy, cluster, ranks, runner, trials, max_seconds."""
 
 
 class JobPage(BaseModel):
@@ -73,7 +73,7 @@ class JobPage(BaseModel):
 
 
 class TrialView(BaseModel):
-    """One measurement that the job wants or has."""
+    """A queued, running or ended trial of the job."""
 
     number: int
     """0, 1, 2, … in the order of proposal; 0 is the baseline."""
@@ -89,7 +89,7 @@ class TrialView(BaseModel):
     started: datetime | None
     finished: datetime | None
     result: Plain | None
-    """Numbers that are not finite read as null."""
+    """Numbers that are not finite are null."""
 
 
 class TrialPage(BaseModel):
@@ -97,7 +97,7 @@ class TrialPage(BaseModel):
 
     items: list[TrialView]
     next: int | None
-    """`cursor` of the next page; null: there is none now."""
+    """`cursor` of the next page; null: there is no next page at present."""
 
 
 class AttemptView(BaseModel):
@@ -122,7 +122,7 @@ class EventView(BaseModel):
     """Something that happened to a job."""
 
     sequence: Annotated[int, Field(ge=1)]
-    """1, 2, 3, … without a gap."""
+    """1, 2, 3, … without gaps."""
     time: datetime
     kind: str
     payload: Plain
@@ -133,11 +133,11 @@ class EventPage(BaseModel):
 
     items: list[EventView]
     next: int
-    """`after` of the next page, which may be empty still."""
+    """`after` of the next page, which may still be empty."""
 
 
 class ProgressView(BaseModel):
-    """What the ranks of a running attempt did when they were heard last."""
+    """The last reported progress of a running attempt."""
 
     trial: int
     attempt: int
@@ -156,19 +156,19 @@ class ProgressList(BaseModel):
 
 
 class LogView(BaseModel):
-    """A part of what a rank of a trial printed. It may begin and end within a line."""
+    """A part of the output of a trial's rank. It may begin and end within a line."""
 
     sequence: Annotated[int, Field(ge=1)]
-    """Grows over all attempts of the trial; it jumps where parts were left out."""
+    """Increases over all attempts of the trial; it has gaps where parts were dropped."""
     attempt: int
     """1, 2, … within the trial."""
     rank: int
     time: datetime
-    """When it was written down."""
+    """When it was recorded."""
     start: int
-    """Bytes that the attempt had printed before it, on all ranks, what was left out included."""
+    """Bytes that all ranks of the attempt printed before it, including dropped parts."""
     size: int
-    """Its own bytes, as UTF-8."""
+    """Size of `text` in bytes, as UTF-8."""
     text: str
 
 
@@ -177,11 +177,11 @@ class LogPage(BaseModel):
 
     items: list[LogView]
     next: int
-    """`after` of the next page, which may be empty still."""
+    """`after` of the next page, which may still be empty."""
 
 
 class SpaceView(BaseModel):
-    """What a space holds."""
+    """The content of a space."""
 
     space: str
     hash: str
@@ -191,9 +191,9 @@ class SpaceView(BaseModel):
     legal: int
     """Distinct legal configurations."""
     merged: int
-    """Points that say the same as a legal one."""
+    """Points that are equivalent to a legal one."""
     refused: dict[str, int]
-    """Rule -> points that it refuses."""
+    """Rule -> number of points that it refuses."""
 
 
 class RefusalView(BaseModel):
@@ -226,7 +226,7 @@ class PlainList(BaseModel):
 
 
 def job_view(job: JobRecord) -> JobView:
-    """A job as it is shown. What it resolved to is left out: that is large, and the server's own."""
+    """The view of a job, without the resolved request, which is large and internal to the server."""
     return JobView(
         id=job.id,
         state=job.state,
@@ -249,7 +249,7 @@ def _message(job: JobRecord) -> str:
 
 
 def job_summary(job: JobRecord) -> JobSummary:
-    """A job as lists show it."""
+    """The view of a job in lists."""
     message = _message(job)
     return JobSummary(
         id=job.id,
@@ -269,7 +269,7 @@ def job_summary(job: JobRecord) -> JobSummary:
 
 
 def attempt_view(attempt: AttemptRecord) -> AttemptView:
-    """An attempt as it is shown."""
+    """The view of an attempt."""
     return AttemptView(
         trial=attempt.trial_number,
         number=attempt.number,
@@ -282,26 +282,26 @@ def attempt_view(attempt: AttemptRecord) -> AttemptView:
 
 
 def event_view(event: EventRecord) -> EventView:
-    """An event as it is shown."""
+    """The view of an event."""
     return EventView(sequence=event.sequence, time=event.time, kind=event.kind, payload=dict(event.payload))
 
 
-def progress_view(sign: ProgressRecord) -> ProgressView:
-    """What a running attempt does, as it is shown."""
-    rate = sign.samples_per_second
+def progress_view(record: ProgressRecord) -> ProgressView:
+    """The view of the progress of a running attempt."""
+    rate = record.samples_per_second
     return ProgressView(
-        trial=sign.trial_number,
-        attempt=sign.attempt,
-        phase=sign.phase,
-        step=sign.step,
+        trial=record.trial_number,
+        attempt=record.attempt,
+        phase=record.phase,
+        step=record.step,
         samples_per_second=rate if rate is not None and math.isfinite(rate) else None,
-        message=sign.message,
-        time=sign.time,
+        message=record.message,
+        time=record.time,
     )
 
 
 def log_view(part: LogRecord) -> LogView:
-    """A part of what was printed, as it is shown."""
+    """The view of a part of the output."""
     return LogView(
         sequence=part.sequence,
         attempt=part.attempt,

@@ -2,23 +2,23 @@
 
 AutotuneError
 ├── RequestError          (ValueError)   a field of a request is missing, unknown or outside its range
-├── DoesNotFitError       (RequestError) the model's states exceed what the host has, whatever the configuration
+├── DoesNotFitError       (RequestError) the model's states exceed the host's memory in every configuration
 ├── NothingFeasibleError  (ValueError)   no configuration of the space fits the stated limit
 ├── JobNotResumableError  (RuntimeError) the job has ended, or was made by another version
-├── NoBestError           (LookupError)  the job has no configuration that may win yet
+├── NoBestError           (LookupError)  the job has no configuration that can win yet
 ├── BestConfigError       (ValueError)   a best-config file cannot be read
 ├── OutputError           (OSError)      the output path cannot be written
 ├── MeasurementsError     (ValueError)   a table of measurements, or of labels, cannot be read
 ├── MissingPackageError   (ImportError)  an optional package is not installed
-├── ExportRefusedError    (ValueError)   a format cannot say a degree of the layout
+├── ExportRefusedError    (ValueError)   a format cannot express a degree of the layout
 └── UnknownFormatError    (LookupError)  no exporter has that name
 
-DecisionAbandonedError    (Exception)    nobody waits for a decision any more; never leaves the loop
+DecisionAbandonedError    (Exception)    a decision is no longer needed; never leaves the loop
 """
 
 
 class AutotuneError(Exception):
-    """Base of all errors of this package: one line that names the field, and the remedy."""
+    """Base of all errors of this package. The message is one line: field, problem, remedy."""
 
     def __init__(self, field: str, problem: str, remedy: str) -> None:
         super().__init__(field, problem, remedy)
@@ -47,11 +47,11 @@ class JobNotResumableError(AutotuneError, RuntimeError):
 
 
 class NoBestError(AutotuneError, LookupError):
-    """The job has no configuration that may win (yet)."""
+    """The job has no configuration that can win (yet)."""
 
 
 class BestConfigError(AutotuneError, ValueError):
-    """A best-config file cannot be read, or is of a schema version that is not known."""
+    """A best-config file cannot be read, or has an unknown schema version."""
 
 
 class OutputError(AutotuneError, OSError):
@@ -59,15 +59,15 @@ class OutputError(AutotuneError, OSError):
 
 
 class MeasurementsError(AutotuneError, ValueError):
-    """A table of measurements, or of labels, is no CSV file or lacks a column that nothing can do without."""
+    """A table of measurements, or of labels, is not a CSV file or lacks a required column."""
 
 
 class MissingPackageError(AutotuneError, ImportError):
-    """A package that only some people need is not installed."""
+    """An optional package is not installed."""
 
 
 class ExportRefusedError(AutotuneError, ValueError):
-    """A format has no place for a degree of the layout, without which the ranks would do something else."""
+    """A format cannot express a degree of the layout, so the exported job would run another configuration."""
 
 
 class UnknownFormatError(AutotuneError, LookupError):
@@ -75,4 +75,4 @@ class UnknownFormatError(AutotuneError, LookupError):
 
 
 class DecisionAbandonedError(Exception):
-    """The run is to end: what would be tried next is not computed to its end."""
+    """The run is stopping, so the computation of the next trials is abandoned."""

@@ -1,4 +1,4 @@
-"""`autotune.report` and `autotune.batches`: how a training program of the user's own tells what it measured."""
+"""`autotune.report` and `autotune.batches`: how a user's training program reports its measurements."""
 
 import json
 import os
@@ -13,34 +13,34 @@ VARIABLE = "AUTOTUNE_REPORT"
 
 
 def report(**values: Any) -> None:
-    """Append one JSON line with `values` and the time to the file that AUTOTUNE_REPORT names: after each optimizer step.
+    """Append one JSON line with `values` and the time to the file that AUTOTUNE_REPORT names. Call it after each optimizer step.
 
-    `samples` is how many samples all ranks together have trained on since the last report. `loss` may be told too, and
-    `waited`, the seconds of them in which this rank waited for data, where `batches` does not measure it. Numbers of torch and
-    NumPy are taken as they are. The peak of torch's CUDA allocator is added where the program uses it.
+    `samples` is how many samples all ranks together have trained on since the last report. Optional values are `loss`, and
+    `waited`, the seconds for which this rank waited for data, if `batches` does not measure it. Scalars of torch and NumPy are
+    accepted. The peak of torch's CUDA allocator is added if the program uses CUDA.
 
-    Does nothing where the variable is not set, so that the call can stay in a program that runs without autotune.
+    Does nothing if the variable is not set, so that the call can stay in a program that runs without autotune.
 
     Raises:
-        TypeError: a value is not JSON.
+        TypeError: a value cannot be written as JSON.
         OSError: the file cannot be written.
     """
     path = os.environ.get(VARIABLE)
     if not path:
         return
-    told = {name: value.item() if hasattr(value, "item") else value for name, value in values.items()}
+    reported = {name: value.item() if hasattr(value, "item") else value for name, value in values.items()}
     clocks = {"time": time.time(), "clock": time.monotonic()}
-    waited = _waiting.told() if "samples" in told else {}  # a loss alone ends no step
-    line = json.dumps({**clocks, **waited, **_device_memory(), **told})
-    # One write of a whole line in append mode: lines of several ranks do not mix.
+    waited = _waiting.take() if "samples" in reported else {}  # only a report with samples ends a step
+    line = json.dumps({**clocks, **waited, **_device_memory(), **reported})
+    # A single write of a whole line in append mode, so that lines of several ranks do not mix.
     with Path(path).open("a", encoding="utf-8") as file:
         file.write(line + "\n")
 
 
 def batches(loader: Iterable[T]) -> "Batches[T]":
-    """The loader, with the time measured that is spent waiting for it: `for batch in autotune.batches(loader)`.
+    """Wrap the loader and measure the time spent waiting for it: `for batch in autotune.batches(loader)`.
 
-    The next `report` tells it. In all else it is the loader: `len`, and its attributes.
+    The next `report` includes this time. `len` and all attributes are those of the loader.
     """
     return Batches(loader)
 
@@ -62,7 +62,7 @@ class Batches(Generic[T]):
 
 
 def timed(items: Iterator[T]) -> Iterator[T]:
-    """The items, with the time measured that each takes to come."""
+    """Yield the items, and measure the time that each takes to arrive."""
     while True:
         began = time.perf_counter()
         try:
@@ -83,8 +83,8 @@ class _Waiting:
     def add(self, seconds: float) -> None:
         self._seconds = (self._seconds or 0.0) + seconds
 
-    def told(self) -> dict[str, float]:
-        """What a report says of it; nothing where nothing is measured."""
+    def take(self) -> dict[str, float]:
+        """Return the seconds for a report and reset them; empty if nothing is measured."""
         if self._seconds is None:
             return {}
         seconds, self._seconds = self._seconds, 0.0
@@ -95,7 +95,7 @@ _waiting = _Waiting()
 
 
 def _device_memory() -> dict[str, int]:
-    """Peaks of torch's own allocator, where the program has loaded torch and uses CUDA: nothing is imported for it."""
+    """Peaks of torch's allocator, if the program has loaded torch and uses CUDA. Imports nothing."""
     torch = sys.modules.get("torch")
     cuda = getattr(torch, "cuda", None)
     if cuda is None or not cuda.is_initialized():

@@ -1,4 +1,4 @@
-"""Guided search for a study of one's own: a sampler of Optuna's."""
+"""Guided search as an Optuna sampler, for the user's own study."""
 
 import math
 from collections.abc import Mapping
@@ -31,58 +31,58 @@ _OUTCOMES = {
 class GuidedSampler(BaseSampler):
     """Proposes the knobs of a training configuration as `autotune sweep --strategy guided` does.
 
-    The study maximizes samples/s, or minimizes seconds of a step (or anything that falls as samples/s rise):
+    The study maximizes samples/s, or minimizes seconds per step (or any quantity that falls as samples/s rise):
 
         sampler = GuidedSampler(model="llama-3-8b", cluster="dgx-h100:1", space="3d", global_batch_size=64)
         study = optuna.create_study(direction="maximize", sampler=sampler)
 
         def objective(trial):
-            config = sampler.config(trial)          # {knob: value}: what to run
+            config = sampler.config(trial)          # {knob: value} to run
             if out_of_memory:
                 trial.set_constraint("memory", 1.0)  # and return any value
             return samples_per_second
 
-    A trial with a violated constraint ran out of memory; one that raised failed; one that is pruned counts with its last
-    intermediate value. What is proposed follows from the study's trials alone.
+    A trial with a violated constraint ran out of memory; one that raised failed; a pruned one counts with its last
+    intermediate value. Proposals depend only on the study's trials.
     """
 
     @accepts_old_names
     def __init__(self, model: str, *, cluster: str = "local", space: str = "zero", seed: int = 0, **fields: Any) -> None:
-        """Resolve what is searched.
+        """Resolve the search space.
 
         Args:
             model: a preset's name or the path of a Hugging Face config.json.
             cluster: as `--cluster`.
             space: as `--space`.
-            seed: of what is drawn when everything promising was tried.
-            **fields: further fields of a request: ranks, global_batch_size, sequence_length, pins, engine, memory_limit…
+            seed: seed of the random draws after all promising configurations were tried.
+            **fields: other fields of a request: ranks, global_batch_size, sequence_length, pins, engine, memory_limit…
 
         Raises:
             RequestError: a field is wrong.
             SearchSpaceError: a name or a pin cannot be resolved.
         """
-        wanted = {"model": model, "cluster": cluster, "space": space, "seed": seed, **fields, "strategy": "guided"}
-        self._session: Session = resolve(request_from_fields(wanted))
+        request = {"model": model, "cluster": cluster, "space": space, "seed": seed, **fields, "strategy": "guided"}
+        self._session: Session = resolve(request_from_fields(request))
         self._axes = Axes(self._session.space)
         self._domains = {name: self._session.space.domains[name] for name in self._axes.sizes}
         self._independent = RandomSampler(seed=seed)
 
     @property
     def distributions(self) -> dict[str, BaseDistribution]:
-        """What may be suggested: for `study.ask(sampler.distributions)`."""
+        """The distributions of the varying knobs, for `study.ask(sampler.distributions)`."""
         return {name: CategoricalDistribution(values) for name, values in self._domains.items()}
 
     def config(self, trial: BaseTrial) -> dict[str, Value]:
-        """Every knob of the configuration that a trial is to run: suggests those that vary."""
+        """Return all knobs of the configuration for a trial; it suggests those that vary."""
         params = {name: trial.suggest_categorical(name, values) for name, values in self._domains.items()}
         return self._config(params).every_value()
 
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:  # noqa: ARG002
-        """All knobs that vary, together."""
+        """Return the distributions of all varying knobs: they are sampled jointly."""
         return self.distributions
 
     def sample_relative(self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]) -> dict[str, Any]:
-        """The configuration that guided search would try next; nothing where all was tried: then knobs are drawn."""
+        """Return the next configuration of guided search; empty if all were tried: then the knobs are drawn at random."""
         self._raise_error_if_multi_objective(study)
         others = [other for other in study.get_trials(deepcopy=False) if other.number != trial.number]
         history = [self._record(study, other) for other in others if other.state in _OUTCOMES and self._is_whole(other.params)]
@@ -96,7 +96,7 @@ class GuidedSampler(BaseSampler):
     def sample_independent(
         self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
     ) -> Any:
-        """Anything that is no knob is drawn at random."""
+        """Draw a parameter that is not a knob at random."""
         return self._independent.sample_independent(study, trial, param_name, param_distribution)
 
     def _config(self, params: Mapping[str, Any]) -> TrialConfig:
@@ -133,7 +133,7 @@ def _constraints(trial: FrozenTrial) -> Mapping[str, float]:
 
 
 def _rate(study: Study, trial: FrozenTrial) -> float | None:
-    """What is maximized, or one over what is minimized; None: the trial has no value that is positive."""
+    """The trial's value if it is maximized, its inverse if it is minimized; None: the trial has no finite value."""
     value = trial.value if trial.state is TrialState.COMPLETE else trial.intermediate_values.get(trial.last_step or 0)
     if value is None or not math.isfinite(value):
         return None

@@ -1,4 +1,4 @@
-"""`autotune.tune`: the sweep as a function, the same as the command."""
+"""`autotune.tune`: the sweep as a Python function."""
 
 import dataclasses
 import importlib
@@ -16,7 +16,7 @@ from autotune.loop.loop import run_job
 from autotune.loop.stop import StopSignal
 from autotune.ops.output import require_writable, write_whole
 from autotune.outcome.best_config import build_best_config
-from autotune.outcome.job_snapshot import JobSnapshot, read_book
+from autotune.outcome.job_snapshot import JobSnapshot, read_snapshot
 from autotune.request.failures_field import read_failures
 from autotune.request.field_names import accepts_old_names
 from autotune.request.request import request_from_fields, request_to_row
@@ -41,26 +41,26 @@ COLUMNS = (
     "number", "purpose", "repeat", "outcome", "samples_per_second", "samples_per_second_low", "samples_per_second_high",
     "peak_memory_bytes", "seconds", "message",
 )  # fmt: skip
-"""Of `TuneResult.trials_dataframe`, before the knobs."""
+"""Columns of `TuneResult.trials_dataframe` before the knobs."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TuneResult:
-    """What a sweep found."""
+    """The result of a sweep."""
 
     job_id: str
     state: JobState
     reason: str
-    """A StopReason where the job succeeded."""
+    """A StopReason if the job succeeded."""
     message: str
     best: TrialConfig | None
-    """None: nothing may win."""
+    """None: no configuration can win."""
     best_config: dict[str, Any] | None = field(repr=False)
-    """The document that `out` holds (docs/best-config.md)."""
+    """The document that is written to `out` (docs/best-config.md)."""
     gain: Interval | None
-    """Best over baseline; None where there is no baseline."""
+    """Ratio of best to baseline; None if there is no baseline."""
     traceback: str | None = field(default=None, repr=False)
-    """Of the error that every trial failed with, as its rank told it; None: there was no such error."""
+    """Traceback of the error that every trial failed with, as reported by its rank; None: there was no such error."""
     trials: tuple[TrialRecord, ...] = field(default=(), repr=False)
     """Every trial by number, with the figures of its result: rate, peak, message."""
 
@@ -70,7 +70,7 @@ class TuneResult:
         return self.reason == StopReason.NOTHING_FEASIBLE
 
     def trials_dataframe(self) -> Any:
-        """The trials as a `pandas.DataFrame`: a row each, with their figures and every knob as columns.
+        """Return the trials as a `pandas.DataFrame`: one row per trial, with its figures and every knob as columns.
 
         Raises:
             MissingPackageError: pandas is not installed.
@@ -88,7 +88,7 @@ class TuneResult:
                 yield item.name, getattr(self, item.name)
 
     def _repr_html_(self) -> str:
-        """For notebooks: what `autotune sweep` prints at its end."""
+        """For notebooks: the final output of `autotune sweep`."""
         console = Console(record=True, file=io.StringIO(), width=120)
         console.print(f"job {self.job_id}: {self.state.value.lower()}: {self.message}", highlight=False, markup=False)
         print_result(self.best_config, console)
@@ -96,7 +96,7 @@ class TuneResult:
 
 
 def _record(trial: TrialRecord) -> dict[str, Any]:
-    """A trial as a flat row."""
+    """Return a trial as a flat row."""
     result, started, finished = trial.result, trial.started, trial.finished
     rate = result.samples_per_second if result is not None else None
     return {
@@ -151,25 +151,25 @@ def tune(
 
     Args:
         model: a preset's name, the path of a Hugging Face config.json, or `module:factory`. Not needed with `resume`.
-        cluster: None: `local`, or, where a Ray address is given or in the environment, `ray`.
-        trials: search trials at most; None: 20, or with `resume` as many as the job has.
+        cluster: None: `ray` if a Ray address is given or in the environment, else `local`.
+        trials: most search trials; None: 20, or with `resume` the job's own number.
         memory_limit: bytes per rank, or text with a unit such as "40GB".
         max_seconds, trial_timeout: seconds.
-        ray_address: of a Ray cluster; None: AUTOTUNE_RAY_ADDRESS, else RAY_ADDRESS, else a Ray that is started here.
-        baseline: knob values, or the path of a file that holds them.
-        failures: rows of the failure table by name, or the path of a file that holds them.
-        out: where the best configuration is written; None: nowhere.
+        ray_address: address of a Ray cluster; None: AUTOTUNE_RAY_ADDRESS, else RAY_ADDRESS, else a Ray that is started here.
+        baseline: knob values, or the path of a file with them.
+        failures: rows of the failure table by name, or the path of a file with them.
+        out: file for the best configuration; None: it is not written.
         database: URL or path; None: AUTOTUNE_DB, else a file in the user's data folder.
-        resume: a job's id, the beginning of one, or `latest`: goes on with its own request, and ignores all fields but `out`,
-            `ray_address`, and `trials` and `max_seconds`, which become the job's budget. A job that has succeeded needs a
-            larger one than it had.
-        name, tags, note: what the job is called, words to find it by, and what is to be known about it.
+        resume: a job's id, the beginning of one, or `latest`: continues with the job's request, and ignores all fields except
+            `out`, `ray_address`, and `trials` and `max_seconds`, which become the job's budget. A job that has succeeded needs
+            a larger budget than before.
+        name, tags, note: the job's name, words to find it by, and a comment.
         progress: whether a progress bar is shown; None: on a terminal and in notebooks, unless there is a `listener`.
         further: other fields of `autotune.request.request.JobRequest`.
 
     Raises:
-        AutotuneError, SearchSpaceError, StorageError, ExecutorError: one line with the remedy; all that can be found out is
-            found out before the first trial.
+        AutotuneError, SearchSpaceError, StorageError, ExecutorError: a one-line message with the remedy. Everything that can be
+            checked is checked before the first trial.
     """
     if out is not None:
         require_writable(Path(out))
@@ -194,7 +194,7 @@ def tune(
 
 
 def _listener(session: Session, listener: LoopListener | None, progress: bool | None) -> LoopListener | None:
-    """The caller's, with a progress bar before it where one is shown."""
+    """Return the caller's listener, wrapped in a progress bar if one is shown."""
     shown = shows_progress(progress) if listener is None or progress is not None else False
     return ProgressBar(session, listener) if shown else listener
 
@@ -207,36 +207,36 @@ def run_new_job(
     listener: LoopListener | None = None,
     runner_of: Callable[[Session], Runner] | None = None,
 ) -> TuneResult:
-    """Open a job for what was prepared, and run it to its end. Raises what `tune` raises of ranks and database.
+    """Create a job for the prepared session, and run it to its end. Raises what `tune` raises for ranks and database.
 
-    `runner_of` starts the ranks; None: those that the request names.
+    `runner_of` starts the ranks; None: the runner that the request names.
     """
     with open_store(database) as store:
         if runner_of is None:
             calibrate_for(store, session)
-        # A job is opened when there are ranks to run it: none is left behind where they cannot be started.
+        # The job is created after its ranks: if they cannot be started, no job is left behind.
         with (runner_of or make_runner)(session) as made:
             return finish(session, store, open_job(store, session).id, made, out=out, listener=listener)
 
 
 def open_job(store: Store, session: Session) -> JobRecord:
-    """Open a job for what was prepared."""
+    """Create a job for the prepared session."""
     return store.create_job(request_to_row(session.request))
 
 
 def resume_job(
     store: Store, job_id: str | None, ray_address: str | None = None, budget: Mapping[str, Any] | None = None
 ) -> tuple[JobRecord, Session]:
-    """Find a job that can go on, and make it ready for this process.
+    """Find a job that can be resumed, and prepare it for this process.
 
     Args:
         store: has the job.
         job_id: None or `latest`: the latest.
-        ray_address: where its cluster is now; None: where it was.
-        budget: `trials` or `max_seconds` in all, from now on; a job that has succeeded goes on with a larger one.
+        ray_address: the current address of its cluster; None: unchanged.
+        budget: the new totals of `trials` or `max_seconds`; a job that has succeeded needs larger ones.
 
     Raises:
-        UnknownJobError: there is none.
+        UnknownJobError: the job does not exist.
         JobNotResumableError: it was cancelled or has spent its budget, or this version cannot read it.
         RequestError: its data or its devices are not here.
     """
@@ -247,7 +247,7 @@ def resume_job(
         raise JobNotResumableError(job.id, f"has ended ({job.state})", remedy)
     session = session_of(job)
     if budget:
-        dataclasses.replace(session.request, **budget)  # which refuses what is no budget
+        dataclasses.replace(session.request, **budget)  # validates the budget
     if ray_address is not None:
         request = dataclasses.replace(session.request, ray_address=ray_address)
         session = dataclasses.replace(session, request=request)
@@ -267,37 +267,37 @@ def finish(
     stop: StopSignal | None = None,
     listener: LoopListener | None = None,
 ) -> TuneResult:
-    """Run the job until it ends or is stopped, and write the best that it has then. Raises what `run_job` raises."""
+    """Run the job until it ends or is stopped, and write its best configuration. Raises what `run_job` raises."""
     run_job(session, store, job_id, runner, stop, listener)
-    result = result_of(session, read_book(store, job_id))
+    result = result_of(session, read_snapshot(store, job_id))
     if out is not None and result.best_config is not None:
         write_whole(Path(out), best_config_text(result.best_config))
     return result
 
 
-def result_of(session: Session, book: JobSnapshot) -> TuneResult:
-    """What a job's rows say it found."""
-    session = with_changes_of(session, book.job)  # a budget or a label may have changed while it ran
+def result_of(session: Session, snapshot: JobSnapshot) -> TuneResult:
+    """Return the result of a job from its rows."""
+    session = with_changes_of(session, snapshot.job)  # the budget or a label may have changed while it ran
     try:
-        document: dict[str, Any] | None = build_best_config(session, book)
+        document: dict[str, Any] | None = build_best_config(session, snapshot)
     except NoBestError:
         document = None
     return TuneResult(
-        job_id=book.job.id,
-        state=book.job.state,
-        reason=book.job.reason,
-        message=book.job.message,
+        job_id=snapshot.job.id,
+        state=snapshot.job.state,
+        reason=snapshot.job.reason,
+        message=snapshot.job.message,
         best=TrialConfig().replace(document["best"]["config"]) if document else None,
         best_config=document,
         gain=_gain(document),
-        traceback=_traceback(book) if book.job.state is JobState.FAILED else None,
-        trials=tuple(book.trials),
+        traceback=_traceback(snapshot) if snapshot.job.state is JobState.FAILED else None,
+        trials=tuple(snapshot.trials),
     )
 
 
-def _traceback(book: JobSnapshot) -> str | None:
-    """The first that any trial left."""
-    results = (book.whole(trial).result for trial in book.searched)
+def _traceback(snapshot: JobSnapshot) -> str | None:
+    """The first traceback of any trial."""
+    results = (snapshot.whole(trial).result for trial in snapshot.searched)
     return next((result.traceback for result in results if result is not None and result.traceback), None)
 
 

@@ -21,9 +21,9 @@ from benchmarks.gang import Gang
 from benchmarks.loss_curves import ALONE, SHOWN, SPEC, TEXT, WORKLOAD, Curve, train
 from benchmarks.loss_of_types import LAST, SEEDS, Ends
 from benchmarks.written_page import judge, page_parser
-from executor.parallel.context import attend_alone
+from executor.parallel.context import attend_local
+from search_spaces.training.windows import Window
 from search_spaces.trial_config import Value
-from search_spaces.windows import Window
 
 BOUND = 2e-2
 """Relative, of the mean loss of the last steps: by how much it may end above full attention's, on the mean of the seeds."""
@@ -69,7 +69,7 @@ def attention(length: int, window: Window) -> Callable[[], None]:
     gradient = torch.randn_like(query)
 
     def step() -> None:
-        torch.autograd.grad(attend_alone(query, key, value, window, grouped=True), (query, key, value), gradient)
+        torch.autograd.grad(attend_local(query, key, value, window, grouped=True), (query, key, value), gradient)
 
     return step
 

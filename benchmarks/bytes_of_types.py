@@ -14,7 +14,7 @@ from executor.engine import RankContext
 from executor.engines.native.engine import NativeEngine
 from executor.engines.session import ParallelSession
 from search_spaces.optimizers import LEAST_QUANTISED, QUANTISED_BLOCK
-from search_spaces.states import MASTER_BYTES, PARAMETER_BYTES
+from search_spaces.training.states import MASTER_BYTES, PARAMETER_BYTES
 from search_spaces.trial_config import TrialConfig, Value
 
 HELD: Mapping[str, Mapping[str, Value]] = {

@@ -51,7 +51,7 @@ def made_up(count: int) -> Described:
     return Described(
         log_rate=features @ random.normal(0, 0.1, FEATURES),
         learned=0.05 * random.standard_normal(count),
-        doubt=0.01 * random.integers(0, 8, count),
+        penalty=0.01 * random.integers(0, 8, count),
         features=features,
         needed=tags.sum(axis=1),
         outside=np.full(count, 2e9),

@@ -23,7 +23,7 @@ from typing import Any
 
 from autotune.loop.loop import run_job
 from autotune.outcome.best_config import build_best_config
-from autotune.outcome.job_snapshot import read_book
+from autotune.outcome.job_snapshot import read_snapshot
 from autotune.request.request import JobRequest, request_to_row
 from autotune.session.resolve import prepare
 from autotune.session.session import Session
@@ -107,15 +107,15 @@ def simulate(noise: float, trials: int, seed: int) -> Job:
     with tempfile.TemporaryDirectory() as folder, open_store(f"sqlite:///{folder}/jobs.db") as store:
         job = store.create_job(request_to_row(session.request))
         run_job(session, store, job.id, ReplayRunner(answer))
-        book = read_book(store, job.id)
-        document = build_best_config(session, book)
-    tried = [truth[trial.config_hash] for trial in book.searched if trial.outcome is Outcome.OK]
+        snapshot = read_snapshot(store, job.id)
+        document = build_best_config(session, snapshot)
+    tried = [truth[trial.config_hash] for trial in snapshot.searched if trial.outcome is Outcome.OK]
     own, best = truth[session.baselines[0].hash], truth[TrialConfig(**document["best"]["config"]).hash]
     decision = document.get("decision")
     return Job(
         worse=best < own - math.log1p(WORSE),
         loss=-math.expm1(best - max(tried)),
-        measurements=sum(trial.purpose is not Purpose.SEARCH for trial in book.trials),
+        measurements=sum(trial.purpose is not Purpose.SEARCH for trial in snapshot.trials),
         stated=None if decision is None else decision["probability_best"],
         stated_loss=None if decision is None else decision["expected_loss"],
         best=best >= max(tried) - 1e-9,

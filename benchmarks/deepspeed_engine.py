@@ -19,7 +19,7 @@ from autotune.prediction.fitting.rank_correlation import spearman
 from benchmarks.written_page import give, page_parser
 from executor.engines.deepspeed.capability import installed_version, unusable
 from executor.runners.local import LocalRunner
-from search_spaces.huggingface import resolve_model
+from search_spaces.models.huggingface import resolve_model
 from search_spaces.outcome import Outcome
 from search_spaces.trial import Fidelity, TrialRequest, TrialResult, Workload
 from search_spaces.trial_config import TrialConfig

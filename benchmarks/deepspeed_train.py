@@ -19,8 +19,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from executor.data.batches import micro_batches, text_data
 from executor.parallel.model import build_transformer
-from search_spaces.huggingface import resolve_model
-from search_spaces.model import ModelSpec
+from search_spaces.models.huggingface import resolve_model
+from search_spaces.models.model import ModelSpec
 from search_spaces.trial import Workload
 
 STEPS = 40

@@ -23,7 +23,7 @@ from benchmarks.shaped_link import why_not
 from benchmarks.shaped_network import NetworkRunner, ShapedNetwork
 from benchmarks.written_page import give, page_parser
 from executor.runners.runner import Runner
-from search_spaces.model import ModelSpec
+from search_spaces.models.model import ModelSpec
 from search_spaces.outcome import Outcome
 from search_spaces.space import SearchSpace
 from search_spaces.trial import Fidelity, TrialRequest, TrialResult, Workload

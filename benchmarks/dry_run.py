@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from executor.dry.dry_run import dry_run_places
 from executor.runners.local import LocalRunner
 from search_spaces.mesh import PIPELINE, make_mesh
-from search_spaces.model import ModelSpec
+from search_spaces.models.model import ModelSpec
 from search_spaces.outcome import Outcome
 from search_spaces.trial import Fidelity, TrialRequest, Workload
 from search_spaces.trial_config import TrialConfig
@@ -50,7 +50,7 @@ SCHEDULES = ("gpipe", "1f1b", "interleaved_1f1b", "looped_bfs", "interleaved_zer
 LARGE = """
 import resource, time
 from executor.dry.dry_run import dry_run
-from search_spaces.huggingface import resolve_model
+from search_spaces.models.huggingface import resolve_model
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
 config = TrialConfig(zero_stage=3, precision="bf16")

@@ -36,7 +36,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.engine_contestants import BYTES
 from benchmarks.shaped_link import ADDRESSES, INTERFACE, ShapedLink, why_not
 from executor.measurement.timing import student_t_975
-from search_spaces.model import ModelSpec
+from search_spaces.models.model import ModelSpec
 from search_spaces.plain import to_plain
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig

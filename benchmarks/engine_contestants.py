@@ -22,7 +22,7 @@ from executor.data.batches import micro_batches, text_data
 from executor.engine import RankContext, StepReport
 from executor.engines.native.engine import NativeEngine
 from executor.parallel.model import Transformer, build_transformer
-from search_spaces.model import ModelSpec
+from search_spaces.models.model import ModelSpec
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
 

@@ -25,7 +25,7 @@ from benchmarks.shaped_link import sent_bytes
 from executor.engine import RankContext
 from executor.measurement.agreement import gather_numbers, gather_plain
 from executor.measurement.memory import MemoryAccount, account_step
-from search_spaces.model import ModelSpec
+from search_spaces.models.model import ModelSpec
 from search_spaces.plain import from_plain
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig

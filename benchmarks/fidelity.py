@@ -14,8 +14,8 @@ from benchmarks.written_page import give, page_parser
 from executor.measurement.fewer import Line, line_of
 from executor.measurement.timing import student_t_975
 from executor.runners.local import LocalRunner
-from search_spaces.huggingface import resolve_model
-from search_spaces.model import ModelSpec
+from search_spaces.models.huggingface import resolve_model
+from search_spaces.models.model import ModelSpec
 from search_spaces.outcome import Outcome
 from search_spaces.trial import Fidelity, Interval, TrialRequest, TrialResult, Workload
 from search_spaces.trial_config import TrialConfig

@@ -18,7 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from executor.engines.session import ParallelSession
 from executor.parallel.model import rotary_table
 from executor.parallel.operators import rotate
-from search_spaces.model import ModelSpec
+from search_spaces.models.model import ModelSpec
 
 
 class Block(nn.Module):

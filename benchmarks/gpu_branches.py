@@ -93,7 +93,7 @@ _ENTRIES: dict[str, tuple[_Entry, ...]] = {
         ("FullyShardedReplica._shard", (), "torch's offload runs from pinned memory", ()),
     ),
     "parallel/context.py": (
-        ("_up_to_the_end", (_FLEX,), "fused kernels take the mask", ("correctness",)),
+        ("_causal_mask", (_FLEX,), "fused kernels take the mask", ("correctness",)),
     ),
     "parallel/copies.py": (
         ("CopyEngine.start", _STREAMED, "copies run beside the computation, in both directions", ("correctness", "grid")),

@@ -21,7 +21,7 @@ from executor.engine import RankContext
 from executor.engines.native.engine import NativeEngine
 from executor.engines.session import ParallelSession
 from executor.measurement.flops import flops_utilization, tflops_per_device
-from search_spaces.model import ModelSpec
+from search_spaces.models.model import ModelSpec
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
 

@@ -14,8 +14,8 @@ import torch
 from autotune.request.engines import capability_of
 from benchmarks.gpu_models import LOSS_CHUNK, model_of, workload_of
 from executor.detect import local_gpus
-from search_spaces.cluster import ClusterSpec
-from search_spaces.clusters import local_cluster
+from search_spaces.clusters.cluster import ClusterSpec
+from search_spaces.clusters.presets import local_cluster
 from search_spaces.space import SearchSpace
 from search_spaces.spaces import device_defaults
 from search_spaces.trial_config import TrialConfig, Value

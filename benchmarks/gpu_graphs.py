@@ -14,7 +14,7 @@ from executor.engines.native.engine import NativeEngine
 from executor.engines.session import ParallelSession
 from executor.measurement.memory import MemoryAccount, account_step
 from executor.parallel.graphs import EAGER_STEPS, CudaCapture
-from search_spaces.model import ModelSpec
+from search_spaces.models.model import ModelSpec
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from search_spaces.model import ModelSpec
+from search_spaces.models.model import ModelSpec
 from search_spaces.trial import Workload
 
 _SHAPE: dict[str, Any] = {"family": "llama", "tied_embeddings": False}

@@ -7,9 +7,9 @@ from typing import Any
 
 from benchmarks.gpu_proof import LOSS_BOUND, Item, Proof, Setting, apart, ratio, request, why
 from executor.parallel.copies import BUFFERS
-from search_spaces.model import ModelSpec
-from search_spaces.offload_files import CHUNK_ELEMENTS
+from search_spaces.models.model import ModelSpec
 from search_spaces.outcome import Outcome
+from search_spaces.training.offload_files import CHUNK_ELEMENTS
 from search_spaces.trial import Fidelity, TrialResult, Workload
 
 Knobs = Mapping[str, Any]

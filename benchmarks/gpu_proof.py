@@ -15,8 +15,8 @@ from benchmarks.gpu_lines import Claim, Line, State, worst
 from executor.measurement.timing import student_t_975
 from executor.runners.local import LocalRunner
 from executor.runners.transport import RUN_TRIAL
-from search_spaces.clusters import local_cluster
-from search_spaces.model import ModelSpec
+from search_spaces.clusters.presets import local_cluster
+from search_spaces.models.model import ModelSpec
 from search_spaces.trial import Fidelity, Interval, TrialRequest, TrialResult, Workload
 from search_spaces.trial_config import TrialConfig
 

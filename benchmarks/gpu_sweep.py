@@ -22,7 +22,7 @@ from benchmarks.gpu_grid import FIDELITY, measured_rates
 from benchmarks.gpu_lines import State
 from benchmarks.gpu_models import model_of, workload_of
 from benchmarks.gpu_proof import Item, Proof, Setting, ratio, request, why
-from search_spaces.model import ModelSpec
+from search_spaces.models.model import ModelSpec
 from search_spaces.outcome import Outcome
 from search_spaces.trial_config import TrialConfig
 

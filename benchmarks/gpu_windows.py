@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from benchmarks.gpu_proof import Item, Proof
 from executor.parallel.windowed import attend_to_window, sees
-from search_spaces.windows import Window
+from search_spaces.training.windows import Window
 
 BOUNDS = {torch.float32: 1e-2, torch.bfloat16: 3e-2}
 """Relative to the largest element. Products of float32 may be rounded to TF32, 10 bits, on their way."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from search_spaces.knobs import parse_value
+from search_spaces.knob_values import parse_value
 from search_spaces.outcome import Outcome
 from search_spaces.trial import TrialResult
 from search_spaces.trial_config import TrialConfig

@@ -18,7 +18,7 @@ from written_page import give, page_parser
 from executor.runners.gang_runner import GangsRunner
 from executor.runners.local import LocalRunner
 from executor.runners.ray import RayRunner
-from search_spaces.huggingface import resolve_model
+from search_spaces.models.huggingface import resolve_model
 from search_spaces.outcome import Outcome
 from search_spaces.trial import TrialRequest, TrialResult, Workload
 from search_spaces.trial_config import TrialConfig

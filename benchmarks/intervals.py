@@ -14,7 +14,7 @@ from written_page import give, page_parser
 
 from autotune.objective.intervals import Repeat, Spread, pooled_spread
 from executor.runners.local import LocalRunner
-from search_spaces.huggingface import resolve_model
+from search_spaces.models.huggingface import resolve_model
 from search_spaces.trial import Fidelity, Interval, TrialRequest, Workload
 from search_spaces.trial_config import TrialConfig
 

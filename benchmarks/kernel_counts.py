@@ -31,7 +31,7 @@ from executor.parallel.checkpointing import checkpoint_blocks
 from executor.parallel.collectives import rows_of
 from executor.parallel.experts import Experts
 from executor.parallel.model import Transformer, build_transformer, whole
-from search_spaces.model import ModelSpec
+from search_spaces.models.model import ModelSpec
 from search_spaces.trial_config import TrialConfig
 
 aten = torch.ops.aten

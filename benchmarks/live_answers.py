@@ -12,7 +12,7 @@ from typing import Any
 
 from autotune.loop.loop import run_job
 from autotune.outcome.best_config import build_best_config
-from autotune.outcome.job_snapshot import read_book
+from autotune.outcome.job_snapshot import read_snapshot
 from autotune.request.request import JobRequest, request_to_row
 from autotune.session.resolve import prepare
 from benchmarks.written_page import judge, page_parser
@@ -38,9 +38,9 @@ def sweep(runner: LocalRunner, number: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder, open_store(f"sqlite:///{folder}/jobs.db") as store:
         job = store.create_job(request_to_row(session.request))
         run_job(session, store, job.id, runner)
-        book = read_book(store, job.id)
-        confirmations = sum(trial.purpose is Purpose.CONFIRM for trial in book.trials)
-        return build_best_config(session, book) | {"confirmations": confirmations, "given": request.baseline is not None}
+        snapshot = read_snapshot(store, job.id)
+        confirmations = sum(trial.purpose is Purpose.CONFIRM for trial in snapshot.trials)
+        return build_best_config(session, snapshot) | {"confirmations": confirmations, "given": request.baseline is not None}
 
 
 def main() -> int:

@@ -24,7 +24,7 @@ from benchmarks.gang import Gang
 from benchmarks.written_page import judge, page_parser
 from executor.engine import RankContext
 from executor.engines.native.engine import NativeEngine
-from search_spaces.model import ModelSpec
+from search_spaces.models.model import ModelSpec
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig, Value
 

@@ -28,8 +28,8 @@ from executor.measurement import trial_state
 from executor.measurement.memory import account_step, peak_resident_set, reset_peak_resident_set
 from executor.parallel import model as model_module
 from executor.runners.local import LocalRunner
-from search_spaces.huggingface import resolve_model
-from search_spaces.model import ModelSpec
+from search_spaces.models.huggingface import resolve_model
+from search_spaces.models.model import ModelSpec
 from search_spaces.outcome import Outcome
 from search_spaces.trial import Fidelity, Progress, TrialRequest, TrialResult, Workload
 from search_spaces.trial_config import TrialConfig

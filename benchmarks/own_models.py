@@ -24,7 +24,7 @@ from autotune.session.resolve import session_of
 from benchmarks.parity import run
 from benchmarks.parity_cases import FLOAT64_BOUND, GLOBAL_BATCH, HUGGING_FACE_BOUND, PROJECT, SEQUENCE, USER, Case, make_model
 from benchmarks.wheel_project import ROOT, build_wheel, install, printed, write_project
-from search_spaces.knobs import value_text
+from search_spaces.knob_values import value_text
 from search_spaces.outcome import Outcome
 from search_spaces.trial_config import TrialConfig
 from storage.records import JobRecord, TrialRecord

@@ -9,11 +9,11 @@ from benchmarks import branch_model, user_model, wheel_project
 from executor.engines.ddp.capability import DDP
 from executor.engines.fsdp2.capability import FSDP2
 from executor.engines.native.capability import NATIVE
-from search_spaces.cluster import ClusterSpec, DeviceSpec
+from search_spaces.clusters.cluster import ClusterSpec, DeviceSpec
 from search_spaces.compression import INT8
 from search_spaces.context import SpaceContext
-from search_spaces.float8 import FLOAT8
-from search_spaces.model import FactoryModel, Model, ModelSpec, Norm, Position
+from search_spaces.models.model import FactoryModel, Model, ModelSpec, Norm, Position
+from search_spaces.rules.float8 import FLOAT8
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
 

@@ -7,8 +7,8 @@ from itertools import product
 
 from benchmarks.parity_cases import BRANCH, CAPABILITIES, GLOBAL_BATCH, MODELS, USER, Case
 from search_spaces.canonical import canonical
-from search_spaces.knobs import KNOBS
-from search_spaces.rules import check_config
+from search_spaces.knob_values import KNOBS
+from search_spaces.rules.table import check_config
 from search_spaces.trial_config import TrialConfig, Value
 
 Knobs = Mapping[str, Value]

@@ -1,6 +1,6 @@
 """Layouts of pipeline stages for the parity matrix: one stage of two layers, the others of one, marked in turn."""
 
-from search_spaces.stage_layout import OFFLOADED, SEPARATOR
+from search_spaces.models.stage_layout import OFFLOADED, SEPARATOR
 
 LONGER = ("f1", "s1", "", "f", "s")
 """What the stage of two layers computes again, in turn: one of them, none, both."""

@@ -22,7 +22,7 @@ from benchmarks.parity_options import (
 )
 from benchmarks.parity_sections import compiled, copies, crossed, data_parallel, micro_batches, offloads, precisions, written
 from executor.engines.torch_versions import version_refusals
-from search_spaces.knobs import KNOBS
+from search_spaces.knob_values import KNOBS
 from search_spaces.trial_config import Value
 
 NOT_COMPUTED = frozenset({"expandable_segments", "environment", "gc_interval", "numa_binding", "cuda_graphs"})

@@ -26,12 +26,12 @@ from executor.parallel import context as attention
 from executor.parallel.model import build_transformer
 from executor.parallel.windowed import sees
 from executor.user_module.factory import load_factory
-from search_spaces.configured import configured
-from search_spaces.float8 import FLOAT8
-from search_spaces.model import Model, ModelSpec
+from search_spaces.models.model import Model, ModelSpec
+from search_spaces.rules.float8 import FLOAT8
+from search_spaces.training.configured import configured
+from search_spaces.training.windows import Window
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
-from search_spaces.windows import Window
 
 STEPS = 3
 ENGINES = {engine.capability.engine: engine for engine in (NativeEngine, DdpEngine, Fsdp2Engine)}

@@ -20,7 +20,7 @@ from autotune.prediction.planning.stage_options import Menu
 from autotune.prediction.planning.stage_program import solved
 from benchmarks.written_page import give, page_parser
 from executor.runners.local import LocalRunner
-from search_spaces.model import ModelSpec
+from search_spaces.models.model import ModelSpec
 from search_spaces.outcome import Outcome
 from search_spaces.trial import Fidelity, TrialRequest, TrialResult
 from search_spaces.trial_config import TrialConfig

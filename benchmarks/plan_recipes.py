@@ -24,9 +24,9 @@ from autotune.prediction.planning.reasons import PARTS
 from autotune.prediction.planning.room import PROBABILITY
 from autotune.prediction.planning.simplicity import unusual
 from benchmarks.written_page import judge, page_parser
-from search_spaces.cluster import ClusterSpec
+from search_spaces.clusters.cluster import ClusterSpec
 from search_spaces.errors import SearchSpaceError
-from search_spaces.knobs import value_text
+from search_spaces.knob_values import value_text
 from search_spaces.trial_config import TrialConfig
 
 BATCH, TOKENS = 512, 8192

@@ -40,9 +40,9 @@ class Residents(LoopListener):
         self.driver: list[int] = []
         self.ranks: list[int] = []
 
-    def on_trial(self, trial: TrialRecord, book: JobSnapshot) -> None:
+    def on_trial(self, trial: TrialRecord, snapshot: JobSnapshot) -> None:
         """A trial has its outcome."""
-        del book
+        del snapshot
         if trial.outcome is not Outcome.OK:
             return
         me = psutil.Process()

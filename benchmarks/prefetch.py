@@ -17,7 +17,7 @@ from benchmarks.prefetch_rank import Counts, counts_of
 from benchmarks.written_page import give, page_parser
 from executor.engines.deepspeed.capability import installed_version, unusable
 from executor.runners.local import LocalRunner
-from search_spaces.model import ModelSpec
+from search_spaces.models.model import ModelSpec
 from search_spaces.outcome import Outcome
 from search_spaces.trial import Fidelity, TrialRequest, TrialResult, Workload
 from search_spaces.trial_config import TrialConfig

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from executor.parallel.model import Transformer, build_transformer
-from search_spaces.model import Model, ModelSpec
+from search_spaces.models.model import Model, ModelSpec
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig, Value
 

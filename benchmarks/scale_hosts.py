@@ -27,9 +27,9 @@ from benchmarks.shaped_link import why_not
 from benchmarks.shaped_network import NetworkRunner, ShapedNetwork
 from benchmarks.written_page import give, page_parser
 from executor.runners.runner import Runner
-from search_spaces.cluster import ClusterSpec
-from search_spaces.clusters import local_cluster
-from search_spaces.knobs import value_text
+from search_spaces.clusters.cluster import ClusterSpec
+from search_spaces.clusters.presets import local_cluster
+from search_spaces.knob_values import value_text
 from search_spaces.trial import Fidelity, Interval
 from search_spaces.trial_config import TrialConfig
 

@@ -19,7 +19,7 @@ import wrong_prior
 from search_targets import GROUP, SOURCE, TARGETS, Document, Line, transfers
 
 from autotune.evaluation.search_benchmark.groups import gather_groups
-from autotune.evaluation.search_benchmark.markdown import group_tables, how_told, source_tables, stops
+from autotune.evaluation.search_benchmark.markdown import group_tables, method_lines, source_tables, stops
 from autotune.evaluation.search_benchmark.report import RULES, document
 from autotune.evaluation.search_benchmark.tournament import Rounds, play_all, predict_groups, workers
 from autotune.evaluation.table_predictor import TablePredictor
@@ -81,7 +81,7 @@ def page(
         "",
     ]
     for mode, title in TITLES.items():
-        parts += [f"## {title}", "", *(f"- {sentence}." for sentence in how_told(documents[mode])), ""]
+        parts += [f"## {title}", "", *(f"- {sentence}." for sentence in method_lines(documents[mode])), ""]
         parts += source_tables(documents[mode], level="###")
     parts += [
         "## With predictions that are wrong on purpose", "",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from autotune.loop.agenda import next_wants
+from autotune.loop.agenda import next_trials
 from autotune.loop.lease_heartbeat import LeaseHeartbeat
 from autotune.loop.listener import LoopListener
 from autotune.loop.loop import TuningLoop
@@ -34,26 +34,26 @@ def main() -> None:
         session = session_of(store.job(job_id))
         session.strategy.propose(session.space, (), (), 1, 0)  # loads what the strategy needs
         base = peak_bytes()
-        with LeaseHeartbeat(store, lease) as keeper:
-            loop = TuningLoop(session, store, keeper, ReplayRunner({}), StopSignal(), LoopListener())
+        with LeaseHeartbeat(store, lease) as heartbeat:
+            loop = TuningLoop(session, store, heartbeat, ReplayRunner({}), StopSignal(), LoopListener())
             began = time.perf_counter()
-            book = loop.recall()
+            snapshot = loop.recall()
             recalled = time.perf_counter() - began
-            wanted = next_wants(session, book, (), 1)
+            planned = next_trials(session, snapshot, (), 1)
             first = time.perf_counter() - began
             turns = []
             for _ in range(TURNS if session.request.strategy != "tpe" else 1):
-                lease = keeper.lease
-                for trial in loop.check(wanted):
+                lease = heartbeat.lease
+                for trial in loop.check(planned):
                     attempt = store.start_attempt(lease, trial.number)
                     store.finish_attempt(lease, measured(attempt.token))
                 began = time.perf_counter()
-                book = loop.recall()
-                wanted = next_wants(session, book, (), 1)
+                snapshot = loop.recall()
+                planned = next_trials(session, snapshot, (), 1)
                 turns.append(time.perf_counter() - began)
-        told = {"base": base, "peak": peak_bytes(), "trials": len(book.trials), "recall_seconds": recalled,
+        figures = {"base": base, "peak": peak_bytes(), "trials": len(snapshot.trials), "recall_seconds": recalled,
                 "first_seconds": first, "turn_seconds": sorted(turns)[len(turns) // 2]}  # fmt: skip
-    print(json.dumps(told))
+    print(json.dumps(figures))
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from executor.engines.native.capability import NATIVE
 from executor.runners.local import LocalRunner
 from executor.runners.runner import Runner
 from search_spaces.capability import Capability
-from search_spaces.huggingface import resolve_model
+from search_spaces.models.huggingface import resolve_model
 from search_spaces.outcome import Outcome
 from search_spaces.trial import Fidelity, TrialRequest, Workload
 from search_spaces.trial_config import TrialConfig, Value

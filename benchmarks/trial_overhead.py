@@ -12,7 +12,7 @@ from written_page import give, page_parser
 
 from autotune import tune
 from executor.runners.local import LocalRunner
-from search_spaces.huggingface import resolve_model
+from search_spaces.models.huggingface import resolve_model
 from search_spaces.outcome import Outcome
 from search_spaces.trial import Fidelity, TrialRequest, TrialResult, Workload
 from search_spaces.trial_config import TrialConfig

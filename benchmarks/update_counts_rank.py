@@ -14,7 +14,7 @@ from executor.engines.native.buckets import GradientReducer
 from executor.engines.native.engine import NativeEngine
 from executor.engines.session import ParallelSession, Update
 from executor.parallel.collectives import Group
-from search_spaces.model import ModelSpec
+from search_spaces.models.model import ModelSpec
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
 

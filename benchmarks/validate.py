@@ -18,7 +18,7 @@ from validate_targets import TARGETS, Document, Line
 
 from autotune.cli.validate import shipped_predictor
 from autotune.evaluation.validation.folds import Calibration
-from autotune.evaluation.validation.markdown import how_told, skipped_tables, source_tables, table
+from autotune.evaluation.validation.markdown import method_lines, skipped_tables, source_tables, table
 from autotune.evaluation.validation.outcomes import read_labels
 from autotune.evaluation.validation.report import validate
 from autotune.evaluation.validation.table import read_table
@@ -77,7 +77,7 @@ def page(documents: Mapping[Calibration, Document], lines: list[Line], seconds: 
         "",
     ]
     for mode, title in SECTIONS.items():
-        parts += [f"## {title}", "", *(f"- {sentence}." for sentence in how_told(documents[mode])), ""]
+        parts += [f"## {title}", "", *(f"- {sentence}." for sentence in method_lines(documents[mode])), ""]
         parts += [line.replace("## ", "### ") for line in source_tables(documents[mode])]
     parts += ["## Rows that are not scored", "", *skipped_tables(documents[Calibration.LEAVE_SOURCE_OUT]), ""]
     return "\n".join(parts)

@@ -1,4 +1,5 @@
-"""One trial: the sharded engine, the engines beside it, ranks on Ray, and measurement.
+"""Runs trials: the native engine and the other engines, the runners of rank processes, and the measurement.
 
-All but the Ray runner import the standard library and torch alone. Importing `executor` itself imports neither torch nor ray.
+All modules except the Ray runner import only the standard library and torch. Importing `executor` itself imports neither torch
+nor ray.
 """

@@ -9,18 +9,18 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalGpus:
-    """GPUs of one kind."""
+    """Identical GPUs."""
 
     name: str
     count: int
     memory_bytes: int
-    """Of one."""
+    """Of one GPU."""
 
 
 def local_gpus() -> LocalGpus | None:
-    """What nvidia-smi lists and CUDA_VISIBLE_DEVICES leaves visible, where all are alike (otherwise those like the first).
+    """Return the GPUs that nvidia-smi lists and CUDA_VISIBLE_DEVICES leaves visible; if they differ, those like the first.
 
-    None: there is none. So an empty CUDA_VISIBLE_DEVICES makes this a machine without GPUs, as it does for torch.
+    None: no GPU is visible. An empty CUDA_VISIBLE_DEVICES therefore hides all GPUs, as it does for torch.
     """
     query = ["nvidia-smi", "--query-gpu=index,uuid,name,memory.total", "--format=csv,noheader,nounits"]
     try:
@@ -35,8 +35,8 @@ def local_gpus() -> LocalGpus | None:
 
 
 def _visible(rows: list[list[str]], visible: str | None) -> list[list[str]]:
-    """Of the driver's GPUs those that the variable names, by index or by the beginning of the UUID; as in CUDA, the first
-    name that is none ends the list. Parts of GPUs (MIG) are not looked into."""
+    """Return the GPUs that the variable names, by index or by UUID prefix. As in CUDA, the first invalid name ends the list.
+    MIG partitions are not resolved."""
     if visible is None or "MIG-" in visible:
         return rows
     chosen = []

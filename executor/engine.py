@@ -1,4 +1,4 @@
-"""The contract of an engine: what runs inside a rank."""
+"""The contract of an engine, which builds and trains a model inside a rank."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
@@ -9,23 +9,23 @@ import torch
 import torch.distributed as dist
 
 from search_spaces.capability import Capability
-from search_spaces.model import Model
+from search_spaces.models.model import Model
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
 
 TAGS = ("parameters", "gradients", "optimizer_state", "activations", "buffers")
-"""What a device's memory is split into. `activations` is everything that an engine does not claim for another tag."""
+"""The categories of device memory. `activations` is everything that an engine does not assign to another tag."""
 HOST = "host"
-"""Tag of tensors that offloading keeps in host memory: counted apart from the device's, on a CPU device too."""
+"""Tag of tensors that offloading keeps in host memory. They are counted separately from device memory, even on a CPU device."""
 
 REFERENCE_STEPS = 3
-"""First steps whose losses are held against the job's reference."""
+"""Number of first steps whose losses are compared with the job's reference."""
 
 
 def measured_config(config: TrialConfig) -> TrialConfig:
-    """What is built to measure a configuration: a warm-up of the optimizer's own ends with the steps that are not timed.
+    """Return the configuration to build for a measurement: the optimizer's own warm-up ends within the untimed steps.
 
-    Of onebit_adam the steps after its warm-up are measured, which are all but the first of a training, however long that is.
+    For onebit_adam the steps after its warm-up are measured, because almost all steps of a training are such steps.
     """
     if config.optimizer != "onebit_adam":
         return config
@@ -33,64 +33,65 @@ def measured_config(config: TrialConfig) -> TrialConfig:
 
 
 GroupKey = tuple[str, tuple[tuple[int, ...], ...], int]
-"""The mesh dimension, the ranks of all groups along it, and how many there are before with the same of both."""
+"""(mesh dimension, ranks of all groups along it, index among the groups for which both are equal)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankContext:
-    """Where a rank stands. The default process group is up for all of a gang's ranks."""
+    """The identity and the environment of a rank. The default process group is initialized for all ranks of a gang."""
 
     rank: int
     world_size: int
     device: torch.device
     control_group: dist.ProcessGroup | None = None
-    """A gloo group for the measurement's own agreements, apart from the engine's; None: one rank."""
-    groups_of_before: MutableMapping[GroupKey, dist.ProcessGroup | None] | None = field(default=None, compare=False)
-    """Process groups that a trial leaves to the next one of the same ranks, which takes those that it would make too. A gang
-    joins anew after a failure, and begins with none. None: each trial destroys its own."""
+    """A gloo group for the measurement's own exchanges, separate from the engine's groups; None: one rank."""
+    reusable_groups: MutableMapping[GroupKey, dist.ProcessGroup | None] | None = field(default=None, compare=False)
+    """Process groups that a trial leaves to the next trial on the same ranks, which reuses those that it needs. A gang joins
+    anew after a failure and starts with none. None: each trial destroys its own groups."""
     ranks_on_host: int = 1
-    """Of the gang, this one too."""
+    """Ranks of the gang on this host, including this one."""
     shares_device: bool = False
-    """Whether another rank has the same device: what it holds there cannot be separated from what the driver holds."""
+    """Whether another rank uses the same device. Its memory there cannot be separated from what the driver holds."""
     after_failure: ExitStack = field(default_factory=ExitStack, compare=False)
-    """What a failed trial leaves to be done after its failure has been reported: it may wait for other ranks."""
+    """Clean-up of a failed trial, run after the failure has been reported because it may wait for other ranks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepReport:
-    """What an optimizer step tells."""
+    """The result of an optimizer step."""
 
     loss: float | None
-    """Mean loss over this rank's micro-batches, before the update; None where the rank holds no last stage of a pipeline."""
+    """Mean loss over this rank's micro-batches, before the update; None if the rank does not hold the last pipeline stage."""
     gradient_norm: float | None
-    """Global L2 norm of the mean gradient before clipping, the same on every rank; None where nothing is clipped."""
+    """Global L2 norm of the mean gradient before clipping, the same on every rank; None without clipping."""
     skipped: bool = False
-    """Whether gradients overflowed, so that nothing was updated; the same on every rank. Trained again on the same data, the
-    step has a smaller loss scale."""
+    """Whether gradients overflowed, so that nothing was updated; the same on every rank. A repetition on the same data uses a
+    smaller loss scale."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrivatePool:
-    """Device memory that replayed graphs keep to themselves, from step to step. Bytes."""
+    """Device memory reserved for replayed CUDA graphs, which keep it from step to step. Bytes."""
 
     by_tag: Mapping[str, int]
-    """All of it, by tag of `TAGS`. In none of `EngineSession.tagged_storages`."""
+    """The whole pool, by tag of `TAGS`. `EngineSession.tagged_storages` does not include it."""
     allocated: int
-    """Of it, what the device's allocator counts as allocated: the rest is in use only while graphs are replayed, and counts as
-    free although nobody else can have it."""
+    """The part that the device's allocator counts as allocated. The rest is in use only while graphs are replayed; it counts
+    as free although no other tensor can use it."""
 
 
 class EngineSession(ABC):
-    """A model that is built on this rank and can be trained. Used from one thread. Every rank calls the same methods in order.
+    """A model that is built on this rank and can be trained. Used from one thread. All ranks call the same methods in order.
 
-    Between steps nothing is in flight: every collective that a step starts has ended when it returns.
+    Between steps nothing is in flight: every collective that a step starts has finished when the step returns.
     """
 
     @abstractmethod
     def prepare(self, step: int, micro_batches: int | None = None) -> None:
-        """Make the data of step `step` ready on the device, so that a timed step does not wait for data.
+        """Load the data of step `step` onto the device, so that a timed step does not wait for data.
 
-        `micro_batches`: the next step has so many of its first ones alone, as a step of that smaller batch would; None: all.
+        `micro_batches`: the next step uses only this many of its first micro-batches, as a step of that smaller batch would;
+        None: all.
         """
 
     @abstractmethod
@@ -98,42 +99,42 @@ class EngineSession(ABC):
         """One optimizer step over the prepared data: every micro-batch, the reduction, clipping and the update."""
 
     def launches_steps(self) -> bool:
-        """Whether `launch_step` can be called: nothing of a step waits for what the device has computed in it."""
+        """Whether `launch_step` can be called: no part of a step makes the host wait for a result of the device."""
         return False
 
     def launch_step(self) -> Callable[[], StepReport]:
-        """`train_step` without waiting for the device; what is returned waits, and reads the step's loss and norm."""
+        """Like `train_step` without waiting for the device. The returned function waits and reads the step's loss and norm."""
         raise NotImplementedError
 
     @abstractmethod
     def settled(self) -> bool:
-        """Whether lazily made state (optimizer state, gather trace, buffers) exists, so that steps repeat exactly."""
+        """Whether lazily created state (optimizer state, gather trace, buffers) exists, so that all further steps are alike."""
 
     @abstractmethod
     def tagged_storages(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Every tensor that is live between steps, with its tag of `TAGS`, or `HOST`. A storage may come more than once.
+        """Yield every tensor that is live between steps, with its tag of `TAGS` or `HOST`. A storage may occur more than once.
 
-        No step releases one of these storages: what it releases, it has allocated itself.
+        A step releases none of these storages; it only releases what it has allocated itself.
         """
 
     @abstractmethod
     def collectives(self) -> Mapping[tuple[str, str], tuple[int, int]]:
-        """(operation, mesh dimension) -> (count, bytes of the full messages), of all steps since the session was built."""
+        """(operation, mesh dimension) -> (count, bytes of the full messages), over all steps since the session was built."""
 
     def waited_seconds(self) -> float | None:
-        """Seconds that steps were held up by other ranks, since the session was built; None: this engine cannot tell."""
+        """Seconds that steps waited for other ranks since the session was built; None: this engine does not measure it."""
         return None
 
     def compile_seconds(self) -> float:
-        """Seconds that went into torch.compile since the session was built, on this rank."""
+        """Seconds spent in torch.compile since the session was built, on this rank."""
         return 0.0
 
     def capture_seconds(self) -> float:
-        """Seconds that `prepare` spent on capturing graphs since the session was built, on this rank."""
+        """Seconds that `prepare` spent capturing graphs since the session was built, on this rank."""
         return 0.0
 
     def private_pool(self) -> PrivatePool | None:
-        """The memory of graphs; None: there are none."""
+        """The memory reserved for graphs; None: no graphs."""
         return None
 
     @abstractmethod
@@ -152,6 +153,6 @@ class Engine(ABC):
 
         Raises:
             EngineRefusalError: the engine refuses the combination, with the rule's name.
-            FactoryError: a user's factory raises or does not keep the Protocol.
-            DataError: the text to train on cannot be read.
+            FactoryError: a user's factory raises or violates the Protocol.
+            DataError: the training text cannot be read.
         """

@@ -2,17 +2,17 @@
 
 ExecutorError
 ├── EngineRefusalError    (ValueError)    the engine refuses a combination, with the rule's name
-├── MemoryLimitError      (MemoryError)   a rank's peak is beyond its stated limit
-├── WrongResultError      (ArithmeticError) loss or gradient norm not finite or off the reference
-├── FactoryError          (ValueError)    a user's factory does not keep the Protocol, or raises
-├── DataError             (ValueError)    the text to train on cannot be read
-├── RankLostError         (ConnectionError) a rank process is gone
+├── MemoryLimitError      (MemoryError)   a rank's peak exceeds its stated limit
+├── WrongResultError      (ArithmeticError) loss or gradient norm not finite or different from the reference
+├── FactoryError          (ValueError)    a user's factory raises or violates the Protocol
+├── DataError             (ValueError)    the training text cannot be read
+├── RankLostError         (ConnectionError) a rank process has ended
 └── RunnerError           (RuntimeError)  a runner cannot start or place its ranks
 """
 
 
 class ExecutorError(Exception):
-    """Base of all errors of this package; each message is one line that names the remedy."""
+    """Base of all errors of this package. Each message is one line that names the remedy."""
 
 
 class EngineRefusalError(ExecutorError, ValueError):
@@ -28,23 +28,23 @@ class EngineRefusalError(ExecutorError, ValueError):
 
 
 class MemoryLimitError(ExecutorError, MemoryError):
-    """A rank's peak is beyond its stated limit: the trial is INFEASIBLE."""
+    """A rank's peak exceeds its stated limit: the trial is INFEASIBLE."""
 
 
 class WrongResultError(ExecutorError, ArithmeticError):
-    """A loss or a gradient norm is not finite, or the first steps are off the job's reference."""
+    """A loss or a gradient norm is not finite, or the losses of the first steps differ from the job's reference."""
 
 
 class FactoryError(ExecutorError, ValueError):
-    """A user's factory raises, or does not return what the Protocol says."""
+    """A user's factory raises, or does not return what the Protocol requires."""
 
 
 class DataError(ExecutorError, ValueError):
-    """The text to train on cannot be read or is too short."""
+    """The training text cannot be read or is too short."""
 
 
 class RankLostError(ExecutorError, ConnectionError):
-    """A rank process is gone."""
+    """A rank process has ended."""
 
 
 class RunnerError(ExecutorError, RuntimeError):

@@ -1,4 +1,4 @@
-"""The failure table as it comes with the package, and with a user's rows. Imports no torch: the search reads it too."""
+"""The failure table of the package, optionally extended by a user's rows. Does not import torch: the search reads it too."""
 
 import tomllib
 from functools import lru_cache
@@ -10,7 +10,7 @@ FILE = Path(__file__).with_suffix(".toml")
 
 
 def failure_table(rows: tuple[FailureRow, ...] = ()) -> FailureTable:
-    """The table, with a user's `rows` in it."""
+    """Return the table, extended by a user's `rows`."""
     return _SHIPPED if not rows else _extended(rows)
 
 
@@ -19,5 +19,5 @@ def _extended(rows: tuple[FailureRow, ...]) -> FailureTable:
     return _SHIPPED.with_rows(rows)
 
 
-# Read when this module is imported: a rank imports all of ours at its start, and nothing after that.
+# Read at import time: a rank imports all of our modules when it starts, and none later.
 _SHIPPED = FailureTable(rows_from(tomllib.loads(FILE.read_text(encoding="utf-8")), FailureTable(())))

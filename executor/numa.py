@@ -1,4 +1,4 @@
-"""A rank's process on the cores that are near its device (`numa_binding`)."""
+"""Binds a rank's process to the cores that are near its device (`numa_binding`)."""
 
 import contextlib
 import os
@@ -8,15 +8,15 @@ from typing import Any
 
 import torch
 
-from search_spaces.numa import SYSFS, node_of_device, numa_nodes
+from search_spaces.clusters.numa import SYSFS, node_of_device, numa_nodes
 
 
 @contextlib.contextmanager
 def bound_to_node(device: torch.device, binds: bool, sysfs: Path = SYSFS) -> Iterator[None]:
-    """Inside, every thread of this process runs on the cores of one NUMA node; after it, where each ran before.
+    """Run every thread of this process on the cores of one NUMA node inside the block; restore the affinities afterwards.
 
-    Linux gives memory of the node whose core writes to it first, so that what a trial allocates is near, too. Where there is
-    one node, or the system tells of none, or of its cores this process may use none, nothing changes.
+    Linux allocates memory on the node whose core first writes to it, so a trial's memory is near too. Nothing changes if the
+    system has one node or reports none, or if this process may not use any core of the node.
     """
     before = _threads() if binds else {}
     cores = cores_near(device, sysfs) if before else frozenset()
@@ -31,15 +31,15 @@ def bound_to_node(device: torch.device, binds: bool, sysfs: Path = SYSFS) -> Ite
         torch.set_num_threads(min(threads, len(cores)))
         yield
     finally:
-        for thread in _threads():  # those that were started meanwhile run where the one that started them did
+        for thread in _threads():  # threads started inside the block get the affinity of the thread that started them
             _move(thread, before.get(thread, own))
         torch.set_num_threads(threads)
 
 
 def cores_near(device: torch.device, sysfs: Path = SYSFS) -> frozenset[int]:
-    """The cores of the node that the device is connected to, as far as this process may use them; empty: nothing to choose.
+    """Return the usable cores of the node that the device is connected to; empty: there is nothing to choose.
 
-    Ranks on the host's cores are spread over the nodes in equal numbers, neighbours on the same one.
+    CPU ranks are distributed evenly over the nodes, with consecutive ranks on the same node.
     """
     nodes = numa_nodes(sysfs)
     if len(nodes) < 2 or not hasattr(os, "sched_getaffinity"):
@@ -61,11 +61,11 @@ def _pci_address(device: torch.device) -> str:
 
 
 def _threads() -> dict[int, frozenset[int]]:
-    """Thread of this process -> the cores on which it may run: each has its own set. Empty where it cannot be chosen."""
+    """Thread of this process -> the cores on which it may run. Each has its own set. Empty if the system cannot set it."""
     found = {}
     if hasattr(os, "sched_setaffinity"):
         for thread in Path("/proc/self/task").iterdir():
-            with contextlib.suppress(OSError):  # it has ended meanwhile
+            with contextlib.suppress(OSError):  # the thread has ended in the meantime
                 found[int(thread.name)] = frozenset(os.sched_getaffinity(int(thread.name)))
     return found
 

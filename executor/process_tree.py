@@ -1,9 +1,9 @@
-"""Everything that a rank has started, and its end.
+"""Finds and ends all processes that a rank has started.
 
-A rank adopts what its children leave behind (`rank_main.adopt_orphans`), so that a process which has daemonised stands below
-it still; and all of it carries the rank's mark in its environment, by which it is found when the rank itself has died.
+A rank adopts the orphans of its children (`rank_main.adopt_orphans`), so that a daemonised process remains its descendant. All
+of these processes also carry the rank's mark in their environment, by which they are found after the rank itself has died.
 
-This file imports the standard library alone: the Ray actors carry it by value to workers where nothing of ours is importable.
+This file imports only the standard library: Ray actors carry it by value to workers where our packages are not importable.
 """
 
 import contextlib
@@ -15,25 +15,25 @@ from collections.abc import Mapping
 from pathlib import Path
 
 MARK = "AUTOTUNE_RUN"
-"""Variable in the environment of a rank and of all that it starts: NAMESPACE-PID-START-NUMBER of the process that started the
-rank, in its namespace of processes, and of the rank among its ranks."""
+"""Environment variable of a rank and of all processes that it starts: NAMESPACE-PID-START-NUMBER. The first three identify the
+process that started the rank, the PID being one of its PID namespace; NUMBER identifies the rank among its ranks."""
 TIDY_SECONDS = 1.0
-"""How long what is left below a killed rank may live: the supervisor of a user's script ends the script, and removes its folder
-and its shared memory."""
+"""How long the descendants of a killed rank may live. In this time the supervisor of a user's script ends the script and
+removes its folder and its shared memory."""
 KILL_SECONDS = 3.0
-"""Longest that is waited for killed processes to be gone: one in the middle of a system call ends after it."""
+"""Longest wait for killed processes to disappear: a process inside a system call ends only after that call."""
 _POLL_SECONDS = 0.01
 _KILLS = re.compile(r"^oom_kill (\d+)", re.MULTILINE)
 _GROUPS = Path("/sys/fs/cgroup")
 
 
 def own_mark(number: int) -> str:
-    """The mark for this process's rank of that number."""
+    """Return the mark of this process's rank with that number."""
     return f"{_namespace()}-{os.getpid()}-{start_of(os.getpid()) or 0}-{number}"
 
 
 def start_of(process: int) -> int | None:
-    """When a process began, in clock ticks since the host's boot: tells a reused pid. None: it is gone, or a zombie."""
+    """Return the start time of a process in clock ticks since boot, which exposes a reused PID. None: ended or a zombie."""
     try:
         fields = Path(f"/proc/{process}/stat").read_bytes().rpartition(b")")[2].split()
     except OSError:
@@ -42,7 +42,7 @@ def start_of(process: int) -> int | None:
 
 
 def descendants(root: int) -> list[int]:
-    """The living processes below one, at this moment."""
+    """Return the living descendants of a process at this moment."""
     parents: dict[int, int] = {}
     for process in _processes():
         with contextlib.suppress(OSError, ValueError, IndexError):
@@ -53,7 +53,7 @@ def descendants(root: int) -> list[int]:
 
 
 def below(root: int, parents: Mapping[int, int]) -> list[int]:
-    """The processes below one, of those whose parents are given."""
+    """Return the descendants of a process among those whose parents are given."""
     children: dict[int, list[int]] = {}
     for process, parent in parents.items():
         children.setdefault(parent, []).append(process)
@@ -66,17 +66,17 @@ def below(root: int, parents: Mapping[int, int]) -> list[int]:
 
 
 def marked(*marks: str) -> list[int]:
-    """The living processes that carry one of these marks, wherever they stand by now. Of other users' none is seen."""
+    """Return the living processes that carry one of these marks, whatever their parent. Other users' processes are not seen."""
     wanted = {f"{MARK}={mark}".encode() for mark in marks}
     return [process for process, found in _marks() if found in wanted and start_of(process) is not None]
 
 
 def kill_all(roots: Mapping[int, str]) -> list[int]:
-    """Kill ranks, given with their marks, and everything that they have started; return the processes when they are gone.
+    """Kill ranks, given with their marks, and everything that they have started; return the processes once they are gone.
 
-    1. Look who is below them. Where a rank has ended already, the marks tell.
-    2. Kill the ranks with their process groups. Supervisors of scripts see it, and tidy up.
-    3. Kill what still lives after their time, again and again until nothing is found: it may go on starting more.
+    1. Find their descendants, by the marks where a rank has already ended.
+    2. Kill the ranks with their process groups. Supervisors of scripts notice this and clean up.
+    3. After `TIDY_SECONDS`, kill what still lives, repeatedly until nothing is found: a process may start others meanwhile.
     """
     spared = {*roots, os.getpid()}
     seen = {process: start_of(process) for root in roots for process in descendants(root) if process not in spared}
@@ -97,7 +97,7 @@ def kill_all(roots: Mapping[int, str]) -> list[int]:
 
 
 def kill_strays() -> list[int]:
-    """Kill what ranks of dead processes have left; return them. A mark of another namespace of processes says nothing here."""
+    """Kill what the ranks of dead processes have left; return the PIDs. Marks of other PID namespaces are ignored."""
     strays = []
     for process, found in _marks():
         namespace, _, place = found.decode(errors="replace").partition("=")[2].partition("-")
@@ -112,10 +112,10 @@ def kill_strays() -> list[int]:
 
 
 def out_of_memory_kills() -> int:
-    """Processes of this control group that the kernel has killed for want of memory; of the machine, where no group tells."""
-    counts = [_kills(file) for file in _group_files()]
-    told = [count for count in counts if count is not None]
-    return sum(told) if told else _kills(Path("/proc/vmstat")) or 0
+    """Count the processes of this control group that the kernel has killed for lack of memory; without a group's count, those
+    of the machine."""
+    counts = [count for file in _group_files() if (count := _kills(file)) is not None]
+    return sum(counts) if counts else _kills(Path("/proc/vmstat")) or 0
 
 
 def _processes() -> list[int]:
@@ -126,7 +126,7 @@ def _processes() -> list[int]:
 
 
 def _marks() -> list[tuple[int, bytes]]:
-    """Every process that carries a mark, with it, but for this one."""
+    """Return every process that carries a mark, with the mark, except this process."""
     found = []
     for process in _processes():
         with contextlib.suppress(OSError):
@@ -145,7 +145,7 @@ def _namespace() -> str:
 
 
 def _group_files() -> list[Path]:
-    """Where the control group of this process counts its kills, of either version."""
+    """Return the files in which this process's control group (version 1 or 2) counts its kills."""
     try:
         lines = Path("/proc/self/cgroup").read_text().splitlines()
     except OSError:

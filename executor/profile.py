@@ -1,4 +1,4 @@
-"""One profile on one rank: what every module of a model costs in an optimizer step."""
+"""Profiles a model on one rank: the cost of every module in an optimizer step."""
 
 import statistics
 import time
@@ -23,19 +23,19 @@ from search_spaces.trial import Progress, TrialRequest
 
 @dataclass(slots=True)
 class _Steps:
-    """The steps of a session, one after the other."""
+    """Runs the steps of a session one after the other."""
 
     session: EngineSession
     device: torch.device
     done: int = 0
 
     def prepare(self) -> None:
-        """Make the next step's data ready."""
+        """Load the next step's data."""
         self.session.prepare(self.done)
         self.done += 1
 
     def run(self) -> float:
-        """Run the step to its end on the device. Returns its seconds."""
+        """Run the step and wait until the device has finished. Returns its seconds."""
         began = time.perf_counter()
         self.session.train_step()
         counters_of(self.device).synchronize()
@@ -44,7 +44,7 @@ class _Steps:
 
 @dataclass(frozen=True, slots=True)
 class _Counted:
-    """What the counted step tells."""
+    """What was counted in the step that ran under the FLOP counter."""
 
     modules: list[tuple[str, nn.Module]]
     calls: list[int]
@@ -52,20 +52,20 @@ class _Counted:
 
 
 def run_profile(context: RankContext, request: TrialRequest, progress: Callable[[Progress], None]) -> ModelProfile:
-    """Profile an optimizer step of a model that is whole on this rank.
+    """Profile an optimizer step of a model that is not sharded.
 
-    1. Build the model by the request's engine, as a trial does, and warm up.
-    2. Count the FLOPs of one step, by module.
-    3. Time steps in turn with and without the tracker's hooks, at least `fidelity.min_steps` of each, further ones while they
-       take less than `fidelity.max_seconds` in all.
-    4. Take the median of each module's own seconds in each phase, so that a module's total is the sum of what is inside.
+    1. Build the model with the request's engine, as a trial does, and warm up.
+    2. Count the FLOPs of one step by module.
+    3. Time steps alternately with and without the tracker's hooks: at least `fidelity.min_steps` of each, and further ones
+       until `fidelity.max_seconds` have passed.
+    4. Take the median of each module's own seconds in each phase, so that a module's total is the sum over the modules inside.
 
     Raises:
         EngineRefusalError: the engine refuses the combination.
         FactoryError, DataError: the user's module or text cannot be used.
         RunnerError: the step calls no module, or its FLOPs cannot be counted.
     """
-    del progress  # a profile is over before anybody asks for it
+    del progress  # a profile ends before its progress would be read
     # A replayed graph calls no module.
     config = measured_config(request.config).replace({"cuda_graphs": False})
     session = ENGINES[request.engine].build(context, request.model, config, request.workload)
@@ -80,13 +80,13 @@ def run_profile(context: RankContext, request: TrialRequest, progress: Callable[
 
 
 def _count(steps: _Steps) -> _Counted:
-    """One step with every operator counted for the module that runs it."""
+    """Run one step and attribute every operator's FLOPs to the module that runs it."""
     flops: Counter[Place] = Counter()
     tracker = ModuleTracker(lambda _: None)
 
     def observe(count: int) -> None:
         module, phase = tracker.place
-        # Backward itself runs with gradients off: what runs with them on is forward once more, also between modules' calls.
+        # Backward runs with gradients disabled. What runs with gradients enabled is a recomputed forward, even between calls.
         again = phase is Phase.BACKWARD and torch.is_grad_enabled()
         flops[Place(module, Phase.RECOMPUTE if again else phase)] += count
 
@@ -101,7 +101,8 @@ def _count(steps: _Steps) -> _Counted:
 
 
 def _time(steps: _Steps, request: TrialRequest) -> tuple[list[float], list[dict[Place, float]]]:
-    """Seconds of steps without hooks, and by place of steps with them, in turn, so that both meet the same machine."""
+    """Return the seconds of steps without hooks and, by place, of steps with hooks. They alternate, so that the load of the
+    machine affects both alike."""
     clock = ModuleClock(steps.device)
     plain: list[float] = []
     hooked: list[dict[Place, float]] = []
@@ -155,7 +156,7 @@ def _phases(module: int, figures: Mapping[Place, float]) -> Phases:
 
 
 def _owned_parameters(modules: Sequence[tuple[str, nn.Module]]) -> list[int]:
-    """Elements of each module's own parameters; a shared one counts with the first module that has it."""
+    """Return the elements of each module's own parameters. A shared parameter counts for the first module that has it."""
     seen: set[nn.Parameter] = set()
     counts = []
     for _, module in modules:

@@ -4,8 +4,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from search_spaces.knob import Value
+from search_spaces.knob_values import KNOBS
 from search_spaces.refusal import Refusal
-from search_spaces.trial_config import TrialConfig, Value
+from search_spaces.trial_config import TrialConfig
 
 ENGINE_HONOURS = "engine-honours"
 """The rule that refuses a single value which the engine does not honour."""
@@ -86,6 +88,12 @@ class Capability:
             "knobs": {name: None if values is None else list(values) for name, values in sorted(self.knobs.items())},
             "combinations": [item.rule for item in self.combinations],
         }
+
+
+def honoured_by(engine: str, limited: Mapping[str, tuple[Value, ...]] | None = None) -> dict[str, tuple[Value, ...] | None]:
+    """`Capability.knobs` of an engine: the knobs whose declaration names it, and those of which it honours some values."""
+    whole: dict[str, tuple[Value, ...] | None] = {knob.name: None for knob in KNOBS.values() if engine in knob.engines}
+    return whole | dict(limited or {})
 
 
 def _listed(values: tuple[Value, ...]) -> str:

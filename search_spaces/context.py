@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from search_spaces.capability import Capability
-from search_spaces.cluster import ClusterSpec
-from search_spaces.model import Model
+from search_spaces.clusters.cluster import ClusterSpec
+from search_spaces.models.model import Model
 from search_spaces.trial import Workload
 
 

@@ -7,15 +7,12 @@ from typing import Any
 from search_spaces.context import SpaceContext
 from search_spaces.environment import ENVIRONMENT
 from search_spaces.errors import KnobValueError
-from search_spaces.knob import Kind
-from search_spaces.knobs import KNOBS, PARALLEL_SIZES, check_value, knob, parse_value
-from search_spaces.model import ModelSpec
+from search_spaces.knob_values import KNOBS, check_value, knob, parse_value
+from search_spaces.knobs.conditions import PARALLEL_SIZES
 from search_spaces.trial_config import Value
 
 Domain = tuple[Value, ...]
 
-MOST_VIRTUAL_STAGES = 8
-MOST_CHECKPOINTED_APART = 8
 LARGEST_BUCKET = 1_000_000_000
 """Elements: 4 GB in fp32; more does not make a collective faster."""
 SOLVED = "solved"
@@ -78,7 +75,7 @@ def _powers_of_two(name: str, context: SpaceContext, degrees: Mapping[str, Domai
     """1, 2, 4, … up to the largest value that could be legal; 0 before them where it means something else."""
     largest = _largest(name, context, degrees)
     powers: list[Value] = [2**exponent for exponent in range(max(largest, 1).bit_length())]
-    return [0, *powers] if name in ("hsdp_shard_size", "secondary_shard_size") else powers
+    return [0, *powers] if KNOBS[name].zero else powers
 
 
 def _divisors(name: str, context: SpaceContext, degrees: Mapping[str, Domain]) -> list[Value]:
@@ -92,7 +89,7 @@ def _element_sizes(name: str, context: SpaceContext, _: Mapping[str, Domain]) ->
     """Shares of the parameter count, to two digits, so that they separate behaviour in models of any size."""
     count = context.model.parameter_count or LARGEST_BUCKET  # 0: of a user's script it may not be known
     shares = {min(_two_digits(count // share), LARGEST_BUCKET) for share in BUCKET_SHARES if share > 1}
-    none_at_all = {0} if name == "prefetch_bucket_size" else set()
+    none_at_all = {0} if KNOBS[name].zero else set()
     return sorted(size for size in {*shares, *none_at_all, min(count, LARGEST_BUCKET)} if size >= KNOBS[name].minimum)
 
 
@@ -121,24 +118,10 @@ EXPRESSIONS: dict[str, Callable[[str, SpaceContext, Mapping[str, Domain]], list[
 
 def _largest(name: str, context: SpaceContext, degrees: Mapping[str, Domain]) -> int:
     """The largest value of a degree, a count or a batch that could be legal."""
-    world, model = context.world_size, context.model
-    layers = model.num_layers if isinstance(model, ModelSpec) else world
-    experts = model.num_experts if isinstance(model, ModelSpec) else 1
-    largest = {
-        "micro_batch_size": context.workload.global_batch_size // _fewest_replicas(world, degrees),
-        "tensor_parallel_size": min(context.cluster.devices_per_node, world),
-        "pipeline_parallel_size": min(world, layers),
-        "context_parallel_size": world,
-        "expert_parallel_size": min(world, experts),
-        "hsdp_shard_size": world // 2,
-        "secondary_shard_size": world // 2,
-        "virtual_stages": min(layers // 2, MOST_VIRTUAL_STAGES),
-        "checkpoint_every_k": min(layers // 2, MOST_CHECKPOINTED_APART),
-        "loss_chunk_size": context.workload.sequence_length,
-    }
-    if name not in largest or KNOBS[name].kind is not Kind.INT:
+    counts_to = KNOBS[name].counts_to
+    if counts_to is None:
         raise KnobValueError(name, "has no largest value to count up to", "list its values")
-    return largest[name]
+    return counts_to(context, _fewest_replicas(context.world_size, degrees))
 
 
 def _fewest_replicas(world: int, degrees: Mapping[str, Domain]) -> int:

@@ -9,7 +9,8 @@ SearchSpaceError
 ├── SpaceFormatError      (ValueError)   a space file or a pin cannot be read
 ├── FailureTableError     (ValueError)   a row of a failure table has no meaning
 ├── PatternError          (ValueError)   a regular expression cannot be used
-└── SpaceTooLargeError    (ValueError)   counting a space takes more steps than were allowed
+├── SpaceTooLargeError    (ValueError)   counting a space takes more steps than were allowed
+└── PluginError           (ImportError)  a plug-in cannot be loaded
 """
 
 
@@ -60,3 +61,7 @@ class PatternError(SearchSpaceError, ValueError):
 
 class SpaceTooLargeError(SearchSpaceError, ValueError):
     """Counting a space takes more steps than whoever asked allowed."""
+
+
+class PluginError(SearchSpaceError, ImportError):
+    """A plug-in is not installed, cannot be imported, or is not what its group needs."""

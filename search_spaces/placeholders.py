@@ -3,11 +3,11 @@
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from search_spaces.command import CommandModel, variant_values
 from search_spaces.environment import ENVIRONMENT
 from search_spaces.errors import ModelFormatError
 from search_spaces.knob import Kind
-from search_spaces.knobs import KNOBS, parse_value, value_text
+from search_spaces.knob_values import KNOBS, parse_value, value_text
+from search_spaces.models.command import CommandModel, variant_values
 from search_spaces.preset_files import unknown_name
 from search_spaces.trial import Workload
 from search_spaces.trial_config import KNOB_NAMES, SCRIPT, TrialConfig, Value

@@ -3,14 +3,14 @@
 from collections.abc import Iterable
 
 from search_spaces.knob import Knob, Numerics
-from search_spaces.knobs import KNOBS, domain_text, value_text
-from search_spaces.rules import RULES
+from search_spaces.knob_values import KNOBS, domain_text, value_text
+from search_spaces.rules.table import RULES
 from search_spaces.spaces import CUDA_DEFAULTS
 
 INTRODUCTION = """\
 # Knobs
 
-Generated from `search_spaces.knobs` and `search_spaces.rules` by `search_spaces.reference.knobs_page_markdown()`.
+Generated from `search_spaces.knob_values` and `search_spaces.rules.table` by `search_spaces.reference.knobs_page_markdown()`.
 
 Sizes are elements, not bytes. A knob whose condition does not hold stands at its default, and all element sizes from the
 model's parameter count on are one value (the default where it is among them, else the count), so that equal behaviour is

@@ -7,18 +7,18 @@ from pathlib import Path
 from typing import Any
 
 from search_spaces.capability import Capability
-from search_spaces.cluster import ClusterSpec
-from search_spaces.command import CommandModel
+from search_spaces.clusters.cluster import ClusterSpec
 from search_spaces.context import SpaceContext
 from search_spaces.domains import EXPRESSIONS, SOLVED, parse_domain, resolve_domains
 from search_spaces.errors import IllegalConfigError, SearchSpaceError, SpaceFormatError
 from search_spaces.file_kinds import SPACE_FILE, mistaken
 from search_spaces.fused_kernels import FUSED_KERNELS, runs_on
-from search_spaces.knobs import KNOBS, knob
-from search_spaces.model import FactoryModel, Model
-from search_spaces.packing_rules import require_documents
+from search_spaces.knob_values import KNOBS, knob
+from search_spaces.models.command import CommandModel
+from search_spaces.models.model import FactoryModel, Model
 from search_spaces.preset_files import preset_tables, unknown_name
-from search_spaces.rules import HONOURS, check_config, rules_of
+from search_spaces.rules.packing import require_documents
+from search_spaces.rules.table import HONOURS, check_config, rules_of
 from search_spaces.space import SearchSpace
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig, Value
@@ -33,8 +33,8 @@ def space_preset_names() -> tuple[str, ...]:
     return tuple(preset_tables("spaces"))
 
 
-CUDA_DEFAULTS: Mapping[str, Value] = {"precision": "bf16", "expandable_segments": True, "compile_blocks": True}
-"""Defaults on CUDA devices that are others than TrialConfig's."""
+CUDA_DEFAULTS: Mapping[str, Value] = {knob.name: knob.on_cuda for knob in KNOBS.values() if knob.on_cuda is not None}
+"""Defaults on CUDA devices that differ from TrialConfig's."""
 
 
 def device_defaults(cluster: ClusterSpec, capability: Capability | None = None, model: Model | None = None) -> TrialConfig:
@@ -179,7 +179,7 @@ def _written_domains(text: str, context: SpaceContext) -> tuple[dict[str, Any], 
     """The domains of a preset or a file, those that it extends first; and the knobs that the file itself names."""
     presets = preset_tables("spaces")
     if text in presets:
-        return _collected(presets[text]), set()
+        return _preset_domains(text), set()
     path = Path(text).expanduser()
     if not (path.exists() or path.suffix == ".toml" or "/" in text):
         raise unknown_name("space preset", text, presets, "or give the path of a TOML file")
@@ -191,9 +191,17 @@ def _written_domains(text: str, context: SpaceContext) -> tuple[dict[str, Any], 
 def _collected(table: Mapping[str, Any]) -> dict[str, Any]:
     domains: dict[str, Any] = {}
     for name in table.get("extends", ()):
-        domains |= _collected(preset_tables("spaces")[name])
-    domains.update(table.get("domains", {}))
-    return domains
+        domains |= _preset_domains(name)
+    return domains | dict(table.get("domains", {}))
+
+
+def _preset_domains(name: str) -> dict[str, Any]:
+    """The domains of a preset: those of the presets that it extends, and what the knobs declare for it."""
+    return _collected(preset_tables("spaces")[name]) | {
+        knob.name: list(written) if isinstance(written := knob.spaces[name], tuple) else written
+        for knob in KNOBS.values()
+        if name in knob.spaces
+    }
 
 
 def _read(path: Path) -> dict[str, Any]:

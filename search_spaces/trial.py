@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from search_spaces.failure import FailureRow
-from search_spaces.model import Model
+from search_spaces.models.model import Model
 from search_spaces.outcome import Outcome
 from search_spaces.trial_config import TrialConfig
 
@@ -51,6 +51,12 @@ class Workload:
     """Tokens of each document of a sample of the data, none longer than `sequence_length`: a row of a step holds one of them
     or, packed, several. Empty: every sample is whole."""
 
+    @property
+    def packs(self) -> bool:
+        """Whether any two documents fit into one row, so that packing changes anything."""
+        lengths = sorted(self.document_lengths)[:2]
+        return len(lengths) == 2 and sum(lengths) <= self.sequence_length
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fidelity:
@@ -70,10 +76,10 @@ class Fidelity:
     """Whether the allocator's events are recorded on an extra untimed step."""
     most_micro_batches: int | None = None
     """Where a step has more micro-batches, steps of two smaller counts are timed, and the full one's time is extrapolated
-    (`search_spaces.fewer`); memory, losses and FLOPs are of full steps all the same. None: full steps alone are timed."""
+    (`search_spaces.training.fewer`); memory, losses and FLOPs are still those of full steps. None: only full steps are timed."""
     most_layers: int | None = None
     """Where a model has more layers, two shallower ones are run in its place, and its time and memory are extrapolated
-    (`search_spaces.fewer`). None: the whole model is run."""
+    (`search_spaces.training.fewer`). None: the whole model is run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,5 @@
 """One point of the space: a value for every knob, canonical and hashed."""
 
-import dataclasses
 import hashlib
 import json
 import operator
@@ -9,85 +8,32 @@ from dataclasses import dataclass
 from typing import Any
 
 from search_spaces.errors import UnknownNameError
+from search_spaces.knob import Value, knobs_of
+from search_spaces.knobs.computation import ComputationKnobs
+from search_spaces.knobs.offload import OffloadKnobs
+from search_spaces.knobs.parallelism import ParallelismKnobs
+from search_spaces.knobs.process import ProcessKnobs
+from search_spaces.knobs.training import TrainingKnobs
+from search_spaces.knobs.zero import ZeroKnobs
+from search_spaces.plugins import Group, load_plugins
 
-Value = bool | int | float | str
 SCRIPT = "script"
-"""The knob that holds what a user's own script is told beside the other knobs."""
+"""The knob that holds what a user's own script is given beside the other knobs."""
+ORIGINAL_KNOBS = 32
+"""Knobs with smaller numbers are in every stored configuration. Later ones are only written where they differ from their
+default, so that what was stored before is written, and hashed, as it was."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class TrialConfig:
-    """A value for every knob. `search_spaces.knobs` states each one's unit, domain and condition.
+class TrialConfig(ZeroKnobs, OffloadKnobs, ParallelismKnobs, ComputationKnobs, ProcessKnobs, TrainingKnobs):
+    """A value for every knob; the bases declare them (`search_spaces.knob.Knob`).
 
     Sizes of buckets are elements, not bytes. Data-parallel degree and gradient accumulation are derived:
     see `data_parallel_size` and `gradient_accumulation_steps`.
     """
 
-    zero_stage: int = 0
-    micro_batch_size: int = 1
-    reduce_bucket_size: int = 40_000_000
-    allgather_bucket_size: int = 500_000_000
-    prefetch_bucket_size: int = 50_000_000
-    param_persistence_threshold: int = 100_000
-    max_live_parameters: int = 1_000_000_000
-    overlap_comm: bool = True
-    contiguous_gradients: bool = True
-    defer_gradient_reduction: bool = False
-    reduce_dtype: str = "fp32"
-    hsdp_shard_size: int = 0
-    reshard_after_forward: bool = True
-    offload_optimizer: str = "none"
-    offload_param: str = "none"
-    offload_ratio: float = 1.0
-    tensor_parallel_size: int = 1
-    sequence_parallel: bool = False
-    pipeline_parallel_size: int = 1
-    virtual_stages: int = 1
-    pipeline_schedule: str = "1f1b"
-    pipeline_split: str = "balanced"
-    context_parallel_size: int = 1
-    expert_parallel_size: int = 1
-    activation_checkpointing: str = "none"
-    checkpoint_every_k: int = 1
-    precision: str = "fp32"
-    attention_backend: str = "best"
-    loss_chunk_size: int = 0
-    fused_optimizer: bool = True
-    rank_order: str = "tp-cp-dp-pp"
-    expandable_segments: bool = False
-    script: str = ""
-    compile_blocks: bool = False
-    pipeline_layout: str = ""
-    accumulation_dtype: str = "fp32"
-    optimizer: str = "adamw"
-    lora_rank: int = 0
-    lora_targets: str = "attention"
-    frozen_dtype: str = "same"
-    environment: str = ""
-    adapter_size: int = 0
-    prefix_length: int = 0
-    prompt_length: int = 0
-    context_parallel_method: str = "gather"
-    attention_window: int = 0
-    attention_global_tokens: int = 0
-    gc_interval: int = 0
-    overlap_param_gather: bool = False
-    offload_activations: bool = False
-    numa_binding: bool = False
-    curriculum_start_length: int = 0
-    curriculum_steps: int = 0
-    random_ltd_start_tokens: int = 0
-    random_ltd_steps: int = 0
-    gather_dtype: str = "same"
-    secondary_shard_size: int = 0
-    onebit_warmup_steps: int = 1000
-    async_tensor_parallel: bool = False
-    pack_sequences: bool = False
-    fused_kernels: str = "none"
-    cuda_graphs: bool = False
-
     def __repr__(self) -> str:
-        """What makes this point again: the knobs that have another value than their default, in the order of the fields."""
+        """What makes this point again: the knobs that have another value than their default, in the order of their numbers."""
         return f"TrialConfig({', '.join(f'{name}={value!r}' for name, value in self.differences(_DEFAULTS).items())})"
 
     @property
@@ -112,11 +58,11 @@ class TrialConfig:
         return global_batch_size // (self.micro_batch_size * max(self.data_parallel_size(world_size), 1))
 
     def every_value(self) -> dict[str, Value]:
-        """Every knob and its value, in the order of the fields."""
+        """Every knob and its value, in the order of their numbers."""
         return dict(zip(KNOB_NAMES, _values_of(self), strict=True))
 
     def values(self) -> dict[str, Value]:
-        """What is written of it: every knob and its value, those of `LATER` only where they have another than their default."""
+        """The stored form: every knob and its value, but for later ones (`ORIGINAL_KNOBS`) that stand at their default."""
         values = self.every_value()
         for name, default in _LATER_DEFAULTS.items():
             if values[name] == default:
@@ -129,9 +75,8 @@ class TrialConfig:
         Raises:
             UnknownNameError: a knob does not exist.
         """
-        replaced = object.__new__(
-            TrialConfig
-        )  # a fraction of the time of dataclasses.replace: counting a space is made of this
+        # A fraction of the time of dataclasses.replace: counting a space consists of this.
+        replaced = object.__new__(TrialConfig)
         for put, value in zip(_PUT.values(), _values_of(self), strict=True):
             put(replaced, value)
         for name, value in changes.items():
@@ -147,29 +92,25 @@ class TrialConfig:
 
     def differences(self, other: "TrialConfig") -> dict[str, Value]:
         """The knobs of this point whose value is another in `other`."""
-        names = (field.name for field in dataclasses.fields(self))
-        return {name: getattr(self, name) for name in names if getattr(self, name) != getattr(other, name)}
+        return {name: getattr(self, name) for name in KNOB_NAMES if getattr(self, name) != getattr(other, name)}
 
 
+FAMILIES: tuple[type[Any], ...] = (
+    *(ZeroKnobs, OffloadKnobs, ParallelismKnobs, ComputationKnobs, ProcessKnobs, TrainingKnobs),
+    *load_plugins(Group.KNOBS).values(),
+)
+"""The classes that declare knobs."""
+if len(FAMILIES) > len(TrialConfig.__bases__):
+    _added = FAMILIES[len(TrialConfig.__bases__) :]
+    _body = {"__doc__": TrialConfig.__doc__, "__module__": __name__, "__slots__": ()}
+    TrialConfig = dataclass(frozen=True, kw_only=True, repr=False)(type("TrialConfig", (TrialConfig, *_added), _body))  # type: ignore[misc]
+_KNOBS = knobs_of(TrialConfig)
+KNOB_NAMES: tuple[str, ...] = tuple(_KNOBS)
+"""The names of all knobs, in the order of their numbers."""
+# Plain data has the knobs in the order of their numbers.
+TrialConfig.__dataclass_fields__ = {name: TrialConfig.__dataclass_fields__[name] for name in KNOB_NAMES}
 _DEFAULTS = TrialConfig()
-KNOB_NAMES: tuple[str, ...] = tuple(field.name for field in dataclasses.fields(TrialConfig))
-"""The names of all knobs, in the order in which they are shown."""
-LATER = frozenset({
-    SCRIPT, "compile_blocks", "pipeline_layout", "accumulation_dtype", "optimizer", "lora_rank", "lora_targets", "frozen_dtype",
-    "environment",
-    "adapter_size", "prefix_length", "prompt_length",
-    "context_parallel_method", "attention_window", "attention_global_tokens",
-    "gc_interval", "overlap_param_gather", "offload_activations", "numa_binding",
-    "curriculum_start_length", "curriculum_steps", "random_ltd_start_tokens", "random_ltd_steps",
-    "gather_dtype", "secondary_shard_size", "onebit_warmup_steps",
-    "async_tensor_parallel",
-    "pack_sequences",
-    "fused_kernels",
-    "cuda_graphs",
-})  # fmt: skip
-"""Knobs that came when configurations were stored already. Where they have their default they are not written, so that what
-was stored is written, and hashed, as it was before there were these knobs. A new knob belongs here."""
-_LATER_DEFAULTS = {field.name: field.default for field in dataclasses.fields(TrialConfig) if field.name in LATER}
+_LATER_DEFAULTS = {item.name: item.default for item in _KNOBS.values() if item.number >= ORIGINAL_KNOBS}
 _PUT = {name: vars(TrialConfig)[name].__set__ for name in KNOB_NAMES}
 """Knob -> what writes its slot, before anybody has seen the point."""
 _values_of = operator.attrgetter(*KNOB_NAMES)
@@ -177,7 +118,7 @@ _values_of = operator.attrgetter(*KNOB_NAMES)
 
 def is_whole(values: Mapping[str, Any]) -> bool:
     """Whether stored values are those of every knob there is now: a row from before a knob was there lacks it."""
-    return len(values) - len(LATER & values.keys()) == len(KNOB_NAMES) - len(LATER)
+    return len(values) - len(_LATER_DEFAULTS.keys() & values.keys()) == ORIGINAL_KNOBS
 
 
 def stable_hash(value: Any) -> str:

@@ -1,7 +1,7 @@
 """Waiting for data: a finding of its own, for which no layout is to blame."""
 
-from search_spaces.command import CommandModel
-from search_spaces.model import Model
+from search_spaces.models.command import CommandModel
+from search_spaces.models.model import Model
 
 WAIT_SHARE = 0.05
 """Of a step that is spent waiting for data, from which on it is worth a word."""

@@ -1,1 +1,1 @@
-"""Jobs, trials, attempts and events in SQL: the only truth about what was tried and what came of it."""
+"""Jobs, trials, attempts and events in SQL: the single source of truth about trials and their results."""

@@ -1,4 +1,4 @@
-"""Where the database is: addresses, and what can be told of a database file before it is opened."""
+"""Database addresses, and checks of a database file before it is opened."""
 
 import os
 import re
@@ -13,15 +13,15 @@ from storage.private_files import make_private_folder
 
 _SECRET_PARTS = re.compile(r"((?:^|&)[^=&]*(?:password|secret|token|key)[^=&]*=)[^&]*", re.IGNORECASE)
 _PORT = re.compile(r":(?![0-9]*(?:/|$|,))[^/]*")
-"""What is in the place of a port and is none: a password whose host was forgotten."""
+"""Matches text in the place of a port that is not a port: a password in an address without a host."""
 _USE = "give a file path, sqlite:///PATH or postgresql://USER@HOST/NAME"
 
 
 def default_database_url() -> str:
-    """Return the address in AUTOTUNE_DB, else that of a file in the user's data folder, which is made where it is missing.
+    """Return the address in AUTOTUNE_DB, else that of a file in the user's data folder, which is created if it is missing.
 
     Raises:
-        DatabaseUnavailableError: the folder cannot be made.
+        DatabaseUnavailableError: the folder cannot be created.
     """
     if address := os.environ.get("AUTOTUNE_DB"):
         return address
@@ -34,17 +34,17 @@ def default_database_url() -> str:
 
 
 def parse_address(address: str) -> URL:
-    """Return the address as a URL; one without a scheme is the path of an SQLite file.
+    """Parse the address; one without a scheme is the path of an SQLite file.
 
     Raises:
-        DatabaseUnavailableError: it is not an address, or of a database that is not supported.
+        DatabaseUnavailableError: it is not an address, or the kind of database is not supported.
     """
     if "://" not in address:
         return _sqlite(address)
     try:
         url = make_url(address)
     except (ArgumentError, ValueError):
-        # The cause has the port in its words, which may be a part of the password.
+        # The cause quotes the port, which may be a part of the password.
         raise _unavailable(without_password(address), "is not the address of a database", _USE) from None
     if url.get_backend_name() == "sqlite":
         return _sqlite(url.database or "")
@@ -59,9 +59,9 @@ def describe(url: URL) -> str:
 
 
 def without_password(address: str) -> str:
-    """Return a text that should be a URL without what may be a password in it: before the last @, or named so in its query.
+    """Mask everything in an address that may be a password: the part before the last @, and secrets in its query.
 
-    It may be malformed in any way: a slash in a password that was not encoded ends the part that programs look for it in.
+    The address may be malformed: an unencoded slash in a password ends the part where parsers look for it.
     """
     scheme, mark, rest = address.partition("://")
     if not mark:
@@ -74,13 +74,13 @@ def without_password(address: str) -> str:
 
 
 def passwords_of(url: URL) -> tuple[str, ...]:
-    """Every password in the address, which no message may repeat."""
+    """Return the passwords in the address, which no message may contain."""
     named = [url.query.get(name) for name in ("password", "sslpassword")]
     return tuple(str(text) for text in (url.password, *named) if text)
 
 
 def readable_by_others(address: str) -> Path | None:
-    """The file of an SQLite database that a former version, or somebody else, left open to other users; None: it is not so."""
+    """Return the file of an SQLite database that is accessible by other users (older versions did that); None: it is private."""
     url = parse_address(address)
     path = Path(describe(url))
     is_open = url.get_backend_name() == "sqlite" and path.exists() and path.stat().st_mode & 0o077
@@ -88,10 +88,10 @@ def readable_by_others(address: str) -> Path | None:
 
 
 def check_file(path: Path) -> None:
-    """Refuse a database file that cannot be written, by what the file system says of it.
+    """Refuse a database file that cannot be written, according to the file system.
 
-    Permission bits are read as well as asked for: root may write anything, but who took the bits away meant it. The folder
-    must be writable too, because SQLite keeps its write-ahead log beside the file.
+    Both the permission bits and the access are checked: root can write anything, but removed write bits are intentional. The
+    folder must be writable too, because SQLite keeps its write-ahead log next to the file.
 
     Raises:
         DatabaseUnavailableError: the path is a folder, its folder is missing, or one of them is read-only.
@@ -115,7 +115,7 @@ def _sqlite(path: str) -> URL:
     if path in ("", ":memory:"):
         raise _unavailable(repr(path), "names no file, and a job must outlive its process", _USE)
     try:
-        # Absolute, because a later connection may be made when the process has changed its folder.
+        # Absolute, because the process may change its directory before a later connection.
         return URL.create("sqlite", database=str(Path(path).expanduser().absolute()))
     except (OSError, RuntimeError) as error:
         raise _unavailable(path, f"cannot be reached ({error})", _USE) from error

@@ -1,4 +1,4 @@
-"""Attempts: each execution of a trial, and which of their results count."""
+"""Attempts: the executions of a trial, and which of their results count."""
 
 import secrets
 from datetime import datetime
@@ -12,7 +12,7 @@ from search_spaces.plain import to_plain
 from search_spaces.trial import RankMeasurement, TrialResult
 from storage.codec import attempt_record, clean
 from storage.errors import UnknownTrialError
-from storage.events import tell
+from storage.events import append_event
 from storage.leases import fenced
 from storage.records import AttemptRecord, AttemptState, EventKind, Lease, Placement
 from storage.tables import AttemptRow, JobRow, RankRow, TrialRow, readable
@@ -41,7 +41,7 @@ def start_attempt(session: Session, now: datetime, lease: Lease, trial_number: i
         started=now,
     )
     session.add(attempt)
-    tell(session, now, job, EventKind.ATTEMPT_STARTED, _named(attempt))
+    append_event(session, now, job, EventKind.ATTEMPT_STARTED, _named(attempt))
     return attempt_record(attempt)
 
 
@@ -60,18 +60,18 @@ def finish_attempt(session: Session, now: datetime, lease: Lease, result: TrialR
     if attempt.state is AttemptState.ACCEPTED:
         settle(session.get_one(TrialRow, (job.id, attempt.trial_number)), attempt.started, now, result)
     payload = finished_payload(attempt.trial_number, attempt.number, attempt.state, result)
-    tell(session, now, job, EventKind.ATTEMPT_FINISHED, payload)
+    append_event(session, now, job, EventKind.ATTEMPT_FINISHED, payload)
     return attempt.state is not AttemptState.SUPERSEDED
 
 
 def abandon(session: Session, now: datetime, job: JobRow, trial_number: int | None = None) -> None:
-    """Give up the attempts of a job, or of one of its trials, that still run: their trials are wanted again."""
+    """Abandon the running attempts of a job, or of one of its trials: the trials are planned again."""
     query = select(AttemptRow).where(AttemptRow.job_id == job.id, AttemptRow.state == AttemptState.RUNNING)
     if trial_number is not None:
         query = query.where(AttemptRow.trial_number == trial_number)
     for attempt in session.scalars(query.order_by(AttemptRow.trial_number)).all():
         attempt.state = AttemptState.ABANDONED
-        tell(session, now, job, EventKind.ATTEMPT_ABANDONED, _named(attempt))
+        append_event(session, now, job, EventKind.ATTEMPT_ABANDONED, _named(attempt))
 
 
 def attempts(session: Session, job_id: str, trial_number: int | None) -> list[AttemptRecord]:
@@ -94,14 +94,14 @@ def placements(session: Session, job_id: str, first: int) -> dict[int, Placement
 
 
 def _state_after(state: AttemptState, retry: bool) -> AttemptState:
-    """What an attempt becomes with its result: one that no longer ran when the result came is superseded."""
+    """The state of an attempt with its result: superseded if it was no longer running when the result came."""
     if state is not AttemptState.RUNNING:
         return AttemptState.SUPERSEDED
     return AttemptState.RETRIED if retry else AttemptState.ACCEPTED
 
 
 def finished_payload(trial: int, attempt: int, state: AttemptState, result: TrialResult) -> dict[str, Any]:
-    """What the event of a result says."""
+    """The payload of the event for a result."""
     return {"trial": trial, "attempt": attempt, "state": state, "outcome": result.outcome, "message": result.message}
 
 
@@ -110,7 +110,7 @@ def _named(attempt: AttemptRow) -> dict[str, Any]:
 
 
 def rank_row(attempt: str, measurement: RankMeasurement) -> dict[str, Any]:
-    """The columns of what one rank measured."""
+    """The columns of one rank's measurement."""
     values = {name: value for name, value in to_plain(measurement).items() if name in _RANK_COLUMNS}
     return values | {"attempt": attempt, "host": clean(measurement.host)}
 

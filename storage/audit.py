@@ -1,6 +1,6 @@
-"""The audit log: who did what, from where, with which key. Written in the transaction of the act; no row is changed or removed.
+"""The audit log: who did what, from where, with which key. Entries are written in the transaction of the action, append-only.
 
-Triggers of the database refuse changes (migration 0011): who may only use the service, or this program, cannot hide an act.
+Database triggers refuse changes (migration 0011): users of the service or of this program cannot hide an action.
 """
 
 import getpass
@@ -27,16 +27,16 @@ _MOMENT = "%Y%m%d%H%M%S%f"
 
 @cache
 def local_actor() -> Actor:
-    """Whoever runs this process, who has the database in their hands: no limit stops them."""
+    """The user of this process, who has direct access to the database and therefore no limits."""
     try:
         name = getpass.getuser()
-    except (KeyError, OSError):  # as in a container whose user has no name
+    except (KeyError, OSError):  # for example in a container whose user has no name
         name = f"uid {os.getuid()}"
     return Actor(name=clean(name)[:64], source=clean(socket.gethostname())[:SOURCE_LENGTH])
 
 
-def note(session: Session, now: datetime, actor: Actor, action: str, target: str, detail: Mapping[str, Any]) -> None:
-    """Write down what this transaction does."""
+def record(session: Session, now: datetime, actor: Actor, action: str, target: str, detail: Mapping[str, Any]) -> None:
+    """Record the action of this transaction."""
     session.add(
         AuditRow(
             id=f"{now.astimezone(UTC):{_MOMENT}}-{secrets.token_hex(4)}", time=now, actor=actor.name, key_id=actor.key_id,
@@ -49,7 +49,7 @@ def note(session: Session, now: datetime, actor: Actor, action: str, target: str
 def entries(
     session: Session, limit: int, before: str | None, since: datetime | None, actor: str | None, action: str | None
 ) -> list[AuditRecord]:
-    """See `Store.audit`. Ids begin with their time, so that they sort by it."""
+    """See `Store.audit`. Ids begin with their time, so they sort by it."""
     query = select(AuditRow).order_by(AuditRow.id.desc()).limit(limit)
     if before is not None:
         query = query.where(AuditRow.id < before)

@@ -1,4 +1,4 @@
-"""What a kind of database must tell: how connections are set up, and what its errors mean."""
+"""The interface of a kind of database: how connections are set up, and what its errors mean."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -12,16 +12,16 @@ from sqlalchemy.orm import Session
 
 
 class Fault(Enum):
-    """What an error of the database says."""
+    """The meaning of a database error."""
 
     OURS = auto()
-    """A broken constraint or statement: it passes as it is."""
+    """A violated constraint or invalid statement: the error is raised unchanged."""
     BUSY = auto()
-    """Another transaction is in the way: the same work may succeed a moment later."""
+    """Another transaction holds a lock: the same work may succeed a moment later."""
     RACE = auto()
-    """Another transaction took the same name at the same time: a second try sees it, and further ones mean a fault of ours."""
+    """Another transaction took the same name at the same time: a second try sees it; repeated races mean a bug of ours."""
     LOST = auto()
-    """The connection broke, or the server ends or begins: the same work may succeed on another connection."""
+    """The connection broke, or the server is stopping or starting: the same work may succeed on another connection."""
     OUTAGE = auto()
     """The database cannot be used, and waiting does not help."""
 
@@ -35,39 +35,39 @@ class Backend(ABC):
 
     @abstractmethod
     def set_up(self, engine: Engine, busy_seconds: float) -> None:
-        """Make every connection of the engine ready; transactions that write have the execution option `autotune_writes`."""
+        """Configure every connection of the engine; writing transactions have the execution option `autotune_writes`."""
 
     @abstractmethod
     def fault(self, error: DatabaseError) -> Fault:
-        """What the error says."""
+        """Classify the error."""
 
     @abstractmethod
     def remedy(self, error: DBAPIError) -> tuple[str, str] | None:
-        """(problem, remedy) of an error that ends the work, in one line each; None: nothing better than its own words."""
+        """(problem, remedy) of a fatal error, one line each; None: there is no better text than the error's own."""
 
     def now(self, session: Session) -> datetime:
-        """The time in UTC that every process on this database shares, inside a transaction."""
+        """The UTC time that all processes on this database share, read inside a transaction."""
         del session
         return datetime.now(UTC)
 
     def readers(self, engine: Engine) -> Engine:
-        """The engine as transactions use it that only read: each sees one snapshot."""
+        """The engine for read-only transactions: each sees one snapshot."""
         return engine
 
     @abstractmethod
-    def check_room(self, session: Session) -> None:
-        """Find out, without waiting, whether something can be written.
+    def check_writable(self, session: Session) -> None:
+        """Check, without waiting, that the database can be written.
 
         Raises:
             DatabaseUnavailableError: the disk is full, or nearly.
-            DatabaseError: of the database, which says so itself.
+            DatabaseError: the database's own error.
         """
 
     def mark(self, session: Session) -> str | None:
-        """Leave in this transaction what tells later whether it was committed; None: a broken connection cannot hide that."""
+        """Write a mark in this transaction that later shows whether it was committed; None: a commit is never uncertain."""
         del session
         return None
 
     def was_committed(self, session: Session, mark: str) -> bool:
-        """Whether the transaction that left the mark was committed."""
-        raise NotImplementedError(f"{type(self).__name__} leaves no marks, asked for {mark!r}")
+        """Whether the transaction that wrote the mark was committed."""
+        raise NotImplementedError(f"{type(self).__name__} writes no marks, asked for {mark!r}")

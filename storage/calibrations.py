@@ -1,4 +1,4 @@
-"""Micro-benchmarks of clusters: kept whole, found by the cluster's fingerprint."""
+"""Micro-benchmarks of clusters: stored in full, found by the cluster's fingerprint."""
 
 import contextlib
 import itertools
@@ -9,8 +9,8 @@ from typing import Any
 from sqlalchemy import Row, delete, select
 from sqlalchemy.orm import Session
 
-from search_spaces.cluster import ClusterSpec
-from search_spaces.microbenchmark import Measured, MicrobenchmarkResult
+from search_spaces.clusters.cluster import ClusterSpec
+from search_spaces.clusters.microbenchmark import Measured, MicrobenchmarkResult
 from search_spaces.plain import from_plain, to_plain
 from storage.codec import reading
 from storage.errors import DamagedRowError
@@ -49,16 +49,16 @@ def calibrations(session: Session, fingerprint: str | None, limit: int) -> list[
 
 
 def prune_calibrations(session: Session, now: datetime, before: datetime) -> int:
-    """Remove old ones that a newer one of the same cluster has replaced."""
+    """Remove old calibrations that a newer one of the same cluster has replaced."""
     del now
     query = select(CalibrationRow.fingerprint, CalibrationRow.id).order_by(CalibrationRow.created, CalibrationRow.id)
-    kept = {row.fingerprint: row.id for row in session.execute(query)}  # the newest of each: it comes last
+    kept = {row.fingerprint: row.id for row in session.execute(query)}  # the newest of each cluster, which comes last
     old = CalibrationRow.id.not_in(kept.values()) & (CalibrationRow.created < before)
     return int(getattr(session.execute(delete(CalibrationRow).where(old)), "rowcount", 0))
 
 
 def _readable(row: CalibrationRow) -> CalibrationRecord | None:
-    """None where it is damaged: an older one, or none, is what who asks goes on with."""
+    """The calibration; None if it is damaged: callers then use an older one, or none."""
     try:
         return calibration_record(row)
     except DamagedRowError:

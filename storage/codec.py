@@ -1,4 +1,4 @@
-"""Rows to records, and plain data to JSON text that both databases take."""
+"""Convert rows to records, and plain data to JSON text for both databases."""
 
 import contextlib
 import json
@@ -18,11 +18,11 @@ from storage.tables import AttemptRow, EventRow, JobRow, TrialRow
 _NUMBER = "$number"
 _KNOBS = frozenset(KNOB_NAMES)
 _WORDS: dict[str | bytes, Any] = {"null": None, "true": True, "false": False, '""': "", "0.0": 0.0}
-"""What most of the texts are that a database takes out of results."""
+"""The most frequent texts that a database extracts from results."""
 
 
 def dump_json(value: Any) -> str:
-    """Return `value` as JSON. NaN and infinities, which JSON lacks and losses may be, become `{"$number": "nan"}`."""
+    """Return `value` as JSON. NaN and infinities, which losses can have and JSON lacks, become `{"$number": "nan"}`."""
     try:
         return json.dumps(value, allow_nan=False, separators=(",", ":"))
     except ValueError:
@@ -30,21 +30,21 @@ def dump_json(value: Any) -> str:
 
 
 def load_json(text: str | bytes) -> Any:
-    """Return what `dump_json` was given.
+    """Return the value that `dump_json` was given.
 
     Raises:
-        ValueError, RecursionError: it is no JSON, or none that can be read here.
+        ValueError, RecursionError: it is not JSON, or cannot be read here.
     """
     if text in _WORDS:
         return _WORDS[text]
-    told = text if isinstance(text, str) else text.decode()
-    return _decode_tagged(told) if _NUMBER in told else _decode(told)
+    decoded = text if isinstance(text, str) else text.decode()
+    return _decode_tagged(decoded) if _NUMBER in decoded else _decode(decoded)
 
 
 class Damaged(dict[str, Any]):
-    """A JSON value of the database that cannot be read: in place of an error, which would stop who reads other rows with it.
+    """A JSON value of the database that cannot be read. It replaces an error, which would also fail the other rows of a query.
 
-    Its own content is the text that was found, so that it is written into a backup, and read from there, as what it is.
+    Its content is the stored text, so that a backup and its restoration preserve it.
     """
 
     def __init__(self, text: str) -> None:
@@ -54,7 +54,7 @@ class Damaged(dict[str, Any]):
 def load_column(text: Any) -> Any:
     """Return the value of a JSON column, or `Damaged`. Raises nothing: one row must not stop a query of many."""
     if not isinstance(text, str | bytes):
-        return Damaged(repr(text))  # SQLite keeps a text that is a number as one
+        return Damaged(repr(text))  # SQLite stores a numeric text as a number
     try:
         value = load_json(text)
     except (ValueError, RecursionError):
@@ -66,10 +66,10 @@ def load_column(text: Any) -> Any:
 
 @contextlib.contextmanager
 def reading(place: str) -> Iterator[None]:
-    """Where what is read of a row is no value of its kind, say which row that is.
+    """Convert errors while reading a row to an error that names the row.
 
     Raises:
-        DamagedRowError: it is not.
+        DamagedRowError: the row has a value of the wrong kind.
     """
     try:
         yield
@@ -81,12 +81,12 @@ def reading(place: str) -> Iterator[None]:
 
 
 def damaged(place: str, detail: str) -> DamagedRowError:
-    """What is said of a row that cannot be read."""
+    """Make the error for a row that cannot be read."""
     return DamagedRowError(f"{place}: is damaged ({detail}); see `autotune db check`, and restore it from a backup")
 
 
 def clean(text: str) -> str:
-    """Return `text` as a text column takes it: no NUL, and no half of a surrogate pair (file names may hold one)."""
+    """Return `text` without characters that text columns refuse: NUL, and lone surrogates (file names may contain them)."""
     return text.replace("\0", "\\0").encode("utf-8", "backslashreplace").decode("utf-8")
 
 
@@ -98,7 +98,7 @@ def owner_of(row: JobRow) -> Owner | None:
 
 
 def job_record(row: JobRow) -> JobRecord:
-    """Return a job as a value; one with a damaged row as one that has no request, for it must not hide the others of a list."""
+    """Return a job as a value. A damaged one has an empty request, because it must not make a list of jobs fail."""
     damage = damage_of(row)
     return JobRecord(
         id=row.id,
@@ -123,7 +123,7 @@ def job_record(row: JobRow) -> JobRecord:
 
 
 def job_summary(row: JobRow) -> JobRecord:
-    """Return a job as lists show it, from a row without its request."""
+    """Return a job for lists, from a row without its request."""
     damage = _damage(row.summary, row.answer)
     return JobRecord(
         id=row.id,
@@ -151,11 +151,11 @@ _LISTED: dict[str, tuple[type[Any], ...]] = {
     "model": (str,), "name": (str,), "note": (str,), "tags": (list,), "trials": (int, float), "max_seconds": (int, float),
     "control_every": (int, float), "confirm_repeats": (int, float),
 }  # fmt: skip
-"""What lists of jobs read of each request, and the types that these fields have where they are given."""
+"""The fields of requests that lists of jobs read, and their types if they are given."""
 
 
 def damage_of(row: JobRow | Row[Any]) -> str:
-    """Which part of a job's row is not what it must be; empty: none."""
+    """Describe the damaged part of a job's row; empty: none."""
     if damage := _damage(row.request, row.answer):
         return damage
     if not isinstance(row.reference_losses, list | None):
@@ -164,14 +164,14 @@ def damage_of(row: JobRow | Row[Any]) -> str:
 
 
 def _damage(request: Any, answer: Any) -> str:
-    """The same of a request, or its summary, and an answer."""
+    """`damage_of` for a request or its summary, and an answer."""
     if not isinstance(request, dict) or isinstance(request, Damaged):
         return "its request cannot be read"
     for name, kinds in _LISTED.items():
         if (value := request.get(name)) is not None and not isinstance(value, kinds):
             return f"{name} of its request is {type(value).__name__}"
     if not all(isinstance(tag, str) for tag in request.get("tags") or ()):
-        return "tags of its request are no texts"
+        return "tags of its request are not texts"
     if isinstance(answer, Damaged) or not isinstance(answer, dict | None):
         return "its answer cannot be read"
     return ""
@@ -181,7 +181,7 @@ def trial_record(row: TrialRow, accepted: dict[str, Any] | None) -> TrialRecord:
     """Return a trial as a value; `accepted` is the result of its accepted attempt.
 
     Raises:
-        DamagedRowError: its row cannot be read. So do the next functions.
+        DamagedRowError: its row cannot be read. The next functions raise it too.
     """
     with reading(_trial_place(row)):
         return _trial_record(row, accepted)
@@ -212,7 +212,7 @@ def _trial_record(row: TrialRow, accepted: dict[str, Any] | None) -> TrialRecord
 
 
 def plain_trial(row: Any) -> dict[str, Any]:
-    """Return a trial as plain data, which is a record's but for its token: what is only passed on is not taken apart."""
+    """Return a trial as plain data, without the token: callers that only forward it need no record."""
     with reading(_trial_place(row)):
         return _plain_trial(row)
 
@@ -237,7 +237,7 @@ def _plain_trial(row: Any) -> dict[str, Any]:
 
 
 def slim_record(row: Row[Any], shared: dict[Any, Any]) -> TrialRecord:
-    """Return a trial of which the row has the figures of its accepted result alone; `shared` is the same for all rows."""
+    """Return a trial from a row with only the figures of its accepted result; `shared` interns values across rows."""
     with reading(_trial_place(row)):
         return _slim_record(row, shared)
 
@@ -268,7 +268,7 @@ def config_of(values: dict[str, Any]) -> TrialConfig:
 
 
 def _hash_of(row: TrialRow | Row[Any]) -> str:
-    # A row from before a knob was there has a hash without it.
+    # A row that is older than a knob has a hash without this knob.
     return row.config_hash if is_whole(row.config) else config_of(row.config).hash
 
 
@@ -300,7 +300,7 @@ def _interval(mean: float, low: float, high: float) -> Interval:
 
 
 _EMPTY: dict[str, Any] = {}
-"""Shared: two dictionaries for each of many trials are more than all else of their results."""
+"""Shared, because two dictionaries for each of many trials would need more memory than the rest of their results."""
 
 
 def attempt_record(row: AttemptRow | Row[Any]) -> AttemptRecord:
@@ -325,20 +325,20 @@ def attempt_record(row: AttemptRow | Row[Any]) -> AttemptRecord:
 
 
 def event_record(row: EventRow | Row[Any]) -> EventRecord:
-    """Return an event as a value; a damaged payload as none, for streams read the events of many jobs at once."""
+    """Return an event as a value. A damaged payload becomes empty, because streams read the events of many jobs at once."""
     payload = row.payload if type(row.payload) is dict else {}
     return EventRecord(job_id=row.job_id, sequence=row.sequence, time=row.time, kind=row.kind, payload=payload)
 
 
 def result_of(data: dict[str, Any] | None) -> TrialResult | None:
-    """Return a stored result as a value. Raises what `reading` says in words."""
+    """Return a stored result as a value. Call it inside `reading`, which converts its errors."""
     return None if data is None else from_plain(TrialResult, _readable(data))
 
 
 def _readable(data: Any) -> Any:
-    """The value, unless the database had none in its place that can be read."""
+    """Return the value, or raise if it is damaged."""
     if isinstance(data, Damaged) or not isinstance(data, dict):
-        raise ValueError("it is no JSON object")
+        raise ValueError("it is not a JSON object")
     return data
 
 
@@ -356,4 +356,4 @@ def _untagged(data: dict[str, Any]) -> Any:
 
 _decode = json.JSONDecoder().decode
 _decode_tagged = json.JSONDecoder(object_hook=_untagged).decode
-"""Made once: with a hook, `json.loads` would make one for every text; and the hook is called for every object."""
+"""Created once: with a hook, `json.loads` creates a decoder for every text. Separate, because the hook runs for every object."""

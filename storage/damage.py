@@ -1,6 +1,6 @@
-"""Rows that cannot be read as what they must be, found one by one: a disk, a restore or a hand may have damaged them.
+"""Find rows that cannot be read: a disk, a restore or a manual change may have damaged them.
 
-What reads many rows passes over them (`storage.codec`), so that nobody would know of them without this.
+Queries of many rows skip damaged ones (`storage.codec`), so only this check reports them.
 """
 
 import contextlib
@@ -33,9 +33,9 @@ BATCH = 200
 
 
 def damages(session: Session, job_id: str | None = None) -> Iterator[Damage]:
-    """The damaged rows of a job, or of the whole database, table by table.
+    """Yield the damaged rows of a job, or of the whole database, table by table.
 
-    Rows are read together, and each by itself where some of them cannot be.
+    Rows are read in batches, and one by one if a batch cannot be read.
     """
     for table in Base.metadata.sorted_tables:
         if job_id is not None and table is not table_of(JobRow) and not _has_job(table):
@@ -58,7 +58,7 @@ def _among(session: Session, table: Table, keys: list[tuple[Any, ...]]) -> Itera
     place = f"{table.name} {'/'.join(map(str, keys[0]))}"
     try:
         rows = session.execute(select(table).where(key.in_(keys))).all()
-    except (LookupError, ValueError, TypeError) as error:  # a state or a time that is none
+    except (LookupError, ValueError, TypeError) as error:  # an invalid state or time
         if len(keys) > 1:
             for one in keys:
                 yield from _among(session, table, [one])
@@ -110,4 +110,4 @@ _CHECKS: Mapping[Table, Callable[[Row[Any]], object]] = {
     table_of(DeliveryRow): lambda row: tries_of(row.tries),
     table_of(WebhookRow): lambda row: urlsplit(row.url).port,
 }
-"""What reads rows of which more can be damaged than that JSON is an object or a list."""
+"""Functions that check rows beyond the types of their JSON columns."""

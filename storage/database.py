@@ -1,4 +1,4 @@
-"""Transactions on a database: what is retried, and which errors come out."""
+"""Transactions on a database: retries and errors."""
 
 import itertools
 import logging
@@ -25,17 +25,17 @@ from storage.sqlite import Sqlite
 T = TypeVar("T")
 
 CONNECTIONS = 20
-"""That a process has to its database at most: several processes share what a server allows."""
+"""Most connections of a process: several processes share the server's limit."""
 POOL_SECONDS = 10.0
-"""Longest wait for one of them."""
+"""Longest wait for a connection."""
 RACES = 3
-"""Tries of a transaction that met another one's new names."""
+"""Tries of a transaction that conflicts with names of another one."""
 OUTAGE_SECONDS = 30.0
-"""How long a database that was there before may be away, as while a server restarts or another takes its place."""
+"""How long a database that was available before may be unavailable, for example during a restart or failover of a server."""
 
 
 class _CommitLostError(Exception):
-    """The connection broke while a transaction committed: nobody told whether it did."""
+    """The connection broke during a commit: it is unknown whether the transaction was committed."""
 
     def __init__(self, mark: str) -> None:
         super().__init__(mark)
@@ -43,15 +43,15 @@ class _CommitLostError(Exception):
 
 
 class Database:
-    """An engine with the one way of running a transaction. May be used from several threads."""
+    """Runs transactions on an engine. Thread-safe."""
 
     def __init__(self, url: URL, busy_seconds: float, outage_seconds: float = OUTAGE_SECONDS) -> None:
-        """Connects to nothing yet.
+        """Create the engine, without connecting.
 
         Args:
-            url: where the database is.
+            url: the address of the database.
             busy_seconds: how long a transaction waits for another process's lock before it gives up.
-            outage_seconds: how long it waits for a database that went away after it has been used.
+            outage_seconds: how long a transaction waits for a database that became unavailable after it was used.
 
         Raises:
             DatabaseUnavailableError: the driver of this kind of database is not installed.
@@ -59,7 +59,7 @@ class Database:
         self._place, self._passwords = describe(url), passwords_of(url)
         self._busy_seconds, self._outage_seconds = busy_seconds, outage_seconds
         self._backend: Backend = Sqlite() if url.get_backend_name() == "sqlite" else PostgreSQL()
-        self._was_there = False
+        self._was_available = False
         try:
             options = {
                 "pool_size": CONNECTIONS,
@@ -74,7 +74,7 @@ class Database:
             raise DatabaseUnavailableError(
                 f"{self._place}: {error}; install the driver that the address names: pip install 'autotune[postgresql]'"
             ) from error
-        # Whoever is interrupted says so himself; the pool would print a traceback of where Ctrl-C met it.
+        # The interrupted program reports Ctrl-C itself; the pool would also print a traceback.
         logging.getLogger(f"sqlalchemy.pool.impl.{type(self._engine.pool).__name__}").addFilter(_no_interrupt)
         self._backend.set_up(self._engine, busy_seconds)
         self._writer = self._engine.execution_options(autotune_writes=True)
@@ -84,19 +84,19 @@ class Database:
         """Run `work` on one consistent snapshot."""
         return self._repeated(lambda: self._once(self._reader, work))
 
-    def glance(self, work: Callable[[Session], T], engine: Engine | None = None) -> T:
-        """Run `work` as `read` does, but wait for nothing."""
+    def read_now(self, work: Callable[[Session], T], engine: Engine | None = None) -> T:
+        """Run `work` like `read`, without waiting or retrying."""
         try:
             return self._once(engine or self._reader, work)
         except DatabaseError as error:
             raise self._unavailable(error) from error
 
     def write(self, work: Callable[[Session], T]) -> T:
-        """Run `work` as one transaction: all of it is kept when this returns, nothing of it when this raises.
+        """Run `work` as one transaction: committed when this returns, rolled back when this raises.
 
-        `work` may be run again from its start where another process is in the way or the connection breaks, so it must act
-        on the session alone. Where it breaks during the commit, the database is asked whether that took place: what is kept
-        is kept once.
+        `work` may be run again from its start if another process holds a lock or the connection breaks, so it must only change
+        the session. If the connection breaks during the commit, the database is asked whether the commit took place, so that
+        the work is committed exactly once.
 
         Raises:
             DatabaseUnavailableError: the lock was not free in time, or the database cannot be reached or written.
@@ -116,30 +116,30 @@ class Database:
                 return done[0]
 
     def migrate(self, work: Callable[[Session], T]) -> T:
-        """Run `work`, which may be done twice, as a transaction that leaves no mark: its table may not be there yet."""
+        """Run `work`, which must be idempotent, as a transaction without a commit mark, whose table may not exist yet."""
         return self._repeated(lambda: self._once(self._writer, work))
 
     def now(self, session: Session) -> datetime:
-        """The time that all processes on this database share, in UTC."""
+        """The UTC time that all processes on this database share."""
         return self._backend.now(session)
 
-    def check_room(self) -> None:
-        """Find out, without waiting, whether something can be written.
+    def check_writable(self) -> None:
+        """Check, without waiting, that the database can be written.
 
         Raises:
-            DatabaseUnavailableError: nothing can, or soon nothing will.
+            DatabaseUnavailableError: it cannot be written, or soon cannot.
         """
-        self.glance(self._backend.check_room, self._engine)
+        self.read_now(self._backend.check_writable, self._engine)
 
     def close(self) -> None:
         """Close every connection."""
         self._engine.dispose()
 
     def _once(self, engine: Engine, work: Callable[[Session], T], done: list[T] | None = None) -> T:
-        """One transaction. With `done`, which takes the result before the commit begins, it leaves a mark."""
+        """Run one transaction. With `done`, it writes a commit mark, and `done` receives the result before the commit."""
         mark = None
         try:
-            # Without autoflush a row that is changed in several places is written once, at the end.
+            # Without autoflush, a row that is changed in several places is written once, at the end.
             with Session(engine, expire_on_commit=False, autoflush=False) as session, session.begin():
                 mark = None if done is None else self._backend.mark(session)
                 result = work(session)
@@ -153,11 +153,11 @@ class Database:
             if done and mark is not None and self._backend.fault(error) is Fault.LOST:
                 raise _CommitLostError(mark) from error
             raise
-        self._was_there = True
+        self._was_available = True
         return result
 
     def _repeated(self, attempt: Callable[[], T]) -> T:
-        """Run the attempt until it succeeds, fails for good, or has waited long enough."""
+        """Run the attempt until it succeeds, fails permanently, or the waiting time is over."""
         began = time.monotonic()
         pause = 0.005
         for tries in itertools.count(1):
@@ -170,7 +170,7 @@ class Database:
                 waits = {
                     Fault.BUSY: self._busy_seconds,
                     Fault.RACE: math.inf,
-                    Fault.LOST: self._outage_seconds if self._was_there else 0.0,
+                    Fault.LOST: self._outage_seconds if self._was_available else 0.0,
                 }
                 if time.monotonic() - began >= waits.get(fault, 0.0):
                     raise self._unavailable(error) from error

@@ -5,12 +5,12 @@ StorageError
 ├── DamagedRowError          (ValueError)   a row of a job cannot be read
 ├── UnknownJobError          (LookupError)  no job has that id
 ├── UnknownTrialError        (LookupError)  the job has no such trial, or no such attempt
-├── JobStateError            (ValueError)   what was asked does not fit the job's state
+├── JobStateError            (ValueError)   the requested change does not fit the job's state
 ├── SubmissionConflictError  (ValueError)   the key of a submission was used with another body
 ├── UnknownKeyError          (LookupError)  no API key has that id
 ├── UnknownWebhookError      (LookupError)  no webhook has that id
-├── QuotaExceededError       (ValueError)   an owner has taken as much as they may
-├── SecretError              (ValueError)   a secret cannot be encrypted or decrypted with the keys that are there
+├── QuotaExceededError       (ValueError)   an owner has used up a quota
+├── SecretError              (ValueError)   a secret cannot be encrypted or decrypted with the available keys
 ├── TransferError            (ValueError)   a file of rows cannot be read into this database
 ├── LeaseHeldError           (RuntimeError) another live process holds the job
 └── LeaseLostError           (RuntimeError) the lease expired or was taken over: stop writing
@@ -18,7 +18,7 @@ StorageError
 
 
 class StorageError(Exception):
-    """Base of all errors of this package; each message is one line that names the remedy."""
+    """Base of all errors of this package. Each message is one line that names the remedy."""
 
 
 class DatabaseUnavailableError(StorageError, OSError):
@@ -26,7 +26,7 @@ class DatabaseUnavailableError(StorageError, OSError):
 
 
 class DamagedRowError(StorageError, ValueError):
-    """A row of one job cannot be read as what it must be. Other jobs are not concerned."""
+    """A row of one job cannot be read. Other jobs are not affected."""
 
 
 class UnknownJobError(StorageError, LookupError):
@@ -34,11 +34,11 @@ class UnknownJobError(StorageError, LookupError):
 
 
 class UnknownTrialError(StorageError, LookupError):
-    """The job has no trial of that number, no attempt of that token, or the trial is closed to further attempts."""
+    """The job has no trial with that number or no attempt with that token, or the trial accepts no further attempts."""
 
 
 class JobStateError(StorageError, ValueError):
-    """What was asked does not fit the state that the job is in."""
+    """The requested change does not fit the job's state."""
 
 
 class SubmissionConflictError(StorageError, ValueError):
@@ -54,7 +54,7 @@ class UnknownWebhookError(StorageError, LookupError):
 
 
 class QuotaExceededError(StorageError, ValueError):
-    """An owner has taken as much as they may."""
+    """An owner has used up a quota."""
 
     def __init__(self, quota: str, used: float, most: float, remedy: str) -> None:
         super().__init__(f"quota: {quota} is used up ({used:,.10g} of {most:,.10g}); {remedy}")
@@ -62,11 +62,11 @@ class QuotaExceededError(StorageError, ValueError):
 
 
 class SecretError(StorageError, ValueError):
-    """A secret cannot be encrypted, or decrypted, with the keys that are there."""
+    """A secret cannot be encrypted or decrypted with the available keys."""
 
 
 class TransferError(StorageError, ValueError):
-    """A file of rows is no such file, is cut off, is of a newer version, or holds what is here already."""
+    """A file of rows is invalid, truncated, of a newer version, or has rows that exist here already."""
 
 
 class LeaseHeldError(StorageError, RuntimeError):

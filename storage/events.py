@@ -1,4 +1,4 @@
-"""Events: numbered without a gap, in the transaction of the change that they tell."""
+"""Events: numbered without gaps, written in the transaction of the change that they report."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
@@ -14,18 +14,18 @@ from storage.records import EventRecord, JobNews, Lease
 from storage.tables import EventRow, JobRow
 
 JOBS_AT_ONCE = 200
-"""Jobs of one statement."""
+"""Most jobs in one statement."""
 
 
-def tell(session: Session, now: datetime, job: JobRow, kind: str, payload: Mapping[str, Any]) -> EventRow:
-    """Add an event to a job whose row this transaction holds: its counter gives the sequence."""
+def append_event(session: Session, now: datetime, job: JobRow, kind: str, payload: Mapping[str, Any]) -> EventRow:
+    """Add an event to a job whose row is locked by this transaction; the job's counter gives the sequence number."""
     event = new_row(now, job, kind, payload)
     session.add(event)
     return event
 
 
 def new_row(now: datetime, job: JobRow, kind: str, payload: Mapping[str, Any]) -> EventRow:
-    """The event's row, counted already, to be added by the caller: the job's must be there before it."""
+    """Return the event's row and count it. The caller adds it, after the job's row exists."""
     job.event_count += 1
     job.updated = now
     return EventRow(job_id=job.id, sequence=job.event_count, time=now, kind=clean(str(kind)), payload=to_plain(payload))
@@ -33,7 +33,7 @@ def new_row(now: datetime, job: JobRow, kind: str, payload: Mapping[str, Any]) -
 
 def add_event(session: Session, now: datetime, lease: Lease, kind: str, payload: Mapping[str, Any]) -> EventRecord:
     """See `Store.add_event`."""
-    return event_record(tell(session, now, fenced(session, now, lease), kind, payload))
+    return event_record(append_event(session, now, fenced(session, now, lease), kind, payload))
 
 
 def events(session: Session, job_id: str, after: int, limit: int) -> list[EventRecord]:
@@ -59,9 +59,9 @@ def news(session: Session, known: Mapping[str, int], limit: int) -> dict[str, Jo
 
 
 def _batches(job_ids: Sequence[str]) -> Iterator[Sequence[str]]:
-    """Parts of the ids: SQLite refuses a condition for each of a thousand ("expression tree is too large")."""
+    """Split the ids: SQLite refuses a thousand conditions in one statement ("expression tree is too large")."""
     return (job_ids[first : first + JOBS_AT_ONCE] for first in range(0, len(job_ids), JOBS_AT_ONCE))
 
 
 _COLUMNS = (EventRow.job_id, EventRow.sequence, EventRow.time, EventRow.kind, EventRow.payload)
-"""Rows of these cost less than objects of the mapper, of which there would be one for each event."""
+"""Selecting columns is cheaper than creating a mapped object for each event."""

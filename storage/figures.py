@@ -1,4 +1,4 @@
-"""Counts over all jobs, for who watches the service."""
+"""Counts over all jobs, for monitoring the service."""
 
 from collections.abc import Mapping
 from datetime import datetime
@@ -12,7 +12,7 @@ from storage.records import HELD, BestRate, Durations, Figures
 from storage.tables import JobRow, TrialRow
 
 STEPS = (0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0)
-"""Seconds by which durations are told apart."""
+"""Upper bounds of the histogram of durations, in seconds."""
 
 
 def figures(session: Session, now: datetime) -> Figures:
@@ -43,7 +43,7 @@ def _durations(session: Session) -> Mapping[str, Durations]:
 
 
 def _seconds(session: Session) -> Any:
-    """Seconds from start to end of a trial, as each kind of database counts them."""
+    """SQL for the seconds from start to end of a trial, for each kind of database."""
     if session.get_bind().dialect.name == "sqlite":
         return (func.julianday(TrialRow.finished) - func.julianday(TrialRow.started)) * 86400.0
     return func.extract("epoch", TrialRow.finished - TrialRow.started)
@@ -59,7 +59,7 @@ def _best(session: Session) -> Mapping[str, BestRate]:
 
 
 def _rate(answer: Any) -> float | None:
-    """Of a job's answer; None: there is none that can be read."""
+    """The rate of a job's answer; None: there is none, or it cannot be read."""
     try:
         return float(answer["rate"]["mean"])
     except (TypeError, ValueError, LookupError):

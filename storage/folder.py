@@ -1,4 +1,4 @@
-"""Where the database is that nobody named. Imports no SQLAlchemy: commands ask before they need it."""
+"""The default database. This module does not import SQLAlchemy, because commands use it before they need SQLAlchemy."""
 
 import os
 from pathlib import Path
@@ -12,5 +12,5 @@ def default_file() -> Path:
 
 
 def has_default_database() -> bool:
-    """Whether AUTOTUNE_DB names a database, or the default file is there. Makes nothing."""
+    """Whether AUTOTUNE_DB names a database, or the default file exists. Creates nothing."""
     return bool(os.environ.get("AUTOTUNE_DB")) or default_file().exists()

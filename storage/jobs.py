@@ -1,4 +1,4 @@
-"""Jobs: opening, finding, holding, giving back, deleting."""
+"""Jobs: create, find, acquire, release, delete."""
 
 import secrets
 from collections.abc import Collection, Mapping, Sequence
@@ -14,7 +14,7 @@ from storage import audit, events, leases
 from storage.attempts import abandon
 from storage.codec import clean, dump_json, job_record, job_summary, owner_of
 from storage.errors import JobStateError, UnknownJobError
-from storage.events import tell
+from storage.events import append_event
 from storage.records import ASKED, LATEST, EventKind, JobRecord, Lease, Owner
 from storage.service_records import Actor
 from storage.tables import JobRow, readable
@@ -23,7 +23,7 @@ from storage.workers import charge
 
 WITHOUT_REQUEST = (defer(JobRow.request, raiseload=True), defer(JobRow.reference_losses, raiseload=True))
 _ALPHABET = "abcdefghijkmnpqrstuvwxyz23456789"
-"""32 characters without those that are mistaken for others."""
+"""32 characters that are not easily confused with each other."""
 
 
 def create_job(session: Session, now: datetime, request: Mapping[str, Any], by: Actor) -> JobRecord:
@@ -33,12 +33,12 @@ def create_job(session: Session, now: datetime, request: Mapping[str, Any], by: 
     session.add(job)
     session.flush()  # before its event, which refers to it
     session.add(created)
-    audit.note(session, now, by, "job.create", job.id, {"model": job.request.get("model")})
+    audit.record(session, now, by, "job.create", job.id, {"model": job.request.get("model")})
     return job_record(job)
 
 
 def new_row(job_id: str, now: datetime, request: Mapping[str, Any]) -> JobRow:
-    """A job's row, which nobody holds."""
+    """A new job's row, without a holder."""
     plain = to_plain(request)
     return JobRow(
         id=job_id,
@@ -81,7 +81,7 @@ def find_job(session: Session, job_id: str | None) -> JobRow:
 
 def exact_jobs(session: Session, job_ids: Collection[str]) -> dict[str, JobRecord]:
     """See `Store.exact_jobs`."""
-    # PostgreSQL takes no text with a NUL, and no job's id has one.
+    # PostgreSQL refuses text with a NUL, and no job id has one.
     possible = [job_id for job_id in job_ids if "\0" not in job_id]
     return {row.id: job_record(row) for row in session.scalars(select(JobRow).where(JobRow.id.in_(possible)))}
 
@@ -130,17 +130,17 @@ def _newest(
     if submitter is not None:
         query = query.where(JobRow.submitter == submitter)
     for tag in tags:
-        # The list as JSON text has the tag in quotation marks. `replace` compares case in both databases, LIKE does not.
+        # The list as JSON text has the tag in quotation marks. `replace` is case-sensitive in both databases, LIKE is not.
         listed = readable(JobRow.summary)["tags"].as_string()
         query = query.where(func.replace(listed, f'"{tag}"', "") != listed)
     return query
 
 
 def delete_job(session: Session, now: datetime, job_id: str, by: Actor) -> None:
-    """See `Store.delete_job`. The database removes what belongs to it, by its foreign keys."""
+    """See `Store.delete_job`. The database removes dependent rows by their foreign keys."""
     leases.refuse_if_held(now, leases.locked(session, job_id))
     session.execute(delete(JobRow).where(JobRow.id == job_id))
-    audit.note(session, now, by, "job.delete", job_id, {})
+    audit.record(session, now, by, "job.delete", job_id, {})
 
 
 def acquire(session: Session, now: datetime, job_id: str, owner: Owner, seconds: float) -> Lease:
@@ -151,12 +151,12 @@ def acquire(session: Session, now: datetime, job_id: str, owner: Owner, seconds:
 
 
 def take(session: Session, now: datetime, job: JobRow, owner: Owner, seconds: float, state: JobState) -> Lease:
-    """Make `owner` the holder of a job that nobody holds, and leave it in `state`."""
+    """Make `owner` the holder of a free job, and set its `state`."""
     former = owner_of(job)
     abandon(session, now, job)
     job.state, job.reason, job.message = state, "", ""
     lease = leases.grant(now, job, owner, seconds)
-    tell(session, now, job, EventKind.JOB_ACQUIRED, {"owner": owner, "taken_from": former})
+    append_event(session, now, job, EventKind.JOB_ACQUIRED, {"owner": owner, "taken_from": former})
     return lease
 
 
@@ -182,10 +182,10 @@ def release(
         raise JobStateError(f"the request of job {job.id} has changed since it was read; read it again")
     abandon(session, now, job)
     if state is JobState.QUEUED and job.state in ASKED:
-        # Given back before the holder had seen what was asked of it.
+        # The job is released before the holder saw the request to change it.
         state, reason, message = ASKED[job.state]
     job.state, job.reason, job.message = state, clean(reason), clean(message)
-    tell(session, now, job, EventKind.JOB_RELEASED, {"state": state, "reason": job.reason, "message": job.message})
+    append_event(session, now, job, EventKind.JOB_RELEASED, {"state": state, "reason": job.reason, "message": job.message})
     leases.free(job)
     charge(session, now, job)
     announce(session, now, job)
@@ -197,7 +197,7 @@ def set_reference_losses(session: Session, now: datetime, lease: Lease, losses: 
     job = leases.fenced(session, now, lease)
     if losses and not job.reference_losses:
         job.reference_losses = list(losses)
-        tell(session, now, job, EventKind.REFERENCE_SET, {"losses": list(losses)})
+        append_event(session, now, job, EventKind.REFERENCE_SET, {"losses": list(losses)})
 
 
 def set_answer(session: Session, now: datetime, lease: Lease, answer: dict[str, Any] | None) -> None:
@@ -206,7 +206,7 @@ def set_answer(session: Session, now: datetime, lease: Lease, answer: dict[str, 
 
 
 def free_ids(session: Session, now: datetime, count: int) -> list[str]:
-    """Ids that sort by the second of creation: YYYYMMDD-HHMMSS-xxxx."""
+    """Return unused ids, which sort by the second of creation: YYYYMMDD-HHMMSS-xxxx."""
     free: set[str] = set()
     while len(free) < count:
         made = {f"{now:%Y%m%d-%H%M%S}-{''.join(secrets.choice(_ALPHABET) for _ in range(4))}" for _ in range(count - len(free))}

@@ -1,4 +1,4 @@
-"""API keys: made once, kept as a hash, looked up by their public part."""
+"""API keys: created once, stored as a hash, looked up by their public part."""
 
 import hashlib
 import hmac
@@ -16,9 +16,9 @@ from storage.service_records import Actor
 from storage.tables import KeyRow
 
 PREFIX = "at"
-"""What every key begins with, so that scanners of leaked secrets find it."""
-_USE_TOLD = timedelta(minutes=1)
-"""How exactly the last use is kept: a write for every request would be too many."""
+"""Prefix of every key, so that scanners of leaked secrets find it."""
+_USE_PRECISION = timedelta(minutes=1)
+"""Precision of the stored last use: a write for every request would be too expensive."""
 _DIGITS = "0123456789abcdef"
 
 
@@ -31,7 +31,7 @@ def create_key(
         id=public, secret_hash=_hash(secret), owner=owner, scopes=sorted(scopes), created=now, expires=expires
     )  # fmt: skip
     session.add(row)
-    audit.note(session, now, by, "key.create", public, {"owner": owner, "scopes": sorted(scopes)})
+    audit.record(session, now, by, "key.create", public, {"owner": owner, "scopes": sorted(scopes)})
     return _key(row), f"{PREFIX}_{public}_{secret}"
 
 
@@ -42,7 +42,7 @@ def authenticate(session: Session, now: datetime, text: str) -> ApiKey | None:
     if prefix != PREFIX or not 1 <= len(public) <= 16 or set(public) - set(_DIGITS):
         return None
     row = session.get(KeyRow, public)
-    # Compared even where there is no such key: how long it takes tells nothing.
+    # Compared even if there is no such key, so that the duration reveals nothing.
     same = hmac.compare_digest(_hash(secret), row.secret_hash if row is not None else _hash(""))
     if row is None or not same or row.revoked is not None or (row.expires is not None and row.expires <= now):
         return None
@@ -50,15 +50,15 @@ def authenticate(session: Session, now: datetime, text: str) -> ApiKey | None:
 
 
 def note_use(session: Session, now: datetime, key_id: str) -> None:
-    """Write down that a key was used, as exactly as that is kept."""
+    """Record the use of a key, with the precision `_USE_PRECISION`."""
     row = session.get(KeyRow, key_id)
-    if row is not None and (row.last_used is None or now - row.last_used >= _USE_TOLD):
+    if row is not None and (row.last_used is None or now - row.last_used >= _USE_PRECISION):
         row.last_used = now
 
 
-def needs_note(key: ApiKey, now: datetime) -> bool:
-    """Whether its last use is told so inexactly that it should be written anew."""
-    return key.last_used is None or now - key.last_used >= _USE_TOLD
+def needs_use_update(key: ApiKey, now: datetime) -> bool:
+    """Whether the stored last use is old enough to be updated."""
+    return key.last_used is None or now - key.last_used >= _USE_PRECISION
 
 
 def revoke_key(session: Session, now: datetime, key_id: str, by: Actor) -> ApiKey:
@@ -67,7 +67,7 @@ def revoke_key(session: Session, now: datetime, key_id: str, by: Actor) -> ApiKe
     if row is None:
         raise UnknownKeyError(f"there is no API key {key_id!r}; list them with `autotune keys`")
     row.revoked = row.revoked or now
-    audit.note(session, now, by, "key.revoke", key_id, {"owner": row.owner})
+    audit.record(session, now, by, "key.revoke", key_id, {"owner": row.owner})
     return _key(row)
 
 
@@ -77,7 +77,7 @@ def keys(session: Session) -> list[ApiKey]:
 
 
 def _hash(secret: str) -> str:
-    # A fast hash is right: the secret has 256 random bits, which nobody guesses however fast.
+    # A fast hash is sufficient: the secret has 256 random bits and cannot be guessed.
     return hashlib.sha256(secret.encode()).hexdigest()
 
 

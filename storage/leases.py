@@ -1,4 +1,4 @@
-"""Leases as columns of the job's row: who may write a job, until when, and the token that fences everybody else out."""
+"""Leases as columns of the job's row: who may write a job, until when, and the token that fences out all others."""
 
 from datetime import datetime, timedelta
 
@@ -11,16 +11,16 @@ from storage.records import Lease, Owner
 from storage.tables import JobRow
 
 _WITHOUT_REQUEST = (defer(JobRow.request), defer(JobRow.reference_losses), defer(JobRow.answer))
-"""What a writer seldom needs, and takes long to be read: fetched where it is asked for."""
+"""Columns that are slow to read and that writers seldom need: fetched on access."""
 
 
 def locked(session: Session, job_id: str) -> JobRow:
-    """Return the job's row, held by this transaction until it ends.
+    """Return the job's row, locked by this transaction until it ends.
 
     Raises:
-        UnknownJobError: there is none.
+        UnknownJobError: the job does not exist.
     """
-    # SQLite's writers hold the whole database already, and its compiler leaves FOR UPDATE out.
+    # SQLite's writers already lock the whole database, and its compiler omits FOR UPDATE.
     job = session.get(JobRow, job_id, with_for_update=True)
     if job is None:
         raise UnknownJobError(f"there is no job {job_id!r}; check the id, or name another database with --db")
@@ -28,7 +28,7 @@ def locked(session: Session, job_id: str) -> JobRow:
 
 
 def fenced(session: Session, now: datetime, lease: Lease) -> JobRow:
-    """Return the row of the lease's job, held by this transaction, with the holder's seconds counted up to `now`.
+    """Return the row of the lease's job, locked by this transaction, with the holder's seconds counted up to `now`.
 
     Raises:
         LeaseLostError: the lease is no longer the job's current one.
@@ -41,20 +41,20 @@ def fenced(session: Session, now: datetime, lease: Lease) -> JobRow:
 
 
 def lost(lease: Lease) -> LeaseLostError:
-    """What a holder is told whose lease is no longer the job's current one."""
+    """The error for a holder whose lease is no longer the job's current one."""
     return LeaseLostError(
-        f"job {lease.job_id} was taken over or given back, and this process writes it no longer; resume it to go on"
+        f"job {lease.job_id} was taken over or released, and this process writes it no longer; resume it to go on"
     )
 
 
 def is_held(now: datetime, job: JobRow) -> bool:
-    """Whether the job's lease runs and its holder is not known to be dead."""
+    """Whether the job's lease is valid and its holder is not known to be dead."""
     owner = owner_of(job)
     return owner is not None and job.lease_expires is not None and job.lease_expires > now and not is_dead(owner)
 
 
 def refuse_if_held(now: datetime, job: JobRow) -> None:
-    """Pass where the job is free: it has no holder, its lease has expired, or its holder is a dead process of this host.
+    """Check that the job is free: it has no holder, its lease has expired, or its holder is a dead process of this host.
 
     Raises:
         LeaseHeldError: a live process holds it.
@@ -87,12 +87,12 @@ def extend(now: datetime, job: JobRow, seconds: float) -> Lease:
 
 
 def free(job: JobRow) -> None:
-    """End the lease. The token stays, so that the next one is higher."""
+    """End the lease. The token stays, so that the next lease gets a higher one."""
     job.lease_host = job.lease_pid = job.lease_started = job.lease_expires = job.lease_seen = None
 
 
 def _count_seconds(job: JobRow, now: datetime) -> None:
-    """Add the time since the holder's last write; a machine that slept past the lease's end did not hold it meanwhile."""
+    """Add the time since the holder's last write, up to the lease's end: a suspended machine does not hold the job."""
     if job.lease_seen is not None and job.lease_expires is not None:
         job.active_seconds += max(0.0, (min(now, job.lease_expires) - job.lease_seen).total_seconds())
     job.lease_seen = now

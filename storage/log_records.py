@@ -1,4 +1,4 @@
-"""Rows of what ranks print and do, as values."""
+"""Records of the output and progress of ranks."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -6,7 +6,7 @@ from datetime import datetime
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgressRecord:
-    """What the ranks of a running attempt did when they were heard last."""
+    """The last reported progress of a running attempt."""
 
     trial_number: int
     attempt: int
@@ -19,22 +19,22 @@ class ProgressRecord:
 
 
 LOG_HEAD_BYTES, LOG_TAIL_BYTES = 65_536, 262_144
-"""How much is kept of the beginning and of the end of what the ranks of one attempt print."""
+"""How many bytes are kept from the beginning and from the end of the output of one attempt's ranks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogRecord:
-    """A part of what one rank of a trial printed; it may begin and end within a line."""
+    """A part of the output of one rank of a trial; it may begin and end within a line."""
 
     sequence: int
-    """Grows over all attempts of the trial; where it jumps, parts were left out."""
+    """Increases over all attempts of the trial; a gap means that parts were left out."""
     attempt: int
     """1, 2, … within the trial."""
     rank: int
     time: datetime
-    """When it was written down."""
+    """When it was stored."""
     start: int
-    """Bytes that the attempt had printed before it, on all ranks, what was left out included."""
+    """Bytes that all ranks of the attempt had printed before it, including bytes that were left out."""
     size: int
     """Its own bytes, as UTF-8."""
     text: str
@@ -42,10 +42,10 @@ class LogRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogNews:
-    """What is new of a trial's output."""
+    """New output of a trial."""
 
     last: int
-    """Sequence of its last part; 0: there is none."""
+    """Sequence of the trial's last part; 0: there is none."""
     over: bool
-    """Whether nothing comes any more after these parts, unless the job goes on."""
+    """Whether these parts are the last ones, unless the job continues."""
     parts: tuple[LogRecord, ...]

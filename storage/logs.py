@@ -1,4 +1,4 @@
-"""What ranks print and do while they run: parts of their output, bounded, and each attempt's last sign of life."""
+"""Output and progress of running ranks: bounded parts of the output, and the last progress of each attempt."""
 
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -19,25 +19,25 @@ from storage.records import ENDED, AttemptState, Lease
 from storage.tables import AttemptRow, JobRow, LogRow, TrialRow, table_of
 
 PART_CHARACTERS = 16_384
-"""Longest text of a row: what is left out is left out in whole rows."""
+"""Longest text of a row. Output is left out in whole rows."""
 
 
 def add_output(session: Session, now: datetime, lease: Lease, lines: Sequence[LogLines], progress: Sequence[Progress]) -> None:
     """See `Store.add_output`.
 
-    1. The fence, as of every write.
-    2. Lines go behind the trial's last row, in parts that are not too long; each knows how much of its attempt came before it.
-    3. Rows between the attempt's head and its tail are removed.
+    1. Check the fence, as in every write.
+    2. Append the lines after the trial's last row, in bounded parts; each part stores how much its attempt printed before it.
+    3. Remove rows between the attempt's head and its tail.
     """
     job = fenced(session, now, lease)
-    for sign in progress:
-        told = {name: value for name, value in to_plain(sign).items() if name != "attempt"}
-        attempt = update(AttemptRow).where(AttemptRow.token == sign.attempt, AttemptRow.job_id == job.id)
-        session.execute(attempt.values(progress=told, progress_time=now))
-    of: defaultdict[str, list[LogLines]] = defaultdict(list)
+    for one in progress:
+        values = {name: value for name, value in to_plain(one).items() if name != "attempt"}
+        attempt = update(AttemptRow).where(AttemptRow.token == one.attempt, AttemptRow.job_id == job.id)
+        session.execute(attempt.values(progress=values, progress_time=now))
+    by_attempt: defaultdict[str, list[LogLines]] = defaultdict(list)
     for item in lines:
-        of[item.attempt].append(item)
-    for token, printed in of.items():
+        by_attempt[item.attempt].append(item)
+    for token, printed in by_attempt.items():
         job.stored_bytes += _add(session, now, _place(session, job.id, token), printed)
 
 
@@ -74,26 +74,26 @@ def progress(session: Session, job_ids: Collection[str]) -> dict[str, list[Progr
     columns = (AttemptRow.job_id, AttemptRow.trial_number, AttemptRow.number, AttemptRow.progress, AttemptRow.progress_time)
     runs = and_(AttemptRow.job_id.in_(job_ids), AttemptRow.state == AttemptState.RUNNING)
     query = select(*columns).where(runs, AttemptRow.progress_time.is_not(None)).order_by(AttemptRow.trial_number)
-    for job_id, trial, number, told, time in session.execute(query):
-        if (sign := _sign(trial, number, time, told)) is not None:
-            found[job_id].append(sign)
+    for job_id, trial, number, values, time in session.execute(query):
+        if (record := _progress_record(trial, number, time, values)) is not None:
+            found[job_id].append(record)
     return found
 
 
-def _sign(trial: int, attempt: int, time: datetime, told: Any) -> ProgressRecord | None:
-    """None where it cannot be read: it is of interest until the next one comes."""
+def _progress_record(trial: int, attempt: int, time: datetime, values: Any) -> ProgressRecord | None:
+    """The progress; None if it is damaged: the next report replaces it anyway."""
     try:
-        return ProgressRecord(trial_number=trial, attempt=attempt, time=time, **told)
+        return ProgressRecord(trial_number=trial, attempt=attempt, time=time, **values)
     except TypeError:
         return None
 
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where the next part of an attempt's output goes."""
+    """The position of the next part of an attempt's output."""
 
     key: dict[str, Any]
-    """The columns that all of its rows have in common."""
+    """The columns that are equal in all of its rows."""
     last: int
     """Sequence of the trial's last row."""
     end: int
@@ -113,12 +113,12 @@ def _place(session: Session, job_id: str, token: str) -> _Place:
 
 
 def _add(session: Session, now: datetime, place: _Place, printed: Sequence[LogLines]) -> int:
-    """Write what was printed; return by how many bytes there is more afterwards."""
+    """Write the output; return by how many bytes the stored output grows."""
     rows, end, more = [], place.end, 0
     for sequence, (rank, left_out, text) in enumerate(_parts(printed), place.last + 1):
         start, size = end + left_out, len(text.encode())
-        told = {"sequence": sequence, "rank": rank, "time": now, "start": start, "size": size, "text": text}
-        rows.append(place.key | told)
+        part = {"sequence": sequence, "rank": rank, "time": now, "start": start, "size": size, "text": text}
+        rows.append(place.key | part)
         end, more = start + size, more + size
     session.execute(insert(table_of(LogRow)), rows)
     if end > LOG_HEAD_BYTES + LOG_TAIL_BYTES:
@@ -129,7 +129,7 @@ def _add(session: Session, now: datetime, place: _Place, printed: Sequence[LogLi
 
 
 def _parts(printed: Sequence[LogLines]) -> Iterator[tuple[int, int, str]]:
-    """Rank, bytes left out before it, and text of each part."""
+    """Yield rank, bytes left out before it, and text of each part."""
     for item in printed:
         text = clean(item.text)
         for begin in range(0, max(1, len(text)), PART_CHARACTERS):

@@ -1,4 +1,4 @@
-"""How far jobs are, for lists of many: counted by the database, no trial is read."""
+"""The progress of jobs, for lists of many: counted by the database, without reading trials."""
 
 from collections.abc import Collection
 from typing import Any
@@ -14,7 +14,7 @@ from storage.tables import TrialRow
 def overviews(session: Session, job_ids: Collection[str]) -> dict[str, Overview]:
     """See `Store.overviews`."""
     ran = and_(TrialRow.purpose == Purpose.SEARCH, TrialRow.started.is_not(None))
-    # What has no outcome has no start either: an attempt tells that it runs.
+    # A trial without an outcome has no start time; it runs if it has an attempt.
     running = case((and_(TrialRow.outcome.is_(None), TrialRow.attempt_count > 0), 1), else_=0)
     counts = [func.sum(case((TrialRow.purpose == purpose, 1), else_=0)) for purpose in (Purpose.CONTROL, Purpose.CONFIRM)]
     query = select(

@@ -1,4 +1,4 @@
-"""Which process is this, and is that one dead?"""
+"""Identify processes that own jobs, and detect dead ones."""
 
 import os
 import socket
@@ -7,9 +7,9 @@ from pathlib import Path
 from storage.records import Owner
 
 _INITIAL_PID_NAMESPACE = "pid:[4026531836]"
-"""What Linux calls the process-id namespace of the machine itself (PROC_PID_INIT_INO)."""
+"""Linux's name for the process-id namespace of the machine itself (PROC_PID_INIT_INO)."""
 _ENDED = ("Z", "X")
-"""States of a process that runs no more, and only waits for its parent to ask how it ended."""
+"""States of a process that has ended and whose parent has not collected its exit status."""
 
 
 def current_owner() -> Owner:
@@ -19,9 +19,9 @@ def current_owner() -> Owner:
 
 
 def is_dead(owner: Owner) -> bool:
-    """Whether `owner` is surely gone: a process of this host that ended, or whose pid another process has now.
+    """Whether `owner` is certainly dead: a process of this host that ended, or whose pid now belongs to another process.
 
-    False for a process of another host: nothing can be known of it here.
+    False for a process of another host, whose state is unknown here.
     """
     if owner.host != _host():
         return False
@@ -35,10 +35,10 @@ def is_dead(owner: Owner) -> bool:
 
 
 def _host() -> str:
-    """Host name, with the process-id namespace where that is not the machine's own.
+    """The host name, with the process-id namespace if that is not the machine's own.
 
-    Containers may share a host name and a database file but not their process ids: a pid that is free here can be the
-    living holder there.
+    Containers may share a host name and a database file but not their process ids: a pid that is free here can be a live
+    holder there.
     """
     try:
         namespace = str(Path("/proc/self/ns/pid").readlink())
@@ -58,11 +58,11 @@ def _exists(pid: int) -> bool:
 
 
 def _look_up(pid: int) -> tuple[str, float] | None:
-    """State of a process and the seconds from boot to its start; None where /proc is missing or hides it."""
+    """Return the state of a process and the seconds from boot to its start; None if /proc is missing or hides it."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None
-    # The name, in parentheses, may hold spaces and parentheses: the fields are counted behind the last one.
+    # The name, in parentheses, may contain spaces and parentheses: the fields are counted after the last parenthesis.
     fields = text.rpartition(")")[2].split()
     return fields[0], int(fields[19]) / os.sysconf("SC_CLK_TCK")

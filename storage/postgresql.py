@@ -1,4 +1,4 @@
-"""PostgreSQL: a server for many machines, which can fail over while transactions are on their way."""
+"""PostgreSQL: a server for many machines, which can fail over during transactions."""
 
 import secrets
 from collections.abc import Mapping
@@ -15,11 +15,11 @@ from storage.tables import CommitRow
 
 CONNECT_SECONDS = 5
 KEPT = timedelta(hours=1)
-"""How long a commit can be asked for."""
+"""How long commit marks are kept."""
 NEVER = datetime(1970, 1, 1, tzinfo=UTC)
-"""The time of a mark that was put in the place of a transaction which was not committed."""
+"""The time of a mark that replaces the mark of a transaction that was not committed."""
 IDLE_SECONDS = 60
-"""A transaction of a process that hangs holds its row locks no longer than this."""
+"""Longest time that a transaction of a hanging process holds its row locks."""
 
 _BUSY = {"40001", "40P01", "55P03"}
 """serialization_failure, deadlock_detected, lock_not_available."""
@@ -40,7 +40,7 @@ _REMEDIES = {
 
 
 class PostgreSQL(Backend):
-    """Snapshots for reads; row locks for writes; the server's clock for all; commits that can be asked for."""
+    """Snapshots for reads; row locks for writes; the server's clock for all; commit marks."""
 
     def engine_options(self, busy_seconds: float) -> Mapping[str, Any]:
         timeouts = {
@@ -52,9 +52,9 @@ class PostgreSQL(Backend):
             "connect_args": {
                 "connect_timeout": CONNECT_SECONDS,
                 "application_name": "autotune",
-                # With several hosts in the address: whichever may be written.
+                # With several hosts in the address: the one that can be written.
                 "target_session_attrs": "read-write",
-                # A server whose machine is gone never answers: found out after 10 + 3 x 5 seconds.
+                # A server whose machine is gone never answers: this is detected after 10 + 3 x 5 seconds.
                 "keepalives_idle": 10,
                 "keepalives_interval": 5,
                 "keepalives_count": 3,
@@ -64,7 +64,7 @@ class PostgreSQL(Backend):
         }
 
     def set_up(self, engine: Engine, busy_seconds: float) -> None:
-        """Nothing: all is in the options of the connection."""
+        """Nothing to do: the connection options have all settings."""
 
     def fault(self, error: DatabaseError) -> Fault:
         code = _code(error)
@@ -75,14 +75,14 @@ class PostgreSQL(Backend):
         if error.connection_invalidated or code in _LOST or code[:2] == "08":
             return Fault.LOST
         if isinstance(error, OperationalError | InterfaceError):
-            # psycopg gives errors of the connection itself no code.
+            # psycopg sets no code for errors of the connection itself.
             return Fault.OUTAGE if code else Fault.LOST
         return Fault.OUTAGE if code in _REMEDIES else Fault.OURS
 
     def remedy(self, error: DBAPIError) -> tuple[str, str] | None:
         found = _REMEDIES.get(_code(error))
         if found is None and "does not exist" in str(error.orig) and "database" in str(error.orig):
-            return _REMEDIES["3D000"]  # while connecting, psycopg has the server's words alone
+            return _REMEDIES["3D000"]  # while connecting, psycopg only has the server's message
         if found is None and "authentication failed" in str(error.orig):
             return _REMEDIES["28P01"]
         return found
@@ -95,11 +95,11 @@ class PostgreSQL(Backend):
     def readers(self, engine: Engine) -> Engine:
         return engine.execution_options(isolation_level="REPEATABLE READ")
 
-    def check_room(self, session: Session) -> None:
-        self.mark(session)  # its disk is not ours to look at: only a write tells
+    def check_writable(self, session: Session) -> None:
+        self.mark(session)  # the server's disk is not visible, so write something
 
     def mark(self, session: Session) -> str | None:
-        # Not the number of the transaction: after a crash the server may give a number that it has lost to another one.
+        # Not the transaction id: after a crash, the server may assign a lost id to another transaction.
         mark = secrets.token_hex(16)
         session.execute(insert(CommitRow).values(mark=mark, time=func.clock_timestamp()))
         if mark.startswith("000"):
@@ -107,13 +107,13 @@ class PostgreSQL(Backend):
         return mark
 
     def was_committed(self, session: Session, mark: str) -> bool:
-        # The insertion waits for a transaction with the same mark that the server has not given up yet, and once it is there
-        # that transaction can no longer be committed. Its time tells it from a mark, also where this is asked again because
-        # the connection broke once more.
+        # The insertion waits for a transaction with the same mark that is still in progress. After the insertion, that
+        # transaction can no longer be committed. The time NEVER identifies this replacement, also if the connection breaks
+        # again and this runs a second time.
         session.execute(insert(CommitRow).values(mark=mark, time=NEVER).on_conflict_do_nothing())
         return session.scalar(select(CommitRow.time).where(CommitRow.mark == mark)) != NEVER
 
 
 def _code(error: DBAPIError) -> str:
-    """The server's SQLSTATE; empty where the error is the connection's."""
+    """The server's SQLSTATE; empty for an error of the connection."""
     return str(getattr(error.orig, "sqlstate", None) or "")

@@ -1,4 +1,4 @@
-"""What a job knew before its first trial: kept as it was, since whoever resumes the job decides by it."""
+"""The prior of a job from before its first trial. It is immutable, because a resumed job decides by it."""
 
 from collections.abc import Mapping
 from datetime import datetime
@@ -30,5 +30,5 @@ def prior(session: Session, job_id: str) -> Mapping[str, Any] | None:
 
 def _readable(row: PriorRow) -> Mapping[str, Any]:
     if type(row.prior) is not dict:
-        raise damaged(f"prior of job {row.job_id}", "it is no JSON object")
+        raise damaged(f"prior of job {row.job_id}", "it is not a JSON object")
     return row.prior

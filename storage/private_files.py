@@ -1,4 +1,4 @@
-"""Files and folders for their owner alone, whatever the umask says."""
+"""Files and folders that only their owner can access, independent of the umask."""
 
 import contextlib
 import os
@@ -10,30 +10,28 @@ FOLDER = 0o700
 
 
 def make_private_folder(folder: Path) -> None:
-    """Make a folder with mode 0700, and those above it that are missing. One that is there stays as it is."""
+    """Create a folder and its missing parents with mode 0700. An existing folder stays unchanged."""
     missing = [place for place in (folder, *folder.parents) if not place.exists()]
     for place in reversed(missing):
         place.mkdir(mode=FOLDER, exist_ok=True)
 
 
 def make_private_file(file: Path) -> None:
-    """Make an empty file with mode 0600. One that is there stays as it is.
+    """Create an empty file with mode 0600. An existing file stays unchanged.
 
-    It is not even opened: to close a file that SQLite has open too would end the locks that this process holds on it.
+    It is not even opened: closing a file that SQLite also has open would release this process's locks on it.
     """
     with contextlib.suppress(FileExistsError):
         os.close(os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, FILE))
 
 
 def write_private(file: Path, text: str) -> None:
-    """Write a new file with mode 0600.
-
-    A reader never finds half of it: it gets its name when it is whole.
+    """Write a new file with mode 0600, atomically: it gets its name when it is complete.
 
     Raises:
-        FileExistsError: it is there already.
+        FileExistsError: the file exists.
     """
-    descriptor, name = tempfile.mkstemp(prefix=f".{file.name}.", dir=file.parent)  # mode 0600, and nobody else's
+    descriptor, name = tempfile.mkstemp(prefix=f".{file.name}.", dir=file.parent)  # mode 0600, unique name
     draft = Path(name)
     try:
         with os.fdopen(descriptor, "w") as stream:

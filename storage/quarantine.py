@@ -1,4 +1,4 @@
-"""Nodes in quarantine: every job of the database keeps off them, until their time is over or a person releases them."""
+"""Nodes in quarantine: all jobs of the database avoid them until their time is over or a user releases them."""
 
 from datetime import datetime, timedelta
 
@@ -7,7 +7,7 @@ from sqlalchemy.orm import Session
 
 from storage import audit
 from storage.codec import clean
-from storage.events import tell
+from storage.events import append_event
 from storage.leases import fenced
 from storage.records import EventKind, Lease, QuarantineRecord
 from storage.service_records import Actor
@@ -23,7 +23,7 @@ def quarantine_node(session: Session, now: datetime, lease: Lease, node: str, re
     )
     row = session.merge(row)
     payload = {"node": row.node, "reason": row.reason, "until": row.until.isoformat()}
-    tell(session, now, job, EventKind.NODE_QUARANTINED, payload)
+    append_event(session, now, job, EventKind.NODE_QUARANTINED, payload)
     return _record(row)
 
 
@@ -39,7 +39,7 @@ def release_node(session: Session, now: datetime, node: str, by: Actor) -> bool:
     if row is None:
         return False
     session.delete(row)
-    audit.note(session, now, by, "node.release", row.node, {})
+    audit.record(session, now, by, "node.release", row.node, {})
     return row.until > now
 
 

@@ -1,4 +1,4 @@
-"""The queue of the workers: submitting, asking for changes, and claiming the next job."""
+"""The queue of the workers: submit jobs, request changes, and claim the next job."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from storage import audit, events, jobs, leases, quotas
 from storage.attempts import abandon
 from storage.codec import damaged, dump_json, job_record
 from storage.errors import JobStateError, QuotaExceededError, SubmissionConflictError
-from storage.events import tell
+from storage.events import append_event
 from storage.records import (
     ASKED,
     BUDGET,
@@ -36,25 +36,25 @@ from storage.webhooks import announce
 from storage.workers import day_of
 
 _LATER = {Ask.PAUSE: JobState.PAUSING, Ask.STOP: JobState.STOPPING, Ask.CANCEL: JobState.CANCELLING}
-"""What a running job is told -> the state by which its holder learns of it."""
+"""Request to a running job -> the state that signals it to the holder."""
 _STRENGTH = (JobState.RUNNING, JobState.PAUSING, JobState.STOPPING, JobState.CANCELLING)
-"""Of two things asked of a running job the later in this order holds."""
+"""If there are two requests to a running job, the later one in this order wins."""
 _CLAIMS = 4_281_703_165
-"""PostgreSQL's advisory lock of whoever claims: any number that nobody else uses."""
+"""PostgreSQL advisory lock for claims: an arbitrary number without other users."""
 
 
 def submit_all(
     session: Session, now: datetime, submissions: Sequence[tuple[Mapping[str, Any], Submission]], here: Actor
 ) -> list[tuple[JobRecord, bool] | SubmissionConflictError | QuotaExceededError]:
-    """See `Store.submit_all`; `here` acts where no submission says who does. Takes as many statements for many submissions as
-    for one.
+    """See `Store.submit_all`; `here` is the actor of submissions without one. The number of statements does not depend on the
+    number of submissions.
 
-    1. What the keys stood for before, and the jobs of then; what each submitter has, and may have.
-    2. A row for each job that is new and fits; a key that comes twice stands for the first.
-    3. The jobs are written before what refers to them.
+    1. Read the known keys with their jobs, and the use and limits of each submitter.
+    2. Create a row for each new job within the quota; a repeated key stands for the first job.
+    3. Write the jobs before the rows that refer to them.
     """
     known = _known_keys(session, [submission for _, submission in submissions])
-    room = _Room(session, now, [submission for _, submission in submissions])
+    budget = _QuotaBudget(session, now, [submission for _, submission in submissions])
     free = iter(jobs.free_ids(session, now, len(submissions)))
     answers: list[tuple[JobRow, bool] | SubmissionConflictError | QuotaExceededError] = []
     later: list[EventRow | SubmissionRow] = []
@@ -65,13 +65,13 @@ def submit_all(
             job.submitter, job.priority, job.devices = submission.submitter, submission.priority, submission.devices
             job.queued = now
             try:
-                room.take(submission, job.stored_bytes)
+                budget.take(submission, job.stored_bytes)
             except QuotaExceededError as error:
                 answers.append(error)
                 continue
             session.add(job)
-            audit.note(session, now, submission.by or here, "job.submit", job.id, {"model": job.request.get("model")})
-            later += _rows_beside(now, job, submission)
+            audit.record(session, now, submission.by or here, "job.submit", job.id, {"model": job.request.get("model")})
+            later += _dependent_rows(now, job, submission)
             answers.append((job, True))
             known[place] = (job, submission.body_hash)
         elif known[place][1] == submission.body_hash:
@@ -84,8 +84,8 @@ def submit_all(
     return [a if isinstance(a, Exception) else (job_record(a[0]), a[1]) for a in answers]
 
 
-class _Room:
-    """What is left of the quotas of those who submit together."""
+class _QuotaBudget:
+    """The remaining quotas of the owners of a batch of submissions."""
 
     def __init__(self, session: Session, now: datetime, submissions: Sequence[Submission]) -> None:
         limited = {item.submitter: item.by.limits for item in submissions if item.by is not None and item.by.limits is not None}
@@ -99,32 +99,32 @@ class _Room:
             self._had = quotas.taken(session, now, limited)
 
     def take(self, submission: Submission, size: int) -> None:
-        """Take a place in the queue and so many bytes.
+        """Take a place in the queue and `size` bytes.
 
         Raises:
-            QuotaExceededError: there are not enough.
+            QuotaExceededError: the quota is not sufficient.
         """
         owner = submission.submitter
         if submission.by is None or submission.by.limits is None:
             return
         had = self._had[owner]
-        quotas.require_of(self._limits[owner], had, 1, size)
+        quotas.require_within(self._limits[owner], had, 1, size)
         had[Quota.QUEUED_JOBS] += 1
         had[Quota.STORED_BYTES] += size
 
 
 def _known_keys(session: Session, submissions: Sequence[Submission]) -> dict[tuple[str, str | None], tuple[JobRow, str]]:
-    """(submitter, key) -> the job of then and the hash of its body."""
-    wanted = [(submission.submitter, submission.key) for submission in submissions if submission.key is not None]
-    if not wanted:
+    """(submitter, key) -> the earlier job with this key, and the hash of its body."""
+    keys = [(submission.submitter, submission.key) for submission in submissions if submission.key is not None]
+    if not keys:
         return {}
     query = select(SubmissionRow, JobRow).join(JobRow, JobRow.id == SubmissionRow.job_id)
-    found = session.execute(query.where(tuple_(SubmissionRow.submitter, SubmissionRow.key).in_(wanted))).all()
+    found = session.execute(query.where(tuple_(SubmissionRow.submitter, SubmissionRow.key).in_(keys))).all()
     return {(row.submitter, row.key): (job, row.body_hash) for row, job in found}
 
 
-def _rows_beside(now: datetime, job: JobRow, submission: Submission) -> list[EventRow | SubmissionRow]:
-    """What is written of a new job beside its row."""
+def _dependent_rows(now: datetime, job: JobRow, submission: Submission) -> list[EventRow | SubmissionRow]:
+    """The rows that refer to a new job: its first event, and the submission's key."""
     created = events.new_row(now, job, EventKind.JOB_CREATED, {})
     if submission.key is None:
         return [created]
@@ -139,9 +139,9 @@ def ask(
     job = leases.locked(session, job_id)
     before = job.state
     job.state = _after(job, now, wanted, budget)
-    audit.note(session, now, by, f"job.{wanted}", job.id, budget)
+    audit.record(session, now, by, f"job.{wanted}", job.id, budget)
     if job.state is JobState.QUEUED and before is not JobState.QUEUED:
-        quotas.require_room(session, now, job.submitter, by.limits, 1, 0)
+        quotas.require_quota(session, now, job.submitter, by.limits, 1, 0)
     _change(session, now, job, budget)
     queues = for_worker and job.queued is None
     if job.state is before and (wanted is not Ask.RESUME or not queues or before is not JobState.QUEUED):
@@ -153,7 +153,7 @@ def ask(
         abandon(session, now, job)
         leases.free(job)
         job.state, job.reason, job.message = ASKED[_LATER[wanted]]
-    tell(session, now, job, EventKind.JOB_ASKED, {"ask": wanted, "state": job.state})
+    append_event(session, now, job, EventKind.JOB_ASKED, {"ask": wanted, "state": job.state})
     announce(session, now, job)
     return job_record(job)
 
@@ -170,49 +170,49 @@ def change_request(
         raise JobStateError(f"job {job_id} has changed since it was read (version {job.event_count}); read it again")
     before = job.stored_bytes
     _change(session, now, job, changes)
-    quotas.require_room(session, now, job.submitter, by.limits, 0, job.stored_bytes - before)
-    audit.note(session, now, by, "job.change", job.id, {"fields": sorted(changes)})
+    quotas.require_quota(session, now, job.submitter, by.limits, 0, job.stored_bytes - before)
+    audit.record(session, now, by, "job.change", job.id, {"fields": sorted(changes)})
     return job_record(job)
 
 
 def _change(session: Session, now: datetime, job: JobRow, changes: Mapping[str, Any]) -> None:
-    """Set fields of the job's request; nothing is written where they have these values already.
+    """Set fields of the job's request; nothing is written if they already have these values.
 
     Raises:
         DamagedRowError: the request cannot be read.
     """
     plain = to_plain(changes)
     if plain and (damage := job_record(job).damage):
-        raise damaged(f"job {job.id}", damage)  # before what is left of its request is written over
+        raise damaged(f"job {job.id}", damage)  # before its damaged request would be overwritten
     if any(job.request.get(name) != value for name, value in plain.items()):
         job.request = {**job.request, **plain}
-        # The event keeps every value that a field ever had, so that all of them count.
+        # Events keep every value that a field ever had, so all of them count.
         job.stored_bytes += len(dump_json(plain))
         job.summary = summary_of(job.request)
-        tell(session, now, job, EventKind.JOB_CHANGED, plain)
+        append_event(session, now, job, EventKind.JOB_CHANGED, plain)
 
 
 def claim(session: Session, now: datetime, owner: Owner, seconds: float, limits: QueueLimits) -> Lease | None:
     """See `Store.claim`."""
     if session.get_bind().dialect.name == "postgresql":
-        # One claim at a time, or two workers could each take a submitter's last place.
+        # One claim at a time, else two workers could both take the last job that a submitter may run.
         session.execute(select(func.pg_advisory_xact_lock(_CLAIMS)))
-    for job in session.scalars(_left_behind(now, owner).where(*_suitable(limits))):
+    for job in session.scalars(_orphaned(now, owner).where(*_suitable(limits))):
         if not leases.is_held(now, job):
             return jobs.take(session, now, job, owner, seconds, job.state)
     job = session.scalars(_waiting(now, limits)).first()
     return None if job is None else jobs.take(session, now, job, owner, seconds, JobState.RUNNING)
 
 
-def _left_behind(now: datetime, owner: Owner) -> Any:
-    """Jobs whose process may be gone: their lease has run out, or it was one of this host's, of which more is known."""
+def _orphaned(now: datetime, owner: Owner) -> Any:
+    """Jobs whose process may be dead: their lease has expired, or the process was on this host, where it can be checked."""
     gone = or_(JobRow.lease_host.is_(None), JobRow.lease_expires <= now, JobRow.lease_host == owner.host)
     query = select(JobRow).where(JobRow.state.in_(HELD), JobRow.queued.is_not(None), gone)
     return query.order_by(JobRow.queued, JobRow.id).with_for_update(skip_locked=True)
 
 
 def _waiting(now: datetime, limits: QueueLimits) -> Any:
-    """The next job by priority, then of whoever has the fewest running ones, then in order of queueing."""
+    """The next job by priority, then by the fewest running jobs of its submitter, then in order of queueing."""
     other = aliased(JobRow)
     running = select(func.count()).where(other.submitter == JobRow.submitter, _held(other, now)).scalar_subquery()
     query = select(JobRow).where(JobRow.state == JobState.QUEUED, JobRow.queued.is_not(None), *_suitable(limits))
@@ -228,9 +228,9 @@ def _waiting(now: datetime, limits: QueueLimits) -> Any:
 
 
 def _suitable(limits: QueueLimits) -> list[ColumnElement[bool]]:
-    """What the request of a job must say for this worker."""
-    wanted = {("runner",): limits.runners, ("resolved_cluster", "device", "kind"): limits.devices}
-    return [readable(JobRow.request)[path].as_string().in_(names) for path, names in wanted.items() if names]
+    """The conditions on a job's request for this worker."""
+    allowed = {("runner",): limits.runners, ("resolved_cluster", "device", "kind"): limits.devices}
+    return [readable(JobRow.request)[path].as_string().in_(names) for path, names in allowed.items() if names]
 
 
 def _held(row: Any, now: datetime) -> ColumnElement[bool]:
@@ -239,10 +239,10 @@ def _held(row: Any, now: datetime) -> ColumnElement[bool]:
 
 
 def _after(job: JobRow, now: datetime, wanted: Ask, budget: Mapping[str, Any]) -> JobState:
-    """The state that follows at once.
+    """Return the state that follows immediately.
 
     Raises:
-        JobStateError: what is wanted does not fit the job's state.
+        JobStateError: the request does not fit the job's state.
     """
     state = job.state
     if wanted is Ask.RESUME:
@@ -257,16 +257,16 @@ def _after(job: JobRow, now: datetime, wanted: Ask, budget: Mapping[str, Any]) -
     if state in HELD:
         if leases.is_held(now, job):
             return max(state, _LATER[wanted], key=_STRENGTH.index)
-        state = JobState.PAUSED  # its process is gone: nothing is left to be waited for
+        state = JobState.PAUSED  # its process is dead: there is nothing to wait for
     if state in (JobState.QUEUED, JobState.PAUSED, JobState.FAILED):
         return ASKED[_LATER[wanted]][0]
     if (state is JobState.CANCELLED and wanted is Ask.CANCEL) or (job.reason == StopReason.STOPPED and wanted is Ask.STOP):
-        return state  # done already
+        return state  # already done
     raise _misfit(job, wanted, "it has ended")
 
 
 def _has_more(job: JobRow, budget: Mapping[str, Any]) -> bool:
-    """Whether a job that has succeeded has trials or seconds left: its budget is raised, or a person had stopped it."""
+    """Whether a job that has succeeded has trials or seconds left: its budget is raised, or a user had stopped it."""
     raised = any(job.request.get(name) is not None and value > job.request[name] for name, value in budget.items())
     return job.state is JobState.SUCCEEDED and (raised or job.reason == StopReason.STOPPED)
 

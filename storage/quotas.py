@@ -1,4 +1,4 @@
-"""What each owner may take, and has taken."""
+"""Quotas: limits and use of each owner."""
 
 import math
 from collections.abc import Collection, Mapping
@@ -23,21 +23,21 @@ REMEDIES: Mapping[Quota, str] = {
     Quota.WEBHOOKS: "delete one that is not needed",
 }
 _OWNERS = 4_281_703
-"""Class of PostgreSQL's advisory locks of owners: any number that nobody else uses."""
+"""Class of PostgreSQL advisory locks of owners: an arbitrary number without other users."""
 
 
 def require(quota: Quota, used: float, more: float, most: float | None) -> None:
-    """Refuse to take more than there may be.
+    """Refuse to exceed a limit.
 
     Raises:
-        QuotaExceededError: `used` and `more` together are above `most`.
+        QuotaExceededError: `used` plus `more` exceeds `most`.
     """
     if most is not None and used + more > most:
         raise QuotaExceededError(quota, used, most, REMEDIES[quota])
 
 
 def effective(session: Session, owners: Collection[str], defaults: Quotas) -> dict[str, Quotas]:
-    """The limits of each owner."""
+    """Return the limits of each owner."""
     found = dict.fromkeys(owners, defaults)
     known = {field.name for field in fields(Quotas)}
     for row in session.scalars(select(QuotaRow).where(QuotaRow.owner.in_(owners))):
@@ -47,9 +47,9 @@ def effective(session: Session, owners: Collection[str], defaults: Quotas) -> di
 
 
 def taken(session: Session, now: datetime, owners: Collection[str]) -> dict[str, dict[Quota, float]]:
-    """What each owner has taken of what the database knows.
+    """Return the use of each owner, for quotas that the database can count.
 
-    Two statements for any number of owners; the index alone answers the first, however large the requests are.
+    This takes two statements for any number of owners. The first only reads the index, however large the requests are.
     """
     found = {owner: {Quota.QUEUED_JOBS: 0.0, Quota.STORED_BYTES: 0.0, Quota.DEVICE_HOURS: 0.0} for owner in owners}
     queued = func.sum(case((JobRow.state == JobState.QUEUED, 1), else_=0))
@@ -63,17 +63,17 @@ def taken(session: Session, now: datetime, owners: Collection[str]) -> dict[str,
 
 
 def lock(session: Session, owners: Collection[str]) -> None:
-    """Let nobody else take anything for these owners until the transaction ends, or two could take what is left for one.
+    """Lock the quotas of these owners until the transaction ends, else two transactions could both take the rest.
 
-    SQLite has one writer at a time anyway.
+    SQLite only has one writer at a time anyway.
     """
     if session.get_bind().dialect.name == "postgresql":
         for owner in sorted(owners):
             session.execute(text("SELECT pg_advisory_xact_lock(:kind, hashtext(:owner))"), {"kind": _OWNERS, "owner": owner})
 
 
-def require_room(session: Session, now: datetime, owner: str, defaults: Quotas | None, jobs: int, size: int) -> None:
-    """Refuse where an owner may not queue so many jobs, or keep so many bytes, beside what they have.
+def require_quota(session: Session, now: datetime, owner: str, defaults: Quotas | None, jobs: int, size: int) -> None:
+    """Refuse if an owner may not queue `jobs` more jobs, or store `size` more bytes.
 
     Raises:
         QuotaExceededError: see `require`.
@@ -82,11 +82,11 @@ def require_room(session: Session, now: datetime, owner: str, defaults: Quotas |
         return
     lock(session, [owner])
     limits, had = effective(session, [owner], defaults)[owner], taken(session, now, [owner])[owner]
-    require_of(limits, had, jobs, size)
+    require_within(limits, had, jobs, size)
 
 
-def require_of(limits: Quotas, had: Mapping[Quota, float], jobs: int, size: int) -> None:
-    """What `require_room` does, with limits and use that are known."""
+def require_within(limits: Quotas, had: Mapping[Quota, float], jobs: int, size: int) -> None:
+    """`require_quota` with known limits and use."""
     if jobs:
         require(Quota.QUEUED_JOBS, had[Quota.QUEUED_JOBS], jobs, limits.queued_jobs)
         if limits.device_hours is not None and had[Quota.DEVICE_HOURS] >= limits.device_hours:
@@ -117,5 +117,5 @@ def set_quota(session: Session, now: datetime, owner: str, quota: Quota, most: f
     session.execute(delete(QuotaRow).where(QuotaRow.owner == owner, QuotaRow.quota == str(quota)))
     if most is not None:
         session.add(QuotaRow(owner=owner, quota=str(quota), most=most))
-    told = "default" if most is None else "none" if math.isinf(most) else most
-    audit.note(session, now, by, "quota.set", owner, {"quota": str(quota), "most": told})
+    limit = "default" if most is None else "none" if math.isinf(most) else most
+    audit.record(session, now, by, "quota.set", owner, {"quota": str(quota), "most": limit})

@@ -1,4 +1,4 @@
-"""Rows as values: what the Store gives out."""
+"""Rows as values, as returned by the Store."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,8 +6,8 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
-from search_spaces.cluster import ClusterSpec
-from search_spaces.microbenchmark import Measured
+from search_spaces.clusters.cluster import ClusterSpec
+from search_spaces.clusters.microbenchmark import Measured
 from search_spaces.outcome import JobState, Outcome, Purpose, StopReason
 from search_spaces.trial import TrialResult
 from search_spaces.trial_config import TrialConfig
@@ -15,32 +15,32 @@ from storage.service_records import Actor
 
 
 class AttemptState(StrEnum):
-    """What became of an attempt. The values are stored: never rename one."""
+    """State of an attempt. The values are stored: never rename one."""
 
     RUNNING = "running"
     """The trial's current attempt: its result will be accepted."""
     ACCEPTED = "accepted"
     """Its result is the trial's."""
     RETRIED = "retried"
-    """Its outcome gets another attempt: the trial is wanted again."""
+    """The trial is retried after its outcome."""
     SUPERSEDED = "superseded"
-    """Its result came after the attempt was given up: kept, never counted."""
+    """Its result came after the attempt was abandoned: stored, never counted."""
     ABANDONED = "abandoned"
-    """Given up without a result, because its process died or let the job go."""
+    """Without a result, because its process died or released the job."""
 
 
 class EventKind(StrEnum):
-    """The events that the store writes itself; callers of `Store.add_event` add kinds of their own."""
+    """The events that the store writes itself; callers of `Store.add_event` add other kinds."""
 
     JOB_CREATED = "job_created"
     JOB_ACQUIRED = "job_acquired"
-    """A process holds the job from here on; the payload names it."""
+    """A process has acquired the job; the payload names it."""
     JOB_RELEASED = "job_released"
-    """The payload has the state, the reason and the message that the job was left with."""
+    """The payload has the job's state, reason and message after the release."""
     JOB_ASKED = "job_asked"
-    """A person asked for a change; the payload has the state that followed at once."""
+    """A user requested a change; the payload has the state that followed immediately."""
     JOB_CHANGED = "job_changed"
-    """The payload has the fields of the request that have other values now."""
+    """The payload has the changed fields of the request."""
     TRIAL_ADDED = "trial_added"
     TRIAL_REFUSED = "trial_refused"
     ATTEMPT_STARTED = "attempt_started"
@@ -49,71 +49,71 @@ class EventKind(StrEnum):
     ATTEMPT_ABANDONED = "attempt_abandoned"
     REFERENCE_SET = "reference_set"
     NODE_QUARANTINED = "node_quarantined"
-    """The payload has the node, the reason and until when."""
+    """The payload has the node, the reason and the end time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Owner:
-    """A process that may hold a job: enough to tell whether it still lives. `storage.owners.current_owner` makes one."""
+    """A process that may hold a job, with what is needed to check whether it is alive. See `storage.owners.current_owner`."""
 
     host: str
     pid: int
     started: float
-    """When the process started, in seconds since its host booted: tells a reused pid, and clock changes leave it as it is.
-    0 where the system does not tell."""
+    """Start time of the process in seconds since its host booted: detects a reused pid, and is immune to clock changes.
+    0 if the system does not provide it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lease:
-    """The right to write a job, until it expires or is released. Every write is fenced by its token."""
+    """The right to write a job until the lease expires or is released. Its token fences every write."""
 
     job_id: str
     token: int
     owner: Owner
     expires: datetime
     state: JobState
-    """The job's state when the lease was given or extended last: PAUSING, STOPPING and CANCELLING are to be obeyed."""
+    """The job's state when the lease was granted or last extended: the holder must obey PAUSING, STOPPING and CANCELLING."""
 
 
 class Ask(StrEnum):
-    """What a person may ask of a job."""
+    """A user's request to change a job's state."""
 
     PAUSE = "pause"
-    """Let running trials end, and go on later."""
+    """Let running trials end; the job can be resumed later."""
     RESUME = "resume"
-    """Go on: the job waits for a worker."""
+    """Continue: the job waits for a worker."""
     STOP = "stop"
-    """Let running trials end, and be content with the best so far."""
+    """Let running trials end, and succeed with the best so far."""
     CANCEL = "cancel"
-    """Kill running trials, and end."""
+    """Kill running trials, and end the job."""
 
 
 HELD = (JobState.RUNNING, JobState.PAUSING, JobState.STOPPING, JobState.CANCELLING)
 """States of a job that a process holds, or held when it died."""
 OVER = (JobState.SUCCEEDED, JobState.CANCELLED)
-"""States of a job that does not go on by itself, or by being resumed alone: SUCCEEDED needs a larger budget."""
+"""States of a job that a resume does not continue: CANCELLED never continues, SUCCEEDED needs a larger budget."""
 ENDED = (*OVER, JobState.FAILED)
-"""States in which nothing happens to a job unless a person wants it."""
+"""States that only change by a user's request."""
 
 ORIGIN = "origin"
-"""Key of a job's stored request: what the job came by, where that was not by who writes the database: `service` or `file`."""
+"""Key of a job's stored request: `service` or `file`, if the job was not written directly into the database."""
 LATEST = "latest"
-"""Names the job that was created last wherever a job's id may be given. Ids begin with a digit."""
+"""Names the newest job wherever a job id is accepted. Ids begin with a digit."""
 BUDGET = ("trials", "max_seconds")
-"""Fields of a request that may change until the job has ended, and that are raised to go on with one that SUCCEEDED."""
+"""Fields of a request that may change until the job has ended. Raise them to continue a job that SUCCEEDED."""
 LABELS = ("name", "tags", "note")
-"""Fields of a request that describe the job to people. They may change in every state."""
+"""Fields of a request that describe the job to users. They may change in every state."""
 
 DAMAGED = "$damaged"
-"""Key of what stands in place of a JSON value that cannot be read: the text that was found."""
+"""Key of an object that replaces a JSON value that cannot be read; its value is the stored text."""
 LISTED = ("model", *LABELS, "space", "strategy", "cluster", "ranks", "runner", "trials", "max_seconds")
-"""Fields of a request that lists show, and search for."""
+"""Fields of a request that lists show and search."""
 
 
 def summary_of(request: Any) -> dict[str, Any]:
-    """What lists show of a request. A field that is no text, number or list of words is left out: its size has no bound.
+    """Return the fields of a request that lists show. Objects are left out, because their size is unbounded.
 
-    Of a damaged request, which may be anything, that it is damaged.
+    For a damaged request, which may be anything, the summary only states the damage.
     """
     if not isinstance(request, Mapping) or DAMAGED in request:
         return {DAMAGED: ""}
@@ -126,25 +126,25 @@ ASKED: Mapping[JobState, tuple[JobState, str, str]] = {
     JobState.STOPPING: (JobState.SUCCEEDED, StopReason.STOPPED, "stopped on request"),
     JobState.CANCELLING: (JobState.CANCELLED, "cancelled", "cancelled on request"),
 }
-"""What a running job was asked for -> state, reason and message that it is left with when nothing of it runs any more."""
+"""Requested state of a running job -> its state, reason and message when nothing of it is running any more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submission:
-    """How a job comes to the queue of the workers."""
+    """How a job enters the queue of the workers."""
 
     submitter: str = ""
-    """Who asks for it."""
+    """The owner of the job."""
     priority: int = 0
-    """Higher ones go first."""
+    """Higher priorities run first."""
     devices: int = 1
-    """Devices that it takes while it runs: what its seconds are multiplied with in its submitter's usage."""
+    """Devices that it uses while it runs: its submitter's usage is its seconds times this number."""
     key: str | None = None
-    """The client's own name of this submission: sent twice with the same body, it is one job."""
+    """Idempotency key of the client: sent twice with the same body, it creates one job."""
     body_hash: str = ""
-    """What tells bodies apart; goes with `key`."""
+    """Hash of the body, to compare bodies; used with `key`."""
     by: Actor | None = None
-    """Who submits, for the audit log and the quotas; None: whoever the store acts for."""
+    """The actor, for the audit log and the quotas; None: the actor of the store."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,26 +152,26 @@ class QueueLimits:
     """Which jobs of the queue a worker takes."""
 
     running_jobs: int | None = None
-    """Jobs of a submitter that may run at a time; None: no limit."""
+    """Jobs of a submitter that may run at the same time; None: no limit."""
     device_seconds: float | None = None
-    """Seconds times devices after which no further job of a submitter starts on that day (UTC); None: no limit."""
+    """Device-seconds after which no further job of a submitter starts on that day (UTC); None: no limit."""
     runners: frozenset[str] = frozenset()
-    """The runners whose jobs it takes; empty: all."""
+    """Take only jobs for these runners; empty: all."""
     devices: frozenset[str] = frozenset()
-    """The kinds of device whose jobs it takes, cpu or cuda; empty: all."""
+    """Take only jobs for these kinds of device, cpu or cuda; empty: all."""
 
 
 class Scope(StrEnum):
-    """What a key allows. The values are stored: never rename one."""
+    """The permissions of a key. The values are stored: never rename one."""
 
     READ = "read"
-    """See one's own jobs."""
+    """Read the owner's jobs."""
     SUBMIT = "submit"
-    """Open and steer one's own jobs, and have webhooks."""
+    """Create and control the owner's jobs and webhooks."""
     OPERATE = "operate"
-    """See and steer everybody's jobs, and see what owners use. It includes READ."""
+    """Read and control all jobs, and read the usage of owners. It includes READ."""
     ADMIN = "admin"
-    """Everything: also webhooks of others, and the audit log."""
+    """Everything, including all webhooks and the audit log."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,58 +188,58 @@ class ApiKey:
 
 
 PROVENANCE = "provenance"
-"""Key of a calibration's environment: how it came about, where that is not by `autotune calibrate`."""
+"""Key of a calibration's environment: its origin, if that is not `autotune calibrate`."""
 QUICK = "quick"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalibrationRecord:
-    """What a micro-benchmark measured on a cluster."""
+    """The result of a micro-benchmark on a cluster."""
 
     id: str
     created: datetime
     fingerprint: str
-    """Of the cluster's hardware."""
+    """Fingerprint of the cluster's hardware."""
     cluster: ClusterSpec
     environment: Mapping[str, str]
     """Versions and hardware as rank 0 saw them."""
     hosts: tuple[str, ...]
     """The host of each rank."""
     seconds: float
-    """What the measurement took, start of the ranks included."""
+    """Duration of the measurement, including the start of the ranks."""
     context_bytes: int | None
-    """See `MicrobenchmarkResult`; so `workspace_bytes`."""
+    """See `MicrobenchmarkResult`, also for `workspace_bytes`."""
     workspace_bytes: int | None
     rows: tuple[Measured, ...]
 
     @property
     def quick(self) -> bool:
-        """Whether it was measured unasked, in a second or two: `autotune calibrate` measures in full all the same."""
+        """Whether it is an automatic calibration of a second or two. It does not replace `autotune calibrate`."""
         return self.environment.get(PROVENANCE) == QUICK
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuarantineRecord:
-    """A node that no job places ranks on for a while."""
+    """A node on which no job places ranks until the quarantine ends."""
 
     node: str
-    """Its name, as the runner tells it."""
+    """Its name, as reported by the runner."""
     reason: str
     job_id: str
-    """The job that found it out; it may be gone."""
+    """The job that quarantined it; the job may have been deleted."""
     since: datetime
     until: datetime
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Durations:
-    """How long things took."""
+    """A histogram of durations."""
 
     count: int
     seconds: float
-    """In all."""
+    """Sum of all durations."""
     within: Mapping[float, int]
-    """Seconds -> how many took no longer."""
+    """Seconds -> number of durations up to that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -247,23 +247,23 @@ class Figures:
     """Counts over all jobs."""
 
     jobs: Mapping[str, int]
-    """State -> jobs in it."""
+    """State -> number of jobs in this state."""
     trials: Mapping[str, int]
-    """Outcome -> trials that ended so."""
+    """Outcome -> number of trials with this outcome."""
     longest_wait: float
-    """Seconds that the oldest job of the queue has waited."""
+    """Seconds that the oldest job in the queue has waited."""
     durations: Mapping[str, "Durations"]
-    """Outcome -> how long the trials took that ended so; refused ones took no time, and are left out."""
+    """Outcome -> durations of the trials with this outcome, without refused ones, which did not run."""
     best: Mapping[str, "BestRate"]
-    """Running job -> what it has found so far."""
+    """Running job -> its best rate so far."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BestRate:
-    """What a running job has found so far."""
+    """The best rate of a running job so far."""
 
     submitter: str
-    """Whose job it is."""
+    """The owner of the job."""
     samples_per_second: float
 
 
@@ -281,46 +281,46 @@ class JobRecord:
     request: Mapping[str, Any]
     """The job request as plain data (`autotune.request`)."""
     reference_losses: tuple[float, ...]
-    """Losses of the first steps that every trial is held against; empty until the first OK trial."""
+    """Losses of the first steps, which every trial is compared with; empty until the first OK trial."""
     active_seconds: float
-    """Seconds that processes have held the job, over all of them: what a budget in seconds is counted in."""
+    """Total seconds that processes have held the job. A budget in seconds limits this time."""
     owner: Owner | None
     """The process that holds it."""
     submitter: str = ""
-    """Who asked for it; empty: whoever uses the database directly."""
+    """The owner of the job; empty: a direct user of the database."""
     priority: int = 0
     queued: datetime | None = None
-    """Since when it waits for a worker, or may be taken over by one; None: workers leave it alone."""
+    """Since when it waits for a worker, or may be taken over by one; None: workers ignore it."""
     version: int = 0
-    """Grows with every change that has an event."""
+    """Increases with every change that has an event."""
     devices: int = 1
-    """Devices that it takes while it runs."""
+    """Devices that it uses while it runs."""
     events_removed: int = 0
     """Events up to this sequence were removed because they were old."""
     answer: Mapping[str, Any] | None = None
-    """What the job has found so far (`autotune.outcome.verdict.answer_document`, without its standings); None: nothing yet."""
+    """The job's answer so far (`autotune.outcome.verdict.answer_document`, without its standings); None: nothing yet."""
     damage: str = ""
-    """What of its row cannot be read; request, reference losses and answer are empty then. Empty: nothing."""
+    """The damaged part of its row; then request, reference losses and answer are empty. Empty: no damage."""
 
 
 FULL = "full"
-"""The fidelity of a trial whose every figure is measured."""
+"""The fidelity of a trial that is measured in full."""
 FEWER = "fewer_micro_batches"
 """The fidelity of a trial whose step time is extrapolated from steps of fewer micro-batches."""
 SHALLOWER = "fewer_layers"
-"""The fidelity of a trial whose time and memory are extrapolated from models of fewer layers."""
+"""The fidelity of a trial whose time and memory are extrapolated from models with fewer layers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialRecord:
-    """One measurement wanted by a job; unique by (job, config, purpose, fidelity, repeat)."""
+    """One measurement of a job; unique by (job, config, purpose, fidelity, repeat)."""
 
     job_id: str
     number: int
     """0, 1, 2, … in the order of proposal; 0 is the baseline."""
     config: TrialConfig
     config_hash: str
-    """The configuration's hash, kept because it costs more than all else that is asked of a record."""
+    """The configuration's hash, stored because computing it would dominate the cost of a record."""
     purpose: Purpose
     fidelity: str
     """FULL, FEWER or SHALLOWER."""
@@ -328,9 +328,9 @@ class TrialRecord:
     counted: bool
     """Whether it counts against the budget of trials."""
     outcome: Outcome | None
-    """None: wanted or running."""
+    """None: planned or running."""
     result: TrialResult | None
-    """The accepted attempt's result; None while there is none. A refused candidate has a result and no attempt."""
+    """The accepted attempt's result; None: not yet. A refused candidate has a result and no attempt."""
     attempts: int
     """Attempts started so far."""
     created: datetime
@@ -352,7 +352,7 @@ class AttemptRecord:
     outcome: Outcome | None
     started: datetime
     finished: datetime | None
-    """When its result came; None while it runs, and where none ever came."""
+    """When its result came; None: it is running, or no result came."""
     host: str
     """Host of the process that holds the job, not of the ranks."""
     result: TrialResult | None
@@ -360,35 +360,35 @@ class AttemptRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overview:
-    """How far a job is."""
+    """The progress of a job."""
 
     outcomes: Mapping[str, int]
-    """Outcome -> trials."""
+    """Outcome -> number of trials."""
     searched: int
     """Search trials that started and have an outcome."""
     running: int
     controls: int
-    """The baseline measured again between search trials, with an outcome."""
+    """Control trials (repeats of the baseline between search trials) with an outcome."""
     confirmations: int
-    """Finalists measured again, with an outcome."""
+    """Confirmations of finalists with an outcome."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """Since when and where an attempt runs, or ran."""
+    """Start time and node of an attempt."""
 
     started: datetime
     node: str | None
-    """Of its first rank, or of the rank that failed first; the host where nodes have no names. None: not told (yet)."""
+    """Node of its first rank, or of the rank that failed first; the host if nodes have no names. None: unknown (yet)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventRecord:
-    """Something that happened to a job, written in the same transaction as the change that it tells."""
+    """An event of a job, written in the same transaction as the change that it reports."""
 
     job_id: str
     sequence: int
-    """1, 2, 3, … within the job, with no gap."""
+    """1, 2, 3, … within the job, without gaps."""
     time: datetime
     kind: str
     payload: Mapping[str, Any]
@@ -396,7 +396,7 @@ class EventRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobNews:
-    """How a job stands, and its events beyond those that are known."""
+    """The state of a job, and its new events."""
 
     state: JobState
     version: int

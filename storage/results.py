@@ -1,7 +1,7 @@
-"""Recording the result of a trial's current attempt, in as few statements as that takes.
+"""Record the result of a trial's current attempt in as few statements as possible.
 
-On SQLite all other writers wait for a transaction from its beginning to its end. So what can be prepared is prepared before,
-and each statement writes its row and tells at the same time what is to be known of it.
+On SQLite, all other writers wait during the whole transaction. So everything possible is prepared before it, and each statement
+writes its row and returns the needed columns.
 """
 
 from collections.abc import Mapping
@@ -43,12 +43,12 @@ _RANKS, _EVENT = insert(table_of(RankRow)), insert(table_of(EventRow))
 
 
 class NotRunningError(Exception):
-    """The attempt is not its trial's current one, or there is none such: what to do is for `attempts.finish_attempt`."""
+    """The attempt does not exist or is not its trial's current one; `attempts.finish_attempt` handles that."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A result as it is written."""
+    """A result in the form in which it is written."""
 
     result: TrialResult
     plain: dict[str, Any]
@@ -57,7 +57,7 @@ class Prepared:
 
 
 def prepare(result: TrialResult) -> Prepared:
-    """What can be made ready before the transaction."""
+    """Convert the result before the transaction."""
     ranks = [rank_row(result.attempt, measurement) for measurement in result.ranks]
     return Prepared(result, to_plain(result), ranks, columns_of(result))
 
@@ -65,12 +65,12 @@ def prepare(result: TrialResult) -> Prepared:
 def finish_running(session: Session, now: datetime, lease: Lease, prepared: Prepared, retry: bool) -> bool:
     """See `Store.finish_attempt`.
 
-    1. The fence: the job's event is numbered, if the lease is the current one.
-    2. The attempt gets its result, if it runs.
-    3. Its ranks, its trial where the result is accepted, and the event.
+    1. Check the fence: number the job's event if the lease is current.
+    2. Store the attempt's result if it is running.
+    3. Write its ranks, its trial if the result is accepted, and the event.
 
     Raises:
-        NotRunningError: it does not run. What was written is to be rolled back.
+        NotRunningError: the attempt is not running. The caller must roll back the transaction.
     """
     connection, result = session.connection(), prepared.result
     state = AttemptState.RETRIED if retry else AttemptState.ACCEPTED

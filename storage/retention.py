@@ -1,4 +1,4 @@
-"""Removing what is old: events and output of jobs that have ended, never their trials and results."""
+"""Remove old data: events and output of jobs that have ended, never their trials and results."""
 
 from datetime import datetime
 
@@ -13,15 +13,15 @@ from storage.tables import DeliveryRow, EventRow, JobRow, LogRow, SubmissionRow
 
 
 def old_jobs(session: Session, before: datetime) -> list[str]:
-    """Jobs that ended before, and have events still."""
+    """Jobs that ended before this time and still have events."""
     left = JobRow.events_removed < JobRow.event_count
     return list(session.scalars(select(JobRow.id).where(JobRow.state.in_(ENDED), JobRow.updated < before, left)))
 
 
 def prune_job(session: Session, now: datetime, job_id: str, before: datetime) -> tuple[int, int]:
-    """Remove a job's events, and what its ranks printed; return the rows of each.
+    """Remove a job's events and output; return the number of rows of each.
 
-    The counter of its events stays, so that a job that goes on numbers them as if they were there.
+    The counter of its events stays, so that a resumed job continues the numbering.
     """
     del now
     try:
@@ -37,13 +37,13 @@ def prune_job(session: Session, now: datetime, job_id: str, before: datetime) ->
 
 
 def prune_deliveries(session: Session, now: datetime, before: datetime) -> int:
-    """Remove deliveries that were made or given up."""
+    """Remove finished deliveries, delivered or given up."""
     del now
     return _count(session, delete(DeliveryRow).where(DeliveryRow.state != DeliveryState.PENDING, DeliveryRow.created < before))
 
 
 def prune_submissions(session: Session, now: datetime, before: datetime) -> int:
-    """Remove the keys of submissions of jobs that ended: sent again after so long, it would be a new job."""
+    """Remove the submission keys of jobs that ended: sent again after that, a submission creates a new job."""
     del now
     old = select(JobRow.id).where(JobRow.state.in_(ENDED), JobRow.updated < before)
     return _count(session, delete(SubmissionRow).where(SubmissionRow.job_id.in_(old)))

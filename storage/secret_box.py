@@ -1,8 +1,8 @@
-"""Secrets that must be read again, encrypted: who has the database, or a backup of it, cannot sign as this service.
+"""Encryption of stored secrets: someone with the database or a backup cannot sign as this service.
 
-The key is not in the database, but in AUTOTUNE_SECRET_KEY, in the file that AUTOTUNE_SECRET_KEY_FILE names, or else in a file
-that is made at the first need, for its owner alone: NAME.key beside an SQLite file, and for a server `secret.key` in the folder
-of the default database. Processes on several machines need the same key.
+The key is not in the database, but in AUTOTUNE_SECRET_KEY, in the file that AUTOTUNE_SECRET_KEY_FILE names, or else in a private
+file that is created on demand: NAME.key next to an SQLite file, and for a server `secret.key` in the folder of the default
+database. Processes on several machines need the same key.
 """
 
 import contextlib
@@ -19,14 +19,14 @@ from storage.folder import default_file
 from storage.private_files import make_private_folder, write_private
 
 KEYS_VARIABLE = "AUTOTUNE_SECRET_KEY"
-"""Keys of Fernet, with commas between: the first encrypts, each may decrypt, so that keys can be replaced."""
+"""Fernet keys, separated by commas: the first one encrypts, all can decrypt, so that keys can be rotated."""
 FILE_VARIABLE = "AUTOTUNE_SECRET_KEY_FILE"
-"""A file that holds them."""
+"""A file with the keys."""
 _SEALED = "fernet:"
 
 
 class SecretBox:
-    """Encrypts and decrypts with the keys of one database, looked for when they are needed. May be used from threads."""
+    """Encrypts and decrypts with the keys of one database, which are loaded on demand. Thread-safe."""
 
     def __init__(self, address: URL) -> None:
         self._address = address
@@ -35,23 +35,23 @@ class SecretBox:
 
     @property
     def is_shared(self) -> bool:
-        """Whether everybody who opens this database finds the same keys: they are named, or lie beside its file."""
+        """Whether all users of this database find the same keys: they are named, or are next to its file."""
         named = KEYS_VARIABLE in os.environ or FILE_VARIABLE in os.environ
         return named or self._address.get_backend_name() == "sqlite"
 
     def seal(self, secret: str) -> str:
-        """The secret, encrypted.
+        """Return the encrypted secret.
 
         Raises:
-            SecretError: there is no key, and none can be made.
+            SecretError: there is no key, and none can be created.
         """
         return _SEALED + self._cipher(make=True).encrypt(secret.encode()).decode()
 
     def open(self, stored: str) -> str:
-        """The secret of what `seal` returned; one that a former version kept in plain text is returned as it is.
+        """Decrypt a secret from `seal`. Secrets that an older version stored in plain text are returned unchanged.
 
         Raises:
-            SecretError: no key fits.
+            SecretError: no key decrypts it.
         """
         if not stored.startswith(_SEALED):
             return stored
@@ -59,7 +59,7 @@ class SecretBox:
             return self._cipher(make=False).decrypt(stored.removeprefix(_SEALED).encode()).decode()
         except InvalidToken:
             problem = f"a secret was encrypted with another key than {self._place()} has"
-            raise SecretError(f"{problem}; give the former key too, behind a comma") from None
+            raise SecretError(f"{problem}; also give the former key, after a comma") from None
 
     def _cipher(self, make: bool) -> MultiFernet:
         with self._lock:
@@ -79,13 +79,13 @@ class SecretBox:
         try:
             return _split(file.read_text(encoding="ascii"))
         except (OSError, ValueError) as error:
-            why = getattr(error, "strerror", None) or "is no text"
+            why = getattr(error, "strerror", None) or "is not text"
             raise SecretError(f"{file}: cannot be read ({why}); give the key in {KEYS_VARIABLE} or {FILE_VARIABLE}") from None
 
     def _make(self, file: Path) -> None:
         try:
             make_private_folder(file.parent)
-            with contextlib.suppress(FileExistsError):  # another process has made it meanwhile
+            with contextlib.suppress(FileExistsError):  # another process has created it meanwhile
                 write_private(file, Fernet.generate_key().decode() + "\n")
         except OSError as error:
             raise SecretError(f"{file}: cannot be made ({error.strerror}); give a key in {KEYS_VARIABLE}") from None

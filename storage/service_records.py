@@ -1,4 +1,4 @@
-"""Rows of the service as values: webhooks and what was sent to them, workers, quotas and what was used, who did what."""
+"""Records of the service: webhooks and deliveries, workers, quotas and usage, audit entries."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,10 +8,10 @@ from typing import Any
 
 
 class DeliveryState(StrEnum):
-    """What became of a delivery. The values are stored: never rename one."""
+    """State of a delivery. The values are stored: never rename one."""
 
     PENDING = "pending"
-    """To be tried when it is due."""
+    """It is tried when it is due."""
     DELIVERED = "delivered"
     """The receiver answered with a status of 2xx."""
     GIVEN_UP = "given_up"
@@ -20,14 +20,14 @@ class DeliveryState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Webhook:
-    """An address that is told of the jobs of its owner when they end."""
+    """An address that is notified when jobs of its owner end."""
 
     id: str
     owner: str
     url: str
     secret: str = field(repr=False)
-    """What deliveries are signed with, as it is kept: encrypted. `Store.signing_secret` decrypts it; the answer of
-    `Store.create_webhook` alone has it plain."""
+    """The signing secret of deliveries, as stored: encrypted. `Store.signing_secret` decrypts it; only the result of
+    `Store.create_webhook` has it in plain text."""
     created: datetime
 
 
@@ -38,21 +38,21 @@ class DeliveryTry:
     time: datetime
     seconds: float
     status: int | None
-    """The receiver's answer; None: none came."""
+    """HTTP status of the response; None: there was no response."""
     error: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delivery:
-    """What one webhook is told of one job's end."""
+    """The notification of one webhook about one job's end."""
 
     id: str
-    """Sent along, the same in every try: receivers that were told twice see it."""
+    """Sent with every try, so that receivers can detect duplicates."""
     webhook: Webhook
     job_id: str
     created: datetime
     due: datetime
-    """When it is tried next; while somebody tries it, when another may."""
+    """When it is tried next; while a process tries it, when another process may."""
     state: DeliveryState
     payload: Mapping[str, Any]
     tries: tuple[DeliveryTry, ...]
@@ -60,7 +60,7 @@ class Delivery:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerRecord:
-    """A worker, as it told of itself last."""
+    """A worker, from its last heartbeat."""
 
     id: str
     host: str
@@ -70,14 +70,14 @@ class WorkerRecord:
     job_id: str | None
     """The job that it runs."""
     runner: str
-    """The runner whose ranks it keeps; empty: none."""
+    """The runner whose ranks are warm; empty: none."""
     problem: str
-    """Why ranks could not be started the last time; empty where they could."""
+    """Why its last start of ranks failed; empty: it succeeded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """What the jobs of a submitter take."""
+    """The usage of a submitter's jobs."""
 
     day: str
     """YYYY-MM-DD, in UTC."""
@@ -92,39 +92,39 @@ class Damage:
     """A row that cannot be read."""
 
     place: str
-    """Its table and its key."""
+    """Its table and primary key."""
     problem: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pruned:
-    """What was removed because it was old."""
+    """Numbers of removed old rows."""
 
     events: int
     deliveries: int
     submissions: int
     calibrations: int = 0
     logs: int = 0
-    """Parts of what ranks printed."""
+    """Parts of the output of ranks."""
 
 
 class Quota(StrEnum):
-    """What there is a limit of for each owner. The values are stored: never rename one."""
+    """A quantity that is limited for each owner. The values are stored: never rename one."""
 
     QUEUED_JOBS = "queued_jobs"
     """Jobs that wait for a worker."""
     STORED_BYTES = "stored_bytes"
-    """Bytes of the owner's requests, and of what their trials printed."""
+    """Bytes of the owner's requests, and of the output of their trials."""
     STREAMS = "streams"
-    """Streams of events and logs that are open."""
+    """Open streams of events and logs."""
     DEVICE_HOURS = "device_hours"
-    """Hours times devices that jobs take on one day (UTC)."""
+    """Device-hours of jobs on one day (UTC)."""
     WEBHOOKS = "webhooks"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quotas:
-    """A limit for each `Quota`; None: no limit. The defaults are those of a service; each owner may have others."""
+    """A limit for each `Quota`; None: no limit. The defaults are those of a service; owners can have other limits."""
 
     queued_jobs: float | None = 1000
     stored_bytes: float | None = 2_000_000_000
@@ -133,48 +133,48 @@ class Quotas:
     webhooks: float | None = 20
 
     def of(self, quota: Quota) -> float | None:
-        """The limit of one."""
+        """The limit of one quota."""
         limit: float | None = getattr(self, quota)
         return limit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuotaUse:
-    """How far an owner has used a quota."""
+    """An owner's use of a quota."""
 
     quota: Quota
     used: float
     most: float | None
     """None: no limit."""
     own: bool
-    """Whether the limit was set for this owner, and is not everybody's."""
+    """Whether the limit was set for this owner and is not the default."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Actor:
-    """Who acts, from where, and what they may take."""
+    """The actor of a change: who, from where, with which default limits."""
 
     name: str
-    """The owner of the key; without a key the user of this machine."""
+    """The owner of the key; without a key, the user of this machine."""
     key_id: str | None = None
     source: str = ""
-    """The address that the request came from; of a command the name of the machine."""
+    """The client address of the request; for a command, the name of the machine."""
     limits: Quotas | None = None
-    """What owners may take unless they have limits of their own; None: whoever acts here is not limited."""
+    """Default limits for owners without their own; None: this actor has no limits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditRecord:
-    """Something that was done."""
+    """An entry of the audit log."""
 
     id: str
     time: datetime
     actor: str
     key_id: str | None
-    """None: without an API key, by a command on the database or where the service asks for none."""
+    """None: no API key was used: a command on the database, or a service that requires no keys."""
     source: str
     action: str
-    """`job.submit`, `key.revoke`, …: what it was done to, and what."""
+    """Kind of object and action: `job.submit`, `key.revoke`, …"""
     target: str
-    """The id of what it was done to; empty: the whole database."""
+    """The id of the object; empty: the whole database."""
     detail: Mapping[str, Any]

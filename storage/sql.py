@@ -8,8 +8,8 @@ from typing import Any, Concatenate, ParamSpec, TextIO, TypeVar
 
 from sqlalchemy.orm import Session
 
-from search_spaces.cluster import ClusterSpec
-from search_spaces.microbenchmark import MicrobenchmarkResult
+from search_spaces.clusters.cluster import ClusterSpec
+from search_spaces.clusters.microbenchmark import MicrobenchmarkResult
 from search_spaces.outcome import JobState, Purpose
 from search_spaces.trial import LogLines, Progress, TrialResult
 from search_spaces.trial_config import TrialConfig
@@ -115,13 +115,13 @@ class SqlStore(Store):
             make_private_file(Path(place))  # SQLite makes its journals with the mode of the file
         self._clock = clock
         self._database = Database(address, busy_seconds, outage_seconds)
-        self._box = SecretBox(address)
+        self._secret_box = SecretBox(address)
         self._actor = audit.local_actor()
         try:
             self._database.migrate(lambda session: migrate(session.connection(), place))
             # With a key of this machine alone, other machines of a shared database could not open them.
-            if self._box.is_shared and self._read(webhooks.some_plain):
-                self._write(webhooks.seal_all, self._box)
+            if self._secret_box.is_shared and self._read(webhooks.some_plain):
+                self._write(webhooks.seal_all, self._secret_box)
         except BaseException:
             self._database.close()
             raise
@@ -272,22 +272,22 @@ class SqlStore(Store):
         return self._read(events.news, known, limit)
 
     def figures(self) -> Figures:
-        return self._database.glance(lambda session: figures.figures(session, self._now(session)))
+        return self._database.read_now(lambda session: figures.figures(session, self._now(session)))
 
     def revision(self) -> str:
-        return self._database.glance(lambda session: stored_revision(session.connection()) or "")
+        return self._database.read_now(lambda session: stored_revision(session.connection()) or "")
 
-    def check_room(self) -> None:
-        self._database.check_room()
+    def check_writable(self) -> None:
+        self._database.check_writable()
 
     def create_key(self, owner: str, scopes: Collection[str], expires: datetime | None = None) -> tuple[ApiKey, str]:
         return self._write(keys.create_key, owner, scopes, expires, self._actor)
 
     def authenticate(self, text: str) -> ApiKey | None:
-        return self._look(keys.authenticate, text)
+        return self._read_at(keys.authenticate, text)
 
     def note_key_use(self, key: ApiKey) -> None:
-        if keys.needs_note(key, datetime.now(UTC) if self._clock is None else self._clock()):
+        if keys.needs_use_update(key, datetime.now(UTC) if self._clock is None else self._clock()):
             self._write(keys.note_use, key.id)
 
     def revoke_key(self, key_id: str) -> ApiKey:
@@ -310,7 +310,7 @@ class SqlStore(Store):
         return self._read(quotas.effective, [owner], defaults)[owner]
 
     def quotas(self, owner: str, defaults: Quotas) -> list[QuotaUse]:
-        return self._look(quotas.uses, owner, defaults)
+        return self._read_at(quotas.uses, owner, defaults)
 
     def set_quota(self, owner: str, quota: Quota, most: float | None) -> None:
         self._write(quotas.set_quota, owner, quota, most, self._actor)
@@ -325,16 +325,16 @@ class SqlStore(Store):
         self._write(workers.retire, worker_id)
 
     def workers(self, seconds: float = 60.0) -> list[WorkerRecord]:
-        return self._look(workers.workers, seconds)
+        return self._read_at(workers.workers, seconds)
 
     def usage(self, submitter: str) -> Usage:
-        return self._look(workers.usage, submitter)
+        return self._read_at(workers.usage, submitter)
 
     def create_webhook(self, owner: str, url: str) -> Webhook:
-        return self._write(webhooks.create_webhook, owner, url, self._box, self._actor)
+        return self._write(webhooks.create_webhook, owner, url, self._secret_box, self._actor)
 
     def signing_secret(self, webhook: Webhook) -> str:
-        return self._box.open(webhook.secret)
+        return self._secret_box.open(webhook.secret)
 
     def webhooks(self, owner: str | None = None) -> list[Webhook]:
         return self._read(webhooks.webhooks, owner)
@@ -347,7 +347,7 @@ class SqlStore(Store):
     ) -> list[Delivery]:
         # Asked for every second: to look first spares a transaction that writes.
         return (
-            self._write(webhooks.claim_deliveries, limit, seconds, most, running or {}) if self._look(webhooks.some_due) else []
+            self._write(webhooks.claim_deliveries, limit, seconds, most, running or {}) if self._read_at(webhooks.some_due) else []
         )
 
     def postpone_deliveries(self, webhook_id: str, wait: float) -> int:
@@ -371,14 +371,14 @@ class SqlStore(Store):
         return self._write(quarantine.quarantine_node, lease, node, reason, seconds)
 
     def quarantined_nodes(self) -> list[QuarantineRecord]:
-        return self._look(quarantine.quarantined_nodes)
+        return self._read_at(quarantine.quarantined_nodes)
 
     def release_node(self, node: str) -> bool:
         return self._write(quarantine.release_node, node, self._actor)
 
     def dump(self, sink: TextIO, job_id: str | None = None) -> int:
-        count = self._look(transfer.dump, sink, job_id)
-        self._note("db.backup" if job_id is None else "db.export", job_id or "", {"rows": count})
+        count = self._read_at(transfer.dump, sink, job_id)
+        self._audit("db.backup" if job_id is None else "db.export", job_id or "", {"rows": count})
         return count
 
     def load_job(self, source: TextIO, submitter: str = "") -> str:
@@ -388,11 +388,11 @@ class SqlStore(Store):
         return self._read(lambda session: list(damage.damages(session)))
 
     def load(self, source: TextIO) -> list[str]:
-        return self._write(transfer.load, source, self._box, self._actor)
+        return self._write(transfer.load, source, self._secret_box, self._actor)
 
     def prune(self, before: datetime) -> Pruned:
         # First: what was removed before this process was ended is told as well.
-        self._note("db.prune", "", {"before": before.isoformat()})
+        self._audit("db.prune", "", {"before": before.isoformat()})
         of_jobs = [self._write(retention.prune_job, job_id, before) for job_id in self._read(retention.old_jobs, before)]
         return Pruned(
             events=sum(events for events, _ in of_jobs),
@@ -405,14 +405,14 @@ class SqlStore(Store):
     def close(self) -> None:
         self._database.close()
 
-    def _note(self, action: str, target: str, detail: Mapping[str, Any]) -> None:
+    def _audit(self, action: str, target: str, detail: Mapping[str, Any]) -> None:
         """Write down what was done without a transaction of its own that writes."""
-        self._write(audit.note, self._actor, action, target, detail)
+        self._write(audit.record, self._actor, action, target, detail)
 
     def _read(self, work: Callable[Concatenate[Session, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         return self._database.read(lambda session: work(session, *args, **kwargs))
 
-    def _look(self, work: Callable[Concatenate[Session, datetime, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+    def _read_at(self, work: Callable[Concatenate[Session, datetime, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Read, with the time at which that is."""
         return self._database.read(lambda session: work(session, self._now(session), *args, **kwargs))
 

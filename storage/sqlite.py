@@ -69,7 +69,7 @@ class Sqlite(Backend):
             writes = connection.get_execution_options().get("autotune_writes", False)
             if not writes:
                 connection.exec_driver_sql("BEGIN")
-            elif not _begun(connection, busy_seconds):
+            elif not _begin_immediate(connection, busy_seconds):
                 connection.exec_driver_sql("BEGIN IMMEDIATE")  # fails as it should, if it still does
 
     def fault(self, error: DatabaseError) -> Fault:
@@ -78,7 +78,7 @@ class Sqlite(Backend):
             return Fault.BUSY
         return Fault.OUTAGE if isinstance(error, OperationalError) or type(error) is DatabaseError else Fault.OURS
 
-    def check_room(self, session: Session) -> None:
+    def check_writable(self, session: Session) -> None:
         bind = session.get_bind()
         file = Path(str(bind.engine.url.database))
         free = shutil.disk_usage(file.parent).free
@@ -93,7 +93,7 @@ def _decoded(text: bytes) -> str:
     return text.decode("utf-8", "backslashreplace")
 
 
-def _begun(connection: Connection, seconds: float) -> bool:
+def _begin_immediate(connection: Connection, seconds: float) -> bool:
     """Take the writer's lock, within `seconds`.
 
     SQLite itself would ask for it ever more seldom, up to every 100 ms. Where others write all the time somebody then waits in

@@ -6,8 +6,8 @@ from datetime import datetime
 from types import TracebackType
 from typing import Any, TextIO
 
-from search_spaces.cluster import ClusterSpec
-from search_spaces.microbenchmark import MicrobenchmarkResult
+from search_spaces.clusters.cluster import ClusterSpec
+from search_spaces.clusters.microbenchmark import MicrobenchmarkResult
 from search_spaces.outcome import JobState, Purpose
 from search_spaces.trial import LogLines, Progress, TrialResult
 from search_spaces.trial_config import TrialConfig
@@ -365,7 +365,7 @@ class Store(ABC):
     # API keys
 
     @abstractmethod
-    def check_room(self) -> None:
+    def check_writable(self) -> None:
         """Find out, without waiting, whether something can be written.
 
         Raises:

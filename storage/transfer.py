@@ -117,7 +117,7 @@ def load_job(session: Session, now: datetime, source: TextIO, submitter: str, by
     _require_whole(session, job_id)
     _count_bytes(session, [job_id])
     _settle(session, now, job_id)
-    audit.note(session, now, by, "db.import", job_id, {"owner": submitter})
+    audit.record(session, now, by, "db.import", job_id, {"owner": submitter})
     return job_id
 
 
@@ -133,7 +133,7 @@ def load(session: Session, now: datetime, source: TextIO, box: SecretBox, by: Ac
     _count_bytes(session, jobs)
     if box.is_shared:
         seal_all(session, now, box)  # a backup of a former version has secrets in plain text
-    audit.note(session, now, by, "db.restore", " ".join(jobs), {"jobs": len(jobs)})
+    audit.record(session, now, by, "db.restore", " ".join(jobs), {"jobs": len(jobs)})
     return jobs
 
 

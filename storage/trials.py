@@ -12,7 +12,7 @@ from search_spaces.plain import to_plain
 from search_spaces.trial import TrialResult
 from search_spaces.trial_config import TrialConfig
 from storage.codec import plain_trial, slim_record, trial_record
-from storage.events import tell
+from storage.events import append_event
 from storage.leases import fenced
 from storage.records import AttemptState, EventKind, Lease, TrialRecord
 from storage.tables import AttemptRow, JobRow, TrialRow, readable
@@ -39,7 +39,7 @@ def add_trial(
         trial = _new_trial(now, job, config, purpose, fidelity, repeat)
         session.add(trial)
         if refusal is None:
-            tell(session, now, job, EventKind.TRIAL_ADDED, {"trial": trial.number, "config": config, "purpose": purpose})
+            append_event(session, now, job, EventKind.TRIAL_ADDED, {"trial": trial.number, "config": config, "purpose": purpose})
     if refusal is not None and trial.outcome is None and trial.attempt_count == 0:
         _refuse(session, now, job, trial, refusal)
     # What has no outcome, or was refused, has no accepted attempt.
@@ -130,4 +130,4 @@ def _refuse(session: Session, now: datetime, job: JobRow, trial: TrialRow, refus
     trial.refusal = to_plain(refusal)
     settle(trial, None, now, refusal)
     payload = {"trial": trial.number, "config": trial.config, "outcome": refusal.outcome, "message": refusal.message}
-    tell(session, now, job, EventKind.TRIAL_REFUSED, payload)
+    append_event(session, now, job, EventKind.TRIAL_REFUSED, payload)

@@ -37,7 +37,7 @@ def create_webhook(session: Session, now: datetime, owner: str, url: str, box: S
         id=secrets.token_hex(6), owner=owner, url=clean(url), secret="", sealed=box.seal(secret), created=now
     )  # fmt: skip
     session.add(row)
-    audit.note(session, now, by, "webhook.create", row.id, {"owner": owner})
+    audit.record(session, now, by, "webhook.create", row.id, {"owner": owner})
     return replace(_webhook(row), secret=secret)
 
 
@@ -66,7 +66,7 @@ def delete_webhook(session: Session, now: datetime, webhook_id: str, by: Actor) 
     found = session.scalars(delete(WebhookRow).where(WebhookRow.id == webhook_id).returning(WebhookRow.id)).all()
     if not found:
         raise UnknownWebhookError(f"there is no webhook {webhook_id!r}; list yours with GET /v1/webhooks")
-    audit.note(session, now, by, "webhook.delete", webhook_id, {})
+    audit.record(session, now, by, "webhook.delete", webhook_id, {})
 
 
 def announce(session: Session, now: datetime, job: JobRow) -> None:

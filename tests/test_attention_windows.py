@@ -4,7 +4,7 @@ import pytest
 
 from benchmarks.attention_windows import BOUND, page, problems, timing
 from benchmarks.loss_of_types import SEEDS, Ends
-from search_spaces.windows import Window
+from search_spaces.training.windows import Window
 
 EXACT = Ends(name="all", losses=(2.0,) * SEEDS)
 

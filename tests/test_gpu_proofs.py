@@ -34,7 +34,7 @@ from benchmarks.gpu_proof import Item, Proof, Setting, ratio
 from executor.engines.native.buckets import GradientReducer
 from executor.parallel.collectives import Group, InFlight
 from executor.parallel.model import build_transformer
-from search_spaces.huggingface import model_spec_from_config
+from search_spaces.models.huggingface import model_spec_from_config
 from search_spaces.trial_config import TrialConfig
 
 ROOT = Path(__file__).parents[1]

@@ -1,1 +1,1 @@
-"""The routes of the service, a module for each kind of thing."""
+"""The routes of the service, one module for each kind of resource."""

@@ -1,4 +1,4 @@
-"""What there is to choose from: models, clusters, spaces, engines; and what a space holds."""
+"""The catalog: models, clusters, spaces, engines; and the content of a space."""
 
 from fastapi import APIRouter
 from pydantic import Field
@@ -10,7 +10,7 @@ from api.settings import Settings
 from api.submission import JobSubmission, KnobName, KnobValue, checked, session_of_submission
 from api.views import NameList, PlainList, RefusalView, SpaceView, ValidationView
 from autotune.request.engines import CAPABILITIES
-from search_spaces.knobs import KNOBS, domain_text
+from search_spaces.knob_values import KNOBS, domain_text
 from search_spaces.preset_files import preset_tables
 from storage.records import Scope
 
@@ -18,10 +18,10 @@ router = APIRouter(prefix="/v1", tags=["catalog"])
 
 
 class ConfigSubmission(JobSubmission):
-    """A request, and a configuration to judge under it."""
+    """A request, and a configuration to validate under it."""
 
     config: dict[KnobName, KnobValue] = Field(max_length=200)
-    """Knob -> value; knobs that are left out have the space's own values."""
+    """Knob -> value; omitted knobs have the values of the space's base."""
 
 
 @router.get("/models", operation_id="list_models")
@@ -32,7 +32,7 @@ async def list_models(_: Reader) -> NameList:
 
 @router.get("/clusters", operation_id="list_clusters")
 async def list_clusters(_: Reader) -> NameList:
-    """Clusters by name; several nodes of one are NAME:NODES."""
+    """Clusters by name; NAME:NODES means several nodes of it."""
     return NameList(items=["local", *preset_tables("clusters")])
 
 
@@ -44,7 +44,7 @@ async def list_spaces(_: Reader) -> NameList:
 
 @router.get("/engines", operation_id="list_engines")
 async def list_engines(_: Reader) -> PlainList:
-    """What each engine honours and refuses."""
+    """The supported and refused knobs of each engine."""
     return PlainList(items=[capability.plain() for capability in CAPABILITIES.values()])
 
 
@@ -62,13 +62,13 @@ async def list_knobs(_: Reader) -> PlainList:
 
 @router.get("/choices", operation_id="list_choices")
 def list_choices(settings: SettingsOf, principal: Reader) -> ChoicesView:
-    """All that a form of a submission offers, in one answer."""
+    """All choices that a submission form offers, in one response."""
     return choices(settings, principal.may(Scope.SUBMIT))
 
 
 @router.post("/spaces/count", operation_id="count_space")
 async def count_space(body: JobSubmission, settings: SettingsOf, _: Reader, computing: Computing) -> SpaceView:
-    """Count the legal configurations of a request's space, and what each rule refuses. Spaces that take too long are 422."""
+    """Count the legal configurations of a request's space, and the points that each rule refuses. 422 if it takes too long."""
     return await computing.run(_counted, body, settings)
 
 
@@ -88,11 +88,11 @@ def _counted(body: JobSubmission, settings: Settings) -> SpaceView:
 
 @router.post("/spaces/validate", operation_id="validate_config")
 async def validate_config(body: ConfigSubmission, settings: SettingsOf, _: Reader, computing: Computing) -> ValidationView:
-    """Judge one configuration: legal, or which rules refuse it and what to do."""
-    return await computing.run(_judged, body, settings)
+    """Validate one configuration: whether it is legal, else which rules refuse it, with remedies."""
+    return await computing.run(_validated, body, settings)
 
 
-def _judged(body: ConfigSubmission, settings: Settings) -> ValidationView:
+def _validated(body: ConfigSubmission, settings: Settings) -> ValidationView:
     submission = JobSubmission(**body.model_dump(exclude={"config"}))
     space = session_of_submission(submission, settings, settings.submission_steps).space
     config = space.canonical(space.base.replace(checked(body.config)))

@@ -1,4 +1,4 @@
-"""What pages draw of a job."""
+"""Figures, explanation and report of a job."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -23,7 +23,7 @@ from storage.store import Store
 
 router = APIRouter(prefix="/v1/jobs/{job_id}", tags=["figures"])
 
-Since = Annotated[int, Query(ge=0, le=MOST, description="The `version` of the answer before; left out: every trial.")]
+Since = Annotated[int, Query(ge=0, le=MOST, description="The `version` of the previous response; omitted: every trial.")]
 FigureName = Annotated[str, Path(pattern=r"^[a-z_]{1,40}$", description=f"One of {', '.join(NAMES)}.")]
 
 
@@ -31,7 +31,7 @@ FigureName = Annotated[str, Path(pattern=r"^[a-z_]{1,40}$", description=f"One of
 async def list_points(
     job_id: JobId, request: Request, store: StoreOf, principal: Reader, computing: Computing, since: Since = 0
 ) -> Response:
-    """Trials as columns, for plots: all of them, or those that changed since."""
+    """Trials as columns, for plots: all of them, or those that changed since a version."""
     job = await run_in_threadpool(visible_job, store, principal, job_id)
     board: PointsBoard = request.app.state.points
     if board.knows(job_id):
@@ -52,9 +52,9 @@ def list_figures(job_id: JobId, store: StoreOf, principal: Reader) -> NameList:
 async def get_figure(
     job_id: JobId, name: FigureName, request: Request, store: StoreOf, principal: Reader, computing: Computing
 ) -> Response:
-    """A figure as plain data: what it says in a sentence, its tables, its axes. Nothing to show is told in the sentence."""
+    """A figure as plain data: a summary sentence, tables, axes. If there is nothing to show, the summary says why."""
     figures = await run_in_threadpool(_figures, request, store, principal, job_id)
-    # Those of one job are made one after another: who waits for the others takes no place.
+    # The figures of one job are computed one after another; a waiting request does not occupy a thread.
     async with _turn(figures):
         body = await computing.run(figures.figure, name)
     return Response(body, media_type="application/json")
@@ -64,10 +64,10 @@ async def get_figure(
     "/explanation",
     operation_id="get_explanation",
     response_model=dict[str, Any],
-    responses={200: {"description": "What `autotune explain --json` prints; docs/explain.md says what it holds."}},
+    responses={200: {"description": "The output of `autotune explain --json`; docs/explain.md describes it."}},
 )
 async def get_explanation(job_id: JobId, request: Request, store: StoreOf, principal: Reader, computing: Computing) -> Response:
-    """Why the best configuration is the best: time, memory, each knob, what limits it, what would help."""
+    """Why the best configuration is the best: time, memory, each knob, its limits, and helpful upgrades."""
     figures = await run_in_threadpool(_figures, request, store, principal, job_id)
     async with _turn(figures):
         body = await computing.run(figures.explanation)
@@ -78,13 +78,13 @@ async def get_explanation(job_id: JobId, request: Request, store: StoreOf, princ
     "/report",
     operation_id="get_report",
     response_class=Response,
-    responses={200: {"content": {"application/octet-stream": {}}, "description": "The file, to be saved and opened."}},
+    responses={200: {"content": {"application/octet-stream": {}}, "description": "The report file."}},
 )
 async def get_report(
     job_id: JobId, request: Request, store: StoreOf, principal: Reader, computing: Computing,
     format: Annotated[str, Query(max_length=40, description=f"One of {', '.join(WRITERS)}.")] = "html",
 ) -> Response:  # fmt: skip
-    """The job as one file that opens anywhere: every figure, its numbers, the explanation."""
+    """The job as one self-contained file: every figure, its numbers, the explanation."""
     require_format(format)
     figures = await run_in_threadpool(_figures, request, store, principal, job_id)
     async with _turn(figures):
@@ -97,7 +97,7 @@ async def get_report(
 async def get_parts(
     job_id: JobId, number: Number, request: Request, store: StoreOf, principal: Reader, computing: Computing
 ) -> PartsView:
-    """Where a trial's measured step goes, by the equations."""
+    """The parts of a trial's measured step, by the equations."""
     figures = await run_in_threadpool(_figures, request, store, principal, job_id)
     async with _turn(figures):
         return await computing.run(figures.parts, number)
@@ -105,10 +105,10 @@ async def get_parts(
 
 @asynccontextmanager
 async def _turn(figures: JobFigures) -> AsyncIterator[None]:
-    """The turn to make a figure of this job.
+    """Hold the turn to compute a figure of this job.
 
     Raises:
-        HTTPException: 503, because it did not come in time.
+        HTTPException: 503, because the turn was not available in time.
     """
     try:
         async with asyncio.timeout(PATIENCE_SECONDS):

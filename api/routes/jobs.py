@@ -1,4 +1,4 @@
-"""Jobs: submit, list, read, steer."""
+"""Jobs: submit, list, read, control."""
 
 import re
 from collections.abc import Mapping
@@ -12,8 +12,8 @@ from api.auth import Principal, Reader, SettingsOf, Steerer, StoreOf, Submitter,
 from api.document import ETAG, LOCATED
 from api.fields import Integer
 from api.paging import page, page_response
-from api.submission import JobName, JobNote, JobSubmission, JobTag, JobTags, asked_for
-from api.together import Together
+from api.submission import JobName, JobNote, JobSubmission, JobTag, JobTags, resolved_submission
+from api.together import RequestBatcher
 from api.views import JobPage, JobView, job_summary, job_view
 from autotune.errors import RequestError
 from autotune.request.labels import MOST_TAGS, merged_labels
@@ -33,10 +33,10 @@ Key = Annotated[
     Header(
         alias="Idempotency-Key",
         pattern=r"^[\x21-\x7e]{1,128}$",
-        description="Your own name of this submission: sent again with the same body, it opens no second job.",
+        description="Your own name for this submission: sent again with the same body, it does not open a second job.",
     ),
 ]
-Submissions = Together[tuple[Mapping[str, Any], Submission], tuple[JobRecord, bool]]
+Submissions = RequestBatcher[tuple[Mapping[str, Any], Submission], tuple[JobRecord, bool]]
 IfMatch = Annotated[str | None, Header(alias="If-Match", max_length=200)]
 IfNoneMatch = Annotated[str | None, Header(alias="If-None-Match", max_length=200)]
 
@@ -45,7 +45,7 @@ ASKED: dict[int | str, dict[str, Any]] = {202: {"headers": ETAG}, 409: {}}
 
 
 class BudgetChange(BaseModel):
-    """A new budget, in all: what was spent counts."""
+    """A new total budget; it includes what was already spent."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -54,14 +54,14 @@ class BudgetChange(BaseModel):
 
 
 class JobChange(BudgetChange):
-    """A new budget, and what the job is called."""
+    """A new budget, and new labels."""
 
     name: JobName | None = None
-    """Empty: none."""
+    """Empty: remove the name."""
     tags: JobTags | None = None
-    """In place of the former ones."""
+    """Replace the previous tags."""
     note: JobNote | None = None
-    """Empty: none."""
+    """Empty: remove the note."""
 
 
 @router.post(
@@ -76,13 +76,15 @@ async def submit_job(
     """Submit a tuning job; its address is in `Location`."""
     state = request.app.state
     length = len(await request.body())
-    wanted = await asked_for(body, length, state.settings, state.resolver, state.pools.submitting, hashed=key is not None)
+    resolved = await resolved_submission(
+        body, length, state.settings, state.resolver, state.pools.submitting, hashed=key is not None
+    )
     submission = Submission(
-        submitter=principal.owner, priority=body.priority, devices=wanted.devices, key=key, body_hash=wanted.body_hash,
+        submitter=principal.owner, priority=body.priority, devices=resolved.devices, key=key, body_hash=resolved.body_hash,
         by=principal.actor,
     )  # fmt: skip
     submissions: Submissions = state.submissions
-    job, _ = await submissions.ask(({**wanted.row, **FROM_SERVICE}, submission))
+    job, _ = await submissions.ask(({**resolved.row, **FROM_SERVICE}, submission))
     return _located(job, response)
 
 
@@ -90,20 +92,22 @@ async def submit_job(
     "",
     operation_id="list_jobs",
     response_model=JobPage,
-    responses={404: {"description": "The job of the cursor is not there any more."}},
+    responses={404: {"description": "The job of the cursor no longer exists."}},
 )
 def list_jobs(
     store: StoreOf,
     principal: Reader,
     limit: Limit = 50,
     cursor: Cursor = None,
-    state: Annotated[list[JobState] | None, Query(max_length=9, description="States to list; left out: all.")] = None,
+    state: Annotated[list[JobState] | None, Query(max_length=9, description="States to list; omitted: all.")] = None,
     submitter: Annotated[
-        str | None, Query(max_length=64, pattern=r"^[^\x00]*$", description="Whose jobs; yours, unless you are admin.")
+        str | None, Query(max_length=64, pattern=r"^[^\x00]*$", description="Whose jobs; only operators see those of others.")
     ] = None,
-    tag: Annotated[list[JobTag] | None, Query(max_length=MOST_TAGS, description="Tags, all of which a job has.")] = None,
+    tag: Annotated[
+        list[JobTag] | None, Query(max_length=MOST_TAGS, description="List only jobs that have all these tags.")
+    ] = None,
 ) -> Response:
-    """The newest jobs first, without their requests: GET /v1/jobs/{id} has one. A page ends early where its rows are long."""
+    """The newest jobs first, without their whole requests (see GET /v1/jobs/{id}). A page with long rows has fewer items."""
     if cursor is not None:
         visible_job(store, principal, cursor, "cursor")
     whose = submitter if principal.sees_all else principal.owner
@@ -128,7 +132,7 @@ def list_jobs(
 )
 async def get_job(job_id: JobId, request: Request, principal: Reader, response: Response, known: IfNoneMatch = None) -> Any:
     """One job."""
-    jobs: Together[str, JobRecord | None] = request.app.state.jobs
+    jobs: RequestBatcher[str, JobRecord | None] = request.app.state.jobs
     job = if_visible(await jobs.ask(job_id), principal, job_id)
     tag = etag(job)
     if known is not None and (known.strip() == "*" or tag in re.findall(r'"[^"]*"', known)):
@@ -139,7 +143,7 @@ async def get_job(job_id: JobId, request: Request, principal: Reader, response: 
 
 @router.post("/{job_id}/pause", operation_id="pause_job", status_code=202, responses=ASKED)
 def pause_job(job_id: JobId, store: StoreOf, principal: Steerer, response: Response) -> JobView:
-    """Let running trials end, and wait until the job is resumed."""
+    """Pause the job: running trials finish, then it waits until it is resumed."""
     return _ask(store, principal, job_id, Ask.PAUSE, response)
 
 
@@ -152,9 +156,9 @@ def resume_job(
     response: Response,
     body: BudgetChange | None = None,
 ) -> JobView:
-    """Let a job wait for a worker again that is paused, has failed, or has succeeded and is given a larger budget.
+    """Queue a job again that is paused, has failed, or has succeeded and gets a larger budget.
 
-    What it runs must still be allowed.
+    The server must still allow what it runs.
     """
     job = visible_job(store, principal, job_id)
     if is_from_outside(job):
@@ -164,13 +168,13 @@ def resume_job(
 
 @router.post("/{job_id}/stop", operation_id="stop_job", status_code=202, responses=ASKED)
 def stop_job(job_id: JobId, store: StoreOf, principal: Steerer, response: Response) -> JobView:
-    """Let running trials end, and be content with the best so far."""
+    """Stop the job: running trials finish, and the best so far is the result."""
     return _ask(store, principal, job_id, Ask.STOP, response)
 
 
 @router.post("/{job_id}/cancel", operation_id="cancel_job", status_code=202, responses=ASKED)
 def cancel_job(job_id: JobId, store: StoreOf, principal: Steerer, response: Response) -> JobView:
-    """Kill running trials, and end."""
+    """Cancel the job: kill its running trials and end it."""
     return _ask(store, principal, job_id, Ask.CANCEL, response)
 
 
@@ -178,7 +182,7 @@ def cancel_job(job_id: JobId, store: StoreOf, principal: Steerer, response: Resp
 def clone_job(
     job_id: JobId, store: StoreOf, settings: SettingsOf, principal: Submitter, response: Response, key: Key = None
 ) -> JobView:
-    """Submit the same request once more, if what it runs is still allowed."""
+    """Submit the same request again, if the server still allows what it runs."""
     job = visible_job(store, principal, job_id)
     settings.allow_list.require(request_of(job))
     submission = Submission(
@@ -192,8 +196,8 @@ def clone_job(
 def change_job(
     job_id: JobId, body: JobChange, store: StoreOf, principal: Steerer, response: Response, match: IfMatch = None
 ) -> JobView:
-    """Set the budget, or what the job is called; with `If-Match`, only if nothing has changed since. The budget of a job that
-    has ended stays: resume it with a larger one, or clone it."""
+    """Set the budget or the labels; with `If-Match` only if the job has not changed since. The budget of a job that has ended
+    cannot change: resume it with a larger one, or clone it."""
     job = visible_job(store, principal, job_id)
     changes = body.model_dump(exclude_none=True)
     labels = {name: changes.pop(name) for name in LABELS if name in changes}
@@ -201,7 +205,7 @@ def change_job(
         raise HTTPException(409, f"job_id: the job has ended ({job.state}); resume it with a larger budget, or clone it")
     version = None
     if match is not None and match.strip() != "*":
-        # Several may be given; weak ones (W/) never match.
+        # The header may have several tags; weak ones (W/) never match.
         if str(job.version) not in re.findall(r'(?<!/)"([0-9]{1,18})-[0-9]{1,18}"', match):
             raise HTTPException(412, "If-Match: the job has changed since; read it again")
         version = job.version
@@ -215,15 +219,15 @@ def change_job(
 
 
 def etag(job: JobRecord) -> str:
-    """The job's entity tag: its version, and the one field that changes without an event."""
+    """The job's entity tag: its version, and the only field that changes without an event."""
     return f'"{job.version}-{int(job.active_seconds)}"'
 
 
 def _ask(
-    store: Store, principal: Principal, job_id: str, wanted: Ask, response: Response, body: BudgetChange | None = None
+    store: Store, principal: Principal, job_id: str, request: Ask, response: Response, body: BudgetChange | None = None
 ) -> JobView:
     visible_job(store, principal, job_id)
-    job = store.by(principal.actor).ask(job_id, wanted, None if body is None else body.model_dump(exclude_none=True))
+    job = store.by(principal.actor).ask(job_id, request, None if body is None else body.model_dump(exclude_none=True))
     response.headers["ETag"] = etag(job)
     return job_view(job)
 

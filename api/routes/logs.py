@@ -1,4 +1,4 @@
-"""What trials print and do while they run."""
+"""Output and progress of trials."""
 
 import itertools
 from collections import deque
@@ -22,17 +22,17 @@ from storage.store import Store
 
 router = APIRouter(prefix="/v1/jobs/{job_id}", tags=["logs"])
 
-After = Annotated[int, Query(ge=0, le=MOST, description="Sequence of the last part that is known already.")]
-Attempt = Annotated[int | None, Query(ge=1, le=MOST, description="This attempt's alone; left out: of all.")]
-Rank = Annotated[int | None, Query(ge=0, le=MOST, description="This rank's alone; left out: of all.")]
-Tail = Annotated[int | None, Query(ge=0, le=MOST, description="Last lines to return; left out: all that are kept.")]
+After = Annotated[int, Query(ge=0, le=MOST, description="Sequence of the last part that the client has.")]
+Attempt = Annotated[int | None, Query(ge=1, le=MOST, description="Only this attempt; omitted: all attempts.")]
+Rank = Annotated[int | None, Query(ge=0, le=MOST, description="Only this rank; omitted: all ranks.")]
+Tail = Annotated[int | None, Query(ge=0, le=MOST, description="Number of last lines to return; omitted: all stored lines.")]
 
 
 @router.get("/progress", operation_id="list_progress")
 def list_progress(job_id: JobId, store: StoreOf, principal: Reader) -> ProgressList:
-    """What each running attempt did when it was heard last."""
+    """The last reported progress of each running attempt."""
     visible_job(store, principal, job_id)
-    return ProgressList(items=[progress_view(sign) for sign in store.progress([job_id])[job_id]])
+    return ProgressList(items=[progress_view(record) for record in store.progress([job_id])[job_id]])
 
 
 @router.get("/trials/{number}/logs", operation_id="list_logs", response_model=LogPage)
@@ -46,7 +46,7 @@ def list_logs(
     attempt: Attempt = None,
     rank: Rank = None,
 ) -> Response:
-    """What the ranks of a trial printed, beyond the part `after`: the beginning and the end of each attempt."""
+    """The output of a trial's ranks after the part `after`. The beginning and the end of each attempt are stored."""
     visible_job(store, principal, job_id)
     _news(store, job_id, number)
     parts, following, _ = page(
@@ -63,7 +63,7 @@ def list_logs(
     "/trials/{number}/logs/text",
     operation_id="read_log",
     response_class=PlainTextResponse,
-    responses={200: {"description": "The lines; where there are several ranks, each begins with its own."}},
+    responses={200: {"description": "The lines; with several ranks, each line begins with its rank."}},
 )
 def read_log(
     job_id: JobId,
@@ -74,7 +74,7 @@ def read_log(
     rank: Rank = None,
     tail: Tail = None,
 ) -> Response:
-    """The same as plain text, nothing escaped. Of more than 4 MB the end, below a line that tells how much is left out."""
+    """The output as plain text, not escaped. If it exceeds 4 MB, only its end, after a line with the omitted size."""
     job = visible_job(store, principal, job_id)
     _news(store, job_id, number)
     text = LogText(named=rank is None and has_several_ranks(job.request))
@@ -87,8 +87,11 @@ def read_log(
     operation_id="stream_logs",
     response_class=StreamingResponse,
     responses={
-        200: {"content": {"text/event-stream": {}}, "description": "Parts as they come; their ids are their sequences."},
-        204: {"description": "The trial has its outcome, or the job has ended, and every part is known."},
+        200: {
+            "content": {"text/event-stream": {}},
+            "description": "Parts as they arrive; the message ids are their sequences.",
+        },
+        204: {"description": "The trial has an outcome, or the job has ended, and the client has every part."},
     },
 )
 def stream_logs(
@@ -100,7 +103,7 @@ def stream_logs(
     after: After = 0,
     last: LastEventId = None,
 ) -> Response:
-    """Server-sent events from any point on, over all attempts. The stream ends with the trial; 204 tells so afterwards."""
+    """Server-sent events from any point on, over all attempts. The stream ends with the trial; then the response is 204."""
     visible_job(store, principal, job_id)
     if last is not None:
         after = int(last)
@@ -108,25 +111,25 @@ def stream_logs(
     if news.over and news.last <= after:
         return Response(status_code=204)
     hub: LogHub = request.app.state.logs
-    # Whoever claims to know parts that are not there yet is told from the last one on.
+    # If the client claims to have parts that do not exist yet, start from the last existing one.
     stream = hub.stream((job_id, number), min(after, news.last), news.last)
     return StreamAnswer(while_allowed(request, stream), request.app.state.limits, principal.owner)
 
 
 def _news(store: Store, job_id: str, number: int, after: int = MOST) -> LogNews:
-    """How it stands with the output of a trial.
+    """The state of a trial's output.
 
     Raises:
         UnknownTrialError: there is no such trial.
     """
     news = store.log_news({(job_id, number): after}, 1).get((job_id, number))
     if news is None:
-        raise UnknownTrialError(f"number: job {job_id} has no trial {number}; list those that there are with GET …/trials")
+        raise UnknownTrialError(f"number: job {job_id} has no trial {number}; list the trials with GET …/trials")
     return news
 
 
 def _end_of(lines: Iterable[str], most: int | None) -> Iterator[bytes]:
-    """The last lines, at most so many, and at most `MOST_BYTES` of them: no more than that is in memory."""
+    """The last lines, at most `most` and at most `MOST_BYTES`; no more is held in memory."""
     kept: deque[bytes] = deque()
     size = left_out = 0
     for line in lines:

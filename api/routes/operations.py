@@ -1,4 +1,4 @@
-"""Whether the service lives, is ready, and how it does."""
+"""Health, readiness, metrics, usage and audit log of the service."""
 
 import logging
 import math
@@ -25,37 +25,37 @@ router = APIRouter(tags=["operations"])
 
 log = logging.getLogger(__name__)
 
-ROOM_SECONDS = 5.0
-"""How long an answer about the disk holds."""
+DISK_SECONDS = 5.0
+"""How long the result of the disk check is cached."""
 FAILURES = 3
-"""Failures in a row after which streams count as broken."""
+"""Consecutive failures after which streams count as broken."""
 SEEN_SECONDS = 60.0
-"""A worker that gave no sign of life for so long counts as gone."""
+"""A worker without a heartbeat for this long counts as gone."""
 
 
 class Health(BaseModel):
-    """How the process does."""
+    """The state of the process."""
 
     status: str = "ok"
 
 
 class Readiness(BaseModel):
-    """What the service needs, and how each of it is."""
+    """The state of the service and of each of its dependencies."""
 
     status: str
-    """`ok`; `degraded`: requests are answered, but no job is run, or not every one; `unavailable`."""
+    """`ok`; `degraded`: the service responds, but some or all jobs cannot run; `unavailable`."""
     database: str
     migration: str
     workers: str
     ray: str
     disk: str
-    """Whether something can be written."""
+    """Whether the database can be written."""
     streams: str
-    """Whether event and log streams of this process hear of what is new."""
+    """Whether the event and log streams of this process receive updates."""
 
 
 class UsageView(BaseModel):
-    """What a submitter's jobs take."""
+    """The resource use of a submitter's jobs."""
 
     submitter: str
     day: str
@@ -68,28 +68,28 @@ class UsageView(BaseModel):
 
 
 class QuotaView(BaseModel):
-    """How far a quota is used."""
+    """The use of a quota."""
 
     quota: str
     used: float
     limit: float | None
-    """null: there is none."""
+    """null: no limit."""
 
 
 class AuditView(BaseModel):
-    """Something that was done."""
+    """An entry of the audit log."""
 
     id: str
     time: datetime
     actor: str
-    """The owner of the key; empty: somebody on this machine, where no keys are asked for."""
+    """The owner of the key; empty: a user of this machine, if keys are not required."""
     key: str | None
-    """The key's id; null: it was done by a command on the database, or without a key."""
+    """The key's id; null: a command on the database, or a request without a key."""
     source: str
-    """The address that the request came from, or the machine that the command ran on."""
+    """The client address of the request, or the machine of the command."""
     action: str
     target: str
-    """The id of what it was done to."""
+    """The id of the affected object."""
     detail: dict[str, Any]
 
 
@@ -103,19 +103,19 @@ class AuditPage(BaseModel):
 
 @router.get("/livez", operation_id="live")
 async def live() -> Health:
-    """Whether the process answers; says nothing of the database."""
+    """Whether the process responds; does not check the database."""
     return Health()
 
 
 @router.get(
     "/readyz",
     operation_id="ready",
-    responses={503: {"model": Readiness, "description": "The database cannot be used, or has other tables."}},
+    responses={503: {"model": Readiness, "description": "The database is unavailable, or has another schema revision."}},
 )
 def ready(store: StoreOf, request: Request, response: Response) -> Readiness:
-    """Whether requests can be answered: 503 where not. Jobs wait in the queue while no worker is there: that is `degraded`."""
+    """Whether the service can handle requests; if not, 503. Without workers, jobs wait in the queue: that is `degraded`."""
     state = request.app.state
-    found = readiness(store, state.room, [state.hub, state.logs])
+    found = readiness(store, state.disk, [state.hub, state.logs])
     if found.status == "unavailable":
         response.status_code = 503
     return found
@@ -125,11 +125,11 @@ def ready(store: StoreOf, request: Request, response: Response) -> Readiness:
     "/metrics",
     operation_id="metrics",
     response_class=Response,
-    responses={200: {"content": {"text/plain": {}}, "description": "Figures in the text format of Prometheus."}},
+    responses={200: {"content": {"text/plain": {}}, "description": "Metrics in the Prometheus text format."}},
 )
 def metrics(request: Request, principal: Reader) -> Response:
-    """Jobs by state, trials by outcome and duration, the queue, workers, requests; the best of each running job that is yours,
-    or of each for an operator."""
+    """Jobs by state, trials by outcome and duration, the queue, workers, requests; the best of each of your running jobs, or of
+    all running jobs for an operator."""
     found: Metrics = request.app.state.metrics
     return Response(
         found.text(None if principal.sees_all else principal.owner), media_type="text/plain; version=0.0.4; charset=utf-8"
@@ -142,11 +142,12 @@ def get_usage(
     store: StoreOf,
     principal: Reader,
     submitter: Annotated[
-        str | None, Query(max_length=64, pattern=r"^[^\x00]*$", description="Whose; for others than you, operate is needed.")
+        str | None,
+        Query(max_length=64, pattern=r"^[^\x00]*$", description="The submitter; others than you require the scope operate."),
     ] = None,
 ) -> UsageView:
-    """What you have taken of your quotas, and what your jobs take today. Where workers have a limit of running jobs, or of
-    device-seconds, further jobs wait."""
+    """Your use of your quotas, and the resource use of your jobs today. Jobs beyond the workers' limits of running jobs or
+    device-seconds wait."""
     whose = submitter if submitter is not None and principal.sees_all else principal.owner
     used = store.usage(whose)
     limits: OwnerLimits = request.app.state.limits
@@ -167,18 +168,20 @@ def list_audit(
         str | None,
         Query(
             pattern=r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,6})?(Z|[+-][0-9]{2}:[0-9]{2})$",
-            description="Nothing before, in ISO 8601 with a zone.",
+            description="Only entries from this time on, in ISO 8601 with a zone.",
             json_schema_extra={"format": "date-time"},
         ),
     ] = None,
-    actor: Annotated[str | None, Query(max_length=64, pattern=r"^[^\x00]*$", description="What this owner did.")] = None,
-    action: Annotated[str | None, Query(max_length=32, pattern=r"^[a-z.]*$", description="Such as key.create.")] = None,
+    actor: Annotated[str | None, Query(max_length=64, pattern=r"^[^\x00]*$", description="Only actions of this owner.")] = None,
+    action: Annotated[
+        str | None, Query(max_length=32, pattern=r"^[a-z.]*$", description="Only this action, such as key.create.")
+    ] = None,
 ) -> AuditPage:
-    """Who did what, from where, and with which key. Nothing changes or removes an entry."""
+    """Who did what, from where, and with which key. Entries are never changed or removed."""
     try:
         begin = None if since is None else datetime.fromisoformat(since).astimezone(UTC)
     except (ValueError, OverflowError):
-        raise RequestError("since", f"{since!r} is no time", "write it like 2026-01-31T12:00:00Z") from None
+        raise RequestError("since", f"{since!r} is not a time", "write it like 2026-01-31T12:00:00Z") from None
     items = store.audit(limit + 1, cursor, begin, actor, action)
     shown = [
         AuditView(
@@ -190,30 +193,30 @@ def list_audit(
     return AuditPage(items=shown, next=items[limit - 1].id if len(items) > limit else None)
 
 
-class Room:
-    """Whether something can be written, found out once for the requests of some seconds: who asks needs no key."""
+class DiskCheck:
+    """Checks whether the database can be written, and caches the result for some seconds, because /readyz needs no key."""
 
     def __init__(self, store: Store, clock: Callable[[], float] = time.monotonic) -> None:
         self._store, self._clock = store, clock
         self._lock = threading.Lock()
-        self._until, self._is_there = -math.inf, True
+        self._until, self._is_writable = -math.inf, True
 
-    def is_there(self) -> bool:
-        """Whether there is room."""
+    def is_writable(self) -> bool:
+        """Whether the database can be written."""
         with self._lock:
             if self._clock() >= self._until:
                 try:
-                    self._store.check_room()
-                    self._is_there = True
+                    self._store.check_writable()
+                    self._is_writable = True
                 except DatabaseUnavailableError as error:
                     log.error("%s", error)
-                    self._is_there = False
-                self._until = self._clock() + ROOM_SECONDS
-            return self._is_there
+                    self._is_writable = False
+                self._until = self._clock() + DISK_SECONDS
+            return self._is_writable
 
 
-def readiness(store: Store, room: Room, hubs: Sequence[Hub[Any]]) -> Readiness:
-    """How the service does. Nothing of it names hosts, paths or errors: who asks needs no key."""
+def readiness(store: Store, disk: DiskCheck, hubs: Sequence[Hub[Any]]) -> Readiness:
+    """The state of the service. It contains no hosts, paths or errors, because the route needs no key."""
     try:
         revision, workers = store.revision(), None
         if revision == HEAD:
@@ -221,10 +224,10 @@ def readiness(store: Store, room: Room, hubs: Sequence[Hub[Any]]) -> Readiness:
     except DatabaseUnavailableError:
         return _unavailable(database="cannot be used")
     if workers is None:
-        told = f"{revision}, and this server needs {HEAD}"
-        return _unavailable(database="ok", migration=told)
-    if not room.is_there():
-        return _unavailable(database="ok", migration=revision, disk="full, or nearly: the log has the reason")
+        mismatch = f"{revision}, and this server needs {HEAD}"
+        return _unavailable(database="ok", migration=mismatch)
+    if not disk.is_writable():
+        return _unavailable(database="ok", migration=revision, disk="full or nearly full: see the log for the reason")
     failing = any(hub.failures >= FAILURES for hub in hubs)
     ray = _ray(workers)
     status = "ok" if workers and not ray.startswith("failed") and not failing else "degraded"
@@ -241,7 +244,7 @@ def _unavailable(**known: str) -> Readiness:
 
 
 def _ray(workers: list[WorkerRecord]) -> str:
-    """Ray as the workers know it: they start it for the first job that needs it."""
+    """The state of Ray as reported by the workers, which start it for the first job that needs it."""
     if any(worker.runner == "ray" and not worker.problem for worker in workers):
         return "ok"
     if any(worker.runner == "ray" for worker in workers):

@@ -1,4 +1,4 @@
-"""How far jobs are, for lists of many."""
+"""Progress of many jobs, for lists."""
 
 from typing import Annotated
 
@@ -20,36 +20,36 @@ JobIds = Annotated[
 
 
 class OverviewView(BaseModel):
-    """How far a job is."""
+    """The progress of a job."""
 
     job: str
     version: int
     outcomes: dict[str, int]
-    """Outcome -> trials."""
+    """Outcome -> number of trials."""
     searched: int
-    """Search trials that started and have an outcome: the part of the budget that is spent."""
+    """Search trials that started and have an outcome: the spent part of the budget."""
     running: int
     seconds_left: float | None
-    """At most, at the job's own pace, controls and confirmations included; null: it does not go on, or no trial has ended."""
+    """Upper estimate from the job's pace, with controls and confirmations; null: it will not go on, or no trial has ended."""
     best_rate: float | None
-    """Samples/s of the answer so far; null: nothing that may win has been measured."""
+    """Samples/s of the answer so far; null: no trial that may win was measured."""
     baseline_rate: float | None
     """Samples/s of the baseline; null: it was not measured."""
     gain: GainView | None
-    """The answer over the baseline; null: one of them was not measured."""
+    """The gain of the answer over the baseline; null: one of them was not measured."""
     keeps_baseline: bool
     """Whether the answer so far is to keep the baseline."""
 
 
 class OverviewList(BaseModel):
-    """Jobs in the order in which they were asked for."""
+    """Jobs in the requested order."""
 
     items: list[OverviewView]
 
 
-@router.get("", operation_id="list_overviews", responses={404: {"description": "One of the jobs is not there."}})
+@router.get("", operation_id="list_overviews", responses={404: {"description": "One of the jobs does not exist."}})
 def list_overviews(store: StoreOf, principal: Reader, jobs: JobIds) -> OverviewList:
-    """How far these jobs are: trials by outcome, and the best so far."""
+    """The progress of these jobs: trials by outcome, and the best so far."""
     known = store.exact_jobs(jobs)
     wanted = [if_visible(known.get(job_id), principal, job_id, "job") for job_id in dict.fromkeys(jobs)]
     found = store.overviews([job.id for job in wanted])

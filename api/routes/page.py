@@ -1,4 +1,4 @@
-"""The web page: its files as they are, whoever asks. What it shows needs a key where the service asks for keys."""
+"""Serves the static files of the web page, without a key. The data that it shows needs a key if the service requires keys."""
 
 import gzip
 import hashlib
@@ -17,7 +17,7 @@ router = APIRouter(include_in_schema=False)
 
 FOLDER = Path(__file__).parent.parent / "page"
 SWAGGER_UI = ("swagger-ui-bundle.js", "swagger-ui.css", "LICENSE")
-"""Of the package `fastapi_standalone_docs`, which carries a released build of Swagger UI; served as `vendor/swagger/…`."""
+"""Files of a released Swagger UI build in the package `fastapi_standalone_docs`; served as `vendor/swagger/…`."""
 TYPES = {
     ".html": "text/html; charset=utf-8",
     ".css": "text/css; charset=utf-8",
@@ -26,7 +26,7 @@ TYPES = {
     ".svg": "image/svg+xml",
     ".txt": "text/plain; charset=utf-8",
 }
-"""Endings of what is served; a file of any other is not."""
+"""Suffixes of served files; other files are not served."""
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; font-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -35,7 +35,7 @@ HEADERS = {
     "Content-Security-Policy": POLICY,
     "Cross-Origin-Opener-Policy": "same-origin",
     "Referrer-Policy": "no-referrer",
-    # Asked for again each time, and mostly answered 304: nobody works with the page of the release before.
+    # Revalidated each time, mostly with a 304 response, so that no client uses the page of an old release.
     "Cache-Control": "no-cache",
     "Vary": "Accept-Encoding",
 }
@@ -48,7 +48,7 @@ class _File:
     media_type: str
     body: bytes
     packed: bytes
-    """The body by gzip: the library of the charts is a megabyte."""
+    """The gzip-compressed body; the chart library has a megabyte."""
     digest: str
 
 
@@ -60,7 +60,7 @@ def index(known: IfNoneMatch = "", accepted: AcceptEncoding = "") -> Response:
 
 @router.get("/docs")
 def docs(known: IfNoneMatch = "", accepted: AcceptEncoding = "") -> Response:
-    """The OpenAPI document, to read and to try out."""
+    """The interactive API documentation."""
     return _answer("docs.html", known, accepted)
 
 
@@ -71,7 +71,7 @@ def part(name: str, known: IfNoneMatch = "", accepted: AcceptEncoding = "") -> R
 
 
 def is_page(path: str) -> bool:
-    """Whether a path is one of the page's own: known to everybody, read from memory, held against nobody."""
+    """Whether a path belongs to the page: public, served from memory, and exempt from rate limits."""
     return path in ("/", "/docs") or path.startswith("/page/")
 
 
@@ -91,7 +91,7 @@ def _answer(name: str, known: str, accepted: str) -> Response:
 
 @cache
 def _files() -> Mapping[str, _File]:
-    """Every file by its name. Nothing else can be asked for: no request makes a path."""
+    """Every served file by name. A request never becomes a file system path."""
     ours = {
         path.relative_to(FOLDER).as_posix(): _file(path.suffix, path.read_bytes())
         for path in FOLDER.rglob("*")

@@ -1,10 +1,10 @@
-"""What is predicted, without a trial."""
+"""Predictions and plans, without trials."""
 
 from fastapi import APIRouter
 
 from api.auth import Reader, SettingsOf, StoreOf
 from api.computing import Computing
-from api.prediction import PlanRequest, PlansView, PredictionRequest, PredictionView, planned, predicted
+from api.prediction import PlanRequest, PlansView, PredictionRequest, PredictionView, predict_config, rank_plans
 
 router = APIRouter(prefix="/v1", tags=["predictions"])
 
@@ -13,11 +13,11 @@ router = APIRouter(prefix="/v1", tags=["predictions"])
 async def predict(
     body: PredictionRequest, settings: SettingsOf, store: StoreOf, _: Reader, computing: Computing
 ) -> PredictionView:
-    """Predict step time and memory of one configuration. Nothing is run."""
-    return await computing.run(predicted, body, settings, store)
+    """Predict step time and memory of one configuration without running it."""
+    return await computing.run(predict_config, body, settings, store)
 
 
 @router.post("/plans", operation_id="plan")
 async def plan(body: PlanRequest, settings: SettingsOf, store: StoreOf, _: Reader, computing: Computing) -> PlansView:
-    """Rank every configuration of a space by what is predicted. Spaces that take too long are 422, and where nothing fits."""
-    return await computing.run(planned, body, settings, store)
+    """Rank all configurations of a space by their predictions. 422 if it takes too long, or if no configuration fits."""
+    return await computing.run(rank_plans, body, settings, store)

@@ -1,4 +1,4 @@
-"""What a job has found: trials, attempts, the best, exports, events."""
+"""The results of a job: trials, attempts, the best, exports, events."""
 
 from typing import Annotated, Any
 
@@ -18,7 +18,7 @@ from api.views import AttemptList, EventPage, TrialPage, attempt_view, event_vie
 from autotune.exports import EXPORTERS, exporter
 from autotune.exports.export import Export
 from autotune.outcome.best_config import build_best_config
-from autotune.outcome.job_snapshot import read_book
+from autotune.outcome.job_snapshot import read_snapshot
 from autotune.session.resolve import session_of
 from storage.records import ENDED, JobRecord
 from storage.store import Store
@@ -27,7 +27,7 @@ router = APIRouter(prefix="/v1/jobs/{job_id}", tags=["results"])
 
 MOST = 2**31 - 1
 Number = Annotated[int, Path(ge=0, le=MOST)]
-After = Annotated[int, Query(ge=0, le=MOST, description="Sequence of the last event that is known already.")]
+After = Annotated[int, Query(ge=0, le=MOST, description="Sequence of the last event that the client has.")]
 LastEventId = Annotated[
     str | None,
     Header(alias="Last-Event-ID", pattern=r"^[0-9]{1,9}$", description="As `after`; sent by clients that reconnect."),
@@ -48,7 +48,7 @@ def list_trials(
         lambda first, most: store.plain_trials(job_id, first, most),
         cursor,
         limit,
-        # Written as it was read: to make values of it, and plain data of those again, took three times as long.
+        # Written as it was read: converting it to records and back took three times as long.
         lambda trial: to_json(trial, inf_nan_mode="null"),
         lambda trial: int(trial["number"]) + 1,
     )
@@ -66,7 +66,7 @@ def list_attempts(job_id: JobId, number: Number, store: StoreOf, principal: Read
     "/best",
     operation_id="get_best",
     response_model=dict[str, Any],
-    responses={200: {"description": "docs/best-config.md says what it holds."}},
+    responses={200: {"description": "docs/best-config.md describes it."}},
 )
 async def get_best(job_id: JobId, store: StoreOf, principal: Reader, computing: Computing) -> Response:
     """The best configuration so far."""
@@ -79,7 +79,10 @@ async def get_best(job_id: JobId, store: StoreOf, principal: Reader, computing: 
     operation_id="export_best",
     response_class=Response,
     responses={
-        200: {"content": {"application/octet-stream": {}}, "description": "The file; `Autotune-Note` says what it lacks."}
+        200: {
+            "content": {"application/octet-stream": {}},
+            "description": "The file; the header `Autotune-Note` says what it cannot express.",
+        }
     },
 )
 async def export_best(
@@ -99,7 +102,7 @@ async def export_best(
 
 @router.get("/events", operation_id="list_events", response_model=EventPage, responses={410: {}})
 def list_events(job_id: JobId, store: StoreOf, principal: Reader, after: After = 0, limit: Limit = 1000) -> Response:
-    """Events beyond `after`, numbered without a gap."""
+    """Events after `after`, numbered without gaps."""
     _require_kept(visible_job(store, principal, job_id), after)
     parts, following, _ = page(
         lambda first, most: store.events(job_id, first, most),
@@ -116,8 +119,11 @@ def list_events(job_id: JobId, store: StoreOf, principal: Reader, after: After =
     operation_id="stream_events",
     response_class=StreamingResponse,
     responses={
-        200: {"content": {"text/event-stream": {}}, "description": "Events as they happen; their ids are their sequences."},
-        204: {"description": "The job has ended, and every event is known."},
+        200: {
+            "content": {"text/event-stream": {}},
+            "description": "Events as they happen; the message ids are their sequences.",
+        },
+        204: {"description": "The job has ended, and the client has every event."},
         410: {},
     },
 )
@@ -129,12 +135,12 @@ def stream_events(
     after: After = 0,
     last: LastEventId = None,
     progress: Annotated[
-        bool, Query(description="Whether to tell what running attempts do, as messages without an id.")
+        bool, Query(description="Whether to send the progress of running attempts, as messages without an id.")
     ] = False,
 ) -> Response:
-    """Server-sent events from any point on. The stream ends with the job; who reconnects then is told so by 204.
+    """Server-sent events from any point on. The stream ends with the job; a client that reconnects then gets a 204 response.
 
-    With `progress` there are further messages of the kind `progress`, about once a second for each running attempt.
+    With `progress` there are also messages of the kind `progress`, about once a second for each running attempt.
     """
     job = visible_job(store, principal, job_id)
     if last is not None:
@@ -143,20 +149,20 @@ def stream_events(
     if job.state in ENDED and job.version <= after:
         return Response(status_code=204)
     hub: EventHub = request.app.state.hub
-    # Whoever claims to know events that are not there yet is told from the last one on.
+    # If the client claims to have events that do not exist yet, start from the last existing one.
     stream = hub.stream(job_id, min(after, job.version), job.version, progress)
     return StreamAnswer(while_allowed(request, stream), request.app.state.limits, principal.owner)
 
 
 def _require_kept(job: JobRecord, after: int) -> None:
-    """Refuse to begin where events were removed: there would be a gap."""
+    """Refuse a start among removed events: the stream would have a gap."""
     if after < job.events_removed:
-        told = f"events up to {job.events_removed} were removed because they were old; begin with after={job.events_removed}"
-        raise HTTPException(410, f"after: {told}")
+        detail = f"events up to {job.events_removed} were removed because they were old; begin with after={job.events_removed}"
+        raise HTTPException(410, f"after: {detail}")
 
 
 def _exported(store: Store, job: JobRecord, format_name: str) -> Export:
-    make = exporter(format_name)  # before the best is looked for, because there may be none
+    make = exporter(format_name)  # before the best is read, so that an unknown format is reported first
     return make(_best(store, job))
 
 
@@ -165,4 +171,4 @@ def _best_json(store: Store, job: JobRecord) -> bytes:
 
 
 def _best(store: Store, job: JobRecord) -> dict[str, Any]:
-    return build_best_config(session_of(job), read_book(store, job.id))
+    return build_best_config(session_of(job), read_snapshot(store, job.id))

@@ -1,4 +1,4 @@
-"""Webhooks: who is told when a job ends."""
+"""Webhooks, which are called when a job ends."""
 
 from datetime import datetime
 from typing import Annotated
@@ -21,7 +21,7 @@ WebhookId = Annotated[str, Path(pattern=r"^[0-9a-f]{12}$", description="A webhoo
 
 
 class WebhookSubmission(BaseModel):
-    """Where to tell."""
+    """The address of a new webhook."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -30,7 +30,7 @@ class WebhookSubmission(BaseModel):
 
 
 class WebhookView(BaseModel):
-    """An address that is told of its owner's jobs when they end."""
+    """An address that is called when a job of its owner ends."""
 
     id: str
     owner: str
@@ -39,10 +39,10 @@ class WebhookView(BaseModel):
 
 
 class NewWebhookView(WebhookView):
-    """A webhook with its secret, which is shown this once."""
+    """A webhook with its secret, which is shown only once."""
 
     secret: str
-    """What deliveries are signed with, as https://www.standardwebhooks.com says."""
+    """The key that signs deliveries, as specified by https://www.standardwebhooks.com."""
 
 
 class WebhookList(BaseModel):
@@ -57,12 +57,12 @@ class TryView(BaseModel):
     time: datetime
     seconds: float
     status: int | None
-    """The receiver's answer; null: none came."""
+    """The receiver's status code; null: no answer."""
     error: str
 
 
 class DeliveryView(BaseModel):
-    """What a webhook was told, or is to be told."""
+    """A notification of a webhook: sent, or still to be sent."""
 
     id: str
     """The `webhook-id` of every try."""
@@ -70,7 +70,7 @@ class DeliveryView(BaseModel):
     created: datetime
     state: str
     due: datetime | None
-    """When it is tried next; null: it is not."""
+    """Time of the next try; null: there is none."""
     tries: list[TryView]
 
 
@@ -80,11 +80,13 @@ class DeliveryList(BaseModel):
     items: list[DeliveryView]
 
 
-@router.post("", operation_id="create_webhook", status_code=201, responses={409: {"description": "There are too many."}})
+@router.post(
+    "", operation_id="create_webhook", status_code=201, responses={409: {"description": "There are too many webhooks."}}
+)
 async def create_webhook(
     body: WebhookSubmission, store: StoreOf, settings: SettingsOf, principal: Submitter, pools: PoolsOf
 ) -> NewWebhookView:
-    """Be told when one of your jobs ends: a signed POST, tried again for a day."""
+    """Get a signed POST when one of your jobs ends; it is retried for a day."""
     await pools.naming.run(checked_target, body.url, networks(settings.webhook_networks))
     made = await run_in_threadpool(store.by(principal.actor).create_webhook, principal.owner, body.url)
     return NewWebhookView(id=made.id, owner=made.owner, url=made.url, created=made.created, secret=made.secret)
@@ -92,14 +94,14 @@ async def create_webhook(
 
 @router.get("", operation_id="list_webhooks")
 def list_webhooks(store: StoreOf, principal: Reader) -> WebhookList:
-    """Your webhooks; everybody's for an administrator. Their secrets are not shown again."""
+    """Your webhooks; for an administrator all webhooks. Their secrets are not shown again."""
     found = store.webhooks(None if principal.may(Scope.ADMIN) else principal.owner)
     return WebhookList(items=[WebhookView(id=item.id, owner=item.owner, url=item.url, created=item.created) for item in found])
 
 
 @router.delete("/{webhook_id}", operation_id="delete_webhook", status_code=204)
 def delete_webhook(webhook_id: WebhookId, store: StoreOf, principal: Submitter) -> Response:
-    """Tell nothing more, and forget what was told."""
+    """Delete the webhook and its deliveries."""
     store.by(principal.actor).delete_webhook(_visible(store, principal, webhook_id).id)
     return Response(status_code=204)
 
@@ -108,7 +110,7 @@ def delete_webhook(webhook_id: WebhookId, store: StoreOf, principal: Submitter) 
 def list_deliveries(
     webhook_id: WebhookId, store: StoreOf, principal: Reader, limit: Annotated[int, Query(ge=1, le=200)] = 50
 ) -> DeliveryList:
-    """What it was told, and how each try went."""
+    """The deliveries of the webhook, and the result of each try."""
     found = store.deliveries(_visible(store, principal, webhook_id).id, limit)
     return DeliveryList(items=[_view(delivery) for delivery in found])
 

@@ -18,9 +18,9 @@ from autotune.evaluation.search_benchmark.markdown import (
     Document,
     budgets,
     families,
-    how_told,
     left_out,
     markdown_page,
+    method_lines,
     score_rows,
     waste_rows,
 )
@@ -94,7 +94,7 @@ def _progress() -> Iterator[Progress | None]:
 
 def _print(document: Document) -> None:
     console = Console()
-    for sentence in how_told(document):
+    for sentence in method_lines(document):
         console.print(sentence, highlight=False, markup=False, soft_wrap=True)
     for source, figures in families(document) if document["groups"] else ():
         console.print()

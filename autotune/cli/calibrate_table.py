@@ -14,8 +14,8 @@ from autotune.prediction.planning.calibrated import Calibrated, processor
 from autotune.session.calibrate import Calibration
 from autotune.text.console import Console
 from autotune.text.sizes import bytes_text
-from search_spaces.cluster import ClusterSpec
-from search_spaces.microbenchmark import COLLECTIVES, GroupShape, Measured, Operation
+from search_spaces.clusters.cluster import ClusterSpec
+from search_spaces.clusters.microbenchmark import COLLECTIVES, GroupShape, Measured, Operation
 
 TOLD = {
     "matrix_efficiency": "of the stated peak that the largest products reach",

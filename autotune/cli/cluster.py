@@ -9,7 +9,7 @@ from typing import Any
 from rich.table import Table
 
 from autotune.cli.status import Status
-from autotune.cluster.facts import Claim, ClusterTruth, cluster_truth
+from autotune.cluster.facts import Claim, ClusterFacts, cluster_facts
 from autotune.cluster.ray_cluster import ANY, named_address
 from autotune.errors import RequestError
 from autotune.text.console import Console
@@ -27,7 +27,7 @@ def cluster_command(ray_address: str | None, database: str | None, as_json: bool
     with reached(address):
         nodes = ray_nodes(address)
     with open_store(database or default_database_url()) as store:
-        found = cluster_truth(nodes, store)
+        found = cluster_facts(nodes, store)
     if as_json:
         sys.stdout.write(json.dumps(_document(address, found), indent=2, default=str) + "\n")
     else:
@@ -60,7 +60,7 @@ def reached(address: str) -> Iterator[None]:
         raise RunnerError(f"no Ray cluster runs on this machine; {remedy}") from error
 
 
-def _document(address: str, found: ClusterTruth) -> dict[str, Any]:
+def _document(address: str, found: ClusterFacts) -> dict[str, Any]:
     record = found.calibration
     return {
         "address": address,
@@ -80,7 +80,7 @@ def _document(address: str, found: ClusterTruth) -> dict[str, Any]:
     }
 
 
-def _print(address: str, found: ClusterTruth, console: Console) -> None:
+def _print(address: str, found: ClusterFacts, console: Console) -> None:
     living = sum(node.alive for node in found.nodes)
     gone = len(found.nodes) - living
     _say(console, f"Ray at {address}: {living} node{'s' * (living != 1)}" + (f", {gone} gone" if gone else ""))
@@ -95,7 +95,7 @@ def _print(address: str, found: ClusterTruth, console: Console) -> None:
         _say(console, line)
 
 
-def _nodes_table(found: ClusterTruth) -> Table:
+def _nodes_table(found: ClusterFacts) -> Table:
     kept_out = {item.node for item in found.quarantine}
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("node", "host", "state"):
@@ -117,7 +117,7 @@ def _kept_out(item: QuarantineRecord, nodes: tuple[RayNode, ...]) -> str:
     return f"{item.node}{here} is in quarantine from {times}: {item.reason}; {again}"
 
 
-def _figures(found: ClusterTruth) -> list[str]:
+def _figures(found: ClusterFacts) -> list[str]:
     cluster, record = found.cluster, found.calibration
     if cluster is None:
         return [found.problem]

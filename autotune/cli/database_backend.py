@@ -12,7 +12,7 @@ from autotune.explain.explanation.explain import explain
 from autotune.explain.explanation.findings import Explanation
 from autotune.exports import Export, exporter
 from autotune.outcome.best_config import build_best_config
-from autotune.outcome.job_snapshot import read_book
+from autotune.outcome.job_snapshot import read_snapshot
 from autotune.reports.formats import report_text
 from autotune.request.labels import merged_labels
 from autotune.request.request import request_from_fields, request_to_row
@@ -125,8 +125,8 @@ class DatabaseBackend(JobBackend):
 
     def best(self, job: str | None) -> dict[str, Any]:
         """See `Desk.best`."""
-        book = read_book(self._store, self._store.job(job).id)
-        return build_best_config(session_of(book.job), book)
+        snapshot = read_snapshot(self._store, self._store.job(job).id)
+        return build_best_config(session_of(snapshot.job), snapshot)
 
     def export(self, job: str | None, format_name: str) -> Export:
         """See `Desk.export`."""

@@ -16,7 +16,7 @@ from autotune.errors import RequestError
 from autotune.request.engines import CAPABILITIES, why_unusable
 from autotune.text.console import Console
 from autotune.text.sizes import bytes_text
-from search_spaces.clusters import local_cluster
+from search_spaces.clusters.presets import local_cluster
 from storage.errors import StorageError
 from storage.sql import default_database_url, open_store
 

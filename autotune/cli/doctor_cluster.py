@@ -8,7 +8,7 @@ from autotune.cli.cluster import reached
 from autotune.cli.doctor_nodes import node_findings
 from autotune.cli.doctor_pairs import pair_findings
 from autotune.cli.finding import Finding
-from autotune.cluster.facts import cluster_truth
+from autotune.cluster.facts import cluster_facts
 from autotune.cluster.ray_cluster import ANY, named_address
 from executor.errors import RunnerError
 from executor.runners.ray.checkup import Checkup, check_up
@@ -44,5 +44,5 @@ def _versions_here() -> dict[str, str]:
 def _calibration(checkup: Checkup, database: str | None) -> CalibrationRecord | None:
     """What was measured on this cluster. A database that cannot be opened is a finding of its own."""
     with suppress(StorageError), open_store(database or default_database_url()) as store:
-        return cluster_truth(checkup.nodes, store).calibration
+        return cluster_facts(checkup.nodes, store).calibration
     return None

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from autotune.cli.finding import Finding
 from autotune.prediction.cases.bench_cases import link_volume
 from executor.runners.ray.checkup import LARGE_BYTES, Checkup, Pair
-from search_spaces.microbenchmark import Measured, Operation
+from search_spaces.clusters.microbenchmark import Measured, Operation
 from storage.records import CalibrationRecord
 
 SLOWER = 2.0

@@ -19,8 +19,8 @@ from autotune.session.trial_requests import trial_request
 from autotune.text.console import Console
 from executor.dry.result import DryRun
 from executor.runners.dry import dry_run_model
-from search_spaces.clusters import resolve_cluster
-from search_spaces.huggingface import is_factory_reference, resolve_model
+from search_spaces.clusters.presets import resolve_cluster
+from search_spaces.models.huggingface import is_factory_reference, resolve_model
 from search_spaces.trial_config import TrialConfig, Value
 
 LOCAL_RANKS = 2

@@ -10,7 +10,7 @@ from autotune.request.config_file import read_config_file
 from autotune.request.documents_field import read_lengths
 from autotune.request.failures_field import read_failures
 from autotune.session.baselines import read_baseline
-from search_spaces.huggingface import is_factory_reference
+from search_spaces.models.huggingface import is_factory_reference
 from search_spaces.spaces import parse_pins
 
 

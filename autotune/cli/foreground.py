@@ -4,11 +4,10 @@ import contextlib
 import shlex
 import signal
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
+from autotune.cli.foreground_options import DEFAULT_OUT, SweepOptions
 from autotune.cli.live import LiveTable
 from autotune.loop.listener import LoopListener
 from autotune.loop.stop import StopSignal
@@ -25,30 +24,6 @@ from storage.store import Store
 
 TERMINATES = (signal.SIGTERM, signal.SIGUSR1)
 """What schedulers send before they take the devices."""
-DEFAULT_OUT = Path("best-config.json")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SweepOptions:
-    """What the command line gave."""
-
-    fields: dict[str, Any]
-    """Fields of the request that were given as options; `ranks` as text."""
-    series: dict[str, Any]
-    """What was given of a series of jobs: price, rate, step."""
-    pins: tuple[str, ...]
-    baseline: Path | None
-    imported: Path | None
-    """A configuration of another framework: the baseline."""
-    history: str | None
-    """An Optuna study, or a table, of earlier trials."""
-    out: Path
-    config: Path | None
-    resume: str | None
-    database: str | None
-    json: bool
-    pass_environment: tuple[str, ...] = ()
-    """Variables that trials find, beside those of a fixed list."""
 
 
 def run_new(session: Session, options: SweepOptions, console: Console, out: Path | None = None) -> TuneResult:

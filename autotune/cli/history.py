@@ -8,7 +8,7 @@ from autotune.imports.history import read_history
 from autotune.request.strategy_names import PREDICTING
 from autotune.session.history import admit
 from autotune.session.session import Session
-from search_spaces.model import ModelSpec
+from search_spaces.models.model import ModelSpec
 
 MOST_NUMBERS = 12
 

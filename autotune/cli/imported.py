@@ -12,9 +12,9 @@ from autotune.request.engines import capability_of
 from autotune.session.resolve import OPTIMIZER
 from executor.engines.command.capability import COMMAND
 from search_spaces.capability import Capability
-from search_spaces.command import CommandModel
 from search_spaces.knob import Numerics
-from search_spaces.knobs import KNOBS, value_text
+from search_spaces.knob_values import KNOBS, value_text
+from search_spaces.models.command import CommandModel
 from search_spaces.trial_config import TrialConfig, Value
 
 Tell = Callable[[str], None]

@@ -6,7 +6,6 @@ from typing import Annotated
 import typer
 
 from autotune.cli import options
-from autotune.cli.command_words import command_of
 from autotune.cli.options import Database, Job, Json, OneJob, Url
 from autotune.cli.status import end
 
@@ -20,90 +19,8 @@ jobs_app = typer.Typer()
 
 
 @jobs_app.command()
-def submit(
-    context: typer.Context,
-    model: options.Model = None,
-    cluster: options.Cluster = None,
-    ranks: options.Ranks = None,
-    space: options.Space = None,
-    trials: options.Trials = None,
-    strategy: options.Strategy = None,
-    objective: options.Objective = None,
-    seed: options.Seed = None,
-    global_batch_size: options.GlobalBatchSize = None,
-    sequence_length: options.SequenceLength = None,
-    lr: options.Lr = None,
-    weight_decay: options.WeightDecay = None,
-    clip: options.Clip = None,
-    optimizer: options.Optimizer = None,
-    training_steps: options.TrainingSteps = None,
-    document_lengths: options.DocumentLengths = None,
-    memory_limit: options.MemoryLimit = None,
-    headroom: options.Headroom = None,
-    pin: options.Pins = None,
-    max_seconds: options.MaxSeconds = None,
-    device_hours: options.DeviceHours = None,
-    run_device_hours: options.RunDeviceHours = None,
-    stop_margin: options.StopMargin = None,
-    trial_timeout: options.TrialTimeout = None,
-    baseline: options.Baseline = None,
-    from_: options.From = None,
-    engine: options.Engine = None,
-    launcher: options.Launcher = None,
-    plugin: options.Plugin = None,
-    folder: options.Folder = None,
-    pattern: options.Pattern = None,
-    parameter_count: options.ParameterCount = None,
-    script_knob: options.ScriptKnobs = None,
-    environment_knob: options.EnvironmentKnobs = None,
-    report_seconds: options.ReportSeconds = None,
-    runner: options.Runner = None,
-    failures: options.Failures = None,
-    ray_address: Annotated[
-        str | None, typer.Option(metavar="ADDRESS", help="Ray that it is to run on, HOST:PORT. [default: the worker's own]")
-    ] = None,
-    allow_unstable: options.AllowUnstable = False,
-    racing: options.Racing = None,
-    confirm_repeats: options.ConfirmRepeats = None,
-    simple: options.Simple = None,
-    control_every: options.ControlEvery = None,
-    environment_setting: options.EnvironmentSettings = None,
-    name: options.Name = None,
-    tag: options.Tags = None,
-    note: options.Note = None,
-    config: options.Config = None,
-    priority: Annotated[int, typer.Option(min=-100, max=100, metavar="N", help="Higher ones go first.")] = 0,
-    watch: Annotated[bool, typer.Option("--watch", help="Follow the job to its end.")] = False,
-    url: Url = None,
-    db: Database = None,
-    json: Json = False,
-) -> None:
+def submit() -> None:
     """Submit a tuning job for a worker to run; standard output has its id."""
-    from autotune.cli.submit import SubmitOptions, submit_command
-
-    fields = options.given(
-        model=model, cluster=cluster, ranks=ranks, space=space, trials=trials, strategy=strategy, objective=objective,
-        seed=seed, global_batch_size=global_batch_size, sequence_length=sequence_length, memory_limit=memory_limit,
-        training_steps=training_steps, document_lengths=document_lengths, lr=lr, weight_decay=weight_decay, clip=clip,
-        optimizer=optimizer,
-        headroom=headroom, device_hours=device_hours, run_device_hours=run_device_hours, stop_margin=stop_margin,
-        max_seconds=max_seconds, trial_timeout=trial_timeout, engine=engine, runner=runner, ray_address=ray_address,
-        failures=failures, confirm_repeats=confirm_repeats, allow_unstable=allow_unstable, racing=racing,
-        control_every=control_every, environment_settings=tuple(environment_setting) if environment_setting else None,
-        name=name, tags=tuple(tag) if tag else None, note=note, simple=simple,
-        command=command_of(
-            context, launcher=launcher, plugin=plugin, folder=folder, pattern=pattern, parameter_count=parameter_count,
-            script_knobs=script_knob, environment_knobs=environment_knob, report_seconds=report_seconds,
-        ),
-    )  # fmt: skip
-    end(
-        lambda: submit_command(
-            SubmitOptions(
-                fields=fields, pins=tuple(pin or ()), baseline=baseline, imported=from_, config=config, priority=priority,
-                watch=watch, url=url, database=db, json=json,
-            )
-        )
-    )  # fmt: skip
 
 
 @jobs_app.command()

@@ -39,7 +39,7 @@ class LiveTable(LoopListener):
         self._live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
         self._began = time.monotonic()
         self._ended_before = 0
-        self._book: JobSnapshot | None = None
+        self._snapshot: JobSnapshot | None = None
         self._running: dict[int, tuple[TrialRecord, str]] = {}
         self._drawing = False
         self._drawn = 0.0
@@ -54,11 +54,11 @@ class LiveTable(LoopListener):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._end_live()
 
-    def on_state(self, state: JobState, message: str, book: JobSnapshot) -> None:
-        self._book = book
+    def on_state(self, state: JobState, message: str, snapshot: JobSnapshot) -> None:
+        self._snapshot = snapshot
         if state is JobState.RUNNING:
-            self._ended_before = ended(book.trials).total
-            self._announce(book)
+            self._ended_before = ended(snapshot.trials).total
+            self._announce(snapshot)
             if self._note:
                 self._console.print(self._note, highlight=False, soft_wrap=True, style="dim")
             if self._live is not None:
@@ -66,7 +66,7 @@ class LiveTable(LoopListener):
                 self._drawing = True
         elif self._live is not None:
             self._end_live()
-            self._print_all(book)
+            self._print_all(snapshot)
         if message and state is not JobState.PAUSED:  # who asked for that is told how to go on
             self._console.print(f"{state.value.lower()}: {message}", highlight=False, soft_wrap=True)
 
@@ -90,18 +90,18 @@ class LiveTable(LoopListener):
         self._verdict = verdict
         self._draw()
 
-    def on_trial(self, trial: TrialRecord, book: JobSnapshot) -> None:
-        self._book = book
+    def on_trial(self, trial: TrialRecord, snapshot: JobSnapshot) -> None:
+        self._snapshot = snapshot
         self._running.pop(trial.number, None)
         if self._live is None:
-            self._lines = self._lines or TrialRows(baseline_of(book.trials))
+            self._lines = self._lines or TrialRows(baseline_of(snapshot.trials))
             self._console.print(self._lines.line(trial), highlight=False, soft_wrap=True)
         self._draw()
 
-    def _announce(self, book: JobSnapshot) -> None:
+    def _announce(self, snapshot: JobSnapshot) -> None:
         session, space, request = self._session, self._session.space, self._session.request
         self._console.print(
-            f"job {book.job.id}: {session.model.name} on {session.cluster.name} with {session.world_size} ranks, "
+            f"job {snapshot.job.id}: {session.model.name} on {session.cluster.name} with {session.world_size} ranks, "
             f"space {space.name} ({space.count():,} configurations), {request.trials} trials by {request.strategy}",
             highlight=False,
             soft_wrap=True,
@@ -112,34 +112,34 @@ class LiveTable(LoopListener):
             self._live.stop()
             self._drawing = False
 
-    def _print_all(self, book: JobSnapshot) -> None:
+    def _print_all(self, snapshot: JobSnapshot) -> None:
         """What stays on the screen: every trial."""
-        rows = TrialTable(baseline_of(book.trials))
+        rows = TrialTable(baseline_of(snapshot.trials))
         best = self._best()
-        for trial in book.trials:
+        for trial in snapshot.trials:
             rows.add(trial, best=best is not None and trial.number == best.number, state="wanted")
-        self._console.print(rows.table, *self._charts.lines(book, self._verdict), sep="\n")
+        self._console.print(rows.table, *self._charts.lines(snapshot, self._verdict), sep="\n")
 
     def _draw(self) -> None:
-        if self._live is None or not self._drawing or self._book is None:
+        if self._live is None or not self._drawing or self._snapshot is None:
             return
         best = self._best()
-        charts, summary = self._charts.lines(self._book, self._verdict), self._summary(self._book, best)
+        charts, summary = self._charts.lines(self._snapshot, self._verdict), self._summary(self._snapshot, best)
         room = self._console.height - self._lines_of(summary)
-        table = self._table(self._book, best, room - len(charts))
+        table = self._table(self._snapshot, best, room - len(charts))
         if charts and self._lines_of(table) > room - len(charts):  # what runs comes first
-            charts, table = [], self._table(self._book, best, room)
+            charts, table = [], self._table(self._snapshot, best, room)
         self._live.update(Group(*charts, table, summary), refresh=True)
         self._drawn = time.monotonic()
 
-    def _table(self, book: JobSnapshot, best: TrialRecord | None, room: int) -> Table:
+    def _table(self, snapshot: JobSnapshot, best: TrialRecord | None, room: int) -> Table:
         """The trials that ended last, as many as fit into so many lines, and those that run.
 
         At most one more than the last time, since each number is tried by laying the table out.
         """
-        ended = [trial for trial in book.trials if trial.outcome is not None]
+        ended = [trial for trial in snapshot.trials if trial.outcome is not None]
         for count in range(min(ROWS, len(ended), self._rows + 1), -1, -1):
-            rows = TrialTable(baseline_of(book.trials))
+            rows = TrialTable(baseline_of(snapshot.trials))
             for trial in ended[len(ended) - count :]:
                 rows.add(trial, best=best is not None and trial.number == best.number)
             for trial, state in self._running.values():
@@ -152,15 +152,15 @@ class LiveTable(LoopListener):
     def _lines_of(self, drawn: RenderableType) -> int:
         return len(self._console.render_lines(drawn, pad=False))
 
-    def _summary(self, book: JobSnapshot, best: TrialRecord | None) -> Text:
-        request, done, passed = self._session.request, ended(book.trials), time.monotonic() - self._began
+    def _summary(self, snapshot: JobSnapshot, best: TrialRecord | None) -> Text:
+        request, done, passed = self._session.request, ended(snapshot.trials), time.monotonic() - self._began
         most = most_measurements(request.trials, request.control_every, request.confirm_repeats)
         allowed = None if request.max_seconds is None else request.max_seconds - passed
         left = seconds_left(most, done, passed, since=self._ended_before, allowed=allowed)
         parts = [f"{done.search} of {most.search} trials", f"{duration_text(passed)} passed"]
         if left:
             parts.append(f"at most {duration_text(left)} left")
-        if done.confirm or any(trial.purpose is Purpose.CONFIRM for trial in book.trials):
+        if done.confirm or any(trial.purpose is Purpose.CONFIRM for trial in snapshot.trials):
             parts.append("confirming the finalists")
         rate = self._verdict.rate(best) if self._verdict is not None and best is not None else None
         if rate is not None:

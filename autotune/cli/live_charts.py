@@ -63,17 +63,17 @@ class LiveCharts:
 
     def __init__(self, session: Session, console: Console) -> None:
         self._session, self._console = session, console
-        self._book: JobSnapshot | None = None
+        self._snapshot: JobSnapshot | None = None
         self._verdict: Verdict | None = None
         self._size = (0, 0)
         self._lines: list[Text] = []
 
-    def lines(self, book: JobSnapshot, verdict: Verdict | None) -> list[Text]:
-        """The charts of a book and its answer, drawn anew when one is another or the terminal has another size."""
+    def lines(self, snapshot: JobSnapshot, verdict: Verdict | None) -> list[Text]:
+        """The charts of a snapshot and its answer, drawn anew when one is another or the terminal has another size."""
         size = (self._console.width, self._console.height)
-        if book is not self._book or verdict is not self._verdict or size != self._size:
-            self._book, self._verdict, self._size = book, verdict, size
-            self._lines = charts(self._session, book, verdict, *size) if self._is_able() else []
+        if snapshot is not self._snapshot or verdict is not self._verdict or size != self._size:
+            self._snapshot, self._verdict, self._size = snapshot, verdict, size
+            self._lines = charts(self._session, snapshot, verdict, *size) if self._is_able() else []
         return self._lines
 
     def _is_able(self) -> bool:
@@ -94,17 +94,17 @@ class _Shown:
     verdict: Verdict | None
 
 
-def charts(session: Session, book: JobSnapshot, verdict: Verdict | None, width: int, height: int) -> list[Text]:
+def charts(session: Session, snapshot: JobSnapshot, verdict: Verdict | None, width: int, height: int) -> list[Text]:
     """Both charts for a terminal of that size, one where it is narrow, none where it is small or nothing was measured yet."""
     if height < LEAST_HEIGHT or width < LEAST_WIDTH:
         return []
-    trials = [trial for trial in book.searched if _reached(trial) and peak_bytes(trial)]
+    trials = [trial for trial in snapshot.searched if _reached(trial) and peak_bytes(trial)]
     if not trials:
         return []
     several = width >= BOTH_WIDTH
     wide = min((width - GAP) // 2 if several else width, MOST_CHART_WIDTH)
     high = min(max(height // 3, HEIGHTS[0]), HEIGHTS[1]) - 1
-    baseline = measured_baseline(book, session.baselines)
+    baseline = measured_baseline(snapshot, session.baselines)
     shown = _Shown(ranking=session.ranking, trials=trials, baseline=baseline, verdict=verdict)
     scatter, marks = _scatter(shown, wide, high)
     best = _best_so_far(shown, wide, high) if several else []

@@ -8,9 +8,8 @@ import typer
 
 from autotune.errors import RequestError
 from autotune.ops.logs import LogFormat
+from autotune.request.field import Panel
 from autotune.request.sizes import parse_size
-from autotune.request.strategy_names import STRATEGIES
-from search_spaces.optimizers import OPTIMIZERS
 
 
 def parse_bytes(text: str | int) -> int:
@@ -38,15 +37,17 @@ Job = Annotated[str | None, typer.Argument(metavar="JOB", help="A job's id or th
 OneJob = Annotated[str, typer.Argument(metavar="JOB", help="A job's id, the beginning of it, or `latest`.")]
 Pins = Annotated[
     list[str] | None,
-    typer.Option("--pin", metavar="KNOB=VALUE", help="Pin a knob to a value, or to several (KNOB=A,B). May be repeated."),
+    typer.Option(
+        "--pin",
+        metavar="KNOB=VALUE",
+        help="Pin a knob to a value, or to several (KNOB=A,B). May be repeated.",
+        rich_help_panel=Panel.BASIC.value,
+    ),
 ]
 KnobValues = Annotated[list[str] | None, typer.Option("--pin", metavar="KNOB=VALUE", help="A knob's value. May be repeated.")]
 MemoryLimit = Annotated[
     int | None, typer.Option(parser=parse_bytes, metavar="BYTES", help="Bytes a rank may allocate: 2000000000, 2GB or 1.5GiB.")
 ]
-Name = Annotated[str | None, typer.Option(metavar="TEXT", help="What the job is called.")]
-Tags = Annotated[list[str] | None, typer.Option("--tag", metavar="WORD", help="A word to find the job by. May be repeated.")]
-Note = Annotated[str | None, typer.Option(metavar="TEXT", help="What is to be known about the job.")]
 DataPath = Annotated[Path | None, typer.Option(metavar="PATH", help="A file or folder of text to train on.")]
 NvmePath = Annotated[
     str | None,
@@ -54,7 +55,7 @@ NvmePath = Annotated[
 ]
 Logs = Annotated[LogFormat, typer.Option("--log-format", help="How lines of the log are written.")]
 
-# A tuning request: what `sweep` and `submit` share.
+# Beside a tuning request, whose options `request_options` makes: what `sweep` and `submit` share.
 
 Model = Annotated[
     str | None, typer.Argument(metavar="MODEL", help="A preset, a Hugging Face config.json, hf:CONFIG, or module:factory.")
@@ -75,6 +76,7 @@ PassEnvironment = Annotated[
         "--pass-environment",
         metavar="NAME",
         help="A variable that trials find as it is here, beside those of a fixed list. May be repeated.",
+        rich_help_panel=Panel.HARDWARE.value,
     ),
 ]
 RayToLookAt = Annotated[
@@ -85,52 +87,20 @@ RayToLookAt = Annotated[
     ),
 ]  # fmt: skip
 Ranks = Annotated[int | None, typer.Option(metavar="N", help="Ranks of a trial. [default: every GPU; on CPUs 2]")]
-SizedRanks = Annotated[
-    str | None,
-    typer.Option(metavar="N[,N]", help="Ranks of a trial; several for a series. [default: every GPU; on CPUs 2]"),
+Price = Annotated[
+    float | None,
+    typer.Option(metavar="PRICE", help="Of a device for an hour, with the objective cost.", rich_help_panel=Panel.SERIES.value),
 ]
-SweepObjective = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NAME", help="throughput, memory, pareto; of a series cost, devices, sequence, scale. [default: throughput]"
-    ),
+Rate = Annotated[
+    float | None,
+    typer.Option(metavar="RATE", help="Samples/s to reach, with the objective devices.", rich_help_panel=Panel.SERIES.value),
 ]
-Price = Annotated[float | None, typer.Option(metavar="PRICE", help="Of a device for an hour, with the objective cost.")]
-Rate = Annotated[float | None, typer.Option(metavar="RATE", help="Samples/s to reach, with the objective devices.")]
-Step = Annotated[int | None, typer.Option(metavar="TOKENS", help="To which sequence is found. [default: 128]")]
-TuneOn = Annotated[
-    str | None, typer.Option(metavar="NxM", help="Trials take N nodes of M devices of the cluster. Belongs to --answer-for.")
+Step = Annotated[
+    int | None,
+    typer.Option(metavar="TOKENS", help="To which sequence is found. [default: 128]", rich_help_panel=Panel.SERIES.value),
 ]
-AnswerFor = Annotated[
-    str | None,
-    typer.Option(metavar="NxM", help="Answer for N nodes of M devices, extrapolated by predictions."),
-]
-Space = Annotated[
-    str | None, typer.Option(metavar="NAME", help="zero, zero-buckets, 3d, parallel, full, or a TOML file. [default: zero]")
-]
-Trials = Annotated[int | None, typer.Option(metavar="N", help="Search trials at most. [default: 20]")]
 AllTrials = Annotated[int | None, typer.Option("--trials", min=1, metavar="N", help="Search trials in all.")]
 AllSeconds = Annotated[float | None, typer.Option("--max-seconds", metavar="SECONDS", help="Seconds in all.")]
-Strategy = Annotated[str | None, typer.Option(metavar="NAME", help=f"{', '.join(STRATEGIES)}. [default: {STRATEGIES[0]}]")]
-Objective = Annotated[str | None, typer.Option(metavar="NAME", help="throughput, memory or pareto. [default: throughput]")]
-Seed = Annotated[int | None, typer.Option(metavar="N", help="Of weights, data and strategy. [default: 0]")]
-GlobalBatchSize = Annotated[
-    int | None, typer.Option(metavar="N", help="Samples in an optimizer step, over all ranks. [default: 8]")
-]
-SequenceLength = Annotated[int | None, typer.Option(metavar="N", help="Tokens in a sample. [default: 128]")]
-Lr = Annotated[
-    float | None,
-    typer.Option("--lr", metavar="RATE", help="Learning rate of your run, for trials and exported files."),
-]
-WeightDecay = Annotated[float | None, typer.Option(metavar="X", help="Weight decay of your run, likewise.")]
-Clip = Annotated[
-    float | None,
-    typer.Option("--clip", metavar="NORM", help="Bound of the gradient norm, likewise; 0: none."),
-]
-Optimizer = Annotated[
-    str | None,
-    typer.Option("--optimizer", metavar="NAME", help=f"{', '.join(OPTIMIZERS)}; likewise."),
-]
 TrainingSteps = Annotated[
     int | None, typer.Option(metavar="N", help="Optimizer steps of the run, over which schedules of the data are weighed.")
 ]
@@ -141,74 +111,93 @@ DocumentLengths = Annotated[
         help="Tokens of each document of a sample of your data, with commas, or a file of them; default: samples are whole.",
     ),
 ]
-Headroom = Annotated[
-    float | None, typer.Option(metavar="SHARE", help="Share of the limit that the winner leaves free. [default: 0.05]")
-]
-MaxSeconds = Annotated[float | None, typer.Option(metavar="SECONDS", help="Start no search trial after so many seconds.")]
-DeviceHours = Annotated[
-    float | None, typer.Option(metavar="HOURS", help="Start no search trial after so many hours times ranks.")
-]
-RunDeviceHours = Annotated[
+TrialSeconds = Annotated[
     float | None,
     typer.Option(
-        metavar="HOURS",
-        help="Device-hours of the run that is tuned for: stop when a trial costs more than it is expected to save of them.",
+        metavar="SECONDS", help="Seconds of timed steps in a trial, at most. [default: 5]", rich_help_panel=Panel.TRIALS.value
     ),
-]  # fmt: skip
-StopMargin = Annotated[
-    float | None,
-    typer.Option(metavar="SHARE", help="Stop when it is 95 % sure that nothing untried is faster by more than this share."),
 ]
-TrialTimeout = Annotated[
-    float | None, typer.Option(metavar="SECONDS", help="Seconds after which a trial is killed. [default: 300]")
+Baseline = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="JSON of your present knobs: becomes trial 0.", rich_help_panel=Panel.SEARCH.value),
 ]
-Baseline = Annotated[Path | None, typer.Option(metavar="FILE", help="JSON of your present knobs: becomes trial 0.")]
 From = Annotated[
     Path | None,
-    typer.Option("--from", metavar="FILE", help="A DeepSpeed JSON or Accelerate YAML that you have: becomes trial 0."),
+    typer.Option(
+        "--from",
+        metavar="FILE",
+        help="A DeepSpeed JSON or Accelerate YAML that you have: becomes trial 0.",
+        rich_help_panel=Panel.SEARCH.value,
+    ),
 ]
 History = Annotated[
     str | None,
-    typer.Option("--history", metavar="STUDY", help="Earlier trials to learn from: a CSV file, or an Optuna storage[#study]."),
-]
-Engine = Annotated[
-    str | None,
-    typer.Option(metavar="NAME", help="native, ddp, fsdp2, deepspeed, or command (after --). [default: native]"),
+    typer.Option(
+        "--history",
+        metavar="STUDY",
+        help="Earlier trials to learn from: a CSV file, or an Optuna storage[#study].",
+        rich_help_panel=Panel.SEARCH.value,
+    ),
 ]
 Launcher = Annotated[
-    str | None, typer.Option(metavar="NAME", help="Of a command: torchrun, deepspeed or accelerate. [default: torchrun]")
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="Of a command: torchrun, deepspeed or accelerate. [default: torchrun]",
+        rich_help_panel=Panel.SCRIPT.value,
+    ),
 ]
 Folder = Annotated[
-    str | None, typer.Option(metavar="PATH", help="Of a command: where it runs, on every node. [default: the current folder]")
+    str | None,
+    typer.Option(
+        metavar="PATH",
+        help="Of a command: where it runs, on every node. [default: the current folder]",
+        rich_help_panel=Panel.SCRIPT.value,
+    ),
 ]
 Plugin = Annotated[
     str | None,
-    typer.Option(metavar="NAME", help="Of a command: deepspeed or fsdp, with --launcher accelerate."),
+    typer.Option(
+        metavar="NAME", help="Of a command: deepspeed or fsdp, with --launcher accelerate.", rich_help_panel=Panel.SCRIPT.value
+    ),
 ]
 Pattern = Annotated[
-    str | None, typer.Option(metavar="REGEX", help="Of a command: what in its log tells its rate, in named groups.")
+    str | None,
+    typer.Option(
+        metavar="REGEX",
+        help="Of a command: what in its log tells its rate, in named groups.",
+        rich_help_panel=Panel.SCRIPT.value,
+    ),
 ]
-ParameterCount = Annotated[str | None, typer.Option(metavar="COUNT", help="Of a command: trained parameters, such as 125M.")]
+ParameterCount = Annotated[
+    str | None,
+    typer.Option(metavar="COUNT", help="Of a command: trained parameters, such as 125M.", rich_help_panel=Panel.SCRIPT.value),
+]
 ScriptKnobs = Annotated[
     list[str] | None,
-    typer.Option("--script-knob", metavar="NAME=A,B", help="Of a command: values for its {NAME}. May be repeated."),
+    typer.Option(
+        "--script-knob",
+        metavar="NAME=A,B",
+        help="Of a command: values for its {NAME}. May be repeated.",
+        rich_help_panel=Panel.SCRIPT.value,
+    ),
 ]
 EnvironmentKnobs = Annotated[
     list[str] | None,
-    typer.Option("--environment-knob", metavar="NAME=A,B", help="Of a command: values of a variable. May be repeated."),
+    typer.Option(
+        "--environment-knob",
+        metavar="NAME=A,B",
+        help="Of a command: values of a variable. May be repeated.",
+        rich_help_panel=Panel.SCRIPT.value,
+    ),
 ]
 ReportSeconds = Annotated[
     float | None,
-    typer.Option(metavar="SECONDS", help="Of a command: until its first report. [default: half the trial's limit]"),
-]
-Failures = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="TOML of what failures mean, beside our own rows or instead of them.")
-]
-Runner = Annotated[str | None, typer.Option(metavar="NAME", help="ray or local. [default: ray]")]
-AllowUnstable = Annotated[bool, typer.Option("--allow-unstable", help="Let a trial win whose measurement did not settle.")]
-Racing = Annotated[
-    bool | None,
-    typer.Option("--racing/--no-racing", help="End a trial as soon as it can no longer be the fastest. [default: racing]"),
+    typer.Option(
+        metavar="SECONDS",
+        help="Of a command: until its first report. [default: half the trial's limit]",
+        rich_help_panel=Panel.SCRIPT.value,
+    ),
 ]
 Simple = Annotated[
     str | None,
@@ -217,21 +206,10 @@ Simple = Annotated[
         help="Search only what this framework's export says without loss: deepspeed, torchtitan, megatron, …",
     ),
 ]
-ConfirmRepeats = Annotated[
-    int | None, typer.Option(metavar="N", help="Measure finalists again, at most 3 N times in all; 0: never. [default: 3]")
+Config = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="A TOML file with any of these; options win over it.", rich_help_panel=Panel.BASIC.value),
 ]
-ControlEvery = Annotated[
-    int | None,
-    typer.Option(metavar="N", help="Search trials after which the baseline is measured again; 0: never. [default: 10]"),
-]
-EnvironmentSettings = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--environment-setting", metavar="SETTING",
-        help="NAME=VALUE pairs tried on the best layout, in processes of their own; at most 4, or standard. May be repeated.",
-    ),
-]  # fmt: skip
-Config = Annotated[Path | None, typer.Option(metavar="FILE", help="A TOML file with any of these; options win over it.")]
 
 # What is predicted for: what `predict` and `plan` share.
 

@@ -8,7 +8,7 @@ from autotune.prediction.planning.question import Question
 from autotune.text.console import Console
 from autotune.text.prediction_table import asked_text, bar_text, seconds_text
 from autotune.text.sizes import bytes_text
-from search_spaces.knobs import value_text
+from search_spaces.knob_values import value_text
 from search_spaces.trial_config import TrialConfig
 
 TIME_BAR, MEMORY_BAR = 24, 12

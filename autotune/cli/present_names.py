@@ -5,8 +5,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from typer.core import TyperGroup
+from typer.main import get_group
 
 from autotune.request.field_names import OLD_OPTIONS, given_twice, old_name_note
+
+LAZY = frozenset({"sweep", "scale", "submit"})
+"""Commands that `request_app` holds."""
 
 
 class PresentNames(TyperGroup):
@@ -15,6 +19,11 @@ class PresentNames(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[Any, Any, list[str]]:
         """See `TyperGroup.resolve_command`. RequestError: an option is given by both names."""
         name, command, words = super().resolve_command(ctx, args)
+        if name in LAZY:
+            # Built now: the declarations of a request's fields take time to load.
+            from autotune.cli.request_app import request_app
+
+            command = get_group(request_app).commands[name]
         if command is not None and not ctx.resilient_parsing:
             words = list(_present(command, words))
         return name, command, words

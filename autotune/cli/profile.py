@@ -23,7 +23,7 @@ from executor.measurement.module_profile import ModelProfile, Phases
 from executor.runners.profile import profile_model
 from search_spaces.domains import parse_domain
 from search_spaces.errors import IllegalConfigError
-from search_spaces.huggingface import is_factory_reference
+from search_spaces.models.huggingface import is_factory_reference
 from search_spaces.spaces import parse_pins
 from search_spaces.trial import Fidelity
 from search_spaces.trial_config import TrialConfig, Value

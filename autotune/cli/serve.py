@@ -26,8 +26,8 @@ from autotune.session.quick_calibration import calibrate_quickly
 from autotune.session.runners import make_replay_runner, make_runner
 from autotune.text.console import Console
 from executor.detect import local_gpus
-from search_spaces.cluster import DEVICE_KINDS
-from search_spaces.clusters import local_cluster
+from search_spaces.clusters.cluster import DEVICE_KINDS
+from search_spaces.clusters.presets import local_cluster
 from search_spaces.plain import to_plain
 from storage.records import QueueLimits, Scope
 from storage.sql import default_database_url, open_store

@@ -13,10 +13,10 @@ from autotune.prediction.planning.layouts import layouts_of
 from autotune.request.engines import capability_of
 from autotune.session.feasible import require_positions
 from autotune.text.console import Console
-from search_spaces.clusters import resolve_cluster
-from search_spaces.huggingface import is_factory_reference, resolve_model
-from search_spaces.knobs import KNOBS, domain_text
-from search_spaces.rules import check_config
+from search_spaces.clusters.presets import resolve_cluster
+from search_spaces.knob_values import KNOBS, domain_text
+from search_spaces.models.huggingface import is_factory_reference, resolve_model
+from search_spaces.rules.table import check_config
 from search_spaces.space import SearchSpace
 from search_spaces.spaces import parse_pins, resolve_space
 from search_spaces.trial import Workload

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from autotune.cli.fields import request_fields, with_import_folders
-from autotune.cli.foreground import SweepOptions, print_line, resume_line, run_job_shown, run_new, start_runner
+from autotune.cli.foreground import print_line, resume_line, run_job_shown, run_new, start_runner
+from autotune.cli.foreground_options import SweepOptions
 from autotune.cli.passed import pass_environment
 from autotune.cli.status import Status
 from autotune.cluster.ray_cluster import with_address

@@ -17,8 +17,8 @@ from autotune.evaluation.validation.markdown import (
     FIGURES,
     TITLES,
     Document,
-    how_told,
     markdown_page,
+    method_lines,
     named_figures,
     reasons,
     score_cells,
@@ -94,7 +94,7 @@ def _progress() -> Iterator[Progress | None]:
 
 def _print(document: Document) -> None:
     console = Console()
-    for sentence in how_told(document):
+    for sentence in method_lines(document):
         console.print(sentence, highlight=False, markup=False, soft_wrap=True)
     for score, columns in FIGURES.items():
         shown = Table(box=None, pad_edge=False, header_style="bold", title=TITLES[score], title_justify="left")

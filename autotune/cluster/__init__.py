@@ -1,1 +1,1 @@
-"""Which machines a job runs on: this one, a Ray cluster, what is known of it."""
+"""The machines that a job runs on: this machine or a Ray cluster, and the facts about them."""

@@ -1,4 +1,4 @@
-"""What is known of a Ray cluster: what Ray reports, what its description states, what a calibration measured."""
+"""Facts about a Ray cluster: reported by Ray, stated in its description, measured by a calibration."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -7,8 +7,8 @@ from autotune.prediction.cases.bench_cases import link_volume
 from autotune.prediction.planning.calibrated import fingerprint
 from executor.errors import RunnerError
 from executor.runners.ray.describe import RayNode, cluster_of
-from search_spaces.cluster import ClusterSpec
-from search_spaces.microbenchmark import Measured, Operation
+from search_spaces.clusters.cluster import ClusterSpec
+from search_spaces.clusters.microbenchmark import Measured, Operation
 from storage.records import CalibrationRecord, QuarantineRecord
 from storage.store import Store
 
@@ -17,48 +17,48 @@ _MESSAGES = (Operation.ALL_REDUCE, Operation.ALL_GATHER, Operation.REDUCE_SCATTE
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """A figure of the cluster's description beside what its ranks reached."""
+    """A figure of the cluster's description, and the value that its ranks reached."""
 
     what: str
     unit: str
     """FLOP/s or bytes/s."""
     stated: float | None
-    """None: the description does not say."""
+    """None: the description does not state it."""
     measured: float
 
     @property
     def share(self) -> float | None:
-        """Measured as a share of stated."""
+        """Measured value divided by the stated one."""
         return self.measured / self.stated if self.stated else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterTruth:
-    """A Ray cluster from all sides."""
+class ClusterFacts:
+    """All facts about a Ray cluster."""
 
     nodes: tuple[RayNode, ...]
     """Alive ones first."""
     cluster: ClusterSpec | None
-    """What sweeps with `--cluster ray` run on; None: it cannot be described."""
+    """The cluster that sweeps with `--cluster ray` run on; None: it cannot be described."""
     problem: str
     """Why it cannot be described; empty: it can."""
     calibration: CalibrationRecord | None
-    """The newest of just this hardware."""
+    """The newest calibration of exactly this hardware."""
     claims: tuple[Claim, ...]
     """Empty without a calibration."""
     unmeasured: tuple[str, ...]
-    """Hosts that are alive and took no part in the calibration."""
+    """Live hosts that were not part of the calibration."""
     quarantine: tuple[QuarantineRecord, ...]
-    """Nodes that no trial is given, whether or not they are here."""
+    """Nodes in quarantine, which get no trials, whether or not they are here."""
 
 
-def cluster_truth(nodes: Sequence[RayNode], store: Store) -> ClusterTruth:
-    """Put together what Ray reports of its nodes and what the database knows of such hardware."""
+def cluster_facts(nodes: Sequence[RayNode], store: Store) -> ClusterFacts:
+    """Combine Ray's report of its nodes with the database's calibrations of such hardware."""
     cluster, problem = _described([node for node in nodes if node.alive])
     found = store.calibrations(fingerprint(cluster), limit=1) if cluster is not None else []
     record = found[0] if found else None
     here = sorted({node.host for node in nodes if node.alive})
-    return ClusterTruth(
+    return ClusterFacts(
         nodes=tuple(nodes),
         cluster=cluster,
         problem=problem,
@@ -70,7 +70,7 @@ def cluster_truth(nodes: Sequence[RayNode], store: Store) -> ClusterTruth:
 
 
 def claims_of(cluster: ClusterSpec, rows: Sequence[Measured]) -> tuple[Claim, ...]:
-    """The best that the rows reached of each figure that the description states."""
+    """Return the best measured value for each figure of the description."""
     return tuple(_claims(cluster, rows))
 
 
@@ -95,7 +95,7 @@ def _claims(cluster: ClusterSpec, rows: Sequence[Measured]) -> Iterator[Claim]:
     inside = [link_volume(row) / row.seconds for row in grouped if row.group.ranks == row.group.in_node]
     if inside:
         yield Claim(what="links in a node", unit="bytes/s", stated=cluster.intra_node_bandwidth, measured=max(inside))
-    # Groups that share a node's network each carry their own volume over it at the same time.
+    # Groups that share a node's network each send their own volume over it at the same time.
     across = [link_volume(row) * row.group.sharing / row.seconds for row in grouped if row.group.ranks > row.group.in_node]
     if across:
         yield Claim(what="network of a node", unit="bytes/s", stated=cluster.inter_node_bandwidth, measured=max(across))

@@ -1,23 +1,23 @@
-"""What is here, or at a Ray address: the cluster that a request names, and whether its data and its devices are here."""
+"""The cluster that a request names, and checks that its devices and data are here, or at a Ray address."""
 
 from pathlib import Path
 
-from autotune.cluster.ray_cluster import address_of, found_cluster, require_room
+from autotune.cluster.ray_cluster import address_of, found_cluster, require_capacity
 from autotune.errors import RequestError
 from autotune.request.cluster_shape import parse_shape, reshaped
 from autotune.request.request import JobRequest
 from executor.detect import local_gpus
-from search_spaces.cluster import ClusterSpec
-from search_spaces.clusters import local_cluster, resolve_cluster
-from search_spaces.huggingface import BUILT, is_factory_reference
+from search_spaces.clusters.cluster import ClusterSpec
+from search_spaces.clusters.presets import local_cluster, resolve_cluster
+from search_spaces.models.huggingface import BUILT, is_factory_reference
 
 
 def cluster_of(request: JobRequest, live: ClusterSpec | None) -> ClusterSpec:
-    """The cluster that the request names, or as much of it as trials run on; `live`: the one that was found, for `ray`.
+    """Return the cluster that the request names, or the part that trials run on. `live`: for `ray`, the cluster that was found.
 
     Raises:
-        RequestError: the part of it that trials run on cannot be had.
-        SearchSpaceError: there is no such cluster, or it cannot be described.
+        RequestError: the part that trials run on is not available.
+        SearchSpaceError: the cluster does not exist, or cannot be described.
     """
     local = request.cluster == "local" and live is None
     ranks = _ranks_of_shape(request.tune_on) if local and request.tune_on is not None else request.ranks
@@ -29,12 +29,12 @@ def cluster_of(request: JobRequest, live: ClusterSpec | None) -> ClusterSpec:
 
 
 def cluster_here(request: JobRequest) -> ClusterSpec:
-    """The cluster that the request names, which must be what is here, or at its Ray address.
+    """Return the cluster that the request names; it must be here, or at the request's Ray address.
 
     Raises:
-        RequestError: its devices are not there.
+        RequestError: its devices are missing.
         RunnerError: no Ray answers at the address.
-        SearchSpaceError: there is no such cluster, or it cannot be described.
+        SearchSpaceError: the cluster does not exist, or cannot be described.
     """
     live = found_cluster(request)
     cluster = cluster_of(request, live)
@@ -44,12 +44,12 @@ def cluster_here(request: JobRequest) -> ClusterSpec:
 
 
 def require_here(cluster: ClusterSpec, address: str | None = None) -> None:
-    """Trials run on this machine, or on the Ray at an address: what is measured must not be told as another cluster's."""
+    """Refuse a cluster that is neither this machine nor at the Ray address: results must not be attributed to another cluster."""
     if cluster.groups and address is None:
         problem = f"{cluster.name} has nodes that differ, and the ranks of this machine are alike"
-        raise RequestError("cluster", problem, "say where it is with --ray-address; `autotune plan` predicts for any cluster")
+        raise RequestError("cluster", problem, "give its --ray-address; `autotune plan` predicts for any cluster")
     if address is not None:
-        require_room(cluster, address)
+        require_capacity(cluster, address)
         return
     if cluster.device.kind == "cpu":
         local_cluster(cluster.world_size)
@@ -57,12 +57,12 @@ def require_here(cluster: ClusterSpec, address: str | None = None) -> None:
     gpus = local_gpus()
     if cluster.nodes > 1 or gpus is None or gpus.count < cluster.devices_per_node:
         problem = f"{cluster.name} has {cluster.world_size} GPUs, and this machine has {gpus.count if gpus else 'none'}"
-        remedy = "use local, or say where it is with --ray-address; `autotune space` counts for any cluster"
+        remedy = "use local, or give its --ray-address; `autotune space` counts for any cluster"
         raise RequestError("cluster", problem, remedy)
 
 
 def require_text(request: JobRequest) -> None:
-    """Refuse data that is missing, or too short for one sample; the same bounds as the ranks have (executor.data.batches)."""
+    """Refuse data that is missing or too short for one sample; the bounds are those of the ranks (executor.data.batches)."""
     own_batches = is_factory_reference(request.model) and not request.model.startswith(BUILT)
     if request.data_path is None or own_batches:
         return
@@ -80,7 +80,7 @@ def require_text(request: JobRequest) -> None:
 
 
 def _ranks_of_shape(shape: str) -> int:
-    """Ranks of so much of this machine: each has its share of memory and cores, so that none is cut out of something larger."""
+    """Return the ranks of this part of the machine. Each rank has its full share of memory and cores."""
     nodes, devices = parse_shape("tune_on", shape)
     if nodes > 1:
         raise RequestError("tune_on", f"{shape} has {nodes} nodes, and local is one", f"write 1x{devices}, or name a cluster")

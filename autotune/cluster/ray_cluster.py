@@ -1,4 +1,4 @@
-"""The Ray cluster that a job runs on: where it is, what it is, and whether it has what the job wants."""
+"""The Ray cluster that a job runs on: its address, its description, and whether it has the job's devices."""
 
 import dataclasses
 import os
@@ -7,42 +7,43 @@ from typing import Any
 
 from autotune.errors import RequestError
 from autotune.request.request import JobRequest
-from search_spaces.cluster import ClusterSpec
+from search_spaces.clusters.cluster import ClusterSpec
 
 VARIABLES = ("AUTOTUNE_RAY_ADDRESS", "RAY_ADDRESS")
-"""Where the address is looked for when no option and no file names one; the first that is set wins."""
+"""Variables with the address if no option and no file has one; the first that is set wins."""
 ANY = "auto"
 """Ray's own name for the cluster that this machine belongs to."""
 
 
 def named_address(given: str | None = None) -> str | None:
-    """The address that was given, else that of the environment; None: there is none."""
+    """Return the given address, else that of the environment; None: there is none."""
     return given or next((os.environ[name] for name in VARIABLES if os.environ.get(name)), None)
 
 
 def with_address(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a request with the environment's address, where they leave it open and run on Ray."""
+    """Return the fields of a request with the environment's address, if they run on Ray and have no address."""
     found = named_address() if fields.get("runner", "ray") == "ray" and fields.get("ray_address") is None else None
     return {**fields, "ray_address": found} if found else {**fields}
 
 
 def run_by(request: JobRequest, runner: str | None, address: str | None) -> JobRequest:
-    """The request by that runner, at that address; None: its own runner, and the environment's address, else its own."""
-    by = runner or request.runner
-    there = (named_address(address) or request.ray_address) if by == "ray" else address
-    cluster = "local" if by != "ray" and request.cluster == "ray" else request.cluster
-    return dataclasses.replace(request, runner=by, ray_address=there, cluster=cluster)
+    """Return the request with this runner and address. Without a runner, it keeps its own. Without an address, it gets the
+    environment's, else it keeps its own."""
+    runner = runner or request.runner
+    ray_address = (named_address(address) or request.ray_address) if runner == "ray" else address
+    cluster = "local" if runner != "ray" and request.cluster == "ray" else request.cluster
+    return dataclasses.replace(request, runner=runner, ray_address=ray_address, cluster=cluster)
 
 
 def address_of(request: JobRequest) -> str | None:
-    """What the ranks of a job join; None: no Ray, or one of their own on this machine."""
+    """Return the Ray address that a job's ranks join; None: no Ray, or their own Ray on this machine."""
     if request.runner != "ray":
         return None
     return request.ray_address or ((named_address() or ANY) if request.cluster == "ray" else None)
 
 
 def found_cluster(request: JobRequest) -> ClusterSpec | None:
-    """What is at the job's address, where the request asks for just that (`ray`); None: it names its cluster.
+    """Describe the cluster at the job's address, if the request asks for it (`ray`); None: the request names its cluster.
 
     Raises:
         RunnerError: no Ray answers there, or its nodes cannot be described.
@@ -53,12 +54,12 @@ def found_cluster(request: JobRequest) -> ClusterSpec | None:
 
 
 def asked_cluster(name: str | None, address: str | None) -> tuple[str, ClusterSpec | None]:
-    """The cluster that something is predicted for, and what is at its Ray address; None: it is described, not looked at.
+    """Return the cluster's name for a prediction, and for `ray` the cluster at its address; None: the name has a description.
 
-    Nothing runs there. So the environment's address is one of `ray` alone: `local` stays this machine, whatever runs on it.
+    Nothing runs there, so the environment's address only applies to `ray`: `local` stays this machine.
 
     Raises:
-        RequestError: an address is given beside a cluster that is described.
+        RequestError: an address is given with a cluster that has a description.
         RunnerError: no Ray answers there, or its nodes cannot be described.
     """
     name = name or ("ray" if address is not None else "local")
@@ -71,11 +72,11 @@ def asked_cluster(name: str | None, address: str | None) -> tuple[str, ClusterSp
     return name, None
 
 
-def require_room(cluster: ClusterSpec, address: str) -> None:
-    """Refuse a cluster that is more than what is at a Ray address: what was measured there would be told as another's.
+def require_capacity(cluster: ClusterSpec, address: str) -> None:
+    """Refuse a cluster that exceeds the one at a Ray address: results would be attributed to another cluster.
 
     Raises:
-        RequestError: devices are missing; the line says how many.
+        RequestError: devices are missing; the message says how many.
         RunnerError: no Ray answers there.
     """
     from executor.runners.ray.describe import ray_nodes
@@ -84,7 +85,7 @@ def require_room(cluster: ClusterSpec, address: str) -> None:
 
 
 def require_devices(cluster: ClusterSpec, nodes: Sequence[Mapping[str, float]], address: str) -> None:
-    """As `require_room`, of nodes with these Ray resources."""
+    """`require_capacity` for nodes with these Ray resources."""
     if cluster.groups:
         _require_groups(cluster, nodes, address)
     if cluster.device.kind == "cpu":
@@ -96,32 +97,32 @@ def require_devices(cluster: ClusterSpec, nodes: Sequence[Mapping[str, float]], 
     wide = sum(node.get("GPU", 0) >= cluster.devices_per_node for node in nodes)
     if wide < cluster.nodes:
         gpus = int(sum(node.get("GPU", 0) for node in nodes))
-        wanted = f"{cluster.nodes} x {cluster.devices_per_node} GPUs"
+        needed = f"{cluster.nodes} x {cluster.devices_per_node} GPUs"
         has = f"{gpus} on {len(nodes)} nodes" if gpus else "no GPU"
-        problem = f"{cluster.name} is {wanted}, and Ray at {address} has {has}"
+        problem = f"{cluster.name} is {needed}, and Ray at {address} has {has}"
         raise RequestError(
             "cluster", problem, "start Ray on nodes that have them (`ray start --num-gpus`), or use --cluster ray"
         )
 
 
 def _require_groups(cluster: ClusterSpec, nodes: Sequence[Mapping[str, float]], address: str) -> None:
-    """Of nodes that differ each kind must be told from the others, and be there."""
+    """Check that each kind of node has a distinct Ray resource, and that there are enough nodes of each."""
     names = [group.ray_resource for group in cluster.groups]
     if not all(names) or len(set(names)) < len(names):
-        problem = f"{cluster.name} has nodes that differ, and it is not said how Ray tells each kind"
+        problem = f"{cluster.name} has nodes that differ, and it is not stated how Ray distinguishes each kind"
         remedy = (
             "give each [[nodes]] table a ray_resource of its own (accelerator_type:H100, or one of `ray start --resources`)"
         )
         raise RequestError("cluster", problem, remedy)
     for group in cluster.groups:
-        there = sum(node.get(group.ray_resource, 0) > 0 for node in nodes)
-        if there < group.nodes:
-            problem = f"{cluster.name} has {group.nodes} nodes with {group.ray_resource}, and Ray at {address} has {there}"
+        found = sum(node.get(group.ray_resource, 0) > 0 for node in nodes)
+        if found < group.nodes:
+            problem = f"{cluster.name} has {group.nodes} nodes with {group.ray_resource}, and Ray at {address} has {found}"
             raise RequestError("cluster", problem, "start Ray on them, with that resource, or describe what is there")
 
 
 def _described(address: str) -> ClusterSpec:
-    # Imported where it is asked for: Ray takes seconds to load.
+    # Imported on demand: Ray takes seconds to load.
     from executor.runners.ray.describe import describe_cluster
 
     return describe_cluster(address)

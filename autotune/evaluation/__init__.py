@@ -1,1 +1,1 @@
-"""Evaluation: predictions and strategies against tables of measurements, and the published procedures of other tuners."""
+"""Evaluation: predictions and strategies against tables of measurements, and published procedures of other tuners."""

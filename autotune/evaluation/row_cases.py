@@ -1,4 +1,4 @@
-"""A row of a table of measurements as a case: what it leaves out is taken from the model's size and the device's name."""
+"""A row of a table of measurements as a case: missing values are derived from the model's size and the device's name."""
 
 import re
 from dataclasses import dataclass
@@ -17,16 +17,16 @@ _LORA = re.compile(r"=\s*q?lora\b", re.IGNORECASE)
 _LORA_RANK = 16
 _EVERY_LAYER = re.compile(r"selective layer|every (second|other) layer", re.IGNORECASE)
 _CONFIGURES = re.compile(r"kernel=[^;]*|method=[^;]*|(?<!no )(?:torch\.)?compile|async ?tp", re.IGNORECASE)
-"""Parts of notes that tell of the software; the others may tell how the run ended, which must not be looked at."""
+"""Parts of notes that describe the software; the others may describe the result, which a predictor must not see."""
 FP4_GAIN = 2.1
-"""The same of 4 bits, whose products are four times as fast."""
+"""Speed of training in 4 bits relative to bf16; products are four times as fast."""
 HOST_LINK = {"v100": 12e9, "a100": 25e9, "a800": 25e9}
 HOST_BANDWIDTH = 300e9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Family:
-    """What a row's parameter count tells of its model."""
+    """Model properties inferred from a row's parameter count."""
 
     gated: bool
     tied: bool
@@ -44,23 +44,23 @@ def refusal(row: Row) -> str | None:
     if (row.num_layers or 0) < (row.pp or 1):
         return f"{row.num_layers} layers do not fill {row.pp} pipeline stages"
     if (row.seq_len or 0) < 2:
-        return f"seq_len {row.seq_len} is no training run of a language model"
+        return f"seq_len {row.seq_len} is too short to train a language model"
     return None
 
 
 def _recompute(row: Row) -> str | None:
-    """The kind of recomputation that the cell names, in whatever words are around it; None: none that is known."""
+    """The kind of recomputation named in the cell, with any other words around it; None: unknown."""
     words = re.findall(r"[a-z]+", (row.recompute or "none").lower())
     return next((kind for kind in RECOMPUTE if kind in words), None)
 
 
 def described(row: Row) -> str:
-    """What a row says of its software."""
+    """The row's description of its software."""
     return " ".join(str(part) for part in (row.framework, row.precision, *_CONFIGURES.findall(row.notes)) if part)
 
 
 def adapts(row: Row) -> bool:
-    """Whether a row's software recomputes and shards as memory asks for, where the row leaves it open."""
+    """Whether a row's software chooses recomputation and sharding by memory if the row does not state them."""
     return bool(profile(described(row).lower())["adapts"])
 
 
@@ -68,7 +68,7 @@ def case_of(row: Row) -> Cases:
     """The case of a row that `refusal` does not refuse."""
     text = described(row)
     hardware = row_hardware(row.gpu_type or "", row.gpus_per_node, row.num_gpus or 1, row.intra_bw, row.inter_bw)
-    assert hardware is not None  # refusal() asked
+    assert hardware is not None  # checked by refusal()
     family = _family(row)
     kind = row.mem_kind or ""
     software, values = software_named(text, gated=family.gated, first_rank="rank 0" in kind)
@@ -81,7 +81,7 @@ def case_of(row: Row) -> Cases:
 
 
 def _family(row: Row) -> _Family:
-    """Gated or not, tied or not: as the notes say, else as fits the stated number of parameters best."""
+    """Gated or not, tied or not: as stated in the notes, else the combination closest to the stated number of parameters."""
     noted = re.search(r"tied_embeddings=(True|False)", row.notes, re.IGNORECASE)
     hidden, layers, vocabulary = row.hidden or 1, row.num_layers or 1, row.vocab or 50_000
     query_key = 2 * hidden * hidden * (1 + (row.kv_heads or row.heads or 1) / (row.heads or 1))
@@ -125,9 +125,9 @@ def _shapes(row: Row, family: _Family, values: dict[str, float]) -> Shapes:
 
 
 def _adapter(row: Row) -> tuple[float, float]:
-    """Trainable parameters of a layer and bytes of a frozen one; nothing where all is trained.
+    """Trainable parameters per layer and bytes per frozen one; zeros if all is trained.
 
-    Four bits with a scale for each 64 values take 0.57 bytes, with scales quantised again 0.52 [Dettmers 2023, QLoRA, 3].
+    Four bits with a scale per 64 values take 0.57 bytes, with quantised scales 0.52 [Dettmers 2023, QLoRA, 3].
     """
     noted = _TRAINABLE.search(row.notes)
     if not noted and not _LORA.search(row.notes):

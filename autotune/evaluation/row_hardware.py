@@ -1,10 +1,10 @@
-"""The hardware of a row of a table: its device by name, its links in the source's words."""
+"""The hardware of a row of a table: its device by name, its links by the source's description."""
 
 import re
 from dataclasses import dataclass
 
-from search_spaces.cluster import DeviceSpec
-from search_spaces.clusters import device_preset
+from search_spaces.clusters.cluster import DeviceSpec
+from search_spaces.clusters.presets import device_preset
 from search_spaces.preset_files import preset_tables
 
 _NVL_DOMAIN = re.compile(r"NVL\s?(\d{2,3})", re.IGNORECASE)
@@ -18,15 +18,15 @@ _INTRA = {
     "v100": 150e9, "a100": 300e9, "a800": 200e9, "h100": 450e9, "h800": 200e9, "h20": 450e9, "h200": 450e9, "gh200": 450e9,
     "b200": 900e9, "b300": 900e9, "gb200": 900e9, "gb300": 900e9, "mi250x": 350e9, "mi300x": 448e9,
 }  # fmt: skip
-"""Family -> bytes/s that a device sends in its node where it has the family's own link [data sheets]; others: PCIe."""
+"""Family -> bytes/s that a device sends in its node over the family's own link [data sheets]; others: PCIe."""
 _PCIE = 25e9
 _INTER = {"v100": 12.5e9, "a100": 25e9, "a800": 25e9, "mi250x": 25e9}
-"""Bytes/s of network a device where a table says nothing: 200 Gb/s with Ampere; 400 with what came after."""
+"""Network bytes/s per device if a table does not state it: 200 Gb/s with Ampere; 400 with later families."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowHardware:
-    """What a row's cells say of its cluster."""
+    """A row's description of its cluster."""
 
     device: DeviceSpec
     family: str
@@ -36,7 +36,7 @@ class RowHardware:
 
 
 def find_device(name: str) -> tuple[str, DeviceSpec] | None:
-    """The preset whose family the name holds, of the memory that it states; None: no device that is known."""
+    """The preset whose family the name contains, with the stated memory; None: unknown device."""
     words = _WORDS.findall(name.lower())
     families = {key.partition("-")[0]: key for key in reversed(preset_tables("devices"))}
     family = next((word for word in words if word in families), None) or ("titan" if "titan" in words else None)
@@ -55,7 +55,7 @@ def find_device(name: str) -> tuple[str, DeviceSpec] | None:
 def row_hardware(
     gpu_type: str, gpus_per_node: int | None, world: int, intra: str | None, inter: str | None
 ) -> RowHardware | None:
-    """The cluster of a row; None: the device is not known."""
+    """The cluster of a row; None: unknown device."""
     found = find_device(gpu_type)
     if found is None:
         return None

@@ -1,4 +1,4 @@
-"""The analytic model as a predictor of tables of measurements, and how it is calibrated on their rows."""
+"""The analytic model as a predictor of tables of measurements, and its calibration on their rows."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,71 +20,71 @@ from autotune.prediction.fitting.fitting import fitted
 from autotune.prediction.fitting.residual import FEWEST, Residual, learned
 
 _MOST = 400
-"""Rows that coefficients are fitted on; more tell next to nothing new of a score of them."""
-_EACH = {"time": 3.0, "memory": 3.0}
-"""Rows that a source weighs at most where several are fitted together: what they keep in memory is their software's own."""
+"""Maximum number of rows for a fit; more hardly change the result."""
+_SOURCE_WEIGHT = {"time": 3.0, "memory": 3.0}
+"""Maximum weight of a source, in rows, if several are fitted together: their memory use is specific to their software."""
 _TIME_NOISE, _MEMORY_NOISE = 0.08, 0.12
-_APART = 0.3
-"""Standard deviation of the logarithm by which sources differ in what no coefficient stands for."""
-_HALF = 4.0
-"""Rows at which the spread of a band is half the measured and half the prior one."""
+_SOURCE_NOISE = 0.3
+"""Standard deviation of the logarithm between sources, from effects that no coefficient represents."""
+_HALF_PRIOR_ROWS = 4.0
+"""Number of rows at which a band's spread is half measured and half prior."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Fit:
-    """What is known of one source."""
+    """The fit for one source."""
 
     rates: Coefficients
     residual: Residual | None = None
     memory_residual: Residual | None = None
     offset: float = 0.0
-    """Logarithm of measured / predicted time that all rows of the source share, where there are too few for a residual."""
+    """Common logarithm of measured / predicted time of the source's rows, if there are too few for a residual."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Described:
-    """What is predicted of rows of one source, in parts; arrays over the rows."""
+    """Components of the predictions for rows of one source; arrays over the rows."""
 
     cases: Cases
     prediction: Prediction
-    """By the equations alone."""
+    """By the equations only."""
     learned: Array
-    """Logarithm of what the rows that it was calibrated on make of the equations' seconds."""
+    """Correction of the logarithm of the equations' seconds, learned from the calibration rows."""
     fullest: Memory
-    """Of the fullest rank, whichever a table reads."""
+    """Memory of the fullest rank, independent of the rank that a table reports."""
     beyond: Array
-    """What they make of its bytes, as a factor."""
+    """Factor on its bytes, learned from the calibration rows."""
     rates: Coefficients
 
 
 @dataclass(frozen=True, kw_only=True)
 class TablePredictor:
-    """Predicts rows of tables. Rows of a source that it was calibrated on are predicted by what that source taught."""
+    """Predicts rows of tables. Rows of a source in the calibration are predicted by the fit to that source."""
 
     known: tuple[Row, ...] | None = None
-    """Rows that it was calibrated on; None: the shipped coefficients."""
+    """Calibration rows; None: the shipped coefficients."""
     disturb: Callable[[Coefficients], Coefficients] | None = None
-    """What is done to the coefficients after they were fitted: to see what becomes of those who rely on wrong ones."""
+    """Modifies the coefficients after the fit: to test strategies that rely on wrong ones."""
     _fits: dict[str, _Fit] = field(default_factory=dict, repr=False, compare=False)
 
     def in_sample(self, rows: Sequence[Row]) -> int:
-        """How many of the rows are of sources that the shipped coefficients were fitted on."""
+        """The number of rows from sources used to fit the shipped coefficients."""
         return 0 if self.known is not None else sum(row.source in fitted_sources() for row in rows)
 
     def refusals(self, rows: Sequence[Row]) -> list[str | None]:
-        """Why each row cannot be represented."""
+        """Why each row cannot be represented; None: it can."""
         return [refusal(row) for row in rows]
 
     def calibrated(self, rows: Sequence[Row]) -> "TablePredictor":
-        """One that knows these rows and generic priors alone."""
+        """A predictor that uses only these rows and generic priors."""
         return TablePredictor(known=tuple(rows), disturb=self.disturb)
 
     def disturbed(self, disturb: Callable[[Coefficients], Coefficients] | None) -> "TablePredictor":
-        """The same with its coefficients changed so; what was fitted is not fitted anew."""
+        """The same predictor with disturbed coefficients; fits are reused."""
         return replace(self, disturb=disturb)
 
     def forecast(self, rows: Sequence[Row]) -> Forecast:
-        """Time, memory and verdict of each row, with bands that hold nine times out of ten."""
+        """Time, memory and verdict of each row, with 90 % bands."""
         found: dict[str, list[int]] = {}
         for index, row in enumerate(rows):
             found.setdefault(row.source, []).append(index)
@@ -96,14 +96,14 @@ class TablePredictor:
         return Forecast(out_of_memory=verdict, **columns)
 
     def described(self, rows: Sequence[Row]) -> Described:
-        """What is predicted of rows that are of one source and not refused, in parts."""
+        """Components of the predictions for rows of one source that are not refused."""
         fit = self._fit(rows[0].source)
-        cases = _settled(cases_of_rows(rows), rows, fit.rates)
+        cases = _resolved(cases_of_rows(rows), rows, fit.rates)
         return Described(
             cases=cases,
             prediction=predict(cases, fit.rates),
             learned=fit.residual(cases) if fit.residual else np.full(len(rows), fit.offset),
-            fullest=memory(_anywhere(cases), fit.rates),
+            fullest=memory(_on_fullest_rank(cases), fit.rates),
             beyond=np.exp(fit.memory_residual(cases)) if fit.memory_residual else np.ones(len(rows)),
             rates=fit.rates,
         )
@@ -120,7 +120,7 @@ class TablePredictor:
             "memory_bytes": read,
             "memory_bytes_low": read * np.exp(-Z90 * rates.memory_spread),
             "memory_bytes_high": read * np.exp(Z90 * rates.memory_spread),
-            "out_of_memory": 1.0 * (found.fullest.needed * found.beyond > found.fullest.usable(_anywhere(found.cases))),
+            "out_of_memory": 1.0 * (found.fullest.needed * found.beyond > found.fullest.usable(_on_fullest_rank(found.cases))),
         }
 
     def _fit(self, source: str) -> _Fit:
@@ -140,36 +140,36 @@ class TablePredictor:
         return frozenset(row.source for row in self.known or ())
 
 
-def _anywhere(cases: Cases) -> Cases:
-    """With the memory of the fullest rank, whichever was read."""
+def _on_fullest_rank(cases: Cases) -> Cases:
+    """The cases with the memory of the fullest rank, independent of the reported one."""
     return replace(cases, software=replace(cases.software, first_rank=0 * cases.software.first_rank))
 
 
-def _settled(cases: Cases, rows: Sequence[Row], rates: Coefficients) -> Cases:
-    """With the least recomputation that fits, else with divided parameters, where a row leaves these open."""
+def _resolved(cases: Cases, rows: Sequence[Row], rates: Coefficients) -> Cases:
+    """Add the least recomputation that fits, else sharded parameters, where a row does not state them."""
     adapting = np.array([adapts(row) for row in rows])
     recomputes = adapting & np.array([row.recompute is None for row in rows])
     divides = adapting & np.array([row.zero_stage is None for row in rows])
     if not (recomputes | divides).any():
         return cases
     for level in range(1, len(RECOMPUTE)):
-        cases = _raised(cases, "recompute", level, recomputes & ~_fits(cases, rates))
-    cases = _raised(cases, "zero_stage", 3, divides & ~_fits(cases, rates))
-    cases = _raised(cases, "recompute", 0, recomputes & divides & (cases.layouts.zero_stage == 3))
-    return _raised(cases, "recompute", 2, recomputes & divides & ~_fits(cases, rates))
+        cases = _with_layout(cases, "recompute", level, recomputes & ~_fits(cases, rates))
+    cases = _with_layout(cases, "zero_stage", 3, divides & ~_fits(cases, rates))
+    cases = _with_layout(cases, "recompute", 0, recomputes & divides & (cases.layouts.zero_stage == 3))
+    return _with_layout(cases, "recompute", 2, recomputes & divides & ~_fits(cases, rates))
 
 
 def _fits(cases: Cases, rates: Coefficients) -> Flags:
-    return memory(_anywhere(cases), rates).fits(cases)
+    return memory(_on_fullest_rank(cases), rates).fits(cases)
 
 
-def _raised(cases: Cases, name: str, value: float, chosen: Flags) -> Cases:
+def _with_layout(cases: Cases, name: str, value: float, chosen: Flags) -> Cases:
     changed = np.where(chosen, value, getattr(cases.layouts, name))
     return replace(cases, layouts=replace(cases.layouts, **{name: changed}))
 
 
 def as_read(held: Memory, rows: Sequence[Row]) -> Array:
-    """Of a memory prediction what each row's way of reading sees: the allocator's bytes, those reserved, or the device's."""
+    """Convert a memory prediction to each row's kind of reading: bytes allocated, reserved, or used on the device."""
     kinds = [(row.mem_kind or "").lower() for row in rows]
     device = np.array(["smi" in kind for kind in kinds])
     reserved = np.array(["reserved" in kind for kind in kinds]) | device
@@ -179,20 +179,20 @@ def as_read(held: Memory, rows: Sequence[Row]) -> Array:
 
 
 def fitted_rates(rows: Sequence[Row], *, together: bool) -> Coefficients:
-    """Coefficients from rows; `together`: rows of several sources, each of which weighs the same."""
+    """Coefficients fitted to rows; `together`: rows of several sources, with equal total weights."""
     rates = _fit_memory(rows, Coefficients(), together)
     return _fit_time(rows, rates, together)
 
 
 def _fitted_on(rows: Sequence[Row], own: bool) -> _Fit:
-    """What the rows of one source teach: coefficients, and what these leave over. Of several: coefficients alone."""
+    """Fit the rows of one source: coefficients and residuals. For several sources: only coefficients."""
     rates = fitted_rates(rows, together=not own)
     timed = [row for row in rows if step_seconds(row)]
     held = [row for row in rows if peak_bytes(row)]
     beyond = _memory_residual(held, rates) if own and len(held) >= FEWEST else None
     if not own or not timed:
         return _Fit(rates=rates, memory_residual=beyond)
-    cases = _settled(cases_of_rows(timed), timed, rates)
+    cases = _resolved(cases_of_rows(timed), timed, rates)
     errors = np.log(_times(timed) / seconds_of(cases, rates))
     if len(timed) < FEWEST:
         return _Fit(rates=rates, memory_residual=beyond, offset=float(errors.sum() / (len(timed) + 1.0)))
@@ -200,19 +200,19 @@ def _fitted_on(rows: Sequence[Row], own: bool) -> _Fit:
 
 
 def _memory_residual(held: Sequence[Row], rates: Coefficients) -> Residual:
-    cases = _settled(cases_of_rows(held), held, rates)
+    cases = _resolved(cases_of_rows(held), held, rates)
     read = as_read(memory(cases, rates), held)
     return learned(cases, np.log(np.array([peak_bytes(row) or 0.0 for row in held]) / read))
 
 
 def _fit_time(rows: Sequence[Row], before: Coefficients, together: bool) -> Coefficients:
-    """Twice: the second time with the noise that the first one found."""
+    """Fit twice: the second time with the noise found by the first."""
     timed = _spread_out([row for row in rows if step_seconds(row)])
     if not timed:
         return before
-    cases, measured = _settled(cases_of_rows(timed), timed, before), _times(timed)
-    weights = _weights(timed, _EACH["time"] if together else None)
-    noise, rates = _APART if together else _TIME_NOISE, before
+    cases, measured = _resolved(cases_of_rows(timed), timed, before), _times(timed)
+    weights = _weights(timed, _SOURCE_WEIGHT["time"] if together else None)
+    noise, rates = _SOURCE_NOISE if together else _TIME_NOISE, before
     for _ in range(2):
         rates = fitted(names("time", shared=together), before, lambda tried: seconds_of(cases, tried), measured, noise, weights)
         left = np.log(measured / seconds_of(cases, rates))
@@ -232,14 +232,14 @@ def _fit_memory(rows: Sequence[Row], before: Coefficients, together: bool) -> Co
     def predicted(tried: Coefficients) -> Array:
         return as_read(memory(cases, tried), held)
 
-    weights = _weights(held, _EACH["memory"] if together else None)
+    weights = _weights(held, _SOURCE_WEIGHT["memory"] if together else None)
     rates = fitted(names("memory", shared=together), before, predicted, measured, _MEMORY_NOISE, weights)
     left = np.log(measured / predicted(rates))
     return replace(rates, memory_spread=_spread(left, held, before.memory_spread))
 
 
 def _spread_out(rows: Sequence[Row]) -> list[Row]:
-    """At most `_MOST` of the rows, the same ones every time."""
+    """At most `_MOST` of the rows, deterministically chosen."""
     if len(rows) <= _MOST:
         return list(rows)
     chosen = np.random.default_rng(0).permutation(len(rows))[:_MOST]
@@ -260,11 +260,11 @@ def _times(rows: Sequence[Row]) -> Array:
 
 
 def _spread(left: NDArray[np.float64], rows: Sequence[Row], before: float) -> float:
-    """Standard deviation by the median, that of the middle source, drawn to the prior where there are few rows."""
+    """Standard deviation by the median, for the median source, shrunk to the prior if there are few rows."""
     sources = {row.source for row in rows}
     own = [np.abs(left[[row.source == source for row in rows]]) for source in sources]
     found = 1.4826 * float(np.median([np.median(errors) for errors in own]))
-    return float((len(left) * found + _HALF * before) / (len(left) + _HALF))
+    return float((len(left) * found + _HALF_PRIOR_ROWS * before) / (len(left) + _HALF_PRIOR_ROWS))
 
 
 def cases_of_rows(rows: Sequence[Row]) -> Cases:

@@ -1,1 +1,1 @@
-"""What a job found, explained: findings, figures and reports."""
+"""Explains the results of a job: findings and figures."""

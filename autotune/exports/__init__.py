@@ -1,4 +1,4 @@
-"""The best configuration in the formats of the frameworks."""
+"""Exports the best configuration to the formats of other frameworks."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -16,6 +16,7 @@ from autotune.exports.torch_code import export_torch
 from autotune.exports.torchtitan import export_torchtitan
 from autotune.exports.transformers import export_transformers
 from autotune.exports.winner import Winner, winner_of
+from search_spaces.plugins import Group, load_plugin, plugin_names
 
 Exporter = Callable[[dict[str, Any]], Export]
 
@@ -30,11 +31,16 @@ MAKERS: Mapping[str, Callable[[Winner], Export]] = {
     "lightning": export_lightning,
     "torch": export_torch,
 }
-"""Framework -> what makes its format; `jobs.request.SIMPLE_TARGETS` has the same names."""
+"""Framework -> the function that makes its format; `jobs.request.SIMPLE_TARGETS` has the same names."""
 
 
 def _reading(make: Callable[[Winner], Export]) -> Exporter:
     return lambda document: make(winner_of(document))
+
+
+def _of_plugin(name: str) -> Exporter:
+    """Loaded when it is used."""
+    return lambda document: load_plugin(Group.EXPORTERS, name)(winner_of(document))
 
 
 EXPORTERS: Mapping[str, Exporter] = {
@@ -43,17 +49,18 @@ EXPORTERS: Mapping[str, Exporter] = {
     "ray": _reading(export_ray),
     "slurm": _reading(export_slurm),
     "torchrun": _reading(export_torchrun),
+    **{name: _of_plugin(name) for name in plugin_names(Group.EXPORTERS)},
 }
-"""Format -> what makes it from a best-config document."""
+"""Format -> the function that makes it from a best-config document."""
 
 __all__ = ["EXPORTERS", "MAKERS", "Export", "Exporter", "exporter"]
 
 
 def exporter(name: str) -> Exporter:
-    """The exporter of that name. It raises what `winner_of` raises, and ExportRefusedError.
+    """Return the exporter of that name. The exporter raises what `winner_of` raises, and ExportRefusedError.
 
     Raises:
-        UnknownFormatError: there is none.
+        UnknownFormatError: there is no exporter of that name.
     """
     if name not in EXPORTERS:
         raise UnknownFormatError("format", f"{name!r} is not known", f"use one of {', '.join(EXPORTERS)}")

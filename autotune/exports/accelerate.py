@@ -1,4 +1,4 @@
-"""Files for `accelerate launch --config_file`: FSDP2, or DeepSpeed."""
+"""Exports files for `accelerate launch --config_file`: FSDP2 or DeepSpeed."""
 
 from typing import Any
 
@@ -55,7 +55,7 @@ DEEPSPEED_FILE = "ds_config.json"
 
 
 def export_accelerate_fsdp(winner: Winner) -> Export:
-    """Return the YAML for FSDP2, or of stage 0 for DistributedDataParallel."""
+    """Return the YAML for FSDP2, or for DistributedDataParallel at stage 0."""
     FSDP.require(winner.config)
     notes = remarks(winner, _fsdp_notes(winner), Checkpoints.DISTRIBUTED)
     content = _machines(winner, _kind(winner))
@@ -69,7 +69,7 @@ def export_accelerate_fsdp(winner: Winner) -> Export:
 
 
 def export_accelerate_deepspeed(winner: Winner) -> Export:
-    """Return the YAML that names the DeepSpeed configuration beside it."""
+    """Return the YAML that refers to the DeepSpeed configuration in the same folder."""
     DEEPSPEED.require(winner.config)
     beside = (
         f"the knobs are in {DEEPSPEED_FILE} beside this file: `autotune export --format deepspeed --out {DEEPSPEED_FILE}`",
@@ -82,7 +82,7 @@ def export_accelerate_deepspeed(winner: Winner) -> Export:
     )
     notes = remarks(winner, [*beside, *deepspeed_notes(winner)], Checkpoints.DEEPSPEED, SAME)
     content = _machines(winner, "DEEPSPEED")
-    # The DeepSpeed file states it, and Accelerate refuses to be told twice.
+    # The DeepSpeed file states it, and Accelerate refuses a second statement.
     del content["mixed_precision"]
     settings: dict[str, Any] = {
         "deepspeed_config_file": DEEPSPEED_FILE,
@@ -118,7 +118,7 @@ def _machine_notes(winner: Winner) -> list[str]:
 
 
 def _sharded(config: TrialConfig) -> bool:
-    """Whether parameters are DTensors: FSDP2 is what Accelerate composes tensor and context parallelism with."""
+    """Whether parameters are DTensors: Accelerate combines tensor and context parallelism only with FSDP2."""
     return config.zero_stage > 0 or config.model_parallel_size > 1
 
 

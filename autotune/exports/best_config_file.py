@@ -1,4 +1,4 @@
-"""A best-config document as a file: its text, and what is read from it."""
+"""Writes and reads best-config documents as files."""
 
 import json
 from pathlib import Path
@@ -14,7 +14,7 @@ SCHEMA_PATH = Path(__file__).parents[1] / "schemas" / "best-config.schema.json"
 
 
 def best_config_text(document: dict[str, Any]) -> str:
-    """The document as it is written: keys in their order, two spaces, one line end."""
+    """The file's text: keys in their order, an indent of two spaces, a final line end."""
     return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
 
 
@@ -22,7 +22,7 @@ def read_best_config(path: Path) -> dict[str, Any]:
     """Return the document in the file.
 
     Raises:
-        BestConfigError: it cannot be read, is no best-config, or is of another schema version.
+        BestConfigError: the file cannot be read, is not a best-config, or has another schema version.
     """
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
@@ -44,7 +44,7 @@ def read_best_config(path: Path) -> dict[str, Any]:
 
 
 def request_of(document: dict[str, Any]) -> JobRequest:
-    """The request that the document's job had, resolved: enough to run its best configuration again without a database.
+    """The resolved request of the document's job: enough to run its best configuration again without a database.
 
     Raises:
         BestConfigError: this version cannot read it.

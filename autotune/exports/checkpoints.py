@@ -1,4 +1,4 @@
-"""Whether checkpoints of the baseline's layout load under the best one, and by which tool if not."""
+"""Whether checkpoints of the baseline's layout load under the best layout, and which tool converts them if not."""
 
 from enum import StrEnum
 
@@ -7,27 +7,27 @@ from search_spaces.trial_config import TrialConfig
 
 
 class Checkpoints(StrEnum):
-    """Who writes and reads the checkpoints."""
+    """The library that writes and reads the checkpoints."""
 
     DEEPSPEED = "deepspeed"
     """`engine.save_checkpoint`: a file for each rank's share of the optimizer state."""
     DISTRIBUTED = "distributed"
-    """torch.distributed.checkpoint: shards by the name of the parameter, put together anew when they are loaded."""
+    """torch.distributed.checkpoint: shards by parameter name, resharded on loading."""
     TRAINER = "trainer"
-    """Transformers' Trainer: the weights by themselves, the optimizer state as DeepSpeed or torch writes it."""
+    """Transformers' Trainer: the weights separately, the optimizer state as DeepSpeed or torch writes it."""
     MEGATRON = "megatron"
-    """Megatron-LM's own, `torch_dist` by default."""
+    """Megatron-LM's formats, `torch_dist` by default."""
 
 
 LAYOUT = (
     "zero_stage", "tensor_parallel_size", "pipeline_parallel_size", "virtual_stages", "pipeline_schedule", "pipeline_split",
     "expert_parallel_size", "hsdp_shard_size", "pipeline_layout",
 )  # fmt: skip
-"""Knobs that decide which rank holds which part of the states."""
+"""Knobs that decide which rank holds which part of the model states."""
 
 
 def checkpoint_note(winner: Winner, kind: Checkpoints) -> str:
-    """One line: unchanged, or by which tool."""
+    """One line: whether the checkpoints load unchanged, or which tool converts them."""
     before, after = winner.baseline, winner.config
     if before is None:
         return "checkpoints: no baseline was measured, so that it is not known whether its checkpoints load"
@@ -38,7 +38,7 @@ def checkpoint_note(winner: Winner, kind: Checkpoints) -> str:
 
 
 def layout_changes(before: TrialConfig, after: TrialConfig, world_size: int) -> list[str]:
-    """`zero_stage 0 -> 3` for each thing that decides what a rank holds and is another one."""
+    """`zero_stage 0 -> 3` for each changed property that decides what a rank holds."""
     changes = [f"{name} {getattr(before, name)} -> {getattr(after, name)}" for name in LAYOUT if _differs(name, before, after)]
     ranks = before.zero_ranks(world_size), after.zero_ranks(world_size)
     sharded = max(before.zero_stage, after.zero_stage) > 0
@@ -48,7 +48,7 @@ def layout_changes(before: TrialConfig, after: TrialConfig, world_size: int) -> 
 
 
 def _differs(name: str, before: TrialConfig, after: TrialConfig) -> bool:
-    """Whether a knob's two values put parts elsewhere: of schedules, only the order of the stages over ranks does."""
+    """Whether a knob's two values place parts differently. Of schedules, only the assignment of stages to ranks matters."""
     if name == "pipeline_schedule":
         return _folded(before) != _folded(after)
     return bool(getattr(before, name) != getattr(after, name))

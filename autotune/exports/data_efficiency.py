@@ -1,25 +1,25 @@
-"""Schedules of the data as DeepSpeed's data efficiency library is told of them (checked against DeepSpeed 0.19.8)."""
+"""Data schedules in the format of DeepSpeed's data efficiency library (checked against DeepSpeed 0.19.8)."""
 
 from typing import Any
 
 from autotune.exports.winner import Winner
-from search_spaces.data_schedule import GRANULARITY, UNSCHEDULED_LAYERS
+from search_spaces.training.data_schedule import GRANULARITY, UNSCHEDULED_LAYERS
 
 KNOBS = frozenset({"curriculum_start_length", "curriculum_steps", "random_ltd_start_tokens", "random_ltd_steps"})
 METRIC = "seqlen_truncate"
-"""The name by which Megatron-DeepSpeed cuts samples; DeepSpeed itself knows of no name and cuts nothing."""
+"""The metric name by which Megatron-DeepSpeed truncates samples; DeepSpeed itself knows no name and truncates nothing."""
 CLUSTERS = "data_clusters"
-"""The folder that DeepSpeed's sampler makes for its lists of samples."""
+"""The folder in which DeepSpeed's sampler writes its sample lists."""
 
 
 def data_efficiency(winner: Winner) -> dict[str, Any]:
-    """The section `data_efficiency`; empty where nothing is scheduled."""
+    """The section `data_efficiency`; empty if nothing is scheduled."""
     sections = {**_sampling(winner), **_routing(winner)}
     return {"data_efficiency": {"enabled": True, "seed": winner.workload.seed, **sections}} if sections else {}
 
 
 def data_notes(winner: Winner) -> list[str]:
-    """What the program has to do beside the section."""
+    """Notes about what the program has to do besides the section."""
     config, notes = winner.config, []
     if config.curriculum_start_length:
         grown = f"over curriculum_steps={config.curriculum_steps}"

@@ -1,4 +1,4 @@
-"""A DeepSpeed configuration (checked against DeepSpeed 0.19.8)."""
+"""Exports a DeepSpeed configuration (checked against DeepSpeed 0.19.8)."""
 
 import json
 from typing import Any
@@ -9,7 +9,7 @@ from autotune.exports.coverage import Target, unplaced_notes, unstated_note
 from autotune.exports.export import Export, remarks
 from autotune.exports.winner import Winner
 from search_spaces.compression import INT8
-from search_spaces.deepspeed_config import REDUCTION, deepspeed_config, offloads_a_part
+from search_spaces.deepspeed.config import REDUCTION, deepspeed_config, offloads_a_part
 from search_spaces.trial_config import TrialConfig
 
 TARGET = Target(
@@ -49,13 +49,13 @@ OPTIMIZERS = {
     "muon": "as Muon, which takes the parameters for matrices whose attribute use_muon is True, and the rest for AdamW's",
     "adamw8bit": "no type has 8-bit moments: give deepspeed.initialize a torchao.optim.AdamW8bit or bitsandbytes' AdamW8bit",
 }
-"""Optimizer -> what is to be told of it."""
+"""Optimizer -> its note."""
 SAME = ("deepspeed",)
 """The engine that runs DeepSpeed itself."""
 
 
 def export_deepspeed(winner: Winner) -> Export:
-    """Return the JSON for `deepspeed.initialize(config=…)`; what it cannot say comes as notes."""
+    """Return the JSON for `deepspeed.initialize(config=…)`; settings that it cannot express become notes."""
     notes = remarks(winner, deepspeed_notes(winner), Checkpoints.DEEPSPEED, SAME)
     return Export(text=json.dumps(deepspeed_document(winner), indent=2) + "\n", notes=notes)
 
@@ -70,7 +70,7 @@ def deepspeed_document(winner: Winner) -> dict[str, Any]:
 
 
 def _as_stated(content: dict[str, Any], winner: Winner) -> dict[str, Any]:
-    """The configuration of a trial without the hyperparameters that only trials have."""
+    """A trial's configuration without the hyperparameters that the user did not state."""
     left = {"clip": "gradient_clipping", "optimizer": "optimizer"}
     kept = {key: value for key, value in content.items() if key not in {left[name] for name in winner.stated.missing(*left)}}
     if "optimizer" in kept:
@@ -81,7 +81,7 @@ def _as_stated(content: dict[str, Any], winner: Winner) -> dict[str, Any]:
 
 
 def _stated_notes(winner: Winner) -> list[str]:
-    """What becomes of hyperparameters. DeepSpeed reads those of an optimizer beside its type alone."""
+    """Notes about hyperparameters. DeepSpeed reads those of an optimizer only beside its type."""
     config, notes = winner.config, []
     if winner.stated.optimizer is None:
         own = "left out, hand DeepSpeed the optimizer that your program makes"
@@ -98,7 +98,7 @@ def _stated_notes(winner: Winner) -> list[str]:
 
 
 def deepspeed_notes(winner: Winner) -> list[str]:
-    """What the configuration cannot say, or DeepSpeed does not do."""
+    """Notes about what the configuration cannot express, or what DeepSpeed does not do."""
     config = winner.config
     notes = [*peft.peft_notes(winner), *data_efficiency.data_notes(winner), *_stated_notes(winner)]
     if config.zero_stage == 0:
@@ -126,18 +126,18 @@ def deepspeed_notes(winner: Winner) -> list[str]:
 
 
 def _compression_notes(config: TrialConfig) -> list[str]:
-    """ZeRO++ has keys of the same meaning; 1-bit Adam has none any more."""
+    """ZeRO++ has equivalent keys; 1-bit Adam no longer has any."""
     notes = []
     if config.gather_dtype == INT8:
         notes.append("gather_dtype=int8: as zero_quantized_weights, whose kernels are CUDA's")
     if config.secondary_shard_size:
         notes.append(f"secondary_shard_size={config.secondary_shard_size}: as zero_hpz_partition_size, for backward alone")
         if config.hsdp_shard_size:
-            told = "states and gradients are sharded over all ranks there"
-            notes.append(f"hsdp_shard_size={config.hsdp_shard_size}: {told}")
+            difference = "states and gradients are sharded over all ranks there"
+            notes.append(f"hsdp_shard_size={config.hsdp_shard_size}: {difference}")
     if config.reduce_dtype == INT8:
-        alone = "DeepSpeed sends integers at stage 3 alone; fp32 is written"
-        notes.append(f"reduce_dtype=int8: {'as zero_quantized_gradients' if config.zero_stage == 3 else alone}")
+        unsupported = "DeepSpeed sends integers at stage 3 alone; fp32 is written"
+        notes.append(f"reduce_dtype=int8: {'as zero_quantized_gradients' if config.zero_stage == 3 else unsupported}")
     if config.optimizer == "onebit_adam":
         notes += [
             "optimizer=onebit_adam: DeepSpeed 0.19.8 has no 1-bit Adam any more, AdamW is written; older ones have OneBitAdam",

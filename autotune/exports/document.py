@@ -1,4 +1,4 @@
-"""The best-config document itself."""
+"""Exports the best-config document itself."""
 
 from typing import Any
 

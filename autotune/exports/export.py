@@ -1,4 +1,4 @@
-"""What an exporter returns, and how its remarks stand in files that take comments."""
+"""The result of an exporter, and its notes as comments of the file."""
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -15,27 +15,27 @@ class Export:
     text: str
     """The file's content."""
     notes: tuple[str, ...] = ()
-    """What the format cannot say or its framework does not do, then what becomes of checkpoints, then whether the figures were
-    measured there: one line each."""
+    """One line each: what the format cannot express or its framework does not do, then how checkpoints load, then whether the
+    figures were measured in that framework."""
 
 
 def remarks(
     winner: Winner, notes: Iterable[str], checkpoints: Checkpoints | None, same: Collection[str] = ()
 ) -> tuple[str, ...]:
-    """The notes of an export.
+    """Assemble the notes of an export.
 
     Args:
-        winner: what is exported.
-        notes: what the format cannot say.
-        checkpoints: who writes them; None: what is exported touches none.
-        same: engines of ours that run the export's framework itself.
+        winner: the exported configuration.
+        notes: what the format cannot express.
+        checkpoints: the library that writes them; None: the export does not affect checkpoints.
+        same: our engines that run the export's framework itself.
     """
     kept = [] if checkpoints is None else [checkpoint_note(winner, checkpoints)]
     return (*notes, *size_note(winner), *kept, *specific_note(winner, same), verified_note(winner, same))
 
 
 def header(winner: Winner, what: str, notes: Sequence[str], mark: str = "# ") -> str:
-    """The first lines of a file that takes comments: what it is, of which job, and the notes."""
+    """The comment lines at the top of a file: its kind, its job, and the notes."""
     of = f" (job {winner.job})" if winner.job else ""
     lines = [f"{what}: the best configuration that Autotune found{of}.", *notes]
     return "".join(f"{mark}{line}\n" for line in lines)

@@ -1,4 +1,4 @@
-"""What every target that shards by torch's FSDP has to tell, and how it divides the data-parallel ranks."""
+"""Notes and replica counts that all targets based on torch's FSDP share."""
 
 from autotune.errors import ExportRefusedError
 from autotune.exports.winner import Winner
@@ -6,11 +6,11 @@ from search_spaces.trial_config import TrialConfig
 
 
 def fsdp2_notes(config: TrialConfig, nearest: str) -> list[str]:
-    """Stages and offloading that FSDP2 has not.
+    """Notes about ZeRO stages and offloading that FSDP2 does not have.
 
     Args:
-        config: what is exported.
-        nearest: how the target says that parameters stay gathered until backward.
+        config: the exported configuration.
+        nearest: the target's setting that keeps parameters gathered until backward.
     """
     notes = []
     if config.zero_stage in (1, 2):
@@ -19,7 +19,7 @@ def fsdp2_notes(config: TrialConfig, nearest: str) -> list[str]:
 
 
 def offload_notes(config: TrialConfig, name: str) -> list[str]:
-    """FSDP has one switch: parameters, gradients and optimizer state go to main memory together."""
+    """Notes about offloading. FSDP has one switch: it offloads parameters, gradients and optimizer state together."""
     optimizer, parameters = config.offload_optimizer, config.offload_param
     if parameters == "cpu":
         if optimizer == "cpu":
@@ -34,18 +34,19 @@ def offload_notes(config: TrialConfig, name: str) -> list[str]:
 
 
 def reduction_note(config: TrialConfig, name: str, remedy: str) -> list[str]:
-    """Where the target reduces in the type that it computes in, whatever is asked for."""
-    reduces, asked = config.precision, config.reduce_dtype
-    if asked == reduces or (reduces, asked) == ("fp64", "fp32"):  # of which no reduction is less exact than was asked for
+    """A note if the target always reduces in its compute dtype and another reduce_dtype is requested."""
+    reduces, requested = config.precision, config.reduce_dtype
+    if requested == reduces or (reduces, requested) == ("fp64", "fp32"):  # the reduction is at least as exact as requested
         return []
-    return [f"reduce_dtype={asked}: {name} reduces in {reduces} where it computes in {reduces}; {remedy}"]
+    return [f"reduce_dtype={requested}: {name} reduces in {reduces} where it computes in {reduces}; {remedy}"]
 
 
 def replicas(winner: Winner, form: str) -> int:
-    """Copies of the sharded states; each is shared by as many data-parallel ranks, with their context ranks.
+    """Number of copies of the sharded states. Each copy is divided among equally many data-parallel ranks and their context
+    ranks.
 
     Raises:
-        ExportRefusedError: a copy is shared by fewer ranks than a sequence is divided among.
+        ExportRefusedError: a copy is divided among fewer ranks than a sequence.
     """
     copies = winner.zero_ranks // winner.shard_size
     if winner.data_parallel_size % copies:

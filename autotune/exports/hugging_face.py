@@ -1,4 +1,4 @@
-"""What Transformers calls the parts of the models that are known by their shape."""
+"""Class names of Transformers models whose shape is known."""
 
 from collections.abc import Mapping
 
@@ -11,4 +11,4 @@ DECODER_LAYERS: Mapping[str, str] = {
     "gpt_neox": "GPTNeoXLayer",
     "mixtral": "MixtralDecoderLayer",
 }
-"""Family -> the class of its layers: what is gathered together."""
+"""Family -> the class of its layers, the unit in which FSDP gathers parameters."""

@@ -1,32 +1,32 @@
-"""Where ranks run: launch lines of torchrun, and a job for Slurm."""
+"""Exports the placement of ranks: launch lines of torchrun, and a Slurm script."""
 
 import shlex
 
 from autotune.exports.export import Export, header, remarks
 from autotune.exports.winner import Winner
-from search_spaces.command import CommandModel
 from search_spaces.environment import ENVIRONMENT
-from search_spaces.knobs import value_text
+from search_spaces.knob_values import value_text
 from search_spaces.mesh import DIMENSIONS, make_mesh
+from search_spaces.models.command import CommandModel
 from search_spaces.placeholders import FILES, files_read
 from search_spaces.trial_config import TrialConfig
 
 PORT = 29500
 FILE_FORMATS = {"config": "deepspeed", "accelerate": "accelerate-fsdp"}
-"""Placeholder of a file that a script reads -> the export that writes it."""
+"""Placeholder of a file that a script reads -> the export format that writes it."""
 VARIABLES = frozenset({"expandable_segments", ENVIRONMENT})
-"""Knobs that are environment variables, and so a launcher's to set."""
+"""Knobs that are environment variables, which the launcher sets."""
 
 
 def export_torchrun(winner: Winner) -> Export:
-    """Return a shell script with the line of each node."""
+    """Return a shell script with the launch line of each node."""
     notes = remarks(winner, layout_notes(winner), None)
     script = f"#!/bin/bash\n{header(winner, 'torchrun', notes)}{_usage(winner)}{environment(winner)}{_lines(winner)}"
     return Export(text=script, notes=notes)
 
 
 def export_slurm(winner: Winner) -> Export:
-    """Return a script for sbatch: a torchrun on each node, nodes in Slurm's order."""
+    """Return a script for sbatch that starts torchrun on each node, with nodes in Slurm's order."""
     notes = remarks(winner, layout_notes(winner), None)
     gpus = f"#SBATCH --gpus-per-node={winner.ranks_per_node}\n" if winner.on_gpus else ""
     inner = " ".join(["exec", *torchrun_words(winner, "$SLURM_NODEID", "$MASTER_ADDR"), '"$@"'])
@@ -51,7 +51,7 @@ def export_slurm(winner: Winner) -> Export:
 
 
 def torchrun_words(winner: Winner, node: str = "${NODE_RANK:-0}", address: str = "${MASTER_ADDR:-127.0.0.1}") -> list[str]:
-    """The launcher's words. Node ranks are given, not agreed upon: ranks stand where the layout has them."""
+    """The words of the torchrun command. Node ranks are fixed, not negotiated, so that ranks are placed as in the layout."""
     return [
         "torchrun",
         f"--nnodes={winner.nodes}",
@@ -64,7 +64,7 @@ def torchrun_words(winner: Winner, node: str = "${NODE_RANK:-0}", address: str =
 
 
 def script_words(winner: Winner) -> list[str]:
-    """What torchrun starts, quoted: the user's own script with its arguments; empty: whoever starts the launcher names it."""
+    """The quoted words that torchrun starts: the user's script with its arguments; empty: the user adds it."""
     words = winner.script
     if not words:
         return []
@@ -73,36 +73,36 @@ def script_words(winner: Winner) -> list[str]:
 
 
 def _arguments(winner: Winner) -> str:
-    """What is given to the launch script, as its first lines tell it."""
+    """The arguments of the launch script, for its usage line."""
     return "MORE_ARGUMENTS …" if winner.script else "train.py …"
 
 
 def files_notes(winner: Winner) -> list[str]:
-    """What writes each file that a user's own script reads."""
+    """Notes on how to write each file that the user's script reads."""
     if not isinstance(winner.model, CommandModel):
         return []
     names = files_read(winner.model)
-    if winner.model.plugin == "fsdp" and "accelerate" not in names:  # trials have it in variables
+    if winner.model.plugin == "fsdp" and "accelerate" not in names:  # in trials, variables replace this file
         names.append("accelerate")
     made = " ".join(["autotune export", *([winner.job] if winner.job else [])])
     return [f"{FILES[name]}: `{made} --format {FILE_FORMATS[name]} --out {FILES[name]}` writes it" for name in names]
 
 
 def layout_notes(winner: Winner) -> list[str]:
-    """What a launcher leaves to the program that it starts."""
+    """Notes about the settings that the launcher leaves to the program."""
     own = {*VARIABLES, *(["numa_binding"] if winner.on_gpus else [])}
     knobs = {name: value for name, value in winner.config.differences(TrialConfig()).items() if name not in own}
     knobs |= winner.stated.values()
-    told = " ".join(f"{name}={value_text(value)}" for name, value in knobs.items()) or "every knob stands at its default"
+    settings = " ".join(f"{name}={value_text(value)}" for name, value in knobs.items()) or "every knob stands at its default"
     if winner.script:
-        return [f"your script's line is filled in with the best configuration: {told}", *_script_notes(winner)]
+        return [f"your script's line is filled in with the best configuration: {settings}", *_script_notes(winner)]
     if not knobs:
-        return [f"a launcher says where ranks run; {told}"]
-    return [f"a launcher says where ranks run; the knobs are the program's to set, from another export: {told}"]
+        return [f"a launcher says where ranks run; {settings}"]
+    return [f"a launcher says where ranks run; the knobs are the program's to set, from another export: {settings}"]
 
 
 def _script_notes(winner: Winner) -> list[str]:
-    """What a user's own script needs beside its line."""
+    """Notes on what the user's script needs besides its command line."""
     assert isinstance(winner.model, CommandModel)
     notes = [*([f"start it in {winner.model.folder}"] if winner.model.folder else []), *files_notes(winner)]
     if winner.model.launcher != "torchrun":
@@ -111,7 +111,7 @@ def _script_notes(winner: Winner) -> list[str]:
 
 
 def rank_places(winner: Winner) -> list[str]:
-    """A line for each node: its ranks, and where they stand along the dimensions that have several."""
+    """A line for each node: its ranks, and their coordinates along the mesh dimensions larger than 1."""
     mesh = make_mesh(winner.config, winner.world_size)
     lines = []
     for node in range(winner.nodes):
@@ -138,7 +138,7 @@ def _usage(winner: Winner) -> str:
 
 
 def environment(winner: Winner) -> str:
-    """Lines that export the launch's variables."""
+    """Shell lines that export the launch's environment variables."""
     return "".join(f"export {name}={shlex.quote(value)}\n" for name, value in winner.env.items())
 
 

@@ -1,4 +1,4 @@
-"""A strategy for Lightning's Trainer, as Python text."""
+"""Exports a strategy for Lightning's Trainer as Python code."""
 
 from dataclasses import dataclass
 
@@ -47,24 +47,24 @@ LOADER = '"""The batch_size of the DataLoader."""\n'
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Strategy:
-    """What is written, and what of it has to be told."""
+    """The code of a strategy, and its notes."""
 
     imports: tuple[str, ...]
     made: str
-    """The expression that makes it."""
+    """The expression that creates it."""
     notes: tuple[str, ...]
     checkpoints: Checkpoints = Checkpoints.DISTRIBUTED
     same: tuple[str, ...] = ()
-    """Engines of ours that run what is under it."""
+    """Our engines that run the library on which it is based."""
     before: str = ""
-    """Lines that it needs before it."""
+    """Code lines that must precede it."""
 
 
 def export_lightning(winner: Winner) -> Export:
     """Return a module with `strategy`, and the arguments of the Trainer around it."""
     strategy = _strategy(winner)
-    told = [*_shared_notes(winner), *_stated_notes(winner, strategy), *strategy.notes]
-    notes = remarks(winner, told, strategy.checkpoints, strategy.same)
+    own_notes = [*_shared_notes(winner), *_stated_notes(winner, strategy), *strategy.notes]
+    notes = remarks(winner, own_notes, strategy.checkpoints, strategy.same)
     parts = [
         header(winner, "Lightning", notes),
         "\n".join(sorted(strategy.imports)) + "\n",
@@ -76,7 +76,7 @@ def export_lightning(winner: Winner) -> Export:
 
 
 def _strategy(winner: Winner) -> _Strategy:
-    """DDP without sharding; DTensors for tensor parallelism; FSDP for what it alone says; else DeepSpeed, which has buckets."""
+    """DDP without sharding; DTensors for tensor parallelism; FSDP for settings only it has; else DeepSpeed (has buckets)."""
     config = winner.config
     if config.tensor_parallel_size > 1:
         return _model_parallel(winner)
@@ -151,7 +151,7 @@ def _model_parallel(winner: Winner) -> _Strategy:
 
 def _deepspeed(winner: Winner) -> _Strategy:
     FSDP.require(winner.config)
-    # Lightning fills the batch in from the Trainer and the DataLoader, and refuses to be told of accumulation here.
+    # Lightning takes the batch size from the Trainer and the DataLoader, and refuses accumulation steps here.
     config = {name: value for name, value in deepspeed_document(winner).items() if name not in BATCH}
     return _Strategy(
         imports=("from lightning.pytorch.strategies import DeepSpeedStrategy",),
@@ -178,13 +178,13 @@ def _trainer(winner: Winner, strategy: _Strategy) -> dict[str, object]:
 
 def _precision(winner: Winner, strategy: _Strategy) -> str:
     precision = winner.config.precision
-    # DeepSpeed's configuration states bf16 for fp8, whose products are the model's affair.
+    # For fp8, DeepSpeed's configuration states bf16; the model itself computes the fp8 products.
     by_deepspeed = precision == "fp8" and strategy.checkpoints is Checkpoints.DEEPSPEED
     return PRECISIONS["bf16" if by_deepspeed else precision]
 
 
 def _stated_notes(winner: Winner, strategy: _Strategy) -> list[str]:
-    """DeepSpeed's strategy has notes of its own."""
+    """Notes about hyperparameters; DeepSpeed's strategy has its own."""
     if strategy.checkpoints is Checkpoints.DEEPSPEED:
         return []
     made = "it belongs to the optimizer that configure_optimizers makes"

@@ -1,17 +1,17 @@
-"""Arguments of Megatron-LM's pretrain_gpt.py (names as in commit 000c4ac24f61, see tests)."""
+"""Exports the arguments of Megatron-LM's pretrain_gpt.py (names as in commit 000c4ac24f61, see tests)."""
 
 from autotune.exports import peft
 from autotune.exports.checkpoints import Checkpoints
-from autotune.exports.coverage import Target, marks_note, unstated_note
+from autotune.exports.coverage import Target, marks_note, spelled, spelled_words, unstated_note
 from autotune.exports.export import Export, header, remarks
 from autotune.exports.launch import environment, torchrun_words
 from autotune.exports.model_parts import lacking
 from autotune.exports.winner import Winner
 from search_spaces.compression import INT8
-from search_spaces.loss_scale import GROWTH_INTERVAL, INITIAL_SCALE_POWER, LEAST_SCALE
-from search_spaces.model import ModelSpec, Norm, Position
+from search_spaces.models.model import ModelSpec, Norm, Position
+from search_spaces.models.pipeline import split_layers
 from search_spaces.optimizers import SGD_MOMENTUM
-from search_spaces.pipeline import split_layers
+from search_spaces.training.loss_scale import GROWTH_INTERVAL, INITIAL_SCALE_POWER, LEAST_SCALE
 from search_spaces.trial_config import TrialConfig
 
 QUEUES = "CUDA_DEVICE_MAX_CONNECTIONS"
@@ -24,7 +24,7 @@ TARGET = Target(
         "virtual_stages", "pipeline_schedule", "pipeline_split", "context_parallel_size", "expert_parallel_size",
         "activation_checkpointing", "checkpoint_every_k", "precision", "rank_order", "attention_backend", "expandable_segments",
         "pipeline_layout", "accumulation_dtype", "optimizer", "environment", "context_parallel_method", "attention_window",
-        "gc_interval", "overlap_param_gather", "offload_activations", "async_tensor_parallel", "cuda_graphs", *peft.KNOBS,
+        *spelled("megatron"), "overlap_param_gather", "offload_activations", "async_tensor_parallel", "cuda_graphs", *peft.KNOBS,
     }),
     elsewhere={
         "prefetch_bucket_size": "--suggested-communication-unit-size is the nearest, for gathers and reductions together",
@@ -40,12 +40,12 @@ TARGET = Target(
     },
 )  # fmt: skip
 SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
-"""ZeRO stage -> the strategy of Megatron-FSDP."""
+"""ZeRO stage -> Megatron-FSDP's sharding strategy."""
 ATTENTION = {"flash": "flash", "cudnn": "fused", "math": "unfused"}
-"""Kernel -> what Transformer Engine, which runs attention there, calls it."""
+"""Attention kernel -> its name in Transformer Engine, which runs attention there."""
 BUILT_IN = ("experts", "a capacity of experts", "a load-balance loss", "tied embeddings")
 LOOPED = ("1f1b", "interleaved_1f1b")
-"""Schedules that Megatron-LM has."""
+"""Pipeline schedules that Megatron-LM has."""
 
 
 def export_megatron(winner: Winner) -> Export:
@@ -59,7 +59,7 @@ def export_megatron(winner: Winner) -> Export:
 
 
 def _environment(winner: Winner) -> str:
-    # Megatron-LM asks for one hardware queue where it overlaps tensor or context parallel communication.
+    # Megatron-LM requires one hardware queue if it overlaps tensor-parallel or context-parallel communication.
     overlaps = winner.config.tensor_parallel_size > 1 or winner.config.context_parallel_size > 1
     return environment(winner) + (f"export {QUEUES}=1\n" if overlaps and QUEUES not in winner.env else "")
 
@@ -77,8 +77,7 @@ def _layout(winner: Winner) -> list[str]:
     ]
     if not winner.on_gpus:
         lines.append("--distributed-backend gloo")
-    if config.gc_interval:
-        lines += ["--manual-gc", f"--manual-gc-interval {config.gc_interval}"]
+    lines += spelled_words(config, "megatron")
     if _captures(config):
         lines += ["--cuda-graph-impl local", "--te-rng-tracker"]
     if _offloads_activations(winner) and winner.shape is not None:
@@ -87,7 +86,7 @@ def _layout(winner: Winner) -> list[str]:
 
 
 def _stated(winner: Winner) -> list[str]:
-    """Hyperparameters. Megatron-LM does not start without a learning rate: whoever starts the script gives it."""
+    """Hyperparameters. Megatron-LM needs a learning rate: if none is stated, the script reads the variable LR."""
     stated = winner.stated
     lines = ['--lr "${LR:?your learning rate}"' if stated.lr is None else f"--lr {stated.lr}"]
     if stated.weight_decay is not None:
@@ -102,14 +101,14 @@ def _stated(winner: Winner) -> list[str]:
 
 
 def _offloads_activations(winner: Winner) -> bool:
-    """Whether Megatron-LM can: of a model whose layers are known, on one pipeline rank, without recomputation."""
+    """Whether Megatron-LM can offload them: for a model with known layers, on one pipeline rank, without recomputation."""
     config = winner.config
-    alone = config.pipeline_parallel_size == 1 and config.activation_checkpointing == "none"
-    return config.offload_activations and alone and winner.shape is not None and winner.shape.num_layers > 1
+    supported = config.pipeline_parallel_size == 1 and config.activation_checkpointing == "none"
+    return config.offload_activations and supported and winner.shape is not None and winner.shape.num_layers > 1
 
 
 def _captures(config: TrialConfig) -> bool:
-    """Whether Megatron-LM's graphs of whole layers go with it: Megatron-FSDP gathers and frees parameters at will."""
+    """Whether Megatron-LM can capture whole layers as CUDA graphs. Megatron-FSDP gathers and frees parameters dynamically."""
     return config.cuda_graphs and config.zero_stage < min(SHARDING)
 
 
@@ -123,7 +122,7 @@ def _parallel(winner: Winner) -> list[str]:
         lines.append(f"--expert-model-parallel-size {config.expert_parallel_size}")
     if config.context_parallel_method == "ulysses":
         lines.append("--cp-comm-type a2a")
-    if config.attention_window:  # tokens before one's own, and after it
+    if config.attention_window:  # the number of tokens before and after the current one
         lines.append(f"--window-size {config.attention_window - 1},0")
     if config.rank_order == "tp-cp-pp-dp":
         lines.append("--use-tp-pp-dp-mapping")
@@ -136,9 +135,9 @@ def _parallel(winner: Winner) -> list[str]:
 
 
 def pipeline_layout(shape: ModelSpec, config: TrialConfig, sequence_length: int) -> str:
-    """The layers of every stage, E being the embedding, t a layer and L the loss: `Ett|tt|tt|tL`.
+    """The layers of every stage as `Ett|tt|tt|tL`: E is the embedding, t a layer and L the loss.
 
-    Megatron-LM deals the stages out to the ranks in turn, as the schedules of `LOOPED` do.
+    Megatron-LM assigns the stages to the ranks in turn, as the schedules of `LOOPED` do.
     """
     parts = ["t" * len(layers) for layers in split_layers(shape, config, sequence_length)]
     parts[0], parts[-1] = f"E{parts[0]}", f"{parts[-1]}L"
@@ -150,7 +149,7 @@ def _sharded(winner: Winner) -> list[str]:
     if config.overlap_comm:
         lines.append("--overlap-grad-reduce")
     if config.zero_stage >= 1:
-        # Of Megatron-FSDP, which gathers on use, the same word says that it gathers ahead.
+        # Megatron-FSDP gathers on use; there the same option makes it prefetch.
         ahead = config.overlap_comm and (config.overlap_param_gather or config.zero_stage == 3)
         lines += ["--use-distributed-optimizer", *(["--overlap-param-gather"] if ahead else [])]
     if config.zero_stage >= 2:
@@ -208,7 +207,7 @@ def _model(winner: Winner) -> list[str]:
 
 
 def _kinds(shape: ModelSpec) -> list[str]:
-    wanted = {
+    options = {
         f"--group-query-attention --num-query-groups {shape.num_key_value_heads}": (
             shape.num_key_value_heads != shape.num_attention_heads
         ),
@@ -225,7 +224,7 @@ def _kinds(shape: ModelSpec) -> list[str]:
         "--moe-token-drop-policy position": shape.capacity_factor > 0,
         f"--moe-router-load-balancing-type seq_aux_loss --moe-aux-loss-coeff {shape.load_balance}": shape.load_balance > 0,
     }
-    return [line for line, holds in wanted.items() if holds]
+    return [line for line, holds in options.items() if holds]
 
 
 def _notes(winner: Winner) -> list[str]:
@@ -238,8 +237,8 @@ def _notes(winner: Winner) -> list[str]:
     if shape is not None:
         notes += _shape_notes(shape)
     elif config.pipeline_parallel_size > 1:
-        told = f"virtual_stages={config.virtual_stages}, pipeline_split={config.pipeline_split}"
-        notes.append(f"{told}: give --pipeline-model-parallel-layout your model's layers")
+        stages = f"virtual_stages={config.virtual_stages}, pipeline_split={config.pipeline_split}"
+        notes.append(f"{stages}: give --pipeline-model-parallel-layout your model's layers")
     if config.attention_backend not in ("best", *ATTENTION):
         notes.append(f"attention_backend={config.attention_backend}: Transformer Engine has no such kernel")
     if config.pipeline_parallel_size > 1 and config.pipeline_schedule not in LOOPED:
@@ -260,8 +259,8 @@ def _notes(winner: Winner) -> list[str]:
     if config.overlap_param_gather and not config.overlap_comm:
         notes.append("overlap_param_gather=True: Megatron-LM takes it beside --overlap-grad-reduce alone")
     if config.async_tensor_parallel and not config.sequence_parallel:
-        told = "forward takes --sequence-parallel; in backward Megatron-LM has it anyway"
-        notes.append(f"async_tensor_parallel=True: {told}")
+        condition = "forward takes --sequence-parallel; in backward Megatron-LM has it anyway"
+        notes.append(f"async_tensor_parallel=True: {condition}")
     if config.precision == "fp64" or config.reduce_dtype in ("fp16", INT8):
         notes.append(f"precision={config.precision}, reduce_dtype={config.reduce_dtype}: not among Megatron-LM's")
     if winner.gradient_accumulation_steps > 1 and config.accumulation_dtype != config.reduce_dtype:
@@ -274,7 +273,7 @@ def _notes(winner: Winner) -> list[str]:
 
 
 def _shape_notes(shape: ModelSpec) -> list[str]:
-    """What of the model's shape no argument says."""
+    """Notes about properties of the model's shape that no argument expresses."""
     missing, notes = lacking(shape, BUILT_IN), []
     if missing:
         notes.append(f"pretrain_gpt.py's model is written without {', '.join(missing)}: add them")

@@ -1,8 +1,8 @@
-"""What a model may have that a target's built-in one has not."""
+"""Parts of a model that a target's built-in model may lack."""
 
 from collections.abc import Callable, Collection, Mapping
 
-from search_spaces.model import ModelSpec
+from search_spaces.models.model import ModelSpec
 
 PARTS: Mapping[str, Callable[[ModelSpec], bool]] = {
     "experts": lambda shape: shape.num_experts > 0,
@@ -15,9 +15,9 @@ PARTS: Mapping[str, Callable[[ModelSpec], bool]] = {
     "projected embeddings": lambda shape: shape.embedding_size > 0,
     "adapters": lambda shape: shape.adapts,
 }
-"""Part, as a note names it -> whether a model has it."""
+"""Name of the part in notes -> whether a model has it."""
 
 
 def lacking(shape: ModelSpec, built_in: Collection[str]) -> list[str]:
-    """The parts of the model that are none of those that the target has built in."""
+    """The model's parts that the target's built-in model lacks."""
     return [part for part, has in PARTS.items() if part not in built_in and has(shape)]

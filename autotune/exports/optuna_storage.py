@@ -1,4 +1,4 @@
-"""A database of Optuna's, opened and closed."""
+"""Opens and closes an Optuna storage."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,10 +12,10 @@ from autotune.errors import RequestError
 
 @contextmanager
 def optuna_storage(url: str, field: str) -> Iterator[RDBStorage]:
-    """The storage at the URL; `field` is what an error names.
+    """Open the storage at the URL; errors name `field`.
 
     Raises:
-        RequestError: it cannot be opened, read or written.
+        RequestError: the storage cannot be opened, read or written.
     """
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     storage = None
@@ -25,8 +25,8 @@ def optuna_storage(url: str, field: str) -> Iterator[RDBStorage]:
     except RequestError:
         raise
     except (SQLAlchemyError, ImportError, RuntimeError, ValueError) as error:
-        told = " ".join(str(error).split())[:200]
-        raise RequestError(field, f"{url} cannot be used ({told})", "give a URL such as sqlite:///studies.db") from error
+        reason = " ".join(str(error).split())[:200]
+        raise RequestError(field, f"{url} cannot be used ({reason})", "give a URL such as sqlite:///studies.db") from error
     finally:
         if storage is not None:
             storage.remove_session()

@@ -1,4 +1,4 @@
-"""A job as a study of Optuna's: its knobs are the parameters, samples/s the value."""
+"""Exports a job as an Optuna study: its knobs are the parameters, samples/s is the value."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
@@ -12,29 +12,29 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 from autotune.errors import RequestError
 from autotune.exports.optuna_storage import optuna_storage
 from search_spaces.knob import Kind
-from search_spaces.knobs import KNOBS
+from search_spaces.knob_values import KNOBS
 from search_spaces.outcome import Outcome
 from search_spaces.trial_config import TrialConfig, Value
 from storage.records import JobRecord, TrialRecord
 
 FITS = "fits"
-"""The constraint: 1 of a configuration that can never run (out of memory, refused), else 0."""
+"""Name of the constraint: 1 for a configuration that can never run (out of memory, refused), else 0."""
 STATES = {Outcome.OK: TrialState.COMPLETE, Outcome.PRUNED: TrialState.PRUNED}
-"""All other outcomes are FAIL: Optuna knows no more of them."""
+"""Outcome -> Optuna state. All other outcomes become FAIL."""
 IMPOSSIBLE = (Outcome.INFEASIBLE, Outcome.INVALID)
 
 
 def write_study(storage: str, name: str, job: JobRecord, trials: Sequence[TrialRecord]) -> str:
-    """Write the job's trials that have an outcome, in their order; return the study's name.
+    """Write the job's trials that have an outcome, in order; return the study's name.
 
     Raises:
-        RequestError: the storage cannot be used, or has a study of that name.
+        RequestError: the storage cannot be used, or already has a study of that name.
     """
     with optuna_storage(storage, "storage") as opened:
         try:
             study = optuna.create_study(storage=opened, study_name=name, direction="maximize")
         except DuplicatedStudyError as error:
-            raise RequestError("name", f"{storage} has a study {name!r} already", "give another --name") from error
+            raise RequestError("name", f"{storage} already has a study {name!r}", "give another --name") from error
         for key, value in _about(job).items():
             study.set_user_attr(key, value)
         study.add_trials(study_trials(job, trials))
@@ -42,14 +42,14 @@ def write_study(storage: str, name: str, job: JobRecord, trials: Sequence[TrialR
 
 
 def study_trials(job: JobRecord, trials: Iterable[TrialRecord]) -> list[FrozenTrial]:
-    """Each trial that has an outcome as Optuna keeps it."""
+    """Each trial that has an outcome, as an Optuna trial."""
     ended = [trial for trial in trials if trial.outcome is not None]
     distributions = _distributions(job, [trial.config for trial in ended])
     return [_frozen(trial, distributions) for trial in ended]
 
 
 def _distributions(job: JobRecord, configs: Sequence[TrialConfig]) -> dict[str, BaseDistribution]:
-    """Of the knobs that are searched, as far as that is known, and of all that differ between trials."""
+    """Distributions of the searched knobs, if the request has them, and of all knobs that differ between trials."""
     domains: Mapping[str, Sequence[Value]] = job.request.get("resolved_domains") or {}
     found = {}
     for name in KNOBS:
@@ -81,7 +81,7 @@ def _frozen(trial: TrialRecord, distributions: dict[str, BaseDistribution]) -> F
         params={name: getattr(trial.config, name) for name in distributions},
         distributions=distributions,
         user_attrs=_attributes(trial),
-        # Where Optuna looks for what a pruned trial had reached.
+        # Optuna reads the last value of a pruned trial from here.
         intermediate_values={0: rate} if rate is not None and state is TrialState.PRUNED else {},
         constraints={FITS: 1.0 if trial.outcome in IMPOSSIBLE else 0.0},
     )
@@ -91,7 +91,7 @@ def _frozen(trial: TrialRecord, distributions: dict[str, BaseDistribution]) -> F
 
 
 def _attributes(trial: TrialRecord) -> dict[str, Any]:
-    """What Optuna has no place for."""
+    """User attributes for what Optuna has no field for."""
     result = trial.result
     attributes: dict[str, Any] = {
         "trial": trial.number,
@@ -116,10 +116,10 @@ def _attributes(trial: TrialRecord) -> dict[str, Any]:
 def _about(job: JobRecord) -> dict[str, Any]:
     request = job.request
     names = ("model", "cluster", "engine", "space", "strategy", "seed", "global_batch_size", "sequence_length", "ranks")
-    told = {"job": job.id, "state": job.state.value, "value": "samples_per_second"}
-    return {**told, **{name: request.get(name) for name in names}}
+    attributes = {"job": job.id, "state": job.state.value, "value": "samples_per_second"}
+    return {**attributes, **{name: request.get(name) for name in names}}
 
 
 def _naive(time: datetime) -> datetime:
-    """Optuna keeps local times without a zone."""
+    """The local time without a zone, as Optuna stores it."""
     return time.astimezone().replace(tzinfo=None)

@@ -1,13 +1,14 @@
-"""Adapters and virtual tokens in the words of PEFT (0.21) and of Megatron-Bridge: what a program does that wraps its model."""
+"""Notes on how a program adds adapters and virtual tokens to its model with PEFT (0.21) or Megatron-Bridge."""
 
 from collections.abc import Mapping
 
 from autotune.exports.winner import Winner
-from search_spaces.adapters import ALPHA_PER_RANK, METHODS, TARGETS, adapts
+from search_spaces.knobs.conditions import METHODS
+from search_spaces.training.adapters import ALPHA_PER_RANK, TARGETS, adapts
 from search_spaces.trial_config import TrialConfig
 
 KNOBS = frozenset({*METHODS, "lora_targets", "frozen_dtype"})
-"""What the notes below tell of."""
+"""Knobs that the notes of this module cover."""
 _LLAMA = {
     "query": "q_proj", "key": "k_proj", "value": "v_proj", "output": "o_proj",
     "gate": "gate_proj", "up": "up_proj", "down": "down_proj",
@@ -31,14 +32,14 @@ TRANSFORMERS: Mapping[str, Mapping[str, str]] = {
         **_LLAMA, "gate": "experts.gate_up_proj", "up": "experts.gate_up_proj", "down": "experts.down_proj",
     },
 }  # fmt: skip
-"""Family -> matrix -> what its module is called in Transformers; several matrices under one name are one there."""
+"""Family -> matrix -> its module name in Transformers; matrices with the same name are fused there."""
 PARAMETERS = frozenset({"experts.gate_up_proj", "experts.down_proj"})
-"""Names that are of a parameter of all experts, not of a module."""
+"""Names of parameters of all experts, which are not modules."""
 LOADED = {
     "nf4": "load_in_4bit=True, bnb_4bit_quant_type='nf4', bnb_4bit_use_double_quant=False",
     "int8": "load_in_8bit=True",
 }
-"""Value of `frozen_dtype` -> what a `transformers.BitsAndBytesConfig` is told."""
+"""Value of `frozen_dtype` -> arguments of `transformers.BitsAndBytesConfig`."""
 COMPUTED = {"bf16": "torch.bfloat16", "fp16": "torch.float16", "fp32": "torch.float32", "fp64": "torch.float64"}
 MEGATRON = {
     "query": "linear_q", "key": "linear_k", "value": "linear_v", "output": "linear_proj",
@@ -47,11 +48,11 @@ MEGATRON = {
 
 
 def peft_notes(winner: Winner) -> list[str]:
-    """How a Transformers model gets what is trained beside it, where the configuration freezes the model."""
+    """How to add the trained parts to a Transformers model, if the configuration freezes the model."""
     if not adapts(winner.config):
         return []
-    told = [_low_rank_note(winner)] if winner.config.lora_rank else _other_notes(winner)
-    return [*told, *_quantised_notes(winner)]
+    notes = [_low_rank_note(winner)] if winner.config.lora_rank else _other_notes(winner)
+    return [*notes, *_quantised_notes(winner)]
 
 
 def _low_rank_note(winner: Winner) -> str:
@@ -66,11 +67,11 @@ def _low_rank_note(winner: Winner) -> str:
     one = f"; {_fused(called)} has one adapter there" if _fused(called) else ""
     rank = config.lora_rank
     made = f"peft.LoraConfig(r={rank}, lora_alpha={ALPHA_PER_RANK * rank}, {targets}, task_type='CAUSAL_LM')"
-    return f"{_told(winner)}: give the model to peft.get_peft_model with {made}{one}"
+    return f"{_lora_knobs(winner)}: give the model to peft.get_peft_model with {made}{one}"
 
 
 def _other_notes(winner: Winner) -> list[str]:
-    """Virtual tokens, which PEFT has, and bottlenecks, which it has not."""
+    """Notes about virtual tokens, which PEFT has, and bottleneck adapters, which it does not have."""
     config = winner.config
     if size := config.adapter_size:
         hidden = f"{winner.shape.hidden_size} / {size}" if winner.shape is not None else f"HIDDEN_SIZE / {size}"
@@ -87,14 +88,14 @@ def _other_notes(winner: Winner) -> list[str]:
 
 
 def megatron_bridge_notes(winner: Winner) -> list[str]:
-    """How a Megatron model gets what is trained beside it, where the configuration freezes the model."""
+    """How to add the trained parts to a Megatron model, if the configuration freezes the model."""
     config = winner.config
     if not adapts(config):
         return []
     notes = [_canonical_note(winner)] if config.lora_rank else _absent_notes(config)
     if config.frozen_dtype != "same":
-        told = f"frozen_dtype={config.frozen_dtype}"
-        notes.append(f"{told}: it keeps frozen matrices in the precision; expect their memory")
+        setting = f"frozen_dtype={config.frozen_dtype}"
+        notes.append(f"{setting}: it keeps frozen matrices in the precision; expect their memory")
     return notes
 
 
@@ -108,7 +109,9 @@ def _canonical_note(winner: Winner) -> str:
     rank, targets = winner.config.lora_rank, [MEGATRON[matrix] for matrix in _matrices(winner)]
     experts = ", share_expert_adapters=False" if winner.shape is not None and winner.shape.num_experts else ""
     made = f"CanonicalLoRA(target_modules={targets}, dim={rank}, alpha={ALPHA_PER_RANK * rank}{experts})"
-    return f"{_told(winner)}: pretrain_gpt.py has no adapters; train by Megatron-Bridge with megatron.bridge.peft's {made}"
+    return (
+        f"{_lora_knobs(winner)}: pretrain_gpt.py has no adapters; train by Megatron-Bridge with megatron.bridge.peft's {made}"
+    )
 
 
 def _quantised_notes(winner: Winner) -> list[str]:
@@ -116,7 +119,7 @@ def _quantised_notes(winner: Winner) -> list[str]:
     if dtype == "same":
         return []
     computed = f", bnb_4bit_compute_dtype={precision}" if dtype == "nf4" else ""
-    # Bytes are sharded as what they are said to be: of one type with all else.
+    # FSDP shards the packed bytes in their storage dtype, which must equal that of the other parameters.
     stored = f", bnb_4bit_quant_storage={precision}" if dtype == "nf4" and winner.config.zero_stage == 3 else ""
     scaled = "; bitsandbytes scales 8 bits by the row, not by 64 values, and multiplies in 8 bits" if dtype == "int8" else ""
     if dtype == "int8" and winner.config.zero_stage == 3:
@@ -131,9 +134,9 @@ def _matrices(winner: Winner) -> list[str]:
 
 
 def _fused(called: list[str]) -> str:
-    """The first name that stands for several matrices; empty: none does."""
+    """The first module name that covers several matrices; empty: none."""
     return next((name for place, name in enumerate(called) if name in called[:place]), "")
 
 
-def _told(winner: Winner) -> str:
+def _lora_knobs(winner: Winner) -> str:
     return f"lora_rank={winner.config.lora_rank}, lora_targets={winner.config.lora_targets}"

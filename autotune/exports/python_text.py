@@ -1,11 +1,11 @@
-"""Values as Python text, as a formatter would leave them."""
+"""Writes values as formatted Python code."""
 
 import json
 from collections.abc import Mapping
 
 
 def python_text(value: object, indent: str = "") -> str:
-    """The value as an expression: tables over several lines, text in double quotes."""
+    """The value as an expression: mappings on several lines, text in double quotes."""
     if isinstance(value, Mapping):
         if not value:
             return "{}"

@@ -1,4 +1,4 @@
-"""A script for Ray Train: the scaling configuration, and a trainer around it."""
+"""Exports a script for Ray Train: the scaling configuration and a trainer."""
 
 from autotune.exports.export import Export, header, remarks
 from autotune.exports.launch import layout_notes, rank_places
@@ -44,7 +44,7 @@ _START = '    ray.init(runtime_env={"env_vars": environment})  # what libraries 
 
 
 def export_ray(winner: Winner) -> Export:
-    """Return the script. It checks that Ray placed the ranks as the layout has them."""
+    """Return the script. It checks that Ray placed the ranks as in the layout."""
     notes = remarks(winner, layout_notes(winner), None)
     text = SCRIPT.format(
         places="".join(f"# {line}\n" for line in rank_places(winner)),

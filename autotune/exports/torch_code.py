@@ -1,4 +1,4 @@
-"""Plain torch code: FSDP2, tensor parallelism and pipelines, which runs as written."""
+"""Exports plain, runnable torch code: FSDP2, tensor parallelism and pipelines."""
 
 import importlib.resources
 
@@ -13,10 +13,10 @@ from autotune.exports.model_parts import lacking
 from autotune.exports.python_text import python_text
 from autotune.exports.winner import Winner
 from search_spaces.compression import INT8
-from search_spaces.loss_scale import scales_losses
 from search_spaces.mesh import ABBREVIATIONS
-from search_spaces.model import ModelSpec, Norm, Position
-from search_spaces.pipeline import ZERO_BUBBLE_SCHEDULES, split_layers, stages_of_rank
+from search_spaces.models.model import ModelSpec, Norm, Position
+from search_spaces.models.pipeline import ZERO_BUBBLE_SCHEDULES, split_layers, stages_of_rank
+from search_spaces.training.loss_scale import scales_losses
 from search_spaces.trial_config import TrialConfig
 
 TARGET = Target(
@@ -37,19 +37,19 @@ SCHEDULES = {
     "zbv": "ScheduleZBVZeroBubble", "dualpipev": "ScheduleDualPipeV",
 }  # fmt: skip
 SAME = ("fsdp2", "ddp")
-"""The engines that run torch's own."""
+"""Our engines that run torch's own implementations."""
 SMALL = ModelSpec(
     name="small", family="llama", num_layers=8, hidden_size=128, num_attention_heads=8, num_key_value_heads=8, head_dim=16,
     ffn_hidden_size=256, vocab_size=512, sequence_length=128,
 )  # fmt: skip
-"""Stands where the model's shape is not known."""
+"""The model of the script if the shape of the job's model is not known."""
 
 
 def export_torch(winner: Winner) -> Export:
     """Return the script.
 
     Raises:
-        ExportRefusedError: torch has no place for the layout, or would train it wrong.
+        ExportRefusedError: torch does not support the layout, or would train wrong weights.
     """
     TARGET.require(winner.config)
     _require_right(winner)
@@ -60,7 +60,7 @@ def export_torch(winner: Winner) -> Export:
 
 
 def _require_right(winner: Winner) -> None:
-    """FSDP2 under zero-bubble schedules runs, and trains wrong weights (torch 2.13)."""
+    """Refuse FSDP2 with zero-bubble schedules: it runs, but trains wrong weights (torch 2.13)."""
     config = winner.config
     if config.pipeline_parallel_size > 1 and config.pipeline_schedule in ZERO_BUBBLE_SCHEDULES and config.zero_stage > 0:
         problem = f"torch's FSDP2 trains wrong weights under pipeline_schedule={config.pipeline_schedule}"
@@ -111,7 +111,7 @@ def _constants(winner: Winner) -> str:
 
 
 def _mesh_names(config: TrialConfig) -> tuple[str, ...]:
-    """Outermost first; of the data-parallel ranks those that share one copy are neighbours."""
+    """Mesh dimensions, outermost first; data-parallel ranks that share one copy of the states are adjacent."""
     dimensions = {"tensor": ("tensor",), "context": (), "data": ("replicate", "shard"), "pipeline": ("pipeline",)}
     order = [ABBREVIATIONS[short] for short in reversed(config.rank_order.split("-"))]
     return tuple(name for dimension in order for name in dimensions[dimension])
@@ -164,7 +164,7 @@ def _notes(winner: Winner) -> list[str]:
 
 
 def _model_notes(shape: ModelSpec | None) -> list[str]:
-    """What of the model's shape the built-in one has not."""
+    """Notes about parts of the model's shape that the built-in model lacks."""
     if shape is None:
         return ["the model's shape is not known: a small Llama stands in its place; put your own there"]
     missing = lacking(shape, ())

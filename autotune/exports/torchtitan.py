@@ -1,12 +1,12 @@
-"""The command line of torchtitan (checked against torchtitan 0.3.0)."""
+"""Exports the command line of torchtitan (checked against torchtitan 0.3.0)."""
 
 from autotune.exports.checkpoints import Checkpoints
-from autotune.exports.coverage import Target, marks_note, unplaced_notes, unstated_note
+from autotune.exports.coverage import Target, marks_note, spelled, spelled_words, unplaced_notes, unstated_note
 from autotune.exports.export import Export, header, remarks
 from autotune.exports.fsdp2 import fsdp2_notes, replicas
 from autotune.exports.launch import environment, torchrun_words
 from autotune.exports.winner import Winner
-from search_spaces.pipeline import split_layers
+from search_spaces.models.pipeline import split_layers
 from search_spaces.trial_config import TrialConfig
 
 TARGET = Target(
@@ -18,7 +18,7 @@ TARGET = Target(
         "pipeline_schedule", "pipeline_split", "context_parallel_size", "expert_parallel_size", "activation_checkpointing",
         "reduce_dtype", "expandable_segments", "compile_blocks", "pipeline_layout",
         "environment",
-        "gc_interval", "async_tensor_parallel",
+        *spelled("torchtitan"), "async_tensor_parallel",
     }),
     elsewhere={
         "fused_kernels": "torchtitan has no option for them: --compile.enable fuses norms, rotations and gates",
@@ -33,7 +33,7 @@ SCHEDULES = {
     "interleaved_zero_bubble": "InterleavedZeroBubble", "zbv": "ZBVZeroBubble", "dualpipev": "DualPipeV",
 }  # fmt: skip
 REGISTRY = {"llama-3-8b": "llama3_8b", "llama-3-70b": "llama3_70b", "llama-3.1-405b": "llama3_405b"}
-"""Model -> the function of torchtitan's llama3 registry that has its shape."""
+"""Model -> the function with its shape in torchtitan's llama3 registry."""
 DEBUG = "llama3_debugmodel"
 
 
@@ -41,7 +41,7 @@ def export_torchtitan(winner: Winner) -> Export:
     """Return the command as a shell script."""
     notes = remarks(winner, _notes(winner), Checkpoints.DISTRIBUTED)
     program = ["-m torchtitan.train", "--module llama3", f"--config {_registry(winner)}"]
-    # The choice of recomputation is a subcommand: what a user adds must come before it.
+    # The activation checkpointing mode is a subcommand, so arguments that the user adds must precede it.
     last = ['"$@"', f"activation-checkpoint:{winner.config.activation_checkpointing}"]
     words = [*torchrun_words(winner), *program, *_pipeline(winner), *_overrides(winner), *last]
     start = f"#!/bin/bash\n{header(winner, 'torchtitan', notes)}{environment(winner)}"
@@ -55,7 +55,7 @@ def _registry(winner: Winner) -> str:
 
 def _overrides(winner: Winner) -> list[str]:
     config, workload = winner.config, winner.workload
-    # In a pipeline the micro-batches are the schedule's; else torchtitan accumulates to the global batch by itself.
+    # In a pipeline the schedule splits the batch into micro-batches; else torchtitan accumulates to the global batch.
     local = config.micro_batch_size * (winner.gradient_accumulation_steps if config.pipeline_parallel_size > 1 else 1)
     values: dict[str, object] = {
         "training.local_batch_size": local,
@@ -72,8 +72,7 @@ def _overrides(winner: Winner) -> list[str]:
         "parallelism.expert_parallel_degree": config.expert_parallel_size,
     }
     words = [f"--{name} {value}" for name, value in values.items()]
-    if config.gc_interval:  # else torchtitan's own interval: it always collects by steps
-        words.append(f"--training.gc_freq {config.gc_interval}")
+    words += spelled_words(config, "torchtitan")
     if config.compile_blocks:
         words += ["--compile.enable", "--compile.components model"]
         if config.async_tensor_parallel:
@@ -86,7 +85,7 @@ def _overrides(winner: Winner) -> list[str]:
 
 
 def _replicas(winner: Winner) -> int:
-    """Copies of the states: without sharding every data-parallel rank has one."""
+    """Number of copies of the states; without sharding, every data-parallel rank has one."""
     return winner.data_parallel_size if winner.config.zero_stage == 0 else replicas(winner, TARGET.format)
 
 
@@ -95,12 +94,12 @@ def _reshard(config: TrialConfig) -> str:
 
 
 def _pipeline(winner: Winner) -> list[str]:
-    """What only pipelines need. A list takes every word up to the next option, so that others follow these."""
+    """Options for pipelines. The last one takes every word up to the next option, so other options must follow."""
     config = winner.config
     if config.pipeline_parallel_size == 1:
         return []
     words = [
-        "--training.disable_cuda_graphs",  # which it refuses in pipelines
+        "--training.disable_cuda_graphs",  # torchtitan refuses them in pipelines
         f"--parallelism.pipeline_parallel_schedule {SCHEDULES[config.pipeline_schedule]}",
         f"--parallelism.pipeline_parallel_microbatch_size {config.micro_batch_size}",
     ]

@@ -1,4 +1,4 @@
-"""Keyword arguments of `transformers.TrainingArguments`, as JSON."""
+"""Exports keyword arguments of `transformers.TrainingArguments` as JSON."""
 
 import json
 from typing import Any
@@ -35,16 +35,16 @@ TARGET = Target(
 )  # fmt: skip
 STATED = ("lr", "weight_decay", "clip", "optimizer")
 HERE = frozenset({"activation_checkpointing", "fused_kernels", "fused_optimizer", *STATED[:3], *peft.KNOBS})
-"""Knobs that a DeepSpeed configuration has no place for and TrainingArguments, or what they are given with, have."""
+"""Knobs that a DeepSpeed configuration cannot express, but TrainingArguments or their context can."""
 
 
 def export_transformers(winner: Winner) -> Export:
-    """Return the JSON object for `TrainingArguments(**…)`: ZeRO and tensor parallelism by DeepSpeed, else DDP."""
+    """Return the JSON object for `TrainingArguments(**…)`: DeepSpeed for ZeRO and tensor parallelism, else DDP."""
     config = winner.config
     TARGET.require(config)
     content = _common(winner)
     if _by_deepspeed(config):
-        # What nobody stated is filled in by the Trainer: it makes the optimizer, and clips as its other arguments say.
+        # The Trainer fills in what is not stated: it creates the optimizer, and clips by its other arguments.
         content["deepspeed"] = {"gradient_clipping": "auto", **deepspeed_document(winner)}
     else:
         content["ddp_bucket_cap_mb"] = bucket_megabytes(config)
@@ -71,7 +71,7 @@ def _common(winner: Winner) -> dict[str, Any]:
         content["gradient_checkpointing_kwargs"] = {"use_reentrant": False}
     if config.fused_kernels == LIGER:
         content["use_liger_kernel"] = True
-    if not winner.on_gpus and not _by_deepspeed(config):  # which it would then leave aside
+    if not winner.on_gpus and not _by_deepspeed(config):  # with it the Trainer would not use DeepSpeed
         content["use_cpu"] = True
     return content
 
@@ -117,6 +117,6 @@ def _notes(winner: Winner) -> list[str]:
     if config.zero_stage == 3:
         notes.append("zero_stage=3: make the TrainingArguments before the model, so that it is divided while it is loaded")
     if _by_deepspeed(config):
-        told = deepspeed_notes(winner)
-        return notes + [note for note in told if note.split("=")[0] not in HERE and not note.startswith("not stated: ")]
+        own_notes = deepspeed_notes(winner)
+        return notes + [note for note in own_notes if note.split("=")[0] not in HERE and not note.startswith("not stated: ")]
     return notes + TARGET.unexpressed(config)

@@ -1,4 +1,4 @@
-"""What exporters read of a best-config document."""
+"""The part of a best-config document that exporters read."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -8,8 +8,8 @@ from typing import Any
 from autotune.errors import BestConfigError
 from autotune.exports.best_config_file import request_of
 from autotune.request.request import JobRequest
-from search_spaces.command import CommandModel
-from search_spaces.model import Model, ModelSpec
+from search_spaces.models.command import CommandModel
+from search_spaces.models.model import Model, ModelSpec
 from search_spaces.placeholders import FILES, words_of
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
@@ -17,8 +17,8 @@ from search_spaces.trial_config import TrialConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stated:
-    """Hyperparameters that the user gave, or that the user's own configuration file has. None: not stated, so that no exported
-    file may have one."""
+    """Hyperparameters that the user stated in the request or in an own configuration file. None: not stated, so exported files
+    must not have a value."""
 
     lr: float | None = None
     weight_decay: float | None = None
@@ -27,18 +27,18 @@ class Stated:
     optimizer: str | None = None
 
     def values(self) -> dict[str, float | str]:
-        """Those that are stated, by the names of a request's fields."""
+        """The stated ones, by request field name."""
         every = ((item.name, getattr(self, item.name)) for item in dataclasses.fields(self))
         return {name: value for name, value in every if value is not None}
 
     def missing(self, *names: str) -> tuple[str, ...]:
-        """Those of the names that are not stated."""
+        """The given names that are not stated."""
         return tuple(name for name in names if getattr(self, name) is None)
 
 
 def stated_of(request: JobRequest, config: TrialConfig) -> Stated:
-    """What a request states. Pins and the baseline may name the optimizer too, and so may the space where it is not the
-    default."""
+    """Hyperparameters that a request states. Pins, the baseline, or a space with another optimizer than the default may also
+    state the optimizer."""
     optimizer = request.optimizer
     named = "optimizer" in request.pins or "optimizer" in (request.baseline or {})
     if optimizer is None and (named or config.optimizer != TrialConfig().optimizer):
@@ -48,19 +48,19 @@ def stated_of(request: JobRequest, config: TrialConfig) -> Stated:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Winner:
-    """The best configuration, what it trains, where, and what stood before it."""
+    """The best configuration with its model, workload, placement and baseline."""
 
     job: str
-    """The job's id; empty: not told."""
+    """The job's id; empty: not known."""
     config: TrialConfig
     baseline: TrialConfig | None
     """None: no baseline was measured."""
     model: Model
     workload: Workload
-    """Its hyperparameters are those of trials: exporters write `stated`."""
+    """Its hyperparameters are those of trials; exporters write `stated` instead."""
     stated: Stated
     engine: str
-    """What measured it."""
+    """The engine that measured it."""
     world_size: int
     ranks_per_node: int
     on_gpus: bool
@@ -69,41 +69,41 @@ class Winner:
     env: Mapping[str, str]
     """Environment variables of the launch."""
     script: tuple[str, ...]
-    """The words of the user's own script with the best configuration's values, files by their names; empty: there is none."""
+    """The command words of the user's script with the best configuration's values and file names; empty: there is no script."""
     launch: str
-    """The line that starts it."""
+    """The command line that starts it."""
     answer_for: str | None
-    """The larger cluster that the answer was extrapolated to, as NODESxDEVICES; None: there is none."""
+    """The larger cluster that the answer was extrapolated to, as NODESxDEVICES; None: not extrapolated."""
 
     @property
     def shape(self) -> ModelSpec | None:
-        """The model's shape; None: it is a factory's, and not known."""
+        """The model's shape; None: not known, because the model comes from a factory or a script."""
         return self.model if isinstance(self.model, ModelSpec) else None
 
     @property
     def nodes(self) -> int:
-        """Nodes that the ranks fill."""
+        """Number of nodes that the ranks fill."""
         return -(-self.world_size // self.ranks_per_node)
 
     @property
     def data_parallel_size(self) -> int:
-        """Replicas of the model."""
+        """Number of replicas of the model."""
         return self.config.data_parallel_size(self.world_size)
 
     @property
     def zero_ranks(self) -> int:
-        """Ranks that divide the states among them: data x context."""
+        """Number of ranks that the states are divided among: data x context."""
         return self.config.zero_ranks(self.world_size)
 
     @property
     def shard_size(self) -> int:
-        """Ranks that share one copy of sharded parameters, out of `zero_ranks`."""
+        """Number of ranks, out of `zero_ranks`, that one copy of sharded parameters is divided among."""
         chosen = self.config.hsdp_shard_size if self.config.zero_stage == 3 else 0
         return chosen or self.zero_ranks
 
     @property
     def gradient_accumulation_steps(self) -> int:
-        """Micro-batches of each replica in one optimizer step."""
+        """Micro-batches of each replica per optimizer step."""
         return self.config.gradient_accumulation_steps(self.workload.global_batch_size, self.world_size)
 
 
@@ -111,7 +111,7 @@ def winner_of(document: Mapping[str, Any]) -> Winner:
     """Read a best-config document.
 
     Raises:
-        BestConfigError: its request cannot be read, or does not say which model and cluster it resolved to.
+        BestConfigError: its request cannot be read, or lacks the resolved model and cluster.
     """
     request, launch = request_of(dict(document)), document["launch"]
     model, cluster, baseline = request.resolved_model, request.resolved_cluster, document.get("baseline")
@@ -120,7 +120,7 @@ def winner_of(document: Mapping[str, Any]) -> Winner:
     config = TrialConfig().replace(document["best"]["config"])
     stated = stated_of(request, config)
     if stated.optimizer is not None:
-        config = config.replace({"optimizer": stated.optimizer})  # of a script, whose trials have no such knob
+        config = config.replace({"optimizer": stated.optimizer})  # for a script, whose trials do not have this knob
     return Winner(
         job=document["job"].get("id", ""),
         config=config,

@@ -1,4 +1,4 @@
-"""YAML of a few nested tables: what is written here needs no package to be written."""
+"""Writes nested tables as YAML without a YAML package."""
 
 import json
 import re
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 _PLAIN = re.compile(r"[A-Za-z_][\w./-]*")
 _SPECIAL = frozenset({"y", "n", "yes", "no", "on", "off", "true", "false", "null"})
-"""Words that YAML reads as something else than text."""
+"""Words that YAML does not read as text."""
 
 
 def yaml_text(content: Mapping[str, object]) -> str:

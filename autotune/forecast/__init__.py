@@ -1,1 +1,1 @@
-"""What a job is predicted to find, before its first trial."""
+"""Predictions for a job before its first trial."""

@@ -1,4 +1,4 @@
-"""What was predicted of a job's configurations before its first trial: what its trials can fairly be held against."""
+"""Predictions for a job's configurations from before its first trial, for a fair comparison with its trials."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -22,20 +22,20 @@ from storage.store import Store
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InitialForecast:
-    """What was predicted of one configuration."""
+    """The prediction for one configuration."""
 
     samples_per_second: float
     peak_memory_bytes: float
-    """Of the fullest rank, as torch's allocator counts: what a trial measures."""
+    """Peak of the fullest rank in torch's allocator, as trials measure it."""
 
 
-class Foresight:
-    """Predicts for one job, as a form or a plan did before its first trial. What its own trials taught is left out, so that it
-    says the same before and after them.
+class InitialForecaster:
+    """Predicts for one job as a form or a plan did before its first trial. It does not learn from the job's own trials, so its
+    predictions are the same before and after them.
     """
 
     def __init__(self, question: Question) -> None:
-        """`question`: with what was known before the job's first trial."""
+        """`question`: includes the prior from before the job's first trial."""
         self._question = question
 
     @property
@@ -44,7 +44,7 @@ class Foresight:
         return self._question.rests_on
 
     def of(self, configs: Sequence[TrialConfig]) -> list[InitialForecast]:
-        """What is predicted of each configuration, in their order."""
+        """Return the prediction for each configuration, in order."""
         rates, peaks = np.empty(len(configs)), np.empty(len(configs))
         for places, cases in alike(self._question, configs):
             prediction = predict(cases, self._question.rates)
@@ -57,21 +57,21 @@ class Foresight:
         ]
 
 
-def foresight_of(store: Store, job_id: str, session: Session) -> Foresight | None:
-    """What predicts for a job: what it kept as its knowledge when it began, else what was measured of its cluster.
+def initial_forecaster_of(store: Store, job_id: str, session: Session) -> InitialForecaster | None:
+    """Return the forecaster of a job: with the prior that the job stored when it began, else with its cluster's calibration.
 
-    None: the model is a factory or a script, of whose shape the equations know nothing.
+    None: the model is a factory or a script, whose shape is unknown to the equations.
     """
     question = question_of_session(session)
     if question is None:
         return None
     kept = store.prior(job_id)
     prior = from_plain(Prior, kept) if kept is not None else _prior(store, question)
-    return Foresight(dataclasses.replace(question, known=prior.rates, lessons=prior.lessons, rests_on=prior.source))
+    return InitialForecaster(dataclasses.replace(question, known=prior.rates, lessons=prior.lessons, rests_on=prior.source))
 
 
 def _prior(store: Store, question: Question) -> Prior:
-    """Of a job that keeps none: it has not begun, or an earlier version ran it."""
+    """The prior of a job that stored none: it has not begun, or an older version ran it."""
     shipped = rates_for(question.cluster, question.engine)
     newest = store.calibrations(fingerprint(question.cluster), limit=1)
     if not newest:

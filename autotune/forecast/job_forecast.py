@@ -1,4 +1,4 @@
-"""What a job may be expected to find, and what it costs, before anything runs."""
+"""The expected result and cost of a job, before anything runs."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -20,19 +20,19 @@ from storage.store import Store
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expected:
-    """What is predicted of a job."""
+    """Predictions for a job."""
 
     trials: int
-    """That may run on a device: of the search, controls between them, and confirmations."""
+    """Most trials that run on a device: search trials, controls and confirmations."""
     baseline: Estimate | None
-    """None: nothing is predicted of such a model."""
+    """None: there are no predictions for such a model."""
     best: Estimate | None
     """The best of the space, among those that probably fit; None: `note` says why."""
     trial_seconds: tuple[float, float] | None
-    """Seconds of a trial on warm ranks: of the faster of best and baseline where its steps are steady, of the slower where they
-    are not."""
+    """Seconds of a trial on warm ranks: of the faster of best and baseline with steady steps, and of the slower with noisy
+    steps."""
     seconds: tuple[float, float] | None
-    """Of the whole job: search, controls, confirmations and the start of its ranks."""
+    """Seconds of the whole job: search, controls, confirmations and the start of its ranks."""
     rests_on: str
     """In words, what the predictions rest on; empty: nothing is predicted."""
     note: str
@@ -40,12 +40,12 @@ class Expected:
 
 
 def expected(session: Session, store: Store, bounds: Bounds) -> Expected:
-    """Predict what the session's job may find, and what its trials take. Nothing is run.
+    """Predict the result of the session's job, and the duration of its trials. Runs nothing.
 
     Args:
-        session: the job's.
-        store: what it knows of the cluster is used.
-        bounds: what looking through the space may take.
+        session: the job's session.
+        store: has the calibration of the cluster.
+        bounds: limits of the scan of the space.
     """
     request = session.request
     trials = most_measurements(request.trials, request.control_every, request.confirm_repeats).total
@@ -70,7 +70,7 @@ def expected(session: Session, store: Store, bounds: Bounds) -> Expected:
 
 
 def _narrowed(question: Question, session: Session) -> Question:
-    """To the job's own space, and to the memory that its trials may take."""
+    """Restrict the question to the job's own space, and to the memory that its trials may use."""
     cluster, limit = session.cluster, session.ranking.memory_limit_bytes
     if limit is not None:
         device = dataclasses.replace(cluster.device, memory_bytes=min(limit, cluster.device.memory_bytes))

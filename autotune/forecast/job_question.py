@@ -1,14 +1,14 @@
-"""What the equations are asked of a job, as far as its request says it."""
+"""Build the question for the equations from a job's request."""
 
 from autotune.prediction.planning.question import Question
 from autotune.session.session import Session
-from search_spaces.model import ModelSpec
+from search_spaces.models.model import ModelSpec
 
 
 def question_of_session(session: Session) -> Question | None:
-    """Its model, cluster and workload, without pins and by the shipped coefficients.
+    """Return the session's model, cluster and workload as a question, without pins and with the shipped coefficients.
 
-    None: the model is a factory or a script, of whose shape the equations know nothing.
+    None: the model is a factory or a script, whose shape is unknown to the equations.
     """
     if not isinstance(session.model, ModelSpec):
         return None

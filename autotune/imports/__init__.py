@@ -1,1 +1,1 @@
-"""Configurations that people have in other frameworks, as knobs."""
+"""Reads configurations of other frameworks as knobs."""

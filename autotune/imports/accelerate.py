@@ -1,4 +1,4 @@
-"""An Accelerate file as knobs: DeepSpeed, FSDP, Megatron-LM, or plain data parallelism."""
+"""Reads an Accelerate file as knobs: DeepSpeed, FSDP, Megatron-LM, or plain data parallelism."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -18,16 +18,16 @@ SETTINGS = (
     "fsdp_config.fsdp_sync_module_states", "fsdp_config.fsdp_use_orig_params", "deepspeed_config.zero3_init_flag",
     "deepspeed_config.zero3_save_16bit_model", "deepspeed_config.deepspeed_multinode_launcher",
 )  # fmt: skip
-"""Of how a run is started and saved: no knob, and of no effect on a step."""
+"""Keys about how a run is started and saved. They are not knobs and do not affect a step."""
 PRECISIONS: Mapping[str, Value] = {"no": "fp32", "false": "fp32", "bf16": "bf16", "fp16": "fp16"}
 SHARDING: Mapping[str, Value] = {
     "full_shard": 3, "1": 3, "shard_grad_op": 2, "2": 2, "no_shard": 0, "3": 0, "hybrid_shard": 3, "4": 3,
     "hybrid_shard_zero2": 3, "5": 3,
 }  # fmt: skip
-"""FSDP1's strategies, by name and by number -> ZeRO stage: copies on a part of the ranks are stage 3's alone."""
+"""FSDP1's strategies, by name and by number -> ZeRO stage. Only stage 3 supports copies on a part of the ranks."""
 HYBRID = ("hybrid_shard", "4", "hybrid_shard_zero2", "5")
 KEPT = ("hybrid_shard_zero2", "5")
-"""Of these, the one that keeps parameters gathered until backward."""
+"""The hybrid strategy that keeps parameters gathered until backward."""
 STRATEGY, RESHARD = "fsdp_config.fsdp_sharding_strategy", "fsdp_config.fsdp_reshard_after_forward"
 ReadFile = Callable[[Path], Mapping[str, Any]]
 
@@ -36,13 +36,13 @@ def from_accelerate(content: Mapping[str, Any], path: Path, read_file: ReadFile)
     """Read the file.
 
     Args:
-        content: as YAML has it.
-        path: of the file; what it names lies beside it.
-        read_file: reads a DeepSpeed configuration that it names.
+        content: the parsed YAML.
+        path: path of the file; the files that it names are in the same folder.
+        read_file: reads a DeepSpeed configuration that the file names.
 
     Raises:
-        RequestError: a value is not one that Accelerate takes, or outside its knob's domain; or a file that it names cannot be
-            read.
+        RequestError: Accelerate does not accept a value, a value is outside its knob's domain, or a file that it names cannot
+            be read.
     """
     table = Table(content, path.name)
     kind = str(table.take("distributed_type") or "NO").upper()
@@ -66,7 +66,7 @@ def from_accelerate(content: Mapping[str, Any], path: Path, read_file: ReadFile)
     if steps is not None:
         table.notes.append(f"gradient_accumulation_steps={steps}: follows from the batches; give --global-batch-size")
     table.notes.append(
-        'micro_batch_size: the file does not say it, so that it is 1; add --baseline FILE with {"micro_batch_size": N}'
+        'micro_batch_size: the file does not state it, so it is 1; add --baseline FILE with {"micro_batch_size": N}'
     )
     clip = table.quantity("deepspeed_config.gradient_clipping", "megatron_lm_config.megatron_lm_gradient_clipping")
     return table.imported(ranks=ranks, stated=Stated(clip=clip))
@@ -109,14 +109,14 @@ def _fsdp(table: Table, ranks: int | None, machines: int) -> None:
 
 
 def _strategy(table: Table) -> tuple[str | None, bool | None]:
-    """FSDP1's strategy, and FSDP2's switch in its place.
+    """FSDP1's strategy, and the FSDP2 switch that replaces it.
 
     Raises:
-        RequestError: Accelerate has no such strategy.
+        RequestError: Accelerate does not have this strategy.
     """
     strategy, reshard = table.take(STRATEGY), table.take(RESHARD)
     if isinstance(reshard, str) and reshard.lower() not in ("true", "false"):
-        strategy, reshard = strategy or reshard, None  # FSDP1 may keep its strategy here
+        strategy, reshard = strategy or reshard, None  # FSDP1 files may have the strategy under this key
     word = None if strategy is None else str(strategy).lower()
     if word is not None and word not in SHARDING:
         raise RequestError(STRATEGY, f"{strategy!r} in {table.source} is not known", f"use one of {', '.join(SHARDING)}")
@@ -124,7 +124,7 @@ def _strategy(table: Table) -> tuple[str | None, bool | None]:
 
 
 def _offload(table: Table, stage: int) -> None:
-    """FSDP offloads parameters and optimizer state together; below stage 3 parameters stay where they are."""
+    """FSDP offloads parameters and optimizer state together; in trials below stage 3, parameters stay on the device."""
     if stage > 0:
         table.set("offload_optimizer", "cpu")
     if stage == 3:

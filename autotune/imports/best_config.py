@@ -1,4 +1,4 @@
-"""A best configuration of ours as the start of a sweep on another engine."""
+"""Reads one of our best-config documents as the start of a sweep on another engine."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,12 +8,12 @@ from autotune.exports.best_config_file import request_of
 from autotune.exports.winner import stated_of
 from autotune.imports.imported import Imported
 from search_spaces.errors import KnobValueError
-from search_spaces.knobs import check_value
+from search_spaces.knob_values import check_value
 from search_spaces.trial_config import TrialConfig
 
 
 def from_best_config(content: Mapping[str, Any], source: str) -> Imported:
-    """Read the document: its best configuration, and the batch and the ranks that it was found for.
+    """Read the document: its best configuration, its global batch size and its ranks.
 
     Raises:
         RequestError: it lacks a part, or a value is outside its knob's domain.

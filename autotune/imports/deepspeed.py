@@ -1,4 +1,4 @@
-"""A DeepSpeed configuration as knobs."""
+"""Reads a DeepSpeed configuration as knobs."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,8 +6,8 @@ from typing import Any
 from autotune.errors import RequestError
 from autotune.exports.winner import Stated
 from autotune.imports.imported import Imported, Table
-from search_spaces.deepspeed_config import KEEP_ALL, REDUCTION
-from search_spaces.knobs import value_text
+from search_spaces.deepspeed.config import KEEP_ALL, REDUCTION
+from search_spaces.knob_values import value_text
 from search_spaces.trial_config import TrialConfig
 
 ZERO = "zero_optimization."
@@ -25,15 +25,15 @@ SAME = {
     f"{ZERO}offload_optimizer.ratio": "offload_ratio",
     f"{ZERO}offload_param.device": "offload_param",
 }
-"""Key -> the knob of the same values."""
+"""Key -> the knob that has the same values."""
 REDUCE_BUCKET = 500_000_000
-"""DeepSpeed's own `reduce_bucket_size`."""
+"""DeepSpeed's default of `reduce_bucket_size`."""
 DEFAULT_REUSE = 1e9
-"""DeepSpeed's own `stage3_max_reuse_distance`."""
+"""DeepSpeed's default of `stage3_max_reuse_distance`."""
 NEWER_NAMES = {"prefetch_bucket_size", "param_persistence_threshold", "max_live_parameters"}
-"""What DeepSpeed reads without `stage3_` too."""
+"""Keys that DeepSpeed also accepts without the prefix `stage3_`."""
 OPTIMIZERS = {"adam": "adamw", "adamw": "adamw", "sgd": "sgd", "lamb": "lamb", "muon": "muon"}
-"""Type of an optimizer, in lower case -> ours. DeepSpeed's Adam decays weights as AdamW does."""
+"""Optimizer type in lower case -> our name. DeepSpeed's Adam applies decoupled weight decay, as AdamW does."""
 DTYPES = {"fp32": "fp32", "fp16": "fp16", "bf16": "bf16", "bfp16": "bf16", "bfloat16": "bf16"}
 
 
@@ -41,11 +41,11 @@ def from_deepspeed(content: Mapping[str, Any], source: str) -> Imported:
     """Read the configuration.
 
     Args:
-        content: as JSON has it.
+        content: the parsed JSON.
         source: the file's name, for messages.
 
     Raises:
-        RequestError: a value is not one that DeepSpeed takes, or outside its knob's domain.
+        RequestError: DeepSpeed does not accept a value, or a value is outside its knob's domain.
     """
     table = Table(content, source)
     for key, name in SAME.items():
@@ -53,9 +53,9 @@ def from_deepspeed(content: Mapping[str, Any], source: str) -> Imported:
     for name in NEWER_NAMES:
         table.knob(f"{ZERO}{name}", name)
     key = "tensor_parallel.autotp_size"
-    if (size := table.number(key, default=0)) > 1:  # 0 and 1: it is off
+    if (size := table.number(key, default=0)) > 1:  # 0 and 1 switch it off
         if size != int(size):
-            raise RequestError(key, f"{size:g} in {source} is no count", "give a whole number")
+            raise RequestError(key, f"{size:g} in {source} is not a whole number", "give a whole number")
         table.set("tensor_parallel_size", int(size))
     as_deepspeed_does(table)
     _reuse(table)
@@ -72,8 +72,8 @@ def from_deepspeed(content: Mapping[str, Any], source: str) -> Imported:
 
 
 def as_deepspeed_does(table: Table) -> None:
-    """Leave out what DeepSpeed takes without a word and does not do (`autotune lint deepspeed` tells it too), and state what it
-    does where the file is silent: at stages 1 and 2 it reduces after backward, at stage 3 beside it."""
+    """Leave out settings that DeepSpeed silently ignores (`autotune lint deepspeed` reports them too), and add its defaults for
+    missing settings: at stages 1 and 2 it reduces after backward, at stage 3 it overlaps the reduction with backward."""
     stage, offloads = table.knobs.get("zero_stage", 0), table.knobs.get("offload_optimizer", "none") != "none"
     ignored = {"allgather_bucket_size": "DeepSpeed never reads it"}
     if stage == 0:
@@ -94,14 +94,14 @@ def as_deepspeed_does(table: Table) -> None:
 
 
 def reduces_as_it_computes(table: Table) -> None:
-    """Where the file is silent of the type of reductions, it is that of mixed precision: half the bytes of our default."""
+    """If the file does not state the dtype of reductions, it is that of mixed precision: half the bytes of our default."""
     precision = table.knobs.get("precision", "fp32")
     if precision in ("bf16", "fp16"):
         table.knobs.setdefault("reduce_dtype", precision)
 
 
 def _reuse(table: Table) -> None:
-    """How far ahead DeepSpeed looks before it lets go of gathered parameters: not at all, over the whole step, or between."""
+    """Read how far ahead DeepSpeed looks before it frees gathered parameters: not at all, the whole step, or in between."""
     if table.knobs.get("zero_stage") != 3:
         return
     key = f"{ZERO}stage3_max_reuse_distance"
@@ -110,13 +110,13 @@ def _reuse(table: Table) -> None:
         table.set("reshard_after_forward", distance == 0)
         return
     table.notes.append(
-        f"{key}={distance:g}: DeepSpeed keeps what it needs again within so many parameters, and trials keep nothing; for a "
-        'model of at most half as many add --baseline FILE with {"reshard_after_forward": false}'
+        f"{key}={distance:g}: DeepSpeed keeps parameters that it reuses within this distance, trials keep none; for a "
+        'model of at most half this size add --baseline FILE with {"reshard_after_forward": false}'
     )
 
 
 def _precision(table: Table) -> None:
-    """bf16 and fp16 are tables with a switch each; neither: fp32."""
+    """bf16 and fp16 are tables with one switch each; if both are off, the precision is fp32."""
     bf16, fp16 = table.switch("bf16.enabled"), table.switch("fp16.enabled")
     if (older := table.switch("bfloat16.enabled")) is not None:
         bf16 = older
@@ -129,7 +129,7 @@ def _precision(table: Table) -> None:
 
 
 def _stated(table: Table) -> Stated:
-    """Hyperparameters, and whether the optimizer is fused."""
+    """Read the hyperparameters, and whether the optimizer is fused."""
     kind = table.take("optimizer.type")
     optimizer = OPTIMIZERS.get(str(kind).lower())
     if kind is not None and optimizer is None:
@@ -141,7 +141,7 @@ def _stated(table: Table) -> Stated:
         table.set("fused_optimizer", bool(table.switch("optimizer.params.fused")))
     rate = table.quantity("optimizer.params.lr")
     if rate == 0:
-        table.notes.append("optimizer.params.lr=0: nothing would be trained; it was left out")
+        table.notes.append("optimizer.params.lr=0: this would train nothing; it was left out")
     return Stated(
         lr=rate or None,
         weight_decay=table.quantity("optimizer.params.weight_decay"),

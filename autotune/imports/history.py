@@ -1,4 +1,4 @@
-"""Earlier trials from a table or a study of Optuna's."""
+"""Reads earlier trials from a table or an Optuna study."""
 
 import csv
 import math
@@ -8,46 +8,46 @@ from pathlib import Path
 from typing import Any
 
 from autotune.errors import RequestError
-from search_spaces.knobs import KNOBS
+from search_spaces.knob_values import KNOBS
 
 REMEDY = "give a CSV file, or an Optuna storage such as sqlite:///studies.db#NAME"
 RATES = ("samples_per_second", "value", "values_0")
-"""Columns of a table that may hold samples/s; the first that is there does."""
+"""Columns of a table that may hold samples/s; the first existing one is used."""
 STATES = ("state", "outcome")
 MEASURED = ("", "complete", "ok")
 SQLITE = "sqlite:///"
 PARAMETER, ATTRIBUTE = "params_", "user_attrs_"
-"""What columns of Optuna's `trials_dataframe` begin with."""
+"""Prefixes of the columns of Optuna's `trials_dataframe`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EarlierRow:
-    """A trial as it was found."""
+    """An earlier trial as it was read."""
 
     number: int
     """Counted from 0."""
     parameters: Mapping[str, Any]
-    """Name -> value, text where a table has it; nothing has been checked."""
+    """Name -> value, as text if it comes from a table; not validated."""
     rate: float | None
-    """Samples/s; None: it was not measured to its end."""
+    """Samples/s; None: the trial was not measured completely."""
     state: str
     interval: tuple[float, float] | None = None
-    """95 % interval of the rate, where it is told."""
+    """95 % interval of the rate; None: not stated."""
     peak_memory_bytes: int | None = None
 
 
 def read_history(source: str) -> list[EarlierRow]:
-    """The trials of a CSV file, or of a study.
+    """Read the trials of a CSV file or of a study.
 
     Raises:
-        RequestError: it cannot be read, has no rates, or names several studies.
+        RequestError: the source cannot be read, has no rates, or has several studies.
     """
     address, _, study = source.partition("#")
     if "://" not in address and not address.endswith((".db", ".sqlite", ".sqlite3")):
         return _table_rows(Path(source))
     storage = address if "://" in address else f"sqlite:///{Path(address).absolute()}"
     file = storage.removeprefix(SQLITE)
-    if storage.startswith(SQLITE) and not Path(file).is_file():  # which Optuna would make
+    if storage.startswith(SQLITE) and not Path(file).is_file():  # Optuna would create it
         raise RequestError("history", f"{file} does not exist", REMEDY)
     return _study_rows(storage, study)
 
@@ -60,7 +60,7 @@ def _table_rows(path: Path) -> list[EarlierRow]:
     except OSError as error:
         raise RequestError("history", f"{path} cannot be read ({error.strerror})", REMEDY) from error
     except (csv.Error, UnicodeDecodeError) as error:
-        raise RequestError("history", f"{path} is no CSV file ({error})", REMEDY) from error
+        raise RequestError("history", f"{path} is not a CSV file ({error})", REMEDY) from error
     rate = next((name for name in RATES if name in columns), None)
     if rate is None:
         raise RequestError("history", f"{path} has no column of rates", f"name one of its columns {RATES[0]}")
@@ -71,11 +71,11 @@ def _table_row(number: int, row: Mapping[str, Any], rate: str) -> EarlierRow:
     cells = {
         name: (value or "").strip() for name, value in row.items() if isinstance(name, str) and isinstance(value, str | None)
     }
-    told = {name.removeprefix(ATTRIBUTE): value for name, value in cells.items()}
+    attributes = {name.removeprefix(ATTRIBUTE): value for name, value in cells.items()}
     state = next((cells[name] for name in STATES if name in cells), "")
     return EarlierRow(
         number=number,
-        # A table may have any further columns: parameters are those that are named as such, or as knobs.
+        # A table may have other columns: parameters are those with the prefix, or with the name of a knob.
         parameters={
             name.removeprefix(PARAMETER): value
             for name, value in cells.items()
@@ -83,13 +83,13 @@ def _table_row(number: int, row: Mapping[str, Any], rate: str) -> EarlierRow:
         },
         rate=_number(cells[rate]) if state.lower() in MEASURED else None,
         state=state,
-        interval=_interval(told),
-        peak_memory_bytes=_whole(told.get("peak_memory_bytes")),
+        interval=_interval(attributes),
+        peak_memory_bytes=_whole(attributes.get("peak_memory_bytes")),
     )
 
 
 def _study_rows(storage: str, name: str) -> list[EarlierRow]:
-    # Optuna and SQLAlchemy are loaded for those who read a study alone.
+    # Optuna and SQLAlchemy are imported only if a study is read.
     import optuna
 
     from autotune.exports.optuna_storage import optuna_storage
@@ -119,8 +119,8 @@ def _study_row(trial: Any) -> EarlierRow:
     )
 
 
-def _interval(told: Mapping[str, Any]) -> tuple[float, float] | None:
-    low, high = _number(told.get("low")), _number(told.get("high"))
+def _interval(attributes: Mapping[str, Any]) -> tuple[float, float] | None:
+    low, high = _number(attributes.get("low")), _number(attributes.get("high"))
     return (low, high) if low is not None and high is not None and 0 < low <= high else None
 
 

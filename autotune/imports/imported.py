@@ -1,4 +1,4 @@
-"""What another framework's file says in our words, and how it is taken apart."""
+"""The result of reading another framework's file, and the table from which its keys are read."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -8,34 +8,34 @@ from typing import Any
 from autotune.errors import RequestError
 from autotune.exports.winner import Stated
 from search_spaces.errors import KnobValueError
-from search_spaces.knobs import KNOBS, check_value, parse_value, value_text
+from search_spaces.knob_values import KNOBS, check_value, parse_value, value_text
 from search_spaces.trial_config import Value
 
 AUTO = "auto"
-"""What Hugging Face's integration fills in when a run begins."""
+"""Value that Hugging Face's integration replaces when a run begins."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Imported:
-    """A configuration from elsewhere."""
+    """A configuration that was read from another framework's file."""
 
     knobs: Mapping[str, Value]
     global_batch_size: int | None = None
-    """None: the file does not say it."""
+    """None: the file does not state it."""
     samples_per_rank: int | None = None
-    """Samples of a data-parallel rank in an optimizer step; None: the file does not say it."""
+    """Samples of a data-parallel rank per optimizer step; None: the file does not state it."""
     ranks: int | None = None
-    """Processes that the file is written for; None: it does not say."""
+    """Number of processes that the file is written for; None: the file does not state it."""
     engine: str | None = None
-    """The engine of ours that measured it; None: none did."""
+    """Our engine that measured it; None: none."""
     stated: Stated = field(default_factory=Stated)
-    """Hyperparameters that the file has."""
+    """Hyperparameters that the file states."""
     notes: tuple[str, ...] = ()
-    """What was not read as a knob, one line each."""
+    """Settings that were not read as knobs, one line each."""
 
 
 class Table:
-    """A file's tables, flat: `zero_optimization.stage`. What is read is taken away; what is left is told."""
+    """A file's tables with flat keys: `zero_optimization.stage`. Reading a key removes it; the remaining keys become notes."""
 
     def __init__(self, content: Mapping[str, Any], source: str) -> None:
         self.source = source
@@ -44,36 +44,36 @@ class Table:
         self._left = dict(_flat(content, ""))
 
     def take(self, key: str) -> Any:
-        """The value under the key, once; None: there is none, or it is null or auto."""
+        """Return and remove the value under the key; None: it is missing, null or auto."""
         value = self._left.pop(key, None)
         if value == AUTO:
-            self.notes.append(f"{key}=auto: is filled in when a run begins; it was left at the default")
+            self.notes.append(f"{key}=auto: its value is chosen when a run begins; it was left at the default")
             return None
         return value
 
     def whole(self, key: str) -> int | None:
-        """A count of at least 1.
+        """A whole number of at least 1.
 
         Raises:
-            RequestError: it is something else.
+            RequestError: the value is something else.
         """
         value = self.take(key)
         if value is None:
             return None
         if isinstance(value, bool) or not isinstance(value, int | float) or value < 1 or value != int(value):
-            raise RequestError(key, f"{value!r} in {self.source} is no count", "give a whole number of at least 1")
+            raise RequestError(key, f"{value!r} in {self.source} is not a whole number", "give a whole number of at least 1")
         return int(value)
 
     def number(self, *keys: str, default: float) -> float:
-        """As `quantity`, and the default where there is none."""
+        """As `quantity`, with a default."""
         found = self.quantity(*keys)
         return default if found is None else found
 
     def quantity(self, *keys: str) -> float | None:
-        """A number of at least 0 under the first of the keys that is there; None: there is none.
+        """A number of at least 0 under the first existing key; None: all keys are missing.
 
         Raises:
-            RequestError: it is something else.
+            RequestError: the value is something else.
         """
         for key in keys:
             value = self.take(key)
@@ -84,28 +84,28 @@ class Table:
             except (TypeError, ValueError):
                 number = math.nan
             if not 0 <= number < math.inf:
-                raise RequestError(key, f"{value!r} in {self.source} is no number", "give a number of at least 0")
+                raise RequestError(key, f"{value!r} in {self.source} is not a valid number", "give a number of at least 0")
             return number
         return None
 
     def switch(self, key: str) -> bool | None:
-        """True or false.
+        """True or false; None: the key is missing.
 
         Raises:
-            RequestError: it is something else.
+            RequestError: the value is something else.
         """
         value = self.take(key)
         if value is None or isinstance(value, bool):
             return value
         if str(value).lower() in ("true", "false"):
             return str(value).lower() == "true"
-        raise RequestError(key, f"{value!r} in {self.source} is no switch", "give true or false")
+        raise RequestError(key, f"{value!r} in {self.source} is not a boolean", "give true or false")
 
     def choice(self, key: str, meanings: Mapping[str, Value]) -> Value | None:
-        """What the word under the key means.
+        """The meaning of the word under the key; None: the key is missing.
 
         Raises:
-            RequestError: it is none of these words.
+            RequestError: the word is not among `meanings`.
         """
         value = self.take(key)
         if value is None:
@@ -116,7 +116,7 @@ class Table:
         return meanings[word]
 
     def knob(self, key: str, name: str) -> None:
-        """Read a knob that has the same values in the file.
+        """Read a knob whose values are the same in the file.
 
         Raises:
             RequestError: the value is not in the knob's domain.
@@ -131,19 +131,19 @@ class Table:
             raise RequestError(key, f"{value!r} in {self.source} is not in the domain of {name}", error.remedy) from error
 
     def set(self, name: str, value: Value | None) -> None:
-        """State a knob; None: the file does not say it."""
+        """Set a knob; None: the file does not state it."""
         if value is not None:
             self.knobs[name] = check_value(name, value)
 
     def drop(self, *keys: str) -> None:
-        """Take keys away that say nothing more."""
+        """Remove keys that carry no further information."""
         for key in keys:
             self._left.pop(key, None)
 
     def imported(self, **fields: Any) -> Imported:
-        """What was read; everything that is left gets its note."""
+        """Return the result, with a note for every key that was not read."""
         for key, value in self._left.items():
-            why = "is filled in when a run begins" if value == AUTO else "is no knob here; trials do without it"
+            why = "its value is chosen when a run begins" if value == AUTO else "is not a knob; trials run without it"
             self.notes.append(f"{key}={_text(value)}: {why}")
         knobs = {name: self.knobs[name] for name in KNOBS if name in self.knobs}
         return Imported(knobs=knobs, notes=tuple(self.notes), **fields)

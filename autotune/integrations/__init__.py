@@ -1,1 +1,1 @@
-"""Callbacks by which training frameworks report to autotune. Each module imports its framework, and nothing else of ours."""
+"""Callbacks with which training frameworks report to autotune. Each module imports its framework and `autotune.measured`."""

@@ -1,4 +1,4 @@
-"""Which finalists are measured again, in which round, and when that is enough."""
+"""The confirmation: which finalists are measured again, in which round, and when to stop."""
 
 from autotune.loop.planned_trial import PlannedTrial
 from autotune.loop.stopping import FINALISTS
@@ -13,80 +13,82 @@ from search_spaces.trial_config import TrialConfig
 from storage.records import TrialRecord
 
 CONFIDENCE = 0.95
-"""How sure it must be that no finalist is better than the answer."""
+"""Required probability that no finalist is better than the answer."""
 LEAST = 2
-"""Finalists of a round: one alone is compared with nothing."""
+"""Least number of finalists in a round: a single one has nothing to be compared with."""
 
 
-def next_round(session: Session, book: JobSnapshot) -> list[PlannedTrial]:
-    """What the round that has begun still lacks, else the next round; empty: the confirmation is over.
+def next_round(session: Session, snapshot: JobSnapshot) -> list[PlannedTrial]:
+    """Return the missing trials of the current round, else the next round; empty: the confirmation is over.
 
-    Repeats go where they decide most. This is LUCB [Kalyanakrishnan et al., ICML 2012] with bounds from the posterior of rates:
+    Repeats go to the configurations that decide most. This is LUCB [Kalyanakrishnan et al., ICML 2012] with bounds from the
+    posterior of rates:
 
-    1. A round measures the leader, by the mean of its rate, and the challenger: of the others, the highest upper bound. The
-       baseline is there in the first round, and in each later one as long as the leader may be worse than it, or where the
-       machine drifted.
-    2. Rounds end when it is `CONFIDENCE` sure that no finalist is better than the answer by more than `EQUAL`, or when as many
-       measurements were made as `confirm_repeats` rounds of three have. If the seconds of the request are spent, the first
-       round is the last.
-    3. A leader whose step time is extrapolated is measured in full whether or not rounds are left. Where the machine drifted,
-       so is each that leads and was not measured again, beside the baseline: those that lead then may be others.
+    1. A round measures the incumbent (highest mean rate) and the challenger (highest upper bound among the others). The first
+       round includes the baseline; later rounds include it while the incumbent may be worse, or if the machine drifted.
+    2. Rounds end when, with probability `CONFIDENCE`, no finalist is better than the answer by more than `EQUAL`, or after as
+       many measurements as `confirm_repeats` rounds of three. If the request's seconds are spent, the first round is the last.
+    3. An incumbent with an extrapolated step time is measured in full even if no rounds are left. If the machine drifted, so is
+       every incumbent that was not measured again, together with the baseline, because the order may change.
 
-    Finalists of a round take turns, so that a machine that drifts meets all of them alike. Who is in a round follows from what
-    was known before it, so that any process goes on where another was killed.
+    Finalists of a round alternate, so drift affects all of them equally. A round depends only on what was known before it, so
+    any process can continue a job whose process was killed.
     """
-    begun = max((trial.repeat for trial in _confirmations(book)), default=0)
-    lacking = [config for config in _round(session, book, begun) if begun not in book.confirmations(config)] if begun else []
+    begun = max((trial.repeat for trial in _confirmations(snapshot)), default=0)
+    missing = (
+        [config for config in _round(session, snapshot, begun) if begun not in snapshot.confirmations(config)] if begun else []
+    )
     return [
-        PlannedTrial(config=config, purpose=Purpose.CONFIRM, repeat=begun if lacking else begun + 1)
-        for config in lacking or _round(session, book, begun + 1)
+        PlannedTrial(config=config, purpose=Purpose.CONFIRM, repeat=begun if missing else begun + 1)
+        for config in missing or _round(session, snapshot, begun + 1)
     ]
 
 
-def starts_anew(session: Session, book: JobSnapshot, trial: TrialRecord) -> bool:
-    """Whether processes are started for this trial even where warm ones could run it.
+def needs_fresh_processes(session: Session, snapshot: JobSnapshot, trial: TrialRecord) -> bool:
+    """Whether the trial needs new processes even if warm ones could run it.
 
-    A leader's first confirmation: its peak decides, and must not rest on what earlier trials left. A trial of an environment;
-    and every confirmation where environments are finalists, for else those of the baseline alone would be of warm processes.
+    That holds for the incumbent's first confirmation (its peak decides, and earlier trials must not influence it), for a trial
+    of an environment, and for every confirmation in a round with environments (else only the baseline would run warm).
     """
     if trial.purpose is not Purpose.CONFIRM:
         return session.tries_environment(trial.config)
-    finalists = _round(session, book, trial.repeat)
-    first = trial.repeat == min(book.confirmations(trial.config), default=trial.repeat)
+    finalists = _round(session, snapshot, trial.repeat)
+    first = trial.repeat == min(snapshot.confirmations(trial.config), default=trial.repeat)
     return (first and trial.config in finalists[:1]) or any(session.tries_environment(one) for one in finalists)
 
 
-def _round(session: Session, book: JobSnapshot, number: int) -> list[TrialConfig]:
-    """The configurations of a round, the leader first, by what was known before it; empty: it is not wanted."""
-    standings = standings_of(book, session.ranking, session.prior, session.baselines, before_round=number)
+def _round(session: Session, snapshot: JobSnapshot, number: int) -> list[TrialConfig]:
+    """The configurations of a round, incumbent first, from what was known before the round; empty: it is not needed."""
+    standings = standings_of(snapshot, session.ranking, session.prior, session.baselines, before_round=number)
     if standings is None:
         return []
-    trials, (leader, *others) = standings.contenders, standings.order
+    trials, (incumbent, *others) = standings.contenders, standings.order
     own = next((place for place in others if is_baseline(standings, place)), None)
-    begun = any(trial.repeat >= number for trial in _confirmations(book))
-    left = FINALISTS * session.request.confirm_repeats - sum(trial.repeat < number for trial in _confirmations(book))
+    begun = any(trial.repeat >= number for trial in _confirmations(snapshot))
+    left = FINALISTS * session.request.confirm_repeats - sum(trial.repeat < number for trial in _confirmations(snapshot))
     finalists: list[int] = []
-    if left >= LEAST and not (number > 1 and (_is_decided(standings) or (not begun and _is_over(session, book)))):
-        baseline = own if number == 1 or standings.drift.found or not is_safe(standings, leader) else None
-        chosen = (leader, _challenger(standings, leader, others), baseline)
+    if left >= LEAST and not (number > 1 and (_is_decided(standings) or (not begun and _is_over(session, snapshot)))):
+        baseline = own if number == 1 or standings.drift.found or not is_safe(standings, incumbent) else None
+        chosen = (incumbent, _challenger(standings, incumbent, others), baseline)
         finalists = [*dict.fromkeys(place for place in chosen if place is not None)][:left]
     if len(finalists) < LEAST:
-        finalists = [] if leader in candidates_of(standings) else _full_measurement(standings, leader, own)
+        finalists = [] if incumbent in candidates_of(standings) else _full_measurement(standings, incumbent, own)
     return [trials[place].config for place in finalists]
 
 
-def _full_measurement(standings: Standings, leader: int, own: int | None) -> list[int]:
-    """A round for a leader that may not be the answer as it is: where the machine drifted it is compared with the baseline,
-    every leader in turn, for some come out too high, and one of before the change may lead those that were measured again; of
-    extrapolated ones the first is enough."""
+def _full_measurement(standings: Standings, incumbent: int, own: int | None) -> list[int]:
+    """A round for an incumbent that cannot be the answer yet. After a drift, each successive incumbent is compared with the
+    baseline, because some rates are overestimated and an earlier configuration may lead the confirmed ones. Of extrapolated
+    incumbents, the first is enough."""
     if standings.drift.found:
-        return [leader] if own is None else [leader, own]
-    return [] if standings.confirmed - {own} else [leader]
+        return [incumbent] if own is None else [incumbent, own]
+    return [] if standings.confirmed - {own} else [incumbent]
 
 
-def _challenger(standings: Standings, leader: int, others: list[int]) -> int | None:
-    """Of the others the one with the highest upper bound; of an environment, its layout without it; of memory, the next."""
-    plain = layout_without_environment(standings, leader)
+def _challenger(standings: Standings, incumbent: int, others: list[int]) -> int | None:
+    """The contender with the highest upper bound among `others`. For an environment, its layout without it; for the memory
+    objective, the next in order."""
+    plain = layout_without_environment(standings, incumbent)
     if plain is not None or not others:
         return plain
     if standings.ranking.objective is Objective.MEMORY:
@@ -96,7 +98,7 @@ def _challenger(standings: Standings, leader: int, others: list[int]) -> int | N
 
 
 def _is_decided(standings: Standings) -> bool:
-    """Whether further measurements would change nothing that anybody would notice."""
+    """Whether further measurements would not change the answer noticeably."""
     verdict = verdict_of(standings)
     if verdict is None:
         return False
@@ -107,13 +109,13 @@ def _is_decided(standings: Standings) -> bool:
     return answer in standings.confirmed and is_separated(standings, answer, CONFIDENCE)
 
 
-def _is_over(session: Session, book: JobSnapshot) -> bool:
-    """Whether the seconds of the request are spent: one round is measured all the same, so that the gain rests on it."""
+def _is_over(session: Session, snapshot: JobSnapshot) -> bool:
+    """Whether the request's seconds are spent. One round still runs, so that the gain is based on repeats."""
     limit = session.request.max_seconds
-    return limit is not None and book.job.active_seconds >= limit
+    return limit is not None and snapshot.job.active_seconds >= limit
 
 
-def _confirmations(book: JobSnapshot) -> list[TrialRecord]:
-    """Confirmations that were wanted, without those that a person ended."""
-    confirmed = (trial for trial in book.trials if trial.purpose is Purpose.CONFIRM)
+def _confirmations(snapshot: JobSnapshot) -> list[TrialRecord]:
+    """Planned confirmations, without cancelled ones."""
+    confirmed = (trial for trial in snapshot.trials if trial.purpose is Purpose.CONFIRM)
     return [trial for trial in confirmed if trial.outcome is not Outcome.CANCELLED]

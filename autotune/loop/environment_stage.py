@@ -1,7 +1,7 @@
-"""The last stage of a search: a few environments on the layout that it ended with, each in processes started for it.
+"""The last stage of a search: it tries environments on the final layout, each in new processes.
 
-Processes are started anew for each, which costs more than most trials, and an environment acts on all layouts much alike. So
-it is tried on the final layout alone, and out of the trials and seconds of the request: the search leaves them over.
+New processes cost more than most trials, and an environment affects all layouts similarly. So environments are tried only on
+the final layout. Their trials and seconds are part of the request's budget: the search reserves them.
 """
 
 from statistics import fmean
@@ -16,55 +16,58 @@ from search_spaces.trial_config import TrialConfig
 from storage.records import TrialRecord
 
 
-def stage_has_begun(session: Session, book: JobSnapshot) -> bool:
-    """Whether the newest search trial is one of the stage: the search has ended, unless more trials were granted since."""
-    return _layout_begun(session, book) is not None
+def stage_has_begun(session: Session, snapshot: JobSnapshot) -> bool:
+    """Whether the newest search trial belongs to the stage: the search has ended, unless the budget was extended since."""
+    return _layout_begun(session, snapshot) is not None
 
 
-def reserved_trials(session: Session, book: JobSnapshot) -> int:
-    """How many of the request's trials the stage still takes."""
+def reserved_trials(session: Session, snapshot: JobSnapshot) -> int:
+    """How many of the request's trials the stage still needs."""
     count = len(session.request.resolved_environments)
-    if not any(session.tries_environment(trial.config) for trial in (book.searched if count else ())):
+    if not any(session.tries_environment(trial.config) for trial in (snapshot.searched if count else ())):
         return count
-    layout = final_layout(session, book)
-    taken = [book.search_trial(config) for config in _configs(session, layout)] if layout is not None else []
+    layout = final_layout(session, snapshot)
+    taken = [snapshot.search_trial(config) for config in _configs(session, layout)] if layout is not None else []
     return count - sum(trial is not None and (trial.counted or trial.outcome is None) for trial in taken)
 
 
-def reserved_seconds(session: Session, book: JobSnapshot) -> float:
-    """How many seconds the stage still takes: of each of its trials as many as search trials took in the mean, or the first,
-    whose processes were cold. What they really took has gone from it, so that time and reserve together never go back."""
+def reserved_seconds(session: Session, snapshot: JobSnapshot) -> float:
+    """How many seconds the stage still needs. Each of its trials is estimated at the mean duration of search trials, or at that
+    of the first trial (cold processes) if longer. Time that the stage has used is subtracted, so used plus reserved time never
+    decreases."""
     count = len(session.request.resolved_environments)
     if not count:
         return 0.0
-    layouts = [_seconds(trial) for trial in session.without_environment_stage(book.searched) if _seconds(trial)]
+    layouts = [_seconds(trial) for trial in session.without_environment_stage(snapshot.searched) if _seconds(trial)]
     each = max(fmean(layouts), layouts[0]) if layouts else 0.0
-    return max(count * each - sum(_seconds(trial) for trial in book.searched if session.tries_environment(trial.config)), 0.0)
+    return max(
+        count * each - sum(_seconds(trial) for trial in snapshot.searched if session.tries_environment(trial.config)), 0.0
+    )
 
 
-def stage_wants(session: Session, book: JobSnapshot) -> list[PlannedTrial]:
-    """The environments that are still to be measured on the final layout; none while a trial of the search is open."""
-    searching = any(trial.purpose is Purpose.SEARCH and not session.tries_environment(trial.config) for trial in book.open)
-    layout = final_layout(session, book) if session.request.resolved_environments and not searching else None
-    wanted = _configs(session, layout) if layout is not None else []
-    return [PlannedTrial(config=config) for config in wanted if book.search_trial(config) is None]
+def stage_trials(session: Session, snapshot: JobSnapshot) -> list[PlannedTrial]:
+    """The environments still to be measured on the final layout; none while a search trial is open."""
+    searching = any(trial.purpose is Purpose.SEARCH and not session.tries_environment(trial.config) for trial in snapshot.open)
+    layout = final_layout(session, snapshot) if session.request.resolved_environments and not searching else None
+    configs = _configs(session, layout) if layout is not None else []
+    return [PlannedTrial(config=config) for config in configs if snapshot.search_trial(config) is None]
 
 
-def final_layout(session: Session, book: JobSnapshot) -> TrialConfig | None:
-    """The configuration that the stage is about: the one that it has begun with, else the leader of the search; None: none."""
-    if (begun := _layout_begun(session, book)) is not None:
+def final_layout(session: Session, snapshot: JobSnapshot) -> TrialConfig | None:
+    """The layout that the stage uses: the one it began with, else the best of the search; None: there is none."""
+    if (begun := _layout_begun(session, snapshot)) is not None:
         return begun
-    standings = standings_of(book, session.ranking, session.prior, session.baselines)
+    standings = standings_of(snapshot, session.ranking, session.prior, session.baselines)
     if standings is None:
         return None
     ranked = (standings.contenders[place].config for place in standings.order)
     return next((config for config in ranked if not session.tries_environment(config)), None)
 
 
-def _layout_begun(session: Session, book: JobSnapshot) -> TrialConfig | None:
+def _layout_begun(session: Session, snapshot: JobSnapshot) -> TrialConfig | None:
     if not session.request.resolved_environments:
         return None
-    searched = (trial for trial in reversed(book.trials) if trial.purpose is Purpose.SEARCH)
+    searched = (trial for trial in reversed(snapshot.trials) if trial.purpose is Purpose.SEARCH)
     newest = next((trial for trial in searched if trial.counted or trial.outcome is None), None)
     if newest is None or not session.tries_environment(newest.config):
         return None
@@ -76,5 +79,5 @@ def _configs(session: Session, layout: TrialConfig) -> list[TrialConfig]:
 
 
 def _seconds(trial: TrialRecord) -> float:
-    """From start to end; 0 where it did not run."""
+    """Duration from start to end; 0 if it did not run."""
     return (trial.finished - trial.started).total_seconds() if trial.started and trial.finished else 0.0

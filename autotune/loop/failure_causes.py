@@ -1,4 +1,4 @@
-"""When two failures are of one kind."""
+"""Decide whether two failures are of the same kind."""
 
 import re
 
@@ -8,8 +8,8 @@ _NUMBER = re.compile(r"0x[0-9a-fA-F]+|\d+")
 
 
 def kind_of_failure(result: TrialResult) -> tuple[str, str | None, str]:
-    """The same for failures of one kind: outcome, cause, and the line but for its numbers.
+    """Return a key that is equal for failures of the same kind: outcome, cause, and the message without its numbers.
 
-    Ranks, shapes, sizes, ports and addresses are numbers, and differ by configuration and by attempt.
+    Ranks, shapes, sizes, ports and addresses are numbers that differ between configurations and attempts.
     """
     return result.outcome.value, result.cause, _NUMBER.sub("", result.message)

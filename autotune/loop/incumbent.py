@@ -1,4 +1,4 @@
-"""The best so far, and what later trials are held against."""
+"""The incumbent: the best trial so far, which later trials race against."""
 
 import dataclasses
 import math
@@ -16,44 +16,44 @@ from storage.records import FEWER, SHALLOWER, TrialRecord
 
 
 class Incumbent:
-    """Follows the best of a job; of closed trials only those are looked at that are new since the last time."""
+    """Tracks the best trial of a job. Each call examines only the closed trials that are new since the last call."""
 
     def __init__(self) -> None:
-        self._looked_at = 0
+        self._seen = 0
         self._best: TrialRecord | None = None
 
-    def best(self, session: Session, book: JobSnapshot) -> TrialRecord | None:
-        """The fastest search trial that may win."""
-        new = [*islice(book.closed.searched, self._looked_at, book.searched_count)]
-        self._looked_at = book.searched_count
+    def best(self, session: Session, snapshot: JobSnapshot) -> TrialRecord | None:
+        """The fastest search trial that can win."""
+        new = [*islice(snapshot.closed.searched, self._seen, snapshot.searched_count)]
+        self._seen = snapshot.searched_count
         self._best = _fastest(session, new, self._best)
-        return _fastest(session, [trial for trial in book.later if trial.purpose is Purpose.SEARCH], self._best)
+        return _fastest(session, [trial for trial in snapshot.later if trial.purpose is Purpose.SEARCH], self._best)
 
-    def asked(
-        self, request: TrialRequest, trial: TrialRecord, session: Session, book: JobSnapshot, spread: Spread
+    def with_fidelity_and_race(
+        self, request: TrialRequest, trial: TrialRecord, session: Session, snapshot: JobSnapshot, spread: Spread
     ) -> TrialRequest:
-        """The request with the fidelity that the trial was written down with, and the race that it is to run.
+        """Return the request with the trial's recorded fidelity, and with the rate that it races against.
 
-        A search trial races where samples/s of what it runs on is the objective. What is measured in full whatever comes of it
-        does not: the baseline, over which every gain is told, confirmations, which decide, and controls.
+        A search trial races if the objective is samples/s on this cluster. The baseline, confirmations and controls do not
+        race: they always run to completion.
         """
         asked = session.request.fidelity
         if trial.fidelity == SHALLOWER:
-            # Of two models, neither of which is the one that the best is of: there is no race.
+            # A model with fewer layers is not comparable with the incumbent's, so there is no race.
             return dataclasses.replace(request, fidelity=dataclasses.replace(asked, most_micro_batches=None))
         if trial.fidelity == FEWER:
             request = dataclasses.replace(request, fidelity=dataclasses.replace(asked, most_layers=None))
-        best = self.best(session, book)
-        wanted = session.request.racing and session.request.objective is Objective.THROUGHPUT and not session.extrapolation
+        best = self.best(session, snapshot)
+        races = session.request.racing and session.request.objective is Objective.THROUGHPUT and not session.extrapolation
         if (
-            not wanted
+            not races
             or best is None
             or best.result is None
             or trial.purpose is not Purpose.SEARCH
-            or is_baseline(session, book, trial.config)
+            or is_baseline(session, snapshot, trial.config)
         ):
             return request
-        # Both rates are draws around what their configurations would have in the mean of many repeats.
+        # Both rates are single draws around the mean that many repeats would have.
         spread_of_ratio = math.sqrt(2.0 * spread.relative**2 + best.result.within_relative_error**2)
         return dataclasses.replace(
             request,

@@ -1,4 +1,4 @@
-"""What a worker tells its operators of a job: a line of the log and a span for the job and for each of its trials."""
+"""Logs and traces of a worker, for its operators: log lines and a span for each job and each of its trials."""
 
 import logging
 from types import TracebackType
@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 
 class Journal(LoopListener):
-    """Follows one run of a job; left, it ends the spans that are open."""
+    """Logs and traces one run of a job. As a context manager, it ends the open spans on exit."""
 
     def __init__(self, job_id: str) -> None:
         self._job_id = job_id
@@ -32,9 +32,11 @@ class Journal(LoopListener):
                 span.set_status(Status(StatusCode.ERROR, type(error).__name__))
             span.end()
 
-    def on_state(self, state: JobState, message: str, book: JobSnapshot) -> None:
+    def on_state(self, state: JobState, message: str, snapshot: JobSnapshot) -> None:
         log.info("job %s: %s%s", self._job_id, state, f": {message}" if message else "", extra={"job": self._job_id})
-        self._job.set_attributes({"autotune.job.state": state, "autotune.job.model": str(book.job.request.get("model", ""))})
+        self._job.set_attributes(
+            {"autotune.job.state": state, "autotune.job.model": str(snapshot.job.request.get("model", ""))}
+        )
 
     def on_news(self, news: str) -> None:
         log.warning("job %s: %s", self._job_id, news, extra={"job": self._job_id})
@@ -49,7 +51,7 @@ class Journal(LoopListener):
         parent = trace.set_span_in_context(self._job)
         self._trials[trial.number] = self._tracer.start_span("trial", parent, attributes=attributes)
 
-    def on_trial(self, trial: TrialRecord, book: JobSnapshot) -> None:  # noqa: ARG002
+    def on_trial(self, trial: TrialRecord, snapshot: JobSnapshot) -> None:  # noqa: ARG002
         about = {"job": self._job_id, "trial": trial.number}
         log.info("job %s: trial %d: %s", self._job_id, trial.number, trial.outcome, extra=about)
         span = self._trials.pop(trial.number, None)

@@ -1,4 +1,4 @@
-"""Holding a job's lease while the loop is busy."""
+"""Holds a job's lease while the loop is busy."""
 
 import threading
 from types import TracebackType
@@ -9,22 +9,22 @@ from storage.store import Store
 
 LEASE_SECONDS = 30.0
 BEAT_SECONDS = 5.0
-"""Several beats fit into a lease, so that a database that is busy once does not lose it."""
+"""Several beats fit into a lease, so one failed write to a busy database does not lose it."""
 
 
 class LeaseHeartbeat:
-    """Extends a lease from a thread of its own until it is left."""
+    """Extends a lease from its own thread until the context exits."""
 
     def __init__(self, store: Store, lease: Lease) -> None:
         self._store = store
         self._lease = lease
         self._lost: LeaseLostError | None = None
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._beat, name="lease-keeper", daemon=True)
+        self._thread = threading.Thread(target=self._beat, name="lease-heartbeat", daemon=True)
 
     @property
     def lease(self) -> Lease:
-        """The lease, as long as it is ours.
+        """The current lease.
 
         Raises:
             LeaseLostError: another process has taken the job.
@@ -49,5 +49,5 @@ class LeaseHeartbeat:
                 self._lost = error
                 return
             except DatabaseUnavailableError:
-                # The next beat may find it well again; if not, the loop's own writes tell.
+                # The database may be back at the next beat; if not, the loop's own writes raise.
                 continue

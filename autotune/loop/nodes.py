@@ -1,4 +1,4 @@
-"""What a job knows of the nodes that its ranks run on, from its attempts alone."""
+"""What a job knows about its nodes. Everything is derived from its attempts."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -10,41 +10,41 @@ from search_spaces.trial import TrialResult
 from storage.records import AttemptRecord
 
 STRIKES = 3
-"""Trials in a row that must fail on a node and succeed elsewhere before the node is put in quarantine: one may be chance."""
+"""Consecutive trials that must fail on a node and succeed elsewhere before it is quarantined: one may be chance."""
 WORKED = (Outcome.OK, Outcome.PRUNED)
-"""Outcomes that say that the nodes of the ranks did what they should."""
+"""Outcomes that show that the nodes of the ranks work."""
 BROKE = (Outcome.FAILED, Outcome.LOST, Outcome.TIMEOUT)
-"""Outcomes that a node may be the cause of."""
+"""Outcomes that a node may have caused."""
 
 
 @dataclass(slots=True)
 class Nodes:
-    """Follows the attempts of a job. The same attempts, in the same order, give the same answers in every process."""
+    """Node states, derived from a job's attempts. The same attempts in the same order give the same state in every process."""
 
     faults: frozenset[str] = frozenset()
-    """Causes that lie in a node's hardware or driver, whatever ran on it: rows of the failure table."""
+    """Names of the failure-table rows for faults of a node's hardware or driver, independent of the trial."""
     own: frozenset[str] = frozenset()
-    """Causes of the request's own rows: what they say of a node holds for this job alone."""
+    """Names of the request's own rows: their consequences for a node apply only to this job."""
     shut: set[str] = field(default_factory=set)
-    """Nodes that get no further trial of this job, by a row of its request."""
+    """Nodes that get no further trial of this job, because of a row of its request."""
     worked: set[str] = field(default_factory=set)
     """Nodes on which a trial was measured."""
     slow: set[str] = field(default_factory=set)
     strikes: dict[str, set[int]] = field(default_factory=dict)
-    """Node -> trials that failed on it and succeeded elsewhere, since it last worked."""
+    """Node -> trials that failed on it and succeeded elsewhere since it last worked."""
     _failed_on: dict[int, dict[str, bool]] = field(default_factory=dict)
-    """Trial -> nodes that it failed on, in order, and whether that was by a row of the request: no strike against the node."""
+    """Trial -> the nodes it failed on, in order, and whether a row of the request was the cause: then it is no strike."""
     _errors: dict[tuple[str, str | None, str], set[str]] = field(default_factory=dict)
-    """Kind of failure -> nodes that had it."""
+    """Kind of failure -> nodes where it occurred."""
 
-    def recall(self, attempts: Iterable[AttemptRecord]) -> None:
-        """Take in the attempts that were made before."""
+    def replay(self, attempts: Iterable[AttemptRecord]) -> None:
+        """Record earlier attempts."""
         for attempt in attempts:
             if attempt.result is not None:
-                self.note(attempt.trial_number, attempt.result)
+                self.record(attempt.trial_number, attempt.result)
 
-    def note(self, trial: int, result: TrialResult) -> list[str]:
-        """Take in how an attempt ended; return the nodes that it shows to fail, again and again, what succeeds elsewhere."""
+    def record(self, trial: int, result: TrialResult) -> list[str]:
+        """Record the result of an attempt; return the nodes that reached `STRIKES` trials that succeeded elsewhere."""
         self.slow.update(result.slow_nodes)
         if result.outcome in BROKE and result.node is not None:
             own = result.cause in self.own
@@ -63,34 +63,36 @@ class Nodes:
             self.strikes.setdefault(node, set()).add(trial)
         return [node for node in elsewhere if len(self.strikes[node]) >= STRIKES]
 
-    def failed_on(self, trial: int) -> tuple[str, ...]:
-        """The nodes that the trial failed on, if it has not succeeded since."""
+    def failed_nodes(self, trial: int) -> tuple[str, ...]:
+        """The nodes that the trial failed on, if it has not succeeded since then."""
         return tuple(self._failed_on.get(trial, ()))
 
     def is_suspect(self, trial: int, result: TrialResult) -> bool:
-        """Whether an error may be its node's and not the configuration's; asked before `note`.
+        """Whether an error may be caused by the node and not by the configuration. Call it before `record`.
 
-        It may where nothing ever worked on that node and no other node had this error, or where its cause is a node's. The
-        trial is tried on other nodes once.
+        This is so if the cause is a fault of a node, or if no trial ever worked on that node and no other node had this error.
+        Such a trial is tried once on other nodes.
         """
-        if result.outcome is not Outcome.FAILED or result.node is None or self.failed_on(trial):
+        if result.outcome is not Outcome.FAILED or result.node is None or self.failed_nodes(trial):
             return False
-        alone = self._errors.get(kind_of_failure(result), set()) <= {result.node}
-        return result.cause in self.faults or (alone and result.node not in self.worked)
+        only_here = self._errors.get(kind_of_failure(result), set()) <= {result.node}
+        return result.cause in self.faults or (only_here and result.node not in self.worked)
 
-    def kept_off(self, trial: int, quarantined: Iterable[str], rooms: Mapping[str, int], ranks: int) -> tuple[str, ...]:
-        """The nodes that the trial's next attempt is to keep off, as far as there is room for its ranks without them.
+    def excluded_nodes(
+        self, trial: int, quarantined: Iterable[str], capacities: Mapping[str, int], ranks: int
+    ) -> tuple[str, ...]:
+        """The nodes that the trial's next attempt should avoid, as long as its ranks fit on the remaining nodes.
 
-        First those in quarantine, then those that are shut for this job, those that it failed on, and slow ones.
+        Priority: nodes in quarantine, nodes that are shut for this job, nodes that the trial failed on, slow nodes.
         """
-        off: set[str] = set()
-        for node in (*quarantined, *sorted(self.shut), *self.failed_on(trial), *sorted(self.slow)):
-            if node in rooms and has_room(rooms, {*off, node}, ranks):
-                off.add(node)
-        return tuple(sorted(off))
+        excluded: set[str] = set()
+        for node in (*quarantined, *sorted(self.shut), *self.failed_nodes(trial), *sorted(self.slow)):
+            if node in capacities and has_room(capacities, {*excluded, node}, ranks):
+                excluded.add(node)
+        return tuple(sorted(excluded))
 
 
-def has_room(rooms: Mapping[str, int], without: Iterable[str], ranks: int) -> bool:
-    """Whether so many ranks can be placed without these nodes."""
-    shut = set(without)
-    return sum(room for node, room in rooms.items() if node not in shut) >= ranks
+def has_room(capacities: Mapping[str, int], without: Iterable[str], ranks: int) -> bool:
+    """Whether `ranks` ranks can be placed without these nodes."""
+    excluded = set(without)
+    return sum(capacity for node, capacity in capacities.items() if node not in excluded) >= ranks

@@ -1,4 +1,4 @@
-"""What ranks print and do while trials run, written down so that every process that follows the job sees it."""
+"""Writes the output and progress of running trials to the store, so that every process that follows the job sees it."""
 
 import time
 from collections.abc import Iterator
@@ -11,24 +11,24 @@ from storage.log_records import LOG_HEAD_BYTES, LOG_TAIL_BYTES
 from storage.store import Store
 
 WRITE_SECONDS = 0.5
-"""How often it is written down: each time is a transaction, of which SQLite makes a few hundred a second for all together."""
+"""Time between writes: each is a transaction, and SQLite manages a few hundred per second for all processes together."""
 PROGRESS_SECONDS = 1.0
-"""How often what an attempt does is written down."""
+"""Time between two writes of an attempt's progress."""
 
 
 class OutputWriter:
-    """Collects what the loop hears, and writes it in batches. What no database takes at the moment waits, bounded."""
+    """Collects output and progress and writes them in batches. While the database is down, they wait in a bounded buffer."""
 
-    def __init__(self, store: Store, keeper: LeaseHeartbeat) -> None:
-        self._store, self._keeper = store, keeper
+    def __init__(self, store: Store, heartbeat: LeaseHeartbeat) -> None:
+        self._store, self._heartbeat = store, heartbeat
         self._printed: dict[str, HeadAndTail[LogLines]] = {}
         self._progress: dict[str, Progress] = {}
-        self._told: dict[str, float] = {}
-        """When what an attempt does was written last."""
+        self._progress_written: dict[str, float] = {}
+        """Attempt -> time of the last write of its progress."""
         self._written = 0.0
 
-    def hear(self, event: LogLines | Progress) -> None:
-        """Take note of it."""
+    def add(self, event: LogLines | Progress) -> None:
+        """Add an event to the buffer."""
         if isinstance(event, Progress):
             self._progress[event.attempt] = event
             return
@@ -36,19 +36,21 @@ class OutputWriter:
         kept.add(event, len(event.text.encode(errors="replace")) + event.left_out)
 
     def write_due(self) -> None:
-        """Write what there is, where the last time is long enough ago. What a broken database does not take waits on."""
+        """Write the buffer if the last write is long enough ago. Keep it if the database is unavailable."""
         if time.monotonic() - self._written < WRITE_SECONDS:
             return
         self._written = time.monotonic()
         due = [
-            sign for sign in self._progress.values() if self._written - self._told.get(sign.attempt, 0.0) >= PROGRESS_SECONDS
+            progress
+            for progress in self._progress.values()
+            if self._written - self._progress_written.get(progress.attempt, 0.0) >= PROGRESS_SECONDS
         ]
         self._write(due)
 
     def end(self, attempt: str) -> None:
-        """Write what there is before the attempt gets its result: whoever sees that has its whole output."""
+        """Write the buffer before the attempt gets its result, so that readers of the result find the whole output."""
         self._progress.pop(attempt, None)
-        self._told.pop(attempt, None)
+        self._progress_written.pop(attempt, None)
         self._write([])
 
     def _write(self, progress: list[Progress]) -> None:
@@ -56,17 +58,17 @@ class OutputWriter:
         if not lines and not progress:
             return
         try:
-            self._store.add_output(self._keeper.lease, lines, progress)
+            self._store.add_output(self._heartbeat.lease, lines, progress)
         except DatabaseUnavailableError:
-            for item in lines:  # the loop's own writes tell whether it is worth waiting
-                self.hear(item)
+            for item in lines:  # the loop's own writes decide whether to wait for the database
+                self.add(item)
             return
-        for sign in progress:
-            del self._progress[sign.attempt]
-            self._told[sign.attempt] = time.monotonic()
+        for one in progress:
+            del self._progress[one.attempt]
+            self._progress_written[one.attempt] = time.monotonic()
 
     def _lines(self) -> Iterator[LogLines]:
-        """What was printed since the last time: of each attempt and rank as one, but where something was left out."""
+        """The output since the last write, joined for each attempt and rank; a gap starts a new item."""
         printed, self._printed = self._printed, {}
         for attempt, kept in printed.items():
             joined: dict[tuple[int, int], LogLines] = {}

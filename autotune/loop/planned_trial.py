@@ -1,4 +1,4 @@
-"""A measurement that a job wants."""
+"""A trial that a job plans to run."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from storage.records import FULL
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedTrial:
-    """A measurement that is wanted."""
+    """A trial to run, before it has a row in the store."""
 
     config: TrialConfig
     purpose: Purpose = Purpose.SEARCH

@@ -1,4 +1,4 @@
-"""From what a runner returned to what is stored."""
+"""Convert a runner's result to the stored result, and decide on retries."""
 
 import dataclasses
 from collections.abc import Iterable
@@ -11,9 +11,9 @@ from storage.records import AttemptRecord
 
 
 def with_stated_interval(result: TrialResult, spread: Spread) -> TrialResult:
-    """The result with its stated interval: its own error and the spread between repeats.
+    """Return the result with the interval that combines its own error and the spread between repeats.
 
-    That of a PRUNED trial holds both from the start: it was ended by it, and its upper end is the bound that was not enough.
+    A PRUNED trial's interval already includes both: it was used to end the trial, and its upper end is the bound of the rate.
     """
     if result.samples_per_second is None or result.outcome is Outcome.PRUNED:
         return result
@@ -22,15 +22,15 @@ def with_stated_interval(result: TrialResult, spread: Spread) -> TrialResult:
 
 
 def retries_of(result: TrialResult, table: FailureTable) -> int:
-    """How many further attempts a trial gets after this result: as the failure table says of its cause, if it names one."""
+    """Number of retries after this result: from the failure table if it has a row for the cause, else from the outcome."""
     row = table.row(result.cause)
     return RETRIES.get(result.outcome, 0) if row is None else row.retries
 
 
 def is_retried(result: TrialResult, attempts: Iterable[AttemptRecord], table: FailureTable) -> bool:
-    """Whether a trial gets another attempt after this result, given its attempts so far.
+    """Whether a trial is retried after this result, given its attempts so far.
 
-    Each outcome has its own number of retries; attempts that a killed process left behind are not held against the trial.
+    Each outcome has its own number of retries. Attempts that a killed process left unfinished do not count.
     """
     before = sum(attempt.outcome is result.outcome for attempt in attempts)
     return before < retries_of(result, table)

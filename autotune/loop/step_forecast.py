@@ -1,4 +1,4 @@
-"""How long a step of a trial is expected to take, in time to tell a hang from a slow step before the trial has made one."""
+"""Expected step time of a trial, to distinguish a hang from a slow step before its first step has ended."""
 
 import math
 from collections import deque
@@ -15,33 +15,33 @@ from autotune.prediction.equations.rates import rates_for
 from autotune.prediction.equations.step import seconds_of
 from autotune.session.session import Session
 from autotune.strategies.guided.prior import Prior
-from search_spaces.model import ModelSpec
+from search_spaces.models.model import ModelSpec
 from search_spaces.outcome import Outcome
 from search_spaces.plain import from_plain
 from search_spaces.trial_config import TrialConfig
 from storage.records import TrialRecord
 
 REMEMBERED = 64
-"""Trials whose ratio counts, the last ones: the median of more says no more, and a job that is resumed looks at each anew."""
+"""Number of latest trials whose ratio is used. More would not improve the median, and a resumed job recomputes each."""
 
 
 class StepForecast:
-    """Predictions of the equations, times what the job's trials took over what was predicted of them: the median of them.
+    """Predicted step times, scaled by the median ratio of measured to predicted step time of the job's trials.
 
-    The median, for a machine is faster or slower than its data sheet in everything, and one trial that met a neighbour says
-    nothing of the next. Of closed trials only those are looked at that are new since the last time.
+    A machine differs from its data sheet by a common factor, and the median ignores single trials that other jobs disturbed.
+    Each call examines only the closed trials that are new since the last call.
     """
 
     def __init__(self, session: Session, model: ModelSpec, rates: Coefficients) -> None:
         self._session, self._model, self._rates = session, model, rates
-        self._looked_at = 0
+        self._seen = 0
         self._ratios: deque[float] = deque(maxlen=REMEMBERED)
 
-    def seconds(self, config: TrialConfig, book: JobSnapshot) -> float | None:
-        """Of a step of the whole global batch; None: nothing finite is predicted."""
-        first = max(self._looked_at, book.searched_count - REMEMBERED)
-        self._ratios += self._measured_over_predicted([*islice(book.closed.searched, first, book.searched_count)])
-        self._looked_at = book.searched_count
+    def seconds(self, config: TrialConfig, snapshot: JobSnapshot) -> float | None:
+        """Expected seconds of a step of the whole global batch; None: the prediction is not finite."""
+        first = max(self._seen, snapshot.searched_count - REMEMBERED)
+        self._ratios += self._measured_over_predicted([*islice(snapshot.closed.searched, first, snapshot.searched_count)])
+        self._seen = snapshot.searched_count
         expected = self._predicted(config) * (median(self._ratios) if self._ratios else 1.0)
         return expected if 0 < expected < math.inf else None
 
@@ -57,6 +57,6 @@ class StepForecast:
 
 
 def forecast_of(session: Session, model: ModelSpec, prior: Mapping[str, Any] | None) -> StepForecast:
-    """The forecast of a job for this model; `prior`: what the job knew before its first trial, where it kept that."""
+    """Return a job's forecast for this model. `prior`: the job's stored prior from before its first trial, if any."""
     rates = from_plain(Prior, prior).rates if prior is not None else rates_for(session.cluster, session.request.engine)
     return StepForecast(session, model, rates)

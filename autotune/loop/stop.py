@@ -1,30 +1,30 @@
-"""A person's wish that a run ends."""
+"""A request to stop a run."""
 
 import threading
 
 
 class StopSignal:
-    """Raised from a signal handler or another thread, looked at by the loop. The first wish lets running trials end."""
+    """Set by a signal handler or another thread, polled by the loop. The first request lets running trials end."""
 
     def __init__(self, worker: "StopSignal | None" = None) -> None:
-        """`worker`: the signal of a worker that runs the job, whose wishes are the job's too; the job then goes back to the
-        queue, instead of waiting for a person.
+        """`worker`: the signal of the worker that runs the job. Its requests also apply to the job, which then goes back to the
+        queue instead of being paused.
         """
         self._worker = worker
         self._stop = threading.Event()
         self._kill = threading.Event()
 
     def wait(self, seconds: float) -> bool:
-        """Wait until it is wished that nothing further starts; return whether it is."""
+        """Wait up to `seconds` for a stop request; return whether there is one."""
         return self._stop.wait(seconds)
 
     def request(self) -> None:
-        """Wish once more: first to start nothing further, then to kill what runs."""
+        """Request a stop. The first call starts no further trials; the second kills the running ones."""
         (self._kill if self._stop.is_set() else self._stop).set()
 
     @property
     def requested(self) -> bool:
-        """Whether nothing further is to be started."""
+        """Whether no further trial is to be started."""
         return self._stop.is_set() or (self._worker is not None and self._worker.requested)
 
     @property
@@ -34,5 +34,5 @@ class StopSignal:
 
     @property
     def hands_back(self) -> bool:
-        """Whether a job that is left now goes to the next worker."""
+        """Whether a stopped job goes back to the queue for the next worker."""
         return self._worker is not None

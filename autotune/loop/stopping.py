@@ -1,4 +1,4 @@
-"""When a search is over before its trials are spent: seconds, device-hours, and what further trials may still bring."""
+"""Early stopping of a search: spent seconds or device-hours, or too little expected gain from further trials."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,23 +12,23 @@ from search_spaces.outcome import Outcome, Purpose, StopReason
 from search_spaces.trial_config import TrialConfig
 
 FINALISTS = 3
-"""Winner, runner-up and baseline: trials of one round of confirmation."""
+"""Trials of one confirmation round: winner, runner-up and baseline."""
 SURE = 0.95
-"""How sure it must be that nothing untried is faster by more than the margin."""
+"""Required probability that no untried configuration is faster by more than the margin."""
 ALIKE = 3
-"""Trials, the baseline first, after whose one and the same error no other configuration is expected to run."""
+"""If the first trials, this many with the baseline, all fail with the same error, no configuration is expected to run."""
 BREAKING = (Outcome.FAILED, Outcome.TIMEOUT, Outcome.LOST)
-"""Outcomes of which one cause may stop a job. What does not fit is a finding, and other configurations may."""
+"""Outcomes whose common cause stops a job. INFEASIBLE is not one: other configurations may fit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommonCause:
-    """What every trial so far failed of."""
+    """The common cause of failure of every trial so far."""
 
     name: str | None
-    """Of its row in the failure table; None: the table has none."""
+    """Name of its row in the failure table; None: the table has none."""
     message: str
-    """The line of the first trial."""
+    """The first trial's message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,37 +37,37 @@ class Stop:
 
     reason: StopReason
     message: str
-    """What was found that ends it, without how many trials it took."""
+    """The reason in words, without the number of trials."""
 
 
-def stop_of(session: Session, book: JobSnapshot) -> Stop | None:
-    """Why no further search trial is wanted though there are trials left; None: the search goes on.
+def stop_of(session: Session, snapshot: JobSnapshot) -> Stop | None:
+    """Return why the search stops before its trials are spent; None: it continues.
 
-    0. The baseline and those after it failed of one and the same cause: it is no configuration's.
-    1. One that runs was all that was asked for.
-    2. The seconds or the device-hours of the request are spent, but for the last stage and one round of confirmation.
-    3. `run_device_hours`: what the next trial is expected to save in a run of so many device-hours is less than it costs.
-    4. `stop_margin`: it is 95 % sure that nothing untried is faster by more than that.
+    0. The baseline and the trials after it failed with the same cause, which is independent of the configuration.
+    1. The request only asks for a configuration that runs, and there is one.
+    2. The request's seconds or device-hours are spent, except for the last stage and one confirmation round.
+    3. `run_device_hours`: in a run of this length, the next trial is expected to save less than it costs.
+    4. `stop_margin`: it is 95 % sure that no untried configuration is faster by more than this.
 
-    The last two ask the strategy, where it predicts, and follow from the rows as its proposals do.
+    The last two use the strategy's predictions, if it has any. Like its proposals, they depend only on the rows.
     """
     request = session.request
-    if fails_alike(book):
+    if fails_alike(snapshot):
         return Stop(reason=StopReason.EXHAUSTED, message=f"the first {ALIKE} trials failed alike")
-    if request.stop_at_first and session.ranking.ranked(book.searched):
+    if request.stop_at_first and session.ranking.ranked(snapshot.searched):
         return Stop(reason=StopReason.FOUND, message="a configuration runs")
-    if (out_of_time := time_is_up(session, book, reserved_seconds(session, book))) is not None:
+    if (out_of_time := time_is_up(session, snapshot, reserved_seconds(session, snapshot))) is not None:
         return out_of_time
     if request.run_device_hours is None and request.stop_margin is None:
         return None
-    expected = outlook_of(session, book)
+    expected = outlook_of(session, snapshot)
     return None if expected is None else _not_worth_it(session, expected) or _sure(session, expected)
 
 
-def time_is_up(session: Session, book: JobSnapshot, reserved: float = 0.0) -> Stop | None:
-    """Which budget of time is spent, but for `reserved` seconds and one round of confirmation; None: none is."""
+def time_is_up(session: Session, snapshot: JobSnapshot, reserved: float = 0.0) -> Stop | None:
+    """Return the time budget that is spent, after `reserved` seconds and one confirmation round; None: none is."""
     request = session.request
-    seconds = _spent_seconds(session, book) + reserved
+    seconds = _spent_seconds(session, snapshot) + reserved
     if request.max_seconds is not None and seconds >= request.max_seconds:
         return Stop(reason=StopReason.BUDGET, message=f"{request.max_seconds:g} s are spent")
     if request.device_hours is not None and session.device_hours(seconds) >= request.device_hours:
@@ -75,15 +75,15 @@ def time_is_up(session: Session, book: JobSnapshot, reserved: float = 0.0) -> St
     return None
 
 
-def fails_alike(book: JobSnapshot) -> bool:
-    """Whether every trial so far, and enough of them, ended for one and the same cause."""
-    ended = [trial for trial in book.searched if trial.outcome is not None]
-    return len(ended) >= ALIKE and common_cause(book) is not None
+def fails_alike(snapshot: JobSnapshot) -> bool:
+    """Whether at least `ALIKE` trials ended, all with the same cause."""
+    ended = [trial for trial in snapshot.searched if trial.outcome is not None]
+    return len(ended) >= ALIKE and common_cause(snapshot) is not None
 
 
-def common_cause(book: JobSnapshot) -> CommonCause | None:
-    """The first trial's cause, where every one failed of the same kind; None: they differ, or one ran, or did not fit."""
-    ended = [trial for trial in book.searched if trial.outcome is not None]
+def common_cause(snapshot: JobSnapshot) -> CommonCause | None:
+    """The first trial's cause if all failures are of the same kind; None: they differ, or a trial ran or did not fit."""
+    ended = [trial for trial in snapshot.searched if trial.outcome is not None]
     results = [trial.result for trial in ended if trial.outcome in BREAKING and trial.result is not None]
     if not results or len(results) < len(ended):
         return None
@@ -92,18 +92,18 @@ def common_cause(book: JobSnapshot) -> CommonCause | None:
     return CommonCause(name=first.cause, message=first.message) if alike and first.message else None
 
 
-def outlook_of(session: Session, book: JobSnapshot) -> Outlook | None:
-    """What the strategy expects of further trials; None: it does not predict, or nothing was measured."""
+def outlook_of(session: Session, snapshot: JobSnapshot) -> Outlook | None:
+    """The strategy's expectation of further trials; None: it does not predict, or nothing was measured."""
     margin = session.request.stop_margin or 0.0
     return session.strategy.outlook(
-        session.space, session.without_environment_stage(book.searched), pending_layouts(session, book), margin
+        session.space, session.without_environment_stage(snapshot.searched), pending_layouts(session, snapshot), margin
     )
 
 
-def _spent_seconds(session: Session, book: JobSnapshot) -> float:
-    """Of active time, with one round of confirmation, which must still fit."""
-    reserve = FINALISTS * book.mean_seconds if session.request.confirm_repeats else 0.0
-    return book.job.active_seconds + reserve
+def _spent_seconds(session: Session, snapshot: JobSnapshot) -> float:
+    """Active seconds of the job, plus the time of one confirmation round, which must still fit."""
+    reserve = FINALISTS * snapshot.mean_seconds if session.request.confirm_repeats else 0.0
+    return snapshot.job.active_seconds + reserve
 
 
 def _not_worth_it(session: Session, expected: Outlook) -> Stop | None:
@@ -114,19 +114,19 @@ def _not_worth_it(session: Session, expected: Outlook) -> Stop | None:
     cost = session.device_hours(expected.trial_seconds)
     if saved >= cost:
         return None
-    told = f"the next trial costs {cost:.2g} device-hours and is expected to save {saved:.2g} of {hours:g}"
-    return Stop(reason=StopReason.CONVERGED, message=told)
+    message = f"the next trial costs {cost:.2g} device-hours and is expected to save {saved:.2g} of {hours:g}"
+    return Stop(reason=StopReason.CONVERGED, message=message)
 
 
 def _sure(session: Session, expected: Outlook) -> Stop | None:
     margin = session.request.stop_margin
     if margin is None or expected.chance_of_more > 1 - SURE:
         return None
-    sure = f"{100 * (1 - expected.chance_of_more):.0f} % sure that nothing untried is more than {100 * margin:g} % faster"
-    return Stop(reason=StopReason.CONVERGED, message=sure)
+    message = f"{100 * (1 - expected.chance_of_more):.0f} % sure that nothing untried is more than {100 * margin:g} % faster"
+    return Stop(reason=StopReason.CONVERGED, message=message)
 
 
-def pending_layouts(session: Session, book: JobSnapshot) -> Sequence[TrialConfig]:
-    """What the strategy has proposed and has no outcome yet."""
-    opened = [trial for trial in book.open if trial.purpose is Purpose.SEARCH]
+def pending_layouts(session: Session, snapshot: JobSnapshot) -> Sequence[TrialConfig]:
+    """The strategy's proposals that have no outcome yet."""
+    opened = [trial for trial in snapshot.open if trial.purpose is Purpose.SEARCH]
     return [trial.config for trial in session.without_environment_stage(opened)]

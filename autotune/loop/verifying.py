@@ -1,4 +1,4 @@
-"""Trials whose last failure may not have been their own: measured again in fresh processes, with nothing beside them."""
+"""Verify failures that the trial itself may not have caused: repeat it in new processes, with no other trial running."""
 
 from collections.abc import Collection
 
@@ -8,14 +8,14 @@ from storage.store import Store
 
 
 class Verifying:
-    """Knows which wanted trials are to be verified (`FailureRow.verify`), from the attempts that the store has."""
+    """Determines from the stored attempts which planned trials verify a failure (`FailureRow.verify`)."""
 
     def __init__(self, store: Store, table: FailureTable) -> None:
         self._store, self._table = store, table
         self._known: dict[tuple[int, int], bool] = {}
 
-    def wants(self, trial: TrialRecord) -> bool:
-        """Whether the next attempt at the trial verifies a failure."""
+    def is_verification(self, trial: TrialRecord) -> bool:
+        """Whether the trial's next attempt verifies a failure."""
         key = (trial.number, trial.attempts)
         if trial.attempts and key not in self._known:
             attempts = self._store.attempts(trial.job_id, trial.number)
@@ -25,13 +25,13 @@ class Verifying:
         return self._known.get(key, False)
 
     def startable(self, trials: list[TrialRecord], running: Collection[TrialRecord]) -> list[TrialRecord]:
-        """Those that may start now: one that verifies waits until nothing runs, and nothing starts until it has ended.
+        """Return the trials that may start now: a verification waits until nothing runs, and nothing starts until it has ended.
 
-        What is left out stays wanted.
+        The other trials stay planned.
         """
-        if any(map(self.wants, running)):
+        if any(map(self.is_verification, running)):
             return []
-        alone = next(filter(self.wants, trials), None)
-        if alone is None:
+        verification = next(filter(self.is_verification, trials), None)
+        if verification is None:
             return trials
-        return [] if running else [alone]
+        return [] if running else [verification]

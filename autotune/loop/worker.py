@@ -26,11 +26,11 @@ from storage.records import JobRecord, Lease, QueueLimits
 from storage.store import Store
 
 POLL_SECONDS = 0.5
-"""How soon a job that comes into an empty queue is seen."""
+"""How soon a new job in an empty queue is seen."""
 OUTAGE_SECONDS = 5.0
-"""How long a worker waits before it asks a database again that was away."""
+"""How long a worker waits before it retries an unavailable database."""
 TRIES = 3
-"""How often a worker makes ranks for a job before it gives the job up."""
+"""How often a worker starts ranks for a job before it gives up the job."""
 
 MakeRunner = Callable[[Session], Runner]
 log = logging.getLogger(__name__)
@@ -38,16 +38,16 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """A runner that stays warm, and what it can be used for."""
+    """A warm runner, and the key of the jobs that can use it."""
 
     key: tuple[object, ...]
     runner: Runner
 
 
 class Worker:
-    """Runs jobs until it is stopped. A job that is under way then goes back to the queue; so it does when the worker dies.
+    """Runs jobs until it is stopped. If it is stopped or dies, its running job goes back to the queue.
 
-    Ranks stay warm from job to job, as long as jobs need the same ones.
+    Ranks stay warm between jobs that need the same ranks.
     """
 
     def __init__(
@@ -62,10 +62,10 @@ class Worker:
         """
         Args:
             store: the jobs.
-            make_runner: makes the ranks of a job.
+            make_runner: starts the ranks of a job.
             limits: which jobs it takes.
-            poll_seconds: how soon a job that comes into an empty queue is seen.
-            ray_address: of the Ray that jobs run on which name none; None: one of their own.
+            poll_seconds: how soon a new job in an empty queue is seen.
+            ray_address: address of the Ray cluster for jobs without one; None: each starts its own.
             allowed: what jobs from outside may run; None: no factory and no command.
         """
         self._allowed = allowed or AllowList()
@@ -73,12 +73,12 @@ class Worker:
         self._ray_address = ray_address
         self._poll_seconds = poll_seconds
         self._kept: _Kept | None = None
-        self._beats = WorkerHeartbeat(store)
+        self._heartbeat = WorkerHeartbeat(store)
         self.jobs_done = 0
 
     def run(self, stop: StopSignal, most_jobs: int | None = None) -> None:
-        """Take and run jobs until `stop` is requested, or `most_jobs` were run. Outages of the database are waited for."""
-        with self._beats, contextlib.closing(self):
+        """Take and run jobs until `stop` is requested, or `most_jobs` were run. Wait during outages of the database."""
+        with self._heartbeat, contextlib.closing(self):
             while not stop.requested and (most_jobs is None or self.jobs_done < most_jobs):
                 try:
                     lease = self._store.claim(current_owner(), LEASE_SECONDS, self._limits)
@@ -87,27 +87,27 @@ class Worker:
                         continue
                     self._run(lease, stop)
                     self.jobs_done += 1
-                    self._beats.runs(None)
+                    self._heartbeat.set_job(None)
                 except LeaseLostError as error:
                     log.warning("%s", error)
-                    self.close()  # its ranks may still run a trial of a job that is another's now
+                    self.close()  # its ranks may still run a trial of a job that another worker has taken
                 except DatabaseUnavailableError as error:
                     log.error("%s", error)
                     self.close()
                     stop.wait(OUTAGE_SECONDS)
 
     def close(self) -> None:
-        """End the ranks."""
+        """Stop the ranks."""
         kept, self._kept = self._kept, None
         if kept is not None:
-            self._beats.keeps("")
+            self._heartbeat.set_runner("")
             kept.runner.close()
 
     def _run(self, lease: Lease, stop: StopSignal) -> None:
-        """Run a job to its end. What is wrong with it, or with its ranks, is its own end: the worker goes on."""
+        """Run a job to its end. An error of the job or its ranks ends only the job: the worker continues."""
         log.info("job %s: taken", lease.job_id, extra={"job": lease.job_id})
-        self._beats.runs(lease.job_id)
-        with LeaseHeartbeat(self._store, lease) as keeper:
+        self._heartbeat.set_job(lease.job_id)
+        with LeaseHeartbeat(self._store, lease) as heartbeat:
             try:
                 job = self._store.job(lease.job_id)
                 if is_from_outside(job):
@@ -116,50 +116,50 @@ class Worker:
                 require_startable(session)
                 calibrate_for(self._store, session)
             except (AutotuneError, SearchSpaceError, ExecutorError) as error:
-                self._fail(keeper, error)
+                self._fail(heartbeat, error)
                 log.error("job %s: %s", lease.job_id, error, extra={"job": lease.job_id})
                 return
             try:
-                ended = self._run_held(session, keeper, StopSignal(worker=stop))
+                ended = self._run_held(session, heartbeat, StopSignal(worker=stop))
             except (LeaseLostError, DatabaseUnavailableError):
                 raise
             except Exception as error:
-                # The job has been left FAILED with the reason; what its ranks do is not known.
+                # The job was left FAILED with the reason; the state of its ranks is unknown.
                 ours = isinstance(error, AutotuneError | SearchSpaceError | ExecutorError | DamagedRowError)
                 log.error("job %s: %s", lease.job_id, error, extra={"job": lease.job_id}, exc_info=not ours)
                 self.close()
                 return
         log.info("job %s: %s %s", ended.id, ended.state, ended.reason, extra={"job": ended.id})
 
-    def _run_held(self, session: Session, keeper: LeaseHeartbeat, stop: StopSignal) -> JobRecord:
-        """Run the job. Ranks that do not start, or break for good, as when Ray itself dies, are no fault of the job's: they are
-        made anew, up to `TRIES` times in all.
+    def _run_held(self, session: Session, heartbeat: LeaseHeartbeat, stop: StopSignal) -> JobRecord:
+        """Run the job. Ranks that do not start, or break permanently (for example because Ray itself dies), are not the job's
+        fault: they are started up to `TRIES` times in all.
         """
         for left in reversed(range(TRIES)):
             try:
                 runner = self._runner_for(session)
             except Exception as error:
                 if not left or not isinstance(error, RunnerError):
-                    self._fail(keeper, error)
+                    self._fail(heartbeat, error)
                     raise
-                log.warning("job %s: %s; once more", keeper.lease.job_id, error, extra={"job": keeper.lease.job_id})
+                log.warning("job %s: %s; retrying", heartbeat.lease.job_id, error, extra={"job": heartbeat.lease.job_id})
                 continue
             try:
-                with Journal(keeper.lease.job_id) as journal:
-                    return run_held_job(session, self._store, keeper, runner, stop, journal, keeps_broken=left > 0)
+                with Journal(heartbeat.lease.job_id) as journal:
+                    return run_held_job(session, self._store, heartbeat, runner, stop, journal, keep_on_error=left > 0)
             except RunnerError as error:
                 if not left:
                     raise
-                log.warning("job %s: %s; once more", keeper.lease.job_id, error, extra={"job": keeper.lease.job_id})
+                log.warning("job %s: %s; retrying", heartbeat.lease.job_id, error, extra={"job": heartbeat.lease.job_id})
                 self.close()
         raise AssertionError("unreachable")
 
-    def _fail(self, keeper: LeaseHeartbeat, error: Exception) -> None:
-        self._store.release(keeper.lease, JobState.FAILED, type(error).__name__, str(error))
+    def _fail(self, heartbeat: LeaseHeartbeat, error: Exception) -> None:
+        self._store.release(heartbeat.lease, JobState.FAILED, type(error).__name__, str(error))
 
     def _runner_for(self, session: Session) -> Runner:
         request = session.request
-        # Ranks that watch a user's script hold no device.
+        # Ranks that only watch a user's script hold no device.
         holds = request.command is None
         where = (request.runner, request.ray_address)
         key = (*where, session.world_size, session.cluster.device.kind, request.python_path, holds)
@@ -168,7 +168,7 @@ class Worker:
             try:
                 self._kept = _Kept(key, self._make_runner(session))
             except ExecutorError as error:
-                self._beats.keeps(request.runner, str(error))
+                self._heartbeat.set_runner(request.runner, str(error))
                 raise
-            self._beats.keeps(request.runner)
+            self._heartbeat.set_runner(request.runner)
         return self._kept.runner

@@ -1,4 +1,4 @@
-"""A worker's signs of life in the database: who asks whether the service is ready sees them."""
+"""A worker's heartbeat in the database, which the service's readiness check reads."""
 
 import logging
 import os
@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 class WorkerHeartbeat:
-    """Tells from a thread of its own what the worker does, until it is left."""
+    """Writes the worker's state from its own thread until the context exits."""
 
     def __init__(self, store: Store, seconds: float = BEAT_SECONDS) -> None:
         self._store, self._seconds = store, seconds
@@ -26,15 +26,15 @@ class WorkerHeartbeat:
         self._job_id: str | None = None
         self._runner = self._problem = ""
         self._changed, self._ended = threading.Event(), threading.Event()
-        self._thread = threading.Thread(target=self._beat, name="worker-beats", daemon=True)
+        self._thread = threading.Thread(target=self._beat, name="worker-heartbeat", daemon=True)
 
-    def runs(self, job_id: str | None) -> None:
-        """Say which job runs."""
+    def set_job(self, job_id: str | None) -> None:
+        """Record the running job; None: none runs."""
         self._job_id = job_id
         self._changed.set()
 
-    def keeps(self, runner: str, problem: str = "") -> None:
-        """Say whose ranks are kept, or why they could not be started."""
+    def set_runner(self, runner: str, problem: str = "") -> None:
+        """Record the runner whose ranks are warm, or why they could not be started."""
         self._runner, self._problem = runner, problem
         self._changed.set()
 
@@ -58,11 +58,11 @@ class WorkerHeartbeat:
         try:
             write()
         except DatabaseUnavailableError as error:
-            # A sign of life is worth no more than its moment: the next one tells.
+            # A missed heartbeat does no harm: the next one replaces it.
             log.warning("%s", error)
 
     def _record(self) -> WorkerRecord:
-        now = datetime.now(UTC)  # the store puts its own
+        now = datetime.now(UTC)  # the store replaces it by its own time
         return WorkerRecord(
             id=self._id, host=current_owner().host, pid=os.getpid(), started=now, seen=now, job_id=self._job_id,
             runner=self._runner, problem=self._problem,

@@ -1,1 +1,1 @@
-"""What best means: ranking, intervals, the front of throughput and memory."""
+"""The objective: ranking, intervals, the Pareto front of throughput and memory."""

@@ -1,16 +1,17 @@
-"""The front of throughput and memory in one figure: its hypervolume over that of the baseline's point."""
+"""The Pareto front of throughput and memory as one number: its hypervolume relative to that of the baseline's point."""
 
 from collections.abc import Sequence
 from typing import Any
 
 BEYOND = 2.0
-"""Memory of the reference point, in the baseline's peak: what needs more than that counts for nothing."""
+"""Memory of the reference point, as a multiple of the baseline's peak. Points above it do not count."""
 
 
 def hypervolume(points: Sequence[tuple[float, float]], most_memory: float) -> float:
-    """Area that the points (samples/s, peak bytes) dominate, seen from 0 samples/s and `most_memory` [Zitzler 1999].
+    """Return the area that the points (samples/s, peak bytes) dominate, with the reference point 0 samples/s and `most_memory`
+    [Zitzler 1999].
 
-    1. Walk from the fastest point down; of each the strip of memory counts that no faster one had.
+    1. Go through the points from the fastest; each adds the strip of memory that no faster point covers.
     """
     area, edge = 0.0, most_memory
     for fast, small in sorted(points, key=lambda point: (-point[0], point[1])):
@@ -21,15 +22,15 @@ def hypervolume(points: Sequence[tuple[float, float]], most_memory: float) -> fl
 
 
 def front_points(document: dict[str, Any]) -> list[tuple[float, float]]:
-    """(samples/s, peak bytes) of each of a best-config's alternatives."""
+    """Return (samples/s, peak bytes) of each alternative of a best-config document."""
     return [_point(entry["measured"]) for entry in document["alternatives"]]
 
 
 def front_over_baseline(document: dict[str, Any]) -> float | None:
-    """The front's hypervolume over the baseline's alone, above 1 where the front is wider; None: no baseline was measured.
+    """Return the front's hypervolume relative to that of only the baseline; above 1: the front is wider; None: no baseline.
 
-    The reference point is 0 samples/s and `BEYOND` times the baseline's peak: the baseline's own hypervolume is its rate times
-    its peak, whatever else was tried.
+    The reference point is 0 samples/s and `BEYOND` times the baseline's peak, so the baseline's own hypervolume is always its
+    rate times its peak.
     """
     if not document["baseline"]:
         return None

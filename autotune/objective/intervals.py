@@ -1,4 +1,4 @@
-"""What a measurement is worth: intervals with the spread between repeats (docs/intervals.md has method and sources)."""
+"""Confidence intervals that include the spread between repeats (docs/intervals.md has method and sources)."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -10,7 +10,7 @@ from search_spaces.trial import Interval
 
 CONFIDENCE = 0.95
 CPU_SPREAD = 0.04
-"""Relative standard deviation between repeats of one configuration on a shared CPU host, where a job has none of its own."""
+"""Relative standard deviation between repeats of one configuration on a shared CPU host, before a job has its own repeats."""
 PRIOR_DEGREES_OF_FREEDOM = 5
 
 
@@ -19,19 +19,19 @@ class Repeat:
     """One trial of a configuration."""
 
     rate: float
-    """Samples/s; any positive quantity that is compared by ratio will do."""
+    """Samples/s, or any positive quantity that is compared by ratio."""
     within: float
-    """Standard error of the rate within the trial, as a share of it."""
+    """Standard error of the rate within the trial, relative to the rate."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spread:
-    """How much repeats of one configuration differ beyond what each says of itself."""
+    """How much repeats of one configuration differ beyond their own standard errors."""
 
     relative: float = CPU_SPREAD
     """Relative standard deviation between repeats."""
     degrees_of_freedom: int = PRIOR_DEGREES_OF_FREEDOM
-    """How many independent differences `relative` rests on."""
+    """Number of independent differences that `relative` is estimated from."""
 
     def interval(self, mean: float, within: float) -> Interval:
         """Return the 95 % interval of one trial: mean * (1 ± t * sqrt(within² + between²))."""
@@ -39,7 +39,7 @@ class Spread:
         return Interval(mean=mean, low=max(mean * (1.0 - half), 0.0), high=mean * (1.0 + half))
 
     def combined(self, repeats: Sequence[Repeat]) -> Interval:
-        """Return the estimate from several trials of one configuration, each weighing the same.
+        """Return the estimate from several trials of one configuration, with equal weights.
 
         Raises:
             ValueError: there is no repeat.
@@ -51,10 +51,10 @@ class Spread:
         return Interval(mean=mean, low=max(mean * (1.0 - half), 0.0), high=mean * (1.0 + half))
 
     def ratio(self, numerator: Sequence[Repeat], denominator: Sequence[Repeat], confidence: float = CONFIDENCE) -> Interval:
-        """Return the ratio of two configurations' rates with its interval of this confidence, on the log scale.
+        """Return the ratio of two configurations' rates with its interval at this confidence, computed on the log scale.
 
-        Sides of the same length, two repeats or more, are taken as interleaved pairs. Their differences do not hold the
-        drift that both share, and are pooled with what the spread predicts for them.
+        If both sides have the same number of repeats, two or more, they are treated as interleaved pairs. Their differences
+        are free of the drift that both share. Their variance is pooled with the one that the spread predicts.
 
         Raises:
             ValueError: a side has no repeat.
@@ -90,12 +90,12 @@ class Spread:
 
 
 def pooled_spread(groups: Iterable[Sequence[Repeat]], prior: Spread | None = None) -> Spread:
-    """Return the spread that a job's own repeats show, shrunk towards `prior`.
+    """Estimate the spread from a job's own repeats, shrunk towards `prior`.
 
-    1. In each group (the repeats of one configuration) take the squared deviations of log rate from the group's mean;
-       they are expected to sum to (n - 1) * (between² + within²).
-    2. Take (n - 1) * mean(within²) away from them, and sum what is left over the groups.
-    3. Pool with the prior, weighed by degrees of freedom: the posterior mean of a scaled inverse-chi-squared prior
+    1. In each group (the repeats of one configuration), compute the squared deviations of log rate from the group's mean.
+       Their expected sum is (n - 1) * (between² + within²).
+    2. Subtract (n - 1) * mean(within²) from it, and sum the rest over the groups.
+    3. Pool with the prior, weighted by degrees of freedom: the posterior mean of a scaled inverse-chi-squared prior
        [Gelman et al., Bayesian Data Analysis, 3rd edition, section 2.6].
     """
     prior = prior or Spread()

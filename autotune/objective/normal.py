@@ -1,4 +1,4 @@
-"""The normal distribution over arrays, to what decisions need."""
+"""The standard normal distribution for arrays, as far as decisions need it."""
 
 import math
 
@@ -14,27 +14,27 @@ _LEAST = 1e-300
 
 
 def density(values: Array) -> Array:
-    """Of the standard normal distribution."""
-    told: Array = np.exp(-0.5 * values**2) / math.sqrt(2 * math.pi)
-    return told
+    """Density of the standard normal distribution."""
+    result: Array = np.exp(-0.5 * values**2) / math.sqrt(2 * math.pi)
+    return result
 
 
 def probability_below(values: Array) -> Array:
-    """The standard normal distribution function; relative accuracy is lost below about -5."""
+    """The standard normal distribution function; relative accuracy degrades below about -5."""
     t = 1 / (1 + _P * np.abs(values))
     upper = density(values) * t * (_B[0] + t * (_B[1] + t * (_B[2] + t * (_B[3] + t * _B[4]))))
-    told: Array = np.where(values < 0, upper, 1 - upper)
-    return told
+    result: Array = np.where(values < 0, upper, 1 - upper)
+    return result
 
 
 def log_probability_below(values: Array) -> Array:
-    """Its logarithm; far below zero by the first term of the asymptotic series."""
+    """Logarithm of `probability_below`; below -5 by the first term of the asymptotic series."""
     far = np.minimum(values, -5.0)
     tail = -0.5 * far**2 - np.log(-far * math.sqrt(2 * math.pi))
-    told: Array = np.where(values < -5.0, tail, np.log(np.maximum(probability_below(values), _LEAST)))
-    return told
+    result: Array = np.where(values < -5.0, tail, np.log(np.maximum(probability_below(values), _LEAST)))
+    return result
 
 
 def log_probability_above(values: Array) -> Array:
-    """Logarithm of the probability of more than each value."""
+    """Logarithm of the probability above each value."""
     return log_probability_below(-values)

@@ -1,7 +1,7 @@
-"""What repeated, noisy measurements say of the rates of a job's configurations, as draws from one posterior distribution.
+"""The posterior distribution of the rates of a job's configurations, given repeated, noisy measurements, as draws.
 
-Every statement about which configuration is fastest comes from these draws: rates, ratios, the probability to be the best, and
-what a wrong answer costs.
+Every statement about which configuration is fastest comes from these draws: rates, ratios, the probability of being the best,
+and the expected loss of a wrong answer.
 """
 
 import dataclasses
@@ -20,31 +20,32 @@ from search_spaces.trial import Interval
 Array = NDArray[np.float64]
 
 NOISE_WEIGHT = 0.75
-"""Degrees of freedom of the assumed noise beside repeats. Few, because machines differ by a factor of five: with more of them a
-noisy machine makes wrong answers look certain (docs/decision-benchmark.md). Without repeats there is nothing else to go by, and
-the assumption has its own."""
+"""Degrees of freedom of the assumed noise once there are repeats. Few, because machines differ by a factor of five: with more,
+a noisy machine makes wrong answers look certain (docs/decision-benchmark.md). Without repeats, the assumption keeps the
+prior's degrees of freedom."""
 WELL_CHOSEN = 1 / 3
-"""Probability, before any measurement, that somebody has tuned the user's own configuration: no tried one is faster. Else it is
-one like the others, and the best with the probability of one in their number."""
+"""Prior probability that the user's configuration is already tuned, so that no tried one is faster. Otherwise each of the n
+configurations, including the user's, is the best with probability 1/n."""
 NOISE_LEVELS, DRAWS = 5, 400
-"""Levels of the noise at which draws are made, and how many at each."""
+"""Number of noise levels, and of draws at each level."""
 GRID = 160
 DEVIATIONS = 4.0
-"""The grid reaches so many standard errors beyond the lowest and the highest mean."""
+"""The grid extends this many standard errors beyond the lowest and the highest mean."""
 ITERATIONS = 10
-"""Of the fit of the distribution of rates. Few on purpose: a converged fit of few configurations is a handful of points."""
+"""Iterations of the fit of the distribution of rates. Few on purpose: for few configurations, a converged fit collapses to a
+handful of points."""
 BROAD = 0.3
 """Weight of the broad distribution that the fit starts from, in configurations."""
 LEAST_WIDTH = 0.05
 """Least standard deviation of the broad distribution, in log rate."""
 BLOCK_RATIOS = (0.0, 1.0, 4.0, 16.0, 64.0)
-"""Variances of the machine's speed between blocks, over that of the noise."""
+"""Hypotheses of the variance of the machine's speed between blocks, relative to the variance of the noise."""
 STEADY = 0.8
-"""Probability, before any repeats, that the machine has one speed in all blocks; the other variances share the rest."""
+"""Prior probability that the machine has the same speed in all blocks; the other hypotheses share the rest."""
 DRIFTED_RATIOS = (1e4,)
-"""The same where the machine is known to have drifted: nothing is compared across blocks."""
+"""The hypothesis if the machine is known to have drifted: measurements are not compared across blocks."""
 LEAST_WEIGHT = 0.02
-"""Likelihood, over that of the likeliest, below which a hypothesis is left out."""
+"""Hypotheses with a lower likelihood, relative to the most likely one, are left out."""
 _UPPER = 0.975
 
 
@@ -56,14 +57,14 @@ class Observation:
     rate: float
     """Samples/s, positive."""
     within: float
-    """Standard error of the rate within the measurement, as a share of it."""
+    """Standard error of the rate within the measurement, relative to the rate."""
     block: int
-    """Measurements of one block met the same state of the machine: a round of confirmation, or the search."""
+    """Measurements in one block had the same state of the machine: a confirmation round, or the search."""
 
 
 @dataclass(frozen=True, slots=True)
 class Posterior:
-    """Joint draws of the candidates' log rates, at the machine's mean speed in the rounds of confirmation."""
+    """Joint draws of the candidates' log rates, at the machine's mean speed in the confirmation rounds."""
 
     draws: Array
     """Shape (candidates, draws)."""
@@ -75,7 +76,7 @@ class Posterior:
         return self._interval(self.draws[candidate])
 
     def ratio(self, candidate: int, other: int) -> Interval:
-        """The candidate's rate over the other's, with its 95 % interval."""
+        """Ratio of the candidate's rate to the other's, with its 95 % interval."""
         return self._interval(self.draws[candidate] - self.draws[other])
 
     def means(self) -> Array:
@@ -89,17 +90,17 @@ class Posterior:
         return bounds
 
     def probability_best(self, candidate: int, margin: float = 0.0) -> float:
-        """Probability that no candidate is faster by more than the share `margin`."""
+        """Probability that no candidate is faster by more than the relative `margin`."""
         lag = self.draws.max(axis=0) - self.draws[candidate]
         return min(float(self.weights @ (lag <= math.log1p(margin))), 1.0)
 
     def probability_slower(self, candidate: int, other: int, margin: float = 0.0) -> float:
-        """Probability that the candidate is slower than the other by more than the share `margin`."""
+        """Probability that the candidate is slower than the other by more than the relative `margin`."""
         lag = self.draws[other] - self.draws[candidate]
         return float(self.weights @ (lag > math.log1p(margin)))
 
     def expected_loss(self, candidate: int) -> float:
-        """Share of the best candidate's rate that is lost in the mean where this one is the answer."""
+        """Expected relative loss compared with the best candidate, if this one is the answer."""
         lag = self.draws.max(axis=0) - self.draws[candidate]
         return float(self.weights @ -np.expm1(-lag))
 
@@ -116,23 +117,23 @@ def posterior_of(
     """Return the posterior of the candidates' rates. The same arguments give the same draws.
 
     Args:
-        observations: at least one of each candidate.
-        candidates: how many there are.
-        prior: the spread between repeats that is assumed before there are any.
-        baseline: the user's own configuration; None: it is not among them.
-        drifted: whether the machine is known to have changed its speed.
+        observations: at least one for each candidate.
+        candidates: number of candidates.
+        prior: the assumed spread between repeats.
+        baseline: index of the user's configuration; None: it is not a candidate.
+        drifted: whether the machine's speed is known to have changed.
 
-    1. A measurement's log rate is the candidate's, plus its block's, plus noise. The speed of a block is a random effect. Each
-       of `BLOCK_RATIOS` is a hypothesis of its variance, weighed by its restricted likelihood [Patterson and Thompson,
-       Biometrika 58 (1971)]: on a steady machine all blocks are compared, on one that drifts only measurements of one block.
-    2. The noise's variance has a scaled inverse-chi-squared posterior from the residuals and from what is assumed before, the
-       spread between repeats and the error within measurements [Gelman et al., Bayesian Data Analysis, 3rd edition, 2.6]. It is
-       integrated over at `NOISE_LEVELS` quantiles.
-    3. The candidates' rates are drawn from one distribution that is itself estimated from them on a grid, by a few steps of the
-       EM algorithm from a broad start [Laird, JASA 73 (1978); Efron, Statistical Science 29 (2014)]. It takes the luck out of
-       whatever came out first of many.
-    4. Draws from the posterior of each candidate are joined at random. Those in which the baseline is the best are weighed so
-       that it is, before any measurement, with the probability that `WELL_CHOSEN` says.
+    1. A measurement's log rate is the sum of the candidate's log rate, the block's effect and noise. The effect of a block is
+       random. Each of `BLOCK_RATIOS` is a hypothesis of its variance, weighted by its restricted likelihood [Patterson and
+       Thompson, Biometrika 58 (1971)]: on a steady machine, all blocks are compared; after drift, only measurements in a block.
+    2. The variance of the noise has a scaled inverse-chi-squared posterior. It combines the residuals with the prior (spread
+       between repeats, error within measurements) [Gelman et al., Bayesian Data Analysis, 3rd edition, 2.6]. It is integrated
+       over at `NOISE_LEVELS` quantiles.
+    3. The candidates' rates come from a common distribution that is estimated from them on a grid, by a few steps of the EM
+       algorithm from a broad start [Laird, JASA 73 (1978); Efron, Statistical Science 29 (2014)]. This shrinkage corrects the
+       selection bias of the fastest of many.
+    4. Draws of the candidates' posteriors are combined at random. Draws in which the baseline is the best are weighted so that
+       its prior probability of being the best follows from `WELL_CHOSEN`.
     """
     logs = np.log([one.rate for one in observations])
     owner = np.array([one.candidate for one in observations])
@@ -181,12 +182,12 @@ def _draws(means: Array, variances: Array, random: np.random.Generator) -> Array
 
 @dataclass(frozen=True, slots=True)
 class _Fit:
-    """What measurements say of blocks and noise under one hypothesis of the blocks' variance."""
+    """The estimated block effects and noise under one hypothesis of the blocks' variance."""
 
     effects: Array
     """Log speed of each measurement's block."""
     scale: float
-    """Sum of squares of the noise, the prior's included: over a chi-squared variable of `freedom`, it is the variance."""
+    """Sum of squares of the noise, with the prior's. Divided by a chi-squared variable of `freedom`, it is the variance."""
     freedom: float
     weight: float
 
@@ -194,10 +195,10 @@ class _Fit:
 def _fits(
     logs: Array, owner: NDArray[Any], block: NDArray[Any], assumed: float, prior: Spread, ratios: Sequence[float]
 ) -> list[_Fit]:
-    """The hypotheses that are not out of the question. `assumed`: variance of the noise before there are repeats.
+    """Fit each hypothesis, and drop unlikely ones. `assumed`: prior variance of the noise.
 
-    Only candidates that were measured more than once say something of blocks. Effects are relative to the mean of the rounds
-    of confirmation (blocks above 0), or of all blocks where there are none.
+    Only candidates with several measurements contribute to block effects. Effects are relative to the mean of the confirmation
+    rounds (blocks above 0), or of all blocks if there are no rounds.
     """
     repeated = np.bincount(owner)[owner] > 1
     names = np.unique(block)
@@ -210,7 +211,7 @@ def _fits(
     reference = seen & (names > 0) if (seen & (names > 0)).any() else seen
     found = []
     for ratio in ratios if seen.sum() > 1 else BLOCK_RATIOS[:1]:
-        # What lies between blocks of any speed says nothing of the noise.
+        # After a drift, differences between blocks do not contribute to the noise.
         known = np.hstack([fixed, random]) if ratio in DRIFTED_RATIOS else fixed
         independent = len(y) - int(np.linalg.matrix_rank(known))
         weight = NOISE_WEIGHT if independent else prior.degrees_of_freedom

@@ -1,4 +1,4 @@
-"""What best means: ranking, the finalists, the front of throughput and memory."""
+"""Ranking of trials by the objective, and the Pareto front of throughput and memory."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -12,23 +12,23 @@ from storage.records import TrialRecord
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranking:
-    """Orders finished trials by the objective, among those that may win."""
+    """Orders the finished trials that can win by the objective."""
 
     objective: Objective = Objective.THROUGHPUT
     memory_limit_bytes: int | None = None
-    """Bytes per rank that there are; None: not known, so that nothing is over it."""
+    """Available bytes per rank; None: unknown, so no trial exceeds it."""
     headroom: float = 0.0
-    """Share of the limit that the winner leaves free."""
+    """Share of the limit that the winner must leave free."""
     allow_unstable: bool = False
     memory_share: float = 0.0
-    """Objective pareto: of memory in the score, from 0 (samples/s alone) to 1 (memory alone)."""
+    """Objective pareto: weight of memory in the score, from 0 (only samples/s) to 1 (only memory)."""
 
     efficiency: Callable[[TrialConfig], float] | None = None
-    """Of a configuration: a device's rate on the cluster that the answer is for over that here; None: it is the trials' own."""
+    """Of a configuration: its rate per device on the cluster that the answer is for, relative to here; None: the same cluster."""
 
     @property
     def capacity_bytes(self) -> float:
-        """Most bytes of a rank with which a trial may win, what is outside of torch's allocator counted."""
+        """Most bytes of a rank with which a trial can win, including memory outside of torch's allocator."""
         if self.memory_limit_bytes is None:
             return float("inf")
         return self.memory_limit_bytes * (1.0 - self.headroom)
@@ -43,10 +43,10 @@ class Ranking:
         return result.needed_memory_bytes <= self.capacity_bytes
 
     def score(self, trial: TrialRecord) -> float | None:
-        """What a search makes the most of; None: the trial cannot win.
+        """The value that a search maximizes; None: the trial cannot win.
 
-        Samples/s, or minus the peak's bytes where memory is the objective. Where the front is, the weighted sum of
-        (1 - share) log rate and -share log peak, which changes by a constant with the units of either.
+        It is samples/s, or minus the peak bytes for the memory objective. For the pareto objective, it is the weighted sum
+        (1 - share) log rate - share log peak; other units only add a constant.
         """
         if not self.may_win(trial):
             return None
@@ -55,12 +55,12 @@ class Ranking:
         return -float(peak_bytes(trial)) if self.objective is Objective.MEMORY else self.rate(trial)
 
     def rate(self, trial: TrialRecord) -> float:
-        """Samples/s by which trials are ordered: as measured, times the efficiency where the answer is for another cluster."""
+        """Samples/s for ordering: the measured rate, times the efficiency if the answer is for another cluster."""
         measured = rate(trial)
         return measured * self.efficiency(trial.config) if self.efficiency is not None and measured else measured
 
     def value(self, trial: TrialRecord) -> float:
-        """What is made the most of, positive, whether or not the trial may win; 0: not measured."""
+        """The maximized quantity as a positive number, whether or not the trial can win; 0: not measured."""
         if self.objective is Objective.MEMORY:
             return 1.0 / peak_bytes(trial) if peak_bytes(trial) else 0.0
         if self.objective is Objective.PARETO and self.memory_share:
@@ -69,7 +69,7 @@ class Ranking:
         return self.rate(trial)
 
     def ranked(self, trials: Iterable[TrialRecord]) -> list[TrialRecord]:
-        """The trials that may win, best first; equals by the other of throughput and memory, then by number."""
+        """The trials that can win, best first. Ties are ordered by the other one of throughput and memory, then by number."""
         return sorted((trial for trial in trials if self.may_win(trial)), key=self._key)
 
     def _key(self, trial: TrialRecord) -> tuple[float, float, int]:
@@ -78,25 +78,25 @@ class Ranking:
 
 
 def rate(trial: TrialRecord) -> float:
-    """Samples/s of a measured trial; 0 where it was not measured."""
+    """Samples/s of a trial; 0 if it was not measured."""
     measured = trial.result.samples_per_second if trial.result else None
     return measured.mean if measured else 0.0
 
 
 def peak_bytes(trial: TrialRecord) -> int:
-    """Peak of the highest rank; 0 where it was not measured."""
+    """Peak bytes of the highest rank; 0 if it was not measured."""
     return (trial.result.peak_memory_bytes if trial.result else None) or 0
 
 
 def pareto_front(
     trials: Sequence[TrialRecord], ranking: Ranking, rate_of: Callable[[TrialRecord], float] | None = None
 ) -> list[TrialRecord]:
-    """The trials that may win and that no other beats in samples/s and memory at once, fastest first.
+    """Return the Pareto front of samples/s and memory among the trials that can win, fastest first.
 
     Args:
         trials: each configuration once.
-        ranking: what may win.
-        rate_of: samples/s of a trial; None: what it measured itself, whatever repeats of its configuration did.
+        ranking: decides which trials can win.
+        rate_of: samples/s of a trial; None: its own measurement, without repeats of its configuration.
     """
     rate_of = rate_of or ranking.rate
     front: list[TrialRecord] = []

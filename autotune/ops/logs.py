@@ -1,4 +1,4 @@
-"""Logs: lines for people, or a JSON object a line for machines; each names the job and the trial that it is about."""
+"""Logs: text lines for people, or JSON lines for machines; each names its job and trial."""
 
 import json
 import logging
@@ -10,21 +10,21 @@ from typing import Any
 from autotune.text.visible_text import visible, visible_line
 
 CHATTY = ("httpx2", "httpcore2", "alembic", "urllib3")
-"""Libraries that tell of each request at INFO, with addresses that hold what is nobody's business."""
+"""Libraries that log each request at INFO, with addresses that may contain secrets."""
 
 ABOUT = ("job", "trial", "method", "path", "status", "seconds", "owner")
-"""What a record may carry by `extra={…}`."""
+"""Fields that a record may have by `extra={…}`."""
 
 
 class LogFormat(StrEnum):
-    """How a line is written."""
+    """The format of log lines."""
 
     TEXT = "text"
     JSON = "json"
 
 
 def set_up_logs(style: LogFormat, level: int = logging.INFO) -> None:
-    """Send every log of the process to standard error in this form."""
+    """Send all logs of the process to standard error in this format."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines() if style is LogFormat.JSON else TextLines())
     logging.basicConfig(level=level, handlers=[handler], force=True)
@@ -33,7 +33,7 @@ def set_up_logs(style: LogFormat, level: int = logging.INFO) -> None:
 
 
 class TextLines(logging.Formatter):
-    """One line a record, behind it the traceback. What others wrote in it neither ends the line nor commands a terminal."""
+    """One line per record, followed by the traceback. Foreign text in it can neither break the line nor control a terminal."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(message)s")
@@ -43,12 +43,12 @@ class TextLines(logging.Formatter):
         return visible_line(super().formatMessage(record).rstrip())
 
     def formatException(self, ei: Any) -> str:  # noqa: N802
-        """The traceback, in as many lines as it has."""
+        """The traceback, in several lines."""
         return visible(super().formatException(ei))
 
 
 class JsonLines(logging.Formatter):
-    """One JSON object a record: time (UTC, ISO 8601), level, logger, message, what it is about, traceback."""
+    """One JSON object per record: time (UTC, ISO 8601), level, logger, message, the fields in `ABOUT`, traceback."""
 
     def format(self, record: logging.LogRecord) -> str:
         fields = {

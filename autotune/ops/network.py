@@ -1,4 +1,4 @@
-"""Which addresses are this machine's own."""
+"""Loopback addresses."""
 
 import ipaddress
 
@@ -6,7 +6,7 @@ LOOPBACK_NAMES = ("localhost",)
 
 
 def is_loopback(host: str) -> bool:
-    """Whether nobody but processes of this machine reaches the address."""
+    """Whether only processes of this machine can reach the address."""
     if host in LOOPBACK_NAMES:
         return True
     try:

@@ -1,4 +1,4 @@
-"""Writing a result where the user wants it, whole or not at all."""
+"""Write output files atomically."""
 
 import os
 import tempfile
@@ -8,15 +8,15 @@ from autotune.errors import OutputError
 
 
 def require_writable(path: Path) -> None:
-    """Prove, before the first trial, that `path` can be written.
+    """Check, before the first trial, that `path` can be written.
 
     Raises:
-        OutputError: it is a folder, its folder does not exist, or nothing can be created there.
+        OutputError: it is a folder, its folder does not exist, or no file can be created there.
     """
     if path.is_dir():
         raise OutputError("out", f"{path} is a folder", "give the path of a file")
     try:
-        # Permission bits do not tell of read-only file systems, and root passes them all: only a real file does.
+        # Permission bits do not reveal read-only file systems, and root ignores them: only creating a file is a proof.
         with tempfile.NamedTemporaryFile(dir=path.absolute().parent, prefix=f".{path.name}."):
             pass
     except OSError as error:
@@ -24,7 +24,7 @@ def require_writable(path: Path) -> None:
 
 
 def write_whole(path: Path, text: str, private: bool = False) -> None:
-    """Write the file so that a reader finds the old content or the new, never a part; `private`: for its owner alone.
+    """Write the file atomically: readers find the old or the new content. `private`: only its owner can read it.
 
     Raises:
         OutputError: it cannot be written.
@@ -44,7 +44,7 @@ def _publish(temporary: Path, path: Path, private: bool) -> None:
     umask = os.umask(0)
     os.umask(umask)
     try:
-        if not private:  # as it was made
+        if not private:  # mkstemp creates private files
             temporary.chmod(0o666 & ~umask)
         temporary.replace(path)
     except OSError:

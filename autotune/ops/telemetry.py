@@ -1,6 +1,6 @@
-"""OpenTelemetry traces: spans are made through its API, which does nothing until `set_up_traces` gives them somewhere to go.
+"""OpenTelemetry traces: spans are created through its API, which discards them until `traces` sets up an exporter.
 
-Where they go is what OpenTelemetry's own environment variables say: OTEL_EXPORTER_OTLP_ENDPOINT and its siblings.
+The endpoint comes from OpenTelemetry's own environment variables: OTEL_EXPORTER_OTLP_ENDPOINT and related ones.
 """
 
 import os
@@ -13,18 +13,18 @@ WANTED = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 
 
 def are_traced() -> bool:
-    """Whether spans of this process go anywhere."""
+    """Whether spans of this process are exported."""
     from opentelemetry import trace
 
-    return hasattr(trace.get_tracer_provider(), "add_span_processor")  # the API's own provider keeps nothing
+    return hasattr(trace.get_tracer_provider(), "add_span_processor")  # the API's own provider discards spans
 
 
 @contextmanager
 def traces(service: str) -> Iterator[bool]:
-    """Send the spans of the process to a collector, if the environment names one; yield whether it does.
+    """Export the spans of the process to a collector, if the environment names one; yield whether it does.
 
     Raises:
-        RequestError: it does, and the packages are not installed.
+        RequestError: the environment names one, and the packages are not installed.
     """
     named = next((name for name in WANTED if os.environ.get(name)), None)
     if named is None or os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true":

@@ -1,4 +1,4 @@
-"""What the ranks of a trial printed, as lines of text."""
+"""The output of a trial's ranks as lines of text."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -7,15 +7,15 @@ from typing import Any
 from storage.log_records import LogRecord
 
 HELD_CHARACTERS = 16_384
-"""Of a line without an end, after which it is given as it is: some programs never end theirs."""
+"""Longest unfinished line that is held back: some programs never end their lines."""
 _ENDS = re.compile(r"\r\n|\n|\r(?=.)", re.DOTALL)
-"""Progress bars end their lines with a carriage return. One at the end of a part may be half of a line's end on Windows."""
+"""Progress bars end lines with a carriage return. At the end of a part, it may be the first half of a Windows line end."""
 
 
 class LogText:
-    """Makes whole lines of parts, which may begin and end within one; each says whose it is, where there are several.
+    """Assembles whole lines from parts, which may begin and end within a line. Lines can be prefixed with their rank.
 
-    A line of its own tells where another attempt begins, and how much was left out.
+    Extra lines mark the beginning of another attempt, and omitted output.
     """
 
     def __init__(self, named: bool) -> None:
@@ -26,12 +26,12 @@ class LogText:
         self._named = named
         self._attempt: int | None = None
         self._ends: dict[int, int] = {}
-        """Attempt -> bytes that it had printed up to the last part that was seen."""
+        """Attempt -> bytes that it had printed up to the end of its last part."""
         self._begun: dict[int, str] = {}
-        """Rank -> its line that has no end yet."""
+        """Rank -> its unfinished line."""
 
     def lines(self, parts: Iterable[LogRecord], gaps: bool = True) -> Iterator[str]:
-        """The lines that the parts end. Without `gaps` parts may be missing for another reason than their age."""
+        """Yield the lines that the parts complete. `gaps`: mark missing parts as left out; False if they may be filtered."""
         for part in parts:
             if part.attempt != self._attempt:
                 yield from self.rest()
@@ -46,10 +46,10 @@ class LogText:
             yield from self._of(part)
 
     def rest(self) -> Iterator[str]:
-        """Lines that were begun and not ended."""
+        """Yield the unfinished lines."""
         begun, self._begun = self._begun, {}
         for rank in sorted(begun):
-            yield self._told(rank, begun[rank])
+            yield self._format(rank, begun[rank])
 
     def _of(self, part: LogRecord) -> Iterator[str]:
         *ended, begun = _ENDS.split(self._begun.pop(part.rank, "") + part.text)
@@ -58,15 +58,15 @@ class LogText:
         if begun:
             self._begun[part.rank] = begun
         for line in ended:
-            yield self._told(part.rank, line)
+            yield self._format(part.rank, line)
 
-    def _told(self, rank: int, line: str) -> str:
+    def _format(self, rank: int, line: str) -> str:
         line = line.removesuffix("\r")
         return f"[rank {rank}] {line}" if self._named else line
 
 
 def has_several_ranks(request: Mapping[str, Any]) -> bool:
-    """Whether the trials of a job with this request have several ranks, as far as it tells."""
+    """Whether the trials of a job with this request have several ranks; True if the request does not state it."""
     cluster = request.get("resolved_cluster") or {}
     ranks = cluster.get("nodes", 0) * cluster.get("devices_per_node", 0) or request.get("ranks")
     return ranks != 1

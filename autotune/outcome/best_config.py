@@ -21,21 +21,23 @@ from search_spaces.trial import Interval, TrialResult
 from storage.records import TrialRecord
 
 
-def build_best_config(session: Session, book: JobSnapshot) -> dict[str, Any]:
-    """Return the document: the same for the same rows, but for what `provenance` says of the place.
+def build_best_config(session: Session, snapshot: JobSnapshot) -> dict[str, Any]:
+    """Return the document. It depends only on the rows, except for `provenance`, which also describes this machine.
 
     Raises:
-        NoBestError: nothing may win (yet).
+        NoBestError: no configuration can win (yet).
     """
-    verdict = decide(book, session.ranking, session.prior, session.baselines)
+    verdict = decide(snapshot, session.ranking, session.prior, session.baselines)
     if verdict is None:
-        problem = f"{book.job.id} has no configuration that may win"
+        problem = f"{snapshot.job.id} has no configuration that may win"
         raise NoBestError("job", problem, "raise the memory limit or the number of trials, and look at `autotune show`")
     verdict = dataclasses.replace(
-        verdict, best=with_whole_result(book, verdict.best), baseline=book.whole(verdict.baseline) if verdict.baseline else None
+        verdict,
+        best=with_whole_result(snapshot, verdict.best),
+        baseline=snapshot.whole(verdict.baseline) if verdict.baseline else None,
     )
     decision = answer_document(verdict)
-    # What is not measured stands apart, and only where it was asked for.
+    # Extrapolated values have their own key, which exists only if the request asks for them.
     beyond = {}
     if session.extrapolation is not None:
         config = verdict.best.config
@@ -44,10 +46,10 @@ def build_best_config(session: Session, book: JobSnapshot) -> dict[str, Any]:
     if session.request.resolved_environments:
         findings = environment_findings(session, verdict.standings, verdict.best.config)
         tried = {"environments": environment_document(findings, verdict.best.config)}
-    front = [with_whole_result(book, trial) for trial in verdict.standings.front()]
+    front = [with_whole_result(snapshot, trial) for trial in verdict.standings.front()]
     return {
         "schema_version": SCHEMA_VERSION,
-        "job": _job(session, book, verdict),
+        "job": _job(session, snapshot, verdict),
         "model": {
             "name": session.model.name,
             "parameter_count": session.model.parameter_count,
@@ -63,23 +65,23 @@ def build_best_config(session: Session, book: JobSnapshot) -> dict[str, Any]:
         **beyond,
         **tried,
         "launch": launch_of(verdict.best.config, session),
-        # A script is itself the program that its answer is for.
+        # A user's script is the target program, so its measurement is the verification.
         "verified": "target" if session.request.engine == COMMAND else "native-only",
-        "provenance": provenance(session, book, verdict),
+        "provenance": provenance(session, snapshot, verdict),
     }
 
 
-def _job(session: Session, book: JobSnapshot, verdict: Verdict) -> dict[str, Any]:
+def _job(session: Session, snapshot: JobSnapshot, verdict: Verdict) -> dict[str, Any]:
     return {
-        "id": book.job.id,
-        "state": book.job.state.value,
-        "reason": book.job.reason,
-        "message": book.job.message,
-        "trials": book.spent,
+        "id": snapshot.job.id,
+        "state": snapshot.job.state.value,
+        "reason": snapshot.job.reason,
+        "message": snapshot.job.message,
+        "trials": snapshot.spent,
         "tie": verdict.tie,
-        "spent": spent(session, book, verdict),
+        "spent": spent(session, snapshot, verdict),
         "runner_up": verdict.runner_up.config.values() if verdict.runner_up else None,
-        "reference_losses": list(book.job.reference_losses),
+        "reference_losses": list(snapshot.job.reference_losses),
         "request": request_to_row(session.request),
     }
 
@@ -96,7 +98,7 @@ def _objective(session: Session) -> dict[str, Any]:
 
 def _rate(verdict: Verdict, trial: TrialRecord) -> Interval:
     rate = verdict.rate(trial)
-    assert rate is not None  # what is written was measured
+    assert rate is not None  # only measured trials are written
     return rate
 
 
@@ -112,10 +114,10 @@ def _entry(trial: TrialRecord, verdict: Verdict) -> dict[str, Any]:
 def _measured(trial: TrialRecord, verdict: Verdict) -> dict[str, Any]:
     result = trial.result or TrialResult(attempt="", outcome=trial.outcome)  # type: ignore[arg-type]
     standings, interval = verdict.standings, _rate(verdict, trial)
-    book, place = standings.book, standings.places.get(trial.config_hash)
-    confirmed = bool(book.confirmed(trial.config))
-    batch = book.job.request["global_batch_size"]
-    # The trial counted its FLOPs at its own rate; the estimate may rest on others.
+    snapshot, place = standings.snapshot, standings.places.get(trial.config_hash)
+    confirmed = bool(snapshot.confirmed(trial.config))
+    batch = snapshot.job.request["global_batch_size"]
+    # The trial computed its FLOP/s from its own rate; the estimated rate may include other measurements.
     scale = interval.mean / rate(trial)
     return {
         "samples_per_second": to_plain(interval),

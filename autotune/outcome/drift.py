@@ -1,4 +1,4 @@
-"""Whether the machine is what it was: the baseline is measured again and again, and its rate should stay."""
+"""Detect drift of the machine: the baseline is measured repeatedly, and its rate should not change."""
 
 import math
 from collections.abc import Sequence
@@ -11,40 +11,40 @@ from autotune.outcome.job_snapshot import JobSnapshot, repeat_of
 from storage.records import TrialRecord
 
 CONFIDENCE = 0.995
-"""Of the interval that a reading must leave to be called drift: a job asks several times."""
+"""Confidence level of the interval that a reading must leave to count as drift. High, because a job tests several times."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """The baseline, measured at some point of the job."""
+    """A measurement of the baseline at some point of the job."""
 
     number: int
-    """Of its trial: what has a higher one was measured later."""
+    """Trial number; higher numbers were measured later."""
     repeat: Repeat
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Level:
-    """Readings in a row that nothing tells apart."""
+    """Consecutive readings that do not differ significantly."""
 
     readings: tuple[Reading, ...]
     speed: float
-    """Their rate over that of the first level, whose own is 1."""
+    """Their rate relative to the first level, whose speed is 1."""
 
     @property
     def first(self) -> int:
-        """Number of the trial of its first reading."""
+        """Trial number of its first reading."""
         return self.readings[0].number
 
     @property
     def last(self) -> int:
-        """Number of the trial of its last reading."""
+        """Trial number of its last reading."""
         return self.readings[-1].number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drift:
-    """How fast the machine was while a job went on. Between two levels nobody knows when the one became the other."""
+    """The speed of the machine during a job. The exact moment of a change between two levels is unknown."""
 
     levels: tuple[Level, ...] = ()
 
@@ -54,11 +54,11 @@ class Drift:
         return len(self.levels) > 1
 
     def touches(self, number: int) -> bool:
-        """Whether the trial of that number may have met another machine than the first trials did."""
+        """Whether the machine may have changed between the first trials and the trial with this number."""
         return self.found and number > self.levels[0].last
 
     def least_speed(self, number: int) -> float:
-        """The least speed of the machine that the trial of that number may have met, as a share of that of the first trials."""
+        """Lowest speed that the machine may have had during the trial with this number, relative to the first trials."""
         if not self.touches(number):
             return 1.0
         before = max(at for at, level in enumerate(self.levels) if level.first <= number)
@@ -68,34 +68,34 @@ class Drift:
         return min(level.speed, self.levels[before + 1].speed)
 
     def cuts(self) -> list[int]:
-        """Numbers of trials from which on the machine was another: repeats on two sides of one are not held together."""
+        """Trial numbers at which the machine changed; repeats on different sides of a cut are not pooled."""
         return sorted({number for one, other in pairwise(self.levels) for number in (one.last + 1, other.first)})
 
     @property
     def text(self) -> str:
-        """What was found, in words, with the trials that it touches."""
+        """The changes as text, with the trials that they affect."""
         return "; ".join(step_text(one, other) for one, other in pairwise(self.levels))
 
 
 NO_DRIFT = Drift()
 
 
-def drift_of(book: JobSnapshot, baseline: TrialRecord | None, prior: Spread, before_round: int | None = None) -> Drift:
-    """Return what the baseline's measurements say of the machine; jobs without control trials are not looked at.
+def drift_of(snapshot: JobSnapshot, baseline: TrialRecord | None, prior: Spread, before_round: int | None = None) -> Drift:
+    """Return the drift that the baseline's measurements show; none is detected for jobs without control trials.
 
-    The readings, in the order of their trials, are the baseline's search trial, the controls between search trials, and the
-    baseline's turns in the rounds of confirmation. Where controls ran beside other trials, the search trial, which ran alone,
-    is left out. `before_round`: of the rounds of confirmation, only those before this one are looked at.
+    The readings, in trial order, are the baseline's search trial, the controls between search trials, and the baseline's
+    repeats in the confirmation rounds. The search trial ran with no other trial at the same time. If controls ran concurrently
+    with other trials, it is not comparable and is left out. `before_round`: use only the confirmation rounds before this one.
     """
-    return drift_in([] if baseline is None else _readings(book, baseline, before_round), prior)
+    return drift_in([] if baseline is None else _readings(snapshot, baseline, before_round), prior)
 
 
 def drift_in(readings: Sequence[Reading], prior: Spread) -> Drift:
-    """Return the levels of readings in the order of their trials.
+    """Return the levels of readings, which are given in trial order.
 
-    Each reading is held against the level so far: if the ratio's interval of 99.5 % excludes 1, it begins a new level, else it
-    joins it. The spread is that of the level and the prior, so that a noisy machine calls for a larger step, and a reading
-    never widens the interval that it is judged by. What is found rests on the readings up to it: later ones do not change it.
+    Each reading is compared with the current level: if the 99.5 % interval of the ratio excludes 1, the reading begins a new
+    level, else it joins the level. The spread comes from the level and the prior. So a noisy machine needs a larger step, and a
+    reading never widens the interval that it is tested against. Later readings do not change earlier levels.
     """
     levels: list[list[Reading]] = []
     for reading in readings:
@@ -106,24 +106,24 @@ def drift_in(readings: Sequence[Reading], prior: Spread) -> Drift:
     return Drift(levels=tuple(_level(readings, levels[0]) for readings in levels))
 
 
-def _readings(book: JobSnapshot, baseline: TrialRecord, before_round: int | None) -> list[Reading]:
-    controls = [trial for trial in book.controls(baseline.config).values() if repeat_of(trial.result)]
+def _readings(snapshot: JobSnapshot, baseline: TrialRecord, before_round: int | None) -> list[Reading]:
+    controls = [trial for trial in snapshot.controls(baseline.config).values() if repeat_of(trial.result)]
     if not controls:
         return []
-    first = [] if _ran_beside(book, controls[0]) else [baseline]
-    rounds = book.confirmations(baseline.config).items()
+    first = [] if _ran_concurrently(snapshot, controls[0]) else [baseline]
+    rounds = snapshot.confirmations(baseline.config).items()
     trials = [*first, *controls, *(trial for number, trial in rounds if before_round is None or number < before_round)]
     found = [(trial.number, repeat_of(trial.result)) for trial in trials]
     return [Reading(number=number, repeat=repeat) for number, repeat in sorted(found, key=lambda item: item[0]) if repeat]
 
 
-def _ran_beside(book: JobSnapshot, trial: TrialRecord) -> bool:
+def _ran_concurrently(snapshot: JobSnapshot, trial: TrialRecord) -> bool:
     """Whether another trial ran at the same time."""
     if trial.started is None or trial.finished is None:
         return False
     return any(
         other.number != trial.number and other.started < trial.finished and trial.started < other.finished
-        for other in book.trials
+        for other in snapshot.trials
         if other.started is not None and other.finished is not None
     )
 
@@ -140,7 +140,7 @@ def _level(readings: Sequence[Reading], first: Sequence[Reading]) -> Level:
 
 
 def step_text(one: Level, other: Level) -> str:
-    """A change from one level to the next, in words."""
+    """Describe the change from one level to the next."""
     change = 100.0 * (other.speed / one.speed - 1.0)
     word = "faster" if change > 0 else "slower"
     when = f"between trial {one.last} and trial {other.first}"

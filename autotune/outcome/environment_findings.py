@@ -1,4 +1,4 @@
-"""What came of the environments that were tried on the winner's layout."""
+"""Results of the environments that were tried on the winner's layout."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -16,47 +16,47 @@ from storage.records import TrialRecord
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvironmentFinding:
-    """An environment on the winner's layout."""
+    """Result of one environment on the winner's layout."""
 
     environment: str
     trial: int
     outcome: Outcome
     over_layout: Interval | None
-    """Its samples/s over those of the layout without it; None: it was not measured to its end."""
+    """Its samples/s relative to the layout without it; None: the measurement did not complete."""
 
 
 def environment_findings(session: Session, standings: Standings, winner: TrialConfig) -> list[EnvironmentFinding]:
-    """Each environment that was tried on the layout of the winner, in the order of the trials."""
+    """Return the environments that were tried on the winner's layout, in trial order."""
     layout = winner.replace({ENVIRONMENT: session.environment})
-    plain = standings.book.search_trial(layout)
-    tried = [trial for trial in standings.book.searched if session.tries_environment(trial.config)]
+    plain = standings.snapshot.search_trial(layout)
+    tried = [trial for trial in standings.snapshot.searched if session.tries_environment(trial.config)]
     same = [trial for trial in tried if trial.config.replace({ENVIRONMENT: session.environment}) == layout]
     return [_finding(standings, trial, plain) for trial in same]
 
 
 def environment_document(findings: list[EnvironmentFinding], winner: TrialConfig) -> dict[str, Any]:
-    """The same as a best-config document has it."""
+    """Return the findings in the form of the best-config document."""
     won = next((one.environment for one in findings if one.environment == winner.environment), None)
     return {"won": won, "tried": [to_plain(one) for one in findings]}
 
 
 def environment_line(document: dict[str, Any]) -> str:
-    """What `environment_document` says, in one line."""
+    """Summarise the result of `environment_document` in one line."""
     tried, won = document["tried"], document["won"]
     measured = [one for one in tried if one["over_layout"] is not None]
     if won is not None:
-        told = next(one for one in tried if one["environment"] == won)
-        return f"{won} is {_ratio_text(told['over_layout'])} the samples/s of its layout without it"
+        winner = next(one for one in tried if one["environment"] == won)
+        return f"{won} has {_ratio_text(winner['over_layout'])} the samples/s of its layout without it"
     count = f"{len(tried)} environment{'s' if len(tried) != 1 else ''}"
     if not measured:
-        return f"none of {count} was measured to its end: each was slower than the layout without it, or failed"
+        return f"none of {count} was measured in full: each was slower than the layout without it, or failed"
     best = max(measured, key=lambda one: one["over_layout"]["mean"])
-    text = f"none of {count} is told to be faster than the layout without it"
+    text = f"none of {count} is significantly faster than the layout without it"
     return f"{text}; the fastest, {best['environment']}, is {_ratio_text(best['over_layout'])} as fast"
 
 
 def _finding(standings: Standings, trial: TrialRecord, plain: TrialRecord | None) -> EnvironmentFinding:
-    assert trial.outcome is not None  # it is among those that have ended
+    assert trial.outcome is not None  # searched trials have ended
     known = plain is not None and trial.outcome is Outcome.OK and rate(trial) > 0
     over = standings.ratio(trial, plain) if plain is not None and known else None
     return EnvironmentFinding(environment=trial.config.environment, trial=trial.number, outcome=trial.outcome, over_layout=over)

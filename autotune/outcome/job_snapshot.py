@@ -1,4 +1,4 @@
-"""All rows of a job at one moment, and what can be read from them."""
+"""All rows of a job at one moment, with the queries on them."""
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
@@ -15,17 +15,17 @@ from storage.store import Store
 
 @dataclass(slots=True)
 class Closed:
-    """A job's leading trials that have an outcome, which they keep: read once, put in order once, and only added to."""
+    """A job's leading trials that all have an outcome. Outcomes are final, so trials are read and indexed once."""
 
     trials: list[TrialRecord] = field(default_factory=list)
     searched: list[TrialRecord] = field(default_factory=list)
     spent: int = 0
     seconds: float = 0.0
-    """Of the trials that ran, from start to end."""
+    """Total duration of the trials that ran."""
     timed: int = 0
     by_config: dict[str, tuple[TrialRecord, ...]] = field(default_factory=dict)
     repeated: dict[str, None] = field(default_factory=dict)
-    """Hashes of configurations with several trials, in the order of their second."""
+    """Hashes of configurations with several trials, in the order of their second trial."""
 
     def add(self, trial: TrialRecord) -> None:
         """Add the next trial."""
@@ -44,20 +44,20 @@ class Closed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSnapshot:
-    """A job and its trials by number, with the figures of their results alone (`Store.figures_of`).
+    """A job and its trials by number, with only the figures of their results (`Store.figures_of`).
 
-    Books of one reader share what never changes, so that the next one costs as much as is new in it.
+    Snapshots of one reader share the closed trials, so reading the next snapshot costs only as much as its new rows.
     """
 
     job: JobRecord
     closed: Closed
-    """May hold later trials than this book has."""
+    """May contain trials that are newer than this snapshot."""
     closed_count: int
     searched_count: int
     spent_before: int
-    """Search trials among the closed ones that were counted."""
+    """Counted search trials among the closed ones."""
     later: tuple[TrialRecord, ...]
-    """From the first trial without an outcome on."""
+    """All trials from the first one without an outcome."""
     read_whole: Callable[[int], TrialRecord]
 
     @property
@@ -67,36 +67,36 @@ class JobSnapshot:
 
     @property
     def searched(self) -> list[TrialRecord]:
-        """Search trials that have an outcome, refused ones included: the history of a strategy."""
+        """Search trials with an outcome, including refused ones: the history that strategies receive."""
         later = (trial for trial in self.later if trial.purpose is Purpose.SEARCH and trial.outcome is not None)
         return [*islice(self.closed.searched, self.searched_count), *later]
 
     @property
     def open(self) -> list[TrialRecord]:
-        """Trials that are wanted or running."""
+        """Trials that are planned or running."""
         return [trial for trial in self.later if trial.outcome is None]
 
     @property
     def spent(self) -> int:
-        """Search trials that were counted, or will be as soon as they start."""
+        """Number of search trials that were counted, or will be when they start."""
         later = (trial for trial in self.later if trial.purpose is Purpose.SEARCH)
         return self.spent_before + sum(trial.counted or trial.outcome is None for trial in later)
 
     @property
     def mean_seconds(self) -> float:
-        """Of a trial that ran, as far as they are closed in order; 0 before the first."""
+        """Mean duration of the closed trials that ran; 0 before the first."""
         return self.closed.seconds / self.closed.timed if self.closed.timed else 0.0
 
     def trial(self, number: int) -> TrialRecord:
-        """The trial of that number."""
+        """The trial with this number."""
         return self.closed.trials[number] if number < self.closed_count else self.later[number - self.closed_count]
 
     def whole(self, trial: TrialRecord) -> TrialRecord:
-        """The trial with its whole result: ranks, steps, losses. Read anew."""
+        """Read the trial with its full result: ranks, steps, losses."""
         return self.read_whole(trial.number)
 
     def search_trial(self, config: TrialConfig) -> TrialRecord | None:
-        """The search trial of a configuration, where there is one."""
+        """The search trial of a configuration, if there is one."""
         return next((trial for trial in self._of(config.hash) if trial.purpose is Purpose.SEARCH), None)
 
     def confirmations(self, config: TrialConfig) -> dict[int, TrialRecord]:
@@ -104,7 +104,7 @@ class JobSnapshot:
         return self.confirmations_of(config.hash)
 
     def confirmations_of(self, config_hash: str) -> dict[int, TrialRecord]:
-        """The same by the configuration's hash, which a trial has and which takes longer to make than all else of this."""
+        """`confirmations` by the configuration's hash: trials store it, and computing it would dominate the cost."""
         return {trial.repeat: trial for trial in self._of(config_hash) if trial.purpose is Purpose.CONFIRM}
 
     def controls(self, config: TrialConfig) -> dict[int, TrialRecord]:
@@ -117,10 +117,9 @@ class JobSnapshot:
         return {number: repeat for number, trial in found if (repeat := repeat_of(trial.result)) is not None}
 
     def spread(self, prior: Spread, cuts: Sequence[int] = ()) -> Spread:
-        """The spread between repeats that this job's own trials show.
+        """Estimate the spread between repeats from this job's own trials and `prior`.
 
-        `cuts`: numbers of trials from which on the machine was another, so that repeats on two sides of one differ by more
-        than repeats do.
+        `cuts`: trial numbers at which the machine changed; repeats on different sides of a cut are not pooled.
         """
         several = dict.fromkeys([*self.closed.repeated, *(trial.config_hash for trial in self.later)])
         groups: dict[tuple[str, int], list[Repeat]] = {}
@@ -137,17 +136,17 @@ class JobSnapshot:
 
 
 class SnapshotReader:
-    """Reads a job's book again and again; what is closed is read once."""
+    """Reads successive snapshots of a job; closed trials are read once."""
 
     def __init__(self, store: Store, job_id: str) -> None:
         self._store, self._job_id = store, job_id
         self._closed = Closed()
 
     def read(self) -> JobSnapshot:
-        """All rows of the job.
+        """Read all rows of the job.
 
         Raises:
-            UnknownJobError: there is no such job.
+            UnknownJobError: the job does not exist.
         """
         job = self._store.job(self._job_id)
         self._job_id = job.id
@@ -172,13 +171,13 @@ class SnapshotReader:
         return self._store.trial_page(self._job_id, number, 1)[0]
 
 
-def read_book(store: Store, job_id: str) -> JobSnapshot:
-    """All rows of the job. Raises what `BookReader.read` raises."""
+def read_snapshot(store: Store, job_id: str) -> JobSnapshot:
+    """Read all rows of the job. Raises what `SnapshotReader.read` raises."""
     return SnapshotReader(store, job_id).read()
 
 
 def repeat_of(result: TrialResult | None) -> Repeat | None:
-    """What a result says of its configuration's rate; None where nothing was measured."""
+    """The rate measurement in a result; None if nothing was measured."""
     if result is None or result.outcome is not Outcome.OK or result.samples_per_second is None:
         return None
     return Repeat(rate=result.samples_per_second.mean, within=result.within_relative_error)

@@ -15,8 +15,8 @@ from search_spaces.trial_config import stable_hash
 PACKAGES = ("autotune", "torch", "numpy", "optuna", "ray", "sqlalchemy")
 
 
-def provenance(session: Session, book: JobSnapshot, verdict: Verdict) -> dict[str, Any]:
-    """What is needed to judge a result later; what the ranks themselves saw stands in `environment`."""
+def provenance(session: Session, snapshot: JobSnapshot, verdict: Verdict) -> dict[str, Any]:
+    """Return the data needed to interpret a result later. `environment` holds what the ranks themselves recorded."""
     result = verdict.best.result
     device = session.cluster.device
     return {
@@ -30,23 +30,23 @@ def provenance(session: Session, book: JobSnapshot, verdict: Verdict) -> dict[st
             "hosts": sorted({rank.host for rank in result.ranks}) if result else [],
         },
         "seed": session.request.seed,
-        "history_hash": history_hash(book),
+        "history_hash": history_hash(snapshot),
         "git_commit": git_commit(),
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
     }
 
 
-def history_hash(book: JobSnapshot) -> str:
-    """16 hexadecimal digits over every trial: what was tried, in which order, and what came of it."""
+def history_hash(snapshot: JobSnapshot) -> str:
+    """Hash all trials (configurations, their order, their outcomes) to 16 hexadecimal digits."""
     rows = [
         [t.number, t.config_hash, t.purpose.value, t.repeat, t.outcome.value if t.outcome else None, rate(t), peak_bytes(t)]
-        for t in book.trials
+        for t in snapshot.trials
     ]
     return stable_hash(rows)
 
 
 def git_commit() -> str | None:
-    """The commit of the folder that the user works in; None where it is no repository, or there is no git."""
+    """The commit of the current directory; None if it is not a git repository or git is not installed."""
     try:
         answer = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired):

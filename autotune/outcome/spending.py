@@ -1,4 +1,4 @@
-"""What a job has cost, and when that has paid."""
+"""The cost of a job, and when it pays off."""
 
 from typing import Any
 
@@ -8,12 +8,12 @@ from autotune.request.request import Objective
 from autotune.session.session import Session
 
 
-def spent(session: Session, book: JobSnapshot, verdict: Verdict) -> dict[str, Any]:
-    """Device-hours of the job; those of a run with the baseline from which on they are won back; those that a run saves.
+def spent(session: Session, snapshot: JobSnapshot, verdict: Verdict) -> dict[str, Any]:
+    """Return the device-hours of the job, the length of a baseline run at which they break even, and what a run saves.
 
-    A run of H device-hours with the baseline takes H / gain with the best: H (1 - 1 / gain) less.
+    A run of H device-hours with the baseline takes H / gain with the best, so it saves H (1 - 1 / gain).
     """
-    hours = session.device_hours(book.job.active_seconds)
+    hours = session.device_hours(snapshot.job.active_seconds)
     run = session.request.run_device_hours
     share = _saved_share(session, verdict)
     return {
@@ -25,7 +25,7 @@ def spent(session: Session, book: JobSnapshot, verdict: Verdict) -> dict[str, An
 
 
 def _saved_share(session: Session, verdict: Verdict) -> float | None:
-    """Share of a run with the baseline that the best saves; None: no rate is compared, or nothing is gained."""
+    """Share of a baseline run that the best configuration saves; None: rates are not compared, or there is no gain."""
     if verdict.gain is None or session.request.objective is Objective.MEMORY or verdict.gain.mean <= 1.0:
         return None
     return 1 - 1 / verdict.gain.mean

@@ -1,4 +1,4 @@
-"""The answer of a job: which configuration to train with, how sure that is, and by how much it beats the baseline."""
+"""The answer of a job: the configuration to train with, its certainty, and its gain over the baseline."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,9 +17,9 @@ from search_spaces.trial_config import TrialConfig
 from storage.records import TrialRecord
 
 EQUAL = 0.01
-"""Share of a rate that nobody would trade memory, or another round of measurements, for."""
+"""Relative difference of rates that is negligible: not worth more memory or another round of measurements."""
 RISK = 0.02
-"""Highest probability with which the answer may be slower than the baseline by more than `EQUAL`."""
+"""Highest accepted probability that the answer is slower than the baseline by more than `EQUAL`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,51 +27,51 @@ class Verdict:
     """What a job has found so far."""
 
     best: TrialRecord
-    """The answer's search trial: the baseline's where nothing is known to be better."""
+    """The answer's search trial; the baseline's if nothing is known to be better."""
     keeps: bool
-    """Whether the answer is to keep the baseline."""
+    """Whether the answer is the baseline itself."""
     runner_up: TrialRecord | None
-    """Of the others, the one that is most likely the better answer."""
+    """The other contender that is most likely to be better."""
     runner_up_ratio: Interval | None
     """Its samples/s over the answer's; None: there is no runner-up."""
     tie: bool
-    """Whether the interval of that ratio includes 1; where memory is the objective, nothing is a tie."""
+    """Whether the interval of that ratio includes 1; always False if memory is the objective."""
     baseline: TrialRecord | None
     """The baseline's search trial; None: no baseline was measured."""
     gain: Interval | None
-    """The answer over the baseline: the ratio of samples/s, or of peak bytes (baseline over answer) where memory is the
-    objective. None: no baseline was measured."""
+    """Gain over the baseline: the ratio of samples/s, or of peak bytes (baseline over answer) if memory is the objective.
+    None: no baseline was measured."""
     probability_best: float
-    """That no configuration that was tried is better by the objective."""
+    """Probability that no tried configuration is better by the objective."""
     expected_loss: float
-    """Share of the best tried configuration's rate that the answer is expected to lack."""
+    """Expected shortfall of the answer, as a share of the best tried configuration's rate."""
     standings: Standings
 
     def rate(self, trial: TrialRecord) -> Interval | None:
-        """Samples/s of a search trial's configuration by all that was measured of it; None: it was not measured."""
+        """Samples/s of a search trial's configuration from all of its measurements; None: it was not measured."""
         return self.standings.rate(trial)
 
 
-def decide(book: JobSnapshot, ranking: Ranking, prior: Spread, baselines: Sequence[TrialConfig]) -> Verdict | None:
-    """Return the answer that the job's rows support; None: nothing may win.
+def decide(snapshot: JobSnapshot, ranking: Ranking, prior: Spread, baselines: Sequence[TrialConfig]) -> Verdict | None:
+    """Return the answer that the job's rows support; None: no configuration can win.
 
-    1. Candidates are the configurations that may win, once the confirmation has begun those that were measured again, and the
-       baseline.
-    2. Those that are slower than the baseline by more than `EQUAL` with a probability above `RISK`, or in the mean at all, are
-       out. What is left is the baseline alone: the answer is to keep it.
-    3. The fastest by the mean is the answer; of those within `EQUAL` that are not told apart from it, the one with the least
-       memory.
-    4. An environment is the answer only where its interval over the same layout without it is above 1: variables that make no
+    1. The candidates are the baseline and the configurations that can win; once the confirmation has begun, only those that
+       were measured again.
+    2. Drop candidates that are slower than the baseline in the mean, or slower by more than `EQUAL` with a probability above
+       `RISK`. If only the baseline is left, the answer is to keep it.
+    3. The answer is the candidate with the highest mean rate. Among the candidates within `EQUAL` that do not differ
+       significantly from it, the one with the least memory is preferred.
+    4. An environment is the answer only if its interval over the same layout without it is above 1: variables that make no
        difference are not worth setting.
 
-    Where memory is the objective, the candidates are those with the lowest peak, which repeats exactly.
+    If memory is the objective, the candidates are those with the lowest peak, which repeats exactly.
     """
-    standings = standings_of(book, ranking, prior, baselines)
+    standings = standings_of(snapshot, ranking, prior, baselines)
     return None if standings is None else verdict_of(standings)
 
 
 def verdict_of(standings: Standings) -> Verdict | None:
-    """The same of standings that are known; None: nothing may be held against others yet."""
+    """`decide` for known standings; None: no contender is comparable yet."""
     candidates = candidates_of(standings)
     if not candidates:
         return None
@@ -95,10 +95,10 @@ def verdict_of(standings: Standings) -> Verdict | None:
 
 
 def answer_document(verdict: Verdict) -> dict[str, Any]:
-    """The answer as plain data: what the job's row, its best-config document, the service and the page show of it.
+    """Return the answer as plain data, as shown by the job's row, the best-config document, the service and the page.
 
-    Trials are given by number, rates in samples/s with their 95 % intervals. `standings` has every contender, the answer first
-    and then by rate, with the number of measurements that its rate rests on.
+    Trials are given by number, rates in samples/s with their 95 % intervals. `standings` lists every contender, the answer
+    first and then by rate, with the number of measurements behind its rate.
     """
     standings, best, baseline = verdict.standings, verdict.best, verdict.baseline
     of = "peak_memory_bytes" if standings.ranking.objective is Objective.MEMORY else "samples_per_second"
@@ -127,29 +127,29 @@ def answer_document(verdict: Verdict) -> dict[str, Any]:
 
 
 def answer_summary(verdict: Verdict) -> dict[str, Any]:
-    """The same without the standings: what a job's row keeps, for lists of many jobs."""
+    """`answer_document` without the standings: stored in the job's row for lists of many jobs."""
     return {name: value for name, value in answer_document(verdict).items() if name != "standings"}
 
 
 class Verdicts:
-    """The verdicts of one job, decided anew only where something was measured since the last one."""
+    """The current verdict of one job, recomputed only after new measurements."""
 
     def __init__(self) -> None:
         self._measured: tuple[int, int] | None = None
         self._verdict: Verdict | None = None
 
-    def of(self, book: JobSnapshot, ranking: Ranking, prior: Spread, baselines: Sequence[TrialConfig]) -> Verdict | None:
-        """What `decide` returns; the same object as long as nothing was measured."""
-        ended = [trial for trial in book.trials if trial.outcome is not None]
+    def of(self, snapshot: JobSnapshot, ranking: Ranking, prior: Spread, baselines: Sequence[TrialConfig]) -> Verdict | None:
+        """Return the result of `decide`; the same object until something new is measured."""
+        ended = [trial for trial in snapshot.trials if trial.outcome is not None]
         again = sum(trial.purpose is not Purpose.SEARCH for trial in ended)
         measured = sum(trial.outcome is Outcome.OK for trial in ended), again
         if self._measured != measured:
-            self._measured, self._verdict = measured, decide(book, ranking, prior, baselines)
+            self._measured, self._verdict = measured, decide(snapshot, ranking, prior, baselines)
         return self._verdict
 
 
 def candidates_of(standings: Standings) -> list[int]:
-    """Places of the contenders that may be the answer now."""
+    """Indices of the contenders that can be the answer now."""
     places = [place for place in range(len(standings.contenders)) if standings.is_decidable(place)]
     begun = [place for place in places if place in standings.confirmed and not is_baseline(standings, place)]
     if begun:
@@ -166,7 +166,7 @@ def is_baseline(standings: Standings, place: int) -> bool:
 
 
 def is_safe(standings: Standings, place: int) -> bool:
-    """Whether the contender is known to be no worse than the baseline, where the baseline is a candidate."""
+    """Whether the contender is known to be at least as good as the baseline; True if there is no baseline."""
     own = None if standings.baseline is None else standings.places[standings.baseline.config_hash]
     if own is None or own == place:
         return True
@@ -175,7 +175,7 @@ def is_safe(standings: Standings, place: int) -> bool:
 
 
 def is_separated(standings: Standings, place: int, confidence: float) -> bool:
-    """Whether it is sure that no contender is better than this one by more than `EQUAL`."""
+    """Whether, with this confidence, no contender is better than this one by more than `EQUAL`."""
     return standings.ranked_by.probability_best(place, EQUAL) >= confidence
 
 
@@ -193,7 +193,7 @@ def _answer(standings: Standings, candidates: list[int]) -> int:
 
 
 def _is_as_good(standings: Standings, place: int, best: int) -> bool:
-    """Whether the contender is not told apart from the best, and its estimate as good as equal."""
+    """Whether the contender does not differ significantly from the best, and their means are within `EQUAL`."""
     if place == best:
         return True
     ratio = standings.ranked_by.ratio(best, place)
@@ -201,7 +201,7 @@ def _is_as_good(standings: Standings, place: int, best: int) -> bool:
 
 
 def layout_without_environment(standings: Standings, place: int) -> int | None:
-    """The first contender of the layout of one with an environment; None: it is that itself."""
+    """The first contender with the same layout and no environment; None: the given contender has none, or is that one."""
     config = standings.contenders[place].config
     if not config.environment:
         return None
@@ -212,7 +212,7 @@ def layout_without_environment(standings: Standings, place: int) -> int | None:
 
 
 def _runner_up(standings: Standings, answer: int) -> int | None:
-    """Of the others the likeliest to be better; of an environment, its layout without it."""
+    """The other contender that is most likely better; for an answer with an environment, the same layout without it."""
     plain = layout_without_environment(standings, answer)
     if plain is not None:
         return plain
@@ -227,7 +227,7 @@ def _gain(standings: Standings, answer: int, baseline: TrialRecord) -> Interval:
     if best.config_hash == baseline.config_hash:
         return Interval(mean=1.0, low=1.0, high=1.0)
     if standings.ranking.objective is Objective.MEMORY:
-        # Allocator peaks repeat exactly, so that the ratio has no spread.
+        # Allocator peaks repeat exactly, so the ratio has no spread.
         ratio = peak_bytes(baseline) / max(peak_bytes(best), 1)
         return Interval(mean=ratio, low=ratio, high=ratio)
     return standings.posterior.ratio(answer, standings.places[baseline.config_hash])

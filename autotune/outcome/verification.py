@@ -1,4 +1,4 @@
-"""Does the answer carry over: a best configuration and its baseline, run by another engine, against what was promised."""
+"""Verify a best configuration on another engine: run it and its baseline there, and compare with the document."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ from autotune.session.trial_requests import trial_request
 from executor.engines.command.capability import COMMAND
 from executor.runners.runner import Runner
 from search_spaces.capability import Capability
-from search_spaces.command import CommandModel
+from search_spaces.models.command import CommandModel
 from search_spaces.plain import to_plain
 from search_spaces.trial import Interval, TrialResult
 from search_spaces.trial_config import TrialConfig, Value
@@ -31,50 +31,50 @@ LAYOUT = frozenset({
     "offload_param", "activation_checkpointing", "checkpoint_every_k", "precision", "pipeline_layout", "attention_window",
     "attention_global_tokens",
 })  # fmt: skip
-"""Knobs without which the answer is another one: an engine that does not honour them cannot verify it."""
+"""Knobs that define the answer: an engine that does not honour them cannot verify it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Translation:
-    """A configuration as another engine runs it."""
+    """A configuration, adapted to another engine."""
 
     config: TrialConfig
     left_out: tuple[str, ...] = ()
-    """`knob=value` that the engine has nothing for: it stands there at what the engine does."""
+    """`knob=value` pairs that the engine does not support; `config` has the engine's own value instead."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verification:
-    """What another engine delivered."""
+    """The measurements on another engine."""
 
     engine: str
     promised: Interval
     """Samples/s that the document states."""
     delivered: Interval
     promised_gain: Interval | None
-    """Over the document's baseline; None: it has none."""
+    """Gain over the document's baseline; None: it has none."""
     delivered_gain: Interval | None
     """None: the baseline does not run there."""
     left_out: tuple[str, ...] = ()
     message: str = ""
-    """Why there is no gain to tell; empty: there is."""
+    """Why there is no gain; empty: there is one."""
 
     @property
     def holds(self) -> bool:
-        """Whether the best is not slower than the baseline there, as far as the interval tells."""
+        """Whether the interval does not show the best to be slower than the baseline there."""
         return self.delivered_gain is None or self.delivered_gain.high >= 1.0
 
     def document(self) -> dict[str, Any]:
-        """As JSON holds it."""
+        """Return the JSON form."""
         plain: dict[str, Any] = to_plain(self)
         return plain
 
 
-def translated(config: TrialConfig, capability: Capability, world_size: int) -> Translation:
-    """The configuration with what the engine does where it has no such knob.
+def translate(config: TrialConfig, capability: Capability, world_size: int) -> Translation:
+    """Adapt the configuration to the engine: knobs that it does not honour get the engine's own value.
 
     Raises:
-        RequestError: a knob of the layout is not honoured, or a combination is refused; the line names the remedy.
+        RequestError: a layout knob is not honoured, or a combination is refused; the message names the remedy.
     """
     left_out, changes = [], {}
     for name, value in config.values().items():
@@ -101,30 +101,30 @@ def target_session(
     command: Mapping[str, Any] | None = None,
     ray_address: str | None = None,
 ) -> tuple[Session, Translation]:
-    """What runs the document's best configuration on the engine.
+    """Prepare a session that runs the document's best configuration on the engine.
 
     Args:
         document: a best-config document.
         engine: the engine's name.
-        runner: ray or local; None: what the document's job had.
-        ray_address: of the Ray that it runs on; None: the environment's, else what the document's job had.
-        command: the script that the engine `command` runs, as a request has it; None: the one that was tuned.
+        runner: ray or local; None: the runner of the document's job.
+        ray_address: address of the Ray cluster; None: the environment's, else that of the document's job.
+        command: the script for the engine `command`, as in a request; None: the tuned script.
 
     Raises:
-        RequestError, AutotuneError, SearchSpaceError: the engine is not known, or cannot run it here.
+        RequestError, AutotuneError, SearchSpaceError: the engine is unknown, or cannot run the configuration here.
     """
     request = _on_engine(run_by(request_of(document), runner, ray_address), engine, command)
     capability = capability_of(engine, request.command)
-    best = translated(TrialConfig().replace(document["best"]["config"]), capability, document["launch"]["world_size"])
-    there = dataclasses.replace(request, resolved_domains={}, resolved_base=best.config, baseline=None)
-    return prepare(there), best
+    best = translate(TrialConfig().replace(document["best"]["config"]), capability, document["launch"]["world_size"])
+    target = dataclasses.replace(request, resolved_domains={}, resolved_base=best.config, baseline=None)
+    return prepare(target), best
 
 
 def verify(document: dict[str, Any], session: Session, best: Translation, runner: Runner, rounds: int) -> Verification:
-    """Run the best configuration and the baseline in turn, so many rounds.
+    """Run the best configuration and the baseline alternately for `rounds` rounds.
 
     Raises:
-        RequestError: the best configuration does not run there; the line has its outcome.
+        RequestError: the best configuration does not run there; the message has its outcome.
     """
     baseline, why = _baseline(document, session, best)
     mine, theirs = list[Repeat](), list[Repeat]()
@@ -148,8 +148,8 @@ def verify(document: dict[str, Any], session: Session, best: Translation, runner
 
 
 def verified(document: dict[str, Any], found: Verification) -> dict[str, Any]:
-    """The document with what was found entered: `verified` is `target` where the best runs there and is not slower, else not,
-    whatever an earlier run has found."""
+    """Return the document with the verification added. `verified` becomes `target` if the best runs there and is not slower,
+    else `native-only`, regardless of earlier verifications."""
     return {**document, "verified": "target" if found.holds else "native-only", "verification": found.document()}
 
 
@@ -161,7 +161,7 @@ def _on_engine(request: JobRequest, engine: str, command: Mapping[str, Any] | No
     script = CommandModel(**with_command({"engine": engine, "command": command})["command"])
     cluster = request.resolved_cluster
     on_cpu = cluster is not None and cluster.device.kind == "cpu"
-    # There a script's memory is that of whole processes, against which a limit for tensors says nothing.
+    # On CPU, a script's memory is that of whole processes; a limit for tensors does not apply to it.
     limit = None if on_cpu and request.command is None else request.memory_limit
     return dataclasses.replace(
         request, engine=engine, command=script, model=script.name, resolved_model=None, memory_limit=limit
@@ -181,7 +181,7 @@ def _baseline(document: dict[str, Any], session: Session, best: Translation) -> 
         return None, "the document has no baseline"
     config = TrialConfig().replace(stated["config"])
     try:
-        there = translated(config, capability_of(session.request.engine, session.request.command), session.world_size).config
+        there = translate(config, capability_of(session.request.engine, session.request.command), session.world_size).config
     except RequestError as error:
         return None, f"the baseline does not run there: {error.problem}"
     return (None, "the baseline is the best configuration") if there == best.config else (there, "")

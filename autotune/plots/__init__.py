@@ -4,8 +4,8 @@
 
     plots.throughput_memory("job-id").show()
 
-`job` is a job's id, or as much of it as tells it from the others; None: the one opened last. `database` is the address of the
-database; None: `AUTOTUNE_DB`, else the default one. plotly is loaded by the first plot.
+`job` is a job's id or a unique prefix of it; None: the job opened last. `database` is the URL of the database; None:
+`AUTOTUNE_DB`, else the default database. The first plot imports plotly.
 
 Raises:
     UnknownJobError: there is no such job.
@@ -25,27 +25,27 @@ __all__ = [
 
 
 def throughput_memory(job: str | None = None, database: str | None = None, *, dark: bool = False) -> "Figure":
-    """Samples/s against memory: trials, the limit, the Pareto front, and where predictions place what has no rate."""
+    """Samples/s against memory: trials, the limit, the Pareto front, and predicted positions of trials without a rate."""
     return _plot("throughput_memory", job, database, dark)
 
 
 def best_so_far(job: str | None = None, database: str | None = None, *, dark: bool = False) -> "Figure":
-    """The best so far, over the trials and over the time."""
+    """The best so far, over the trials and over time."""
     return _plot("best_so_far", job, database, dark)
 
 
 def parallel_coordinates(job: str | None = None, database: str | None = None, *, dark: bool = False) -> "Figure":
-    """Every trial as a line through the values of the knobs that vary."""
+    """Every trial as a line through the values of the varying knobs."""
     return _plot("parallel_coordinates", job, database, dark)
 
 
 def knob_importance(job: str | None = None, database: str | None = None, *, dark: bool = False) -> "Figure":
-    """The share of the variance of samples/s that each knob accounts for."""
+    """The share of the variance of samples/s that each knob explains."""
     return _plot("knob_importance", job, database, dark)
 
 
 def predicted_measured(job: str | None = None, database: str | None = None, *, dark: bool = False) -> "Figure":
-    """What was predicted before the first trial against what was measured."""
+    """Predictions made before the first trial against measurements."""
     return _plot("predicted_measured", job, database, dark)
 
 
@@ -55,7 +55,7 @@ def timeline(job: str | None = None, database: str | None = None, *, dark: bool 
 
 
 def time_breakdown(job: str | None = None, database: str | None = None, *, dark: bool = False) -> "Figure":
-    """Where a step goes: best, baseline, runner-up."""
+    """Where the time of a step goes: best, baseline, runner-up."""
     return _plot("time_breakdown", job, database, dark)
 
 
@@ -75,12 +75,12 @@ def module_tree(job: str | None = None, database: str | None = None, *, dark: bo
 
 
 def response_curves(job: str | None = None, database: str | None = None, *, dark: bool = False) -> "Figure":
-    """What each knob does around the winner."""
+    """The effect of each knob around the winner."""
     return _plot("response_curves", job, database, dark)
 
 
 def all_of(job: str | None = None, database: str | None = None, *, dark: bool = False) -> dict[str, "Figure"]:
-    """Every plot by name; of those that there is nothing for, one that says why."""
+    """Every plot by name; a plot without data shows the reason."""
     from autotune.explain.figures.all_figures import NAMES
 
     return dict(_plots(NAMES, job, database, dark))

@@ -1,4 +1,4 @@
-"""Plots of bars: shares, parts of a whole, spans of time."""
+"""Bar plots: shares, parts of a whole, time spans."""
 
 import heapq
 from collections.abc import Sequence
@@ -14,23 +14,23 @@ from autotune.plots.look import (
     Trace,
     axis,
     color,
-    crossing,
-    ink,
+    escaped,
+    mark_line,
     scale_of,
     scaled,
-    shown,
     specification,
+    text_color,
     texts,
     thinned,
 )
 
 MOST_KNOBS = 15
 LONGEST_NODE = 24
-"""Characters of a node's name beside its lane."""
+"""Most characters of a node's name beside its lane."""
 MOST_LABELS = 400
-"""Bars of a pipeline up to which each one's micro-batch is written into it."""
+"""Most bars for which each bar has a label."""
 NAMES_SHARE, PANEL_GAP = 0.36, 0.03
-"""Of the width of the module tree: the names, and what is between its panels."""
+"""Shares of the width of the module tree: the names, and the gap between panels."""
 _PANELS = (("seconds", "time, %", "series-1"), ("flops", "FLOPs, %", "series-2"), ("memory_bytes", "states, %", "series-3"))
 _KINDS = {
     "forward": ("forward", "series-1"), "backward": ("backward", "series-3"),
@@ -40,10 +40,10 @@ _KINDS = {
 
 
 def knob_importance(figure: Figure) -> Specification:
-    """A bar for each knob with its interval, the most important on top."""
+    """A bar for each knob with its interval, the most important at the top."""
     knobs = figure.table("knobs")
     rows = range(min(len(knobs), MOST_KNOBS))
-    names = [shown(str(knobs.column("knob")[row]).replace("_", " ")) for row in rows]
+    names = [escaped(str(knobs.column("knob")[row]).replace("_", " ")) for row in rows]
     middle, low, high = (scaled(knobs.column(name), 0.01) for name in ("importance", "low", "high"))
     bars = {
         "type": "bar", "orientation": "h", "y": names, "x": [middle[row] for row in rows], "marker": {"color": color("ok")},
@@ -62,7 +62,7 @@ def knob_importance(figure: Figure) -> Specification:
 
 
 def time_breakdown(figure: Figure) -> Specification:
-    """A bar for each configuration, made of the parts of its step."""
+    """A stacked bar for each configuration: the parts of its step."""
     parts = figure.table("parts")
     titles = [(name, time.TITLES[name]) for name in time.ORDER]
     tones = [*SERIES[: len(titles) - 1], "low-1"]
@@ -70,7 +70,7 @@ def time_breakdown(figure: Figure) -> Specification:
 
 
 def memory_breakdown(figure: Figure) -> Specification:
-    """A bar for each configuration, made of what the fullest rank holds, against the limit."""
+    """A stacked bar for each configuration: the memory of the fullest rank, with the limit."""
     tags = figure.table("tags")
     names = [*memory.ORDER, *sorted({str(tag) for tag in tags.column("tag")} - set(memory.ORDER))]
     tones = {name: SERIES[place % len(SERIES)] for place, name in enumerate(names)}
@@ -78,7 +78,7 @@ def memory_breakdown(figure: Figure) -> Specification:
 
 
 def timeline(figure: Figure) -> Specification:
-    """A lane for each trial that a node ran beside others."""
+    """Lanes for each node, as many as it ran trials at the same time."""
     attempts = figure.table("attempts")
     rows = thinned(attempts, ("started",))
     last = max((float(end) for end in attempts.column("finished") if isinstance(end, int | float)), default=1.0)
@@ -100,7 +100,7 @@ def timeline(figure: Figure) -> Specification:
                 "hovertext": texts(attempts, [column.name for column in attempts.columns], own),
                 "marker": {"color": color(look.color), "line": {"color": color("surface"), "width": 1}},
                 "text": [str(attempts.column("trial")[row]) if len(rows) <= MOST_LABELS else "" for row in own],
-                "textposition": "inside", "insidetextanchor": "middle", "textfont": {"color": ink(look.color)},
+                "textposition": "inside", "insidetextanchor": "middle", "textfont": {"color": text_color(look.color)},
             }
         )  # fmt: skip
     order = sorted(set(lanes.values()), key=_lane_order, reverse=True)
@@ -129,14 +129,14 @@ def pipeline_schedule(figure: Figure) -> Specification:
                 "base": [float(f"{start / scale:.6g}") for start in starts],
                 "x": [float(f"{(end - start) / scale:.6g}") for start, end in zip(starts, ends, strict=True)],
                 "hoverinfo": "text", "hovertext": texts(actions, [column.name for column in actions.columns], own),
-                # Stages of a rank are told apart by how full their colour is.
+                # The stages of a rank differ in opacity.
                 "marker": {
                     "color": color(tone), "line": {"color": color("surface"), "width": 1},
                     "opacity": [1.0 - 0.5 * (int(actions.column("stage")[row] or 0) // ranks) / max(stages // ranks,
                         1) for row in own],
                 },
                 "text": [str(actions.column("micro_batch")[row]) if len(rows) <= MOST_LABELS else "" for row in own],
-                "textposition": "inside", "insidetextanchor": "middle", "textfont": {"color": ink(tone)},
+                "textposition": "inside", "insidetextanchor": "middle", "textfont": {"color": text_color(tone)},
             }
         )  # fmt: skip
     names = [f"rank {rank}" for rank in sorted(set(actions.column("rank")), key=lambda rank: int(rank or 0))]
@@ -148,11 +148,11 @@ def pipeline_schedule(figure: Figure) -> Specification:
 
 
 def module_tree(figure: Figure) -> Specification:
-    """A row for each module, indented; beside each other its shares of time, FLOPs and memory of states."""
+    """A row for each module, indented, with its shares of time, FLOPs and model-state memory side by side."""
     modules = figure.table("modules")
     rows = list(range(len(modules)))
-    told = [column.name for column in modules.columns if column.name not in ("label", "kind", "depth")]
-    hints = texts(modules, told, rows)
+    names_shown = [column.name for column in modules.columns if column.name not in ("label", "kind", "depth")]
+    hints = texts(modules, names_shown, rows)
     data: list[Trace] = []
     layout: dict[str, Any] = {}
     for place, (name, title, tone) in enumerate(_PANELS):
@@ -169,7 +169,7 @@ def module_tree(figure: Figure) -> Specification:
         layout[f"xaxis{number}"] = axis(title, domain=[left, right], range=[0, 103], tickvals=[0, 50])
     names = [
         {
-            "text": shown(modules.column("label")[row]), "x": 0, "xref": "paper", "xanchor": "left", "y": row,
+            "text": escaped(modules.column("label")[row]), "x": 0, "xref": "paper", "xanchor": "left", "y": row,
             "yanchor": "middle",
             "xshift": 10 * int(modules.column("depth")[row] or 0), "showarrow": False,
             "font": {"size": 12, "color": color("text")},
@@ -201,18 +201,18 @@ def _stacked(
         shares = [value / wholes[bars[row]] for row, value in zip(own, values, strict=True)]
         data.append(
             {
-                "type": "bar", "orientation": "h", "name": shown(title), "y": [bars[row] for row in own],
+                "type": "bar", "orientation": "h", "name": escaped(title), "y": [bars[row] for row in own],
                 "x": [float(f"{value / scale:.6g}") for value in values], "marker": {"color": color(tones[name])},
                 "hoverinfo": "text",
                 "hovertext": [
-                    f"{shown(title)}<br>{cell_text(value, unit_of)}, {share:.1%}" for value,
+                    f"{escaped(title)}<br>{cell_text(value, unit_of)}, {share:.1%}" for value,
                     share in zip(values, shares, strict=True)
                 ],
                 "text": [f"{share:.0%}" if share >= 0.08 else "" for share in shares], "textposition": "inside",
-                "insidetextanchor": "middle", "textangle": 0, "textfont": {"color": ink(tones[name]), "size": 12},
+                "insidetextanchor": "middle", "textangle": 0, "textfont": {"color": text_color(tones[name]), "size": 12},
             }
         )  # fmt: skip
-    lines = [crossing(mark, scale) for mark in figure.marks]
+    lines = [mark_line(mark, scale) for mark in figure.marks]
     most = max([*wholes.values(), *(mark.value for mark in figure.marks)])
     names = list(dict.fromkeys(bars))
     return specification(
@@ -234,7 +234,7 @@ def _bar(table: Table, row: int) -> str:
 
 
 def _lanes(attempts: Table, rows: Sequence[int], last: float) -> dict[int, str]:
-    """Row -> its lane: of its node the first one that is free when it starts."""
+    """Row -> its lane: the first lane of its node that is free when the trial starts."""
     free: dict[str, list[tuple[float, int]]] = {}
     found: dict[int, str] = {}
     count: dict[str, int] = {}
@@ -247,9 +247,9 @@ def _lanes(attempts: Table, rows: Sequence[int], last: float) -> dict[int, str]:
         else:
             lane = count[node] = count.get(node, 0) + 1
         heapq.heappush(waiting, (last if end is None else float(end), lane))
-        # Names of nodes differ at their ends.
+        # Node names usually differ at the end, so keep the end.
         short = node if len(node) <= LONGEST_NODE else f"…{node[1 - LONGEST_NODE :]}"
-        found[row] = shown(short if lane == 1 else f"{short} · {lane}")
+        found[row] = escaped(short if lane == 1 else f"{short} · {lane}")
     return found
 
 

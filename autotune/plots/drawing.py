@@ -1,10 +1,10 @@
-"""Figures as plots: the specification that plotly draws, in plain data, without loading plotly."""
+"""Converts figures to plot specifications for plotly, as plain data, without importing plotly."""
 
 from collections.abc import Callable, Mapping
 
 from autotune.explain.figures.figure import Figure
 from autotune.plots import bars, lines, scatters
-from autotune.plots.look import MOST, Specification, in_dark, nothing
+from autotune.plots.look import MOST, Specification, empty_plot, in_dark
 
 _DRAWN: Mapping[str, Callable[[Figure], Specification]] = {
     "throughput_memory": scatters.throughput_memory,
@@ -22,17 +22,17 @@ _DRAWN: Mapping[str, Callable[[Figure], Specification]] = {
 
 
 def drawn(figure: Figure, *, dark: bool = False) -> Specification:
-    """`data` and `layout` of the figure's plot; of one that there is nothing for, why."""
-    found = _DRAWN[figure.name](figure) if figure else nothing(figure)
-    told: Specification = in_dark(found) if dark else found
-    return told
+    """`data` and `layout` of the figure's plot; a figure without data gives a plot with the reason."""
+    found = _DRAWN[figure.name](figure) if figure else empty_plot(figure)
+    specification: Specification = in_dark(found) if dark else found
+    return specification
 
 
 def thinning(figure: Figure) -> str:
-    """What of a figure of very many trials is drawn, in a sentence; empty: all of it."""
+    """A sentence about the subset that is drawn of very many trials; empty: all of them are drawn."""
     count = len(figure.tables[0]) if figure else 0
     most = _OF_TRIALS.get(figure.name, count)
-    return f"Of {count:,} trials some {most} are drawn, chosen evenly." if count > most else ""
+    return f"Of {count:,} trials about {most} are drawn, evenly spaced." if count > most else ""
 
 
 _OF_TRIALS = {

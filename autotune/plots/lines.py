@@ -1,4 +1,4 @@
-"""Plots of what grows or varies along an axis."""
+"""Line plots: progress, parallel coordinates, response curves."""
 
 from typing import Any
 
@@ -10,27 +10,27 @@ from autotune.plots.look import (
     Trace,
     axis,
     color,
-    crossing,
+    escaped,
+    mark_line,
     scale_of,
     scaled,
-    shown,
     specification,
     texts,
     thinned,
 )
-from search_spaces.knobs import KNOBS, value_text
+from search_spaces.knob_values import KNOBS, value_text
 
 MOST_CURVES = 8
-"""Knobs whose curves are drawn: the most telling ones."""
+"""Most knobs whose curves are drawn: the most informative ones."""
 MOST_LINES = 250
 CURVE, CURVE_HEAD, CURVE_FOOT = 200, 26, 44
-"""Pixels of a knob's curve; of those its name's, and those of its values."""
+"""Pixels of a knob's plot, and the parts of these for its name and for its value labels."""
 ROW = 74
-"""Pixels of a knob in the picture of all trials."""
+"""Pixels of a knob's row in the parallel coordinates."""
 
 
 def best_so_far(figure: Figure) -> Specification:
-    """Over the trials above, over the time below."""
+    """Over the trials at the top, over time below."""
     trials, over_time = figure.table("trials"), figure.table("over_time")
     scale, unit = scale_of(trials.column("best"), figure.y.unit if figure.y else trials.columns[4].unit)
     rows = thinned(trials, ("value",))
@@ -52,12 +52,12 @@ def best_so_far(figure: Figure) -> Specification:
         data.append(_staircase(over_time, "seconds", times, scale, {"xaxis": "x2", "yaxis": "y2", "showlegend": False}))
         layout["xaxis2"] = axis(f"time since the first trial started, {time_unit}", anchor="y2", rangemode="tozero")
         layout["yaxis2"] = axis(unit, domain=[0, 0.38], anchor="x2", rangemode="tozero")
-    lines = [crossing(mark, scale, x=1.0) for mark in figure.marks]
+    lines = [mark_line(mark, scale, x=1.0) for mark in figure.marks]
     return specification(data, 560, shapes=[line for line, _ in lines], annotations=[name for _, name in lines], **layout)
 
 
 def parallel_coordinates(figure: Figure) -> Specification:
-    """A row for each knob, one below the other, and a line for each trial from the top to its samples/s."""
+    """A row for each knob, from top to bottom, and a line for each trial through its values down to its samples/s."""
     trials = figure.table("trials")
     knobs = [column for column in trials.columns if column.name not in ("trial", "outcome", "samples_per_second", "peak_bytes")]
     rows = thinned(trials, ("samples_per_second",), most=MOST_LINES)
@@ -90,7 +90,7 @@ def parallel_coordinates(figure: Figure) -> Specification:
 
 
 def response_curves(figure: Figure) -> Specification:
-    """A small plot for each knob, its values along it."""
+    """A small plot for each knob, with its values on the x axis."""
     points, knobs = figure.table("points"), figure.table("knobs")
     drawn = [str(knob) for knob in knobs.column("knob")][:MOST_CURVES]
     data: list[Trace] = []
@@ -105,7 +105,7 @@ def response_curves(figure: Figure) -> Specification:
         layout[f"yaxis{number}"] = axis("samples/s", domain=inside, anchor=f"x{number}")
         layout["annotations"].append(
             {
-                "text": f"<b>{shown(knob.replace('_', ' '))}</b>", "x": 0, "xref": "paper", "xanchor": "left",
+                "text": f"<b>{escaped(knob.replace('_', ' '))}</b>", "x": 0, "xref": "paper", "xanchor": "left",
                 "y": top - CURVE_HEAD / height, "yref": "paper", "yanchor": "bottom", "yshift": 4, "showarrow": False,
                 "font": {"size": 13, "color": color("text")},
             }
@@ -114,7 +114,7 @@ def response_curves(figure: Figure) -> Specification:
 
 
 def _each_named_once(data: list[Trace]) -> list[Trace]:
-    """In the legend what looks alike stands once, whichever of the small plots has it first."""
+    """Show each name once in the legend, for the first of the small plots that has it."""
     seen: set[str] = set()
     found = []
     for trace in data:
@@ -129,7 +129,7 @@ def _picked(values: list[float | None], rows: list[int]) -> list[float | None]:
 
 
 def _staircase(table: Table, along: str, along_scale: float, scale: float, more: dict[str, Any]) -> Trace:
-    """The best so far: only where it changes, and the last one."""
+    """The best so far as steps: only the points where it changes, and the last one."""
     best = table.column("best")
     rows = [row for row in range(len(best)) if row in (0, len(best) - 1) or best[row] != best[row - 1]]
     return {
@@ -142,12 +142,12 @@ def _staircase(table: Table, along: str, along_scale: float, scale: float, more:
 def _strands(
     trials: Table, values: list[Any], places: list[dict[Any, float]], rows: list[int], ends: tuple[float, float], step: int
 ) -> Trace:
-    """The lines of some trials as one, which breaks between them."""
+    """The lines of several trials as one trace with gaps between them."""
     low, high = ends
     across: list[float | None] = []
     down: list[float | None] = []
     for row in rows:
-        # Lines of equal values would hide each other: each is a little beside the others.
+        # Lines of equal values would hide each other, so each gets a small offset.
         beside = ((row * 0.618) % 1 - 0.5) * 0.03
         rate = float(trials.column("samples_per_second")[row] or 0.0)
         across += [
@@ -177,20 +177,20 @@ def _rail(place: int) -> dict[str, Any]:
 
 def _name(text: str, place: int) -> dict[str, Any]:
     return {
-        "text": f"<b>{shown(text)}</b>", "x": -0.02, "y": place, "xanchor": "left", "yanchor": "bottom", "yshift": 5,
+        "text": f"<b>{escaped(text)}</b>", "x": -0.02, "y": place, "xanchor": "left", "yanchor": "bottom", "yshift": 5,
         "showarrow": False, "font": {"size": 12, "color": color("text")}, "bgcolor": color("surface"), "borderpad": 1,
     }  # fmt: skip
 
 
 def _tick(text: str, at: float, place: int) -> dict[str, Any]:
     return {
-        "text": shown(text), "x": at, "y": place, "yanchor": "top", "yshift": -3, "showarrow": False,
+        "text": escaped(text), "x": at, "y": place, "yanchor": "top", "yshift": -3, "showarrow": False,
         "font": {"size": 11, "color": color("text-soft")}, "bgcolor": color("surface"), "borderpad": 1,
     }  # fmt: skip
 
 
 def _in_order(knob: str, values: set[Any]) -> list[Any]:
-    """Numbers by size, names as the knob lists them, others by the alphabet."""
+    """Numbers by size, names in the order of the knob's choices, other values alphabetically."""
     if any(isinstance(value, str) for value in values):
         listed = [choice for choice in KNOBS[knob].choices if choice in values]
         return [*listed, *sorted(values - set(listed), key=str)]
@@ -198,7 +198,7 @@ def _in_order(knob: str, values: set[Any]) -> list[Any]:
 
 
 def _short(value: Any) -> str:
-    """`500 M`: large sizes in few characters."""
+    """`500 M`: a compact form of large values."""
     if isinstance(value, bool | str) or abs(value) < 10_000:
         text = value_text(value)
         return text if len(text) <= 18 else f"{text[:17]}…"
@@ -216,12 +216,12 @@ _SOURCES = {
 
 _LOST = ("out_of_memory", "failed")
 _JOINED = ("measured", "predicted", "over_limit", "does_not_fit")
-"""Sources whose rates a line may join: of a bound nobody knows how far below it the rate is."""
+"""Sources whose rates a line may join. A bound is not one: its rate is unknown."""
 
 
 def _curve(points: Table, knob: str, best: str, number: str) -> list[Trace]:
     rates, values = points.column("samples_per_second"), points.column("value")
-    # Values that a rule refuses are in the table alone: there is nothing to draw of them.
+    # Values that a rule refuses appear only in the table: they have nothing to draw.
     own = [
         row
         for row, name in enumerate(points.column("knob"))
@@ -230,23 +230,23 @@ def _curve(points: Table, knob: str, best: str, number: str) -> list[Trace]:
     with_rate = [row for row in own if rates[row] is not None]
     found: list[Trace] = [
         {
-            "type": "scatter", "mode": "lines", "x": [shown(values[row]) for row in own],
+            "type": "scatter", "mode": "lines", "x": [escaped(values[row]) for row in own],
             "y": [rates[row] if points.column("source")[row] in _JOINED else None for row in own],
             "line": {"color": color("line-strong"), "width": 1}, "hoverinfo": "skip", "connectgaps": True,
             "xaxis": f"x{number}", "yaxis": f"y{number}",
         }
     ]  # fmt: skip
     for source, (symbol, tone, label) in _SOURCES.items():
-        told = [row for row in with_rate if points.column("source")[row] == source]
-        if told:
-            found.append(_told(points, told, symbol, tone, label, number))
+        same_source = [row for row in with_rate if points.column("source")[row] == source]
+        if same_source:
+            found.append(_markers(points, same_source, symbol, tone, label, number))
     least = min((float(rates[row] or 0.0) for row in with_rate), default=0.0)
     lost = [row for row in own if rates[row] is None and points.column("source")[row] in _LOST]
     if lost:
         look = look_of("INFEASIBLE")
         found.append(
             {
-                "type": "scatter", "mode": "markers", "x": [shown(values[row]) for row in lost], "y": [least] * len(lost),
+                "type": "scatter", "mode": "markers", "x": [escaped(values[row]) for row in lost], "y": [least] * len(lost),
                 "name": "out of memory or failed", "hoverinfo": "text",
                 "hovertext": texts(points, ("value", "source", "note"), lost),
                 "marker": {"symbol": "x-thin", "size": 11, "line": {"width": 3, "color": color(look.color)}},
@@ -256,7 +256,7 @@ def _curve(points: Table, knob: str, best: str, number: str) -> list[Trace]:
     won = [row for row in with_rate if str(values[row]) == best]
     found.append(
         {
-            "type": "scatter", "mode": "markers", "x": [shown(values[row]) for row in won], "y": [rates[row] for row in won],
+            "type": "scatter", "mode": "markers", "x": [escaped(values[row]) for row in won], "y": [rates[row] for row in won],
             "name": "best",
             "marker": {"symbol": "star", "size": 15, "color": color("best"), "line": {"width": 1, "color": color("text")}},
             "hoverinfo": "text", "hovertext": texts(points, ("value", "samples_per_second", "trial"), won),
@@ -266,14 +266,14 @@ def _curve(points: Table, knob: str, best: str, number: str) -> list[Trace]:
     return found
 
 
-def _told(points: Table, rows: list[int], symbol: str, tone: str, label: str, number: str) -> Trace:
-    """Points of one source; of a bound the upper end alone."""
+def _markers(points: Table, rows: list[int], symbol: str, tone: str, label: str, number: str) -> Trace:
+    """Markers for the points of one source; a bound is drawn at its upper end, without an interval."""
     bound = label == _SOURCES["bound"][2]
     rates, lows, highs = (_numbers(points, name, rows) for name in ("samples_per_second", "low", "high"))
     middle = highs if bound else rates
     hints = texts(points, ("value", "source", "samples_per_second", "low", "high", "peak_bytes", "note"), rows)
     return {
-        "type": "scatter", "mode": "markers", "x": [shown(points.column("value")[row]) for row in rows], "y": middle,
+        "type": "scatter", "mode": "markers", "x": [escaped(points.column("value")[row]) for row in rows], "y": middle,
         "name": label,
         "marker": {"symbol": symbol, "size": 9, "color": color(tone), "line": {"width": 2, "color": color(tone)}},
         "error_y": {

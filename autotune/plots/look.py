@@ -1,4 +1,4 @@
-"""What all plots have in common: ground, axes, text that is text."""
+"""The common style of all plots: background, axes, escaped text."""
 
 import html
 from collections.abc import Mapping, Sequence
@@ -10,27 +10,27 @@ from autotune.explain.figures.units import cell_text
 
 Trace = dict[str, Any]
 Specification = dict[str, Any]
-"""`data` and `layout` as plotly takes them, in plain data."""
+"""`data` and `layout` of a plotly figure, as plain data."""
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 MOST = 450
-"""Trials that are drawn, about: more are no longer told apart, and a report would not stay small."""
+"""About how many trials are drawn: more would be indistinguishable and would make reports large."""
 LONGEST = 160
-"""Characters of one thing where one points; tables have all of it."""
+"""Most characters of one value in a hover text; tables have the whole value."""
 _MIB, _GIB = 2.0**20, 2.0**30
 
 
-def shown(text: object) -> str:
-    """Text as plotly shows it: what looks like a tag or an entity is text, too."""
+def escaped(text: object) -> str:
+    """Escape text for plotly, which would interpret tags and entities."""
     return html.escape(str(text), quote=False)
 
 
 def color(name: str) -> str:
-    """A colour of the palette, as it is on a light ground: `in_dark` changes all of a plot's at once."""
+    """A colour of the light palette; `in_dark` converts all colours of a plot at once."""
     return LIGHT[name]
 
 
 def in_dark(value: Any) -> Any:
-    """The same plot on a dark ground."""
+    """The same plot with the dark palette."""
     if isinstance(value, str):
         return _IN_DARK.get(value, value)
     if isinstance(value, Mapping):
@@ -39,7 +39,7 @@ def in_dark(value: Any) -> Any:
 
 
 def specification(data: Sequence[Trace], height: int, **layout: Any) -> Specification:
-    """A plot of this height; its width is what there is."""
+    """A plot of this height in pixels; its width is that of its container."""
     base = {
         "height": height,
         "autosize": True,
@@ -58,8 +58,8 @@ def specification(data: Sequence[Trace], height: int, **layout: Any) -> Specific
     return {"data": list(data), "layout": base | layout}
 
 
-def ink(tone: str) -> str:
-    """The colour of text that stands on this one."""
+def text_color(tone: str) -> str:
+    """The colour of text on this colour."""
     return color("on-pale" if tone in PALE else "on-strong")
 
 
@@ -74,7 +74,7 @@ def axis(title: str = "", **more: Any) -> dict[str, Any]:
 
 
 def scale_of(values: Sequence[Cell], unit: Unit) -> tuple[float, str]:
-    """What to divide figures by so that the largest is easy to read, and the unit that they have then."""
+    """A divisor that makes the largest value easy to read, and the resulting unit."""
     largest = max((abs(float(value)) for value in values if isinstance(value, int | float)), default=0.0)
     match unit:
         case Unit.BYTES:
@@ -88,24 +88,24 @@ def scale_of(values: Sequence[Cell], unit: Unit) -> tuple[float, str]:
 
 
 def scaled(values: Sequence[Cell], scale: float) -> list[float | None]:
-    """Figures in the unit of `scale_of`, six digits."""
+    """Values divided by `scale`, with six digits."""
     return [float(f"{float(value) / scale:.6g}") if isinstance(value, int | float) else None for value in values]
 
 
 def texts(table: Table, names: Sequence[str], rows: Sequence[int]) -> list[str]:
-    """What is shown where one points: a line for each of these columns that has something to say."""
+    """Hover texts: a line for each of these columns that has a value."""
     columns = [column for name in names for column in table.columns if column.name == name]
     found = []
     for row in rows:
-        told = [(column, cell_text(column.values[row], column.unit)) for column in columns if column.values[row] is not None]
-        lines = [f"{column.title} {text if len(text) <= LONGEST else f'{text[: LONGEST - 1]}…'}" for column, text in told]
-        found.append("<br>".join(map(shown, lines)))
+        cells = [(column, cell_text(column.values[row], column.unit)) for column in columns if column.values[row] is not None]
+        lines = [f"{column.title} {text if len(text) <= LONGEST else f'{text[: LONGEST - 1]}…'}" for column, text in cells]
+        found.append("<br>".join(map(escaped, lines)))
     return found
 
 
 def thinned(table: Table, shown_where: Sequence[str] = (), keep: Sequence[str] = (), most: int = MOST) -> list[int]:
-    """The rows that are drawn: those with a figure in every column `shown_where`; of very many every n-th, and those for which
-    one of the columns `keep` is true."""
+    """The rows that are drawn: those with a value in every column of `shown_where`. Of very many, every n-th, and those for
+    which a column of `keep` is true."""
     needed = [table.column(name) for name in shown_where]
     rows = [row for row in range(len(table)) if all(values[row] is not None for values in needed)]
     if len(rows) <= most:
@@ -114,8 +114,8 @@ def thinned(table: Table, shown_where: Sequence[str] = (), keep: Sequence[str] =
     return sorted(kept | set(rows[:: -(-len(rows) // most)]))
 
 
-def crossing(mark: Mark, scale: float, **more: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The line of a mark, and its name beside it."""
+def mark_line(mark: Mark, scale: float, **more: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The line of a mark, and the label beside it."""
     tone = color("infeasible") if mark.name in ("limit", "capacity") else color("text")
     value, dash = mark.value / scale, "dot" if mark.name == "capacity" else "dash"
     along, across = ("x", "y") if mark.axis == "x" else ("y", "x")
@@ -125,17 +125,17 @@ def crossing(mark: Mark, scale: float, **more: Any) -> tuple[dict[str, Any], dic
         "line": {"color": tone, "width": 1.5, "dash": dash},
     }  # fmt: skip
     name = {
-        along: value, across: 1.0, f"{across}ref": f"{across} domain", "text": shown(mark.title), "showarrow": False,
+        along: value, across: 1.0, f"{across}ref": f"{across} domain", "text": escaped(mark.title), "showarrow": False,
         "font": {"size": 11, "color": tone}, "bgcolor": color("surface"), "borderpad": 2,
         **({"xanchor": "right", "yanchor": "top"} if along == "x" else {"xanchor": "right", "yanchor": "bottom"}),
     }  # fmt: skip
     return line, name | more
 
 
-def nothing(figure: Figure) -> Specification:
-    """In place of a plot that there is nothing for: why."""
+def empty_plot(figure: Figure) -> Specification:
+    """The plot of a figure without data: a text with the reason."""
     words = {
-        "text": shown(figure.summary), "x": 0.5, "y": 0.5, "xref": "paper", "yref": "paper", "showarrow": False,
+        "text": escaped(figure.summary), "x": 0.5, "y": 0.5, "xref": "paper", "yref": "paper", "showarrow": False,
         "font": {"size": 13, "color": color("text-soft")}, "width": 320,
     }  # fmt: skip
     return specification([], 160, annotations=[words], xaxis={"visible": False}, yaxis={"visible": False})

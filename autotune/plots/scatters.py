@@ -1,4 +1,4 @@
-"""Plots with a mark for each trial."""
+"""Scatter plots: a marker for each trial."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,31 +10,31 @@ from autotune.plots.look import (
     Trace,
     axis,
     color,
-    crossing,
+    escaped,
+    mark_line,
     scale_of,
     scaled,
-    shown,
     specification,
     texts,
     thinned,
 )
 
 WIDE = 20.0
-"""Largest over smallest from which an axis is logarithmic."""
+"""Ratio of the largest to the smallest value above which an axis is logarithmic."""
 FAR = 3.0
-"""Of the largest peak, from which a limit is told beside the plot instead of drawn into it."""
+"""Multiple of the largest peak above which a limit is written beside the plot instead of drawn as a line."""
 _HINTS = ("trial", "outcome", "placed", "samples_per_second", "low", "high", "peak_bytes", "config")
 
 
 def throughput_memory(figure: Figure) -> Specification:
-    """Shape and colour by outcome, hollow where predicted; the front as a line, the limit across."""
+    """Shape and colour show the outcome, hollow marks are predicted; lines show the front and the limit."""
     trials, edge = figure.table("trials"), figure.table("front")
     scale, unit = scale_of(trials.column("peak_bytes"), Unit.BYTES)
     rows = thinned(trials, ("samples_per_second", "peak_bytes"), ("best", "baseline", "front"))
     data = [*_by_outcome(trials, rows, scale), *_front(edge, scale), *_named(trials, scale)]
     peaks = [float(peak) for peak in trials.column("peak_bytes") if isinstance(peak, int | float)]
     near = [mark for mark in figure.marks if mark.value <= FAR * max(peaks, default=mark.value)]
-    lines = [crossing(mark, scale) for mark in near]
+    lines = [mark_line(mark, scale) for mark in near]
     return specification(
         data, 420, shapes=[line for line, _ in lines],
         annotations=[*_below_each_other(lines), *_beyond([mark for mark in figure.marks if mark not in near])],
@@ -44,7 +44,7 @@ def throughput_memory(figure: Figure) -> Specification:
 
 
 def predicted_measured(figure: Figure) -> Specification:
-    """Samples/s above, peaks below, each with the line on which both are equal."""
+    """Samples/s at the top, peaks below, each with the line of equality."""
     trials = figure.table("trials")
     rows = thinned(trials)
     scale, unit = scale_of([*trials.column("predicted_peak_bytes"), *trials.column("measured_peak_bytes")], Unit.BYTES)
@@ -112,7 +112,7 @@ def _front(edge: Table, scale: float) -> list[Trace]:
 
 
 def _named(trials: Table, scale: float) -> list[Trace]:
-    """Rings around the baseline and the best, whose shapes stay seen."""
+    """Symbols around the baseline and the best, so that their own markers stay visible."""
     found = []
     for name, symbol, tone in (("baseline", "square-open", "text"), ("best", "star", "best")):
         own = [row for row, is_it in enumerate(trials.column(name)) if is_it and trials.column("samples_per_second")[row]]
@@ -130,25 +130,25 @@ def _named(trials: Table, scale: float) -> list[Trace]:
 
 
 def _below_each_other(lines: Sequence[tuple[dict[str, Any], dict[str, Any]]]) -> list[dict[str, Any]]:
-    """Names of lines that stand near each other."""
+    """Labels of the lines, stacked so that they do not overlap."""
     return [name | {"yshift": -18 * place} for place, (_, name) in enumerate(lines)]
 
 
 def _beyond(marks: Sequence[Mark]) -> list[dict[str, Any]]:
-    """A limit that is so far off that trials would be one spot beside it."""
+    """A label for limits so far away that the trials would shrink to one spot."""
     if not marks:
         return []
     return [
         {
-            "text": shown(f"{', '.join(mark.title for mark in marks)} →"), "x": 1, "xref": "paper", "xanchor": "right", "y": 0,
-            "yref": "paper", "yanchor": "bottom", "showarrow": False, "font": {"size": 11, "color": color("infeasible")},
-            "bgcolor": color("surface"), "borderpad": 2,
+            "text": escaped(f"{', '.join(mark.title for mark in marks)} →"), "x": 1, "xref": "paper", "xanchor": "right",
+            "y": 0, "yref": "paper", "yanchor": "bottom", "showarrow": False,
+            "font": {"size": 11, "color": color("infeasible")}, "bgcolor": color("surface"), "borderpad": 2,
         }
     ]  # fmt: skip
 
 
 def _kind(values: Sequence[float], scale: float) -> dict[str, Any]:
-    """Logarithmic where the values are far apart, with room at both ends."""
+    """A logarithmic axis if the values differ by a large factor, else a range with margins at both ends."""
     known = [value for value in values if value > 0]
     if known and max(known) > WIDE * min(known):
         return {"type": "log", "dtick": "D2"}

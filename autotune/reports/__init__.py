@@ -1,1 +1,1 @@
-"""A job as something to show: one HTML file that needs nothing else, or Markdown."""
+"""Reports of a job: one self-contained HTML file, or Markdown."""

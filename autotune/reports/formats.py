@@ -1,4 +1,4 @@
-"""A report as the text of a file, in the format that was asked for: the same on the command line and over the service."""
+"""Writes a report in the requested format, for the command line and the service."""
 
 from collections.abc import Mapping
 from importlib import import_module
@@ -11,15 +11,15 @@ WRITERS: Mapping[str, tuple[str, str]] = {
     "html": ("autotune.reports.page", "page_of"),
     "md": ("autotune.reports.markdown", "markdown_of"),
 }
-"""Format -> the module and the function that write it; loaded when it is asked for, since the page needs the plots."""
+"""Format -> the module and function that write it; imported on demand, since the page needs the plots."""
 
 
 def report_text(store: Store, job: str | None, format_name: str) -> str:
-    """The job's report.
+    """Return the job's report.
 
     Args:
-        store: where the job is.
-        job: its id or the beginning of it; None: the latest.
+        store: the store that has the job.
+        job: its id or a unique prefix; None: the latest job.
         format_name: one of `WRITERS`.
 
     Raises:
@@ -33,10 +33,10 @@ def report_text(store: Store, job: str | None, format_name: str) -> str:
 
 
 def require_format(name: str) -> None:
-    """Refuse a format that no report has.
+    """Check that a report format exists.
 
     Raises:
         UnknownFormatError: there is no such format.
     """
     if name not in WRITERS:
-        raise UnknownFormatError("format", f"there is none named {name}", f"use {' or '.join(WRITERS)}")
+        raise UnknownFormatError("format", f"{name!r} is not known", f"use {' or '.join(WRITERS)}")

@@ -1,4 +1,4 @@
-"""A report as Markdown: tables, and bars of characters where shares are told."""
+"""Writes a report as Markdown: tables, with character bars for shares."""
 
 import re
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from autotune.text.explain_sections import Rows, Section
 from autotune.text.prediction_table import bar_text
 
 MOST_ROWS = 50
-"""Of a table; the HTML report has more."""
+"""Most rows of a table; the HTML report has more."""
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~])")
 
 
@@ -33,18 +33,18 @@ def markdown_of(report: Report) -> str:
 
 
 def escaped(text: str) -> str:
-    """Text in which nothing is markup and no line ends."""
+    """Text without active markup and without line breaks."""
     return _SPECIAL.sub(r"\\\1", " ".join(text.split()))
 
 
 def code(text: str) -> str:
-    """A short piece of code, whatever is in it."""
+    """Inline code; the fence is longer than any run of backticks in it."""
     fence = "`" * (max((len(found) for found in re.findall("`+", text)), default=0) + 1)
     return f"{fence}{text}{fence}"
 
 
 def block(lines: Sequence[str]) -> str:
-    """Lines of code."""
+    """A code block."""
     text = "\n".join(lines)
     fence = "`" * max(3, max((len(found) for found in re.findall("`+", text)), default=0) + 1)
     return f"{fence}\n{text}\n{fence}"
@@ -56,7 +56,7 @@ def pairs(found: Pairs) -> str:
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence[int]) -> str:
-    """A table; columns of `numbers` stand on the right."""
+    """A table; the columns `numbers` are right-aligned."""
     rule = ["---:" if place in numbers else "---" for place in range(len(header))]
     lines = [[escaped(cell) for cell in line] for line in (header, *rows)]
     return "\n".join("| " + " | ".join(line) + " |" for line in (lines[0], rule, *lines[1:]))
@@ -81,10 +81,10 @@ def _rows(found: Table) -> list[str]:
     header = [column.title for column, _ in drawn] + ([""] if shares is not None else [])
     rows = [[*row, *[""] * (len(header) - len(row))] for row in rows]
     numbers = [place for place, (column, _) in enumerate(drawn) if not any(isinstance(value, str) for value in column.values)]
-    told = [f"{escaped(found.title[:1].upper() + found.title[1:])}:", table(header, rows, numbers)]
+    parts = [f"{escaped(found.title[:1].upper() + found.title[1:])}:", table(header, rows, numbers)]
     if len(found) > MOST_ROWS:
-        told.append(f"*The first {MOST_ROWS} of {len(found):,} rows.*")
-    return told
+        parts.append(f"*The first {MOST_ROWS} of {len(found):,} rows.*")
+    return parts
 
 
 def _section(section: Section) -> list[str]:

@@ -1,4 +1,4 @@
-"""A report as one HTML file: plots, tables and the program that draws them, with nothing from anywhere else."""
+"""Writes a report as one self-contained HTML file: plots, tables and the scripts that draw them."""
 
 import base64
 import hashlib
@@ -18,13 +18,13 @@ from autotune.reports.report import Report
 from autotune.text.explain_sections import Rows
 
 POLICY = "default-src 'none'; base-uri 'none'; form-action 'none'; style-src 'unsafe-inline'; img-src data: blob:"
-"""What the file may do besides running its two programs; plotly sets styles of its own."""
+"""The file's Content-Security-Policy, apart from its two scripts; plotly sets inline styles."""
 MOST_ROWS = 150
-"""Of a table: a report of very many trials stays small enough to be sent."""
+"""Most rows of a table, so that a report of very many trials stays small enough to send."""
 
 
 def page_of(report: Report) -> str:
-    """The whole file. What comes from users is escaped by the template; the two programs are named by their hashes."""
+    """The whole file. The template escapes user text; the policy allows the two scripts by their hashes."""
     plotly, own = plotly_source(), _text("report.js")
     plots = {figure.name: drawn(figure) for figure in report.figures if figure}
     tones = {LIGHT[name]: tone for name, tone in DARK.items()}
@@ -52,12 +52,12 @@ def page_of(report: Report) -> str:
 
 @cache
 def plotly_source() -> str:
-    """plotly.js as it is in plotly's own package: read, not loaded, which would take a second."""
+    """plotly.js, read from plotly's package without importing plotly, which would take a second."""
     return files("plotly").joinpath("package_data/plotly.min.js").read_text(encoding="utf-8")
 
 
 def script_json(value: Any) -> str:
-    """JSON that may stand in a script element: nothing in it ends the element, or begins a comment."""
+    """JSON that is safe in a script element: it cannot end the element or begin a comment."""
     text = json.dumps(value, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
     for letter in "<>&\u2028\u2029":
         text = text.replace(letter, f"\\u{ord(letter):04x}")
@@ -65,7 +65,7 @@ def script_json(value: Any) -> str:
 
 
 def coded(text: str) -> Markup:
-    """What stands between backticks as code; all else as text."""
+    """Text between backticks becomes code; the rest is escaped."""
     parts = text.split("`")
     pairs = zip(parts[::2], [*parts[1::2], ""], strict=False)
     return Markup("").join(Markup("{}<code>{}</code>" if code else "{}{}").format(plain, code) for plain, code in pairs)
@@ -79,7 +79,7 @@ def _environment() -> Environment:
 
 
 def _rows(table: Table) -> list[list[tuple[str, bool]]]:
-    """Cells as text, and whether each is a number: as many rows as a page has."""
+    """Cells as text, with whether each is a number; at most `MOST_ROWS` rows."""
     columns = [(column, _is_text(column)) for column in table.columns]
     return [
         [(cell_text(column.values[row], column.unit), not text) for column, text in columns]

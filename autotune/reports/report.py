@@ -1,11 +1,11 @@
-"""What a report says, in the order in which it is read: the job, the answer, the figures, why, where it comes from."""
+"""The content of a report in reading order: the job, the answer, the figures, the explanation, the environment."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from autotune.errors import NoBestError
-from autotune.explain.explanation.explain import explained
+from autotune.explain.explanation.explain import explain_evidence
 from autotune.explain.figures.all_figures import NAMES, figure_of
 from autotune.explain.figures.figure import Figure
 from autotune.explain.figures.source import Source
@@ -15,7 +15,7 @@ from autotune.outcome.best_config import build_best_config
 from autotune.session.placement import launch_line
 from autotune.text.explain_sections import Section, sections_of
 from autotune.text.jobs import place_text, state_text
-from search_spaces.knobs import KNOBS, value_text
+from search_spaces.knob_values import KNOBS, value_text
 from search_spaces.trial_config import TrialConfig
 from storage.store import Store
 
@@ -32,13 +32,13 @@ class KnobRow:
     baseline: str
     default: str
     moved: bool
-    """Whether it stands elsewhere than in the baseline."""
+    """Whether its value differs from the baseline's."""
     description: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """Everything, as text; nothing in it is escaped."""
+    """The whole content as text, not escaped."""
 
     title: str
     job: str
@@ -47,27 +47,27 @@ class Report:
     headline: str
     """The answer in one sentence."""
     results: Pairs
-    """Figures of the best, a name and a value each; empty: there is none."""
+    """Results of the best, a name and a value each; empty: there is no best."""
     knobs: tuple[KnobRow, ...]
-    """Those that differ from the baseline or from the defaults, and those that everybody asks for."""
+    """Those that differ from the baseline or from the defaults, and always `zero_stage` and `micro_batch_size`."""
     figures: tuple[Figure, ...]
     sections: tuple[Section, ...]
-    """Of the explanation."""
+    """The sections of the explanation."""
     environment: Pairs
     commands: tuple[str, ...]
-    """How to get the answer, and to measure it again."""
+    """Commands that export the answer and measure it again."""
     notes: tuple[str, ...]
 
 
 def report_of(store: Store, job: str | None) -> Report:
-    """The report of a job in any state.
+    """Build the report of a job in any state.
 
     Raises:
         UnknownJobError: there is no such job.
     """
     source = Source(store, store.job(job).id)
     document = _document(source)
-    told = explained(source.evidence) if source.evidence is not None else None
+    explanation = explain_evidence(source.evidence) if source.evidence is not None else None
     return Report(
         title=place_text(source.job),
         job=source.job.id,
@@ -76,16 +76,16 @@ def report_of(store: Store, job: str | None) -> Report:
         results=tuple(_results(document)) if document else (),
         knobs=tuple(_knobs(document)) if document else (),
         figures=tuple(figure_of(source, name) for name in NAMES),
-        sections=tuple(sections_of(told)) if told is not None else (),
+        sections=tuple(sections_of(explanation)) if explanation is not None else (),
         environment=tuple(_environment(source, document)),
         commands=_commands(source, document),
-        notes=told.notes if told is not None else (),
+        notes=explanation.notes if explanation is not None else (),
     )
 
 
 def _document(source: Source) -> dict[str, Any] | None:
     try:
-        return build_best_config(source.session, source.book) if source.session is not None else None
+        return build_best_config(source.session, source.snapshot) if source.session is not None else None
     except NoBestError:
         return None
 
@@ -95,7 +95,7 @@ def _facts(source: Source) -> Iterator[tuple[str, str]]:
     yield "state", state_text(job) + (f": {job.message}" if job.message else "")
     yield "opened", f"{job.created:%Y-%m-%d %H:%M} UTC"
     yield "took", seconds_text(job.active_seconds)
-    yield "trials", f"{source.book.spent:,} of {request.get('trials', 0):,}"
+    yield "trials", f"{source.snapshot.spent:,} of {request.get('trials', 0):,}"
     for name in ("strategy", "objective", "engine", "space"):
         yield name, str(request.get(name, "default"))
     yield "batch", f"{request.get('global_batch_size')} samples of {request.get('sequence_length')} tokens"
@@ -108,19 +108,19 @@ def _headline(source: Source, document: Mapping[str, Any] | None) -> str:
     rate = best["measured"]["samples_per_second"]
     decision = document["decision"]
     if decision["keeps_baseline"]:
-        told = f"Keep the baseline: {rate_text(rate['mean'])} samples/s, and nothing that was tried is known to be better"
+        text = f"Keep the baseline: {rate_text(rate['mean'])} samples/s, and nothing that was tried is known to be better"
         other = decision["runner_up_ratio"]
         if other is None:
-            return f"{told}."
-        return f"{told}. The runner-up has {_interval(other, lambda value: f'{value:.3f}')} times its rate."
-    told = f"Trial {best['trial']} is the best: {rate_text(rate['mean'])} samples/s"
+            return f"{text}."
+        return f"{text}. The runner-up has {_interval(other, lambda value: f'{value:.3f}')} times its rate."
+    text = f"Trial {best['trial']} is the best: {rate_text(rate['mean'])} samples/s"
     if baseline is None:
-        return f"{told}; no baseline was measured: the gain is unknown."
+        return f"{text}; no baseline was measured: the gain is unknown."
     gain = baseline["gain"]
     what = "the baseline's samples/s" if gain["of"] == "samples_per_second" else "less peak memory than the baseline"
     sure = "" if not gain["low"] <= 1.0 <= gain["high"] else " (unproven: the interval includes 1)"
     tie = "; a tie with the runner-up" if document["job"]["tie"] else ""
-    return f"{told}, {gain['mean']:.3f} times {what}{sure}{tie}."
+    return f"{text}, {gain['mean']:.3f} times {what}{sure}{tie}."
 
 
 def _results(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

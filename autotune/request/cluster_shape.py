@@ -4,7 +4,7 @@ import dataclasses
 import re
 
 from autotune.errors import RequestError
-from search_spaces.cluster import ClusterSpec
+from search_spaces.clusters.cluster import ClusterSpec
 
 
 def parse_shape(name: str, shape: str) -> tuple[int, int]:

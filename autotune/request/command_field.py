@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from autotune.errors import RequestError
-from search_spaces.command import CommandModel
+from search_spaces.models.command import CommandModel
 from search_spaces.quantities import Quantity, read_quantity
 
 MOST_PARAMETERS = 1e16

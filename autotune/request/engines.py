@@ -8,10 +8,13 @@ from executor.engines.deepspeed.capability import DEEPSPEED, installed_version, 
 from executor.engines.fsdp2.capability import FSDP2
 from executor.engines.native.capability import NATIVE
 from search_spaces.capability import Capability
-from search_spaces.command import CommandModel
+from search_spaces.models.command import CommandModel
+from search_spaces.plugins import Group, load_plugins
 from search_spaces.refusal import Refusal
 
-CAPABILITIES: dict[str, Capability] = {engine.engine: engine for engine in (NATIVE, DDP, FSDP2, DEEPSPEED)}
+CAPABILITIES: dict[str, Capability] = {
+    engine.engine: engine for engine in (NATIVE, DDP, FSDP2, DEEPSPEED, *load_plugins(Group.CAPABILITIES).values())
+}
 """Engine -> what it honours and refuses. What `command` honours follows from the user's command."""
 
 

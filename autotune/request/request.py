@@ -13,20 +13,21 @@ from autotune.request.cluster_shape import parse_shape
 from autotune.request.command_field import with_command
 from autotune.request.earlier_trial import EarlierTrial
 from autotune.request.failures_field import with_failures
+from autotune.request.field import JOB, SWEEP, Panel, RequestField, request_field
 from autotune.request.field_names import OLD_OPTION_NAMES, with_present_names
 from autotune.request.labels import require_labels
 from autotune.request.sizes import parse_size
-from autotune.request.strategy_names import FORESEEING, STRATEGIES
-from search_spaces.cluster import ClusterSpec
-from search_spaces.command import CommandModel
-from search_spaces.documents import documents_problem
+from autotune.request.strategy_names import FORESEEING, STRATEGIES, strategy_names
+from search_spaces.clusters.cluster import ClusterSpec
 from search_spaces.environment import MOST_SETTINGS, STANDARD, environment_text
 from search_spaces.errors import KnobValueError, SearchSpaceError
 from search_spaces.failure import FailureRow
-from search_spaces.fewer import FEWEST
-from search_spaces.model import Model
+from search_spaces.models.command import CommandModel
+from search_spaces.models.model import Model
 from search_spaces.optimizers import OPTIMIZERS
 from search_spaces.plain import from_plain, to_plain
+from search_spaces.training.documents import documents_problem
+from search_spaces.training.fewer import FEWEST
 from search_spaces.trial import Fidelity, Workload
 from search_spaces.trial_config import TrialConfig, Value
 from storage.records import JobRecord
@@ -60,97 +61,244 @@ class JobRequest:
         RequestError: a field is outside its range; the line names the field and the remedy.
     """
 
-    model: str
+    model: str = field(
+        metadata={
+            "request": RequestField(
+                help="A preset, a Hugging Face config.json, hf:CONFIG, or module:factory.", panel=Panel.BASIC, unit="MODEL"
+            )
+        }
+    )
     """A preset's name, the path of a Hugging Face config.json, `module:factory`, or the name of what `command` runs."""
-    command: CommandModel | None = None
+    command: CommandModel | None = request_field(
+        None, "Your own training script: everything after --.", Panel.SCRIPT, commands=()
+    )
     """The user's own training script (engine `command`); None: an engine of ours trains `model`."""
-    cluster: str = "local"
-    ranks: int | None = None
+    cluster: str = request_field("local", "local, ray, a preset as NAME:NODES, or a TOML file.", Panel.BASIC, "NAME")
+    ranks: int | None = request_field(
+        None,
+        "Ranks of a trial.",
+        Panel.BASIC,
+        "N",
+        least=1,
+        most=2**20,
+        commands=JOB,
+        shown_default="every GPU; on CPUs 2",
+        helps=(("sweep", "Ranks of a trial; several for a series."),),
+    )
     """Ranks of a trial; None: every device of the cluster (`local` without GPUs: 2, or 1 on one core)."""
-    space: str = "zero"
+    space: str = request_field("zero", "zero, zero-buckets, 3d, parallel, full, or a TOML file.", Panel.BASIC, "NAME")
     """A preset's name or the path of a TOML file."""
-    pins: dict[str, Any] = field(default_factory=dict)
+    pins: dict[str, Any] = request_field(
+        dict, "Pin a knob to a value, or to several (KNOB=A,B). May be repeated.", Panel.BASIC, "KNOB=VALUE"
+    )
     """Knob -> the only value, or the values, that are tried; text is read as on the command line."""
-    simple: str | None = None
+    simple: str | None = request_field(
+        None,
+        "Search only what this framework's export says without loss: deepspeed, torchtitan, megatron, …",
+        Panel.SEARCH,
+        "TARGET",
+        choices=lambda: SIMPLE_TARGETS,
+    )
     """One of `SIMPLE_TARGETS`: only what its export says without loss is searched; None: all of the space."""
-    objective: Objective = Objective.THROUGHPUT
-    strategy: str = STRATEGIES[0]
-    seed: int = 0
-    trials: int = 20
+    objective: Objective = request_field(
+        Objective.THROUGHPUT,
+        "throughput, memory or pareto.",
+        Panel.SEARCH,
+        "NAME",
+        commands=JOB,
+        helps=(("sweep", "throughput, memory, pareto; of a series cost, devices, sequence, scale."),),
+    )
+    strategy: str = request_field(STRATEGIES[0], f"{', '.join(STRATEGIES)}.", Panel.SEARCH, "NAME", choices=strategy_names)
+    seed: int = request_field(0, "Of weights, data and strategy.", Panel.SEARCH, "N", least=0, most=2**53)
+    trials: int = request_field(20, "Search trials at most.", Panel.BASIC, "N", least=1, most=1_000_000)
     """Search trials that may start on a device; refused candidates, retries, confirmations and controls are not."""
-    max_seconds: float | None = None
+    max_seconds: float | None = request_field(
+        None, "Start no search trial after so many seconds.", Panel.BUDGET, "SECONDS", above=0, most=1e9, commands=JOB
+    )
     """Seconds of active time after which no search trial starts; None: no such budget."""
-    device_hours: float | None = None
+    device_hours: float | None = request_field(
+        None, "Start no search trial after so many hours times ranks.", Panel.BUDGET, "HOURS", above=0, most=1e9, commands=JOB
+    )
     """Active hours times ranks after which no search trial starts; None: no such budget."""
-    run_device_hours: float | None = None
+    run_device_hours: float | None = request_field(
+        None,
+        "Device-hours of the run that is tuned for: stop when a trial costs more than it is expected to save of them.",
+        Panel.BUDGET,
+        "HOURS",
+        above=0,
+        most=1e9,
+        commands=JOB,
+    )
     """Device-hours of the run that is tuned for: the search ends when the next trial is expected to save less of them than it
     costs; None: it does not matter. Only with a strategy that predicts."""
-    stop_margin: float | None = None
+    stop_margin: float | None = request_field(
+        None,
+        "Stop when it is 95 % sure that nothing untried is faster by more than this share.",
+        Panel.BUDGET,
+        "SHARE",
+        above=0,
+        most=10,
+        commands=JOB,
+    )
     """The search ends when it is 95 % sure that nothing untried is faster than the best by more than this share; None: it goes
     on. Only with a strategy that predicts."""
-    trial_timeout: float = 300.0
+    trial_timeout: float = request_field(
+        300.0, "Seconds after which a trial is killed.", Panel.TRIALS, "SECONDS", above=0, most=1e9, commands=JOB
+    )
     """Seconds from start of build to end of measurement of one trial."""
-    global_batch_size: int = 8
+    global_batch_size: int = request_field(
+        8, "Samples in an optimizer step, over all ranks.", Panel.BASIC, "N", least=1, most=2**32
+    )
     """Samples in one optimizer step, over all ranks."""
-    sequence_length: int = 128
+    sequence_length: int = request_field(128, "Tokens in a sample.", Panel.BASIC, "N", least=1, most=2**32)
     """Tokens in a sample."""
-    training_steps: int | None = None
+    training_steps: int | None = request_field(
+        None,
+        "Optimizer steps of the run, over which schedules of the data are weighed.",
+        Panel.TRAINING,
+        "N",
+        least=1,
+        most=2**53,
+        commands=JOB,
+    )
     """Optimizer steps of the run that is tuned for, over which schedules of the data are weighed; None: nothing can be
     scheduled."""
-    document_lengths: tuple[int, ...] = ()
+    document_lengths: tuple[int, ...] = request_field(
+        (),
+        "Tokens of each document of a sample of your data, with commas, or a file of them.",
+        Panel.TRAINING,
+        "LENGTHS",
+        commands=JOB,
+        shown_default="samples are whole",
+    )
     """Tokens of each document of a sample of the user's data, at most 1,000 and none longer than `sequence_length`; empty:
     every sample is whole."""
-    lr: float | None = None
+    lr: float | None = request_field(
+        None, "Learning rate of your run, for trials and exported files.", Panel.TRAINING, "RATE", above=0, most=1e9
+    )
     """Learning rate of the user's run. This field and the next three: trials train with what is stated, and exported files
     state it. None: trials take the default of `Workload`, and exported files state none."""
-    weight_decay: float | None = None
-    clip: float | None = None
+    weight_decay: float | None = request_field(
+        None, "Weight decay of your run, likewise.", Panel.TRAINING, "X", least=0, most=1e9
+    )
+    clip: float | None = request_field(
+        None, "Bound of the gradient norm, likewise; 0: none.", Panel.TRAINING, "NORM", least=0, most=1e9
+    )
     """Bound of the global gradient norm; 0: no clipping."""
-    optimizer: str | None = None
+    optimizer: str | None = request_field(
+        None, f"{', '.join(OPTIMIZERS)}; likewise.", Panel.TRAINING, "NAME", choices=lambda: OPTIMIZERS
+    )
     """One of `search_spaces.optimizers.OPTIMIZERS`: the knob's only value. Of a script, which makes its own, it is exported."""
-    memory_limit: int | None = None
+    memory_limit: int | None = request_field(
+        None, "Bytes a rank may allocate: 2000000000, 2GB or 1.5GiB.", Panel.BASIC, "BYTES", least=1, most=2**53
+    )
     """Allocator bytes per rank beyond which a trial is INFEASIBLE, or text with a unit (40GB); None: what the device has."""
-    headroom: float = 0.05
+    headroom: float = request_field(
+        0.05, "Share of the limit that the winner leaves free.", Panel.SEARCH, "SHARE", least=0, below=1, commands=JOB
+    )
     """Share of the memory limit that the winner leaves free."""
-    data_path: str | None = None
-    nvme_path: str | None = None
+    data_path: str | None = request_field(
+        None, "A file or folder of text to train on.", Panel.TRAINING, "PATH", commands=SWEEP, service=False
+    )
+    nvme_path: str | None = request_field(
+        None,
+        "A folder on a fast local disk, for states offloaded to files (nvme).",
+        Panel.HARDWARE,
+        "PATH",
+        commands=SWEEP,
+        service=False,
+    )
     """A folder on a fast local file system of every node, for states that are offloaded to files; None: no configuration
     offloads to files."""
-    baseline: dict[str, Value] | None = None
+    baseline: dict[str, Value] | None = request_field(
+        None, "JSON of your present knobs: becomes trial 0.", Panel.SEARCH, "FILE", commands=JOB
+    )
     """Knob -> value of the user's present configuration; None: the defaults at the lowest ZeRO stage that fits."""
-    failures: tuple[FailureRow, ...] = ()
+    failures: tuple[FailureRow, ...] = request_field(
+        (),
+        "TOML of what failures mean, beside our own rows or instead of them.",
+        Panel.TRIALS,
+        "FILE",
+        commands=JOB,
+        shown_default="our own rows",
+    )
     """Rows of the failure table: beside those that come with the package, or in their places."""
-    engine: str = "native"
-    runner: str = "ray"
-    ray_address: str | None = None
+    engine: str = request_field("native", "native, ddp, fsdp2, deepspeed, or command (after --).", Panel.TRIALS, "NAME")
+    runner: str = request_field("ray", "ray or local.", Panel.HARDWARE, "NAME", choices=lambda: RUNNERS)
+    ray_address: str | None = request_field(
+        None,
+        "Ray to run on, HOST:PORT or auto. Default: AUTOTUNE_RAY_ADDRESS, RAY_ADDRESS, else one is started here.",
+        Panel.HARDWARE,
+        "ADDRESS",
+        service=False,
+        helps=(("submit", "Ray that it is to run on, HOST:PORT. [default: the worker's own]"),),
+    )
     """The Ray cluster that trials run on: HOST:PORT, or `auto` for the one that this machine belongs to; None: a Ray on this
     machine, which is started for the job, or, where `cluster` is `ray`, `auto`."""
-    confirm_repeats: int = 3
+    confirm_repeats: int = request_field(
+        3, "Measure finalists again, at most 3 N times in all; 0: never.", Panel.TRIALS, "N", least=0, most=1000
+    )
     """A third of the measurements that the confirmation may take; 0: the search's own measurements decide."""
-    control_every: int = 10
+    control_every: int = request_field(
+        10,
+        "Search trials after which the baseline is measured again; 0: never.",
+        Panel.TRIALS,
+        "N",
+        least=0,
+        most=1_000_000,
+        commands=JOB,
+    )
     """Search trials after which the baseline is measured again, to see whether the machine drifts; 0: never."""
-    python_path: tuple[str, ...] = ()
+    python_path: tuple[str, ...] = request_field(
+        (), "Folders that ranks put first on `sys.path`.", Panel.TRAINING, commands=(), service=False
+    )
     """Folders that the ranks put first on `sys.path` before they import a factory."""
-    fidelity: Fidelity = field(default_factory=Fidelity)
-    allow_unstable: bool = False
+    fidelity: Fidelity = request_field(
+        Fidelity, "How long and how exactly trials are measured.", Panel.TRIALS, commands=(), service=False
+    )
+    allow_unstable: bool = request_field(False, "Let a trial win whose measurement did not settle.", Panel.TRIALS, commands=JOB)
     """Whether a trial whose measurement did not settle may win."""
-    racing: bool = True
+    racing: bool = request_field(
+        True, "End a trial as soon as it can no longer be the fastest.", Panel.TRIALS, commands=JOB, shown_default="racing"
+    )
     """Whether a search trial ends as soon as it can no longer reach the best samples/s so far (PRUNED). With the
     objectives memory and pareto none does: a slower configuration may win, or be on the front."""
-    stop_at_first: bool = False
+    stop_at_first: bool = request_field(
+        False, "End the search at the first trial that may win.", Panel.SEARCH, commands=(), service=False
+    )
     """Whether the search ends at the first trial that may win."""
-    environment_settings: tuple[str, ...] = ()
+    environment_settings: tuple[str, ...] = request_field(
+        (),
+        "NAME=VALUE pairs tried on the best layout, in processes of their own; at most 4, or standard. May be repeated.",
+        Panel.SEARCH,
+        "SETTING",
+        commands=JOB,
+    )
     """Variables of the ranks' processes, as NAME=VALUE pairs, that are tried on the layout which the search ends with: at most
     4, in processes started for each, out of `trials`; `standard` alone: those that fit the devices and nodes."""
-    tune_on: str | None = None
+    tune_on: str | None = request_field(
+        None,
+        "Trials take N nodes of M devices of the cluster. Belongs to --answer-for.",
+        Panel.HARDWARE,
+        "NxM",
+        commands=SWEEP,
+        service=False,
+    )
     """NODESxDEVICES of `cluster` that a trial takes; None: all of it. Belongs to `answer_for`."""
-    answer_for: str | None = None
+    answer_for: str | None = request_field(
+        None,
+        "Answer for N nodes of M devices, extrapolated by predictions.",
+        Panel.HARDWARE,
+        "NxM",
+        commands=SWEEP,
+        service=False,
+    )
     """NODESxDEVICES of `cluster` that the answer is for, extrapolated by predictions; None: what trials run on."""
-    name: str = ""
+    name: str = request_field("", "What the job is called.", Panel.JOB, "TEXT", shown_default=" ")
     """What the job is called; empty: it has no name beside its id."""
-    tags: tuple[str, ...] = ()
+    tags: tuple[str, ...] = request_field((), "A word to find the job by. May be repeated.", Panel.JOB, "WORD")
     """Words to find the job by."""
-    note: str = ""
+    note: str = request_field("", "What is to be known about the job.", Panel.JOB, "TEXT", shown_default=" ")
     """What somebody wrote down about the job."""
     resolved_model: Model | None = None
     """The model that `model` named when the job was opened, so that a resume needs no file; None: not resolved yet."""
@@ -167,42 +315,20 @@ class JobRequest:
 
     def __post_init__(self) -> None:
         require_labels(self.name, self.tags, self.note)
-        self._require_text("model", "cluster", "space", "strategy", "engine", "runner")
+        self._require_text("model", "cluster", "space", "engine")
+        if isinstance(self.objective, str) and self.objective in list(Objective):
+            object.__setattr__(self, "objective", Objective(self.objective))
         self._require_choice("objective", tuple(Objective))
-        object.__setattr__(self, "objective", Objective(self.objective))
-        self._require_choice("strategy", STRATEGIES)
-        self._require_choice("runner", RUNNERS)
-        if self.simple is not None:
-            self._require_choice("simple", SIMPLE_TARGETS)
-        self._require_reached()
-        if self.nvme_path is not None:
-            self._require_text("nvme_path")
-        for name, least in (
-            ("trials", 1),
-            ("global_batch_size", 1),
-            ("sequence_length", 1),
-            ("confirm_repeats", 0),
-            ("control_every", 0),
-            ("seed", 0),
-        ):
-            self._require_whole(name, least)
         limit: Any = self.memory_limit
         if isinstance(limit, str):
             object.__setattr__(self, "memory_limit", parse_size("memory_limit", limit))
-        for name in ("ranks", "training_steps", "memory_limit"):
-            if getattr(self, name) is not None:
-                self._require_whole(name, 1)
+        self._require_declared()
+        self._require_reached()
+        if self.nvme_path is not None:
+            self._require_text("nvme_path")
         self._require_documents()
-        self._require_hyperparameters()
-        self._require_positive("trial_timeout")
-        for name, what in _BUDGETS.items():
-            if getattr(self, name) is not None:
-                self._require_positive(name, what)
         self._require_prediction("run_device_hours", "stop_margin")
         self._require_fidelity()
-        for name in ("allow_unstable", "racing", "stop_at_first"):
-            value = getattr(self, name)
-            self._require(isinstance(value, bool), name, f"{value!r} is no switch", "give true or false")
         self._require_shapes()
         self._require_environments()
         runs = self.command is None or self.engine == "command"
@@ -254,18 +380,31 @@ class JobRequest:
         if found is not None:
             raise RequestError("document_lengths", *found)
 
-    def _require_hyperparameters(self) -> None:
-        for name, least in (("lr", math.ulp(0.0)), ("weight_decay", 0.0), ("clip", 0.0)):
-            value = getattr(self, name)
-            good = value is None or (_is_number(value) and least <= value < math.inf)
-            which = "a number of 0 or more" if least == 0 else "a positive number"
-            self._require(good, name, f"{value!r} is not {which}", f"give {which}")
-        if self.optimizer is not None:
-            self._require_choice("optimizer", OPTIMIZERS)
+    def _require_declared(self) -> None:
+        """Every value that is not left out is within the bounds of its field's declaration."""
+        for item in dataclasses.fields(self):
+            declared: RequestField | None = item.metadata.get("request")
+            value = getattr(self, item.name)
+            if declared is None or (value is None and item.default is None):
+                continue
+            if declared.choices is not None:
+                self._require_choice(item.name, declared.choices())
+            elif item.type is bool:
+                self._require(isinstance(value, bool), item.name, f"{value!r} is no switch", "give true or false")
+            elif declared.above is not None:
+                self._require_positive(item.name, _AMOUNTS.get(declared.unit))
+            elif declared.least is not None and item.type in (int, int | None):
+                self._require_whole(item.name, int(declared.least))
+            elif declared.least is not None and declared.below is None:
+                good = _is_number(value) and declared.least <= value < math.inf
+                which = f"a number of {declared.least:g} or more"
+                self._require(good, item.name, f"{value!r} is not {which}", f"give {which}")
 
-    def _require_positive(self, name: str, what: str = "seconds") -> None:
+    def _require_positive(self, name: str, what: str | None) -> None:
         value = getattr(self, name)
-        self._require(_is_number(value) and value > 0, name, f"{value!r} is not a positive number", f"give {what} above 0")
+        remedy = "give a positive number" if what is None else f"give {what} above 0"
+        good = _is_number(value) and value > 0 and (what is not None or value < math.inf)
+        self._require(good, name, f"{value!r} is not a positive number", remedy)
 
     def _require_environments(self) -> None:
         given = self.environment_settings
@@ -343,7 +482,8 @@ class JobRequest:
             raise RequestError(name, problem, remedy)
 
 
-_BUDGETS = {"max_seconds": "seconds", "device_hours": "hours", "run_device_hours": "hours", "stop_margin": "a share"}
+_AMOUNTS = {"SECONDS": "seconds", "HOURS": "hours", "SHARE": "a share"}
+"""Unit of a field -> what a remedy asks for."""
 FIELDS: tuple[str, ...] = tuple(item.name for item in dataclasses.fields(JobRequest) if not item.name.startswith("resolved_"))
 """The names of the fields that people may give, in the order in which they are shown."""
 

@@ -9,8 +9,8 @@ from autotune.errors import RequestError
 from autotune.request.request import JobRequest
 from executor.engines.command.capability import command_capability
 from search_spaces.capability import Capability
-from search_spaces.command import CommandModel, program_at
-from search_spaces.knobs import KNOBS, value_text
+from search_spaces.knob_values import KNOBS, value_text
+from search_spaces.models.command import CommandModel, program_at
 from search_spaces.placeholders import files_read, require_known, turned_by
 from search_spaces.trial_config import SCRIPT, Value
 

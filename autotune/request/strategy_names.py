@@ -1,8 +1,15 @@
-"""The names of the strategies, for all that list them: nothing else is imported with them."""
+"""The names of the strategies, for all that list them: no strategy is imported with them."""
+
+from search_spaces.plugins import Group, plugin_names
 
 STRATEGIES = ("guided", "tpe", "random", "grid", "tpe-predicted", "gp", "nsga2", "smac", "deepspeed", "paddle", "expert")
-"""The default first. `make_strategy` makes each."""
+"""Those of this package, the default first."""
 PREDICTING = frozenset({"guided", "tpe-predicted"})
 """Those that predict."""
 FORESEEING = frozenset({"guided"})
-"""Those that can tell what further trials may bring."""
+"""Those that predict the gain of further trials."""
+
+
+def strategy_names() -> tuple[str, ...]:
+    """All of them, those of plug-ins last."""
+    return (*STRATEGIES, *plugin_names(Group.STRATEGIES))

@@ -1,1 +1,1 @@
-"""Questions whose trials differ in size, as series of jobs."""
+"""Series of jobs that compare different sizes: numbers of ranks or sequence lengths."""

@@ -1,4 +1,4 @@
-"""The longest samples of which some configuration runs: doubling, then bisection, each length a short search."""
+"""Find the longest samples that some configuration can run: doubling, then bisection, with a short search for each length."""
 
 from dataclasses import dataclass
 
@@ -6,31 +6,31 @@ from autotune.errors import RequestError
 from autotune.request.request import Objective
 from autotune.series.series import STEP, SeriesEntry, SeriesRequest, SeriesResult, SizeForecast, Sweep, entry_of, interrupted
 from autotune.session.session import Session
-from search_spaces.model import ModelSpec, Position
+from search_spaces.models.model import ModelSpec, Position
 from search_spaces.outcome import JobState
 
 LONGEST = 1 << 24
-"""Tokens beyond which nothing is tried."""
+"""Longest length that is tried, in tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bracket:
-    """What is known of lengths, in steps."""
+    """The known bounds of the longest length, in steps."""
 
     runs: int = 0
-    """The longest that ran; 0: none did."""
+    """The longest length that ran; 0: none did."""
     fails: int | None = None
-    """The shortest of which nothing ran; None: none failed."""
+    """The shortest length that did not run; None: none failed."""
     most: int
-    """The longest that may be tried."""
+    """The longest length that may be tried."""
 
     def after(self, steps: int, *, ran: bool) -> "Bracket":
-        """The bracket after a length was tried."""
+        """Return the bracket after a length was tried."""
         return Bracket(runs=steps if ran else self.runs, fails=self.fails if ran else steps, most=self.most)
 
     @property
     def next(self) -> int | None:
-        """The length to try: twice the longest that ran, half of the shortest that did not, or between them; None: done."""
+        """The next length: twice the longest that ran, half of the shortest that did not, or their middle; None: done."""
         if self.fails is None:
             return min(2 * self.runs, self.most) if self.runs < self.most else None
         middle = (self.runs + self.fails) // 2
@@ -38,19 +38,19 @@ class Bracket:
 
 
 def longest_sequence(series: SeriesRequest, sweep: Sweep, forecast: SizeForecast) -> SeriesResult:
-    """The longest samples that run, to a step.
+    """Return the longest samples that run, to a precision of one step.
 
-    1. Begin where predictions say that it ends; where they say nothing, at the length that was given.
-    2. A length runs where a search finds one configuration that may win: by least memory, ended by the first that does.
-    3. Double while lengths run, then halve the interval between the longest that ran and the shortest that did not.
+    1. Begin at the predicted longest length, or at the given length if there is no prediction.
+    2. A length runs if a search for least memory finds a configuration that can win; the search stops at the first one.
+    3. Double while lengths run, then bisect between the longest that ran and the shortest that did not.
 
-    A longer sample is taken not to run where a shorter one does not.
+    If a length does not run, longer ones are assumed not to run either.
     """
     step = series.step or STEP
     first = _session(series, None)
     if first.ranking.memory_limit_bytes is None:
-        problem = "is missing for the objective sequence: a CPU keeps no limit of its own"
-        raise RequestError("memory_limit", problem, "say what a rank may allocate (--memory-limit)")
+        problem = "is missing for the objective sequence: a CPU enforces no limit itself"
+        raise RequestError("memory_limit", problem, "give the bytes that a rank may allocate (--memory-limit)")
     bracket = Bracket(most=_most(first) // step)
     if bracket.most < 1:
         raise RequestError("step", f"{step} is beyond the {_most(first)} positions of the model", "give a smaller step")
@@ -66,7 +66,7 @@ def longest_sequence(series: SeriesRequest, sweep: Sweep, forecast: SizeForecast
             return stopped
         ran = result.best_config is not None
         if not ran and result.state is JobState.FAILED:
-            # Broken trials say nothing of what fits.
+            # Failed trials do not show whether the length fits.
             return _result(series, entries, answer, f"{steps * step} tokens: {result.message}; see `autotune show`")
         answer = entries[-1] if ran else answer
         bracket = bracket.after(steps, ran=ran)
@@ -81,10 +81,10 @@ def _result(series: SeriesRequest, entries: list[SeriesEntry], answer: SeriesEnt
 def _message(bracket: Bracket, step: int) -> str:
     if not bracket.runs:
         return f"not even {step} tokens run; raise the memory limit, add ranks, or search higher ZeRO stages and checkpointing"
-    told = f"{bracket.runs * step} tokens run"
+    text = f"{bracket.runs * step} tokens run"
     if bracket.fails is None:
-        return f"{told}, the most that is tried"
-    return f"{told}, and of {bracket.fails * step} no configuration that was tried does (step {step})"
+        return f"{text}, the most that is tried"
+    return f"{text}, and no tried configuration runs {bracket.fails * step} (step {step})"
 
 
 def _session(series: SeriesRequest, tokens: int | None) -> Session:

@@ -1,4 +1,4 @@
-"""Runs the jobs of a series, one after the other."""
+"""Run the jobs of a series, one after the other."""
 
 import math
 
@@ -25,7 +25,7 @@ def run_series(series: SeriesRequest, sweep: Sweep, forecast: SizeForecast) -> S
     """Run the jobs of a series, one after the other.
 
     Raises:
-        RequestError, SearchSpaceError: a job cannot be opened; told before the first trial.
+        RequestError, SearchSpaceError: a job cannot be opened; raised before the first trial.
         NothingFeasibleError: no length can fit.
     """
     match series.objective:
@@ -40,38 +40,38 @@ def run_series(series: SeriesRequest, sweep: Sweep, forecast: SizeForecast) -> S
 
 
 def _fewest(series: SeriesRequest, sweep: Sweep) -> SeriesResult:
-    """Ascending sizes, until the low edge of the best rate's interval reaches what is wanted."""
-    wanted, entries = series.rate or 0.0, list[SeriesEntry]()
+    """Run sizes in ascending order, until the lower bound of the best rate's interval reaches the requested rate."""
+    target, entries = series.rate or 0.0, list[SeriesEntry]()
     for session in sizes(series, entries):
         entries.append(entry_of(series, session, sweep(session)))
         if stopped := interrupted(series, entries):
             return stopped
         reached = entries[-1].samples_per_second
-        if reached is not None and reached.low >= wanted:
-            message = f"{entries[-1].ranks} ranks reach {wanted:g} samples/s: {interval_text(reached)}"
+        if reached is not None and reached.low >= target:
+            message = f"{entries[-1].ranks} ranks reach {target:g} samples/s: {interval_text(reached)}"
             return SeriesResult(objective=series.objective, entries=tuple(entries), answer=entries[-1], message=message)
-    return SeriesResult(objective=series.objective, entries=tuple(entries), answer=None, message=_unreached(wanted, entries))
+    return SeriesResult(objective=series.objective, entries=tuple(entries), answer=None, message=_unreached(target, entries))
 
 
-def _unreached(wanted: float, entries: list[SeriesEntry]) -> str:
+def _unreached(target: float, entries: list[SeriesEntry]) -> str:
     measured = [(entry.samples_per_second, entry) for entry in entries if entry.samples_per_second is not None]
     if not measured:
         return "no size has a configuration that may win; raise the memory limit, or add ranks"
     rate, best = max(measured, key=lambda item: item[0].mean)
-    told = f"no size reaches {wanted:g} samples/s: the most is {interval_text(rate)} on {best.ranks} ranks"
-    if rate.mean >= wanted:
-        return f"{told}, whose interval is not above it; raise --confirm-repeats or --trial-seconds"
-    return f"{told}; add ranks, search a larger space or with more trials, or lower the rate"
+    text = f"no size reaches {target:g} samples/s: the most is {interval_text(rate)} on {best.ranks} ranks"
+    if rate.mean >= target:
+        return f"{text}, whose interval is not above it; raise --confirm-repeats or --trial-seconds"
+    return f"{text}; add ranks, search a larger space or with more trials, or lower the rate"
 
 
 def _cheapest(series: SeriesRequest, sweep: Sweep, forecast: SizeForecast) -> SeriesResult:
-    """Every size from the one that is predicted cheapest on, but those whose band of prediction is above what was measured."""
+    """Run the sizes, the predicted cheapest first, and skip those whose predicted band is above the best measured cost."""
     entries = list[SeriesEntry]()
     sessions = list(sizes(series, entries))
     known = {session.world_size: cost_of(series, session, forecast.rate(session)) for session in sessions}
     best: SeriesEntry | None = None
     for session in sorted(sessions, key=lambda each: (_mean(known[each.world_size]), each.world_size)):
-        # Anew, because predictions may have learned from the trials of the sizes before.
+        # Predict again, because predictions may have learned from the trials of earlier sizes.
         expected = cost_of(series, session, forecast.rate(session)) if best is not None else None
         if best is not None and best.cost is not None and expected is not None and expected.low > best.cost.high:
             measured = f"{interval_text(best.cost)} of {best.ranks} ranks"

@@ -1,4 +1,4 @@
-"""How samples/s grow with the ranks: a series of jobs at one global batch, and where more ranks are no faster."""
+"""Strong scaling: how samples/s grow with the ranks at one global batch, and from which size more ranks do not help."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -9,7 +9,7 @@ from search_spaces.trial import Interval
 
 
 def scale(series: SeriesRequest, sweep: Sweep) -> SeriesResult:
-    """Every size, ascending. The answer is the one with the most samples/s."""
+    """Run all sizes in ascending order. The answer is the one with the most samples/s."""
     skipped = list[SeriesEntry]()
     return scaled(series, sizes(series, skipped), sweep, skipped)
 
@@ -17,28 +17,28 @@ def scale(series: SeriesRequest, sweep: Sweep) -> SeriesResult:
 def scaled(
     series: SeriesRequest, sessions: Iterable[Session], sweep: Sweep, skipped: Iterable[SeriesEntry] = ()
 ) -> SeriesResult:
-    """The same of sizes that the caller has made, such as one number of ranks on one node and on two; the first is the base.
+    """`scale` for given sessions, such as one number of ranks on one node and on two; the first is the reference.
 
-    Where they run is the caller's too: `sweep` starts the runner.
+    The caller also decides where they run: `sweep` starts the runner.
     """
     entries = [*skipped]
     for session in sessions:
         entries.append(entry_of(series, session, sweep(session)))
         if stopped := interrupted(series, entries):
             return stopped
-    told = with_efficiency(entries)
-    measured = [entry for entry in told if entry.samples_per_second is not None]
+    complete = with_efficiency(entries)
+    measured = [entry for entry in complete if entry.samples_per_second is not None]
     best = max(measured, key=_mean, default=None)
     message = (
         "no size has a configuration that may win; raise the memory limit, or add ranks" if best is None else _message(measured)
     )
-    return SeriesResult(objective=series.objective, entries=tuple(told), answer=best, message=message)
+    return SeriesResult(objective=series.objective, entries=tuple(complete), answer=best, message=message)
 
 
 def with_efficiency(entries: list[SeriesEntry]) -> list[SeriesEntry]:
-    """Each with what a rank does as a share of what one of the smallest measured size does.
+    """Return the entries with their efficiency: the rate per rank relative to that of the smallest measured size.
 
-    The edges are those of the quotient where both rates stand at opposite edges of theirs: at least 95 %.
+    The bounds divide opposite bounds of the two rates, so they cover at least 95 %.
     """
     first = next((entry for entry in entries if entry.samples_per_second is not None), None)
     return [replace(entry, efficiency=_efficiency(entry, first)) for entry in entries]
@@ -62,7 +62,7 @@ def _message(measured: list[SeriesEntry]) -> str:
 
 
 def _warning(entry: SeriesEntry, measured: list[SeriesEntry]) -> str | None:
-    """What is told of a size that a smaller one is as fast as."""
+    """The warning for a size that is not faster than a smaller one."""
     smaller = [other for other in measured if (other.ranks, other.nodes) < (entry.ranks, entry.nodes)]
     rival = max(smaller, key=_mean, default=None)
     if rival is None or rival.samples_per_second is None or entry.samples_per_second is None or _mean(entry) > _mean(rival):

@@ -1,7 +1,7 @@
-"""Questions whose trials differ in size, as series of jobs: the cheapest size, the fewest devices, the longest sequence, and
-how the rate grows with the ranks.
+"""Series of jobs that compare sizes: the cheapest size, the fewest devices, the longest sequence, and how the rate grows with
+the ranks.
 
-A job has one world size and one sequence length, so that its trials can be compared. A series runs one job after the other.
+A job has one world size and one sequence length, so that its trials are comparable. A series runs one job after the other.
 """
 
 import math
@@ -20,45 +20,45 @@ from search_spaces.plain import to_plain
 from search_spaces.trial import Interval
 
 STEP = 128
-"""Tokens to which the longest sequence is found where nothing is said."""
+"""Default precision of the longest sequence, in tokens."""
 
 
 class SeriesObjective(StrEnum):
-    """What a series of jobs finds."""
+    """The objective of a series of jobs."""
 
     COST = "cost"
     """The number of ranks at which a token is cheapest."""
     DEVICES = "devices"
     """The fewest ranks that reach a rate."""
     SEQUENCE = "sequence"
-    """The longest samples of which some configuration runs."""
+    """The longest samples that some configuration can run."""
     SCALE = "scale"
     """How samples/s of the best configuration grow with the ranks, at one global batch (strong scaling)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SeriesRequest:
-    """What a series is to find.
+    """The request of a series.
 
     Raises:
-        RequestError: a field is missing, outside its range, or does not go with the objective.
+        RequestError: a field is missing, outside its range, or does not match the objective.
     """
 
     objective: SeriesObjective
     fields: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of each job's request but `objective` and `ranks`."""
+    """Fields of each job's request except `objective` and `ranks`."""
     ranks: tuple[int, ...] = ()
-    """Of the jobs' trials; `sequence`: one number at most."""
+    """Number of ranks of each job; objective `sequence`: at most one number."""
     price: float | None = None
-    """Objective `cost`: of a device for an hour, in any currency."""
+    """Objective `cost`: price of a device per hour, in any currency."""
     rate: float | None = None
-    """Objective `devices`: samples/s that are to be reached."""
+    """Objective `devices`: the samples/s to reach."""
     step: int | None = None
-    """Objective `sequence`: tokens to which the answer is found; None: `STEP`."""
+    """Objective `sequence`: precision of the answer in tokens; None: `STEP`."""
 
     def __post_init__(self) -> None:
         if self.objective not in list(SeriesObjective):
-            raise RequestError("objective", f"{self.objective!r} is no series", f"use one of {', '.join(SeriesObjective)}")
+            raise RequestError("objective", f"{self.objective!r} is not a series", f"use one of {', '.join(SeriesObjective)}")
         object.__setattr__(self, "objective", SeriesObjective(self.objective))
         self._require_own("price", SeriesObjective.COST, "give what a device costs for an hour (--price)")
         self._require_own("rate", SeriesObjective.DEVICES, "give the samples/s to reach (--rate)")
@@ -82,8 +82,8 @@ class SeriesRequest:
     def _require_ranks(self) -> None:
         whole = all(isinstance(count, int) and not isinstance(count, bool) and count > 0 for count in self.ranks)
         if not whole or len(set(self.ranks)) != len(self.ranks):
-            told = ",".join(map(str, self.ranks))
-            raise RequestError("ranks", f"{told} are not different whole numbers of 1 or more", "give for example 1,2,4")
+            given = ",".join(map(str, self.ranks))
+            raise RequestError("ranks", f"{given} are not different whole numbers of 1 or more", "give for example 1,2,4")
         if self.objective is SeriesObjective.SEQUENCE:
             if len(self.ranks) > 1:
                 raise RequestError("ranks", "has several values for the objective sequence", "give one, or leave it out")
@@ -91,7 +91,7 @@ class SeriesRequest:
             raise RequestError("ranks", f"is missing for the objective {self.objective}", "give the sizes, for example 1,2,4")
 
     def session(self, **changes: Any) -> Session:
-        """The job with these fields, resolved and checked. Raises what `prepare` raises."""
+        """Resolve and check the job with these fields. Raises what `prepare` raises."""
         return prepare(request_from_fields({**self.fields, **changes}))
 
 
@@ -102,21 +102,21 @@ class SeriesEntry:
     ranks: int
     sequence_length: int
     nodes: int = 1
-    """Over which the ranks are spread."""
+    """Number of nodes that the ranks are spread over."""
     job_id: str | None = None
     """None: it was skipped."""
     samples_per_second: Interval | None = None
-    """Of the best; None: nothing may win."""
+    """Rate of the best configuration; None: no configuration can win."""
     cost: Interval | None = None
-    """Of a million tokens; None: no price is known, or nothing may win."""
+    """Cost of a million tokens; None: no price is known, or no configuration can win."""
     efficiency: Interval | None = None
-    """Objective `scale`: samples/s of a rank as a share of what a rank of the smallest size does; None: not known."""
+    """Objective `scale`: samples/s per rank relative to the smallest size; None: unknown."""
     message: str = ""
-    """Why the job ended, or why there was none."""
+    """Why the job ended, or why there was no job."""
     result: TuneResult | None = None
 
     def document(self) -> dict[str, Any]:
-        """As JSON holds it."""
+        """Return the JSON form."""
         return {
             "ranks": self.ranks,
             "nodes": self.nodes,
@@ -131,24 +131,24 @@ class SeriesEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeriesResult:
-    """What a series found."""
+    """The result of a series."""
 
     objective: SeriesObjective
     entries: tuple[SeriesEntry, ...]
-    """In the order in which they were looked at."""
+    """In the order in which they were run or skipped."""
     answer: SeriesEntry | None
-    """None: nothing was found, or the series was interrupted before."""
+    """None: nothing was found, or the series was interrupted."""
     message: str
-    """The answer in words; where there is none, the best that was reached and what would help."""
+    """The answer in words; without an answer, the best that was reached and the remedy."""
     interrupted: bool = False
 
     @property
     def best_config(self) -> dict[str, Any] | None:
-        """That of the answer."""
+        """The best-config document of the answer."""
         return self.answer.result.best_config if self.answer is not None and self.answer.result is not None else None
 
     def document(self) -> dict[str, Any]:
-        """As JSON holds it."""
+        """Return the JSON form."""
         return {
             "objective": self.objective.value,
             "message": self.message,
@@ -160,23 +160,23 @@ class SeriesResult:
 
 
 class SizeForecast(Protocol):
-    """What is predicted of sizes."""
+    """Predictions for sizes."""
 
     def rate(self, session: Session) -> Interval | None:
-        """Samples/s of the best configuration of a job, with its band; None: it cannot be told."""
+        """Samples/s of the best configuration of a job, with its band; None: it cannot be predicted."""
         ...
 
     def longest(self, session: Session) -> int | None:
-        """Tokens of the longest samples that fit; None: it cannot be told."""
+        """Tokens of the longest samples that fit; None: it cannot be predicted."""
         ...
 
 
 Sweep = Callable[[Session], TuneResult]
-"""Runs a job to its end."""
+"""A function that runs a job to its end."""
 
 
 def entry_of(series: SeriesRequest, session: Session, result: TuneResult) -> SeriesEntry:
-    """What a job's end says of its size."""
+    """Make the entry of a job's size from its result."""
     measured = result.best_config["best"]["measured"]["samples_per_second"] if result.best_config else None
     rate = Interval(**measured) if measured else None
     return SeriesEntry(
@@ -187,16 +187,16 @@ def entry_of(series: SeriesRequest, session: Session, result: TuneResult) -> Ser
 
 
 def interrupted(series: SeriesRequest, entries: list[SeriesEntry]) -> SeriesResult | None:
-    """The series as far as it came, where its last job was stopped."""
+    """The partial result of the series if its last job was stopped; else None."""
     last = entries[-1].result if entries else None
     if last is None or last.state in (JobState.SUCCEEDED, JobState.FAILED):
         return None
-    message = f"stopped in job {last.job_id} ({last.state}); that job can be resumed, and the series be run anew"
+    message = f"stopped in job {last.job_id} ({last.state}); resume that job, or run the series again"
     return SeriesResult(objective=series.objective, entries=tuple(entries), answer=None, message=message, interrupted=True)
 
 
 def sizes(series: SeriesRequest, entries: list[SeriesEntry]) -> Iterator[Session]:
-    """The jobs, ascending, all checked before the first is given out; sizes at which the model cannot fit become entries."""
+    """Return the sessions, ascending, all checked before the first runs. Sizes where the model cannot fit become entries."""
     sessions = []
     for count in sorted(series.ranks):
         try:
@@ -211,7 +211,7 @@ def skipped(ranks: int, sequence_length: int, why: str) -> SeriesEntry:
 
 
 def cost_of(series: SeriesRequest, session: Session, rate: Interval | None) -> Interval | None:
-    """Of a million tokens at that rate: it falls as the rate rises, so that the edges change places."""
+    """Cost of a million tokens at this rate. Cost falls as the rate rises, so the bounds swap."""
     if series.price is None or rate is None:
         return None
     hourly = series.price * session.world_size

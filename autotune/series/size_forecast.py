@@ -1,4 +1,4 @@
-"""What the equations predict of the sizes of a series, with what the database has learned of the cluster."""
+"""Predictions of the equations for the sizes of a series, with the database's calibration of the cluster."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -17,12 +17,12 @@ from search_spaces.trial import Interval
 from storage.sql import open_store
 
 MOST_PREDICTED = 2_000_000
-"""Configurations of a size that are looked at: some seconds."""
+"""Most configurations that are examined for a size; this takes some seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EquationForecast:
-    """Predicts where the model's shape is known and its space can be looked through."""
+    """Predicts if the model's shape is known and its space is small enough to scan."""
 
     database: str
 
@@ -33,12 +33,12 @@ class EquationForecast:
             return None
         try:
             found = plan(question, PlanOptions(top=1), Bounds(configurations=MOST_PREDICTED))
-        except (AutotuneError, SearchSpaceError):  # too many, or none is predicted to fit: nothing that a trial must believe
+        except (AutotuneError, SearchSpaceError):  # too many, or none is predicted to fit: trials decide instead
             return None
         return found.plans[0].estimate.samples_per_second
 
     def longest(self, session: Session) -> int | None:
-        """Tokens of the longest samples of which a configuration is predicted to fit."""
+        """Tokens of the longest samples for which a configuration is predicted to fit."""
         question = self._question(session)
         if question is None:
             return None

@@ -33,18 +33,18 @@ def tune_series(
     """Find the cheapest number of ranks, the fewest that reach a rate, or the longest samples that run.
 
     Args:
-        model: as of `autotune.tune`.
+        model: as in `autotune.tune`.
         objective: `cost` (with `price`), `devices` (with `rate`) or `sequence` (with `memory_limit` on a CPU).
-        ranks: the sizes that are compared; `sequence`: one at most.
-        price: of a device for an hour, in any currency.
+        ranks: the sizes to compare; objective `sequence`: at most one.
+        price: price of a device per hour, in any currency.
         rate: samples/s to reach.
-        step: tokens to which the longest sample is found; None: 128.
-        out: where the answer's best configuration is written; None: nowhere.
+        step: precision of the longest sample in tokens; None: 128.
+        out: file for the answer's best configuration; None: it is not written.
         database: URL or path; None: AUTOTUNE_DB, else a file in the user's data folder.
-        fields: further fields of `autotune.request.request.JobRequest`, of every job.
+        fields: other fields of `autotune.request.request.JobRequest`, for every job.
 
     Raises:
-        AutotuneError, SearchSpaceError, StorageError, ExecutorError: one line with the remedy.
+        AutotuneError, SearchSpaceError, StorageError, ExecutorError: a one-line message with the remedy.
     """
     if out is not None:
         require_writable(Path(out))

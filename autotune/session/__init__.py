@@ -1,1 +1,1 @@
-"""What a request resolves to: engine, space, baselines, strategy, runner."""
+"""Resolution of a request: engine, space, baselines, strategy, runner."""

@@ -1,4 +1,4 @@
-"""Trial 0: the user's present configuration, else the defaults at the lowest stage that fits."""
+"""Trial 0: the user's current configuration, else the defaults at the lowest ZeRO stage that fits."""
 
 import json
 from collections.abc import Mapping
@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from autotune.errors import RequestError
 from search_spaces.file_kinds import DEEPSPEED, kind_of
-from search_spaces.knobs import KNOBS, check_value
+from search_spaces.knob_values import KNOBS, check_value
 from search_spaces.space import SearchSpace
 from search_spaces.spaces import settled
-from search_spaces.states import states_lower_bound_bytes
+from search_spaces.training.states import states_lower_bound_bytes
 from search_spaces.trial_config import TrialConfig, Value
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ GIVE = "give a JSON object {knob: value}, or a best-config.json"
 
 
 def read_baseline(path: Path) -> dict[str, Value]:
-    """The knob values of a user's file: a JSON object {knob: value}, or a best-config.json, whose best is taken.
+    """Read knob values from a user's file: a JSON object {knob: value}, or the best of a best-config.json.
 
     Raises:
         RequestError: the file cannot be read, or names an unknown knob.
@@ -33,7 +33,7 @@ def read_baseline(path: Path) -> dict[str, Value]:
     if isinstance(content, Mapping) and isinstance(content.get("best"), Mapping):
         content = content["best"].get("config")
     if not isinstance(content, Mapping):
-        raise RequestError("baseline", f"{path} holds no object", GIVE)
+        raise RequestError("baseline", f"{path} is not a JSON object", GIVE)
     if not set(content) & set(KNOBS) and (kind := kind_of(content)):
         remedy = "start from it with --from" if kind == DEEPSPEED else GIVE
         raise RequestError("baseline", f"{path} is {kind}, not values of knobs", remedy)
@@ -43,10 +43,10 @@ def read_baseline(path: Path) -> dict[str, Value]:
 def baselines_of(
     values: Mapping[str, Any] | None, space: SearchSpace, extrapolation: "Extrapolation | None"
 ) -> tuple[TrialConfig, ...]:
-    """The user's configuration, then the defaults at each ZeRO stage of the space from the lowest whose states fit.
+    """Return the user's configuration, then the defaults at each ZeRO stage of the space, from the lowest whose states fit.
 
     Raises:
-        RequestError: the user's is illegal, here or where the answer is for.
+        RequestError: the user's configuration is illegal here or on the cluster that the answer is for.
     """
     users, defaults = _users_baseline(values, space), _default_baselines(space)
     if extrapolation is not None:
@@ -60,7 +60,7 @@ def baselines_of(
 def _users_baseline(values: Mapping[str, Any] | None, space: SearchSpace) -> list[TrialConfig]:
     if values is None:
         return []
-    # What the user's has not said of compiled blocks, it does not have, whatever the device's default is.
+    # If the user's configuration does not mention compiled blocks, it has none, whatever the device's default is.
     config = space.canonical(space.base.replace({"compile_blocks": False, **values}))
     if refusals := space.check(config):
         raise RequestError("baseline", f"is refused by {refusals[0].rule}: {refusals[0].message}", refusals[0].remedy)
@@ -73,6 +73,6 @@ def _default_baselines(space: SearchSpace) -> list[TrialConfig]:
     admitted = [space.admitted(space.base.replace({"zero_stage": stage})) for stage in stages]
     configs = [settled(config, space.context, asked) for config in admitted]
     legal = [config for config in configs if not space.check(config)]
-    room = space.cluster.most_memory_bytes
-    fitting = [c for c in legal if states_lower_bound_bytes(c, space.model, space.world_size, space.capability) <= room]
+    available = space.cluster.most_memory_bytes
+    fitting = [c for c in legal if states_lower_bound_bytes(c, space.model, space.world_size, space.capability) <= available]
     return fitting or legal[-1:]

@@ -1,4 +1,4 @@
-"""A cluster's calibration: what the database has of it, else a micro-benchmark on its ranks."""
+"""A cluster's calibration: from the database, else from a micro-benchmark on its ranks."""
 
 import importlib.metadata
 import time
@@ -13,8 +13,8 @@ from autotune.request.engines import capability_of
 from autotune.request.request import RUNNERS, JobRequest
 from autotune.session.nvme import require_folder
 from autotune.session.runners import start_ranks
-from search_spaces.cluster import ClusterSpec
-from search_spaces.microbenchmark import MicrobenchmarkRequest
+from search_spaces.clusters.cluster import ClusterSpec
+from search_spaces.clusters.microbenchmark import MicrobenchmarkRequest
 from storage.records import CalibrationRecord
 from storage.store import Store
 
@@ -24,7 +24,7 @@ MOST_SECONDS = 3600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalibrationRequest:
-    """What is to be measured, and with what.
+    """What to measure, and on which ranks.
 
     Raises:
         RequestError: a field is outside its range.
@@ -37,13 +37,13 @@ class CalibrationRequest:
     """See `JobRequest.ray_address`."""
     engine: str = "native"
     seconds: float = 20.0
-    """About what the measurement may take, beside the start of the ranks."""
+    """Approximate duration of the measurement, without the start of the ranks."""
     timeout: float = 300.0
     """Seconds after which the ranks are killed."""
     nvme_path: str | None = None
-    """The folder whose file system is measured too: where states are offloaded to files; None: none is."""
+    """Also measure the file system of this folder, to which states are offloaded; None: no file system."""
     force: bool = False
-    """Measure also where the database has a calibration."""
+    """Measure even if the database has a calibration."""
 
     def __post_init__(self) -> None:
         if self.runner not in RUNNERS:
@@ -59,27 +59,27 @@ class CalibrationRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
-    """What was found or measured."""
+    """A calibration, reused or new."""
 
     cluster: ClusterSpec
     record: CalibrationRecord
     reused: bool
     reason: str
-    """Why it was measured, or not."""
+    """Why it was measured or reused."""
 
 
 def prepare_calibration(store: Store, request: CalibrationRequest) -> tuple[ClusterSpec, Calibration | None, str]:
-    """The cluster, what can be reused, and why not where nothing can. No rank is started.
+    """Return the cluster, its reusable calibration, and if there is none, why. Starts no ranks.
 
-    A calibration is reused where hardware and torch are the same: another torch has other kernels.
+    A calibration is reused if hardware and torch version are the same: another torch version has other kernels.
 
     Raises:
-        RequestError, SearchSpaceError: the cluster is not known, or not here.
+        RequestError, SearchSpaceError: the cluster is unknown, or not here.
     """
-    asked = _asked(request)
-    cluster = cluster_here(asked)
-    if address_of(asked) is None:
-        require_folder(asked)
+    job = _job_request(request)
+    cluster = cluster_here(job)
+    if address_of(job) is None:
+        require_folder(job)
     if request.force:
         return cluster, None, "--force was given"
     newest = store.calibrations(fingerprint(cluster), limit=1)
@@ -97,29 +97,29 @@ def prepare_calibration(store: Store, request: CalibrationRequest) -> tuple[Clus
 
 
 def measure_cluster(store: Store, request: CalibrationRequest, cluster: ClusterSpec, reason: str) -> Calibration:
-    """Start the ranks, measure, keep what was measured.
+    """Start the ranks, measure, and store the calibration.
 
     Raises:
         RunnerError: ranks cannot be started, or the micro-benchmark failed on them.
     """
     began = time.monotonic()
-    address = address_of(_asked(request))
+    address = address_of(_job_request(request))
     with start_ranks(request.runner, cluster.world_size, cluster.device.kind, ray_address=address) as runner:
-        wanted = MicrobenchmarkRequest(
+        benchmark = MicrobenchmarkRequest(
             attempt=f"calibration-{uuid.uuid4().hex[:12]}",
             world_size=cluster.world_size,
             seconds=request.seconds,
             timeout_seconds=request.timeout,
             nvme_path=request.nvme_path,
         )
-        result = runner.measure(wanted)
+        result = runner.measure(benchmark)
         took = time.monotonic() - began
     record = store.save_calibration(fingerprint(cluster), cluster, result, took)
     return Calibration(cluster=cluster, record=record, reused=False, reason=reason)
 
 
-def _asked(request: CalibrationRequest) -> JobRequest:
-    """A job on the same ranks: what it runs does not matter."""
+def _job_request(request: CalibrationRequest) -> JobRequest:
+    """A job request for the same ranks; its model does not matter."""
     return JobRequest(
         model="any", cluster=request.cluster, ranks=request.ranks, runner=request.runner, ray_address=request.ray_address,
         nvme_path=request.nvme_path,
@@ -127,5 +127,5 @@ def _asked(request: CalibrationRequest) -> JobRequest:
 
 
 def _release(version: str) -> str:
-    """Without what a build adds: +cpu, +cu130."""
+    """The version without its build suffix, such as +cpu or +cu130."""
     return version.partition("+")[0]

@@ -1,4 +1,4 @@
-"""The strategy that a request names, with what it predicts by."""
+"""The strategy that a request names, with the predictor that it uses."""
 
 from typing import TYPE_CHECKING
 
@@ -8,7 +8,7 @@ from autotune.request.strategy_names import PREDICTING
 from autotune.strategies.fronts import FrontStrategy, at_share
 from autotune.strategies.registry import make_strategy
 from autotune.strategies.strategy import Strategy
-from search_spaces.model import Model
+from search_spaces.models.model import Model
 from search_spaces.space import SearchSpace
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def strategy_of(
     request: JobRequest, space: SearchSpace, model: Model, ranking: Ranking, prior: "Prior | None" = None
 ) -> Strategy:
-    """The strategy that the request names; those that predict do it by what is shipped where nothing else is known."""
+    """Build the strategy that the request names. Predicting strategies use `prior`; None: the shipped coefficients."""
     if request.objective is Objective.PARETO:
         return FrontStrategy(lambda share: _one_strategy(request, space, model, at_share(ranking, share), prior))
     return _one_strategy(request, space, model, ranking, prior)
@@ -27,7 +27,7 @@ def strategy_of(
 def _one_strategy(request: JobRequest, space: SearchSpace, model: Model, ranking: Ranking, prior: "Prior | None") -> Strategy:
     if request.strategy not in PREDICTING:
         return make_strategy(request.strategy, ranking.score)
-    # NumPy and the equations: loaded for those who predict alone.
+    # NumPy and the equations are loaded only for strategies that predict.
     from autotune.strategies.guided.described import Guide
     from autotune.strategies.guided.prior import shipped_prior
     from autotune.strategies.guided.setting import setting_of

@@ -1,10 +1,9 @@
-"""What the ranks' processes are started with: in the whole search, and in its last stage."""
+"""The environment variables of rank processes: for the whole search, and for its last stage."""
 
 from collections.abc import Sequence
 
 from autotune.errors import RequestError
 from autotune.request.request import ENVIRONMENT_SETTINGS, JobRequest
-from search_spaces.command import CommandModel
 from search_spaces.environment import (
     ENVIRONMENT,
     STANDARD,
@@ -13,20 +12,21 @@ from search_spaces.environment import (
     standard_settings,
     variables_of,
 )
+from search_spaces.models.command import CommandModel
 from search_spaces.space import SearchSpace
 from search_spaces.trial_config import TrialConfig
 
 
 def search_environment(space: SearchSpace) -> str:
-    """The one value of the knob `environment` that the search has."""
+    """The search's single value of the knob `environment`."""
     return str(space.domains.get(ENVIRONMENT, (space.base.environment,))[0])
 
 
 def environments_of(request: JobRequest, space: SearchSpace, baselines: Sequence[TrialConfig]) -> tuple[str, ...]:
-    """The values of the knob `environment` in the last stage: each setting on top of what the search has.
+    """Return the values of the knob `environment` in the last stage: each setting merged into the search's environment.
 
     Raises:
-        RequestError: a setting acts on devices of another kind, changes nothing, or sets what the user's command sets itself.
+        RequestError: a setting is for another kind of device, changes nothing, or sets a variable that the command sets itself.
     """
     given = request.environment_settings
     if given == (STANDARD,):
@@ -37,7 +37,7 @@ def environments_of(request: JobRequest, space: SearchSpace, baselines: Sequence
         environment = merged(base, setting)
         problem = _problem(request.command, space, environment, setting)
         if problem is None and environment in (base, *found, *(config.environment for config in baselines)):
-            problem = f"{setting} comes to what is measured anyway"
+            problem = f"{setting} equals a measured environment"
         if problem is not None:
             raise RequestError(ENVIRONMENT_SETTINGS, problem, "give another setting; docs/environment.md lists the variables")
         found.append(environment)

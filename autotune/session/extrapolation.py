@@ -1,4 +1,4 @@
-"""Trials on a small cluster, the answer for a large one of the same kind: more data-parallel replicas of the same layout."""
+"""Extrapolate from trials on a small cluster to a large one of the same kind, with more data-parallel replicas of a layout."""
 
 import dataclasses
 import math
@@ -10,7 +10,7 @@ from autotune.prediction.planning.estimate import Estimate, estimates
 from autotune.prediction.planning.question import Question
 from autotune.prediction.planning.room import PROBABILITY
 from autotune.request.cluster_shape import reshaped, shape_text
-from search_spaces.model import Model, ModelSpec
+from search_spaces.models.model import Model, ModelSpec
 from search_spaces.plain import to_plain
 from search_spaces.refusal import Refusal
 from search_spaces.space import SearchSpace
@@ -18,44 +18,44 @@ from search_spaces.trial import Interval
 from search_spaces.trial_config import TrialConfig
 
 Z95 = 1.96
-"""Half-width of a 95 % band in standard deviations, as of measured intervals."""
+"""Half-width of a 95 % band in standard deviations, the same level as measured intervals."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Extrapolation:
-    """From the cluster of the trials to the one that is asked about.
+    """Extrapolates from the cluster of the trials (small) to the cluster that the answer is for (large).
 
     Weak scaling: tensor, pipeline and context degrees, ZeRO settings, micro-batch and accumulation stay; the global batch grows
-    with the replicas. The rate there is the measured one times predicted(large) / predicted(small) by the shipped equations.
+    with the replicas. The large rate is the measured one times predicted(large) / predicted(small) by the shipped equations.
     """
 
     small: SearchSpace
-    """What trials are chosen from."""
+    """The space that trials are chosen from."""
     large: SearchSpace
-    """The same where the answer is for, with the larger batch."""
+    """The same space on the large cluster, with the larger batch."""
     engine: str
     _known: dict[str, tuple[Estimate, Estimate]] = field(default_factory=dict, repr=False)
 
     @property
     def growth(self) -> int:
-        """Devices there for each one here."""
+        """Devices of the large cluster per device of the small one."""
         return self.large.world_size // self.small.world_size
 
     @property
     def spread(self) -> float:
         """Standard deviation of the logarithm of measured over predicted ratio.
 
-        The errors of the two predictions are taken to be independent: how much of them cancels has not been measured.
+        The errors of the two predictions are assumed independent: how much of them cancels was not measured.
         """
         return math.sqrt(self._question(self.small).rates.time_spread ** 2 + self._question(self.large).rates.time_spread ** 2)
 
     def efficiency(self, config: TrialConfig) -> float:
-        """Predicted samples/s of a device there over that of a device here."""
+        """Predicted samples/s per device on the large cluster, relative to the small one."""
         here, there = self._predicted(config)
         return there.samples_per_second.mean / here.samples_per_second.mean / self.growth
 
     def rate(self, config: TrialConfig, measured: Interval) -> Interval:
-        """Samples/s there, with a band of 95 % in which both the measurement's and the predictions' errors are."""
+        """Samples/s on the large cluster, with a 95 % band that includes the errors of the measurement and the predictions."""
         factor = self.efficiency(config) * self.growth
         wide = Z95 * self.spread
         mean, above = measured.mean * factor, math.log(measured.high / measured.mean)
@@ -63,22 +63,22 @@ class Extrapolation:
         return Interval(mean=mean, low=mean * math.exp(-math.hypot(below, wide)), high=mean * math.exp(math.hypot(above, wide)))
 
     def refusal(self, config: TrialConfig) -> Refusal | None:
-        """Why a legal configuration of the small cluster is no answer for the large one; None: it may be."""
+        """Why a legal configuration of the small cluster cannot be the answer for the large one; None: it can."""
         where = shape_text(self.large.cluster)
         for refused in self.large.check(config):
             return dataclasses.replace(refused, message=f"at {where} {refused.message}")
         if changed := [name for name in config.differences(self.large.canonical(config)) if name in self.large.domains]:
-            message = f"at {where} it stands for another configuration ({', '.join(changed)})"
+            message = f"at {where} it is equivalent to another configuration ({', '.join(changed)})"
             return Refusal(rule="answer-for", message=message, remedy="tune on more devices")
         here, there = self._predicted(config)
-        # What needs no more there than here is refused by its trial here, if it does not fit.
+        # If it needs no more memory there than here, its trial here finds out whether it fits.
         if there.fit_probability < min(1 - PROBABILITY, here.fit_probability):
             message = f"at {where} it is predicted to fit with a probability of {there.fit_probability:.1%}"
             return Refusal(rule="answer-for", message=message, remedy="search a space with higher ZeRO stages or less offload")
         return None
 
     def document(self, config: TrialConfig, measured: Interval) -> dict[str, Any]:
-        """What a best-config says of its best at the large size."""
+        """Return a best-config document's entry for its best configuration on the large cluster."""
         here, there = shape_text(self.small.cluster), shape_text(self.large.cluster)
         return {
             "world_size": self.large.world_size,
@@ -101,7 +101,7 @@ class Extrapolation:
 
     def _question(self, space: SearchSpace) -> Question:
         if not isinstance(space.model, ModelSpec):
-            raise TypeError("only models whose shape is known are predicted")
+            raise TypeError("predictions need a model with a known shape")
         work = space.workload
         return Question(
             model=space.model, cluster=space.cluster, engine=self.engine, global_batch_size=work.global_batch_size,
@@ -111,16 +111,16 @@ class Extrapolation:
 
 
 def extrapolation_to(shape: str, small: SearchSpace, model: Model, engine: str) -> Extrapolation:
-    """From a space to NODESxDEVICES of its cluster.
+    """Build the extrapolation from a space to NODESxDEVICES of its cluster.
 
     Raises:
-        RequestError: the model's shape is not known, the devices are no multiple, or no configuration is legal there.
+        RequestError: the model's shape is unknown, the devices are not a multiple, or no configuration is legal there.
     """
     if not isinstance(model, ModelSpec):
         raise RequestError("answer_for", "a factory has no shape to predict from", "give a preset or a config.json")
     cluster = reshaped(small.cluster, "answer_for", shape)
     if cluster.world_size % small.world_size or cluster.world_size == small.world_size:
-        problem = f"{shape} is no multiple of the {small.world_size} devices of a trial"
+        problem = f"{shape} is not a multiple of the {small.world_size} devices of a trial"
         raise RequestError("answer_for", problem, "give 2, 3, 4 or more times as many")
     growth = cluster.world_size // small.world_size
     work = dataclasses.replace(small.workload, global_batch_size=small.workload.global_batch_size * growth)

@@ -1,4 +1,4 @@
-"""Which earlier trials a job learns from: those that read as a legal configuration of its space."""
+"""Select the earlier trials that a job learns from: those that are legal configurations of its space."""
 
 import math
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from autotune.imports.history import EarlierRow
 from autotune.request.earlier_trial import EarlierTrial
 from autotune.session.session import Session
 from search_spaces.errors import SearchSpaceError
-from search_spaces.knobs import check_value, parse_value
+from search_spaces.knob_values import check_value, parse_value
 from search_spaces.trial_config import TrialConfig
 
 NORMAL_95 = 1.96
@@ -16,7 +16,7 @@ NORMAL_95 = 1.96
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Admitted:
-    """What counts, and why the rest does not."""
+    """The usable trials, and why the other rows are refused."""
 
     trials: tuple[EarlierTrial, ...]
     refused: dict[str, list[int]]
@@ -24,7 +24,7 @@ class Admitted:
 
 
 def admit(rows: Sequence[EarlierRow], session: Session) -> Admitted:
-    """Sort the rows. Nothing is checked that a row does not tell: that its model, batch and hardware are the job's."""
+    """Sort the rows into usable and refused. Rows do not state model, batch and hardware, so these are not checked."""
     trials, refused = [], dict[str, list[int]]()
     for row in rows:
         found = _admitted(row, session)
@@ -36,7 +36,7 @@ def admit(rows: Sequence[EarlierRow], session: Session) -> Admitted:
 
 
 def _admitted(row: EarlierRow, session: Session) -> EarlierTrial | str:
-    """The trial, or why it does not count."""
+    """The trial, or why it is refused."""
     if row.rate is None or row.rate <= 0:
         return f"no rate was measured ({row.state})" if row.state else "no rate was measured"
     if not row.parameters:
@@ -53,7 +53,7 @@ def _admitted(row: EarlierRow, session: Session) -> EarlierTrial | str:
 
 
 def _config(row: EarlierRow, session: Session) -> TrialConfig:
-    """Knobs that the row does not name stand where those stand that the job does not search."""
+    """The row's configuration. Knobs that it does not name have the values of the space's base."""
     values = {
         name: parse_value(name, value) if isinstance(value, str) else check_value(name, value)
         for name, value in row.parameters.items()
@@ -62,7 +62,7 @@ def _config(row: EarlierRow, session: Session) -> TrialConfig:
 
 
 def _noise(row: EarlierRow, session: Session) -> float:
-    """What the row's interval tells; else what repeats differ by on such a machine."""
+    """Relative standard deviation from the row's interval, but at least that between repeats on such a machine."""
     if row.interval is None:
         return session.prior.relative
     low, high = row.interval

@@ -1,16 +1,16 @@
-"""Where each rank of a configuration runs: its node, its place along each parallel dimension, its layers."""
+"""The placement of each rank of a configuration: its node, mesh coordinates, pipeline stages and layers."""
 
 import shlex
 from collections.abc import Mapping
 from typing import Any
 
 from autotune.session.session import Session
-from search_spaces.cluster import ClusterSpec
-from search_spaces.command import CommandModel
+from search_spaces.clusters.cluster import ClusterSpec
 from search_spaces.environment import variables_of
 from search_spaces.mesh import DIMENSIONS, PIPELINE, Mesh, make_mesh
-from search_spaces.model import ModelSpec
-from search_spaces.pipeline import split_layers, stages_of_rank
+from search_spaces.models.command import CommandModel
+from search_spaces.models.model import ModelSpec
+from search_spaces.models.pipeline import split_layers, stages_of_rank
 from search_spaces.placeholders import FILES, environment_of, words_of
 from search_spaces.trial_config import TrialConfig
 
@@ -18,7 +18,7 @@ ALLOCATOR_VARIABLE = "PYTORCH_ALLOC_CONF"
 
 
 def launch_of(config: TrialConfig, session: Session) -> dict[str, Any]:
-    """How the configuration is started, and where each of its ranks stands. It follows from the arguments alone."""
+    """Return the launch command and the placement of each rank. The result depends only on the arguments."""
     variables = {ALLOCATOR_VARIABLE: "expandable_segments:True"} if config.expandable_segments else {}
     variables |= variables_of(config.environment)
     line = "autotune reproduce best-config.json"
@@ -30,14 +30,14 @@ def launch_of(config: TrialConfig, session: Session) -> dict[str, Any]:
 
 
 def launch_line(document: Mapping[str, Any]) -> str:
-    """The command of a best-config document's launch behind the variables that it needs, as a shell reads it."""
+    """Return a best-config document's launch as a shell line: variables, then the command."""
     launch = document["launch"]
     variables = [f"{name}={shlex.quote(value)}" for name, value in launch["env"].items()]
     return " ".join([*variables, launch["command"]])
 
 
 def _command_line(command: CommandModel, config: TrialConfig, session: Session, placement: dict[str, Any]) -> str:
-    """The user's script under its own launcher, on the first node; files that it reads stand there by their names."""
+    """The command line of the user's script under its launcher, on the first node; files have the names that it reads."""
     words = words_of(command, config, session.request.workload, session.world_size, FILES)
     python = words[0] in ("python", "python3")
     nodes, ranks = placement["nodes"], placement["ranks_per_node"]
@@ -51,7 +51,7 @@ def _command_line(command: CommandModel, config: TrialConfig, session: Session, 
 
 
 def _accelerate_words(command: CommandModel, config: TrialConfig, session: Session) -> list[str]:
-    """What trials found in accelerate's variables. The files are the exports' own, by their names."""
+    """Options that replace the accelerate variables of trials. The files have the names that the exports use."""
     direct = [] if command.arguments[0] in ("python", "python3") else ["--no_python"]
     if command.plugin == "fsdp":
         return [f"--config_file={FILES['accelerate']}", *direct]
@@ -90,12 +90,12 @@ def _rank(rank: int, ranks_per_node: int, mesh: Mesh, stages: list[list[dict[str
 
 
 def _device(cluster: ClusterSpec, rank: int) -> dict[str, str]:
-    """What the rank runs on, where the cluster's nodes differ."""
+    """The rank's device; empty if all nodes of the cluster are alike."""
     return {"device": cluster.groups[cluster.group_of_rank(rank)].device.name} if cluster.groups else {}
 
 
 def _stages(config: TrialConfig, session: Session) -> list[list[dict[str, Any]]]:
-    """For each place along the pipeline, its stages with their layers; null where the layers are not known."""
+    """For each pipeline rank, its stages with their layers; null if the layers are unknown."""
     model = session.model
     known = split_layers(model, config, session.request.sequence_length) if isinstance(model, ModelSpec) else None
     places = [stages_of_rank(config, place) for place in range(config.pipeline_parallel_size)]

@@ -1,7 +1,7 @@
-"""An uncalibrated machine is measured in a second or two before anything is predicted of it.
+"""Quick calibration: an uncalibrated CPU machine is measured for a second or two before the first prediction for it.
 
-The shipped coefficients are those of GPUs: on a CPU they are off by a factor of ten. So what predicts for ranks on this
-machine's own processors asks here first. GPUs are left to `autotune calibrate`: measuring them takes longer.
+The shipped coefficients are for GPUs; on a CPU they are off by a factor of ten. So predictions for ranks on this machine's CPUs
+calibrate first. GPUs take longer to measure, and need `autotune calibrate`.
 """
 
 import dataclasses
@@ -15,23 +15,23 @@ from autotune.prediction.planning.calibrated import fingerprint
 from autotune.session.session import Session
 from executor.errors import RunnerError
 from executor.runners.quick import measure_processors
-from search_spaces.cluster import ClusterSpec
-from search_spaces.clusters import local_cluster
+from search_spaces.clusters.cluster import ClusterSpec
+from search_spaces.clusters.presets import local_cluster
 from search_spaces.errors import ClusterFormatError
-from search_spaces.model import ModelSpec
+from search_spaces.models.model import ModelSpec
 from storage.records import PROVENANCE, QUICK, CalibrationRecord
 from storage.store import Store
 
 SWITCH = "AUTOTUNE_QUICK_CALIBRATION"
-"""Variable that switches it off: `off`."""
+"""Environment variable that disables it with the value `off`."""
 MOST_RANKS = 16
-"""Forked ranks beyond these take longer than the measurement may."""
+"""With more forked ranks, the measurement takes too long."""
 
 log = logging.getLogger(__name__)
 
 
 def may_calibrate(cluster: ClusterSpec) -> bool:
-    """Whether the cluster is the processors of this machine, and measuring them is not switched off."""
+    """Whether the cluster is this machine's CPUs, and quick calibration is enabled."""
     if os.environ.get(SWITCH) == "off" or cluster.device.kind != "cpu" or cluster.world_size > MOST_RANKS:
         return False
     try:
@@ -41,9 +41,9 @@ def may_calibrate(cluster: ClusterSpec) -> bool:
 
 
 def calibrate_quickly(store: Store, cluster: ClusterSpec) -> CalibrationRecord | None:
-    """Measure and keep what ranks of this machine do, where nothing was measured yet; None: nothing was measured now.
+    """Measure this machine's ranks and store the calibration if there is none yet; None: nothing was measured.
 
-    A failure is logged: predictions then rest on what they rested on before, and say so.
+    A failure is logged: predictions then use the same data as before, and name it.
     """
     if not may_calibrate(cluster) or store.calibrations(fingerprint(cluster), limit=1):
         return None
@@ -58,6 +58,6 @@ def calibrate_quickly(store: Store, cluster: ClusterSpec) -> CalibrationRecord |
 
 
 def calibrate_for(store: Store, session: Session) -> None:
-    """The same for a job, before its ranks start: they would take the cores that are measured."""
+    """`calibrate_quickly` for a job. Call it before the job's ranks start, because they would use the measured cores."""
     if isinstance(session.model, ModelSpec) and address_of(session.request) is None:
         calibrate_quickly(store, session.cluster)

@@ -1,4 +1,4 @@
-"""Resolves and checks everything that a request names."""
+"""Resolve and check everything that a request names."""
 
 import dataclasses
 import math
@@ -22,11 +22,11 @@ from autotune.session.feasible import nothing_legal, require_fit, require_positi
 from autotune.session.nvme import require_folder
 from autotune.session.session import OPTIMIZER, Session
 from search_spaces.capability import Capability
-from search_spaces.cluster import ClusterSpec
+from search_spaces.clusters.cluster import ClusterSpec
 from search_spaces.environment import ENVIRONMENT
-from search_spaces.huggingface import is_factory_reference, resolve_model
-from search_spaces.knobs import value_text
-from search_spaces.model import MOST_LAYERS, FactoryModel, Model, ModelSpec
+from search_spaces.knob_values import value_text
+from search_spaces.models.huggingface import is_factory_reference, resolve_model
+from search_spaces.models.model import MOST_LAYERS, FactoryModel, Model, ModelSpec
 from search_spaces.plain import from_plain, to_plain
 from search_spaces.space import SearchSpace
 from search_spaces.spaces import device_defaults, resolve_space
@@ -39,27 +39,27 @@ if TYPE_CHECKING:
     from autotune.session.extrapolation import Extrapolation
 
 DIVIDES_ALL = math.factorial(16)
-"""Divided by every number of ranks of a tensor-parallel group that is of any use."""
+"""A number that every useful tensor-parallel size divides."""
 GPU_SPREAD = 0.01
-"""Relative standard deviation between repeats on a GPU of one's own, before a job has repeats of its own."""
+"""Relative standard deviation between repeats on an exclusive GPU, before a job has its own repeats."""
 
 
 def prepare(request: JobRequest, live: ClusterSpec | None = None) -> Session:
     """Resolve and check everything that a request names. Starts no trial and touches no database.
 
     Args:
-        request: what was asked for.
-        live: the cluster that was found, for `ray`; None: it is looked for.
+        request: the request.
+        live: for `ray`, the cluster that was found; None: look for it.
 
     Raises:
         RunnerError: no Ray answers at the request's address.
-        RequestError: a path does not exist, the engine is not known or its package not installed, the baseline is illegal, the
-            cluster is not here, or the samples are longer than the text or than the model has positions for, or models of
-            fewer layers are predicted to rank configurations otherwise.
+        RequestError: a path does not exist, the engine is unknown or its package not installed, the baseline is illegal, the
+            cluster is not here, the samples are longer than the text or the model's positions, or models with fewer layers are
+            predicted to rank configurations differently.
         DoesNotFitError: the model's states exceed the host's memory in every configuration.
         NothingFeasibleError: they exceed the stated limit in every configuration.
         SearchSpaceError: model, cluster, space or a pin cannot be resolved.
-        FactoryError: a factory does not keep the Protocol.
+        FactoryError: a factory does not implement the Protocol.
     """
     if request.data_path is not None:
         # Absolute, because a resume may come from another folder.
@@ -80,7 +80,7 @@ def prepare(request: JobRequest, live: ClusterSpec | None = None) -> Session:
     if request.command is not None:
         require_script(request.command)
     if request.fidelity.most_layers is not None:
-        # NumPy and the equations: loaded for those who ask for it alone.
+        # NumPy and the equations are loaded only for requests that need them.
         from autotune.prediction.planning.depth import require_same_order
 
         require_same_order(session.space, request.fidelity.most_layers, request.engine)
@@ -88,18 +88,18 @@ def prepare(request: JobRequest, live: ClusterSpec | None = None) -> Session:
 
 
 def _resolve(request: JobRequest, live: ClusterSpec | None = None, most_steps: int | None = None) -> Session:
-    """What the request names, whether or not this machine can run it now."""
+    """Resolve the request, whether or not this machine can run it now."""
     capability = capability_of(request.engine, request.command)
     cluster = request.resolved_cluster or cluster_of(request, live)
     workload = request.workload
     if request.resolved_model is None and is_factory_reference(request.model):
-        # What is refused whatever the module's size is told before a process is started to look at it.
-        unseen = FactoryModel(
+        # Problems that do not depend on the module's size are reported before a process is started to inspect the module.
+        placeholder = FactoryModel(
             reference=request.model, parameter_count=1, python_path=request.python_path, tensor_divisor=DIVIDES_ALL,
             pipeline_stages=MOST_LAYERS,
         )  # fmt: skip
-        resolve_space(request.space, unseen, cluster, workload, capability, request.pins)
-    model = request.resolved_model or _look_at(request)
+        resolve_space(request.space, placeholder, cluster, workload, capability, request.pins)
+    model = request.resolved_model or _resolve_model(request)
     space = (
         _stored_space(request, model, cluster)
         if request.resolved_domains is not None
@@ -116,7 +116,7 @@ def _resolve(request: JobRequest, live: ClusterSpec | None = None, most_steps: i
         )
     )
     if request.simple is not None and request.resolved_domains is None:
-        # The exporters: loaded for those who ask for it alone.
+        # The exporters are loaded only for requests that need them.
         from autotune.exports.lossless import expressible
 
         space = expressible(space, request.simple, frozenset(request.pins))
@@ -147,7 +147,7 @@ def _resolve(request: JobRequest, live: ClusterSpec | None = None, most_steps: i
 
 
 def _base(request: JobRequest, cluster: ClusterSpec, capability: Capability, model: Model) -> TrialConfig:
-    """The values of knobs that are not searched: the device's defaults, and the optimizer and environment of the user's own
+    """The values of knobs that are not searched: the device's defaults, and the optimizer and environment of the user's
     configuration."""
     given = {**(request.baseline or {}), **_stated_optimizer(request, capability)}
     return device_defaults(cluster, capability, model).replace(
@@ -156,7 +156,7 @@ def _base(request: JobRequest, cluster: ClusterSpec, capability: Capability, mod
 
 
 def _pins(request: JobRequest, capability: Capability) -> dict[str, Any]:
-    """The request's; and all that a user's script may be told of its own knobs."""
+    """The request's pins, plus the variants of a user's script."""
     if request.command is None:
         return {**request.pins, **_stated_optimizer(request, capability)}
     require_carried(request, capability)
@@ -165,10 +165,10 @@ def _pins(request: JobRequest, capability: Capability) -> dict[str, Any]:
 
 
 def _stated_optimizer(request: JobRequest, capability: Capability) -> dict[str, Value]:
-    """The optimizer that the request states, where trials make it: a script makes its own, unless its command asks for it.
+    """The request's optimizer, if trials create it. A script creates its own, unless its command has a placeholder for it.
 
     Raises:
-        RequestError: pins name another one, too.
+        RequestError: pins name another optimizer.
     """
     if request.optimizer is None or (request.command is not None and OPTIMIZER not in capability.knobs):
         return {}
@@ -180,9 +180,9 @@ def _stated_optimizer(request: JobRequest, capability: Capability) -> dict[str, 
 
 
 def with_prior(session: Session, store: Store, lease: Lease) -> tuple[Session, str]:
-    """The session with what is known before the job's first trial: learned when the job begins, then frozen. And in words.
+    """Return the session with the prior of the job, and a note on it. The prior is learned when the job begins, then frozen.
 
-    It is frozen for strategies that do not predict, too: what was predicted of a job's trials is shown beside what they took.
+    It is also stored for strategies that do not predict, because predictions are shown next to the trials' results.
     """
     predicts = session.request.strategy in PREDICTING
     if not predicts and not isinstance(session.model, ModelSpec):
@@ -205,7 +205,7 @@ def with_prior(session: Session, store: Store, lease: Lease) -> tuple[Session, s
 
 
 def _earlier(session: Session) -> "list[Runs]":
-    """What was measured outside of the database."""
+    """Trials that were measured outside of the database."""
     from autotune.prediction.fitting.trial_history import earlier_runs
 
     request, model = session.request, session.model
@@ -215,7 +215,7 @@ def _earlier(session: Session) -> "list[Runs]":
 
 
 def session_of(job: JobRecord) -> Session:
-    """The session of a job from its row alone.
+    """Rebuild the session of a job from its row.
 
     Raises:
         JobNotResumableError: this version cannot read the row.
@@ -224,13 +224,13 @@ def session_of(job: JobRecord) -> Session:
 
 
 def resolve(request: JobRequest, model: ModelSpec | None = None, most_steps: int | None = None) -> Session:
-    """Resolve and check a request on a machine that need not be able to run it. Raises what `prepare` raises of names, and,
-    where the request asks for what is at a Ray address, of that.
+    """Resolve and check a request on a machine that may be unable to run it. Raises what `prepare` raises for names and, if the
+    request uses the cluster at a Ray address, for that address.
 
     Args:
-        request: what was asked for.
-        model: what `request.model` names, where that is no preset.
-        most_steps: what counting the session's space may take; None: no bound.
+        request: the request.
+        model: the model that `request.model` names, if that is not a preset.
+        most_steps: most steps for counting the session's space; None: no limit.
     """
     named = dataclasses.replace(request, resolved_model=model) if model is not None else request
     session = _resolve(named, found_cluster(named), most_steps)
@@ -239,7 +239,7 @@ def resolve(request: JobRequest, model: ModelSpec | None = None, most_steps: int
 
 
 def require_startable(session: Session) -> None:
-    """Refuse, before ranks are started, a job whose data or devices are not here.
+    """Refuse a job whose data or devices are not here, before its ranks are started.
 
     Raises:
         RequestError, RunnerError: see `prepare`.
@@ -251,18 +251,18 @@ def require_startable(session: Session) -> None:
 def _extrapolation(request: JobRequest, space: SearchSpace, model: Model) -> "Extrapolation | None":
     if request.answer_for is None:
         return None
-    # NumPy and the equations: loaded for those who predict alone.
+    # NumPy and the equations are loaded only for requests that need them.
     from autotune.session.extrapolation import extrapolation_to
 
     return extrapolation_to(request.answer_for, space, model, request.engine)
 
 
-def _look_at(request: JobRequest) -> Model:
+def _resolve_model(request: JobRequest) -> Model:
     if request.command is not None:
         return request.command
     if not is_factory_reference(request.model):
         return resolve_model(request.model)
-    # Only factories need a rank process to be looked at.
+    # Only factories need a rank process for inspection.
     from executor.runners.probe import describe_factory
 
     return describe_factory(request.model, request.workload, request.python_path)
@@ -282,7 +282,7 @@ def _stored_space(request: JobRequest, model: Model, cluster: ClusterSpec) -> Se
 
 
 def _ranking(request: JobRequest, cluster: ClusterSpec, extrapolation: "Extrapolation | None") -> Ranking:
-    # On a CPU the device's share of main memory is no limit that an allocator keeps, so that only a stated one counts.
+    # On a CPU, no allocator enforces the device's share of main memory, so only a stated limit counts.
     known = request.memory_limit or (cluster.most_memory_bytes if cluster.device.kind == "cuda" else None)
     return Ranking(
         objective=request.objective,

@@ -1,4 +1,4 @@
-"""What requests name, resolved and remembered: a service is sent the same few models and spaces again and again."""
+"""Resolve requests with a cache: a service receives the same few models and spaces repeatedly."""
 
 import dataclasses
 import hashlib
@@ -11,23 +11,23 @@ from dataclasses import dataclass
 
 from autotune.request.request import JobRequest
 from autotune.session.resolve import resolve
-from search_spaces.huggingface import is_factory_reference
-from search_spaces.model import ModelSpec
+from search_spaces.models.huggingface import is_factory_reference
+from search_spaces.models.model import ModelSpec
 from search_spaces.plain import to_plain
 
 KEPT = 256
-"""Requests that are remembered; the one that was resolved longest ago is forgotten first."""
+"""Most cached requests; the one that was resolved longest ago is evicted first."""
 KEPT_BYTES = 8_000_000
-"""Of all that is remembered, as JSON."""
+"""Most bytes of the whole cache, as JSON."""
 LARGEST = 40_000
-"""Bytes of a request that is remembered, with what it resolved to: who looks it up does so in an event loop."""
+"""Most bytes of a cached request with its result: lookups run in an event loop."""
 KEPT_SECONDS = 60.0
-"""How long `local` is taken to be the machine that it was."""
+"""How long a result is valid: `local` may then be a changed machine."""
 INDEPENDENT = (
     "objective", "strategy", "seed", "trials", "max_seconds", "trial_timeout", "headroom", "runner", "confirm_repeats",
     "control_every", "fidelity", "allow_unstable", "racing", "stop_at_first", "name", "tags", "note",
 )  # fmt: skip
-"""Fields on which nothing that is resolved depends. The request itself checks them."""
+"""Fields that do not affect the resolved fields. The request itself checks them."""
 RESOLVED = tuple(item.name for item in dataclasses.fields(JobRequest) if item.name.startswith("resolved_"))
 
 
@@ -36,11 +36,11 @@ class _Known:
     request: JobRequest
     until: float
     size: int
-    """Bytes, about: of what was asked for and of what it resolved to, as JSON."""
+    """Approximate bytes of the request and its result, as JSON."""
 
 
 class Resolver:
-    """Resolves requests. May be used from several threads."""
+    """Resolves requests with a cache. Thread-safe."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -49,24 +49,24 @@ class Resolver:
         self._lock = threading.Lock()
 
     def known(self, request: JobRequest, model: ModelSpec | None = None) -> JobRequest | None:
-        """What `resolved` returns, where that is known; it is never known that a request is refused."""
+        """Return the cached result of `resolved`; None: not cached. Refusals are never cached."""
         with self._lock:
             known = self._known.get(_name(_text(request, model)))
         return None if known is None or known.until <= self._clock() else _filled(request, known.request)
 
     def resolved(self, request: JobRequest, model: ModelSpec | None = None, most_steps: int | None = None) -> JobRequest:
-        """The request with its resolved fields filled in, checked as `resolve` checks it. Raises what that raises.
+        """Return the request with its resolved fields filled in, checked like `resolve`. Raises what `resolve` raises.
 
         Args:
-            request: what was asked for.
-            model: what `request.model` names, where that is no preset.
-            most_steps: what counting the space may take.
+            request: the request.
+            model: the model that `request.model` names, if that is not a preset.
+            most_steps: most steps for counting the space.
         """
         known = self.known(request, model)
         if known is not None:
             return known
         found = resolve(request, model, most_steps).request
-        if not is_factory_reference(request.model):  # whose code may change
+        if not is_factory_reference(request.model):  # a factory's code may change
             text = _text(request, model)
             size = len(text) + len(json.dumps(to_plain(found)))
             if size <= LARGEST:
@@ -91,6 +91,6 @@ def _name(text: str) -> bytes:
 
 
 def _text(request: JobRequest, model: ModelSpec | None) -> str:
-    """The same for requests that resolve to the same."""
+    """A cache key: equal for requests with the same resolved fields."""
     values = {item.name: getattr(request, item.name) for item in dataclasses.fields(request) if item.name not in INDEPENDENT}
     return json.dumps([to_plain(values), to_plain(model)], sort_keys=True)

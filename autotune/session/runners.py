@@ -1,4 +1,4 @@
-"""Runners by name."""
+"""Create runners by name."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -16,10 +16,10 @@ from search_spaces.trial_config import TrialConfig
 
 
 def make_runner(session: Session) -> Runner:
-    """Return the runner that the session's request names, with as many ranks as a trial has; they are starting already.
+    """Return the runner that the session's request names, with the ranks of one trial, which are already starting.
 
     Raises:
-        RequestError: there is no runner of that name.
+        RequestError: no runner has that name.
         RunnerError: Ray does not start, or has no room for the ranks.
     """
     request = session.request
@@ -29,8 +29,8 @@ def make_runner(session: Session) -> Runner:
         runner = _start_watchers(request.runner, session.world_size, kind, ray_address)
     else:
         runner = start_ranks(request.runner, session.world_size, kind, request.python_path, ray_address)
-    if not session.environment:  # else its first trial starts others
-        # They import for seconds, in which the job is opened and its first trial chosen.
+    if not session.environment:  # else its first trial starts new processes
+        # The imports take seconds; meanwhile the job is opened and its first trial chosen.
         runner.warm_up(session.model)
     return runner
 
@@ -38,14 +38,14 @@ def make_runner(session: Session) -> Runner:
 def start_ranks(
     runner: str, ranks: int, kind: str, python_path: Sequence[str] = (), ray_address: str | None = None
 ) -> GangsRunner:
-    """Return the runner of that name with so many ranks on devices of that kind.
+    """Return the runner with this name, with this many ranks on devices of this kind.
 
     Raises:
-        RequestError: there is no runner of that name.
+        RequestError: no runner has that name.
         RunnerError: Ray does not start, or has no room for the ranks.
     """
-    # By its kind, not `auto`: what a job for GPUs measures on CPUs is no answer.
-    # Imported where it is asked for: Ray takes seconds to load, and the local runner must work where it is not installed.
+    # The device kind is explicit, not `auto`: measurements on CPUs are useless for a job for GPUs.
+    # Runners are imported on demand: Ray takes seconds to load, and the local runner must work without Ray.
     if runner == "ray":
         from executor.runners.ray.runner import RayRunner
 
@@ -58,7 +58,7 @@ def start_ranks(
 
 
 def _start_watchers(runner: str, ranks: int, kind: str, ray_address: str | None) -> GangsRunner:
-    """Ranks that start a user's script each, and touch no device: the devices are the script's."""
+    """Start ranks that each run a user's script and use no device themselves: the devices belong to the script."""
     if runner == "ray":
         from executor.runners.ray.runner import RayRunner
 
@@ -67,8 +67,8 @@ def _start_watchers(runner: str, ranks: int, kind: str, ray_address: str | None)
 
 
 def make_replay_runner(path: Path) -> Callable[[Session], Runner]:
-    """What makes runners that answer from a file of measurements: a JSON object {config hash: result}, or with the key
-    "*" a result for every configuration; "seconds_per_trial" says how long each takes.
+    """Return a factory of runners that replay a file of measurements: a JSON object {config hash: result}. The key "*" has
+    a result for every other configuration; "seconds_per_trial" is the duration of each trial.
 
     Raises:
         RequestError: the file cannot be read.

@@ -1,4 +1,4 @@
-"""The files that a user's script reads in a trial, and notes about its command."""
+"""The files that a user's script reads in a trial, and notes on its command."""
 
 import dataclasses
 import json
@@ -11,23 +11,23 @@ from autotune.request.request import request_to_row
 from autotune.request.script_capability import is_trainer
 from autotune.session.placement import launch_of
 from autotune.session.session import Session
-from search_spaces.command import CommandModel
-from search_spaces.deepspeed_config import offloads_a_part
-from search_spaces.knobs import value_text
+from search_spaces.deepspeed.config import offloads_a_part
+from search_spaces.knob_values import value_text
+from search_spaces.models.command import CommandModel
 from search_spaces.placeholders import FILES, TELLS_BATCH, files_read, names_in
 from search_spaces.plain import to_plain
 from search_spaces.trial_config import TrialConfig
 
 
 def rendered_files(session: Session, config: TrialConfig) -> tuple[tuple[str, str], ...]:
-    """Name and content of the files that the command reads in a trial of this configuration."""
+    """Return name and content of the files that the command reads in a trial of this configuration."""
     command = session.model
     assert isinstance(command, CommandModel)
     return tuple((FILES[name], _rendered(session, command, config, FILE_FORMATS[name])) for name in files_read(command))
 
 
 def notes_of(session: Session) -> list[str]:
-    """What a user should know before the first trial, a line each."""
+    """Return notes for the user before the first trial, one line each."""
     command = session.model
     if not isinstance(command, CommandModel):
         return []
@@ -38,9 +38,9 @@ def notes_of(session: Session) -> list[str]:
         stays = ", ".join(f"{name}={value_text(getattr(space.base, name))}" for name in left)
         notes.append(f"no placeholder of the command carries {', '.join(left)}: left at {stays}")
     used = set(names_in(command.arguments))
-    told = used & (TELLS_BATCH - {"micro_batch_size"}) - ({"config"} if is_trainer(command) else set())
-    if "micro_batch_size" in used and not told and command.launcher != "accelerate":
-        notes.append("the command is not told {gradient_accumulation_steps}: its global batch follows micro_batch_size")
+    carries_batch = used & (TELLS_BATCH - {"micro_batch_size"}) - ({"config"} if is_trainer(command) else set())
+    if "micro_batch_size" in used and not carries_batch and command.launcher != "accelerate":
+        notes.append("the command does not receive {gradient_accumulation_steps}: its global batch follows micro_batch_size")
     return notes
 
 
@@ -54,8 +54,7 @@ def _rendered(session: Session, command: CommandModel, config: TrialConfig, form
     elif command.plugin == "deepspeed":
         content = _with_own_optimizer(content)
     elif session.cluster.device.kind == "cpu" and content["optimizer"]["type"] == "AdamW" and not offloads_a_part(config):
-        # DeepSpeed's own AdamW is compiled where it is first used, for a minute, and needs a compiler; a part of the state is
-        # offloaded by that one alone.
+        # DeepSpeed's own AdamW takes a minute to compile at first use, and needs a compiler. Only partial offload requires it.
         content["optimizer"]["params"]["torch_adam"] = True
     return json.dumps(content, indent=2) + "\n"
 
@@ -68,19 +67,19 @@ _FILLED_IN: dict[str, Any] = {
     "bf16": {"enabled": "auto"},
     "fp16": {"enabled": "auto"},
 }
-"""What a Trainer takes from its arguments: where a file says it otherwise, it refuses to start."""
+"""Values that a Trainer takes from its arguments: it refuses to start if the file has others."""
 
 
 def _with_own_optimizer(content: Mapping[str, Any]) -> dict[str, Any]:
-    """For who makes the optimizer itself and hands it over, offloaded or not."""
+    """Adapt the file for a program that creates the optimizer itself, offloaded or not."""
     kept = {name: value for name, value in content.items() if name != "optimizer"}
     return kept | {"zero_allow_untested_optimizer": True, "zero_force_ds_cpu_optimizer": False}
 
 
 def _document(session: Session, config: TrialConfig) -> dict[str, Any]:
-    """What an exporter reads of a best-config document, for a configuration that was not measured yet.
+    """Return a best-config document as exporters read it, for a configuration that was not measured yet.
 
-    A trial's file states the hyperparameters of trials where the user states none, because the script may train by them.
+    If the user states no hyperparameters, it has those of trials, because the script may use them.
     """
     workload = session.request.workload
     request = dataclasses.replace(

@@ -10,8 +10,8 @@ from autotune.objective.ranking import Ranking
 from autotune.request.request import JobRequest
 from autotune.session.environments import search_environment
 from autotune.strategies.strategy import Strategy
-from search_spaces.cluster import ClusterSpec
-from search_spaces.model import Model
+from search_spaces.clusters.cluster import ClusterSpec
+from search_spaces.models.model import Model
 from search_spaces.space import SearchSpace
 from search_spaces.trial_config import TrialConfig
 from storage.records import BUDGET, LABELS, JobRecord, TrialRecord
@@ -20,25 +20,25 @@ if TYPE_CHECKING:
     from autotune.session.extrapolation import Extrapolation
 
 OPTIMIZER = "optimizer"
-"""The knob of which a job has one value, unless it names several: losses differ from the first update on."""
+"""This knob has one value per job unless the request names several, because losses differ from the first update on."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Session:
-    """Everything that a job's request names, resolved. The same in every process that opens the same row."""
+    """Everything that a job's request names, resolved. It is the same in every process that opens the same row."""
 
     request: JobRequest
-    """With its resolved fields filled in: what the job's row holds."""
+    """The request with its resolved fields filled in, as stored in the job's row."""
     model: Model
     cluster: ClusterSpec
     space: SearchSpace
     baselines: tuple[TrialConfig, ...]
-    """Trial 0, and what is tried in its place, in order, where it does not fit."""
+    """Trial 0 and, in order, its replacements if it does not fit."""
     ranking: Ranking
     prior: Spread
     strategy: Strategy
     extrapolation: "Extrapolation | None" = None
-    """To the cluster that the answer is for; None: that of the trials."""
+    """Extrapolation to the cluster that the answer is for; None: the cluster of the trials."""
 
     @property
     def world_size(self) -> int:
@@ -47,7 +47,7 @@ class Session:
 
     @property
     def environment(self) -> str:
-        """What the ranks' processes are started with in the whole search."""
+        """The environment of rank processes during the search."""
         return search_environment(self.space)
 
     def tries_environment(self, config: TrialConfig) -> bool:
@@ -55,18 +55,18 @@ class Session:
         return config.environment in self.request.resolved_environments
 
     def without_environment_stage(self, trials: Sequence[TrialRecord]) -> Sequence[TrialRecord]:
-        """The trials of layouts: what a strategy, whose space has one environment, learns from."""
+        """The trials without those of the last stage: the history of a strategy, whose space has only one environment."""
         if not self.request.resolved_environments:
             return trials
         return [trial for trial in trials if not self.tries_environment(trial.config)]
 
     def device_hours(self, seconds: float) -> float:
-        """What `seconds` on every rank of the job cost, in device-hours."""
+        """Device-hours of `seconds` on every rank of the job."""
         return seconds * self.world_size / 3600.0
 
 
 def with_changes_of(session: Session, job: JobRecord) -> Session:
-    """The session with the budget and the labels that the job's row states now."""
+    """Return the session with the budget and the labels that the job's row has now."""
     stated = {name: job.request.get(name, getattr(session.request, name)) for name in (*BUDGET, *LABELS)}
     stated["tags"] = tuple(stated["tags"])
     if all(getattr(session.request, name) == value for name, value in stated.items()):
@@ -75,7 +75,7 @@ def with_changes_of(session: Session, job: JobRecord) -> Session:
 
 
 def on_ray(session: Session, address: str | None) -> Session:
-    """The session on the Ray at `address`, where it runs on Ray and names none itself."""
+    """Return the session with this Ray address, if it runs on Ray and has no address itself."""
     request = session.request
     if address is None or request.runner != "ray" or request.ray_address is not None:
         return session

@@ -1,20 +1,20 @@
-"""What a runner is asked for, to measure a configuration of a job."""
+"""Build the runner's request to measure a configuration of a job."""
 
 import dataclasses
 
 from autotune.session.script_files import rendered_files
 from autotune.session.session import OPTIMIZER, Session
-from search_spaces.adapters import VIRTUAL_TOKENS
-from search_spaces.command import CommandModel
 from search_spaces.compression import INT8
-from search_spaces.packing_rules import PACK
+from search_spaces.knobs.conditions import VIRTUAL_TOKENS
+from search_spaces.models.command import CommandModel
+from search_spaces.rules.packing import PACK
 from search_spaces.trial import TrialRequest
 from search_spaces.trial_config import TrialConfig, Value
 
 ADAPTERS = ("lora_rank", "lora_targets", "adapter_size")
-"""Knobs that say what is trained beside a model that starts as it is."""
+"""Knobs of adapters, which do not change the model's output before the first update."""
 OTHER_MODELS = ("frozen_dtype", "gather_dtype", *VIRTUAL_TOKENS, "attention_window", "attention_global_tokens", PACK)
-"""Knobs with which a model computes something else from the start."""
+"""Knobs that change the model's output from the start."""
 
 
 def trial_request(
@@ -24,7 +24,7 @@ def trial_request(
     reference_losses: tuple[float, ...],
     excluded_nodes: tuple[str, ...] = (),
 ) -> TrialRequest:
-    """What a runner is asked for to measure `config` in full under this job's workload and limits."""
+    """Build the request to measure `config` in full under this job's workload and limits."""
     request = session.request
     return TrialRequest(
         attempt=attempt,
@@ -47,12 +47,12 @@ def trial_request(
 
 
 def _comparable(session: Session, losses: tuple[float, ...]) -> tuple[float, ...]:
-    """Of a job's reference those losses that hold for all of its trials.
+    """Return the reference losses that are comparable in all trials of the job.
 
-    Whatever the optimizer, and with adapters of any size or none (their second matrices are zero), trials start from one
-    loss, and are other models from the first update on. So they are where gradients are rounded to integers, in blocks that
-    another layout cuts otherwise. Weights of fewer bits, or gathered in fewer, virtual tokens, or attention to fewer
-    tokens, make another model from the start; of packed rows a step trains on other documents.
+    With different optimizers or adapter sizes (second adapter matrices are zero), trials have the same first loss and differ
+    from the first update on. The same holds if gradients are rounded to integers, because blocks depend on the layout.
+    Quantised weights or gathers, virtual tokens and attention windows change the model from the start; packed rows change the
+    documents of a step.
     """
     if any(_varies(session, name) for name in OTHER_MODELS):
         return ()
@@ -61,18 +61,18 @@ def _comparable(session: Session, losses: tuple[float, ...]) -> tuple[float, ...
 
 
 def _varies(session: Session, knob: str) -> bool:
-    """Whether the job's trials have several values of a knob."""
+    """Whether the job's trials use several values of a knob."""
     return len(_values(session, knob)) > 1
 
 
 def _values(session: Session, knob: str) -> set[Value]:
-    """Those that the job's trials have of a knob."""
+    """The values of a knob in the job's trials."""
     values = session.space.domains.get(knob, (getattr(session.space.base, knob),))
     return {*values, *(getattr(config, knob) for config in session.baselines)}
 
 
 def _files(session: Session, config: TrialConfig) -> tuple[tuple[str, str], ...]:
-    """What a user's command reads."""
+    """The files that a user's command reads."""
     if not isinstance(session.model, CommandModel):
         return ()
     return rendered_files(session, config)

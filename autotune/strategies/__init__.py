@@ -1,1 +1,1 @@
-"""How the next configuration is chosen."""
+"""Strategies: how the next configuration is chosen."""

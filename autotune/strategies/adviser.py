@@ -1,4 +1,4 @@
-"""What strategies share that ask an optimizer from elsewhere, which knows neither our rules nor what runs."""
+"""Base of the strategies that ask an external optimizer, which knows neither the constraints nor the pending trials."""
 
 import math
 from abc import abstractmethod
@@ -13,37 +13,37 @@ from search_spaces.trial_config import TrialConfig, stable_hash
 from storage.records import TrialRecord
 
 STARTUP_TRIALS = 8
-"""Trials that `random` chooses before there is something to learn from."""
+"""Trials that `random` chooses before the optimizer has data to learn from."""
 ASKS = 3
-"""Times that the adviser is asked before something near its last answer is taken, where there are many configurations."""
-UNTOLD = (Outcome.CANCELLED, Outcome.LOST, Outcome.PREEMPTED)
-"""Outcomes that say nothing of the configuration."""
+"""Maximum number of asks, in a large space, before a configuration near the last answer is taken."""
+UNINFORMATIVE = (Outcome.CANCELLED, Outcome.LOST, Outcome.PREEMPTED)
+"""Outcomes that carry no information about the configuration."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
-    """A trial as an adviser hears of it."""
+class ObservedTrial:
+    """A finished trial as it is passed to the optimizer."""
 
     places: Mapping[str, int]
-    """Where it lies on the axes."""
+    """Its position on each axis."""
     score: float
-    """More is better; of a trial that cannot win the lowest that was seen: a cliff would be taken for the objective's shape."""
+    """Higher is better. A trial that cannot win gets the lowest score seen, to avoid a cliff in the modelled objective."""
     wins: bool
-    """False: out of memory, wrong, failed: a violated constraint."""
+    """False: out of memory, wrong or failed, i.e. a violated constraint."""
 
 
 class AdviserStrategy(Strategy):
-    """Tells an adviser without a memory of its own all rows at each call, asks it, and forgets it.
+    """Passes all trials to a stateless optimizer at each call, asks it for a configuration, and discards it.
 
     1. The first `STARTUP_TRIALS` come from `random`.
-    2. An answer that is known or illegal costs nothing: the adviser is asked again, up to `asks` times where there are few
-       configurations, where most of what the domains combine to does not exist, and `ASKS` times where there are many.
-    3. Then the unknown configuration is taken that lies nearest to its last answer on its own axes; where there are too many
-       to list, an unknown neighbour of that answer. Where there is none, `random` answers.
+    2. A known or illegal answer costs nothing: the optimizer is asked again, up to `asks` times in a small space, where most
+       combinations of the domains do not exist, and up to `ASKS` times in a large one.
+    3. Then the unknown configuration nearest to the last answer on its axes is taken; in a space too large to list, an unknown
+       neighbour of that answer. If there is none, `random` chooses.
     """
 
     asks = 20
-    """Times that it is asked where there are few configurations."""
+    """Maximum number of asks in a small space."""
 
     def __init__(self, score: Score) -> None:
         self._score = score
@@ -52,15 +52,15 @@ class AdviserStrategy(Strategy):
 
     @abstractmethod
     def answers(
-        self, axes: Axes, told: Sequence[Told], running: Sequence[Mapping[str, int]], seed: int
+        self, axes: Axes, observed: Sequence[ObservedTrial], running: Sequence[Mapping[str, int]], seed: int
     ) -> Iterator[Mapping[str, int]]:
-        """Places on the axes, one after the other, each asked for when the one before was of no use.
+        """Yield positions on the axes; the next one is requested when the last one was unusable.
 
         Args:
             axes: at least one.
-            told: trials that have an outcome.
-            running: where pending trials lie.
-            seed: another one for each number of trials.
+            observed: finished trials.
+            running: positions of the pending trials.
+            seed: differs for each number of trials.
         """
 
     def propose(
@@ -84,12 +84,12 @@ class AdviserStrategy(Strategy):
     ) -> TrialConfig | None:
         tried = sum(trial.attempts > 0 for trial in history) + len(pending)
         if tried >= STARTUP_TRIALS:
-            config = self._asked(candidates, history, pending, seed)
+            config = self._ask_optimizer(candidates, history, pending, seed)
             if config is not None:
                 return config
         return next(iter(self._random.propose(candidates, history, pending, 1, seed)), None)
 
-    def _asked(
+    def _ask_optimizer(
         self, candidates: Candidates, history: Sequence[TrialRecord], pending: Sequence[TrialConfig], seed: int
     ) -> TrialConfig | None:
         axes = Axes(candidates)
@@ -99,7 +99,7 @@ class AdviserStrategy(Strategy):
         if not axes.sizes or left == []:
             return None
         running = [axes.places(config) for config in pending]
-        answers = self.answers(axes, self._told(history, axes), running, _seed(seed, len(history) + len(pending)))
+        answers = self.answers(axes, self._observed(history, axes), running, _seed(seed, len(history) + len(pending)))
         places: Mapping[str, int] = {}
         for places, _ in zip(answers, range(ASKS if left is None else self.asks), strict=False):
             config = axes.config(places)
@@ -110,18 +110,18 @@ class AdviserStrategy(Strategy):
             return min(left, key=lambda near: stable_hash([seed, near.hash]), default=None)
         return axes.nearest(places, left or (), seed) if places else None
 
-    def _scored(self, trial: TrialRecord) -> float | None:
-        """A trial that was ended early is slow, not impossible: trials are ended early where samples/s are the score."""
+    def _score_of(self, trial: TrialRecord) -> float | None:
+        """Return the score; a pruned trial is slow, not infeasible (trials are pruned only where samples/s is the score)."""
         score = self._score(trial)
         return score if score is not None else _pruned_rate(trial)
 
-    def _told(self, history: Sequence[TrialRecord], axes: Axes) -> list[Told]:
-        heard = [trial for trial in history if trial.outcome is not None and trial.outcome not in UNTOLD]
-        scores = [score if score is not None and math.isfinite(score) else None for score in map(self._scored, heard)]
+    def _observed(self, history: Sequence[TrialRecord], axes: Axes) -> list[ObservedTrial]:
+        informative = [trial for trial in history if trial.outcome is not None and trial.outcome not in UNINFORMATIVE]
+        scores = [score if score is not None and math.isfinite(score) else None for score in map(self._score_of, informative)]
         lowest = min((score for score in scores if score is not None), default=0.0)
         return [
-            Told(places=axes.places(trial.config), score=lowest if score is None else score, wins=score is not None)
-            for trial, score in zip(heard, scores, strict=True)
+            ObservedTrial(places=axes.places(trial.config), score=lowest if score is None else score, wins=score is not None)
+            for trial, score in zip(informative, scores, strict=True)
         ]
 
 

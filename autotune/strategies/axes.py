@@ -1,4 +1,4 @@
-"""The knobs that vary as the axes of an optimizer: numbers by their place in the domain, names as categories."""
+"""Searched knobs as the axes of an optimizer: numbers by their index in the domain, names as categories."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -6,13 +6,13 @@ from autotune.strategies.strategy import Candidates
 from search_spaces.trial_config import TrialConfig, Value, stable_hash
 
 LARGEST_LISTED = 3_000
-"""Configurations up to which candidates are listed whole: a few milliseconds each time that the nearest one is looked for."""
+"""Largest number of configurations that is listed in full: finding the nearest one takes a few milliseconds."""
 
 
 class Axes:
-    """The knobs that have more than one value, and both ways between places on the axes and configurations.
+    """The knobs with more than one value; converts between positions on the axes and configurations.
 
-    Sizes are spread over orders of magnitude, so a number is told by its place in the domain and not by itself.
+    Sizes span orders of magnitude, so a number is represented by its index in the domain.
     """
 
     def __init__(self, candidates: Candidates) -> None:
@@ -20,7 +20,7 @@ class Axes:
         self._domains = {name: tuple(values) for name, values in candidates.domains.items() if len(values) > 1}
         self.sizes: Mapping[str, int] = {name: len(values) for name, values in self._domains.items()}
         self.ordered = frozenset(name for name, values in self._domains.items() if _is_ordered(values))
-        """The axes whose neighbouring places are alike."""
+        """The axes whose neighbouring positions have similar values."""
 
     def config(self, places: Mapping[str, int]) -> TrialConfig:
         """The nearest canonical configuration of the domains, legal or not."""
@@ -28,15 +28,15 @@ class Axes:
         return self._candidates.admitted(self._candidates.base.replace(values))
 
     def places(self, config: TrialConfig) -> dict[str, int]:
-        """Where the configuration lies."""
+        """Return the position of the configuration on each axis."""
         return {name: _place(values, getattr(config, name)) for name, values in self._domains.items()}
 
     def nearest(self, places: Mapping[str, int], configs: Iterable[TrialConfig], seed: int) -> TrialConfig | None:
-        """The configuration that is nearest to a point; the seed decides between equals."""
+        """The configuration nearest to a position; the seed breaks ties."""
         return min(configs, key=lambda config: (self._distance(places, config), stable_hash([seed, config.hash])), default=None)
 
     def _distance(self, places: Mapping[str, int], config: TrialConfig) -> float:
-        """Squares summed: the way along an ordered axis as a share of it, 1 between different categories."""
+        """Sum of squares: on an ordered axis the difference as a share of its length; 1 between different categories."""
         theirs = self.places(config)
         return sum(
             ((place - theirs[name]) / (self.sizes[name] - 1)) ** 2 if name in self.ordered else float(place != theirs[name])
@@ -45,13 +45,13 @@ class Axes:
 
 
 class Listing:
-    """The configurations of few candidates, listed once."""
+    """The configurations of a small space, listed once."""
 
     def __init__(self) -> None:
         self._listed: dict[str, tuple[TrialConfig, ...] | None] = {}
 
     def of(self, candidates: Candidates) -> tuple[TrialConfig, ...] | None:
-        """All of them; None: there are more than `LARGEST_LISTED`."""
+        """All configurations; None: there are more than `LARGEST_LISTED`."""
         if candidates.hash not in self._listed:
             few = candidates.count() <= LARGEST_LISTED
             self._listed[candidates.hash] = tuple(candidates.enumerate()) if few else None
@@ -63,7 +63,7 @@ def _is_ordered(values: Sequence[Value]) -> bool:
 
 
 def _place(values: Sequence[Value], value: Value) -> int:
-    """Index of the value, or of the nearest: a canonical configuration has sizes clipped, and unused knobs at their default."""
+    """Index of the value, or of the nearest one: a canonical configuration has clipped sizes and defaults for unused knobs."""
     if value in values:
         return values.index(value)
     if not _is_ordered(values) or isinstance(value, str):

@@ -1,4 +1,4 @@
-"""Any strategy as a search for the front of throughput and memory: the weights of the two take turns."""
+"""Any strategy as a search for the Pareto front of throughput and memory, by cycling through weights of the two."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -9,24 +9,24 @@ from search_spaces.trial_config import TrialConfig
 from storage.records import TrialRecord
 
 SHARES = (0.0, 0.5, 1.0, 0.25, 0.75)
-"""Of memory in the score, in their order: the fastest, the middle, the smallest, and what lies between them."""
+"""Shares of memory in the score, in the order of use: fastest, middle, smallest, then the values between."""
 
 
 class FrontStrategy(Strategy):
-    """Chooses each configuration by one weight of samples/s and memory, which follows from the number of trials so far.
+    """Chooses each configuration by one weight of samples/s and memory, which depends on the number of trials so far.
 
-    1. Of n trials tried or running the next one's share of memory is number n modulo 5 of `SHARES`.
-    2. A strategy of that share proposes one configuration, by the score (1 - share) log rate - share log peak
-       (`Ranking.score`): all trials teach every share.
+    1. With n trials finished or running, the next one's share of memory is number n modulo 5 of `SHARES`.
+    2. A strategy for that share proposes one configuration by the score (1 - share) log rate - share log peak
+       (`Ranking.score`). All strategies learn from all trials.
 
-    Cycling through weights is that of ParEGO [Knowles 2006], which draws them and uses the Chebyshev norm. Here the sum is of
-    logarithms, linear, so that no trial's score depends on the range of the others, and predictions add up as scores do. Such a
-    sum is never highest at a point in a dent of the front (of logarithms); the best-config names those that were met.
+    Cycling through weights follows ParEGO [Knowles 2006], which draws them and uses the Chebyshev norm. The sum of logarithms
+    used here is linear: no trial's score depends on the range of the others, and predictions add up like scores. Such a sum
+    never has its maximum in a concave part of the front (of logarithms); the best-config lists such points if measured.
     """
 
-    def __init__(self, of_share: Callable[[float], Strategy]) -> None:
-        """`of_share`: makes the strategy of a share, called once for each."""
-        self._strategies = [of_share(share) for share in SHARES]
+    def __init__(self, make_for_share: Callable[[float], Strategy]) -> None:
+        """`make_for_share`: creates the strategy for a share; called once per share."""
+        self._strategies = [make_for_share(share) for share in SHARES]
 
     def propose(
         self,
@@ -48,5 +48,5 @@ class FrontStrategy(Strategy):
 
 
 def at_share(ranking: Ranking, share: float) -> Ranking:
-    """The ranking with its score at that share of memory."""
+    """The ranking with that share of memory in its score."""
     return replace(ranking, memory_share=share)

@@ -1,4 +1,4 @@
-"""Configurations in the order of the space, whatever the seed."""
+"""Configurations in the order of the space, independent of the seed."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from storage.records import TrialRecord
 
 
 class GridStrategy(Strategy):
-    """Takes the first configurations that are not known; of a huge space only as many are made as are looked at."""
+    """Takes the first unknown configurations; generates a huge space only as far as it is read."""
 
     seeded = False
 
@@ -22,7 +22,7 @@ class GridStrategy(Strategy):
         history: Sequence[TrialRecord],
         pending: Sequence[TrialConfig],
         count: int,
-        seed: int,  # noqa: ARG002  a grid has one order
+        seed: int,  # noqa: ARG002  a grid has a fixed order
     ) -> list[TrialConfig]:
         walk = self._walks.setdefault(candidates.hash, Walk(candidates.enumerate))
         return walk.unknown(known_hashes(history, pending), count)

@@ -8,14 +8,13 @@ from autotune.strategies.adviser import STARTUP_TRIALS
 from autotune.strategies.optuna_study import StudyStrategy
 
 POPULATION = STARTUP_TRIALS
-"""Trials of a generation. Optuna's own 50 would be a random search for as long as a sweep lasts."""
+"""Trials per generation. With Optuna's default of 50, a whole sweep would be a random search."""
 
 
 class Nsga2Strategy(StudyStrategy):
     """`NSGAIISampler` (Deb 2002, doi 10.1109/4235.996017) with generations of `POPULATION` trials in the order of the rows.
 
-    With one objective its sorting is by the constraint first and by the score then. Children that are known already cost
-    nothing and are bred again.
+    With one objective it sorts by the constraint, then by the score. Known children cost nothing: others are bred instead.
     """
 
     def sampler(self, seed: int) -> BaseSampler:

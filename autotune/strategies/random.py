@@ -1,4 +1,4 @@
-"""Configurations in an order that only the seed decides."""
+"""Configurations in an order that depends only on the space and the seed."""
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -10,16 +10,16 @@ from search_spaces.trial_config import TrialConfig, stable_hash
 from storage.records import TrialRecord
 
 LARGEST_PERMUTED = 20_000
-"""Configurations up to which the whole space is put in order; of a larger one points are drawn."""
+"""Largest space that is permuted as a whole; in a larger one configurations are drawn."""
 DRAWS_WITHOUT_NEWS = 1_000
-"""Draws in a row that give nothing new, after which a large space counts as used up."""
+"""Consecutive draws without a new configuration after which a large space counts as exhausted."""
 
 
 class RandomStrategy(Strategy):
-    """Walks one fixed sequence and skips what is known.
+    """Walks a fixed sequence and skips known configurations.
 
-    The sequence depends on the space and the seed alone, never on results or on timing: a job that is killed and resumed
-    tries the same set as one that is not.
+    The sequence depends only on the space and the seed, not on results or timing: a job that is killed and resumed tries the
+    same set as an uninterrupted one.
     """
 
     def __init__(self, score: Score | None = None) -> None:  # noqa: ARG002  nothing is learned
@@ -40,7 +40,7 @@ class RandomStrategy(Strategy):
 
 
 def _sequence(candidates: Candidates, seed: int) -> Callable[[], Iterator[TrialConfig]]:
-    """Every configuration of a small space once; of a large one, draws until nothing new comes."""
+    """Every configuration of a small space once; for a large one, draws until no new ones come."""
     if candidates.count() > LARGEST_PERMUTED:
         return partial(_draws, candidates, seed)
     order = sorted(candidates.enumerate(), key=lambda config: stable_hash([seed, config.hash]))

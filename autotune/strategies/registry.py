@@ -1,12 +1,13 @@
-"""Strategies by name. Each is imported when it is asked for: optimizers take long to load, and some are not installed."""
+"""Strategies by name. Each is imported on first use: optimizers take long to load, and some are not installed."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 from autotune.errors import RequestError
-from autotune.request.strategy_names import PREDICTING, STRATEGIES
+from autotune.request.strategy_names import PREDICTING, strategy_names
 from autotune.strategies.strategy import Score, Strategy
+from search_spaces.plugins import Group, load_plugin
 
 if TYPE_CHECKING:
     from autotune.strategies.guided.described import Guide
@@ -24,26 +25,31 @@ BUILT_IN: Mapping[str, str] = {
     "paddle": "autotune.evaluation.tuners.paddle:PaddleStrategy",
     "expert": "autotune.evaluation.tuners.expert:ExpertStrategy",
 }
-"""Name -> module:attribute of what makes it: called with the score, and with a `Guide` where the name is in `PREDICTING`."""
+"""Name -> module:attribute of the factory: called with the score, and with a `Guide` if the name is in `PREDICTING`."""
 
 
-def make_strategy(name: str, score: Score, guide: "Guide | None" = None, choices: Collection[str] = STRATEGIES) -> Strategy:
+def make_strategy(name: str, score: Score, guide: "Guide | None" = None, choices: Collection[str] = ()) -> Strategy:
     """Return the strategy of that name.
 
     Args:
-        name: which.
+        name: of the strategy.
         score: what it maximises.
-        guide: for those that predict.
-        choices: what a refusal lists.
+        guide: for strategies that predict.
+        choices: names listed in the error message.
 
     Raises:
-        RequestError: the name is unknown, its package is not installed, or it predicts and there is no guide.
+        RequestError: the name is unknown, its package is not installed, or it predicts and no guide is given.
     """
-    if name not in BUILT_IN:
-        raise RequestError("strategy", f"{name!r} is not known", f"use one of {', '.join(choices)}")
+    if name not in strategy_names():
+        raise RequestError("strategy", f"{name!r} is not known", f"use one of {', '.join(choices or strategy_names())}")
     if name in PREDICTING and guide is None:
         raise RequestError("strategy", f"{name} has nothing to predict with", "use tpe")
-    module, _, attribute = BUILT_IN[name].partition(":")
-    make = getattr(import_module(module), attribute)
+    make = _built_in(BUILT_IN[name]) if name in BUILT_IN else load_plugin(Group.STRATEGIES, name)
     made: Strategy = make(score, guide) if name in PREDICTING else make(score)
+    return made
+
+
+def _built_in(place: str) -> Callable[..., Strategy]:
+    module, _, attribute = place.partition(":")
+    made: Callable[..., Strategy] = getattr(import_module(module), attribute)
     return made

@@ -1,4 +1,4 @@
-"""The contract of a strategy."""
+"""The interface of a strategy."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,11 +11,11 @@ from search_spaces.trial_config import TrialConfig, Value
 from storage.records import TrialRecord
 
 Score = Callable[[TrialRecord], float | None]
-"""How good a finished trial is, more being better; None: it cannot win."""
+"""Returns how good a finished trial is, higher is better; None: it cannot win."""
 
 
 class Candidates(Protocol):
-    """What is chosen from: a `SearchSpace`, or the configurations of a table of measurements."""
+    """The configurations to choose from: a `SearchSpace`, or those of a table of measurements."""
 
     @property
     def hash(self) -> str:
@@ -24,16 +24,16 @@ class Candidates(Protocol):
 
     @property
     def domains(self) -> Mapping[str, tuple[Value, ...]]:
-        """Knob -> the values that it may have; other knobs stand at the base's."""
+        """Knob -> its possible values; other knobs have the base's value."""
         ...
 
     @property
     def base(self) -> TrialConfig:
-        """Where knobs that are not searched stand."""
+        """The values of knobs that are not searched."""
         ...
 
     def count(self) -> int:
-        """How many legal configurations there are."""
+        """The number of legal configurations."""
         ...
 
     def enumerate(self) -> Iterator[TrialConfig]:
@@ -41,15 +41,15 @@ class Candidates(Protocol):
         ...
 
     def sample(self, rng: Random) -> TrialConfig:
-        """A legal configuration, each with the same probability."""
+        """A legal configuration, drawn uniformly."""
         ...
 
     def neighbours(self, config: TrialConfig) -> list[TrialConfig]:
-        """The legal configurations that are one move away."""
+        """The legal configurations one move away."""
         ...
 
     def check(self, config: TrialConfig) -> list[Refusal]:
-        """What refuses it; empty: it is legal."""
+        """Return the violated constraints; empty: legal."""
         ...
 
     def admitted(self, config: TrialConfig) -> TrialConfig:
@@ -59,33 +59,33 @@ class Candidates(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeastMemory:
-    """The candidate that is predicted to be nearest to fitting."""
+    """The candidate predicted to be closest to fitting in memory."""
 
     config: TrialConfig
     needed: float
-    """Bytes of its fullest rank."""
+    """Bytes of the fullest rank."""
     room: float
-    """Bytes that there are for it."""
+    """Available bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outlook:
-    """What a strategy that predicts expects of further trials."""
+    """What a predicting strategy expects of further trials."""
 
     expected_gain: float
-    """Of the best next trial, as a share of the best so far."""
+    """Of the best next trial, as a share of the best result so far."""
     chance_of_more: float
-    """Probability that anything that was not tried is faster than the best by more than `margin`."""
+    """Probability that any untried candidate is faster than the best by more than `margin`."""
     margin: float
     trial_seconds: float
-    """Of the best next trial, as predicted."""
+    """Predicted duration of the best next trial."""
 
 
 class Strategy(ABC):
     """Chooses configurations.
 
-    `propose` is a pure function of its arguments: another process that is given the same ones answers the same, so that a
-    job is resumed from its rows alone. An implementation may keep what is dear to compute, never what it was asked before.
+    `propose` is a pure function of its arguments: another process with the same arguments returns the same, so that a job is
+    resumed only from its rows. An implementation may cache expensive computations, but not keep state of earlier calls.
     """
 
     seeded: ClassVar[bool] = True
@@ -102,34 +102,34 @@ class Strategy(ABC):
         count: int,
         seed: int,
     ) -> list[TrialConfig]:
-        """Return up to `count` canonical configurations, none of them in `history` or `pending`; none: all were tried.
+        """Return up to `count` canonical configurations, none in `history` or `pending`; an empty list: all were tried.
 
         Args:
             candidates: the legal configurations.
-            history: search trials that have an outcome, by number, refused ones included.
-            pending: configurations that are wanted or running.
-            count: how many are wanted, at least 1.
+            history: search trials with an outcome, ordered by number, refused ones included.
+            pending: planned or running configurations.
+            count: number of configurations wanted, at least 1.
             seed: of the job.
         """
 
     def least_memory(self, candidates: Candidates) -> LeastMemory | None:  # noqa: ARG002  most strategies predict nothing
-        """The most sparing of the candidates; None: it cannot tell."""
+        """The candidate with the lowest ratio of predicted to available memory; None: the strategy predicts nothing."""
         return None
 
     def outlook(
         self,
-        candidates: Candidates,  # noqa: ARG002  most strategies have no idea of what they did not try
+        candidates: Candidates,  # noqa: ARG002  most strategies have no model of untried candidates
         history: Sequence[TrialRecord],  # noqa: ARG002
         pending: Sequence[TrialConfig],  # noqa: ARG002
         margin: float,  # noqa: ARG002
     ) -> Outlook | None:
-        """What further trials may bring; None: it cannot tell.
+        """What further trials may gain; None: the strategy predicts nothing.
 
         Args:
             candidates: the legal configurations.
             history: as for `propose`.
             pending: as for `propose`; they count as tried.
-            margin: share of the best by which something else must be faster to count.
+            margin: share of the best by which another candidate must be faster to count.
         """
         return None
 

@@ -1,4 +1,4 @@
-"""A fixed sequence of configurations, walked again and again past those that are known."""
+"""A fixed sequence of configurations, walked repeatedly, skipping known ones."""
 
 from collections.abc import Callable, Iterator, Set
 from itertools import islice
@@ -7,20 +7,20 @@ from search_spaces.trial_config import TrialConfig
 
 
 class Walk:
-    """Makes the sequence as far as it is looked at, once. Of what was passed the hashes are kept.
+    """Generates the sequence lazily, once, and keeps the hashes of the configurations passed.
 
-    What it answers follows from the sequence and the argument alone: passing over 100,000 known configurations takes
-    milliseconds, and going back to one that was passed makes the sequence anew up to there.
+    The result depends only on the sequence and the argument: skipping 100,000 known configurations takes milliseconds;
+    returning to a passed one regenerates the sequence up to it.
     """
 
     def __init__(self, make: Callable[[], Iterator[TrialConfig]]) -> None:
-        """`make` begins the sequence, which may repeat itself."""
+        """`make` starts the sequence, which may contain duplicates."""
         self._make = make
         self._rest = make()
         self._passed: list[str] = []
 
     def unknown(self, known: Set[str], count: int) -> list[TrialConfig]:
-        """The first `count` configurations of the sequence that are not known, each once."""
+        """The first `count` distinct configurations of the sequence that are not in `known`."""
         places: dict[str, int] = {}
         for place, name in enumerate(self._passed):
             if name not in known and name not in places:

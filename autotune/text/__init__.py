@@ -1,1 +1,1 @@
-"""What is printed: tables, lines and numbers, for the command line, notebooks and reports."""
+"""Printed output: tables, lines and numbers, for the command line, notebooks and reports."""

@@ -1,4 +1,4 @@
-"""The terminal: what is printed on it is text, whoever wrote it, never a command to it."""
+"""The terminal console: printed text never acts as a terminal command, even if it is untrusted."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -11,12 +11,12 @@ from autotune.text.visible_text import visible
 
 
 class Console(RichConsole):
-    """A console that shows control characters instead of sending them, and reads no markup unless it is asked to."""
+    """A console that shows control characters instead of sending them, and interprets markup only on request."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**{"markup": False, "emoji": False, **options})
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """What rich sends by itself, such as the moves of a live display, is in control segments, which stay as they are."""
+        """Keep control segments, in which rich sends its own commands such as cursor moves of a live display."""
         for segment in super().render(renderable, options):
             yield segment if segment.control else Segment(visible(segment.text), segment.style)

@@ -4,11 +4,11 @@ from autotune.explain.explanation.findings import Explanation
 from autotune.text.explain_sections import Rows, Section, head_lines, sections_of
 
 
-def markdown_of(told: Explanation) -> str:
+def markdown_of(explanation: Explanation) -> str:
     """The whole report."""
-    first, *rest = head_lines(told)
-    parts = [f"# {first}", *(line.strip() for line in rest), *map(_section, sections_of(told))]
-    return "\n\n".join([*parts, *(f"Note: {note}" for note in told.notes)]) + "\n"
+    first, *rest = head_lines(explanation)
+    parts = [f"# {first}", *(line.strip() for line in rest), *map(_section, sections_of(explanation))]
+    return "\n\n".join([*parts, *(f"Note: {note}" for note in explanation.notes)]) + "\n"
 
 
 def _section(section: Section) -> str:
@@ -23,5 +23,5 @@ def _table(table: Rows) -> str:
 
 
 def _escaped(text: str) -> str:
-    """A cell or a line: bars would end the cell, and underscores are no emphasis inside words."""
+    """Escape a cell or a line: a bar would end the cell; underscores inside words need no escape."""
     return text.replace("|", "\\|").replace("\n", " ")

@@ -1,4 +1,4 @@
-"""An explanation as sections of lines and tables, which the console and Markdown write each in its own way."""
+"""An explanation as sections of lines and tables, which the console and Markdown each format in their own way."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -8,12 +8,12 @@ from autotune.explain.explanation.wording import percent, ratio_text, values_tex
 from autotune.text.prediction_table import SPENT_ON, bar_text, seconds_text
 from autotune.text.rows import rate_text
 from autotune.text.sizes import bytes_text
-from search_spaces.knobs import value_text
+from search_spaces.knob_values import value_text
 from search_spaces.trial import Interval
 from search_spaces.trial_config import TrialConfig
 
 SAME = (Verdict.NOISE, Verdict.ALIKE)
-"""Knobs that are told in one line, without a curve, where nothing else is known of them."""
+"""Verdicts whose knobs share one line, without a curve."""
 _MARKS = {
     Source.MEASURED: "measured", Source.BOUND: "ended early", Source.OUT_OF_MEMORY: "out of memory",
     Source.OVER_LIMIT: "over the limit", Source.FAILED: "failed", Source.PREDICTED: "predicted",
@@ -28,52 +28,54 @@ class Rows:
     header: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     left: frozenset[int] = frozenset({0})
-    """Columns that are written from the left; numbers stand on the right."""
+    """Left-aligned columns; the others, which hold numbers, are right-aligned."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
-    """A title and what stands under it, in order."""
+    """A title and its content, in order."""
 
     title: str
     content: tuple[str | Rows, ...]
 
 
-def sections_of(told: Explanation) -> list[Section]:
-    """Everything, in the order in which it is read."""
-    found = [_time(told.time, told.rests_on)]
-    if told.memory is not None:
-        found.append(_memory(told.memory))
-    found.append(Section(title="What each knob contributes", content=tuple(_knobs(told.knobs))))
-    if told.limits is not None:
+def sections_of(explanation: Explanation) -> list[Section]:
+    """All sections, in reading order."""
+    found = [_time(explanation.time, explanation.rests_on)]
+    if explanation.memory is not None:
+        found.append(_memory(explanation.memory))
+    found.append(Section(title="What each knob contributes", content=tuple(_knobs(explanation.knobs))))
+    if explanation.limits is not None:
         rows = [
-            (bound.name, seconds_text(bound.seconds), percent(bound.share)) for bound in told.limits.bounds if bound.seconds > 0
+            (bound.name, seconds_text(bound.seconds), percent(bound.share))
+            for bound in explanation.limits.bounds
+            if bound.seconds > 0
         ]
         table = Rows(header=("if it cost nothing (predicted)", "saved", "of the step"), rows=tuple(rows))
-        found.append(Section(title="What limits it", content=(told.limits.text, table)))
-    if told.upgrades:
-        found.append(_upgrades(told))
+        found.append(Section(title="What limits it", content=(explanation.limits.text, table)))
+    if explanation.upgrades:
+        found.append(_upgrades(explanation))
     return found
 
 
-def head_lines(told: Explanation) -> list[str]:
-    """The job, the winner, and what it gained."""
-    tie = "; the measurements do not separate it from the runner-up" if told.tie else ""
-    answer = "keep the baseline, trial" if told.baseline == told.config else "trial"
-    place = f"{told.model} on {told.cluster} with {told.world_size} ranks"
+def head_lines(explanation: Explanation) -> list[str]:
+    """The job, the winner, and its gain."""
+    tie = "; the measurements do not separate it from the runner-up" if explanation.tie else ""
+    answer = "keep the baseline, trial" if explanation.baseline == explanation.config else "trial"
+    place = f"{explanation.model} on {explanation.cluster} with {explanation.world_size} ranks"
     lines = [
-        f"job {told.job}: {place}, {told.strategy} for {told.objective}, {told.state.lower()}",
-        f"best of {told.trials} trials ({told.measured} with a rate): {answer} {told.winner}{tie}",
-        "  " + config_text(told.config),
+        f"job {explanation.job}: {place}, {explanation.strategy} for {explanation.objective}, {explanation.state.lower()}",
+        f"best of {explanation.trials} trials ({explanation.measured} with a rate): {answer} {explanation.winner}{tie}",
+        "  " + config_text(explanation.config),
     ]
-    if told.gain is not None:
-        what = "less peak memory" if told.objective == "memory" else "samples/s"
-        lines.append(f"  {ratio_text(told.gain)} over the baseline ({what}, measured)")
+    if explanation.gain is not None:
+        what = "less peak memory" if explanation.objective == "memory" else "samples/s"
+        lines.append(f"  {ratio_text(explanation.gain)} over the baseline ({what}, measured)")
     return lines
 
 
 def config_text(config: TrialConfig) -> str:
-    """Values that are no defaults, and always the two that everybody asks for."""
+    """Values that are not defaults, and always `zero_stage` and `micro_batch_size`."""
     changed = config.differences(TrialConfig())
     shown = [name for name in config.values() if name in changed or name in ("zero_stage", "micro_batch_size")]
     return " ".join(f"{name}={value_text(getattr(config, name))}" for name in shown)
@@ -100,7 +102,7 @@ def _time(time: TimeUse, rests_on: str) -> Section:
             f"measured is {time.measured_over_predicted:.3g}x that; by {rests_on}"
         )
     if time.measured_over_predicted is not None and time.measured_over_predicted < 1:
-        content.append("the equations predict more than was measured: each part is as much less")
+        content.append("the equations predict more than was measured: all parts are scaled down")
     if time.collectives:
         counts = [(f"{c.mesh_dimension}: {c.operation}", str(c.count), bytes_text(c.bytes)) for c in time.collectives]
         content.append(Rows(header=("sent in a step (measured)", "count", "bytes"), rows=tuple(counts)))
@@ -132,8 +134,8 @@ def _memory(memory: MemoryUse) -> Section:
 
 
 def _knobs(findings: Sequence[KnobFinding]) -> Iterator[str | Rows]:
-    telling = [finding for finding in findings if finding.verdict not in SAME]
-    for finding in telling:
+    shown = [finding for finding in findings if finding.verdict not in SAME]
+    for finding in shown:
         yield f"{finding.knob}={value_text(finding.value)}: {finding.text}"
         table = _curve(finding)
         if len(table.rows) > 1:
@@ -144,16 +146,16 @@ def _knobs(findings: Sequence[KnobFinding]) -> Iterator[str | Rows]:
     if noise:
         yield f"no difference within the noise: {', '.join(noise)}"
     if alike:
-        yield f"not measured alone, and no equation tells their values apart: {', '.join(alike)}"
+        yield f"not measured by itself, and predicted to make no difference: {', '.join(alike)}"
     if not findings:
-        yield "no knob could have been otherwise"
+        yield "no knob could have another value"
 
 
 def _compared(finding: KnobFinding) -> str:
     """`4 over 2: 1.01x [0.95, 1.07], over 1: out of memory`."""
     others = [point for point in finding.curve if point.value != finding.value and point.source is not Source.REFUSED]
-    told = [f"over {value_text(point.value)}: {_outcome(point)}" for point in others]
-    return f"{value_text(finding.value)} {', '.join(told)}"
+    texts = [f"over {value_text(point.value)}: {_outcome(point)}" for point in others]
+    return f"{value_text(finding.value)} {', '.join(texts)}"
 
 
 def _outcome(point: Point) -> str:
@@ -183,7 +185,7 @@ def _curve(finding: KnobFinding) -> Rows:
 
 
 def _refused(finding: KnobFinding) -> Iterator[str]:
-    """`gpipe and 1f1b are refused by virtual-stages`, a line for each rule."""
+    """`gpipe and 1f1b are refused by virtual-stages`, one line per rule."""
     by_rule: dict[str, list[Point]] = {}
     for point in finding.curve:
         if point.source is Source.REFUSED and point.trial is None:
@@ -206,13 +208,13 @@ def _rounded(interval: Interval) -> Interval:
 
 def _mark(point: Point) -> str:
     trial = "" if point.trial is None else f", trial {point.trial}"
-    silent = point.source in (Source.OUT_OF_MEMORY, Source.BOUND, Source.UNKNOWN)  # their marks say it
-    note = f": {point.note}" if point.note and not silent else ""
+    self_explanatory = point.source in (Source.OUT_OF_MEMORY, Source.BOUND, Source.UNKNOWN)  # their marks already state it
+    note = f": {point.note}" if point.note and not self_explanatory else ""
     return f"{_MARKS[point.source]}{trial}{note}"
 
 
-def _upgrades(told: Explanation) -> Section:
-    rows = tuple((one.name, ratio_text(one.gain), _changed(one.config, told.config)) for one in told.upgrades)
+def _upgrades(explanation: Explanation) -> Section:
+    rows = tuple((one.name, ratio_text(one.gain), _changed(one.config, explanation.config)) for one in explanation.upgrades)
     table = Rows(header=("if there were", "rate (predicted)", "configuration"), rows=rows, left=frozenset({0, 2}))
     return Section(title="Which hardware would help most", content=(table,))
 

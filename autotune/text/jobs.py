@@ -13,18 +13,18 @@ def state_text(job: JobRecord) -> str:
 
 
 def labels_text(request: Mapping[str, Any]) -> str:
-    """`name nightly; tags smoke a100; note …`, as far as the request has them."""
+    """`name nightly; tags smoke a100; note …`, only the fields that the request has."""
     given = {"name": request.get("name"), "tags": " ".join(request.get("tags") or ()), "note": request.get("note")}
     return "; ".join(f"{field} {text}" for field, text in given.items() if text)
 
 
 def model_text(job: JobRecord) -> str:
-    """The model's name; of a file that a service does not name, its path."""
+    """The model's name; for a file without a name in the request, its path."""
     return str((job.request.get("resolved_model") or {}).get("name") or job.request.get("model", ""))
 
 
 def place_text(job: JobRecord) -> str:
-    """`llama-tiny on local with 2 ranks`, as far as the request tells."""
+    """`llama-tiny on local with 2 ranks`, only the parts that the request states."""
     request = job.request
     cluster = request.get("resolved_cluster") or {}
     ranks = cluster.get("nodes", 0) * cluster.get("devices_per_node", 0) or request.get("ranks")
@@ -33,7 +33,7 @@ def place_text(job: JobRecord) -> str:
     )
 
 
-def progress_text(sign: ProgressRecord) -> str:
+def progress_text(record: ProgressRecord) -> str:
     """`measure 12, 103.5/s`."""
-    rate = f", {sign.samples_per_second:.4g}/s" if sign.samples_per_second else ""
-    return f"{sign.phase}{f' {sign.step}' if sign.step else ''}{rate}"
+    rate = f", {record.samples_per_second:.4g}/s" if record.samples_per_second else ""
+    return f"{record.phase}{f' {record.step}' if record.step else ''}{rate}"

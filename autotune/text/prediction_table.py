@@ -1,4 +1,4 @@
-"""What is predicted of a configuration, as people read it."""
+"""The printed prediction for a configuration."""
 
 from rich.table import Table
 
@@ -6,12 +6,12 @@ from autotune.prediction.planning.estimate import Estimate, PointEstimate, RankE
 from autotune.prediction.planning.question import Question
 from autotune.text.console import Console
 from autotune.text.sizes import bytes_text
-from search_spaces.knobs import value_text
+from search_spaces.knob_values import value_text
 from search_spaces.trial import Interval
 from search_spaces.trial_config import TrialConfig
 
 BAR = 24
-"""Characters of a whole bar."""
+"""Characters of a full bar."""
 SPENT_ON = {
     "compute": "forward and backward",
     "tensor": "links inside layers",
@@ -23,7 +23,7 @@ SPENT_ON = {
 
 
 def print_estimate(question: Question, estimate: Estimate, console: Console, stages: bool) -> None:
-    """Step time by what it is spent on, memory by what it holds, and both with their bands."""
+    """Print the step time by activity and the memory by content, each with its band."""
 
     def say(text: str, style: str = "") -> None:
         console.print(text, style=style, highlight=False, soft_wrap=True)
@@ -54,7 +54,7 @@ def print_estimate(question: Question, estimate: Estimate, console: Console, sta
 
 
 def point_text(point: PointEstimate) -> str:
-    """A point of the schedule of the data, in one line."""
+    """A point of the data schedule, in one line."""
     tokens = f"{point.kept} of {point.length}" if point.kept < point.length else f"{point.length}"
     return (
         f"{point.weight:.0%} of the run's steps as with {tokens} tokens: {seconds_text(point.step_seconds)}, "
@@ -63,7 +63,7 @@ def point_text(point: PointEstimate) -> str:
 
 
 def asked_text(question: Question) -> str:
-    """What is predicted for, in one line."""
+    """The subject of the prediction, in one line."""
     model, cluster, count = question.model, question.cluster, question.cluster.world_size
     adapters = f", LoRA of rank {model.lora_rank}" if model.lora_rank else ""
     return (
@@ -74,7 +74,7 @@ def asked_text(question: Question) -> str:
 
 
 def config_text(question: Question, config: TrialConfig) -> str:
-    """The knobs that are no defaults, those that everybody asks for always, and what follows from them."""
+    """The knobs that are not defaults, always `zero_stage` and `micro_batch_size`, and the quantities derived from them."""
     defaults, world = TrialConfig().every_value(), question.cluster.world_size
     shown = [
         f"{name}={value_text(value)}"
@@ -95,17 +95,19 @@ def seconds_text(seconds: float) -> str:
 
 
 def bar_text(share: float, width: int = BAR) -> str:
-    """A bar of blocks, to an eighth of one."""
+    """A bar of blocks, with a resolution of an eighth of a block."""
     eighths = round(min(max(share, 0.0), 1.0) * width * 8)
     return "█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip()
 
 
 def fit_text(estimate: Estimate) -> str:
-    """How probable it is that memory suffices, in words that the figure bears out."""
+    """The probability that memory suffices, in words near the limits."""
     chance = estimate.fit_probability
     limit = bytes_text(estimate.memory_limit_bytes)
-    told = "more than 99 %" if chance > 0.99 else "less than 1 %" if chance < 0.01 else f"{chance:.0%}".replace("%", " %")
-    return f"fits into {limit} with a probability of {told}"
+    probability = (
+        "more than 99 %" if chance > 0.99 else "less than 1 %" if chance < 0.01 else f"{chance:.0%}".replace("%", " %")
+    )
+    return f"fits into {limit} with a probability of {probability}"
 
 
 def _time_table(estimate: Estimate) -> Table:

@@ -1,4 +1,4 @@
-"""Progress of `autotune.tune` in a terminal or a notebook: one line of plain text that is written again and again."""
+"""Progress of `autotune.tune` in a terminal or a notebook: one line of plain text that is rewritten in place."""
 
 import shutil
 import sys
@@ -19,36 +19,36 @@ WIDTH = 10
 """Characters of the bar."""
 NOTEBOOK_COLUMNS = 120
 DRAW_SECONDS = 0.2
-"""Between two lines that only a trial's progress asks for."""
+"""Least seconds between two redraws that only a trial's progress causes."""
 
 
 class ProgressBar(LoopListener):
-    """Shows how many trials are done and the best so far; passes everything on to another listener.
+    """Shows how many trials are done and the best so far; forwards every call to another listener.
 
-    Where the output is neither a terminal nor a notebook, it writes one line for each trial that ends.
+    If the output is neither a terminal nor a notebook, it writes one line for each trial that ends.
     """
 
     def __init__(self, session: Session, inner: LoopListener | None = None, output: TextIO | None = None) -> None:
-        """`output`: None: standard error, in a notebook standard output, which is not shown as an error there."""
+        """`output`: None: standard error; in a notebook standard output, because notebooks show standard error as an error."""
         self._session = session
         self._inner = inner or LoopListener()
         self._output = output or (sys.stdout if in_notebook() else sys.stderr)
         self._rewrites = in_notebook() or self._output.isatty()
         self._rows: TrialRows | None = None
         self._began = time.monotonic()
-        self._book: JobSnapshot | None = None
+        self._snapshot: JobSnapshot | None = None
         self._running: dict[int, str] = {}
         self._written = 0
         self._drawn = 0.0
         self._verdict: Verdict | None = None
 
-    def on_state(self, state: JobState, message: str, book: JobSnapshot) -> None:
-        self._inner.on_state(state, message, book)
-        self._book = book
+    def on_state(self, state: JobState, message: str, snapshot: JobSnapshot) -> None:
+        self._inner.on_state(state, message, snapshot)
+        self._snapshot = snapshot
         if state is JobState.RUNNING:
             self._draw()
         else:
-            self._say(f"job {book.job.id}: {state.value.lower()}{f': {message}' if message else ''}")
+            self._say(f"job {snapshot.job.id}: {state.value.lower()}{f': {message}' if message else ''}")
 
     def on_note(self, note: str) -> None:
         self._inner.on_note(note)
@@ -72,30 +72,30 @@ class ProgressBar(LoopListener):
         self._inner.on_answer(verdict)
         self._verdict = verdict
 
-    def on_trial(self, trial: TrialRecord, book: JobSnapshot) -> None:
-        self._inner.on_trial(trial, book)
-        self._book = book
+    def on_trial(self, trial: TrialRecord, snapshot: JobSnapshot) -> None:
+        self._inner.on_trial(trial, snapshot)
+        self._snapshot = snapshot
         self._running.pop(trial.number, None)
         if self._rewrites:
             self._draw()
         else:
-            self._rows = self._rows or TrialRows(baseline_of(book.trials))
+            self._rows = self._rows or TrialRows(baseline_of(snapshot.trials))
             self._say(self._rows.line(trial))
 
     def _draw(self) -> None:
-        if not self._rewrites or self._book is None:
+        if not self._rewrites or self._snapshot is None:
             return
         columns = shutil.get_terminal_size().columns if self._output.isatty() else NOTEBOOK_COLUMNS
-        line = self._line(self._book)[: columns - 1]
-        # Blanks cover what is left of a longer line before.
+        line = self._line(self._snapshot)[: columns - 1]
+        # Blanks overwrite the rest of a longer previous line.
         self._output.write("\r" + line + " " * (self._written - len(line)))
         self._output.flush()
         self._written = len(line)
         self._drawn = time.monotonic()
 
-    def _line(self, book: JobSnapshot) -> str:
-        wanted = book.job.request["trials"]  # which may change while the job runs
-        done = sum(trial.counted and trial.outcome is not None for trial in book.trials)
+    def _line(self, snapshot: JobSnapshot) -> str:
+        wanted = snapshot.job.request["trials"]  # may change while the job runs
+        done = sum(trial.counted and trial.outcome is not None for trial in snapshot.trials)
         filled = min(WIDTH, WIDTH * done // wanted)
         parts = [
             f"[{'#' * filled}{'.' * (WIDTH - filled)}] {done}/{wanted} trials",
@@ -104,13 +104,13 @@ class ProgressBar(LoopListener):
         rate = self._verdict.rate(self._verdict.best) if self._verdict is not None else None
         if rate is not None:
             parts.append(f"best {rate.mean:.4g} samples/s")
-        if any(trial.purpose is Purpose.CONFIRM for trial in book.trials):
+        if any(trial.purpose is Purpose.CONFIRM for trial in snapshot.trials):
             parts.append("confirming")
         parts += [f"trial {number}: {does}" for number, does in sorted(self._running.items())[:2]]
         return ", ".join(parts)
 
     def _say(self, line: str) -> None:
-        """A line that stays, in place of the one that is written again."""
+        """Print a line that stays, in place of the progress line."""
         blanks = " " * (self._written - len(line))
         self._output.write(("\r" if self._rewrites and self._written else "") + line + blanks + "\n")
         self._output.flush()
@@ -118,12 +118,12 @@ class ProgressBar(LoopListener):
 
 
 def in_notebook() -> bool:
-    """Whether this process is the kernel of a notebook, which is no terminal and shows output all the same."""
+    """Whether this process is a notebook kernel, which is not a terminal but still shows output."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     return hasattr(shell, "kernel")
 
 
 def shows_progress(asked: bool | None) -> bool:
-    """Whether a progress bar is shown: as asked, else where somebody can see it."""
+    """Whether to show a progress bar: as asked, else if the output is visible."""
     return asked if asked is not None else in_notebook() or sys.stderr.isatty()

@@ -1,4 +1,4 @@
-"""What a sweep found, in words and figures, from its best-config document."""
+"""The printed result of a sweep, from its best-config document."""
 
 from typing import Any
 
@@ -13,17 +13,17 @@ from autotune.session.placement import launch_line
 from autotune.text.console import Console
 from autotune.text.sizes import bytes_text
 from executor.engines.command.capability import COMMAND
-from search_spaces.knobs import value_text
+from search_spaces.knob_values import value_text
 from search_spaces.trial import COMPARABLE
 from search_spaces.trial_config import TrialConfig
 
 UNDECIDED = 0.03
-"""Expected loss of keeping the baseline beyond which more measurements are worth it."""
+"""Expected loss of keeping the baseline above which more measurements are worthwhile."""
 DEFAULTS = TrialConfig().every_value()
 
 
 def print_result(document: dict[str, Any] | None, console: Console) -> None:
-    """The best configuration, its figures, the gain over the baseline."""
+    """Print the best configuration, its figures, and the gain over the baseline."""
     if document is None:
         return
     best, baseline = document["best"], document["baseline"]
@@ -33,7 +33,7 @@ def print_result(document: dict[str, Any] | None, console: Console) -> None:
     table = Table(box=None, pad_edge=False, show_header=True, header_style="dim")
     keeps = bool(baseline) and best["config"] == baseline["config"]
     rows = {"  best": best["measured"], **({"  baseline": baseline["measured"]} if baseline and not keeps else {})}
-    # Both need the device's peak, which a CPU does not state.
+    # Both need the device's peak FLOP/s, which is not known for a CPU.
     shares = [key for key in ("mfu", "hfu") if any(measured[key] is not None for measured in rows.values())]
     table.add_column("")
     for name in ("samples/s [95 %]", "step", "peak/rank", "TFLOP/s", *map(str.upper, shares)):
@@ -46,8 +46,8 @@ def print_result(document: dict[str, Any] | None, console: Console) -> None:
         console.print(_decision_text(decision), highlight=False, soft_wrap=True)
     if (environments := document.get("environments", {})).get("tried"):
         console.print(f"  environment: {environment_line(environments)}", highlight=False, soft_wrap=True)
-    if told := document["provenance"]["environment"].get(COMPARABLE):
-        console.print(f"  comparable {told}", highlight=False, soft_wrap=True)
+    if comparable := document["provenance"]["environment"].get(COMPARABLE):
+        console.print(f"  comparable {comparable}", highlight=False, soft_wrap=True)
     if spent := document["job"].get("spent"):
         console.print(_spent_text(spent), highlight=False, soft_wrap=True)
     if "extrapolated" in document:
@@ -71,7 +71,7 @@ def _headline(document: dict[str, Any], count: int) -> str:
 
 
 def _decision_text(decision: dict[str, Any]) -> str:
-    """How sure the answer is, and the nearest of the others."""
+    """How certain the answer is, and the runner-up."""
     text = f"  probability that nothing tried is better: {_probability_text(decision['probability_best'])}"
     if decision["expected_loss"] > 0.0:
         text += f"; expected loss if it is not the best: {100 * decision['expected_loss']:.2g} %"
@@ -116,7 +116,7 @@ def _front_text(document: dict[str, Any]) -> str:
 
 
 def _knobs(config: dict[str, Any], reference: dict[str, Any]) -> str:
-    """The knobs that differ from the reference or the defaults, and always the two that everybody asks for."""
+    """The knobs that differ from the reference or the defaults, and always `zero_stage` and `micro_batch_size`."""
     every, others = DEFAULTS | config, DEFAULTS | reference
     shown = [
         name

@@ -1,11 +1,11 @@
-"""Trials as rows of a table, and as lines."""
+"""Trials as table rows and as lines."""
 
 from collections.abc import Sequence
 
 from rich.table import Table
 
 from autotune.text.sizes import bytes_text
-from search_spaces.knobs import value_text
+from search_spaces.knob_values import value_text
 from search_spaces.outcome import Outcome, Purpose
 from search_spaces.trial import Interval, TrialResult
 from search_spaces.trial_config import KNOB_NAMES, TrialConfig
@@ -16,18 +16,18 @@ STYLES = {
     Outcome.TIMEOUT: "red", Outcome.LOST: "red", Outcome.PRUNED: "cyan",
 }  # fmt: skip
 ALWAYS = ("zero_stage", "micro_batch_size")
-"""Knobs that every row has."""
+"""Knobs that every row shows."""
 
 
 class TrialRows:
-    """Describes trials in the order in which they are shown.
+    """Describes trials in display order.
 
-    A row has every knob whose value differs from the baseline's or from the row above, and always the two that everybody
-    looks for. The baseline itself, and rows without one, have what differs from the defaults.
+    A row shows every knob whose value differs from the baseline's or from the row above, and always `ALWAYS`. The baseline,
+    and rows without a baseline, show the differences from the defaults.
     """
 
     def __init__(self, baseline: TrialConfig | None) -> None:
-        """`baseline`: the configuration of trial 0; None: the first trial that is described."""
+        """`baseline`: the configuration of trial 0; None: the first described trial is the baseline."""
         self._baseline = baseline
         self._above: TrialConfig | None = None
 
@@ -40,13 +40,13 @@ class TrialRows:
         return " ".join(f"{knob}={value_text(getattr(config, knob))}" for knob in KNOB_NAMES if knob in shown)
 
     def line(self, trial: TrialRecord) -> str:
-        """A trial that has its outcome, on one line."""
+        """A trial that has an outcome, on one line."""
         result = trial.result
         outcome = trial.outcome.value if trial.outcome else ""
         kind = "" if trial.purpose is Purpose.SEARCH else f" ({trial.purpose.value} {trial.repeat})"
-        told = f"{measured_text(result)} samples/s" if result and result.samples_per_second else ""
+        rate = f"{measured_text(result)} samples/s" if result and result.samples_per_second else ""
         message = result.message if result and result.message else ""
-        parts = [f"trial {trial.number}{kind}: {outcome}", told, self.describe(trial.config), message]
+        parts = [f"trial {trial.number}{kind}: {outcome}", rate, self.describe(trial.config), message]
         return "  ".join(part for part in parts if part)
 
 
@@ -68,25 +68,25 @@ class TrialTable:
         result = trial.result
         outcome = trial.outcome
         refused = outcome is not None and trial.started is None
-        told = state if outcome is None else f"{outcome.value.lower()}{' (not run)' if refused else ''}{' ★' if best else ''}"
+        label = state if outcome is None else f"{outcome.value.lower()}{' (not run)' if refused else ''}{' ★' if best else ''}"
         repeat = {Purpose.CONFIRM: f" ×{trial.repeat}", Purpose.CONTROL: " again"}.get(trial.purpose, "")
         self.table.add_row(
             f"{trial.number}{repeat}",
             self._rows.describe(trial.config),
             measured_text(result) if result else "",
             bytes_text(result.peak_memory_bytes) if result and result.peak_memory_bytes else "",
-            told,
+            label,
             style=("bold " if best else "") + (STYLES.get(outcome, "") if outcome else "dim"),
         )
 
 
 def baseline_of(trials: Sequence[TrialRecord]) -> TrialConfig | None:
-    """The configuration of trial 0, the baseline; None: it is not among them."""
+    """The configuration of trial 0, the baseline; None: `trials` lacks it."""
     return next((trial.config for trial in trials if trial.number == 0), None)
 
 
 def measured_text(result: TrialResult) -> str:
-    """A trial's rate: `≤ 80.1` where it was ended because it could reach no more, `~123.4 [120.1, 126.7]` if extrapolated."""
+    """A trial's rate: `≤ 80.1` if it was pruned (an upper bound), `~123.4 [120.1, 126.7]` if it is extrapolated."""
     if result.outcome is Outcome.PRUNED and result.samples_per_second is not None:
         return f"≤ {result.samples_per_second.high:.4g}"
     return ("~" if result.extrapolated else "") + rate_text(result.samples_per_second)

@@ -1,8 +1,8 @@
-"""Sizes and durations as people read them."""
+"""Human-readable sizes and durations."""
 
 
 def bytes_text(count: float | None) -> str:
-    """`1.23 GiB`, three digits; a dash where nothing is known."""
+    """`1.23 GiB`, three digits; a dash for None."""
     if count is None:
         return "-"
     for unit in ("B", "KiB", "MiB"):

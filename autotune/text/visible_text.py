@@ -1,13 +1,13 @@
-"""Text of others, made harmless for a terminal: what would move its cursor or hide characters becomes visible.
+"""Makes untrusted text harmless for a terminal: characters that would move the cursor or hide text become visible.
 
-Trials print what they like, and jobs are called what their submitters like. A terminal obeys escape sequences in it.
+The output of trials and the names of jobs are arbitrary. A terminal would obey escape sequences in them.
 """
 
 _PICTURES = 0x2400
-"""Where Unicode has a picture of each control character of ASCII: ␛ for escape."""
+"""Start of the Unicode block with a picture of each ASCII control character, such as ␛ for escape."""
 _KEPT = "\t\n"
 _BIDIRECTIONAL = [*range(0x202A, 0x202F), *range(0x2066, 0x206A), 0x200E, 0x200F, 0x061C]
-"""What shows characters in another order than the one in which they are."""
+"""Characters that change the display order of other characters."""
 _VISIBLE = (
     {code: _PICTURES + code for code in range(0x20) if chr(code) not in _KEPT}
     | {0x7F: 0x2421}
@@ -16,10 +16,10 @@ _VISIBLE = (
 
 
 def visible(text: str) -> str:
-    """The text with pictures in the place of control characters, but for line breaks and tabs."""
+    """The text with pictures in place of control characters, except line breaks and tabs."""
     return text.translate(_VISIBLE)
 
 
 def visible_line(text: str) -> str:
-    """The same, on one line: what follows a break could look like a line of somebody else."""
+    """The same on one line: text after a line break could pass for a line of another origin."""
     return visible(text).replace("\n", "␊")

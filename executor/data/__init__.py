@@ -1,1 +1,1 @@
-"""What a step trains on: batches of text, of documents, of a user's factory."""
+"""Training data of a step: batches of text, of documents or from a user's factory."""

@@ -1,4 +1,4 @@
-"""What a step trains on: the same global batch for a step whatever the layout, cut into this rank's micro-batches."""
+"""Training data: every layout gets the same global batch for a step, cut into this rank's micro-batches."""
 
 import functools
 import hashlib
@@ -15,20 +15,20 @@ from executor.errors import DataError, FactoryError
 from search_spaces.trial import Workload
 
 TEXT_BYTES = 8_000_000
-"""Bytes of text that are read at most: more than any trial sees."""
+"""Maximum number of bytes of text that are read; more than any trial uses."""
 
 BatchFunction = Callable[[int, torch.Generator], Mapping[str, Tensor]]
 
 
 class Data(Protocol):
-    """Gives the whole global batch of a step, on the CPU: a dict of tensors whose first dimension is the sample."""
+    """Returns the whole global batch of a step, on the CPU: a dict of tensors whose first dimension is the sample."""
 
     def global_batch(self, step: int) -> dict[str, Tensor]: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextData:
-    """Bytes of real text as tokens (folded into the vocabulary where it has fewer than 256 entries)."""
+    """Bytes of real text as tokens (modulo the vocabulary size if it is below 256)."""
 
     text: Tensor
     """uint8, one-dimensional."""
@@ -36,7 +36,7 @@ class TextData:
     vocab_size: int
 
     def global_batch(self, step: int) -> dict[str, Tensor]:
-        """`tokens` and `labels` [global batch, sequence], int64, labels one token ahead."""
+        """`tokens` and `labels` [global batch, sequence], int64; labels are one token ahead."""
         length = self.workload.sequence_length
         generator = torch.Generator().manual_seed(_seed(self.workload.seed, step))
         starts = torch.randint(0, self.text.numel() - length, (self.workload.global_batch_size, 1), generator=generator)
@@ -46,16 +46,16 @@ class TextData:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FactoryData:
-    """The user's `batch(micro_batch_size, generator)`, asked for a whole global batch so that layouts see the same samples."""
+    """Calls the user's `batch(micro_batch_size, generator)` for a whole global batch, so that all layouts see the same samples."""
 
     batch: BatchFunction
     workload: Workload
 
     def global_batch(self, step: int) -> dict[str, Tensor]:
-        """Whatever the user's function gives.
+        """The result of the user's function.
 
         Raises:
-            FactoryError: it gives something else than a dict of tensors.
+            FactoryError: it is not a dict of tensors.
         """
         generator = torch.Generator().manual_seed(_seed(self.workload.seed, step))
         drawn = self.batch(self.workload.global_batch_size, generator)
@@ -66,12 +66,12 @@ class FactoryData:
 
 @functools.lru_cache(maxsize=1)
 def read_text(path: str | None) -> Tensor:
-    """Bytes of a file, of every file in a folder, or of the installed standard library's sources, as uint8.
+    """Bytes of a file, of every file in a folder, or (None) of the installed standard library's sources, as uint8.
 
-    Kept for the next trial of a warm process.
+    Cached for the next trial of a warm process.
 
     Raises:
-        DataError: there is nothing to read.
+        DataError: the path does not exist or holds no text.
     """
     root = Path(path or sysconfig.get_path("stdlib"))
     if not root.exists():
@@ -99,10 +99,10 @@ def text_data(workload: Workload, vocab_size: int) -> TextData:
 
 
 def long_text(workload: Workload) -> Tensor:
-    """`read_text` of the workload's path.
+    """`read_text` of the workload's path, checked for its length.
 
     Raises:
-        DataError: there is nothing to read, or less than one sample and its last label.
+        DataError: there is no text, or less than one sample and its last label.
     """
     text = read_text(workload.data_path)
     if text.numel() <= workload.sequence_length + 1:
@@ -116,7 +116,7 @@ def long_text(workload: Workload) -> Tensor:
 def micro_batches(
     batch: Mapping[str, Tensor], *, rank: int, ranks: int, micro_batch_size: int, global_batch_size: int
 ) -> list[dict[str, Tensor]]:
-    """This rank's micro-batches of a global batch. Tensors without the sample dimension go to every micro-batch whole."""
+    """This rank's micro-batches of a global batch. Each micro-batch gets tensors without the sample dimension whole."""
     stride = micro_batch_size * ranks
     firsts = range(rank * micro_batch_size, global_batch_size, stride)
     return [

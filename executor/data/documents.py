@@ -1,4 +1,4 @@
-"""Documents of a workload's lengths as training data: one to a row with padding behind it, or several packed into a row."""
+"""Training data of documents with the workload's lengths: one document per row with padding after it, or several packed."""
 
 import functools
 import hashlib
@@ -9,23 +9,23 @@ import torch
 from torch import Tensor
 
 from executor.data.batches import long_text
-from search_spaces.documents import Rows, rows_of
+from search_spaces.training.documents import Rows, rows_of
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
 
 PLACES = "places"
-"""Entry of a packed batch: where in its document each token stands."""
+"""Entry of a packed batch: the position of each token in its document."""
 NO_TARGET = -100
-"""Label of padding, from which nothing is learned: what `cross_entropy` leaves out."""
+"""Label of padding; the default `ignore_index` of `cross_entropy`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DocumentData:
-    """Real text in documents of stated lengths. A document is the same text in every row that it is in.
+    """Real text cut into documents of given lengths. A document has the same text in every row that contains it.
 
-    A pass meets every document once, in rows whose order is drawn anew for each pass; the next one follows without a gap. A
-    document of n tokens has n targets as a whole sample has, the last of them the token after it in the text: never the first
-    one of another document.
+    Each pass uses every document once, in a new random order of rows, and the next pass follows without a gap. Like a whole
+    sample, a document of n tokens has n targets. The last target is the token that follows in the text, never the first
+    token of another document.
     """
 
     text: Tensor
@@ -36,16 +36,16 @@ class DocumentData:
     packed: bool
 
     def global_batch(self, step: int) -> dict[str, Tensor]:
-        """`tokens` and `labels` [global batch, sequence], int64, labels one token ahead and `NO_TARGET` on padding; packed,
-        also `places` [global batch, sequence], which begin anew with each document and with the padding behind the last."""
+        """`tokens` and `labels` [global batch, sequence], int64; labels are one token ahead, and `NO_TARGET` on padding.
+        Packed batches add `places` [global batch, sequence], which restart at each document and at the final padding."""
         size, length = self.workload.global_batch_size, self.workload.sequence_length
-        rows = [self._row(step * size + place) for place in range(size)]
+        rows = [self._row(step * size + index) for index in range(size)]
         documents = torch.tensor([document for row in rows for document in row])
         row_of = torch.repeat_interleave(torch.arange(size), torch.tensor([len(row) for row in rows]))
         lengths = torch.tensor(self.workload.document_lengths)[documents]
         before = lengths.cumsum(0) - lengths
         used = torch.zeros(size, dtype=torch.int64).index_add_(0, row_of, lengths)
-        # Documents of all rows one after the other, and where in the batch and in the text each of their tokens is.
+        # Concatenate the documents of all rows; compute the position of each token in the batch and in the text.
         places = torch.arange(int(lengths.sum())) - torch.repeat_interleave(before, lengths)
         first = before + row_of * length - (used.cumsum(0) - used)[row_of]
         target = torch.repeat_interleave(first, lengths) + places
@@ -58,14 +58,14 @@ class DocumentData:
             batch[PLACES] = padding.view(-1).index_copy_(0, target, places).view(size, length)
         return batch
 
-    def _row(self, place: int) -> Sequence[int]:
-        """The documents of the row at a place of all passes."""
-        turn, within = divmod(place, len(self.rows))
-        return self.rows[_order(self.workload.seed, turn, len(self.rows))[within]]
+    def _row(self, index: int) -> Sequence[int]:
+        """The documents of row `index`, counted over all passes."""
+        epoch, within = divmod(index, len(self.rows))
+        return self.rows[_order(self.workload.seed, epoch, len(self.rows))[within]]
 
     @functools.cached_property
     def _starts(self) -> Tensor:
-        """Where in the text each document begins."""
+        """Offset of each document in the text [tokens]."""
         generator = _generator(f"documents:{self.workload.seed}")
         last = self.text.numel() - self.workload.sequence_length
         return torch.randint(0, last, (len(self.workload.document_lengths),), generator=generator)
@@ -89,9 +89,9 @@ def useful_tokens(batch: Mapping[str, Tensor]) -> int:
 
 
 @functools.lru_cache(maxsize=8)
-def _order(seed: int, turn: int, rows: int) -> list[int]:
-    """Of the rows in a pass over the data."""
-    order: list[int] = torch.randperm(rows, generator=_generator(f"rows:{seed}:{turn}")).tolist()
+def _order(seed: int, epoch: int, rows: int) -> list[int]:
+    """Order of the rows in one pass over the data."""
+    order: list[int] = torch.randperm(rows, generator=_generator(f"rows:{seed}:{epoch}")).tolist()
     return order
 
 

@@ -1,4 +1,4 @@
-"""What a device's allocator and its communication backend add to the tensors that the engine makes."""
+"""The memory that a device's allocator and its communication backend add to the tensors of the engine."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,21 +8,21 @@ from executor.errors import RunnerError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backend:
-    """One communication backend on the device that it is used with."""
+    """A communication backend and the device that it is used with."""
 
     name: str
     device_kind: str
     """cpu or cuda."""
     copies: frozenset[str] = frozenset()
-    """Operations for which the backend makes a copy of the full message, which lives until the program has waited for it."""
+    """Operations for which the backend copies the full message. The copy lives until the program has waited for the work."""
     rounding_bytes: int = 1
-    """Every allocation is a multiple of this."""
+    """Every allocation is rounded up to a multiple of this."""
 
 
 BACKENDS: Mapping[str, Backend] = {
     # torch 2.13, ProcessGroupGloo.cpp: `reduce_scatter_tensor_coalesced` clones its input and all-reduces the clone, which
     # lives as long as the work; `AsyncAllgatherWork` gathers into a flat tensor and copies that into the output. All-reduce,
-    # broadcast and send work in the caller's memory. The CPU allocator reports the bytes that were asked for.
+    # broadcast and send work in the caller's memory. The CPU allocator reports the requested bytes.
     "gloo": Backend(name="gloo", device_kind="cpu", copies=frozenset({"reduce_scatter", "all_gather"})),
     # NCCL reduces and gathers between the callers' buffers; its own channels are outside of torch's allocator
     # (`non_torch_bytes`). CUDACachingAllocator.cpp, `kMinBlockSize`: blocks are multiples of 512 bytes.
@@ -31,10 +31,10 @@ BACKENDS: Mapping[str, Backend] = {
 
 
 def backend_of(name: str) -> Backend:
-    """The backend of that name.
+    """Return the backend of that name.
 
     Raises:
-        RunnerError: there is none.
+        RunnerError: there is no such backend.
     """
     if name not in BACKENDS:
         raise RunnerError(f"there is no backend {name!r} for a dry run; use one of {', '.join(BACKENDS)}")

@@ -1,4 +1,4 @@
-"""One rank of any world, built and stepped by its real engine on tensors without data."""
+"""Builds and steps one rank of any world with its real engine, on tensors without data."""
 
 import dataclasses
 import gc
@@ -23,8 +23,8 @@ from executor.errors import EngineRefusalError, FactoryError
 from executor.trial.run import ENGINES
 from search_spaces.fused_kernels import FUSED_KERNELS, NONE
 from search_spaces.mesh import DIMENSIONS, PIPELINE, make_mesh
-from search_spaces.model import Model, ModelSpec
-from search_spaces.pipeline import stages_of_rank
+from search_spaces.models.model import Model, ModelSpec
+from search_spaces.models.pipeline import stages_of_rank
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
 
@@ -41,38 +41,38 @@ def dry_run(
     backend: str = "gloo",
     engine: str = "native",
 ) -> DryRank:
-    """One optimizer step of one rank: peak memory by tag, FLOPs, collectives. Needs a process without a process group.
+    """Predict one optimizer step of one rank: peak memory by tag, FLOPs, collectives. Needs a process without a process group.
 
-    1. A process group that sends nothing stands for the world; its tensors have shapes and no data.
-    2. The engine builds the rank and steps until lazily made state exists, as a trial does.
-    3. One further step is followed: every storage that is made and released, every product, every collective.
+    1. A process group that sends nothing stands for the world; its tensors have shapes but no data.
+    2. The engine builds the rank and steps until lazily created state exists, as a trial does.
+    3. One further step is recorded: every storage that is created and released, every product, every collective.
 
-    Without a pipeline every micro-batch between the first and the last does the same, so that a long step is extrapolated
-    from steps of two and three. With one, every micro-batch is run: schedules have no such middle.
+    Without a pipeline, all micro-batches between the first and the last are alike, so a long step is extrapolated from steps
+    of two and three. With a pipeline, every micro-batch is run, because schedules have no such uniform middle.
 
     Raises:
         EngineRefusalError: the engine refuses the combination.
-        FactoryError, DataError: the user's module or text cannot be used, or the module asks for values.
+        FactoryError, DataError: the user's module or text cannot be used, or the module reads the value of a tensor.
     """
     chosen = ENGINES.get(engine)
     if chosen is None:
         raise EngineRefusalError("engine-known", f"there is no engine {engine!r}; use one of {', '.join(ENGINES)}")
     if engine != "native":
-        problem = f"{engine} hands its collectives to torch's own wrappers, whose memory a dry run cannot follow"
+        problem = f"{engine} passes its collectives to torch's own wrappers, whose memory a dry run cannot track"
         raise EngineRefusalError("dry-run-engine", f"{problem}; use engine=native")
     if "nvme" in (config.offload_optimizer, config.offload_param):
-        problem = "states in files have no data that could be left out"
-        raise EngineRefusalError("dry-run-nvme", f"{problem}; use cpu in its place: the device holds as much")
+        problem = "states in files cannot be replaced by tensors without data"
+        raise EngineRefusalError("dry-run-nvme", f"{problem}; use cpu instead: the device memory is the same")
     if workload.document_lengths:
-        problem = "how many tokens a step learns from is told by its data, which a dry run has not"
+        problem = "the number of tokens in a step depends on its data, which a dry run does not have"
         raise EngineRefusalError("dry-run-documents", f"{problem}; leave document_lengths out, or measure it by a trial")
     if config.fused_kernels != NONE:
-        problem = f"kernels of {config.fused_kernels} run on devices alone"
+        problem = f"kernels of {config.fused_kernels} run only on devices"
         raise EngineRefusalError("dry-run-kernels", f"{problem}; use {FUSED_KERNELS}={NONE}, which sends as much")
     if config.cuda_graphs:
-        problem = "what graphs keep to themselves is made when a CUDA device captures them"
+        problem = "the private memory of CUDA graphs is allocated only when a CUDA device captures them"
         raise EngineRefusalError("dry-run-graphs", f"{problem}; use cuda_graphs=false, or `autotune predict`")
-    # What a batch size refuses is refused before it is changed.
+    # Check the rules before the batch size is changed, because some depend on it.
     context = RankContext(rank=rank, world_size=world_size, device=torch.device("cpu"))
     refuse(chosen.capability, context, model, config, workload)
     if isinstance(model, ModelSpec):
@@ -96,12 +96,12 @@ def dry_run_places(
     world_size: int,
     backend: str = "gloo",
     engine: str = "native",
-    tell: Callable[[int], None] = lambda _: None,
+    on_rank: Callable[[int], None] = lambda _: None,
 ) -> DryRun:
-    """`dry_run` of the first rank at each place along the pipeline: ranks of one place differ in their data alone.
+    """Run `dry_run` for the first rank of each pipeline position: ranks of one position differ only in their data.
 
-    (Context-parallel ranks see other keys, but head and tail of the sequence together as many; tensor rank 0 has the norms'
-    share of the gradient norm.) `tell` is called with each rank before its turn.
+    (Context-parallel ranks attend to different keys, but equally many, as each has head and tail of the sequence. Tensor rank 0
+    also computes the norm layers' part of the gradient norm.) `on_rank` is called with each rank before its run.
     """
     began = time.monotonic()
     mesh = make_mesh(config, world_size)
@@ -110,7 +110,7 @@ def dry_run_places(
         first.setdefault(mesh.coordinates(rank)[PIPELINE], rank)
     ranks = []
     for place in sorted(first):
-        tell(first[place])
+        on_rank(first[place])
         ranks.append(dry_run(model, config, workload, world_size, first[place], backend, engine))
     return DryRun(ranks=tuple(ranks), backend=backend, seconds=time.monotonic() - began)
 
@@ -125,13 +125,13 @@ def _run(
             session = engine.build(context, model, measured_config(config), workload)
             assert isinstance(session, ParallelSession)
             try:
-                _tell_dimensions(session, mode)
+                _register_dimensions(session, mode)
                 return _follow(session, mode)
             finally:
                 session.close()
         except (DataDependentOutputException, DynamicOutputShapeException) as error:
             raise FactoryError(
-                f"{model.name} asks for a tensor's value ({error.func}), which a dry run has not: measure it by a trial instead"
+                f"{model.name} asks for a tensor's value ({error.func}), which a dry run does not have; measure it by a trial"
             ) from error
 
 
@@ -164,10 +164,10 @@ def _follow(session: ParallelSession, mode: DryMode) -> DryRank:
     )
 
 
-def _tell_dimensions(session: ParallelSession, mode: DryMode) -> None:
-    """Which group serves which dimension. What spans the whole world shares one group: each gets one of its own here.
+def _register_dimensions(session: ParallelSession, mode: DryMode) -> None:
+    """Record which group serves which dimension. Dimensions that span the whole world share a group; give each its own.
 
-    A pipeline has handed its group to torch already, and keeps it.
+    A pipeline has already passed its group to torch and keeps it.
     """
     names = mode.traffic.dimensions
     for dimension, group in session.groups.by_dimension():
@@ -180,7 +180,7 @@ def _tell_dimensions(session: ParallelSession, mode: DryMode) -> None:
 
 @contextmanager
 def _world(rank: int, world_size: int) -> Iterator[None]:
-    """A process group of which this process is one rank, and the others do not exist."""
+    """Create a process group in which this process is one rank and the other ranks do not exist."""
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
     try:
         yield
@@ -190,7 +190,7 @@ def _world(rank: int, world_size: int) -> Iterator[None]:
 
 @contextmanager
 def _without_collections() -> Iterator[None]:
-    """As in the measurement: reference cycles would be freed at some random point of the step."""
+    """Disable garbage collection, as in the measurement: reference cycles would be freed at a random point of the step."""
     gc.collect()
     collecting = gc.isenabled()
     gc.disable()

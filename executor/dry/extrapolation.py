@@ -1,4 +1,4 @@
-"""A step of many micro-batches from two steps of few."""
+"""Extrapolates a step of many micro-batches from two shorter steps."""
 
 import dataclasses
 
@@ -7,10 +7,10 @@ from executor.measurement.fewer import Line
 
 
 def extrapolate(fewer: DryRank, more: DryRank, micro_batches: int) -> DryRank:
-    """The step of `micro_batches`, where each one adds the same, as between `fewer` and `more`.
+    """Return the step of `micro_batches`, assuming that each further one adds the difference between `fewer` and `more`.
 
-    Counts and FLOPs are sums over micro-batches, so that this is exact. So is memory, as long as the peak stays at the same
-    point of the step: another micro-batch adds its tokens and its loss to what is held, nothing else.
+    Counts and FLOPs are sums over micro-batches, so this is exact for them. It is exact for memory too, as long as the peak
+    stays at the same point of the step: a further micro-batch only adds its tokens and its loss to the live memory.
     """
     line = Line(first=fewer.micro_batches, second=more.micro_batches, full=micro_batches)
     flops = None

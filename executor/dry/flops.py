@@ -1,4 +1,4 @@
-"""FLOPs of one operator from the shapes that this rank computes."""
+"""FLOPs of an operator from the shapes of this rank."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -11,24 +11,24 @@ Formula = Callable[..., int]
 
 
 def _forward(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
-    """Two products: scores, and values mixed by them. Of grouped queries each head has its own."""
+    """Two products: the scores, and the weighted values. With grouped queries each query head counts."""
     pairs = query.shape[:-1].numel() * key.shape[-2]
     return int(2 * pairs * (query.shape[-1] + value.shape[-1]))
 
 
 def _backward(_: Any, query: Any, key: Any, value: Any, *__: Any, **___: Any) -> int:
-    """Scores once more, and the gradients of scores, queries, keys and values."""
+    """The recomputed scores, and the gradients of scores, queries, keys and values."""
     pairs = query.shape[:-1].numel() * key.shape[-2]
     return int(2 * pairs * (3 * query.shape[-1] + 2 * value.shape[-1]))
 
 
 def _grouped(one: Any, other: Any, *_: Any, **__: Any) -> int:
-    """Rows [n, k] each times one of the matrices [groups, k, m]; or columns of [m, n] times rows of [n, k], group by group."""
+    """Rows of [n, k] each times one of the matrices [groups, k, m]; or columns of [m, n] times rows of [n, k], by group."""
     return int(2 * one.shape[0] * one.shape[1] * other.shape[-1])
 
 
 def _attention() -> dict[Any, Formula]:
-    """Every fused attention that this torch has: those of torch's own table know neither the CPU's nor grouped queries."""
+    """Formulas of this torch's fused attention operators: torch's own table lacks the CPU's and grouped queries."""
     aten = torch.ops.aten
     found: dict[Any, Formula] = {}
     for kind in ("flash_attention_for_cpu", "flash_attention", "efficient_attention", "cudnn_attention"):

@@ -1,4 +1,4 @@
-"""Which storages live, by weak reference, and the highest sum of a step, split by tag."""
+"""Tracks live storages by weak reference and computes the peak of a step, split by tag."""
 
 import weakref
 from collections import Counter
@@ -23,7 +23,7 @@ class _Block:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Foretold:
+class StepMemory:
     """The memory of one step, in bytes; fields as in `DryRank`."""
 
     peak: int
@@ -33,10 +33,10 @@ class Foretold:
 
 
 class Ledger:
-    """Follows the storages of a dry run from the first on; what it adds up begins with `open`.
+    """Tracks all storages of a dry run; accounting starts with `open`.
 
-    A storage is known by the address of its `StorageImpl`, since tensors without data have no other; it dies when the last
-    tensor of it does. A tag holds for a block's whole life, also where it is told late.
+    A storage is identified by the address of its `StorageImpl`, because tensors without data have no other address. It dies
+    with its last tensor. A tag holds for a block's whole life, even if it is set late.
     """
 
     def __init__(self, rounding_bytes: int = 1) -> None:
@@ -47,13 +47,13 @@ class Ledger:
         self._first: list[_Block] = []
         self._host = 0
 
-    def see(self, value: Tensor, tag: str = "activations") -> None:
-        """A tensor that an operator returned: its storage is entered unless it is known."""
+    def track(self, value: Tensor, tag: str = "activations") -> None:
+        """Register the storage of a tensor that an operator returned, unless it is known."""
         storage = value.untyped_storage()
         key = storage._cdata
         if (entry := self._known.get(key)) is not None:
             if not entry[1].size and storage.size():
-                # FakeTensorMode makes a view that it knows by `set_`, which fills an emptied storage again.
+                # FakeTensorMode creates a cached view by `set_`, which restores the size of an emptied storage.
                 _RESIZE(storage, 0)
             return
         block = _Block(self._rounded(storage.size()), tag, self._is_open)
@@ -62,21 +62,21 @@ class Ledger:
             self._changes.append((block.size, block))
 
     def resized(self, storage: torch.UntypedStorage) -> None:
-        """A storage has another size now."""
+        """Record that a storage has a new size."""
         entry = self._known.get(storage._cdata)
         if entry is None:
             return
         block = entry[1]
         if block.counted and block.size:
             self._changes.append((-block.size, block))
-        # What becomes of it is a new allocation: its tag is told anew.
+        # The resized storage is a new allocation, whose tag is set anew.
         new = _Block(self._rounded(storage.size()), "activations", self._is_open)
         self._known[storage._cdata] = entry[0], new
         if self._is_open and new.size:
             self._changes.append((new.size, new))
 
     def allocate(self, size: int, tag: str) -> object:
-        """Memory without a tensor; it is released when what is returned goes."""
+        """Allocate memory without a tensor; it is released when the returned object is deleted."""
         token = _Token()
         if self._is_open and size:
             block = _Block(self._rounded(size), tag, True)
@@ -85,17 +85,17 @@ class Ledger:
         return token
 
     def mark(self, tag: str, value: Tensor) -> None:
-        """The engine says whose memory this is."""
+        """Set the tag that the engine gives for this tensor's memory."""
         entry = self._known.get(value.untyped_storage()._cdata)
         if entry is not None:
             entry[1].tag = tag
 
     def open(self, named: Iterable[tuple[str, Tensor]]) -> None:
-        """Begin to add up, with the storages that the engine names; the first tag that names one holds."""
+        """Start accounting with the storages that the engine names. The first tag given for a storage holds."""
         self._changes, self._first = [], []
         host: dict[int, int] = {}
         for tag, value in named:
-            self.see(value)
+            self.track(value)
             key = value.untyped_storage()._cdata
             block = self._known[key][1]
             if tag == HOST:
@@ -106,8 +106,8 @@ class Ledger:
         self._host = sum(host.values())
         self._is_open = True
 
-    def close(self) -> Foretold:
-        """End, and tell the highest sum."""
+    def close(self) -> StepMemory:
+        """Stop accounting and return the peak."""
         self._is_open = False
         now = Counter[str]()
         for block in self._first:
@@ -120,7 +120,7 @@ class Ledger:
             highest[block.tag] = max(highest[block.tag], now[block.tag])
             if total > peak:
                 peak, at_peak = total, Counter(now)
-        return Foretold(
+        return StepMemory(
             peak=peak,
             by_tag={tag: at_peak[tag] for tag in TAGS},
             tag_peaks={tag: highest[tag] for tag in TAGS},
@@ -137,6 +137,6 @@ class Ledger:
 
 
 class _Token:
-    """Stands for memory without a tensor."""
+    """Represents memory without a tensor."""
 
     __slots__ = ("__weakref__",)

@@ -1,4 +1,4 @@
-"""The one mode through which every operator of a dry run passes."""
+"""The dispatch mode through which every operator of a dry run passes."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -15,32 +15,32 @@ from executor.dry.backends import Backend
 from executor.dry.flops import FORMULAS
 from executor.dry.ledger import Ledger
 from executor.dry.quick import QUICK, quick
-from executor.dry.sends import tensors_kept
+from executor.dry.sends import keep_sent_tensors
 from executor.dry.traffic import FULL_MESSAGE, Traffic
 from executor.parallel.collectives import watched_by
-from search_spaces.model import ModelSpec
+from search_spaces.models.model import ModelSpec
 
 _DEVICE = torch.ops.prim.device.default
 
 
 class DryMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Above `FakeTensorMode`: sees every operator below autograd, and follows memory, FLOPs and traffic in one pass.
+    """Runs above `FakeTensorMode`: sees every operator below autograd and records memory, FLOPs and traffic in one pass.
 
-    1. Tensors that wrap others (DTensor) are passed by: what they hold comes as operators of its own, in local shapes.
-    2. An optimizer that reads its step counter is told 1, and so is torch's pipeline schedule, whose shapes are stated. Our own
-       model's experts each get as many tokens as any other. Elsewhere a tensor without data has no value to give.
-    3. A collective makes what its backend would allocate for itself, until the engine has waited for it (`started`).
+    1. Tensors that wrap others (DTensor) are skipped: the wrapped tensors arrive as operators of their own, in local shapes.
+    2. An optimizer that reads its step counter gets the value 1, as does torch's pipeline schedule, whose shapes are stated.
+       The experts of our own model all get equally many tokens. Elsewhere, reading a value is an error.
+    3. A collective allocates what its backend would allocate for itself, until the engine has waited for it (`started`).
     """
 
     supports_higher_order_operators = True
 
     def __init__(self, backend: Backend, spec: ModelSpec | None = None) -> None:
-        """`spec`: what our own model is of; None: the module is a user's."""
+        """`spec`: the specification of our own model; None: the module is the user's."""
         super().__init__()  # type: ignore[no-untyped-call]
         self.backend, self.ledger, self.traffic = backend, Ledger(backend.rounding_bytes), Traffic()
         self.flops: int | None = 0
-        # What reads a value in our own model's steps is torch's alone, and takes 1 for an answer.
-        self._tells_values = int(spec is not None)
+        # In steps of our own model only torch reads values, and accepts 1.
+        self._returns_values = int(spec is not None)
         self._copy: object = None
         self._formulas: dict[Any, Callable[..., int] | None] = {}
 
@@ -48,11 +48,11 @@ class DryMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         if func is _DEVICE and isinstance(args[0], FakeTensor):
-            return args[0].fake_device  # asked for by every operator in C++: most calls by far
+            return args[0].fake_device  # queried by every operator in C++: by far the most frequent call
         if any(hasattr(kind, "__tensor_flatten__") for kind in types):
             return NotImplemented
         kwargs = kwargs or {}
-        if self._tells_values and func is torch.ops.aten._local_scalar_dense.default:
+        if self._returns_values and func is torch.ops.aten._local_scalar_dense.default:
             return 1.0
         if func not in self._formulas:
             self._formulas[func] = FORMULAS.get(getattr(func, "_overloadpacket", func))
@@ -65,7 +65,7 @@ class DryMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         elif getattr(func, "namespace", "") in ("c10d", "_c10d_functional") and func._schema.name in FULL_MESSAGE:
             operation, size = self.traffic.add(func, args, kwargs, result)
             self._copy = self.ledger.allocate(size, "buffers") if operation in self.backend.copies else None
-        self._see(result)
+        self._track(result)
         return result
 
     def marked(self, tag: str, value: Tensor) -> None:
@@ -73,18 +73,18 @@ class DryMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.ledger.mark(tag, value)
 
     def rows(self, counts: Tensor, total: int) -> list[int]:
-        """Every expert gets as many of the `total` rows as any other."""
+        """Distribute the `total` rows evenly over the experts."""
         shares = counts.numel()
         return [(share + 1) * total // shares - share * total // shares for share in range(shares)]
 
     def started(self) -> object:
-        """What the backend has allocated for the collective that was started just now."""
+        """Return what the backend has allocated for the collective that was just started."""
         copy, self._copy = self._copy, None
         return copy
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """While it holds, operators come here, and what no operator tells does too."""
+        """Intercept all operators inside the block, and also the changes of memory that no operator reports."""
         resize = torch.UntypedStorage.resize_
 
         def resized(storage: torch.UntypedStorage, size: int) -> Any:
@@ -95,9 +95,9 @@ class DryMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         state = torch.get_rng_state
 
         def kept_state() -> Tensor:
-            """Checkpointing keeps one for each region."""
+            """Track the state, because checkpointing keeps one for each region."""
             kept = state()
-            self.ledger.see(kept)
+            self.ledger.track(kept)
             return kept
 
         hooks = register_optimizer_step_pre_hook(self._begin_update), register_optimizer_step_post_hook(self._end_update)
@@ -106,7 +106,7 @@ class DryMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 patch.object(torch.UntypedStorage, "resize_", resized),
                 patch.object(torch, "get_rng_state", kept_state if self.backend.device_kind == "cpu" else state),
                 patch.object(nn.Module, "_apply", _apply),
-                tensors_kept(),
+                keep_sent_tensors(),
                 watched_by(self),
                 self,
             ):
@@ -115,31 +115,31 @@ class DryMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             for hook in hooks:
                 hook.remove()
 
-    def _see(self, result: Any) -> None:
+    def _track(self, result: Any) -> None:
         if isinstance(result, Tensor):
-            self.ledger.see(result)
+            self.ledger.track(result)
         elif isinstance(result, list | tuple):
             for part in result:
-                self._see(part)
+                self._track(part)
 
     def _count(self, formula: Callable[..., int], args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
         try:
             flops = formula(*args, **kwargs, out_val=result)
-        except Exception:  # as in the measurement: what cannot be counted is told as unknown
+        except Exception:  # as in the measurement, the FLOPs are then reported as unknown
             self.flops = None
             return
         if self.flops is not None:
             self.flops += flops
 
     def _begin_update(self, *_: Any) -> None:
-        self._tells_values += 1
+        self._returns_values += 1
 
     def _end_update(self, *_: Any) -> None:
-        self._tells_values -= 1
+        self._returns_values -= 1
 
 
 def _apply(module: nn.Module, convert: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
-    """`nn.Module._apply`: torch's own exchanges a fake parameter's inside, which a weak reference to it forbids."""
+    """Replace `nn.Module._apply`: torch's own swaps the contents of a fake parameter, which a weak reference forbids."""
     for child in module.children() if recurse else ():
         _apply(child, convert)
     for name, parameter in module._parameters.items():

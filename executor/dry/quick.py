@@ -1,4 +1,4 @@
-"""A short way through the commonest operators: `FakeTensorMode` spends most of a dry run on finding results in its cache."""
+"""A fast path for the most frequent operators: `FakeTensorMode` spends most of a dry run on lookups in its cache."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -27,16 +27,16 @@ QUICK: frozenset[Any] = frozenset(
         aten.masked_fill.Scalar, aten.sub.Scalar,
     }
 )  # fmt: skip
-"""Operators whose results have the shapes and strides that torch's own meta kernels give them."""
+"""Operators whose results have the shapes and strides of torch's own meta kernels."""
 
 _CPU = torch.device("cpu")
 
 
 def quick(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """What `FakeTensorMode` would return for an operator of `QUICK`; NotImplemented where it must be asked.
+    """Return what `FakeTensorMode` would return for an operator of `QUICK`; NotImplemented if the mode itself must run it.
 
-    A view shares its storage with its base as real ones do: FakeTensorMode's cache makes it by `set_`, which fills a storage
-    that was emptied (`UntypedStorage.resize_`).
+    A view shares its storage with its base, as a real one does. FakeTensorMode's cache would create it by `set_`, which
+    restores the size of a storage that was emptied (`UntypedStorage.resize_`).
     """
     mode: FakeTensorMode | None = None
     for value in (*args, *kwargs.values()):

@@ -1,4 +1,4 @@
-"""What a dry run tells. Plain data: the command line reads it without torch."""
+"""The results of a dry run. Plain data: the command line reads it without torch."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from search_spaces.trial import CollectiveCount
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DryRank:
-    """One optimizer step of one rank, foretold. Names and meanings are those of `RankMeasurement`."""
+    """The predicted optimizer step of one rank. Names and meanings are those of `RankMeasurement`."""
 
     rank: int
     coordinates: dict[str, int]
@@ -18,27 +18,27 @@ class DryRank:
     """Micro-batches of a step."""
     peak_memory_bytes: int
     memory_by_tag: dict[str, int]
-    """The peak split; sums to it exactly."""
+    """The peak, split by tag; the sum is exactly the peak."""
     tag_peak_bytes: dict[str, int]
     """Each tag's own highest value in the step."""
     host_memory_bytes: int
-    """What offloading keeps in host memory."""
+    """Host memory that offloading uses."""
     flops_per_step: int | None
-    """Executed by this rank, what runs again included; None: an operator came whose formula could not tell."""
+    """Executed by this rank, including recomputation; None: the formula of an operator failed."""
     collectives: tuple[CollectiveCount, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DryRun:
-    """A configuration, foretold: one rank for each place along the pipeline, of which all others are copies."""
+    """The prediction for a configuration: one rank for each pipeline position. All other ranks are copies of these."""
 
     ranks: tuple[DryRank, ...]
     backend: str
-    """Whose own memory is counted: gloo or nccl."""
+    """The backend whose own memory is counted: gloo or nccl."""
     seconds: float
-    """What the dry run took."""
+    """Duration of the dry run."""
 
     @property
     def peak_memory_bytes(self) -> int:
-        """The highest rank's."""
+        """The largest peak of any rank."""
         return max(rank.peak_memory_bytes for rank in self.ranks)

@@ -1,4 +1,4 @@
-"""Messages of a pipeline: the backend keeps what is sent for as long as the program keeps the work."""
+"""Messages of a pipeline: the backend keeps a sent tensor for as long as the program keeps the work."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,24 +11,24 @@ from torch.distributed import distributed_c10d
 
 
 class _Send:
-    """A message on its way, as torch's pipelines use it."""
+    """A message in flight, as torch's pipelines use it."""
 
     def __init__(self, work: dist.Work | None, tensor: Tensor) -> None:
         self._work, self._tensor = work, tensor
 
     def wait(self, *timeout: Any) -> bool:
-        """There is nobody to wait for. The tensor stays: the works of gloo and NCCL hold theirs to their end."""
+        """Return at once, as there is no receiver. The tensor is kept: works of gloo and NCCL keep theirs to their end."""
         return self._work is None or self._work.wait(*timeout)
 
 
 @contextmanager
-def tensors_kept() -> Iterator[None]:
-    """While it holds, a message keeps its tensor: the works of a world that is not there keep none."""
+def keep_sent_tensors() -> Iterator[None]:
+    """Make messages keep their tensors inside the block: the works of the fake process group keep none."""
     isend = dist.isend
 
     def send(tensor: Tensor, *where: Any, **how: Any) -> _Send:
         return _Send(isend(tensor, *where, **how), tensor)
 
-    # In both modules: torch checks that an operation is the very function which one of them names.
+    # Patch both modules: torch checks the identity of an operation against their functions.
     with patch.object(dist, "isend", send), patch.object(distributed_c10d, "isend", send):
         yield

@@ -1,4 +1,4 @@
-"""What a rank sends, as torch's collective operators tell it."""
+"""Counts what a rank sends, from torch's collective operators."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -29,11 +29,11 @@ FULL_MESSAGE: Mapping[str, tuple[str, str]] = {
     "_c10d_functional::all_to_all_single": ("all_to_all", "input"),
     "_c10d_functional::broadcast": ("broadcast", "input"),
 }
-"""Operator -> (operation as measurements name it, the argument that is the full message; "": its result)."""
+"""Operator -> (operation as measurements name it, the argument that is the full message; "": the result)."""
 
 
 class Traffic:
-    """Counts collectives by (operation, mesh dimension). What is received was counted by its sender."""
+    """Counts collectives by (operation, mesh dimension). A received message is counted by its sender."""
 
     def __init__(self) -> None:
         self.dimensions: dict[str, str] = {}
@@ -41,11 +41,11 @@ class Traffic:
         self._sent: dict[tuple[str, str], tuple[int, int]] = {}
 
     def clear(self) -> None:
-        """Begin anew."""
+        """Reset all counts."""
         self._sent.clear()
 
     def add(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> tuple[str, int]:
-        """Enter one call of a collective operator of `FULL_MESSAGE`; its operation and the bytes of its full message."""
+        """Count one call of a collective operator of `FULL_MESSAGE`; return its operation and the bytes of its full message."""
         operation, argument = FULL_MESSAGE[func._schema.name]
         given = {spec.name: value for spec, value in zip(func._schema.arguments, args, strict=False)} | dict(kwargs)
         size = _bytes(given[argument] if argument else result)
@@ -55,7 +55,7 @@ class Traffic:
         return operation, size
 
     def counts(self) -> tuple[CollectiveCount, ...]:
-        """Everything since `clear`, in the order of names."""
+        """Return the counts since `clear`, sorted by name."""
         return tuple(
             CollectiveCount(operation=operation, mesh_dimension=dimension, count=count, bytes=size)
             for (operation, dimension), (count, size) in sorted(self._sent.items())

@@ -1,1 +1,1 @@
-"""What a trial runs: `native` is our sharded engine."""
+"""The engines that run trials; `native` is our own sharded engine."""

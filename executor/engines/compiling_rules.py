@@ -1,7 +1,7 @@
-"""What compiled blocks are refused with, on every engine that has them. Imports no torch: the search reads it."""
+"""Settings that compiled blocks cannot be combined with, on every engine. Does not import torch, since the search reads it."""
 
 from search_spaces.capability import Combination
-from search_spaces.pipeline import ZERO_BUBBLE_SCHEDULES
+from search_spaces.models.pipeline import ZERO_BUBBLE_SCHEDULES
 from search_spaces.trial_config import TrialConfig
 
 
@@ -17,7 +17,7 @@ def _runs_backward_in_parts(config: TrialConfig, _: int) -> bool:
 COMPILE_SELECTIVE = Combination(
     rule="compile-selective",
     reads=("compile_blocks", "activation_checkpointing"),
-    problem="selective checkpointing watches single operators, and what is watched torch.compile leaves as it is",
+    problem="selective checkpointing intercepts single operators, and torch.compile does not compile intercepted code",
     remedy="set compile_blocks=false, or activation_checkpointing to none or full",
     holds=_keeps_single_operators,
 )

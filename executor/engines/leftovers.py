@@ -1,18 +1,18 @@
-"""What ranks leave on a host when they are killed: locks of builds, and files of shared memory.
+"""Removes what killed ranks leave on a host: lock files of builds and files of shared memory.
 
-torch's loader of C++ extensions holds a `lock` file while it builds. A process that is killed then leaves it, and every later
-one that wants the same extension waits for it, silently, for ever. So each rank has a folder that no other living rank uses,
-outside of the user's own cache, kept from sweep to sweep since a build takes a minute; what a lock in it stands beside was
-never finished.
+torch's loader of C++ extensions holds a `lock` file while it builds. A process that is killed then leaves the file, and every
+later process that needs the same extension waits for it silently and for ever. Therefore each rank has a folder that no other
+living rank uses, outside the user's cache and kept between sweeps, since a build takes a minute. A build next to a lock in it
+was never finished.
 
-DeepSpeed's all-reduce between processes of a host makes files in shared memory, which it removes at its end alone. Their names
-have the user, and the address and port of the ranks.
+DeepSpeed's all-reduce between processes of a host creates files in shared memory and removes them only at its normal end.
+Their names contain the user, and the address and port of the ranks.
 
-torch and OpenMP put the pid of the process into the names of theirs. Pids are used again, so a file is removed only for a
-process that was a rank's, or below one, and is dead: whoever starts ranks writes their pids into a ledger, and holds its lock
-while it lives; who finds a ledger that nobody holds removes what it tells of.
+torch and OpenMP put the pid of the process into the names of their files. Pids are reused, so a file is removed only for a dead
+process that was a rank or a descendant of one. A process that starts ranks writes their pids into a ledger and locks it while
+it lives; a process that finds an unlocked ledger removes the files of its pids.
 
-This file imports the standard library alone: the Ray actors carry it by value to workers where nothing of ours is importable.
+This file imports only the standard library, since Ray actors carry it by value to workers where our packages are missing.
 """
 
 import contextlib
@@ -30,45 +30,45 @@ VARIABLE = "TORCH_EXTENSIONS_DIR"
 SHARED_MEMORY = Path("/dev/shm")
 _SLOTS = 1024
 _OWNED = re.compile(r"(?:torch_|__KMP_REGISTERED_LIB_)(\d+)_")
-"""Names of files of shared memory that tell the process that made them."""
+"""Names of shared-memory files that contain the pid of their creator."""
 
 _held: dict[Path, int] = {}
-"""This process's folder -> the open file whose lock makes it so; the system lets go of it when the process ends."""
+"""This process's folder -> the descriptor of its locked file; the kernel releases the lock when the process ends."""
 _ledger: list[tuple[Path, int]] = []
-"""This process's ledger and its open file, while ranks of it live; the lock says that this process does."""
-_noted: set[int] = set()
-"""The ranks in it that live."""
+"""This process's ledger and its descriptor, while it has living ranks; the lock shows that this process is alive."""
+_recorded: set[int] = set()
+"""The living ranks in the ledger."""
 
 
 def extensions_folder() -> Path:
-    """This process's folder, with no build in it that was killed. What an earlier holder has compiled is there.
+    """This process's folder, without interrupted builds. It contains the finished builds of earlier holders.
 
     Raises:
-        OSError: there is no place to write.
+        OSError: no folder can be written.
     """
-    folder = next(iter(_held), None) or _taken()
+    folder = next(iter(_held), None) or _claim_folder()
     for lock in list(folder.glob("**/lock")):
         shutil.rmtree(lock.parent, ignore_errors=True)
     return folder
 
 
 def shared_memory(address: str = "*", port: int | str = "*") -> str:
-    """Pattern of the files that DeepSpeed's ranks at this address and port share on this host; `*`: of all of this user's."""
+    """Pattern of the files that DeepSpeed's ranks at this address and port share on this host; `*`: all ranks of this user."""
     return str(SHARED_MEMORY / f"deepspeed_allreduce_buffer_{os.getuid()}_{address}_{port}_*")
 
 
 def remove_shared_memory(address: str, port: int) -> None:
-    """Remove them once the trial has ended. A rank that does not live so long leaves it to the supervisor of its script."""
+    """Remove these files after the trial. If the rank dies earlier, the supervisor of its script removes them."""
     for path in _files(shared_memory(address, port)):
         with contextlib.suppress(OSError):
             path.unlink()
 
 
 def remove_orphaned_memory() -> list[str]:
-    """Remove what this user's ranks left when they were killed, whatever their port was; return the names.
+    """Remove the files that this user's ranks left when they were killed, on any port; return their names.
 
-    A file that some process still maps is in use. Who maps what is read for this user's processes alone, which is enough: the
-    files are readable by no other.
+    A file that a process still maps is in use. Only the maps of this user's processes are read, which suffices, because other
+    users cannot read the files.
     """
     files = _files(shared_memory())
     mapped = _mapped() if files else ""
@@ -79,12 +79,12 @@ def remove_orphaned_memory() -> list[str]:
 
 
 def remove_files_of(processes: Iterable[int]) -> list[str]:
-    """Remove the files of shared memory that these processes made, which are dead; return their names."""
+    """Remove the shared-memory files that these dead processes created; return their names."""
     dead = {str(process) for process in processes}
     removed = []
     for path in SHARED_MEMORY.glob("*"):
-        named = _OWNED.match(path.name)
-        if named is not None and named[1] in dead:
+        owner = _OWNED.match(path.name)
+        if owner is not None and owner[1] in dead:
             with contextlib.suppress(OSError):
                 path.unlink()
                 removed.append(path.name)
@@ -92,32 +92,32 @@ def remove_files_of(processes: Iterable[int]) -> list[str]:
 
 
 def note_processes(processes: Collection[int]) -> None:
-    """Write into this process's ledger that these are ranks. Where nothing can be written, nothing will be swept."""
+    """Record these ranks in this process's ledger. If it cannot be written, their files will not be swept."""
     with contextlib.suppress(OSError):
         if not _ledger:
             _ledger.append(_new_ledger())
         os.write(_ledger[0][1], "".join(f"{process}\n" for process in processes).encode())
-        _noted.update(processes)
+        _recorded.update(processes)
 
 
 def release_processes(processes: Iterable[int]) -> None:
-    """These ranks have ended, and left nothing. The ledger goes with the last of them."""
-    _noted.difference_update(processes)
-    if _ledger and not _noted:
+    """Remove these ranks, which have ended and left nothing, from the ledger. The last one removes the ledger."""
+    _recorded.difference_update(processes)
+    if _ledger and not _recorded:
         path, descriptor = _ledger.pop()
         path.unlink(missing_ok=True)
         os.close(descriptor)
 
 
 def sweep_ledgers() -> list[str]:
-    """Remove what the ranks of dead processes have left, and their ledgers; return the names of the files."""
+    """Remove the files left by ranks of dead processes, and their ledgers; return the names of the files."""
     removed = []
     with contextlib.suppress(OSError):
         for path in _folder("runs").glob("*.ranks"):
             with path.open("rb") as ledger, contextlib.suppress(OSError):
                 fcntl.flock(ledger, fcntl.LOCK_EX | fcntl.LOCK_NB)  # refused while its process lives
-                told = [int(line) for line in ledger.read().split()]
-                removed += remove_files_of(process for process in told if start_of(process) is None)
+                ranks = [int(line) for line in ledger.read().split()]
+                removed += remove_files_of(process for process in ranks if start_of(process) is None)
                 path.unlink()
     return removed
 
@@ -129,7 +129,7 @@ def _new_ledger() -> tuple[Path, int]:
 
 
 def _folder(name: str) -> Path:
-    """A folder of this user's own, for all processes of ours."""
+    """A per-user folder that all our processes share."""
     root = Path(tempfile.gettempdir()) / f"autotune-{name}-{os.getuid()}"
     root.mkdir(mode=0o700, exist_ok=True)
     if root.stat().st_uid != os.getuid():
@@ -137,7 +137,7 @@ def _folder(name: str) -> Path:
     return root
 
 
-def _taken() -> Path:
+def _claim_folder() -> Path:
     root = _folder("extensions")
     for slot in range(_SLOTS):
         folder = root / str(slot)
@@ -158,11 +158,11 @@ def _files(pattern: str) -> list[Path]:
 
 
 def _mapped() -> str:
-    """The memory maps of every process that can be read, as the kernel writes them."""
+    """The memory maps of every readable process, in the kernel's format."""
     found = []
     for path in Path("/proc").glob("[0-9]*/maps"):
         try:
             found.append(path.read_text(errors="replace"))
-        except OSError:  # another user's, or it has ended
+        except OSError:  # it belongs to another user, or has ended
             continue
     return "\n".join(found)

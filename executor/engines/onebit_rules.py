@@ -1,4 +1,4 @@
-"""What 1-bit Adam is refused with. Imports no torch: the search reads it."""
+"""Settings that 1-bit Adam cannot be combined with. Does not import torch, since the search reads it."""
 
 from search_spaces.capability import Combination
 from search_spaces.trial_config import TrialConfig
@@ -21,14 +21,14 @@ def _divides_the_model(config: TrialConfig, _: int) -> bool:
 ONEBIT_STAGE = Combination(
     rule="onebit-stage",
     reads=("optimizer", "zero_stage"),
-    problem="every rank of 1-bit Adam needs all of the momentum and of what it has not sent yet: there is no state to share",
+    problem="every rank of 1-bit Adam needs the whole momentum and its own whole error: there is no state to shard",
     remedy="set zero_stage=0, or use optimizer=adamw with reduce_dtype=int8",
     holds=_shards,
 )
 ONEBIT_DIMENSIONS = Combination(
     rule="onebit-dimensions",
     reads=("optimizer", *DIMENSIONS),
-    problem="copies of one parameter on tensor, pipeline or expert ranks lie in other blocks of signs, and would drift apart",
-    remedy="use data and context ranks alone, or optimizer=adamw with reduce_dtype=int8",
+    problem="copies of a parameter on tensor, pipeline or expert ranks would be in different blocks of signs and drift apart",
+    remedy="use only data and context ranks, or optimizer=adamw with reduce_dtype=int8",
     holds=_divides_the_model,
 )

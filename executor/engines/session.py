@@ -1,4 +1,4 @@
-"""A model in parts on this rank, trained step by step: what the engines have in common."""
+"""The session that the parallel engines share: a model in parts on this rank, trained step by step."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from executor.parallel.checkpointing import checkpoint_blocks
 from executor.parallel.compiling import compile_blocks, compile_seconds, forget_compiled
 from executor.parallel.context import METHODS
 from executor.parallel.data_schedule import kept_tokens, shortened, step_length
-from executor.parallel.experts import tell_loss_scale
+from executor.parallel.experts import set_loss_scale
 from executor.parallel.graphs import EAGER_STEPS, BlockGraphs, Capture
 from executor.parallel.groups import ParallelGroups
 from executor.parallel.loss_scaling import LossScaler
@@ -28,12 +28,12 @@ from executor.parallel.pipeline import Pipeline, precise
 from executor.parallel.replica import Replica
 from executor.user_module.survey import loss_of
 from search_spaces.capability import Capability
-from search_spaces.data_schedule import is_scheduled
-from search_spaces.loss_scale import scales_losses
 from search_spaces.mesh import DATA, PIPELINE, make_mesh
-from search_spaces.model import FactoryModel, Model
-from search_spaces.packing_rules import ENGINE_REMEDY, PACK
-from search_spaces.rules import check_shapes
+from search_spaces.models.model import FactoryModel, Model
+from search_spaces.rules.packing import ENGINE_REMEDY, PACK
+from search_spaces.rules.table import check_shapes
+from search_spaces.training.data_schedule import is_scheduled
+from search_spaces.training.loss_scale import scales_losses
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
 
@@ -42,12 +42,12 @@ CLIPPING_EPSILON = 1e-6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Update:
-    """How the end of a step went."""
+    """Outcome of the update of a step."""
 
     norm: Tensor | None
-    """Of the gradient before clipping; None: nothing is clipped, or nothing was updated."""
+    """Gradient norm before clipping; None: clipping is off, or the update was skipped."""
     skipped: bool = False
-    """Whether gradients overflowed, so that nothing was updated."""
+    """Whether the update was skipped because gradients overflowed."""
 
 
 MakeReplica = Callable[[ModelPart, ParallelGroups], Replica]
@@ -57,8 +57,8 @@ class ParallelSession(EngineSession):
     """One model on this rank, in as many parts as the rank has pipeline stages.
 
     A part is built in this order: its slice of the matrices (tensor), the layers of its stage (pipeline), checkpointing of
-    blocks and offloading of what they save, then the replica that shards it over data x context ranks: the gather hooks of a
-    replica must stay outside of the region that runs again.
+    blocks and offloading of saved tensors, then the replica that shards it over data x context ranks: the gather hooks of a
+    replica must stay outside the recomputed region.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class ParallelSession(EngineSession):
         make_replica: MakeReplica,
         capture: Capture | None = None,
     ) -> None:
-        """`capture`: what makes graphs of the blocks; None: they run eagerly."""
+        """`capture`: captures graphs of the blocks; None: they run eagerly."""
         self.context, self.config, self.workload = context, config, workload
         choose_attention_kernel(config.attention_backend)
         mesh = make_mesh(config, context.world_size)
@@ -102,7 +102,7 @@ class ParallelSession(EngineSession):
 
     def prepare(self, step: int, micro_batches: int | None = None) -> None:
         mesh = self.groups.mesh
-        keep_still(self._in_training, step)
+        suppress_randomness(self._in_training, step)
         self._prepared = micro_batches or self.accumulation
         whole = self._scheduled(step)
         self._count_targets(whole)
@@ -115,7 +115,7 @@ class ParallelSession(EngineSession):
         )[: self._prepared]
         if self.pipeline is not None:
             mine = [{name: torch.cat([batch[name] for batch in mine]) for name in mine[0]}]
-        self._batches = [{name: self._place(value) for name, value in batch.items()} for batch in mine]
+        self._batches = [{name: self._to_device(value) for name, value in batch.items()} for batch in mine]
         if self._graphs is not None and step >= EAGER_STEPS:
             self._graphs.capture()
 
@@ -123,7 +123,7 @@ class ParallelSession(EngineSession):
         return self.launch_step()()
 
     def launches_steps(self) -> bool:
-        return self.scaler is None  # which reads the norm before each update
+        return self.scaler is None  # the scaler reads the norm before each update
 
     def launch_step(self) -> Callable[[], StepReport]:
         loss, update = self.run_step()
@@ -138,8 +138,8 @@ class ParallelSession(EngineSession):
         return read
 
     def run_step(self) -> tuple[Tensor | None, Update]:
-        """`train_step`, whose loss and gradient norm are left where they are."""
-        tell_loss_scale([part.module for part in self.parts], self._scale(self._prepared))
+        """`train_step`, but loss and gradient norm stay on the device."""
+        set_loss_scale([part.module for part in self.parts], self._scale(self._prepared))
         loss = self._accumulate() if self.pipeline is None else self.pipeline.run(self._batches[0], self._prepared)
         return loss, self._update()
 
@@ -162,9 +162,9 @@ class ParallelSession(EngineSession):
         return self.groups.collectives()
 
     def waited_seconds(self) -> float | None:
-        # On CUDA the host does not wait, the stream does; a replica that waits inside of torch does not tell.
-        tells = self.context.device.type == "cpu" and all(replica.tells_waits for replica in self.replicas)
-        return self.groups.clock.seconds if tells else None
+        # On CUDA the stream waits, not the host; a replica that waits inside torch cannot report it.
+        is_known = self.context.device.type == "cpu" and all(replica.reports_waits for replica in self.replicas)
+        return self.groups.clock.seconds if is_known else None
 
     def compile_seconds(self) -> float:
         return compile_seconds()
@@ -176,7 +176,7 @@ class ParallelSession(EngineSession):
         return None if self._graphs is None else self._graphs.pool()
 
     def full_parameters(self) -> dict[str, Tensor]:
-        """This rank's slices of its stages' parameters, whole over data-parallel ranks, by name. Every rank must call it."""
+        """This rank's slices of its stages' parameters by name, gathered over data-parallel ranks. Every rank must call it."""
         return {name: value for replica in self.replicas for name, value in replica.full_parameters().items()}
 
     def close(self) -> None:
@@ -192,7 +192,7 @@ class ParallelSession(EngineSession):
         forget_compiled()
 
     def _scheduled(self, step: int) -> dict[str, Tensor]:
-        """The global batch of a step, as schedules of the data have it; the parts made ready for it."""
+        """The global batch of a step under the data schedules; prepares the parts for it."""
         whole = self.data.global_batch(step)
         if not is_scheduled(self.config):
             return whole
@@ -204,8 +204,8 @@ class ParallelSession(EngineSession):
         return shortened(whole, length)
 
     def _count_targets(self, batch: Mapping[str, Tensor]) -> None:
-        """Where samples hold padding, tell the head how many targets a micro-batch has, on the mean of those that are prepared
-        on all ranks: a mean over its own would weigh the tokens of a short document more than those of a long one."""
+        """If samples contain padding, pass the mean number of targets per prepared micro-batch of all ranks to the head: a mean
+        over its own targets would weight the tokens of short documents more than those of long ones."""
         if not self.workload.document_lengths:
             return
         parts = self._prepared * self.groups.mesh.zero_ranks
@@ -224,16 +224,16 @@ class ParallelSession(EngineSession):
             self.pipeline = self._make_pipeline()
 
     def _transformers(self) -> list[Transformer]:
-        """The modules of the parts, which the rules `schedule-model` and `documents-model` have seen to be our own."""
+        """The modules of the parts; the rules `schedule-model` and `documents-model` ensure that they are our Transformers."""
         return [part.module for part in self.parts if isinstance(part.module, Transformer)]
 
     def _own_positions(self) -> Tensor | None:
-        """The places of this rank's tokens in a sample; None: it has all of them."""
+        """Positions of this rank's tokens in a sample; None: it has all of them."""
         context = METHODS[self.config.context_parallel_method](self.groups.context)
         return context.positions(self._length) if context.size > 1 else None
 
     def _accumulate(self) -> Tensor:
-        """Forward and backward of every micro-batch, one after the other. Returns their mean loss."""
+        """Forward and backward of every micro-batch, one after the other. Returns the mean loss."""
         (replica,) = self.replicas
         scale = self._scale(self._prepared)
         losses = []
@@ -249,7 +249,7 @@ class ParallelSession(EngineSession):
 
     @torch.no_grad()
     def _update(self) -> Update:
-        """Clip and update; where losses are scaled, only if no gradient overflowed on any rank."""
+        """Clip and update; with loss scaling, only if no gradient overflowed on any rank."""
         for replica in self.replicas:
             replica.finish_gradients()
         self._sum_tied()
@@ -269,7 +269,7 @@ class ParallelSession(EngineSession):
         return Update(norm=norm if clipping else None)
 
     def _sum_tied(self) -> None:
-        """Sum the gradients of a tied weight that the pipeline holds twice, on its first and on its last stage."""
+        """Sum the gradients of a tied weight, of which the first and the last pipeline stage hold a copy each."""
         if self._ties is None or self.groups.coordinates[PIPELINE] not in self._ties:
             return
         copies = [gradient for replica in self.replicas if (gradient := replica.tied_gradient()) is not None]
@@ -280,7 +280,7 @@ class ParallelSession(EngineSession):
             copies[1].copy_(copies[0])
 
     def _norm(self) -> Tensor:
-        """Global L2 norm of the mean gradient: over the shares, the slices and the stages, every number counted once."""
+        """Global L2 norm of the mean gradient over shares, slices and stages; every element counts once."""
         second_copy = self.replicas[-1] if self._ties and self.groups.coordinates[PIPELINE] == self._ties[1] else None
         squared = torch.stack([replica.squared_norm(replica is not second_copy) for replica in self.replicas]).sum()
         if self.replicas[0].sharded:
@@ -289,19 +289,19 @@ class ParallelSession(EngineSession):
         self.groups.pipeline.all_reduce(squared).wait()
         return squared.sqrt()
 
-    def _place(self, value: Tensor) -> Tensor:
-        """On the device, this rank's tokens, floating inputs in the model's type.
+    def _to_device(self, value: Tensor) -> Tensor:
+        """Copy this rank's tokens to the device, floating inputs in the model's dtype.
 
-        A copy, so that no micro-batch keeps the whole batch alive.
+        Always copies, so that no micro-batch keeps the whole batch alive.
         """
         dtype = self._dtype if value.is_floating_point() else value.dtype
         own = value if self._positions is None else value[:, self._positions]
         if self.context.device.type == "cuda":
-            own = own.pin_memory()  # from other memory the copy would wait for everything that the device has to do
+            own = own.pin_memory()  # a copy from pageable memory would wait for all work on the device
         return own.to(device=self.context.device, dtype=dtype, copy=True, non_blocking=True)
 
     def _scale(self, micro_batches: int) -> float:
-        """Of a loss, so that sums over micro-batches and ranks are means, or those times the scaler's scale."""
+        """Factor for losses, so that sums over micro-batches and ranks are means times the scaler's scale (1 without one)."""
         scale = 1.0 if self.scaler is None else self.scaler.scale
         return scale / (micro_batches * self.groups.mesh.zero_ranks)
 
@@ -312,10 +312,10 @@ class ParallelSession(EngineSession):
 
 
 def refuse(capability: Capability, context: RankContext, model: Model, config: TrialConfig, workload: Workload) -> None:
-    """Refuse what would compute something else than was asked for, however the request got here.
+    """Refuse a request that the engine cannot run as specified.
 
     Raises:
-        EngineRefusalError: with the rule's name.
+        EngineRefusalError: with the name of the violated rule.
     """
     if workload.document_lengths and PACK not in capability.knobs:
         raise EngineRefusalError("documents-engine", f"the {capability.engine} engine trains on whole samples; {ENGINE_REMEDY}")
@@ -327,21 +327,21 @@ def refuse(capability: Capability, context: RankContext, model: Model, config: T
 
 
 def in_training(model: Model, module: nn.Module) -> list[nn.Module]:
-    """The modules of a user's own that may draw random numbers in training; none of ours does."""
+    """The modules in training mode of a user's module, which may draw random numbers; ours draw none."""
     return [inner for inner in module.modules() if inner.training] if isinstance(model, FactoryModel) else []
 
 
-def keep_still(modules: Iterable[nn.Module], step: int) -> None:
-    """Leave nothing random in the first losses, which are held against those of other layouts."""
+def suppress_randomness(modules: Iterable[nn.Module], step: int) -> None:
+    """Disable training mode in the first steps, whose losses are compared with those of other layouts."""
     for module in modules:
         module.training = step >= REFERENCE_STEPS
 
 
 def loss_from(output: object) -> Tensor:
-    """The loss of what a module returned.
+    """The loss in the output of a module.
 
     Raises:
-        FactoryError: there is none in it.
+        FactoryError: the output has no loss.
     """
     loss = loss_of(output)
     if loss is None:

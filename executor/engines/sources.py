@@ -1,4 +1,4 @@
-"""Where an engine's modules come from: our transformer by its shape, or the user's own, in the parts that a rank holds."""
+"""Sources of an engine's modules: our Transformer or a user's module, in the parts that a rank holds."""
 
 import functools
 import itertools
@@ -20,24 +20,24 @@ from executor.user_module.factory import UserModule, load_factory
 from executor.user_module.survey import Survey, UndividedError, block_names, survey
 from executor.user_module.tensor_plan import divide
 from executor.user_module.user_stage import cut_stage
-from search_spaces.configured import configured
-from search_spaces.float8 import FLOAT8, MODEL_REMEDY
 from search_spaces.mesh import PIPELINE
-from search_spaces.model import FactoryModel, Model, ModelSpec
-from search_spaces.pipeline import losses_wait, rank_of_stage, split_blocks, split_layers, stages_of_rank
+from search_spaces.models.model import FactoryModel, Model, ModelSpec
+from search_spaces.models.pipeline import losses_wait, rank_of_stage, split_blocks, split_layers, stages_of_rank
+from search_spaces.rules.float8 import FLOAT8, MODEL_REMEDY
+from search_spaces.training.configured import configured
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
 
 DTYPES = {
     "fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, FLOAT8: torch.bfloat16,
 }  # fmt: skip
-"""Of parameters and activations."""
+"""Precision -> dtype of parameters and activations."""
 TIED_NAMES = frozenset({"embedding.tokens.weight", "head.output.weight"})
-"""The two names of a weight that our transformer has twice."""
+"""The two names of the tied weight of our Transformer."""
 
 
 class Source(ABC):
-    """A model, its data and its parts. Every rank makes the same of it."""
+    """A model, its data and its parts. Every rank constructs it identically."""
 
     data: Data
 
@@ -48,15 +48,15 @@ class Source(ABC):
     @property
     @abstractmethod
     def is_tied(self) -> bool:
-        """Whether the first and the last stage of a pipeline hold one weight that is trained."""
+        """Whether the first and the last stage of a pipeline share a trained weight."""
 
     @abstractmethod
     def parts(self, groups: ParallelGroups) -> list[ModelPart]:
-        """The parts of this rank, in the order of their stages: ours without memory, a user's on the CPU."""
+        """The parts of this rank in the order of their stages: ours on the meta device, a user's on the CPU."""
 
     @property
     def ties(self) -> tuple[int, int] | None:
-        """Where along the pipeline the first and the second copy of a tied weight are; None: no weight is there twice."""
+        """Pipeline ranks of the first and the second copy of a tied weight; None: no weight has two copies."""
         config = self.config
         if config.pipeline_parallel_size == 1 or not self.is_tied:
             return None
@@ -65,26 +65,26 @@ class Source(ABC):
 
 
 def source_of(model: Model, config: TrialConfig, workload: Workload) -> Source:
-    """Where the model comes from.
+    """The source of the model.
 
     Raises:
         EngineRefusalError, FactoryError, DataError: as `Engine.build`.
     """
     if isinstance(model, ModelSpec):
         return _Shape(model, config, workload)
-    assert isinstance(model, FactoryModel)  # a user's command has an engine of its own
+    assert isinstance(model, FactoryModel)  # the command engine runs a user's command
     return _Factory(model, config, workload)
 
 
 class _Shape(Source):
-    """Our transformer of a stated shape, trained on text."""
+    """Our Transformer of a given shape, trained on text."""
 
     def __init__(self, spec: ModelSpec, config: TrialConfig, workload: Workload) -> None:
         super().__init__(config, workload)
         if spec.adapts:
-            raise EngineRefusalError("adapters", "the model has adapters of its own; set the knobs, not the model's fields")
+            raise EngineRefusalError("adapters", "the model's fields configure adapters; set the knobs instead")
         if config.precision == FLOAT8 and torch.version.hip:
-            raise EngineRefusalError("float8-device", "AMD's devices have other 8-bit types than NVIDIA's; use precision=bf16")
+            raise EngineRefusalError("float8-device", "AMD devices have other 8-bit types than NVIDIA's; use precision=bf16")
         self.spec = configured(spec, config)
         self.data = _data(spec, config, workload)
 
@@ -149,19 +149,19 @@ def _data(spec: ModelSpec, config: TrialConfig, workload: Workload) -> Data:
 
 
 class _Factory(Source):
-    """A module of the user's own, trained on its factory's batches.
+    """A user's module, trained on its factory's batches.
 
-    Its code may give parameters any values in any way, so that every rank makes it whole, from the same seed, and cuts it then.
+    Its code may initialize parameters in any way, so every rank builds the whole module from the same seed and then cuts it.
     """
 
     def __init__(self, model: FactoryModel, config: TrialConfig, workload: Workload) -> None:
         super().__init__(config, workload)
         if config.precision == FLOAT8:
-            raise EngineRefusalError("float8-model", f"{model.name} multiplies for itself; {MODEL_REMEDY}")
+            raise EngineRefusalError("float8-model", f"{model.name} has its own matrix products; {MODEL_REMEDY}")
         self.reference = model.reference
         self.first = self._make()
         self.data = FactoryData(batch=self.first.batch, workload=workload)
-        self.survey = self._look() if config.pipeline_parallel_size > 1 else None
+        self.survey = self._survey_module() if config.pipeline_parallel_size > 1 else None
 
     @property
     def is_tied(self) -> bool:
@@ -171,7 +171,7 @@ class _Factory(Source):
         if self.survey is None:
             return [self._whole(self.first, groups)]
         stages = stages_of_rank(self.config, groups.coordinates[PIPELINE])
-        # One module a stage: each loses what it does not need.
+        # One module per stage, from which unneeded parameters are removed.
         modules = itertools.chain([self.first], (self._make() for _ in itertools.count()))
         return [self._stage(stage, user, groups, self.survey) for stage, user in zip(stages, modules, strict=False)]
 
@@ -207,7 +207,7 @@ class _Factory(Source):
             name: value[:size].to(self.dtype) if value.is_floating_point() else value[:size] for name, value in whole.items()
         }
 
-    def _look(self) -> Survey:
+    def _survey_module(self) -> Survey:
         try:
             return survey(self.first.module, self._micro_batch, self.first.plan)
         except UndividedError as error:
@@ -215,10 +215,10 @@ class _Factory(Source):
 
 
 def blocks_of(user: UserModule) -> list[nn.Module]:
-    """What is checkpointed and gathered together: the blocks that the factory's plan names, else those that repeat.
+    """The units of checkpointing and gathering: the blocks that the factory's plan names, else the repeated modules.
 
     Raises:
-        FactoryError: the plan names what holds no blocks.
+        FactoryError: the plan does not name a container of blocks.
     """
     try:
         return [user.module.get_submodule(name) for name in block_names(user.module, user.plan)]

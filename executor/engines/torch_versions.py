@@ -1,13 +1,13 @@
-"""What older torch cannot do: each with the first version that is known to. Imports no torch.
+"""Combinations that older torch cannot run, with the first version that is known to work. Does not import torch.
 
-Where an engine can do without, it does, and nothing stands here. What pyproject.toml allows at the least is the oldest version.
+If an engine has a workaround, it uses it, and there is no entry here. pyproject.toml states the oldest supported version.
 """
 
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from search_spaces.pipeline import ZERO_BUBBLE_SCHEDULES
+from search_spaces.models.pipeline import ZERO_BUBBLE_SCHEDULES
 from search_spaces.refusal import Refusal
 from search_spaces.trial_config import TrialConfig
 
@@ -15,15 +15,15 @@ RULE = "torch-version"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Newer:
+class VersionRequirement:
     """A combination of values that needs a newer torch."""
 
     since: str
-    """The first version, of those that are tested, that computes it."""
+    """The first tested version that supports it."""
     what: str
     """The values, as a user sets them."""
     problem: str
-    """What older versions do, in one clause."""
+    """What happens in older versions, in one clause."""
     remedy: str
     holds: Callable[[TrialConfig, str], bool]
     """Whether a configuration has these values, on a kind of device (cpu or cuda)."""
@@ -38,18 +38,18 @@ def _parts_backward_of_float8(config: TrialConfig, _: str) -> bool:
     return parts and config.precision == "fp8"
 
 
-NEWER: tuple[Newer, ...] = (
-    Newer(
+NEWER: tuple[VersionRequirement, ...] = (
+    VersionRequirement(
         since="2.13",
         what="compile_blocks=true, precision=fp64, on CPUs",
-        problem="what compiles attention in fp64 takes its sums for fp32, so that backward fails",
+        problem="torch.compile treats the sums of fp64 attention as fp32, so that backward fails",
         remedy="set compile_blocks=false or another precision",
         holds=_compiles_fp64,
     ),
-    Newer(
+    VersionRequirement(
         since="2.13",
         what=f"precision=fp8, pipeline_schedule={', '.join(sorted(ZERO_BUBBLE_SCHEDULES))}",
-        problem="schedules that put off the gradients of weights cannot come back to products of our own",
+        problem="schedules that defer weight gradients do not support custom autograd functions",
         remedy="use precision=bf16, or another pipeline_schedule",
         holds=_parts_backward_of_float8,
     ),
@@ -57,7 +57,7 @@ NEWER: tuple[Newer, ...] = (
 
 
 def version_refusals(torch_version: str, config: TrialConfig, device: str) -> list[Refusal]:
-    """What a version of torch (such as 2.11.0+cu130) refuses on a kind of device."""
+    """The refusals of a configuration with a version of torch (such as 2.11.0+cu130) on a kind of device."""
     found = [item for item in NEWER if release(torch_version) < release(item.since) and item.holds(config, device)]
     return [
         Refusal(RULE, f"{item.what}: {item.problem}; this needs torch {item.since}, here is {torch_version}", item.remedy)
@@ -69,9 +69,9 @@ def release(version: str) -> tuple[int, int]:
     """Major and minor number.
 
     Raises:
-        ValueError: the text does not begin with a version.
+        ValueError: the text does not start with a version.
     """
     match = re.match(r"(\d+)\.(\d+)", version)
     if match is None:
-        raise ValueError(f"{version!r} is no version of torch; give one such as 2.13.0")
+        raise ValueError(f"{version!r} is not a version of torch; give one such as 2.13.0")
     return int(match[1]), int(match[2])

@@ -1,1 +1,1 @@
-"""Files of a rank: read ahead and written behind its work."""
+"""A rank's files, read ahead and written behind its computation."""

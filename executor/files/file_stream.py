@@ -1,4 +1,4 @@
-"""Records of a file that pass through memory in order: read ahead of their use, written behind it."""
+"""Streams the records of a file through memory in order: reads them ahead of their use, writes them back behind it."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -7,28 +7,28 @@ from dataclasses import dataclass
 from executor.files.rank_file import RankFile, Transfer
 
 AHEAD = 2
-"""Records that are on their way in when a use begins."""
+"""Number of reads in flight when a record is first used."""
 
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """Bytes of a file that travel together; multiples of `rank_file.ALIGNMENT`."""
+    """A byte range that is transferred as a whole; both fields are multiples of `rank_file.ALIGNMENT`."""
 
     offset: int
     size: int
 
 
 class FileStream:
-    """Passes over `extents` in order, again and again. Its buffers, each as large as the largest extent, take turns.
+    """Passes over `extents` in order, repeatedly. It cycles through its buffers, each as large as the largest extent.
 
-    1. `begin`: the first two are read.
-    2. `take` waits for the next one alone, after the read of the one after the next has begun.
-    3. `put_back` writes what was taken behind; its buffer is read into again when that has ended. `give_back` does not write.
-    4. `finish` returns when all is written.
+    1. `begin` starts reading the first two extents.
+    2. `take` waits for the next extent only, after it has started the read of the one that follows.
+    3. `put_back` writes a taken buffer asynchronously; the buffer is reused once the write ends. `give_back` does not write.
+    4. `finish` returns when everything is written.
     """
 
     def __init__(self, file: RankFile, extents: Sequence[Extent], buffers: Sequence[memoryview]) -> None:
-        """There are `BUFFERS` buffers, or as many as extents where these are fewer."""
+        """Pass `BUFFERS` buffers, or one per extent if there are fewer extents."""
         self.file, self._extents = file, extents
         self._free = deque(buffers)
         self._reading: deque[tuple[Transfer, memoryview]] = deque()
@@ -36,12 +36,12 @@ class FileStream:
         self._next = 0
 
     def begin(self) -> None:
-        """A pass is near. Does nothing where it has begun."""
+        """Start reading ahead for the next pass. Does nothing if the pass has begun."""
         if not self._next:
             self._read_ahead()
 
     def take(self) -> memoryview:
-        """The buffer with the next extent, the first of which `begin` has asked for."""
+        """Return the buffer that holds the next extent; `begin` has started the read of the first one."""
         self._read_ahead()
         transfer, buffer = self._reading.popleft()
         transfer.wait()
@@ -49,22 +49,22 @@ class FileStream:
         return buffer
 
     def fresh(self) -> memoryview:
-        """A buffer to be filled and put back, instead of one that was read."""
+        """Return a buffer to fill and put back, instead of one that was read."""
         if not self._free:
             self._reclaim()
         return self._free.popleft()
 
     def put_back(self, index: int, buffer: memoryview) -> None:
-        """Write the buffer to extent `index`; it may be read, and not changed, until the next call of anything."""
+        """Write the buffer to extent `index`. The caller may read it, but not change it, until the next call of any method."""
         extent = self._extents[index]
         self._writing.append((self.file.write(extent.offset, buffer[: extent.size]), buffer))
 
     def give_back(self, buffer: memoryview) -> None:
-        """What was taken is as it was."""
+        """Return an unchanged buffer; nothing is written."""
         self._free.append(buffer)
 
     def finish(self) -> None:
-        """Return when everything that was put back is in the file; the next pass is from the first extent on."""
+        """Return when everything that was put back is in the file; the next pass starts at the first extent."""
         while self._writing:
             self._reclaim()
         self._next = 0

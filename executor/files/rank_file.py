@@ -1,4 +1,4 @@
-"""A file of one rank, read and written beside the rank's own work: past the page cache where the file system can do that."""
+"""A file of one rank, read and written asynchronously, and past the page cache where the file system supports direct I/O."""
 
 import errno
 import fcntl
@@ -11,22 +11,22 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from executor.errors import EngineRefusalError
-from search_spaces.offload_files import REQUEST_BYTES, REQUEST_THREADS
+from search_spaces.training.offload_files import REQUEST_BYTES, REQUEST_THREADS
 from search_spaces.trial import Workload
 
 ALIGNMENT = 4096
-"""Bytes that offsets, sizes and addresses of direct I/O are multiples of, on every file system that we know of."""
+"""Alignment of offsets, sizes and addresses for direct I/O [bytes]; sufficient on every file system that we know of."""
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class Transfer:
-    """Bytes on their way between a file and memory, in requests of their own, which hold the memory until they have ended."""
+    """An asynchronous transfer between a file and memory. Its requests keep a reference to the memory until they have ended."""
 
     def __init__(self, requests: list[Future[None]]) -> None:
         self._requests = requests
 
     def wait(self) -> None:
-        """Return when all of it is there.
+        """Return when the transfer is complete.
 
         Raises:
             OSError: a request failed.
@@ -36,53 +36,53 @@ class Transfer:
 
 
 class RankFile:
-    """`size` bytes in a folder, in a file that has no name: however its process ends, the kernel frees it.
+    """An unnamed file of `size` bytes in a folder: however its process ends, the kernel frees it.
 
-    Every byte is reserved at once, so that a file system which is too small says so before the first step. Where direct I/O
-    is refused, pages are written out and dropped as they are used: what is read comes from the device all the same, and host
-    memory stays free.
+    All bytes are reserved on creation, so that a file system which is too small fails before the first step. If direct I/O
+    is refused, pages are written out and dropped after each use: reads still come from the device, and host memory stays
+    free.
     """
 
     def __init__(self, folder: Path, size: int) -> None:
-        """Open it.
+        """Create the file and reserve its space.
 
         Raises:
-            EngineRefusalError: the folder is missing or cannot be written to, or has no room for `size` bytes.
+            EngineRefusalError: the folder is missing, is not writable or has less than `size` bytes left.
         """
         self.size = max(rounded_up(size), ALIGNMENT)
         self.bytes_read = self.bytes_written = 0
-        descriptor = _opened(folder)
+        descriptor = _open_unnamed(folder)
         self._pool = ThreadPoolExecutor(REQUEST_THREADS, thread_name_prefix="nvme")
         self._descriptor = descriptor
-        self._shut = weakref.finalize(self, _close, self._pool, descriptor)
+        self._finalizer = weakref.finalize(self, _close, self._pool, descriptor)
         _reserve(descriptor, self.size, folder)
         self.direct = _make_direct(descriptor)
 
     def read(self, offset: int, memory: memoryview) -> Transfer:
-        """Fill `memory` [bytes] from `offset` on; both are multiples of `ALIGNMENT`."""
+        """Fill `memory` from byte `offset` on; the offset and the length of `memory` are multiples of `ALIGNMENT`."""
         self.bytes_read += len(memory)
         return self._start(_read, offset, memory)
 
     def write(self, offset: int, memory: memoryview) -> Transfer:
-        """Write `memory` [bytes], which must not be changed before the transfer has ended, to `offset`."""
+        """Write `memory` to byte `offset`. The memory must not be changed before the transfer has ended."""
         self.bytes_written += len(memory)
         return self._start(_write, offset, memory)
 
     def close(self) -> None:
-        """Wait for what is on its way and free the file."""
-        self._shut()
+        """Wait for the running requests and free the file."""
+        self._finalizer()
 
-    def _start(self, act: Callable[[int, int, memoryview, bool], None], offset: int, memory: memoryview) -> Transfer:
+    def _start(self, operation: Callable[[int, int, memoryview, bool], None], offset: int, memory: memoryview) -> Transfer:
         starts = range(0, len(memory), REQUEST_BYTES)
         parts = ((offset + start, memory[start : start + REQUEST_BYTES]) for start in starts)
-        return Transfer([self._pool.submit(act, self._descriptor, *part, self.direct) for part in parts])
+        return Transfer([self._pool.submit(operation, self._descriptor, *part, self.direct) for part in parts])
 
 
 def folder_of(workload: Workload) -> Path:
-    """Where the files of a trial's ranks are.
+    """The folder of the rank files of a trial.
 
     Raises:
-        EngineRefusalError: the job names no folder.
+        EngineRefusalError: the job sets no `nvme_path`.
     """
     if workload.nvme_path is None:
         raise EngineRefusalError("nvme-path", "states go to files, but no folder is named for them; name one with --nvme-path")
@@ -90,11 +90,11 @@ def folder_of(workload: Workload) -> Path:
 
 
 def rounded_up(size: int, to: int = ALIGNMENT) -> int:
-    """The least multiple of `to` that is not below `size`."""
+    """Round `size` up to a multiple of `to`."""
     return -(-size // to) * to
 
 
-def _opened(folder: Path) -> int:
+def _open_unnamed(folder: Path) -> int:
     try:
         if hasattr(os, "O_TMPFILE"):
             try:
@@ -122,7 +122,7 @@ def _reserve(descriptor: int, size: int, folder: Path) -> None:
 
 
 def _make_direct(descriptor: int) -> bool:
-    """Whether one block can be written and read past the page cache; the file is left so where it can."""
+    """Switch the file to direct I/O if one block can be written and read that way; return whether it was switched."""
     if not hasattr(os, "O_DIRECT"):
         return False
     flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
@@ -138,15 +138,15 @@ def _make_direct(descriptor: int) -> bool:
 
 
 def _read(descriptor: int, offset: int, view: memoryview, direct: bool) -> None:
-    _move(lambda rest, place: os.preadv(descriptor, [rest], place), offset, view)
+    _move(lambda rest, position: os.preadv(descriptor, [rest], position), offset, view)
     if not direct:
         os.posix_fadvise(descriptor, offset, len(view), os.POSIX_FADV_DONTNEED)
 
 
 def _write(descriptor: int, offset: int, view: memoryview, direct: bool) -> None:
-    _move(lambda rest, place: os.pwritev(descriptor, [rest], place), offset, view)
+    _move(lambda rest, position: os.pwritev(descriptor, [rest], position), offset, view)
     if not direct:
-        os.fdatasync(descriptor)  # a page that is not written out yet cannot be dropped
+        os.fdatasync(descriptor)  # dirty pages cannot be dropped
         os.posix_fadvise(descriptor, offset, len(view), os.POSIX_FADV_DONTNEED)
 
 

@@ -1,1 +1,1 @@
-"""What a trial measures: time, memory, communication, FLOPs."""
+"""The measurements of a trial: time, memory, communication, FLOPs."""

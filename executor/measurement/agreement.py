@@ -1,4 +1,4 @@
-"""What ranks tell each other while they measure, over the control group, apart from the engine's own traffic."""
+"""Exchanges between ranks while they measure, over the control group, separate from the engine's own traffic."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from executor.engine import RankContext
 
 
 def gather_numbers(context: RankContext, values: list[float]) -> list[list[float]]:
-    """Every rank's values, on every rank."""
+    """Gather every rank's values on every rank."""
     if context.control_group is None:
         return [values]
     mine = torch.tensor(values, dtype=torch.float64)
@@ -19,7 +19,7 @@ def gather_numbers(context: RankContext, values: list[float]) -> list[list[float
 
 
 def gather_plain(context: RankContext, value: Any) -> list[Any]:
-    """Every rank's plain data, on every rank."""
+    """Gather every rank's plain data on every rank."""
     if context.control_group is None:
         return [value]
     rows: list[Any] = [None] * context.world_size

@@ -1,4 +1,4 @@
-"""The clock of a device and what slows it down, read while steps are timed: an idle device has other clocks."""
+"""Reads a device's clock and the reasons for its throttling while steps are timed: an idle device has other clocks."""
 
 import contextlib
 import ctypes
@@ -11,31 +11,31 @@ from types import TracebackType
 from typing import Any
 
 BAD_REASONS = 0x0000_0000_0000_00E8
-"""Bits of NVML's clock event reasons that mean heat or power: hardware slow-down, software and hardware thermal, brake."""
+"""Bits of NVML's clock event reasons that mean heat or power: HW slowdown, SW and HW thermal slowdown, HW power brake."""
 INTERVAL_SECONDS = 0.2
-"""Between two readings. One takes well below a millisecond and holds up neither Python nor the device."""
+"""Seconds between two readings. A reading takes well below a millisecond and blocks neither Python nor the device."""
 _SM_CLOCK = 1
 """NVML_CLOCK_SM."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClockReading:
-    """One look at a device."""
+    """One reading of a device."""
 
     sm_mhz: float
-    """Of its streaming multiprocessors."""
+    """Clock of the streaming multiprocessors."""
     reasons: int
-    """NVML's bits of what keeps the clock from rising."""
+    """NVML's bits for the reasons that keep the clock from rising."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClockState:
-    """The device while steps were timed. None: it does not tell."""
+    """The state of the device while steps were timed. None: the device does not report it."""
 
     sm_clock_mhz: float | None = None
-    """The mean of the readings."""
+    """Mean of the readings."""
     throttled: bool | None = None
-    """Whether any reading was slowed down for heat or power."""
+    """Whether the device was throttled for heat or power in any reading."""
 
 
 class Nvml:
@@ -52,7 +52,7 @@ class Nvml:
             raise OSError(f"NVML does not know the device {uuid}")
 
     def read(self) -> ClockReading | None:
-        """The clock now; None: this device does not tell."""
+        """Read the current clock; None: this device does not report it."""
         clock, reasons = ctypes.c_uint(), ctypes.c_ulonglong()
         if self._library.nvmlDeviceGetClockInfo(self._device, _SM_CLOCK, ctypes.byref(clock)) != 0:
             return None
@@ -62,35 +62,35 @@ class Nvml:
 
 
 def open_nvml(uuid: str) -> Nvml | None:
-    """The library, for the device of this UUID ("GPU-…"); None where it is not there, or does not know it."""
+    """Open the library for the device with this UUID ("GPU-…"); None: not installed, or it does not know the device."""
     with contextlib.suppress(OSError, AttributeError):
         return Nvml(ctypes.CDLL("libnvidia-ml.so.1"), uuid)
     return None
 
 
 class ClockWatch:
-    """Reads a clock from the beginning of a `with` block to its end, in a thread of its own."""
+    """Reads a clock from the start of a `with` block to its end, in its own thread."""
 
     def __init__(self, read: Callable[[], ClockReading | None], interval_seconds: float = INTERVAL_SECONDS) -> None:
         self._read, self._interval = read, interval_seconds
         self._readings: list[tuple[float, ClockReading]] = []
-        self._over = threading.Event()
+        self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
 
     def __enter__(self) -> "ClockWatch":
-        if self._look():
+        if self._sample():
             self._thread = threading.Thread(target=self._watch, name="clock", daemon=True)
             self._thread.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
         if self._thread is not None:
-            self._over.set()
+            self._stopped.set()
             self._thread.join()
-            self._look()
+            self._sample()
 
     def since(self, began: float) -> ClockState:
-        """What was read from that moment of `time.monotonic` on, or last of all, where nothing was."""
+        """Summarise the readings since that moment of `time.monotonic`, or the last reading if there are none."""
         within = [reading for at, reading in self._readings if at >= began] or [reading for _, reading in self._readings[-1:]]
         if not within:
             return ClockState()
@@ -98,11 +98,11 @@ class ClockWatch:
         return ClockState(sm_clock_mhz=fmean(reading.sm_mhz for reading in within), throttled=slowed)
 
     def _watch(self) -> None:
-        while not self._over.wait(self._interval):
-            self._look()
+        while not self._stopped.wait(self._interval):
+            self._sample()
 
-    def _look(self) -> bool:
-        """Whether there is a reading."""
+    def _sample(self) -> bool:
+        """Take a reading. Return whether there was one."""
         if (reading := self._read()) is None:
             return False
         self._readings.append((time.monotonic(), reading))

@@ -1,6 +1,6 @@
-"""What a device tells beside time: memory by its driver and by torch's allocators, its clock, and what it can give back.
+"""A device's counters: memory by its driver and by torch's allocators, its clock, and the release of cached memory.
 
-Everything that asks CUDA for memory or clocks is in `CudaCounters`: `counters_of` is where tests put a substitute.
+`CudaCounters` contains all queries of CUDA memory and clocks. Tests substitute it through `counters_of`.
 """
 
 from statistics import fmean
@@ -11,13 +11,13 @@ import torch
 from executor.measurement.clocks import ClockReading, Nvml, open_nvml
 
 _set_allocator = getattr(torch._C, "_accelerator_setAllocatorSettings", None)
-"""Changes the caching allocator of a running process, as PYTORCH_ALLOC_CONF does of a new one; None before torch 2.12."""
+"""Configures the caching allocator of a running process, as PYTORCH_ALLOC_CONF does at start; None before torch 2.12."""
 _empty_host_cache = getattr(torch.accelerator, "empty_host_cache", None) or getattr(torch._C, "_host_emptyCache", None)
-"""Gives back pinned memory that no tensor holds. The first name since torch 2.13; the second is in builds for accelerators."""
+"""Releases pinned memory that no tensor holds. The first name exists since torch 2.13, the second in accelerator builds."""
 
 
 class DeviceCounters:
-    """Of a device that tells nothing, as the CPU: an answer is None where it is not known, 0 where nothing is held. Bytes."""
+    """Counters of a device without any, such as the CPU. None: unknown; 0: nothing is held. Bytes."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -26,42 +26,42 @@ class DeviceCounters:
         """Wait until the device is idle."""
 
     def reset_peaks(self) -> None:
-        """Count the allocator's peaks anew, from what it holds now."""
+        """Reset the allocator's peaks to what it holds now."""
 
     def allocated_bytes(self) -> int | None:
-        """Held by tensors now."""
+        """Bytes that tensors hold now."""
         return None
 
     def peak_reserved_bytes(self) -> int | None:
-        """Most that the caching allocator reserved since `reset_peaks`."""
+        """Most bytes that the caching allocator has reserved since `reset_peaks`."""
         return None
 
     def reserved_bytes(self) -> int:
-        """Reserved by the caching allocator of this process now."""
+        """Bytes that this process's caching allocator reserves now."""
         return 0
 
     def pinned_bytes(self) -> int:
-        """Pinned host memory of this process, in use or cached. The resident set does not hold it."""
+        """Pinned host memory of this process, in use or cached. It is not part of the resident set."""
         return 0
 
     def memory_in_use(self) -> tuple[int, int] | None:
-        """In use, by whatever process, and free, as the driver tells. None after an error that the device does not get over."""
+        """(in use by any process, free), as the driver reports. None after an unrecoverable device error."""
         return None
 
     def outside_bytes(self) -> int | None:
-        """In use outside of torch's allocator: NCCL's buffers, libraries' workspaces, the context, other processes."""
+        """In use outside torch's allocator: NCCL's buffers, libraries' workspaces, the context, other processes."""
         return None
 
     def allocation_retries(self) -> int | None:
-        """Times that the caching allocator had to flush its cache, since the process started."""
+        """How often the caching allocator had to flush its cache since the process started."""
         return None
 
     def clock(self) -> ClockReading | None:
-        """The clock now, and what slows it down."""
+        """The current clock and the reasons for its throttling."""
         return None
 
     def release(self) -> None:
-        """Give back what torch's caches hold and no tensor uses: on the accelerator, and pinned on the host."""
+        """Release memory that torch caches and no tensor uses: on the accelerator, and pinned memory of the host."""
         if torch.accelerator.is_available():
             torch.accelerator.empty_cache()
             if _empty_host_cache is not None:
@@ -69,7 +69,7 @@ class DeviceCounters:
 
 
 class CudaCounters(DeviceCounters):
-    """Of a CUDA device."""
+    """Counters of a CUDA device."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(device)
@@ -126,16 +126,16 @@ class CudaCounters(DeviceCounters):
 
 
 COUNTERS: dict[str, type[DeviceCounters]] = {"cuda": CudaCounters}
-"""Type of device -> its counters; of types that are not here nothing is known."""
+"""Device type -> its counters. For other types nothing is known."""
 
 
 def counters_of(device: torch.device) -> DeviceCounters:
-    """The counters of this device."""
+    """Return the counters of this device."""
     return COUNTERS.get(device.type, DeviceCounters)(device)
 
 
 def set_expandable_segments(device: torch.device, expandable: bool) -> None:
-    """Have the CUDA allocator grow its segments from now on, or not. What it has reserved is given back first."""
+    """Enable or disable expandable segments of the CUDA allocator. Its cached memory is released first."""
     if device.type != "cuda":
         return
     torch.cuda.empty_cache()
@@ -144,33 +144,33 @@ def set_expandable_segments(device: torch.device, expandable: bool) -> None:
 
 
 class DeviceClock:
-    """The clock of a CUDA device: its events are read once the device has come to them."""
+    """Times work on a CUDA device by events, which are read once the device has reached them."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
     def event(self) -> Any:
-        """A mark behind what the current stream has been given so far."""
+        """Record an event behind the work queued on the current stream."""
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
         return event
 
     def seconds(self, begin: Any, end: Any) -> float:
-        """Between two events that the device has come to."""
+        """Return the seconds between two events that the device has reached."""
         return float(begin.elapsed_time(end)) / 1e3
 
     def wait(self) -> None:
-        """Hold the host up until the device has done everything."""
+        """Block the host until the device is idle."""
         torch.cuda.synchronize(self._device)
 
 
 def device_clock(device: torch.device) -> DeviceClock | None:
-    """None where the host itself does the work, so that its own clock tells everything."""
+    """Return the device's clock; None if the host does the work itself, so that its own clock suffices."""
     return DeviceClock(device) if device.type == "cuda" else None
 
 
 class DeviceEvents:
-    """Device time of the timed steps, where the device has a clock; nothing elsewhere."""
+    """Records the device time of timed steps if the device has a clock; otherwise does nothing."""
 
     def __init__(self, device: torch.device) -> None:
         self._clock = device_clock(device)
@@ -179,7 +179,7 @@ class DeviceEvents:
 
     @property
     def on(self) -> bool:
-        """Whether the device has a clock, so that steps can be timed without the host's waiting for each."""
+        """Whether the device has a clock, so that the host need not wait for each timed step."""
         return self._clock is not None
 
     def start(self) -> None:
@@ -191,19 +191,19 @@ class DeviceEvents:
             self._pairs.append((self._began, self._clock.event()))
 
     def wait(self) -> None:
-        """Return when the device has done everything; at once where it has no clock."""
+        """Wait until the device is idle; return at once if it has no clock."""
         if self._clock is not None:
             self._clock.wait()
 
     def keep(self, last: int) -> None:
-        """Forget all steps but the last so many."""
+        """Discard all steps except the last `last`."""
         del self._pairs[: max(len(self._pairs) - last, 0)]
 
     def last(self, steps: int) -> list[float]:
-        """Seconds of each of the last so many steps; the device must be idle."""
+        """Return the seconds of each of the last `steps` steps; the device must be idle."""
         assert self._clock is not None
         return [self._clock.seconds(begin, end) for begin, end in self._pairs[-steps:]]
 
     def mean(self) -> float | None:
-        """Seconds per step; the device must be idle."""
+        """Return the mean seconds per step; the device must be idle."""
         return fmean(self.last(len(self._pairs))) if self._pairs else None

@@ -20,7 +20,7 @@ def environment(device: torch.device) -> dict[str, str]:
         "threads_per_rank": str(torch.get_num_threads()),
         "backend": str(dist.get_backend()) if dist.is_initialized() else "none",
     }
-    # Those of the trial, and those that the node has of itself.
+    # Variables of the trial and of the node itself.
     if variables := " ".join(f"{name}={os.environ[name]}" for name in sorted(VARIABLES) if name in os.environ):
         found["variables"] = variables
     if device.type == "cuda":

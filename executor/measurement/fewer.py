@@ -1,4 +1,4 @@
-"""A step of many micro-batches, or of a deep model, from steps of two smaller counts."""
+"""Extrapolates a step of many micro-batches, or of a deep model, from steps of two smaller counts."""
 
 import dataclasses
 import statistics
@@ -6,29 +6,29 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from executor.measurement.meter import Costs, sum_of_known
-from search_spaces.fewer import at_full, fewer_micro_batches
+from search_spaces.training.fewer import at_full, fewer_micro_batches
 from search_spaces.trial import CollectiveCount, TrialRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """What a step takes grows by the same for every micro-batch, and for every layer: a line through two counts.
+    """A line through two counts: the cost of a step grows by a constant for every micro-batch, and for every layer.
 
-    What a step takes once (the last reduction, the update, filling a pipeline) is in both, and so is neither left out nor
-    counted for every micro-batch, as it would be if the time of few were multiplied.
+    Both steps include the fixed costs (the last reduction, the update, filling a pipeline). These are therefore neither omitted
+    nor counted for every micro-batch, as they would be if the time of a short step were multiplied.
     """
 
     first: int
     second: int
     full: int
-    """Micro-batches, or layers, of the step that is asked for; more than `second`."""
+    """Micro-batches, or layers, of the requested step; more than `second`."""
 
     def at_full(self, first: float, second: float) -> float:
-        """The value at the full count, from those at the two."""
+        """Return the value at the full count from the values at the two counts."""
         return at_full(self.full, (self.first, self.second), first, second)
 
     def whole_at_full(self, first: int, second: int) -> int:
-        """The same of what is counted, bytes too: no fewer than none, where a line that falls would end below."""
+        """Like `at_full` for integers such as counts and bytes, rounded; at least 0, even if the line falls below."""
         growth, distance = (self.full - self.second) * (second - first), self.second - self.first
         return max(second + (2 * growth + distance) // (2 * distance), 0)
 
@@ -39,7 +39,7 @@ class Line:
     def collectives_at_full(
         self, first: Iterable[CollectiveCount], second: Iterable[CollectiveCount]
     ) -> tuple[CollectiveCount, ...]:
-        """What a full step sends: sums over micro-batches, or layers, so that this is exact."""
+        """Messages of a full step. They are sums over micro-batches, or layers, so this is exact."""
         before = {(sent.operation, sent.mesh_dimension): (sent.count, sent.bytes) for sent in first}
         found = []
         for sent in second:
@@ -49,12 +49,12 @@ class Line:
         return tuple(found)
 
     def rises(self, first: Sequence[float], second: Sequence[float]) -> bool:
-        """Whether more micro-batches took longer: where noise hides even that, nothing can be extrapolated."""
+        """Whether the larger count took longer. If noise hides even that, nothing can be extrapolated."""
         return statistics.fmean(second) > statistics.fmean(first)
 
     def costs_at_full(self, first: Costs, second: Costs) -> Costs:
         """The costs of a full step."""
-        # Of what is extrapolated no error is stated, so that nobody is blamed by it.
+        # No error is given for extrapolated values, so that they cannot mark a node as slow.
         return Costs(
             cpu_seconds=max(self.at_full(first.cpu_seconds, second.cpu_seconds), 0.0),
             device_seconds=self._known(first.device_seconds, second.device_seconds),
@@ -69,7 +69,7 @@ class Line:
 
 
 def line_of(request: TrialRequest) -> Line | None:
-    """The line by which the request's steps are extrapolated; None: full steps are timed."""
+    """Return the line by which the request's steps are extrapolated; None: full steps are timed."""
     most = request.fidelity.most_micro_batches
     counts = fewer_micro_batches(request.config, request.workload, request.world_size, most)
     if counts is None:

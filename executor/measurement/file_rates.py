@@ -1,4 +1,4 @@
-"""How fast a folder's file system is, read and written as the engine reads and writes it. Imports no torch."""
+"""Measures a folder's file system with the engine's own way of reading and writing. Does not import torch."""
 
 import mmap
 import time
@@ -6,20 +6,20 @@ from pathlib import Path
 
 from executor.files.file_stream import Extent, FileStream
 from executor.files.rank_file import RankFile
-from search_spaces.offload_files import BUFFERS
+from search_spaces.training.offload_files import BUFFERS
 
 QUICK_BYTES = 16 << 20
-"""Of an extent of the quick look: four of them are moved each way."""
+"""Bytes of an extent in the quick measurement, which moves four of them in each direction."""
 
 
 class FilePass:
-    """A file of so many bytes, with passes over it: what a step of the optimizer does to its states, less the arithmetic."""
+    """A file with passes over it: the file traffic of an optimizer step, without the arithmetic."""
 
     def __init__(self, folder: Path, extents: int, extent_bytes: int) -> None:
-        """Makes the file and fills it once.
+        """Create the file and fill it once.
 
         Raises:
-            EngineRefusalError: the folder cannot be written to, or has too little room.
+            EngineRefusalError: the folder is not writable, or has too little space.
         """
         self.size = extents * extent_bytes
         self.file = RankFile(folder, self.size)
@@ -32,14 +32,14 @@ class FilePass:
         self._stream.finish()
 
     def read(self) -> None:
-        """Every byte once into memory."""
+        """Read every byte once into memory."""
         self._stream.begin()
         for _ in range(self._count):
             self._stream.give_back(self._stream.take())
         self._stream.finish()
 
     def update(self) -> None:
-        """Every byte once in each direction, both at a time."""
+        """Read and write every byte once, both directions concurrently."""
         self._stream.begin()
         for number in range(self._count):
             self._stream.put_back(number, self._stream.take())
@@ -47,10 +47,10 @@ class FilePass:
 
 
 def quick_rate(folder: Path) -> tuple[float, bool]:
-    """Bytes/s that a short update moves, both directions together, and whether that was direct I/O.
+    """Return the bytes/s of a short update, both directions together, and whether it used direct I/O.
 
     Raises:
-        EngineRefusalError: the folder cannot be written to, or has too little room.
+        EngineRefusalError: the folder is not writable, or has too little space.
     """
     passes = FilePass(folder, BUFFERS, QUICK_BYTES)
     try:

@@ -1,4 +1,4 @@
-"""FLOPs that this process really executes, counted operator by operator while they run."""
+"""Counts the FLOPs that this process actually executes, operator by operator while they run."""
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
@@ -20,29 +20,29 @@ _ATTENTION = (
     "_scaled_dot_product_cudnn_attention",
     "_scaled_dot_product_fused_attention_overrideable",
 )
-"""torch has no formula for the CPU's, and not every version counts grouped queries."""
+"""torch has no formula for the CPU operator, and not every version counts grouped queries correctly."""
 
 
 _RECURRENT = ("mkldnn_rnn_layer", "_cudnn_rnn")
-"""Elsewhere recurrent layers are matrix products."""
+"""On other backends recurrent layers are executed as matrix products."""
 
 
 def attention_flops(query: Tensor, key: Tensor, value: Tensor, *_: object, **__: object) -> int:
-    """Scores and mixed values of [batch, heads, tokens, width]; what a mask hides is counted too."""
+    """Scores and weighted values of [batch, heads, tokens, width]; masked entries are counted too."""
     batch, heads, rows, width = query.shape
     return 2 * batch * heads * rows * key.shape[-2] * (width + value.shape[-1])
 
 
 def attention_backward_flops(_: Tensor, query: Tensor, key: Tensor, value: Tensor, *__: object, **___: object) -> int:
-    """Five products: the scores again, the gradients of scores and values, of queries and keys [Dao et al. 2022, alg. 4]."""
+    """Five products: the recomputed scores, the gradients of scores, values, queries and keys [Dao et al. 2022, alg. 4]."""
     batch, heads, rows, width = query.shape
     return 2 * batch * heads * rows * key.shape[-2] * (3 * width + 2 * value.shape[-1])
 
 
 def recurrent_flops(x: Tensor, *weights: object, **__: object) -> int:
-    """Layers of an LSTM, GRU or RNN in one operator, for x of […, inputs]: each matrix once for every row of x.
+    """Layers of an LSTM, GRU or RNN in one operator, for x of […, inputs]: each matrix counts once for every row of x.
 
-    `weights` are the further arguments of oneDNN's operator, its matrices among the first four, or of cuDNN's, where they are
+    `weights` are the further arguments of the operator: with oneDNN the matrices are among the first four, with cuDNN they are
     one list.
     """
     given = weights[0] if isinstance(weights[0], list | tuple) else weights[:4]
@@ -56,7 +56,7 @@ def recurrent_backward_flops(x: Tensor, *weights: object, **__: object) -> int:
 
 
 def grouped_flops(one: Tensor, other: Tensor, *_: object, **__: object) -> int:
-    """Rows [n, k] each times one of the matrices [groups, k, m]; or columns of [m, n] times rows of [n, k], group by group."""
+    """Rows of [n, k] each times one of the matrices [groups, k, m]; or columns of [m, n] times rows of [n, k], by group."""
     return 2 * one.shape[0] * one.shape[1] * other.shape[-1]
 
 
@@ -76,16 +76,16 @@ FORMULAS: Mapping[Any, Formula] = _formulas()
 
 
 class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """As a context around a step: counts its FLOPs, two for each multiply-add, in forward, in backward and in what runs again.
+    """A context manager that counts the FLOPs of a step, two for each multiply-add: forward, backward and recomputation.
 
-    1. Every operator comes here on its way to its kernel, also from the threads in which autograd runs backward on a device:
-       autograd takes the modes of the thread that called `backward` along [ATen/ThreadLocalState.h].
-    2. Matrix products, convolutions, fused attention and recurrent layers count, by the shapes that this rank computes.
-       Element-wise work does not: it is bound by memory, not by FLOPs.
-    3. Tensors that wrap others (DTensor) are passed by: what they hold comes as operators of its own, in local shapes.
+    1. Every operator is dispatched to this mode before its kernel, also from the threads in which autograd runs backward on a
+       device: autograd propagates the modes of the thread that called `backward` [ATen/ThreadLocalState.h].
+    2. Matrix products, convolutions, fused attention and recurrent layers are counted, with the shapes of this rank.
+       Element-wise operators are not: they are bound by memory, not by FLOPs.
+    3. Tensors that wrap others (DTensor) are skipped: the wrapped tensors arrive as operators of their own, in local shapes.
 
-    `observe` is told the FLOPs of each operator, in the thread that runs it. Results are the same with a counter as without;
-    a step takes longer, since every operator passes through Python.
+    `observe` is called with the FLOPs of each operator, in the thread that runs it. The counter does not change results, but a
+    step takes longer, because every operator passes through Python.
     """
 
     supports_higher_order_operators = True
@@ -93,11 +93,11 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, observe: Callable[[int], None] | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.total: int | None = 0
-        """FLOPs so far; None: an operator came whose FLOPs its formula could not tell."""
+        """FLOPs so far; None: the formula of an operator failed."""
         self._observe = observe
 
     def __enter__(self) -> Self:
-        # Under a mode torch.compile passes a function by, and from then on for good, also one that it had compiled.
+        # Under a dispatch mode torch.compile would skip a function permanently, even one that it had already compiled.
         self._eager = torch.compiler.set_stance("force_eager")
         self._eager.__enter__()
         super().__enter__()  # type: ignore[no-untyped-call]
@@ -115,7 +115,7 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         formula = FORMULAS.get(func if isinstance(func, HigherOrderOperator) else func._overloadpacket)
         if formula is None and torch.is_inference_mode_enabled() and not isinstance(func, HigherOrderOperator):
-            # Only there operators that are made of others come whole: elsewhere autograd has taken them apart before.
+            # Only in inference mode do composite operators arrive whole: otherwise autograd has already decomposed them.
             with self:
                 parts = func.decompose(*args, **kwargs)
             if parts is not NotImplemented:
@@ -128,7 +128,7 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _count(self, formula: Formula, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
         try:
             flops = formula(*args, **kwargs, out_val=result)
-        except Exception:  # shapes that the formula does not foresee: a trial must not end because it cannot be counted
+        except Exception:  # shapes that the formula does not support: a trial must not fail because of the count
             self.total = None
             return
         if self.total is not None:

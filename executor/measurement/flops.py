@@ -1,10 +1,10 @@
-"""FLOPs of a step, those that the model needs and those that the devices execute, and how much of the device they use."""
+"""FLOPs of a step, as required by the model and as executed by the devices, and the device utilization they imply."""
 
 from collections.abc import Sequence
 
-from search_spaces.command import CommandModel
-from search_spaces.data_schedule import flops_per_sample
-from search_spaces.model import FactoryModel, Model
+from search_spaces.models.command import CommandModel
+from search_spaces.models.model import FactoryModel, Model
+from search_spaces.training.data_schedule import flops_per_sample
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
 
@@ -16,23 +16,23 @@ COUNTED = "counted"
 
 
 def convention_of(model: Model) -> str:
-    """How the model FLOPs of `tflops_per_device` are counted."""
+    """Return how the model FLOPs of `tflops_per_device` are counted."""
     return COUNTED if isinstance(model, FactoryModel) else CONVENTION
 
 
 def tflops_per_device(
     model: Model, workload: Workload, samples_per_second: float, devices: int, config: TrialConfig = UNSCHEDULED
 ) -> float | None:
-    """10^12 model FLOPs that each device does a second, by `convention_of(model)`; None where they are not known.
+    """Return the 10^12 model FLOP/s of each device, by `convention_of(model)`; None: unknown.
 
-    `config`: whose schedules of the data count.
+    `config`: the configuration whose data schedules are taken into account.
     """
     per_sample = _per_sample(model, workload, config)
     return None if per_sample is None else per_sample * samples_per_second / devices / 1e12
 
 
 def _per_sample(model: Model, workload: Workload, config: TrialConfig) -> float | None:
-    """FLOPs that the model needs for a sample. Only where samples are sequences do parameters give them."""
+    """Return the model FLOPs of a sample. They follow from the parameters only if samples are sequences."""
     if isinstance(model, FactoryModel):
         return model.flops_per_sample
     if isinstance(model, CommandModel):
@@ -42,9 +42,9 @@ def _per_sample(model: Model, workload: Workload, config: TrialConfig) -> float 
 
 
 def hardware_tflops_per_device(flops_of_ranks: Sequence[int | None], step_seconds: float) -> float | None:
-    """10^12 FLOPs that each device executes a second, on the mean of the ranks; None where a rank's were not counted.
+    """Return the 10^12 FLOP/s that a device executes, as the mean over the ranks; None if a rank's were not counted.
 
-    `flops_of_ranks`: what each rank executed in one step, by `FlopCounter`.
+    `flops_of_ranks`: the FLOPs that each rank executed in one step, by `FlopCounter`.
     """
     counted = [flops for flops in flops_of_ranks if flops is not None]
     if not counted or len(counted) < len(flops_of_ranks):
@@ -53,8 +53,8 @@ def hardware_tflops_per_device(flops_of_ranks: Sequence[int | None], step_second
 
 
 def flops_utilization(tflops: float | None, peak_flops: float | None) -> float | None:
-    """The share of a device's dense peak FLOP/s at the trial's precision: MFU of model FLOPs, HFU of executed ones.
+    """Return the share of a device's dense peak FLOP/s at the trial's precision: MFU from model FLOPs, HFU from executed FLOPs.
 
-    None where no peak is stated or the FLOPs were not counted.
+    None if no peak is given or the FLOPs were not counted.
     """
     return tflops * 1e12 / peak_flops if peak_flops and tflops is not None else None

@@ -1,4 +1,4 @@
-"""What a rank computes in a micro-benchmark: products, attention, layers, memory traffic, launches, copies to the host."""
+"""The local cases of a micro-benchmark: products, attention, layers, memory traffic, launches, copies to the host."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -9,35 +9,35 @@ from torch import Tensor
 from torch.nn import functional
 
 from executor.parallel.model import Block, Head, rotary_table, whole
-from search_spaces.microbenchmark import ALONE, GroupShape, Operation, layer_model
+from search_spaces.clusters.microbenchmark import ALONE, GroupShape, Operation, layer_model
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 Run = Callable[[], object]
 LAUNCH_FLOPS = 3e7
-"""FLOPs that a CPU's core does while the kernels of a layer are launched: small layers all take as long."""
+"""FLOPs that a CPU core does in the time of launching a layer's kernels: the lower bound of a layer's cost."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One thing to measure."""
+    """One case to measure."""
 
     operation: Operation
     precision: str
     shape: tuple[int, ...]
     cost: float
-    """FLOPs or bytes: time grows with it among the cases of one operation and group."""
+    """FLOPs or bytes; among the cases of one operation and group, time grows with it."""
     memory: float
-    """Bytes that it holds, roughly."""
+    """Bytes that the case holds, approximately."""
     make: Callable[[], Run]
-    """Allocates; what it returns is timed."""
+    """Allocates the tensors and returns the function to time."""
     group: GroupShape = ALONE
     on_host: bool = False
-    """Whether the host's seconds count, not the device's."""
+    """Whether the host's time is measured instead of the device's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grid:
-    """Shapes for one kind of device: those of the models that are trained on it."""
+    """Shapes for one kind of device, typical of the models trained on it."""
 
     rows: tuple[int, ...]
     widths: tuple[tuple[int, int], ...]
@@ -76,7 +76,7 @@ CUDA_GRID = Grid(
 
 
 def compute_cases(device: torch.device, precisions: tuple[str, ...]) -> Iterator[Case]:
-    """Everything that needs no other rank, at each precision that the device computes in."""
+    """Yield all cases that need no other rank, at each precision that the device supports."""
     grid = CUDA_GRID if device.type == "cuda" else CPU_GRID
     for precision in precisions:
         dtype = DTYPES[precision]
@@ -207,9 +207,10 @@ def _memory(device: torch.device, grid: Grid) -> Iterator[Case]:
 
 
 def update(elements: int, device: torch.device) -> Run:
-    """An optimizer step over flat fp32 states: norm, clipping, fused AdamW.
+    """Return an optimizer step over flat fp32 states: norm, clipping, fused AdamW.
 
-    By the operator that `torch.optim.AdamW` calls: the class loads torch.compile, which takes longer than a short measurement.
+    It calls the operator of `torch.optim.AdamW` directly: the class imports torch.compile, which takes longer than a short
+    measurement.
     """
     parameter, first, second = (torch.zeros(elements, device=device) for _ in range(3))
     gradient, step = torch.full_like(parameter, 1e-3), torch.zeros((), device=device)
@@ -226,7 +227,7 @@ def update(elements: int, device: torch.device) -> Run:
 
 
 def host_copy(elements: int, device: torch.device, *, down: bool) -> Run:
-    """A copy between the device and pinned memory of its host."""
+    """Return a copy between the device and pinned memory of its host."""
     on_device = torch.zeros(elements, device=device)
     on_host = torch.zeros(elements, pin_memory=True)
     source, target = (on_device, on_host) if down else (on_host, on_device)

@@ -1,4 +1,4 @@
-"""A trial that asks for far more of the host's memory than it may have fails as on a GPU, instead of bringing down the host."""
+"""Limits a trial's host memory, so that a trial that exceeds it fails as on a GPU instead of bringing down the host."""
 
 import re
 import resource
@@ -7,21 +7,21 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from executor.engine import RankContext
-from search_spaces.clusters import host_memory_bytes
+from search_spaces.clusters.presets import host_memory_bytes
 
 SLACK_BYTES = 1 << 30
-"""Thread stacks, the backend's buffers and what the C allocator keeps."""
+"""For thread stacks, the backend's buffers and memory that the C allocator caches."""
 
 
 def host_bound(context: RankContext, limit_bytes: int | None, build_bytes: int) -> int | None:
-    """Bytes of the host's memory by which a rank may grow in a trial; None: any, as without a limit.
+    """Return the bytes by which a rank's host memory may grow in a trial; None: unlimited, as there is no limit.
 
-    Where the device is the CPU its limit is one of the host's memory: twice that, the build's needs and some slack. The limit
-    of an accelerator says nothing of the host, which offloading may fill with more: there it is the rank's share of the host.
+    On a CPU device the limit applies to host memory: the bound is twice the limit, plus the build's needs and some slack. An
+    accelerator's limit does not apply to host memory, which offloading may fill further: the bound is the rank's share of it.
 
     Args:
-        limit_bytes: the trial's limit per rank, of its device.
-        build_bytes: what building the model takes before it is sharded.
+        limit_bytes: the trial's limit of device memory per rank.
+        build_bytes: memory for building the model before it is sharded.
     """
     if limit_bytes is None:
         return None
@@ -32,10 +32,10 @@ def host_bound(context: RankContext, limit_bytes: int | None, build_bytes: int) 
 
 @contextmanager
 def bounded_memory(growth_bytes: int | None) -> Iterator[None]:
-    """While it holds, private memory of this process grows by at most so many bytes (`host_bound`).
+    """Limit the growth of this process's private memory to `growth_bytes` (`host_bound`) inside the block.
 
-    The verdict is the allocator account's (`account_step`); this is the backstop for steps that would not get so far. Does
-    nothing without a bound or where the system has none. Pinned memory is the driver's, and not bounded.
+    The memory account (`account_step`) decides about the limit; this is the backstop for steps that would not get that far. It
+    does nothing without a bound or if the system does not support one. Pinned memory belongs to the driver and is not bounded.
     """
     now = _private_bytes()
     if growth_bytes is None or now is None:
@@ -53,7 +53,7 @@ def bounded_memory(growth_bytes: int | None) -> Iterator[None]:
 
 
 def _private_bytes() -> int | None:
-    """Private writable memory of this process, mapped or not touched yet; None where the kernel does not tell."""
+    """Return this process's private writable memory, including untouched pages; None if the kernel does not report it."""
     try:
         status = Path("/proc/self/status").read_text()
     except OSError:

@@ -1,4 +1,4 @@
-"""What the ranks of a gang send each other in a micro-benchmark: collectives by payload, in a node and across nodes."""
+"""The communication cases of a micro-benchmark: collectives by payload, within a node and across nodes."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -9,16 +9,16 @@ import torch.distributed as dist
 from executor.engine import RankContext
 from executor.measurement.kernels import Case, Run
 from executor.parallel.collectives import all_gather_single, group_options, reduce_scatter_single
-from search_spaces.microbenchmark import COLLECTIVES, GroupShape, Operation
+from search_spaces.clusters.microbenchmark import COLLECTIVES, GroupShape, Operation
 
 SMALLEST_MESSAGE = 4096
 GROWTH = 4
-"""Each payload is so many times the one before."""
+"""Ratio of consecutive payloads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkGroup:
-    """A group that this rank is in; the others of the same shape are at work at the same time."""
+    """A group of this rank. All groups of the same shape communicate at the same time."""
 
     shape: GroupShape
     ranks: tuple[int, ...]
@@ -26,9 +26,9 @@ class LinkGroup:
 
 
 def group_layouts(hosts: Sequence[str]) -> list[tuple[GroupShape, list[tuple[int, ...]]]]:
-    """Shapes of groups with the groups of each: the ranks of a node, one rank of each node, all ranks.
+    """Return the group shapes with the groups of each: the ranks of a node, one rank of each node, all ranks.
 
-    Nodes with unequal numbers of ranks have only the group of all.
+    If nodes have unequal numbers of ranks, there is only the group of all ranks.
     """
     nodes: dict[str, list[int]] = {}
     for rank, host in enumerate(hosts):
@@ -48,7 +48,7 @@ def group_layouts(hosts: Sequence[str]) -> list[tuple[GroupShape, list[tuple[int
 
 
 def open_groups(context: RankContext, hosts: Sequence[str]) -> list[LinkGroup]:
-    """Make the groups; every rank makes all of them, in the same order, as the backends want it."""
+    """Create the groups. Every rank creates all of them in the same order, as the backends require."""
     mine = []
     for shape, groups in group_layouts(hosts):
         for ranks in groups:
@@ -59,13 +59,13 @@ def open_groups(context: RankContext, hosts: Sequence[str]) -> list[LinkGroup]:
 
 
 def close_groups(groups: Sequence[LinkGroup]) -> None:
-    """Give the groups back."""
+    """Destroy the groups."""
     for group in groups:
         dist.destroy_process_group(group.handle)
 
 
 def link_cases(context: RankContext, groups: Sequence[LinkGroup], largest_bytes: int) -> Iterator[Case]:
-    """Every collective over every group, small messages first."""
+    """Yield every collective over every group, small messages first."""
     size = SMALLEST_MESSAGE
     while size <= largest_bytes:
         for group in groups:
@@ -88,7 +88,7 @@ def _case(context: RankContext, group: LinkGroup, operation: Operation, size: in
         operation=operation,
         precision="fp32",
         shape=(4 * elements,),
-        cost=4.0 * elements + 2.0**16,  # below some 64 kB a message takes the same time whatever its size
+        cost=4.0 * elements + 2.0**16,  # below about 64 kB the time of a message does not depend on its size
         memory=12.0 * elements,
         make=lambda: make(context, group, elements),
         group=group.shape,
@@ -123,7 +123,7 @@ def _all_to_all(context: RankContext, group: LinkGroup, elements: int) -> Run:
 
 
 def _send(context: RankContext, group: LinkGroup, elements: int) -> Run:
-    """Ranks of even place send to the next; the last of an odd number is idle."""
+    """Ranks at even positions send to the next rank. If their number is odd, the last one is idle."""
     place, value = group.ranks.index(context.rank), torch.zeros(elements, device=context.device)
     if place % 2:
         return lambda: dist.recv(value, src=group.ranks[place - 1], group=group.handle)

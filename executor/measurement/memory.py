@@ -1,4 +1,4 @@
-"""Peak memory of a step by the allocator's own events, split by tag; and the resident set beside it."""
+"""Peak memory of a step, from the allocator's own events, split by tag; and the resident set."""
 
 import gc
 import re
@@ -18,7 +18,7 @@ from executor.measurement.device import counters_of
 
 _MARK = re.compile(r"autotune\.tag:(\w+):(\d+)")
 _BACKEND = ("c10d::", "gloo:", "nccl:")
-"""Operators inside which the backend allocates for itself."""
+"""Prefixes of operators inside which the backend allocates memory for itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,20 +27,20 @@ class MemoryAccount:
 
     peak: int
     by_tag: dict[str, int]
-    """The peak, split; sums to it."""
+    """The peak, split by tag; the sum is the peak."""
     tag_peaks: dict[str, int]
     """Each tag's own highest value in the step."""
     at_start: dict[str, int]
-    """What was live before the step, split."""
+    """Live memory before the step, split by tag."""
     host_peak: int = 0
-    """Bytes of host memory that offloading fills; in none of the numbers above. No step allocates there."""
+    """Bytes of host memory that offloading uses; not included in the numbers above. Steps do not allocate there."""
     outside: int | None = None
-    """In use on the device outside of torch's allocator after the step, when every collective has been set up; in none of the
-    numbers above. None: the device does not tell."""
+    """Device memory in use outside torch's allocator after the step, when every collective has been set up; not included in the
+    numbers above. None: the device does not report it."""
 
     @property
     def needed(self) -> int:
-        """What the device must have for the step."""
+        """The device memory that the step needs."""
         return self.peak + (self.outside or 0)
 
 
@@ -60,19 +60,19 @@ def account_step(
 ) -> MemoryAccount:
     """Run `step` once under the profiler and account for it.
 
-    1. Before the step, the engine names every live storage with its tag (`storages`): the start of the account. On a device
-       whose allocator tells its total, what the engine does not name is counted as buffers. What graphs keep to themselves
-       (`pool`) is there throughout, by the tags that the engine gives it: a replay allocates nothing.
-    2. The allocator reports every allocation of the step and its release. (On the CPU it does not report the release of what
-       was allocated before the profiler started: the engine's contract is that no named storage is released in a step.)
+    1. Before the step, the engine names every live storage with its tag (`storages`), which is the start of the account. On a
+       device whose allocator reports its total, memory that the engine does not name counts as buffers. The private pool of
+       graphs (`pool`) is present throughout, with the tags that the engine gives: a replay allocates nothing.
+    2. The allocator reports every allocation of the step and its release. (On the CPU it does not report the release of memory
+       allocated before the profiler started; by the engine's contract no named storage is released in a step.)
     3. The events are replayed in order of time. An allocation is an activation unless the engine marks it
-       (`autotune.tag:TAG:ADDRESS`) or the communication backend made it for itself (buffers).
+       (`autotune.tag:TAG:ADDRESS`) or the communication backend allocated it for itself (buffers).
 
-    Allocators report to the profiler of the CPU, on every device: asking for CUDA's kernels too would start CUPTI, which
-    slows down graphs that were captured before it.
+    On every device, allocators report to the CPU profiler. Recording CUDA kernels too would start CUPTI, which slows down
+    graphs captured before it.
     """
     counters = counters_of(device)
-    # Reference cycles would be freed at some random point between two steps.
+    # Reference cycles would be freed at a random point of the step.
     gc.collect()
     collecting = gc.isenabled()
     gc.disable()
@@ -81,7 +81,7 @@ def account_step(
         allocated = counters.allocated_bytes()
         if allocated is not None and pool is not None:
             allocated -= pool.allocated
-        # Events of all cycles, of which there is one: without it torch 2.11 warns that others are cleared.
+        # acc_events avoids torch 2.11's warning that events of other cycles are cleared. There is only one cycle.
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as recorder:
             step()
             counters.synchronize()
@@ -94,7 +94,7 @@ def account_step(
 
 
 def _named_storages(storages: Iterable[tuple[str, Tensor]], device: torch.device) -> tuple[dict[int, _Block], dict[int, int]]:
-    """By address: live storages on the device (the first tag that names one holds), and the sizes of those in the host pool."""
+    """Return by address: live storages on the device (the first tag given holds), and the sizes of those in the host pool."""
     blocks: dict[int, _Block] = {}
     host: dict[int, int] = {}
     for tag, value in storages:
@@ -121,7 +121,7 @@ class _Event:
 
 
 def _events(recorder: Any) -> list[_Event]:
-    """The recorded events in order of time, whatever thread they come from."""
+    """Return the recorded events of all threads in order of time."""
     found: list[_Event] = []
     stack = [(node, False) for node in recorder.profiler.kineto_results.experimental_event_tree()]
     while stack:
@@ -154,7 +154,7 @@ def _replay(
     """Two passes: first find the final tag of every allocation, then follow the sums."""
     live = dict(named)
     if allocated is not None:
-        # What a device's allocator holds beyond that: rounding, and tensors that no step releases.
+        # The rest that a device's allocator holds: rounding, and tensors that no step releases.
         live[-1] = _Block(max(allocated - sum(block.size for block in live.values()), 0), "buffers")
     first = list(live.values())
     changes = _changes(events, live, device)
@@ -172,14 +172,14 @@ def _replay(
 
 
 def _changes(events: Iterable[_Event], live: dict[int, _Block], device: torch.device) -> list[tuple[int, _Block]]:
-    """(+size or -size, block) in order; marks change a block's tag for its whole life. `live` is brought up to date."""
+    """Return (+size or -size, block) in order. A mark changes a block's tag for its whole life. Updates `live`."""
     changes: list[tuple[int, _Block]] = []
     for event in events:
         if event.kind == "mark" and event.address in live:
             live[event.address].tag = event.tag
         elif event.kind == "memory" and event.device == device.type:
             if event.address in live:
-                # Released, seen or (by a thread that does not report) unseen: the address is free for a new block.
+                # The block was released, possibly by a thread that does not report: the address is free for a new block.
                 block = live.pop(event.address)
                 changes.append((-block.size, block))
             if event.size > 0:
@@ -200,7 +200,7 @@ def _follow(at_start: Counter[str], changes: list[tuple[int, _Block]]) -> tuple[
 
 
 def reset_peak_resident_set() -> None:
-    """Start the kernel's count of the highest resident set anew (Linux; elsewhere the count covers the process's life)."""
+    """Reset the kernel's peak resident set (Linux; on other systems the peak covers the process's life)."""
     path = Path("/proc/self/clear_refs")
     if path.exists():
         try:
@@ -210,7 +210,7 @@ def reset_peak_resident_set() -> None:
 
 
 def peak_resident_set() -> int:
-    """Highest resident set of this process since the last reset, in bytes; 0 where the kernel does not tell."""
+    """Return this process's peak resident set since the last reset, in bytes; 0 if the kernel does not report it."""
     try:
         status = Path("/proc/self/status").read_text()
     except OSError:

@@ -1,4 +1,4 @@
-"""What timed steps cost a rank beside their seconds."""
+"""Measures what timed steps cost a rank, besides their seconds."""
 
 import itertools
 import math
@@ -19,35 +19,35 @@ Sent = Mapping[tuple[str, str], tuple[int, int]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
-    """Of one step of this rank, but for the retries."""
+    """The costs of one step on this rank, except `retries`, which covers all timed steps."""
 
     cpu_seconds: float = 0.0
     device_seconds: float | None = None
     collectives: tuple[CollectiveCount, ...] = ()
     compute_seconds: float | None = None
-    """In which this rank waited for no other; None: not known."""
+    """Seconds in which this rank did not wait for other ranks; None: unknown."""
     wait_seconds: float | None = None
     compute_relative_error: float | None = None
-    """Standard error of `compute_seconds`, as a share of it; None: not known."""
+    """Standard error of `compute_seconds`, relative to it; None: unknown."""
     retries: int | None = None
-    """Times that the caching allocator had to flush its cache in all of the timed steps; None: the device has none."""
+    """How often the caching allocator had to flush its cache in all timed steps; None: the device has no such allocator."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnTime:
-    """What a rank knows of its own time."""
+    """A rank's own times."""
 
     seconds: float = 0.0
-    """That the last step took on this rank, from the moment at which all of them began it."""
+    """Duration of the last step on this rank, from the moment at which all ranks began it."""
     waited: float | None = None
-    """That steps were held up by other ranks, since the session was built; None: the engine cannot tell."""
+    """Seconds that steps waited for other ranks since the session was built; None: the engine does not measure it."""
 
 
 class Meter:
-    """Runs the timed steps of one count of micro-batches."""
+    """Runs timed steps with a fixed number of micro-batches."""
 
     def __init__(self, device: torch.device, sent: Callable[[], Sent], own: Callable[[], OwnTime] = OwnTime) -> None:
-        """`own` tells this rank's own time, after each step."""
+        """`own` returns this rank's own times after each step."""
         self.seconds: list[float] = []
         self._counters, self._events, self._sent, self._own = counters_of(device), DeviceEvents(device), sent, own
         self._began: list[float] = []
@@ -59,15 +59,15 @@ class Meter:
 
     @property
     def has_clock(self) -> bool:
-        """Whether steps can be timed by the device, many in a window, without the host's waiting for each."""
+        """Whether the device can time steps, many in a window, without the host waiting for each."""
         return self._events.on
 
     def run(self, step: Callable[[DeviceEvents], float]) -> float:
-        """Run one step. Returns its seconds, the slowest rank's."""
+        """Run one step. Return the slowest rank's seconds."""
         return self.run_window(lambda events: [step(events)])[-1]
 
     def run_window(self, steps: Callable[[DeviceEvents], list[float]]) -> list[float]:
-        """Run several steps. Returns the seconds of each, the slowest rank's; what they cost is shared out evenly."""
+        """Run several steps. Return the slowest rank's seconds of each. Their costs are divided evenly."""
         before, retries, began = dict(self._sent()), self._counters.allocation_retries(), time.process_time()
         waited_before = self._own().waited
         start = time.monotonic()
@@ -87,17 +87,17 @@ class Meter:
 
     @property
     def began(self) -> float:
-        """When the first of the steps so far began, by `time.monotonic`; now, where there is none."""
+        """Start of the first recorded step, by `time.monotonic`; now if there is none."""
         return self._began[0] if self._began else time.monotonic()
 
     def keep(self, last: int) -> None:
-        """Forget all steps but the last so many."""
+        """Discard all steps except the last `last`."""
         for values in (self.seconds, self._cpu_seconds, self._retries, self._computed, self._waited, self._began):
             del values[: max(len(values) - last, 0)]
         self._events.keep(last)
 
     def costs(self) -> Costs:
-        """The mean over the steps so far. Every step sends the same, so that the last one's collectives are every one's."""
+        """Return the mean over the recorded steps. All steps send the same messages, so the last one's collectives are used."""
         computed = [seconds for seconds in self._computed if seconds is not None]
         waited = [seconds for seconds in self._waited if seconds is not None]
         compute = step_time(computed) if computed else None
@@ -113,18 +113,18 @@ class Meter:
 
 
 def _known_error(time: StepTime | None) -> float | None:
-    """None where there are too few steps to tell."""
+    """Return the relative error; None if there are too few steps."""
     return time.relative_error if time is not None and math.isfinite(time.relative_error) else None
 
 
 def sum_of_known(counts: Sequence[int | None]) -> int | None:
-    """None where none is known."""
+    """Return the sum of the known counts; None if none is known."""
     known = [count for count in counts if count is not None]
     return sum(known) if known else None
 
 
 def _difference(before: Sent, after: Sent, steps: int) -> tuple[CollectiveCount, ...]:
-    """Of one of so many steps, each of which sends the same."""
+    """Return the collectives of one of `steps` identical steps."""
     found = []
     for (operation, dimension), (count, size) in sorted(after.items()):
         count_before, size_before = before.get((operation, dimension), (0, 0))

@@ -1,4 +1,4 @@
-"""The micro-benchmark on one rank: what the equations of a prediction rest on, measured within a stated time."""
+"""The micro-benchmark on one rank: measures the inputs of the prediction's equations within a given time."""
 
 import os
 import socket
@@ -17,30 +17,30 @@ from executor.measurement.file_rates import QUICK_BYTES, FilePass
 from executor.measurement.kernels import Case, Run, compute_cases
 from executor.measurement.links import close_groups, link_cases, open_groups
 from executor.measurement.stopwatch import Stopwatch
-from search_spaces.microbenchmark import COLLECTIVES, Measured, MicrobenchmarkRequest, MicrobenchmarkResult, Operation
-from search_spaces.offload_files import BUFFERS
+from search_spaces.clusters.microbenchmark import COLLECTIVES, Measured, MicrobenchmarkRequest, MicrobenchmarkResult, Operation
 from search_spaces.outcome import Outcome
+from search_spaces.training.offload_files import BUFFERS
 from search_spaces.trial import Progress
 
 LINK_SHARE = 0.35
-"""Share of the time for what ranks send each other."""
+"""Share of the time for communication."""
 FILE_SHARE = 0.2
-"""The same for files, where a folder is named."""
+"""Share of the time for files, if a folder is given."""
 FILE_EXTENTS = (4, 16)
-"""How many extents a file has: what fits into buffers, and four times that."""
+"""Numbers of extents of a file: what fits into the buffers, and four times that."""
 WEIGHTS = {Operation.LAYER: 4.0, Operation.HEAD: 2.0, Operation.PRODUCT: 2.0, Operation.PRODUCT_BACKWARD: 1.5}
-"""Share of the time that an operation gets as a multiple of others': layers tell most of a step."""
+"""Relative share of time for an operation (others: 1.0): layers determine most of a step."""
 BF16_ON_CPU = 0.3
-"""The same for a precision that a device has, and seldom trains in."""
+"""Factor for a precision that the device supports but seldom trains in."""
 QUICK_SHAPES: Mapping[Operation, tuple[tuple[int, ...], ...]] = {
     Operation.PRODUCT: ((256, 128, 512), (1024, 128, 512)),
     Operation.LAYER: ((1, 8, 32, 1, 64), (1, 128, 128, 4, 344), (4, 128, 128, 4, 344)),
     Operation.HEAD: ((1, 128, 128, 512),),
     Operation.UPDATE: ((2**20,),),
 }
-"""What a quick measurement has of the shapes of processors: layers from launches alone to products alone."""
+"""CPU shapes of a quick measurement: layers from dominated by launches to dominated by products."""
 QUICK_MESSAGES = (2**12, 2**18)
-"""Bytes of its messages."""
+"""Message sizes of a quick measurement, in bytes."""
 MEMORY_SHARE = 0.25
 """Share of the free memory that one case may hold."""
 
@@ -48,11 +48,11 @@ MEMORY_SHARE = 0.25
 def run_microbenchmark(
     context: RankContext, request: MicrobenchmarkRequest, progress: Callable[[Progress], None]
 ) -> MicrobenchmarkResult:
-    """Measure what `search_spaces.microbenchmark.Operation` names; every rank of the gang calls it and gets the same result.
+    """Measure the operations of `search_spaces.clusters.microbenchmark.Operation`. All ranks call this and get the same result.
 
-    1. What needs no other rank, on all ranks at once as in training, the cheapest shapes first; files where a folder is named.
-    2. Collectives over the ranks of a node, across nodes and over all, small messages first.
-    3. What stays in memory when all of that is gone.
+    1. Local operations, on all ranks at once as in training, cheapest shapes first; files if a folder is given.
+    2. Collectives over the ranks of a node, across nodes and over all ranks, small messages first.
+    3. The memory that remains in use after all of that has been released.
     """
     hosts = tuple(gather_plain(context, socket.gethostname()))
     stopwatch = Stopwatch(context)
@@ -91,7 +91,7 @@ def _wanted(case: Case, request: MicrobenchmarkRequest) -> bool:
 
 
 class _Bench:
-    """Runs cases within a time."""
+    """Runs cases within a given time."""
 
     def __init__(
         self,
@@ -101,18 +101,19 @@ class _Bench:
         progress: Callable[[Progress], None],
     ) -> None:
         self._context, self._request, self._stopwatch, self._progress = context, request, stopwatch, progress
-        self._room = -stopwatch.slowest(-MEMORY_SHARE * _free_bytes(context))
+        self._memory_budget = -stopwatch.slowest(-MEMORY_SHARE * _free_bytes(context))
 
     def run(self, cases: Sequence[Case], seconds: float, phase: str) -> list[Measured]:
-        """Rows of the cases, those of one operation and group together; each such family has its share of what is left."""
+        """Return the cases' rows. Cases of one operation, precision and group form a family, which gets its share of the time
+        that is left."""
         until = self._stopwatch.elapsed() + seconds
         families = [list(family) for _, family in groupby(cases, key=lambda case: (case.operation, case.precision, case.group))]
         weights = [self._weight(family[0]) for family in families]
         rows: list[Measured] = []
         for number, family in enumerate(families):
             if self._context.rank == 0:
-                told = f"{family[0].operation} {family[0].precision}"
-                self._progress(Progress(attempt=self._request.attempt, phase=phase, step=number, message=told))
+                message = f"{family[0].operation} {family[0].precision}"
+                self._progress(Progress(attempt=self._request.attempt, phase=phase, step=number, message=message))
             left = until - self._stopwatch.elapsed()
             rows += self._family(family, left * weights[number] / sum(weights[number:]))
         return rows
@@ -122,20 +123,20 @@ class _Bench:
         return WEIGHTS.get(case.operation, 1.0) * (BF16_ON_CPU if rare else 1.0)
 
     def _family(self, cases: Sequence[Case], seconds: float) -> Iterator[Measured]:
-        """From the cheapest on, until the next would not fit in the time or in memory. The first is always measured; of a quick
-        measurement all are, with the fewest samples."""
+        """Measure the cases, cheapest first, until the next would exceed the time or the memory. The first is always measured.
+        A quick measurement measures all, with the fewest samples."""
         until = self._stopwatch.elapsed() + seconds
         last: tuple[float, float] | None = None
         for number, case in enumerate(cases):
             left = until - self._stopwatch.elapsed()
             expected = last[0] * case.cost / last[1] if last else 0.0
-            # Two runs to warm up and three samples.
-            if case.memory > self._room or (last and 5 * expected > left and not self._request.quick):
+            # Five runs: two for warm-up and three samples.
+            if case.memory > self._memory_budget or (last and 5 * expected > left and not self._request.quick):
                 return
             run = case.make()
             allowed = 0.0 if self._request.quick else max(left, 0.0) / (len(cases) - number) - 2 * expected
             timing = self._stopwatch.measure(run, allowed, on_host=case.on_host)
-            last = (timing.low, case.cost)  # not the median: what is left out for a moment's noise is left out for good
+            last = (timing.low, case.cost)  # not the median: noise must not exclude the further cases
             yield Measured(
                 operation=case.operation, precision=case.precision, shape=case.shape, group=case.group,
                 seconds=timing.median, low=timing.low, high=timing.high, samples=timing.samples,
@@ -143,7 +144,7 @@ class _Bench:
 
 
 def file_cases(folder: Path) -> Iterator[Case]:
-    """A folder's file system, read and written as the engine does it, the smallest file first."""
+    """Yield the cases of a folder's file system, read and written as the engine does, smallest file first."""
     for operation in (Operation.FILE_READ, Operation.FILE_UPDATE):
         for extents in FILE_EXTENTS:
             size = extents * QUICK_BYTES
@@ -159,7 +160,7 @@ def _file_run(operation: Operation, folder: Path, extents: int) -> Run:
 
 
 def _free_bytes(context: RankContext) -> float:
-    """Free memory of the device, or this rank's share of the host's."""
+    """Return the free memory of the device, or this rank's share of the host's."""
     if context.device.type == "cuda":
         return float(torch.cuda.mem_get_info(context.device)[0])
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", context.world_size))
@@ -167,7 +168,7 @@ def _free_bytes(context: RankContext) -> float:
 
 
 def _left_over(device: torch.device) -> int | None:
-    """Only CUDA's allocator tells; the CPU's libraries have their workspaces outside of it."""
+    """Return the bytes that CUDA's allocator still holds. CPU libraries have their workspaces outside torch's allocator."""
     if device.type != "cuda":
         return None
     torch.cuda.empty_cache()

@@ -1,4 +1,4 @@
-"""Time by place: every moment of a step belongs to one."""
+"""Measures time by place: every moment of a step belongs to exactly one place."""
 
 import itertools
 import time
@@ -10,9 +10,9 @@ from executor.measurement.module_tracker import OUTSIDE, Place
 
 
 class ModuleClock:
-    """Notes the time at each change of place; on CUDA by events in the stream, which tell the device's time, not the host's.
+    """Records the time at each change of place; on CUDA by stream events, which measure the device's time, not the host's.
 
-    Where the device waits for the host, its waiting belongs to the place in which the host was late.
+    If the device waits for the host, the wait belongs to the place in which the host was late.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -20,16 +20,16 @@ class ModuleClock:
         self._marks: list[tuple[Place, float | torch.cuda.Event]] = []
 
     def start(self) -> None:
-        """Begin a step, outside of the model."""
+        """Start a step, outside the model."""
         self._marks.clear()
         self.move(OUTSIDE)
 
     def move(self, place: Place) -> None:
-        """The step goes on at `place`."""
+        """Record that the step continues at `place`."""
         self._marks.append((place, self._now()))
 
     def stop(self) -> dict[Place, float]:
-        """End the step. Returns the seconds of each place; their sum is the step's."""
+        """End the step. Return the seconds of each place; their sum is the step's."""
         self.move(OUTSIDE)
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
@@ -47,7 +47,7 @@ class ModuleClock:
 
 
 def _between(began: float | torch.cuda.Event, ended: float | torch.cuda.Event) -> float:
-    """Seconds between two marks of one device."""
+    """Return the seconds between two marks of the same device."""
     if isinstance(began, float):
         assert isinstance(ended, float)
         return ended - began

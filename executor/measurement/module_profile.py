@@ -1,4 +1,4 @@
-"""What a profile tells of each module. Plain data: the command line reads it without torch."""
+"""The results of a profile for each module. Plain data: the command line reads it without torch."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -6,21 +6,21 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phases:
-    """One figure of an optimizer step, split by when the work was done."""
+    """A figure of an optimizer step, split by phase."""
 
     forward: float = 0.0
     backward: float = 0.0
     recompute: float = 0.0
-    """Forward once more, inside backward, because activations were not kept."""
+    """Forward repeated inside backward, because activations were not kept."""
 
     @property
     def total(self) -> float:
-        """All of it."""
+        """The sum of all phases."""
         return self.forward + self.backward + self.recompute
 
 
 def summed(parts: Iterable[Phases]) -> Phases:
-    """The sum, phase by phase."""
+    """Return the sum, phase by phase."""
     every = list(parts)
     return Phases(
         forward=sum(part.forward for part in every),
@@ -31,16 +31,16 @@ def summed(parts: Iterable[Phases]) -> Phases:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleCost:
-    """One module in one optimizer step. Every figure is its own: what the modules inside it do is theirs."""
+    """One module in one optimizer step. Figures exclude the modules inside it."""
 
     name: str
-    """Dotted path from the model, which is the empty one."""
+    """Dotted path from the model; the model's own path is empty."""
     kind: str
     """Name of its class."""
     calls: int
-    """Times that it was called in forward; 0: it only holds others."""
+    """Number of forward calls; 0: a mere container of other modules."""
     parameters: int
-    """Elements; one that several modules share counts with the first of them."""
+    """Elements. A shared parameter counts for the first module that has it."""
     flops: Phases
     seconds: Phases
 
@@ -53,16 +53,16 @@ class ModelProfile:
     """The model first, each module before those inside it."""
     outside_flops: float
     outside_seconds: float
-    """What no module does: the update of the parameters, the clipping, reductions that wait for the end of backward."""
+    """Work of no module: the parameter update, gradient clipping, and reductions that wait for the end of backward."""
     micro_batches: int
     """How often the step calls the model."""
     step_seconds: float
     """Median step without the profiler's hooks."""
     hooked_seconds: float
-    """The sum of all seconds above, each of which is a median of its own over the steps with hooks. A stall that meets another
-    module in each step is in none of them, so that on a busy machine this is below the median of the whole steps."""
+    """The sum of all seconds above, each of which is a separate median over the steps with hooks. A stall that affects a
+    different module in each step is in none of them, so on a busy machine this sum is below the median of whole steps."""
     repeats: int
-    """Steps that each median is over."""
+    """Number of steps behind each median."""
     environment: dict[str, str]
     """Versions and hardware as the rank saw them."""
 

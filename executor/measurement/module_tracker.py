@@ -1,4 +1,4 @@
-"""Which module of a model works at each moment of a step, in forward, in backward and where forward runs again."""
+"""Tracks which module of a model is active at each moment of a step: in forward, backward and recomputation."""
 
 import bisect
 import functools
@@ -15,22 +15,22 @@ from torch.utils._pytree import tree_leaves
 
 
 class Phase(StrEnum):
-    """Why a module works."""
+    """The kind of work that is being done."""
 
     FORWARD = "forward"
     BACKWARD = "backward"
     RECOMPUTE = "recompute"
     OUTSIDE = "outside"
-    """No module works: the step is before forward, between forward and backward, or after."""
+    """No module is active: the step is before forward, between forward and backward, or after backward."""
     PROFILER = "profiler"
-    """Nothing of the step works: the tracker prepares its hooks."""
+    """The step is paused while the tracker installs its hooks."""
 
 
 class Place(NamedTuple):
-    """Who works, and why."""
+    """The active module and its phase."""
 
     module: int | None
-    """Its place among the model's `named_modules`."""
+    """Index into the model's `named_modules`."""
     phase: Phase
 
 
@@ -38,20 +38,19 @@ OUTSIDE = Place(None, Phase.OUTSIDE)
 
 
 class ModuleTracker:
-    """As a context around a step: tells `moved` each change of place, at the moment at which it happens.
+    """A context manager around a step that calls `moved` at each change of place, at the moment of the change.
 
-    1. **Forward.** Hooks around every module's call: a module works from its call to its return, but for the calls inside.
-       The first module that is called is the model.
-    2. **Whose backward.** autograd numbers its nodes as forward makes them, so the number at each change of place tells which
-       module made a node. The nodes of the model's graph get a hook when the model returns.
-    3. **Backward.** From the start of a node on, the module that made it works, until a node of another one starts. So each
-       moment of backward belongs to one module, and there are neither gaps nor overlaps. What adds up and sends away the
-       parameters' gradients has no number: it belongs to the module whose node ran just before.
-    4. **Recompute.** A module that is called while backward runs is run again. What a checkpointed block does between the
-       calls inside it cannot be told from the backward work for which it runs.
+    1. **Forward.** Hooks surround every module's call: a module is active from its call to its return, except during the calls
+       inside it. The first module that is called is the model.
+    2. **Owners of backward nodes.** autograd numbers its nodes in the order in which forward creates them, so the number at
+       each change of place shows which module created a node. The graph's nodes get a hook when the model returns.
+    3. **Backward.** From the start of a node on, the module that created it is active, until a node of another module starts.
+       So each moment of backward belongs to one module, without gaps or overlaps. The accumulation and the reduction of
+       parameter gradients have no number; they belong to the module whose node ran just before.
+    4. **Recompute.** A module that is called while backward runs is being recomputed. What a checkpointed block does between
+       the calls inside it cannot be distinguished from the backward work for which it runs.
 
-    Nothing is added to the graph, so that it computes what it computes without a tracker. Used from one thread (and the one of
-    autograd on its behalf).
+    The tracker adds nothing to the graph, so results do not change. Used from one thread (and autograd's thread on its behalf).
     """
 
     def __init__(self, moved: Callable[[Place], None]) -> None:
@@ -67,7 +66,7 @@ class ModuleTracker:
         self._in_backward = False
 
     def __enter__(self) -> "ModuleTracker":
-        # always_call, because a checkpoint that has recomputed enough leaves the modules that it runs again by an exception.
+        # always_call, because a checkpoint that has recomputed enough leaves the recomputed modules by an exception.
         self._handles = [
             hooks.register_module_forward_pre_hook(self._enter_module),
             hooks.register_module_forward_hook(self._leave_module, always_call=True),
@@ -110,7 +109,7 @@ class ModuleTracker:
         self._move(before)
 
     def _note_maker(self, index: int | None) -> None:
-        """The nodes that are numbered from now on are made by this module."""
+        """Record that this module creates the nodes that are numbered from now on."""
         self._numbers.append(torch._C._autograd._get_sequence_nr())
         self._makers.append(index)
 
@@ -120,13 +119,13 @@ class ModuleTracker:
         self.calls = [0] * len(self.modules)
 
     def _hook_graph(self, output: Any) -> None:
-        """Hook every node that the model's call has made, and forget which numbers were whose."""
+        """Hook every node that the model's call has created, then clear the record of node numbers."""
         waiting = [tensor.grad_fn for tensor in _tensors(output) if tensor.grad_fn is not None]
         seen: set[Node] = set()
         while waiting:
             node = waiting.pop()
             number = node._sequence_nr()
-            # Outside of the range: nodes of parameters, which have the highest number there is, and those of an earlier call.
+            # Outside the range are parameter nodes, which have the highest possible number, and nodes of earlier calls.
             if node in seen or not self._numbers[0] <= number < self._numbers[-1]:
                 continue
             seen.add(node)
@@ -148,6 +147,6 @@ class ModuleTracker:
 
 
 def _tensors(output: Any) -> list[Tensor]:
-    """The tensors of what a model returns: of tuples, lists and dicts, and the `.loss` of an object."""
+    """Return the tensors in a model's output: in tuples, lists and dicts, and the `.loss` of an object."""
     leaves = (leaf if isinstance(leaf, Tensor) else getattr(leaf, "loss", None) for leaf in tree_leaves(output))
     return [leaf for leaf in leaves if isinstance(leaf, Tensor)]

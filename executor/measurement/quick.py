@@ -1,6 +1,6 @@
-"""The micro-benchmark in a second or two: the ranks of a node are forked from one process, so that torch is loaded once.
+"""The micro-benchmark in one or two seconds: the ranks of a node are forked from one process, so torch is loaded once.
 
-For processors only: a process that has touched a GPU cannot be forked.
+For CPUs only: a process that has used a GPU cannot be forked.
 """
 
 import gc
@@ -15,16 +15,16 @@ import torch.distributed as dist
 
 from executor.engine import RankContext
 from executor.measurement.microbenchmark import run_microbenchmark
-from search_spaces.microbenchmark import MicrobenchmarkRequest
+from search_spaces.clusters.microbenchmark import MicrobenchmarkRequest
 from search_spaces.plain import from_plain, to_plain
 
 
 def main() -> None:
-    """Read a `MicrobenchmarkRequest` from standard input, write the result of rank 0 to standard output, both as JSON.
+    """Read a `MicrobenchmarkRequest` from standard input, write rank 0's result to standard output, both as JSON.
 
-    1. Fork all ranks but the first before anything computes: threads of a library would not come along.
-    2. Join over a file, since no rank listens on a port that others know of.
-    3. End without finalisers: the other ranks may have left the group already.
+    1. Fork all ranks except the first before anything computes, because a fork does not copy a library's threads.
+    2. Join over a file, because no rank listens on a port that the others know.
+    3. Exit without finalisers, because the other ranks may have left the group already.
     """
     request = from_plain(MicrobenchmarkRequest, json.load(sys.stdin))
     with tempfile.TemporaryDirectory() as folder:
@@ -44,7 +44,7 @@ def main() -> None:
 
 
 def _forked(world_size: int) -> int:
-    """This process's rank: 0 in the one that was there before."""
+    """Fork and return this process's rank; the original process has rank 0."""
     for rank in range(1, world_size):
         if os.fork() == 0:
             return rank

@@ -1,4 +1,4 @@
-"""Seconds of one run of something, agreed by all ranks: warm-up, repeats, the slowest rank."""
+"""Times a function on all ranks together: warm-up, repetitions, the slowest rank."""
 
 import math
 import statistics
@@ -12,9 +12,9 @@ from executor.engine import RankContext
 from executor.measurement.agreement import gather_numbers
 
 DEVICE_SAMPLE_SECONDS = 1e-3
-"""A sample runs as often as this takes: well above the resolution of events."""
+"""Least duration of a sample, which repeats the run until then: well above the resolution of events."""
 HOST_SAMPLE_SECONDS = 4e-3
-"""The same where the host's clock is read: also no shorter than the system's turns, so that neighbours slow samples alike."""
+"""The same with the host's clock: at least a time slice of the scheduler, so that other processes slow all samples alike."""
 MOST_RUNS = 1000
 LEAST_SAMPLES = 3
 MOST_SAMPLES = 21
@@ -22,7 +22,7 @@ MOST_SAMPLES = 21
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """Seconds of one run."""
+    """Duration of one run, in seconds."""
 
     median: float
     low: float
@@ -33,26 +33,26 @@ class Timing:
 
 
 class Stopwatch:
-    """Times runs on every rank at once: each rank calls the same methods in the same order and gets the same answers."""
+    """Times runs on all ranks at once. Each rank calls the same methods in the same order and gets the same results."""
 
     def __init__(self, context: RankContext) -> None:
         self._context = context
         self._began = time.monotonic()
 
     def elapsed(self) -> float:
-        """Seconds since the stopwatch was made, by the rank for which most have passed."""
+        """Return the seconds since the stopwatch was created, as the maximum over the ranks."""
         return self.slowest(time.monotonic() - self._began)
 
     def slowest(self, value: float) -> float:
-        """The largest of the ranks' values."""
+        """Return the largest of the ranks' values."""
         return max(row[0] for row in gather_numbers(self._context, [value]))
 
     def measure(self, run: Callable[[], object], allowed: float, *, on_host: bool = False) -> Timing:
-        """Time `run` for about `allowed` seconds; `on_host` counts the host's seconds alone, not the device's.
+        """Time `run` for about `allowed` seconds; `on_host` measures only the host's time, not the device's.
 
-        1. Run it once for what is made lazily, and once more to see how long it takes.
-        2. Agree on runs a sample and on samples, so that collectives match.
-        3. Of each sample the slowest rank counts; of the samples the median.
+        1. Run it once for lazy initialization, and once more to estimate its duration.
+        2. Agree on the number of samples and of runs per sample, so that collectives match.
+        3. Take the slowest rank of each sample, then the median of the samples.
         """
         self._sample(run, 1, on_host)
         once = max(self.slowest(self._sample(run, 1, on_host)), 1e-7)

@@ -1,4 +1,4 @@
-"""Which nodes hold a trial back: ranks with the same shapes have the same work, and so compute as long."""
+"""Finds the nodes that slow a trial down: ranks with the same shapes have the same work and should take the same time."""
 
 import math
 from collections.abc import Sequence
@@ -10,47 +10,47 @@ from search_spaces.trial import NodeEvent, RankMeasurement
 from search_spaces.trial_config import TrialConfig
 
 BEHIND = 0.05
-"""Share by which a rank must compute longer than the others before its node is slow."""
+"""Relative excess of a rank's compute time over the others' above which its node is slow."""
 ERRORS = 3.0
-"""Standard errors by which it must be beyond that: of 200 jobs of 20 trials on 16 equal ranks, chance blames a node in none."""
+"""Standard errors by which the excess must exceed that: in 200 jobs of 20 trials on 16 equal ranks there is no false alarm."""
 MEDIAN_ERROR = math.sqrt(math.pi / 2)
-"""Standard error of a median of many normal values, over that of their mean."""
+"""Ratio of the standard error of a median of many normal values to that of their mean."""
 
 NORMAL = 1.4826
-"""Standard deviation of normal values over their median absolute deviation, which one or two outliers leave as it is."""
+"""Ratio of the standard deviation of normal values to their median absolute deviation, which is robust to a few outliers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lag:
-    """How far a rank is behind those with its shapes on other nodes."""
+    """How much slower a rank is than the ranks with the same shapes on other nodes."""
 
     rank: RankMeasurement
     others: int
     behind: float
-    """By how much longer it computes than their median, as a share of that."""
+    """Excess of its compute time over their median, relative to that median."""
     error: float
     """Standard error of `behind`."""
     median_seconds: float
-    """Of a step of the others, waits left out."""
+    """Median compute time of the others' steps, without waits."""
 
     @property
     def is_slow(self) -> bool:
-        """Whether the lag is beyond the bound by more than noise makes it."""
+        """Whether the lag exceeds the bound by more than noise explains."""
         return self.behind - ERRORS * self.error > BEHIND
 
 
 def slow_nodes(config: TrialConfig, ranks: Sequence[RankMeasurement], between: float) -> list[NodeEvent]:
-    """Return the nodes that are slow, each with the rank that is furthest behind.
+    """Return the slow nodes, each with its slowest rank.
 
-    1. Ranks that stand at the same place of the pipeline have the same shapes: tensor, context and data ranks share out
-       evenly what there is. Ranks of different stages are not compared.
-    2. Each rank's seconds of computing, waits for others left out, are held against the median of those on other nodes. With
-       all of them on one node there is nobody to blame.
-    3. A node is slow where a rank of it is behind by more than `BEHIND`, and by more than its own error and the median's
-       explain: what each rank's steps spread by, and `between`, what repeats on a machine differ by, or what the other ranks
-       differ by where that is more.
+    1. Ranks at the same pipeline position have the same shapes, because tensor, context and data ranks divide the work evenly.
+       Ranks of different stages are not compared.
+    2. Each rank's compute time, without waits for others, is compared with the median of the ranks on other nodes. If all ranks
+       are on one node, there is nothing to compare.
+    3. A node is slow if one of its ranks is behind by more than `BEHIND`, and by more than its own error and the median's error
+       explain. These consist of the spread of each rank's steps and of `between`, the variation between repetitions on a
+       machine, or the variation among the other ranks if that is larger.
 
-    Ranks that tell no times, or not how sure they are, are left out.
+    Ranks without times or without their error are left out.
     """
     lags = [lag for group in _alike(config, ranks) for lag in _lags(group, between) if lag.is_slow]
     worst: dict[str, Lag] = {}
@@ -62,7 +62,7 @@ def slow_nodes(config: TrialConfig, ranks: Sequence[RankMeasurement], between: f
 
 
 def node_of(rank: RankMeasurement) -> str:
-    """The name of the node that a rank ran on."""
+    """Return the name of the node that a rank ran on."""
     return rank.host if rank.node is None else rank.node
 
 
@@ -88,7 +88,7 @@ def _lags(group: Sequence[RankMeasurement], between: float) -> list[Lag]:
 
 def _lag(rank: RankMeasurement, others: Sequence[RankMeasurement], between: float) -> Lag:
     middle = median(_seconds(other) for other in others)
-    # Where the others differ by more than was expected, so may this one by chance.
+    # If the others differ by more than expected, this rank may too, by chance.
     scatter = max(between, NORMAL * median(abs(_seconds(other) / middle - 1.0) for other in others))
     typical = math.hypot(median(_error(other) for other in others), scatter)
     # The median of one or two values is their mean.
@@ -111,5 +111,5 @@ def _text(lag: Lag) -> str:
     seconds = f"{_seconds(lag.rank):.3g} s a step against {lag.median_seconds:.3g} s"
     return (
         f"rank {lag.rank.rank} computes {100 * lag.behind:.0f} % longer than {than} with the same shapes on other nodes "
-        f"({seconds}); look at its clocks, its temperature and at what else runs there"
+        f"({seconds}); check its clocks, its temperature and what else runs there"
     )

@@ -1,4 +1,4 @@
-"""How long a step takes, and how sure that is."""
+"""Estimates the step time and its uncertainty."""
 
 import functools
 import itertools
@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 WINDOW = 4
-"""Steps that warm-up looks at to decide whether a trend is left."""
+"""Last steps from which warm-up decides whether a trend remains."""
 TREND = 0.1
-"""Relative change between the halves of the window that counts as a trend, where it also exceeds the window's own spread."""
+"""Relative change between the halves of the window that counts as a trend, if it also exceeds the window's own spread."""
 STEADY = 0.02
-"""Relative change between the halves of the window up to which its later half counts as timed."""
+"""Largest relative change between the halves of the window at which its later half counts as timed."""
 MIN_STEPS_FOR_INTERVAL = 5
 
 
@@ -23,26 +23,26 @@ class StepTime:
     mean: float
     """Seconds."""
     standard_error: float
-    """Seconds; the steps' autocorrelation is accounted for."""
+    """Seconds; corrected for the steps' autocorrelation."""
     steps: int
 
     @property
     def relative_error(self) -> float:
-        """Standard error as a share of the mean."""
+        """Standard error relative to the mean."""
         return self.standard_error / self.mean if self.mean else math.inf
 
     @property
     def relative_half_width(self) -> float:
-        """Half-width of the 95 % interval of the mean, as a share of it."""
+        """Half-width of the 95 % interval of the mean, relative to the mean."""
         return student_t_975(self.steps - 1) * self.relative_error if self.steps > 1 else math.inf
 
 
 def step_time(seconds: Sequence[float], least_correlation: float = 0.0) -> StepTime:
-    """Mean and its standard error.
+    """Return the mean and its standard error.
 
-    Neighbouring steps are alike (a busy machine stays busy), so n steps tell less than n: with lag-1 autocorrelation r the
-    variance of the mean is s²/n (1 + r)/(1 - r) [Law & Kelton, Simulation Modeling and Analysis, 4.4]; r is bounded to
-    [`least_correlation`, 0.8], negative values being noise.
+    Neighbouring steps are correlated (a busy machine stays busy), so n steps contain less information than n independent ones.
+    With lag-1 autocorrelation r the variance of the mean is s²/n (1 + r)/(1 - r) [Law & Kelton, Simulation Modeling and
+    Analysis, 4.4]. r is clipped to [`least_correlation`, 0.8], because negative values are noise.
     """
     count = len(seconds)
     mean = statistics.fmean(seconds)
@@ -63,9 +63,9 @@ def has_trend(seconds: Sequence[float]) -> bool:
 
 
 def steady_steps(seconds: Sequence[float]) -> int:
-    """How many of the last steps may count as timed, where `has_trend` sees none: the window's later half, or nothing.
+    """Return how many of the last steps may count as timed when `has_trend` is false: the window's later half, or 0.
 
-    Nothing where the halves differ by more than they spread and by more than `STEADY`: a drift that is small but seen.
+    0 if the halves differ by more than their spread and by more than `STEADY`: a small but visible drift.
     """
     if len(seconds) < WINDOW:
         return 0
@@ -74,7 +74,7 @@ def steady_steps(seconds: Sequence[float]) -> int:
 
 
 def _drift(seconds: Sequence[float]) -> tuple[float, float, float]:
-    """Of the last `WINDOW` steps: by how much their halves differ, how far the wider half spreads, and their mean."""
+    """Return, for the last `WINDOW` steps, the difference between the halves, the larger spread of a half, and the mean."""
     window = seconds[-WINDOW:]
     first, second = window[: WINDOW // 2], window[WINDOW // 2 :]
     change = abs(statistics.fmean(first) - statistics.fmean(second))
@@ -82,7 +82,7 @@ def _drift(seconds: Sequence[float]) -> tuple[float, float, float]:
 
 
 def student_t_975(degrees: int) -> float:
-    """The 0.975 quantile of Student's t; infinite where there is no degree of freedom."""
+    """Return the 0.975 quantile of Student's t; infinite without a degree of freedom."""
     return t_quantile(0.975, degrees) if degrees >= 1 else math.inf
 
 
@@ -90,7 +90,7 @@ def student_t_975(degrees: int) -> float:
 def t_quantile(probability: float, degrees_of_freedom: int) -> float:
     """Return the quantile of Student's t for a probability above one half, by bisection of the exact distribution.
 
-    Beyond 1,000 degrees of freedom the normal quantile is within 0.2 % and is taken instead.
+    Above 1,000 degrees of freedom the normal quantile is within 0.2 % and is used instead.
 
     Raises:
         ValueError: the probability is not in (0.5, 1), or there is no degree of freedom.

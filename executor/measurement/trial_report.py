@@ -1,4 +1,4 @@
-"""The result of a trial, from what its ranks measured."""
+"""Builds the result of a trial from its ranks' measurements."""
 
 import socket
 
@@ -12,16 +12,16 @@ from executor.measurement.meter import Costs
 from executor.measurement.racing import HOPELESS
 from executor.measurement.timing import StepTime, step_time, student_t_975
 from executor.measurement.trial_state import Trial, Window
-from search_spaces.configured import configured
-from search_spaces.data_schedule import useful_samples
-from search_spaces.fewer import MICRO_BATCHES
 from search_spaces.outcome import Outcome
 from search_spaces.plain import from_plain, to_plain
+from search_spaces.training.configured import configured
+from search_spaces.training.data_schedule import useful_samples
+from search_spaces.training.fewer import MICRO_BATCHES
 from search_spaces.trial import Interval, RankMeasurement, TrialResult
 
 
 def window_of_warm_up(trial: Trial, clocks: ClockState) -> Window:
-    """What is known of a trial that lost its race before its steps were timed."""
+    """Return the window of a trial that lost its race before its steps were timed."""
     assert trial.race is not None
     return Window(
         seconds=trial.warm_seconds,
@@ -35,7 +35,7 @@ def window_of_warm_up(trial: Trial, clocks: ClockState) -> Window:
 
 
 def report(trial: Trial, window: Window, account: MemoryAccount | None) -> TrialResult:
-    """Gather every rank's measurements; every rank gets the same result."""
+    """Gather all ranks' measurements; every rank gets the same result."""
     request, context = trial.request, trial.context
     mine = to_plain(_rank_measurement(trial, window, account))
     ranks = tuple(from_plain(RankMeasurement, row) for row in gather_plain(context, mine))
@@ -94,7 +94,7 @@ def _line_text(line: Line) -> str:
 
 
 def rate_of(timing: StepTime, samples: float) -> Interval:
-    """Samples/s, of `samples` in a step, with the 95 % interval of this trial's own steps."""
+    """Return samples/s for `samples` in a step, with the 95 % interval from this trial's own steps."""
     half = student_t_975(timing.steps - 1) * timing.standard_error if timing.steps > 1 else timing.mean
     slowest, fastest = timing.mean + half, max(timing.mean - half, timing.mean * 0.01)
     return Interval(mean=samples / timing.mean, low=samples / slowest, high=samples / fastest)

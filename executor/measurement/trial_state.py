@@ -1,4 +1,4 @@
-"""What a running trial knows, and its signs of life."""
+"""The state of a running trial, and its progress reports."""
 
 import time
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from search_spaces.trial import Interval, Progress, TrialRequest
 
 @dataclass(slots=True)
 class Trial:
-    """What a running trial knows so far."""
+    """The state of a running trial."""
 
     context: RankContext
     request: TrialRequest
@@ -28,16 +28,16 @@ class Trial:
     flops: int | None = None
     """Executed on this rank in one step; None: not counted."""
     skipped: int = 0
-    """Runs of a step so far whose gradients overflowed, so that it was run again."""
+    """Runs so far whose gradients overflowed, so that the step was repeated."""
     phase_seconds: dict[str, float] = field(default_factory=dict)
     own_seconds: float = 0.0
-    """Of the last step on this rank alone, from the moment at which all ranks began it."""
+    """Duration of the last step on this rank, from the moment at which all ranks began it."""
     warm_seconds: list[float] = field(default_factory=list)
-    """Every full step of warm-up."""
+    """Seconds of every full step of warm-up."""
     race: Race | None = field(init=False)
     line: Line | None = field(init=False)
     counters: DeviceCounters = field(init=False)
-    """Of the rank's device."""
+    """The counters of the rank's device."""
 
     def __post_init__(self) -> None:
         self.race = race_of(self.request)
@@ -45,30 +45,30 @@ class Trial:
         self.counters = counters_of(self.context.device)
 
     def enter(self, phase: str) -> float:
-        """Begin a phase; returns what `leave` wants."""
+        """Begin a phase; return the start time to pass to `leave`."""
         self.phase = phase
-        self.tell(None)
+        self.report_progress(None)
         return time.monotonic()
 
     def leave(self, began: float) -> None:
-        """End the phase that began then."""
+        """End the phase that started at `began`."""
         self.phase_seconds[self.phase] = self.phase_seconds.get(self.phase, 0.0) + time.monotonic() - began
 
-    def set_apart(self, phase: str, seconds: float) -> None:
-        """Of the warm-up so far, `seconds` went into something else, which is accounted for by itself."""
+    def split_from_warmup(self, phase: str, seconds: float) -> None:
+        """Move `seconds` of the warm-up to a separate phase."""
         if seconds > 0.0:
             self.phase_seconds[phase] = seconds
             self.phase_seconds["warmup"] = max(self.phase_seconds["warmup"] - seconds, 0.0)
 
-    def tell(self, rate: float | None) -> None:
-        """A sign of life. Whoever takes it on this rank decides whether it is told on."""
+    def report_progress(self, rate: float | None) -> None:
+        """Report progress. The receiver on this rank decides whether to forward it."""
         self.progress(Progress(attempt=self.request.attempt, phase=self.phase, step=self.step, samples_per_second=rate))
 
 
 def is_enough(trial: Trial, seconds: list[float], spent: float) -> bool:
     """Whether the interval is narrow enough, the budget spent, or the race lost.
 
-    Every rank has the same `seconds`, and how long it took is decided by their sum, so that all ranks stop together.
+    All ranks have the same `seconds` and the budget is compared with their sum, so all ranks stop together.
     """
     fidelity = trial.request.fidelity
     if len(seconds) < fidelity.min_steps:
@@ -92,8 +92,8 @@ class Window:
     clocks: ClockState
     """The device while these steps ran."""
     line: Line | None = None
-    """By which `seconds` are extrapolated; None: they are of full steps."""
+    """The line by which `seconds` are extrapolated; None: they are those of full steps."""
     lost: Interval | None = None
-    """The rate by which the trial lost its race, with its bound; None: it did not."""
+    """The rate with which the trial lost its race, with its bound; None: it did not lose."""
     timed: bool = True
-    """Off where the race was lost in warm-up, whose steps `seconds` are then."""
+    """False if the race was lost in warm-up; `seconds` are then those of warm-up steps."""

@@ -1,1 +1,1 @@
-"""The model and how ranks divide it: tensor, sequence, context, pipeline and expert parallelism, checkpointing, graphs."""
+"""The model and its parallelism: tensor, sequence, context, pipeline and expert parallelism, checkpointing, CUDA graphs."""

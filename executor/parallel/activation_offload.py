@@ -1,4 +1,4 @@
-"""What blocks save for backward waits in host memory (`offload_activations`)."""
+"""Offloads the tensors that blocks save for backward to host memory (`offload_activations`)."""
 
 import functools
 from collections import defaultdict
@@ -16,24 +16,25 @@ from executor.parallel.copies import Copy, CopyEngine
 from executor.parallel.host_pool import HostPool
 
 LEAST_BYTES = 1024
-"""Of a tensor that leaves the device: copying a smaller one costs more than it saves."""
-ROOMIER = 1.25
-"""What a buffer that is used again may have, as a multiple of what is asked for."""
+"""Minimum size of an offloaded tensor; copying a smaller one costs more than it saves."""
+LARGEST_RATIO = 1.25
+"""Maximum size of a reused buffer, as a multiple of the requested size."""
 
 
 class ActivationOffload:
-    """Copies what blocks save to host memory after they ran, and back before backward needs it.
+    """Copies the saved tensors of blocks to host memory after their forward, and back before backward needs them.
 
-    1. Inside of a block's forward every tensor that autograd saves is copied to the host, beside the computation; one that is
-       saved several times is copied once. Parameters, buffers, small tensors and inputs that other blocks read, too, stay.
-    2. When the next block has run, the device's stream waits for the copies, and the originals go: two blocks' are there.
-    3. In backward the first use of anything that a block saved brings all of it back, and starts what the block before saved:
-       its copies run beside this block's backward. What is back goes with its last use; a second backward through the
-       same block (zero-bubble schedules) fetches it again.
+    1. During a block's forward every tensor that autograd saves is copied to the host, concurrently with the computation; one
+       that is saved several times is copied once. Parameters, buffers, small tensors and inputs shared with other blocks stay.
+    2. When the next block has run, the device's stream waits for the copies, and the originals are freed: those of two blocks
+       are on the device at once.
+    3. In backward the first use of a saved tensor of a block fetches all of the block's and prefetches those of the previous
+       block, whose copies overlap with this block's backward. A fetched tensor is freed after its last use; a second backward
+       through the same block (zero-bubble schedules) fetches it again.
 
-    Outside of checkpointing, of a block that runs again its inputs are what is saved [torchtune, OffloadActivations]. Bytes and
-    strides are as they were, so that what is computed is the same to the bit. Host buffers are used again: after the first
-    step none is made.
+    It is applied outside checkpointing: of a recomputed block only the inputs are saved [torchtune, OffloadActivations]. Bytes
+    and strides are preserved, so that results are bitwise equal. Host buffers are reused: none is allocated after the first
+    step.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -43,24 +44,24 @@ class ActivationOffload:
         self._latest: _Call | None = None
 
     def attach(self, blocks: Sequence[nn.Module], keeps_last: bool) -> None:
-        """Offload what these neighbours save. `keeps_last`: backward follows at once, so that the last one's stays.
+        """Offload the saved tensors of consecutive blocks. `keeps_last`: the last block's stay, since backward follows at once.
 
-        A block's `forward` is replaced, not the block wrapped, so that hooks on it (gathers) stay outside.
+        A block's `forward` is replaced, instead of wrapping the block, so that hooks on it (gathers) stay outside.
         """
-        for place, block in enumerate(blocks[: len(blocks) - keeps_last]):
-            block.forward = functools.partial(self._run, block, block.forward, place == 0)
+        for index, block in enumerate(blocks[: len(blocks) - keeps_last]):
+            block.forward = functools.partial(self._run, block, block.forward, index == 0)
 
     def take(self, size: int) -> Tensor:
-        """A host buffer of so many bytes, or a little more: rows of experts are another number each time."""
-        fitting = [held for held, free in self._free.items() if free and size <= held <= ROOMIER * size]
+        """A host buffer of at least `size` bytes; slightly larger ones fit, since the rows of experts vary in number."""
+        fitting = [held for held, free in self._free.items() if free and size <= held <= LARGEST_RATIO * size]
         return self._free[min(fitting)].pop() if fitting else self.pool.zeros(size, torch.uint8, pinned=True)
 
     def give_back(self, buffer: Tensor) -> None:
-        """Nothing reads the buffer any more, or starts to before the current stream's work so far has ended."""
+        """Return a buffer for reuse after the current stream's work so far."""
         self._free[buffer.numel()].append(buffer)
 
     def close(self) -> None:
-        """Let go of what waits."""
+        """Free the offloaded tensors and buffers."""
         self._latest = None
         self._free.clear()
 
@@ -77,16 +78,16 @@ class ActivationOffload:
             moves = value.device == self.device and value.nbytes >= LEAST_BYTES and _storage(value) not in stays
             return call.save(value) if moves else value
 
-        with saved_tensors_hooks(save, _bring):
+        with saved_tensors_hooks(save, _load):
             result = forward(*inputs, **named)
         if before is not None:
-            before.leave()
+            before.free_originals()
         self._latest = call
         return result
 
 
 class _Call:
-    """What one run of a block has saved: pieces of memory, each there as long as autograd wants it."""
+    """The saved tensors of one run of a block: pieces of memory, each alive as long as autograd references it."""
 
     def __init__(self, offload: ActivationOffload, before: "_Call | None") -> None:
         self.offload, self._before = offload, before
@@ -94,9 +95,9 @@ class _Call:
         self._fetched = False
 
     def save(self, value: Tensor) -> "_View":
-        """A view of the piece of memory that the tensor is; pieces are copied once, however often they are saved."""
+        """A view of the tensor's piece of memory; a piece is copied once, however often it is saved."""
         dense = _is_dense(value)
-        # The original is held until the next block has run: no other tensor has its memory meanwhile.
+        # The original lives until the next block has run, so that no other tensor can reuse its memory and match its key.
         key: tuple[Any, ...] = (_storage(value), value.storage_offset(), value.numel(), value.dtype, value._version)
         key = key if dense else (*key, value.shape, value.stride())
         piece = self._saved.get(key)
@@ -105,31 +106,31 @@ class _Call:
         piece.uses += 1
         return _View(piece, value.shape, value.stride() if dense else value.contiguous().stride())
 
-    def leave(self) -> None:
-        """Let the originals go, as soon as they are copied."""
+    def free_originals(self) -> None:
+        """Free the originals as soon as they are copied."""
         for piece in [*self._saved.values()]:
-            piece.leave()
+            piece.free_original()
 
     def fetch(self) -> None:
-        """Start to bring everything back that is not there; once, after which each comes when it is read."""
+        """Start to fetch all pieces that are not on the device. Only the first call does; later, reads fetch single pieces."""
         if not self._fetched:
             self._fetched = True
             for piece in [*self._saved.values()]:
                 piece.fetch()
 
-    def fetch_before(self) -> None:
-        """Start what backward reads next."""
+    def prefetch(self) -> None:
+        """Start to fetch the previous block's pieces, which backward reads next."""
         before, self._before = self._before, None
         if before is not None:
             before.fetch()
 
 
 class _Piece:
-    """Memory that autograd saved: on the device, on the host, or on its way."""
+    """A piece of memory saved by autograd: on the device, on the host, or being copied."""
 
     def __init__(self, call: _Call, value: Tensor, dense: bool) -> None:
         self.uses = self._read = 0
-        """Times that a backward reads it, and has read it."""
+        """Number of reads by one backward, and of reads so far."""
         self._call = call
         self._original: Tensor | None = value
         flat = (value if dense else value.contiguous()).as_strided((value.numel(),), (1,))
@@ -138,24 +139,24 @@ class _Piece:
         self._buffer = call.offload.take(self._bytes)
         self._copy: Copy | None = call.offload.copies.start(self._on_host(), flat)
 
-    def leave(self) -> None:
-        """Let the original go, once it is on the host."""
-        self._arrive()
+    def free_original(self) -> None:
+        """Free the original once it is on the host."""
+        self._wait_for_copy()
         self._original = self._flat = None
 
     def fetch(self) -> None:
-        """Start to bring it back, where it is not there."""
+        """Start to copy it back, if it is not on the device."""
         if self._flat is None:
             offload = self._call.offload
             self._flat = torch.empty(self._elements, dtype=self._dtype, device=offload.device)
             self._copy = offload.copies.start(self._flat, self._on_host())
 
     def read(self) -> Tensor:
-        """All of it, for the device's current stream; after its last use it is on the host alone."""
+        """The flat piece, ready for the device's current stream; after its last use it is only on the host."""
         self._call.fetch()
-        self._call.fetch_before()
+        self._call.prefetch()
         self.fetch()
-        self._arrive()
+        self._wait_for_copy()
         flat = self._flat
         assert flat is not None
         self._read += 1
@@ -166,26 +167,26 @@ class _Piece:
     def _on_host(self) -> Tensor:
         return self._buffer[: self._bytes].view(self._dtype)
 
-    def _arrive(self) -> None:
-        """Let the current stream's further work come after the copy that is on its way."""
+    def _wait_for_copy(self) -> None:
+        """Make the current stream wait for the copy in flight."""
         copy, self._copy = self._copy, None
         if copy is not None and copy.event is not None:
             streams.current_stream(self._call.offload.device).wait_event(copy.event)
 
     def __del__(self) -> None:
-        self._arrive()
+        self._wait_for_copy()
         self._call.offload.give_back(self._buffer)
 
 
 class _View(NamedTuple):
-    """What stands in the graph for a tensor."""
+    """Represents a saved tensor in the graph."""
 
     piece: _Piece
     shape: torch.Size
     stride: tuple[int, ...]
 
 
-def _bring(saved: Tensor | _View) -> Tensor:
+def _load(saved: Tensor | _View) -> Tensor:
     if not isinstance(saved, _View):
         return saved
     flat = saved.piece.read()
@@ -193,13 +194,13 @@ def _bring(saved: Tensor | _View) -> Tensor:
 
 
 def _storage(value: Tensor) -> int:
-    """What tells storages apart, also those that hold no data."""
+    """A key that identifies a storage, even one without data."""
     key: int = value.untyped_storage()._cdata
     return key
 
 
 def _is_dense(value: Tensor) -> bool:
-    """Whether the elements fill one piece of memory, in whatever order: then strides can stay as they are."""
+    """Whether the elements fill a contiguous piece of memory in any order, so that the strides can be kept."""
     filled = 1
     for stride, size in sorted((stride, size) for size, stride in zip(value.shape, value.stride(), strict=True) if size != 1):
         if stride != filled:

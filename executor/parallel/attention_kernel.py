@@ -1,4 +1,4 @@
-"""Which kernel computes scaled dot-product attention, in our modules and in a user's."""
+"""Selects the kernel of scaled dot-product attention, in our modules and in a user's."""
 
 from collections.abc import Callable, Mapping
 
@@ -14,7 +14,7 @@ SWITCHES: Mapping[str, Callable[[bool], None]] = {
     "cudnn": torch.backends.cuda.enable_cudnn_sdp,
     "math": torch.backends.cuda.enable_math_sdp,
 }
-"""Value of `attention_backend` -> torch's switch of that kernel. They are the process's, and hold on CPUs too."""
+"""Value of `attention_backend` -> torch's switch of that kernel. The switches are process-wide and also apply on CPUs."""
 
 
 PRECISIONS = {torch.float64: "fp64", torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
@@ -22,8 +22,8 @@ _chosen = BEST
 
 
 def choose_attention_kernel(name: str) -> None:
-    """Leave torch this kernel alone, or the choice of all. Said anew by every session, as ranks outlive their trials."""
-    # Remembered beside torch's switches, which torch.compile cannot read: it would leave the graph there.
+    """Allow torch only this kernel, or all of them. Every session calls this, since ranks outlive their trials."""
+    # Stored in addition to torch's switches, because reading those causes a graph break in torch.compile.
     global _chosen
     _chosen = name
     for kernel, switch in SWITCHES.items():
@@ -31,19 +31,19 @@ def choose_attention_kernel(name: str) -> None:
 
 
 def any_kernel() -> bool:
-    """Whether the choice is torch's."""
+    """Whether torch chooses the kernel."""
     return _chosen == BEST
 
 
 def scaled_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
-    """torch's scaled dot-product attention of [batch, heads, tokens, width] to keys of as many heads or fewer, by the kernel
-    that is chosen.
+    """torch's scaled dot-product attention of [batch, heads, tokens, width] to keys of as many heads or fewer, with the chosen
+    kernel.
 
-    Where that one takes no groups of heads (`verdict`), keys and values are repeated to one for each query head: torch would
-    compute it by its `math` kernel, which keeps every score, or not at all.
+    If the kernel does not support grouped heads (`verdict`), keys and values are repeated for each query head: otherwise torch
+    would use its `math` kernel, which stores every score, or raise an error.
     """
     grouped = query.shape[1] != key.shape[1]
-    # A causal bias of torch's own is no mask: the kernels that take causal attention take it, too.
+    # torch's causal bias is not a mask: the kernels that support causal attention support it too.
     if grouped and repeats_heads(query, key, masked=type(mask) is Tensor):
         key, value = (_one_for_each(x, query.shape[1]) for x in (key, value))
         grouped = False
@@ -51,7 +51,7 @@ def scaled_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | N
 
 
 def repeats_heads(query: Tensor, key: Tensor, masked: bool) -> bool:
-    """Whether the chosen kernel takes no groups of heads on the query's device."""
+    """Whether the chosen kernel does not support grouped heads on the query's device."""
     kind, precision = query.device.type, PRECISIONS.get(query.dtype)
     if kind not in KERNELS or precision is None:
         return False
@@ -59,6 +59,6 @@ def repeats_heads(query: Tensor, key: Tensor, masked: bool) -> bool:
 
 
 def _one_for_each(x: Tensor, heads: int) -> Tensor:
-    """[batch, key-value heads, tokens, width] as [batch, heads, tokens, width], each head as often as query heads share it."""
+    """[batch, key-value heads, tokens, width] to [batch, heads, tokens, width]: repeat each head for the queries that share it."""
     batch, groups, tokens, width = x.shape
     return x[:, :, None].expand(batch, groups, heads // groups, tokens, width).reshape(batch, heads, tokens, width)

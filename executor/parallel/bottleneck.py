@@ -1,18 +1,18 @@
-"""Bottleneck adapters behind the sub-layers of a frozen model [Houlsby et al. 2019]."""
+"""Bottleneck adapters after the sub-layers of a frozen model [Houlsby et al. 2019]."""
 
 from torch import Tensor, nn
 from torch.nn import functional
 
 WIDENING = "_adapter.up.weight"
-"""How the name of the matrix ends that is zero at first."""
+"""Suffix of the name of the matrix that is initialized to zero."""
 
 
 class Bottleneck(nn.Module):
-    """What follows attention, or the MLP, before its result is added to what went in: x + up(gelu(down(x))).
+    """Adapter after attention or the MLP, before the residual addition: x + up(gelu(down(x))).
 
-    `up` is zero at first, so that the first step computes what the model without adapters does. Both matrices are whole on
-    every tensor-parallel rank, as norms are: x is whole there too, or a share of the tokens, so that nothing is exchanged in a
-    micro-batch. Under sequence parallelism the gradients are summands, which are summed once a step with those of norms.
+    `up` is initialized to zero, so that the first step computes the same as the model without adapters. Like norms, both
+    matrices are whole on every tensor-parallel rank: x is whole there too, or a share of the tokens, so a micro-batch needs no
+    communication. Under sequence parallelism the gradients are summands, which are summed once per step with those of norms.
     """
 
     def __init__(self, hidden: int, size: int) -> None:
@@ -24,8 +24,8 @@ class Bottleneck(nn.Module):
         return x + added
 
 
-def behind(adapter: nn.Module | None, x: Tensor) -> Tensor:
-    """What a sub-layer gives out, with its adapter where it has one."""
+def apply_adapter(adapter: nn.Module | None, x: Tensor) -> Tensor:
+    """The output x of a sub-layer, passed through its adapter if it has one."""
     if adapter is None:
         return x
     result: Tensor = adapter(x)

@@ -1,4 +1,4 @@
-"""The output projection and its loss for so many tokens at a time, with gradients that forward makes."""
+"""The output projection and its loss for a chunk of tokens at a time, with gradients computed in forward."""
 
 from typing import Any
 
@@ -13,15 +13,15 @@ def chunked_loss(
     rows: Tensor, weight: Tensor, targets: Tensor, chunk: int, tensor: TensorParallel, scale: float, padded: bool
 ) -> Tensor:
     """`scale` times the summed cross-entropy of `rows` [n, hidden] times the transpose of `weight` [vocabulary / ranks, hidden]
-    against `targets` [n], in at least fp32; where tokens are `padded`, negative targets count nothing.
+    against `targets` [n], in at least fp32; if tokens are `padded`, negative targets are ignored.
 
-    1. Of `chunk` tokens the logits are made, then in their place the gradient of the loss to them.
-    2. While they are there, that is multiplied on: to the gradient of the chunk's rows, and into that of the weight. So no
-       logits are made a second time, and tensor ranks exchange largest and sums of logits once: three products a chunk.
-    3. Backward multiplies both by the gradient of the loss, in place. It can be called once.
+    1. Compute the logits of `chunk` tokens, then overwrite them with the gradient of the loss to them.
+    2. Multiply this gradient into the gradients of the chunk's rows and of the weight. So logits are not recomputed, and tensor
+       ranks exchange the maxima and sums of logits once: three products per chunk.
+    3. Backward multiplies both by the gradient of the loss, in place. It can be called only once.
 
-    The recipe of Liger's FusedLinearCrossEntropy [Hsu et al. 2024, 3.2], in torch's own operators. Held from forward to
-    backward are the gradients, of the size of rows and weight, in their types.
+    This is the algorithm of Liger's FusedLinearCrossEntropy [Hsu et al. 2024, 3.2] in torch operators. From forward to backward
+    it stores the gradients, which have the sizes and dtypes of rows and weight.
     """
     result: Tensor = _ChunkedLoss.apply(rows, weight, targets, chunk, tensor, scale, padded)  # type: ignore[no-untyped-call]
     return result
@@ -46,25 +46,25 @@ class _ChunkedLoss(torch.autograd.Function):
             if to_weight is not None:
                 torch.addmm(to_weight, gradient.T, part, beta=int(first > 0), alpha=scale, out=to_weight)
             del gradient
-        # Not by `save_for_backward`, which would share them: a weight's gradient could not become the parameter's own.
+        # Not by `save_for_backward`, which would keep a reference: the weight's gradient could not become `parameter.grad`.
         ctx.gradients = to_rows, to_weight
         return torch.stack(sums).sum() * scale
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (to_rows, to_weight), ctx.gradients = ctx.gradients, None
-        made = (None if made is None else made.mul_(gradients[0]) for made in (to_rows, to_weight))
+        scaled = (None if value is None else value.mul_(gradients[0]) for value in (to_rows, to_weight))
         del to_rows, to_weight
-        return *made, None, None, None, None, None
+        return *scaled, None, None, None, None, None
 
 
 def _loss_and_gradient(logits: Tensor, targets: Tensor, tensor: TensorParallel, padded: bool) -> tuple[Tensor, Tensor]:
-    """The summed loss, and its gradient to the logits, in their type."""
+    """The summed loss, and its gradient to the logits, in their dtype."""
     dtype, precise = logits.dtype, torch.promote_types(logits.dtype, torch.float32)
     if tensor.size == 1:
         elsewhere = targets < 0
         own = targets.masked_fill(elsewhere, 0)
-        # From the logits' type in one kernel, as cross-entropy does it.
+        # From the logits' dtype in one kernel, as cross-entropy does it.
         likelihoods = functional.log_softmax(logits, dim=-1, dtype=precise)
         del logits
         losses = -likelihoods.gather(-1, own[:, None]).squeeze(-1)
@@ -72,9 +72,9 @@ def _loss_and_gradient(logits: Tensor, targets: Tensor, tensor: TensorParallel, 
     else:
         losses, gradient, own, elsewhere = vocabulary_probabilities(logits.to(precise), targets, tensor, overwrite=True)
     if padded:
-        nothing = targets < 0
-        losses = losses.masked_fill(nothing, 0)
-        gradient.masked_fill_(nothing[:, None], 0)
+        ignored = targets < 0
+        losses = losses.masked_fill(ignored, 0)
+        gradient.masked_fill_(ignored[:, None], 0)
     ones = torch.ones_like(losses).masked_fill_(elsewhere, 0)
     gradient.scatter_add_(-1, own[:, None], -ones[:, None])
     return losses.sum(), gradient.to(dtype)

@@ -1,4 +1,4 @@
-"""The collectives of one mesh dimension, and how a tensor is marked for the memory account."""
+"""The collectives of one mesh dimension, and the marking of tensors for the memory account."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -12,30 +12,30 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.profiler import record_function
 
-# Older torch has these two under other names, with the same behaviour; in 2.13 the old names warn.
+# Older torch has these two functions under other names, with the same behaviour; in 2.13 the old names warn.
 all_gather_single: Callable[..., dist.Work | None] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 reduce_scatter_single: Callable[..., dist.Work | None] = (
     getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 )
 
 _use_count: Callable[[Tensor], int] | None = getattr(Tensor, "_use_count", None)
-"""References to a tensor, from Python and from the backend; None where this torch does not tell."""
+"""References to a tensor, from Python and from the backend; None if this torch does not report them."""
 
 BACKEND_SECONDS = 0.001
-"""Seconds that a memory account gives the backend's thread to let go of a finished collective."""
+"""Seconds that a memory account gives the backend's thread to release a finished collective."""
 
 
 class Onlooker(Protocol):
-    """Follows an engine from outside: a dry run, which has no allocator that reports."""
+    """Observes an engine from outside, such as a dry run, which has no allocator that reports."""
 
     def marked(self, tag: str, value: Tensor) -> None:
-        """The engine says that `value`'s storage belongs to `tag`."""
+        """Called when the engine marks `value`'s storage as belonging to `tag`."""
 
     def started(self) -> object:
-        """A collective was started. What is returned is kept until it has been waited for."""
+        """Called when a collective was started. The returned object is kept until the collective has been waited for."""
 
     def rows(self, counts: Tensor, total: int) -> list[int]:
-        """What `counts`, which sum to `total`, are taken for where tensors hold no data."""
+        """Values to assume for `counts`, which sum to `total`, if tensors hold no data."""
 
 
 _onlooker: ContextVar[Onlooker | None] = ContextVar("onlooker", default=None)
@@ -43,7 +43,7 @@ _onlooker: ContextVar[Onlooker | None] = ContextVar("onlooker", default=None)
 
 @contextmanager
 def watched_by(onlooker: Onlooker) -> Iterator[None]:
-    """Tell `onlooker` what engines do on this thread."""
+    """Call `onlooker` for what engines do on this thread."""
     token = _onlooker.set(onlooker)
     try:
         yield
@@ -52,16 +52,16 @@ def watched_by(onlooker: Onlooker) -> Iterator[None]:
 
 
 def rows_of(counts: Tensor, total: int) -> list[int]:
-    """Numbers of rows that a tensor holds, on the host; they sum to `total`."""
+    """The numbers of rows in the tensor `counts`, read on the host; they sum to `total`."""
     onlooker = _onlooker.get()
     return counts.flatten().tolist() if onlooker is None else onlooker.rows(counts, total)
 
 
 class InFlight:
-    """A collective on its way."""
+    """A collective in flight."""
 
     def __init__(self, start: Callable[[], dist.Work | None], *aliases: Tensor, clock: "Clock | None" = None) -> None:
-        """`aliases` are views that were made for this collective alone; `clock` is told how long it is waited for."""
+        """`aliases` are views created only for this collective; `clock` counts the time spent in `wait`."""
         self._clock = clock
         self._aliases = aliases if accounting() and _use_count is not None else ()
         self._uses = [_use_count(alias) for alias in self._aliases] if _use_count is not None else []
@@ -72,8 +72,8 @@ class InFlight:
     def wait(self) -> None:
         """Return when the result may be used; on CUDA, by the current stream.
 
-        The backend's thread may drop a collective's tensors a moment after it has said that it is done, and what is released
-        on that thread is not reported: where memory is accounted for, let it be the first to drop them.
+        The backend's thread may release a collective's tensors a moment after it has signalled completion, and memory freed on
+        that thread is not reported. While memory is accounted for, wait until that thread has released them.
         """
         work, self._work = self._work, None
         if work is None:
@@ -96,27 +96,27 @@ class InFlight:
 
 
 def group_options(backend: str) -> Any:
-    """What a process group of this backend is made with; a new object for each group. None: nothing but its defaults.
+    """Options for a process group of this backend; a new object for each group. None: the defaults.
 
-    NCCL's kernels run on streams of high priority: a reduction that is ready takes the next free multiprocessors, and does not
-    wait behind what backward has queued.
+    NCCL's kernels run on high-priority streams: a ready reduction gets the next free multiprocessors and does not wait behind
+    the queued kernels of backward.
     """
     if backend != dist.Backend.NCCL:
         return None
-    options: Any = dist.ProcessGroupNCCL.Options()  # which builds for CPUs lack
+    options: Any = dist.ProcessGroupNCCL.Options()  # missing in CPU builds
     options.is_high_priority_stream = True
     return options
 
 
 class Clock:
-    """Counts seconds of this rank's thread, such as those in which others hold it up. A reading costs about a microsecond."""
+    """Counts seconds of this rank's thread, such as those spent waiting for other ranks. A reading costs about a microsecond."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Count the time that passes inside."""
+        """Count the time spent inside."""
         began = time.perf_counter()
         try:
             yield
@@ -125,7 +125,7 @@ class Clock:
 
 
 class Group:
-    """A process group of one mesh dimension. Over one rank, results are copied and nothing is sent."""
+    """A process group of one mesh dimension. With one rank, results are copied and nothing is sent."""
 
     def __init__(self, group: dist.ProcessGroup | None, size: int, rank: int, clock: Clock | None = None) -> None:
         self.group, self.size, self.rank = group, size, rank
@@ -174,10 +174,10 @@ class Group:
     def all_to_all(
         self, output: Tensor, parts: Tensor, received: Sequence[int], sent: Sequence[int], returns: bool = False
     ) -> InFlight:
-        """Send each rank its part of `parts` [n, …], `sent` rows one after the other; asynchronously.
+        """Send each rank its part of `parts` [n, …], of `sent[rank]` consecutive rows, asynchronously.
 
-        What the ranks have for this one lands in `output` in their order, `received` rows each. A message is counted as large
-        as it is for the rank whose rows they are: what it sends or, where rows come back to it (`returns`), what it gets.
+        `output` receives the parts of all ranks in order, `received[rank]` rows each. The message size that is counted is that
+        of the rank that owns the rows: what it sends, or what it receives if rows come back to it (`returns`).
         """
         if self.size == 1:
             output.copy_(parts)
@@ -188,9 +188,9 @@ class Group:
         return InFlight(send, alias, source, clock=self.clock)
 
     def count(self, operation: str, message: Tensor) -> None:
-        """Enter a message in the account of what was sent: the full one, of which a rank may hold a part."""
+        """Count a sent message: the full one, of which a rank may hold only a part."""
         count, size = self.sent.get(operation, (0, 0))
-        # Not `nbytes`, which torch.compile cannot tell of a size that varies.
+        # Not `nbytes`, which torch.compile does not support for dynamic sizes.
         self.sent[operation] = (count + 1, size + message.numel() * message.element_size())
 
 
@@ -200,7 +200,7 @@ def accounting() -> bool:
 
 
 def mark(tag: str, value: Tensor) -> None:
-    """Tell a running memory account that `value`'s storage belongs to `tag`. Costs nothing where none runs."""
+    """Record in a running memory account that `value`'s storage belongs to `tag`. Costs nothing if none runs."""
     if (onlooker := _onlooker.get()) is not None:
         onlooker.marked(tag, value)
     if accounting():
@@ -209,5 +209,5 @@ def mark(tag: str, value: Tensor) -> None:
 
 
 def shares_memory(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors lie in one storage; also where they hold no data."""
+    """Whether two tensors share a storage, even one without data."""
     return bool(one.untyped_storage()._cdata == other.untyped_storage()._cdata)

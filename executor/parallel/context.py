@@ -1,4 +1,4 @@
-"""Context parallelism: each rank has a part of every sequence, and its tokens attend to those of all."""
+"""Context parallelism: each rank holds a part of every sequence, and its tokens attend to the whole sequence."""
 
 from typing import Any
 
@@ -11,24 +11,24 @@ from executor.parallel.collectives import Group
 from executor.parallel.selective import keep_collective
 from executor.parallel.virtual_tokens import Prefix
 from executor.parallel.windowed import attend_to_window, sees
-from search_spaces.windows import Window
+from search_spaces.training.windows import Window
 
 CHUNKS_PER_RANK = 2
 
 
 class ContextParallel:
-    """Which tokens a rank has, and causal attention over all of them.
+    """The tokens of a rank, and causal attention over the whole sequence.
 
-    A sequence is cut into twice as many chunks as ranks; rank i has chunk i and chunk 2c - 1 - i. Causal attention costs a
-    chunk what stands before it, so that head and tail together cost every rank the same. Keys and values are gathered whole,
-    in one all-gather a layer, as Llama 3 is trained [Grattafiori et al. 2024, 3.3.2].
+    A sequence is cut into 2c chunks for c ranks; rank i has chunks i and 2c - 1 - i. The cost of causal attention grows with
+    the position of a chunk, so the pairs balance the cost. Keys and values are gathered whole, in one all-gather per layer, as
+    in the training of Llama 3 [Grattafiori et al. 2024, 3.3.2].
     """
 
     def __init__(self, group: Group) -> None:
         self.group, self.size = group, group.size
 
     def positions(self, length: int) -> Tensor:
-        """The places in a sequence of `length` tokens of the tokens that this rank has, int64, in order."""
+        """Positions of this rank's tokens in a sequence of `length` tokens, int64, in order."""
         chunks = torch.arange(length).view(CHUNKS_PER_RANK * self.size, -1) if self.size > 1 else torch.arange(length)[None]
         if self.size == 1:
             return chunks[0]
@@ -37,10 +37,10 @@ class ContextParallel:
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, window: Window, grouped: bool, prefix: Prefix | None = None
     ) -> Tensor:
-        """Causal attention of this rank's queries [batch, heads, own tokens, head_dim] on every rank's keys and values, and on
-        all of a prefix."""
+        """Causal attention of this rank's queries [batch, heads, own tokens, head_dim] to every rank's keys and values, and to a
+        whole prefix."""
         if self.size == 1:
-            return attend_alone(query, key, value, window, grouped, prefix)
+            return attend_local(query, key, value, window, grouped, prefix)
         gathered: Tensor = _GatherChunks.apply(torch.stack((key, value)), self.group)  # type: ignore[no-untyped-call]
         chunk, whole = query.shape[2] // CHUNKS_PER_RANK, gathered.shape[3]
         key, value = gathered if prefix is None else prefix(*gathered)
@@ -57,8 +57,8 @@ class Ulysses(ContextParallel):
     """Context parallelism that exchanges tokens for heads [Jacobs et al. 2023, DeepSpeed-Ulysses, 3.1].
 
     Rank i has the ith part of a sequence. For attention each rank gets some heads of all tokens: one all-to-all of queries,
-    keys and values together, and one of the results back. What a rank sends falls with the ranks, where gathered keys and
-    values are as long as the whole sequence; but ranks must divide the key-value heads.
+    keys and values together, and one of the results back. The message size decreases with the number of ranks, while gathered
+    keys and values have the length of the whole sequence; but the number of ranks must divide the key-value heads.
     """
 
     def positions(self, length: int) -> Tensor:
@@ -68,26 +68,26 @@ class Ulysses(ContextParallel):
         self, query: Tensor, key: Tensor, value: Tensor, window: Window, grouped: bool, prefix: Prefix | None = None
     ) -> Tensor:
         if self.size == 1:
-            return attend_alone(query, key, value, window, grouped, prefix)
+            return attend_local(query, key, value, window, grouped, prefix)
         heads = [x.shape[1] // self.size for x in (query, key, value)]
-        # Each rank's heads of all three side by side, so that they travel in one message.
+        # Concatenate each rank's heads of all three, so that they are sent in one message.
         own = torch.cat([_by_rank(x, self.size) for x in (query, key, value)], dim=2)
         whole: Tensor = _TokensForHeads.apply(own, self.group)  # type: ignore[no-untyped-call]
         query, key, value = torch.split(whole, heads, dim=1)
-        mixed = attend_alone(query, key, value, window, grouped, prefix, self.group.rank * heads[1])
+        mixed = attend_local(query, key, value, window, grouped, prefix, self.group.rank * heads[1])
         result: Tensor = _HeadsForTokens.apply(mixed, self.group)  # type: ignore[no-untyped-call]
         return result
 
 
 METHODS = {"gather": ContextParallel, "ulysses": Ulysses}
-"""Value of `context_parallel_method` -> how it is done."""
+"""Value of `context_parallel_method` -> its implementation."""
 
 
-def attend_alone(
+def attend_local(
     query: Tensor, key: Tensor, value: Tensor, window: Window, grouped: bool, prefix: Prefix | None = None,
     first_head: int = 0,
 ) -> Tensor:  # fmt: skip
-    """Causal attention among the tokens of whole sequences, and to all of a prefix, of the heads from `first_head` on."""
+    """Causal attention within whole sequences on this rank, and to a whole prefix, for the heads from `first_head` on."""
     if prefix is not None:
         key, value = prefix(key, value, first_head)
         return _attend_from(0, query, key, value, window, grouped, prefix.length)
@@ -99,28 +99,28 @@ def attend_alone(
 def _attend_from(
     start: int, query: Tensor, key: Tensor, value: Tensor, window: Window, grouped: bool, virtual: int = 0
 ) -> Tensor:
-    """Causal attention of neighbouring tokens from `start` on to the keys and values of whole sequences, before which stand
-    `virtual` ones that every token sees."""
+    """Causal attention of consecutive tokens from `start` on to the keys and values of whole sequences, which are preceded by
+    `virtual` ones that every token attends to."""
     hides = window.hides(key.shape[2] - virtual)
     if hides and not virtual:
         return attend_to_window(query, key, value, window, start, grouped)
     end = virtual + start + query.shape[2]
-    mask = _seen_behind(virtual, start, query, window) if hides else _up_to_the_end(query, end)
+    mask = _window_mask(virtual, start, query, window) if hides else _causal_mask(query, end)
     return scaled_attention(query, key[:, :, :end], value[:, :, :end], mask)
 
 
-def _seen_behind(virtual: int, start: int, query: Tensor, window: Window) -> Tensor:
-    """[queries, virtual and real tokens up to the last query] True where a token may look: at what is virtual, and as its
-    window shows."""
-    places = torch.arange(start + query.shape[2], device=query.device)
-    return functional.pad(sees(window)(places[start:, None], places[None]), (virtual, 0), value=True)
+def _window_mask(virtual: int, start: int, query: Tensor, window: Window) -> Tensor:
+    """Mask [queries, virtual and real tokens up to the last query]; True: attend, to all virtual tokens and to those in the
+    window."""
+    positions = torch.arange(start + query.shape[2], device=query.device)
+    return functional.pad(sees(window)(positions[start:, None], positions[None]), (virtual, 0), value=True)
 
 
-def _up_to_the_end(query: Tensor, end: int) -> Tensor:
-    """The causal mask of the last tokens before `end`; on CUDA in the form that its fused kernels take."""
+def _causal_mask(query: Tensor, end: int) -> Tensor:
+    """The causal mask of the last tokens before `end`; on CUDA in the form that the fused kernels support."""
     tokens = query.shape[2]
     if query.is_cuda:
-        # Here, because it loads torch.compile, for a second that short-lived ranks on processors do not have.
+        # Imported here, because it loads torch.compile, which takes a second: too long for short-lived ranks on CPUs.
         from torch.nn.attention.bias import causal_lower_right
 
         bias: Tensor = causal_lower_right(tokens, end)
@@ -129,7 +129,7 @@ def _up_to_the_end(query: Tensor, end: int) -> Tensor:
 
 
 def _gather_chunks(x: Tensor, group: Group) -> Tensor:
-    """Every rank's head and tail, put in the order of the sequence."""
+    """Every rank's head and tail chunks, gathered and put in the order of the sequence."""
     rows = torch.empty(group.size, x.numel(), dtype=x.dtype, device=x.device)
     group.all_gather(rows, x.contiguous().view(-1)).wait()
     heads, tails = rows.view(group.size, *x.shape).chunk(CHUNKS_PER_RANK, dim=4)
@@ -142,8 +142,8 @@ def _by_rank(x: Tensor, ranks: int) -> Tensor:
     return x.reshape(x.shape[0], ranks, -1, *x.shape[2:])
 
 
-def _exchanged(parts: Tensor, group: Group) -> Tensor:
-    """[ranks, …], a part for each rank, to the parts that the ranks have for this one."""
+def _all_to_all(parts: Tensor, group: Group) -> Tensor:
+    """All-to-all of [ranks, …]: send each rank its part, return the parts for this rank."""
     result = torch.empty_like(parts, memory_format=torch.contiguous_format)
     ones = [1] * group.size
     group.all_to_all(result, parts.contiguous(), ones, ones).wait()
@@ -152,13 +152,13 @@ def _exchanged(parts: Tensor, group: Group) -> Tensor:
 
 def _tokens_for_heads(x: Tensor, group: Group) -> Tensor:
     """[batch, ranks, heads, own tokens, width] to this rank's [batch, heads, tokens, width]."""
-    return _exchanged(x.movedim(1, 0), group).movedim(0, 2).flatten(2, 3)
+    return _all_to_all(x.movedim(1, 0), group).movedim(0, 2).flatten(2, 3)
 
 
 def _heads_for_tokens(x: Tensor, group: Group) -> Tensor:
     """[batch, heads, tokens, width] of this rank's heads to [batch, ranks, heads, own tokens, width]."""
     parts = x.reshape(*x.shape[:2], group.size, -1, x.shape[3]).movedim(2, 0)
-    return _exchanged(parts, group).movedim(0, 1)
+    return _all_to_all(parts, group).movedim(0, 1)
 
 
 class _TokensForHeads(torch.autograd.Function):

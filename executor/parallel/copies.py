@@ -1,4 +1,4 @@
-"""Copies between device and host beside the device's work; without an accelerator, plain copies in the same places."""
+"""Copies between device and host that overlap with the device's work; without an accelerator, plain copies."""
 
 from collections import deque
 from contextlib import AbstractContextManager, nullcontext
@@ -10,18 +10,18 @@ from executor.parallel import streams
 from executor.parallel.host_pool import HostPool
 
 BUFFERS = 2
-"""Staging buffers each way: one is copied while the other is filled or read."""
+"""Staging buffers per direction: one is copied while the other is filled or read."""
 
 
 class Copy:
-    """A copy on its way. Holds its tensors, so that their memory is not used for something else before it has ended."""
+    """A copy in flight. It references its tensors, so that their memory is not reused before the copy has ended."""
 
     def __init__(self, target: Tensor, source: Tensor, stream: torch.Stream | None, event: torch.Event | None) -> None:
         self.target, self.source = target, source
         self._stream, self.event = stream, event
 
     def wait(self) -> None:
-        """Return when the target may be used: by the device's current stream, or by the host where it is on the host."""
+        """Return when the target may be used: by the device's current stream, or by the host if it is on the host."""
         if self.event is None:
             return
         if streams.is_on_host(self.target):
@@ -30,17 +30,17 @@ class Copy:
             streams.current_stream(self.target.device).wait_event(self.event)
 
     def end(self) -> None:
-        """Return when the copy is over on the device too, so that a source on the host may be overwritten."""
+        """Return when the copy has also ended on the device, so that a source on the host may be overwritten."""
         if self.event is not None:
             self.event.synchronize()
 
     def followed(self) -> AbstractContextManager[object]:
-        """What is started inside comes after the copy, but does not hold up the current stream."""
+        """Context in which started work runs after the copy, without blocking the current stream."""
         return self._stream if self._stream is not None else nullcontext()
 
 
 class CopyEngine:
-    """Starts copies in order, on one stream each way: devices copy in both directions at once."""
+    """Starts copies in order, on one stream per direction, since devices can copy in both directions at once."""
 
     def __init__(self, device: torch.device) -> None:
         self._to_host, self._to_device = streams.make_stream(device), streams.make_stream(device)
@@ -58,7 +58,7 @@ class CopyEngine:
 
 
 class Staging:
-    """Pinned buffers in turn, through which chunks of at most `elements` leave host memory that is not pinned."""
+    """Alternating pinned buffers, through which chunks of at most `elements` move to and from unpinned host memory."""
 
     def __init__(self, elements: int, dtype: torch.dtype, pool: HostPool, copies: CopyEngine) -> None:
         self._free = deque(pool.zeros(elements, dtype, pinned=True) for _ in range(BUFFERS))
@@ -66,14 +66,14 @@ class Staging:
         self._copies = copies
 
     def fetch(self, source: Tensor) -> Copy:
-        """Copy a vector from the device into a buffer; at most `BUFFERS` are in use: `give_back` the oldest first."""
+        """Copy a vector from the device into a buffer. At most `BUFFERS` are in use; call `give_back` for the oldest first."""
         buffer = self._free.popleft()
         copy = self._copies.start(buffer[: source.numel()], source)
         self._sent.append((copy, buffer))
         return copy
 
     def send(self, target: Tensor, source: Tensor) -> None:
-        """Cast a vector on the host to the buffer's type and copy it to `target` on the device."""
+        """Cast a vector on the host to the buffer's dtype and copy it to `target` on the device."""
         if not self._free:
             self.give_back()
         buffer = self._free.popleft()
@@ -81,13 +81,13 @@ class Staging:
         self._sent.append((self._copies.start(target, buffer[: source.numel()]), buffer))
 
     def give_back(self) -> None:
-        """The oldest buffer in use is free again, as soon as its copy has ended."""
+        """Wait for the copy of the oldest buffer in use, and free the buffer."""
         copy, buffer = self._sent.popleft()
         copy.end()
         self._free.append(buffer)
 
     def finish(self) -> None:
-        """Let the current stream use everything that was sent, and free every buffer."""
+        """Make the current stream wait for everything that was sent, and free every buffer."""
         for copy, _ in self._sent:
             copy.wait()
         while self._sent:

@@ -1,4 +1,4 @@
-"""What schedules of the data make of a step: shorter samples, and the tokens that middle layers see (random-LTD)."""
+"""Applies data schedules to a step: shorter samples (curriculum), and fewer tokens in middle layers (random-LTD)."""
 
 import hashlib
 from collections.abc import Mapping
@@ -6,28 +6,28 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from search_spaces.data_schedule import job_step, kept_at, length_at
-from search_spaces.model import ModelSpec
+from search_spaces.models.model import ModelSpec
+from search_spaces.training.data_schedule import job_step, kept_at, length_at
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
 
 
 def step_length(config: TrialConfig, workload: Workload, step: int) -> int:
-    """Tokens of a sample that a session trains on in step `step`."""
+    """Number of tokens of a sample that a session trains on in step `step`."""
     return length_at(config, workload, job_step(workload, step))
 
 
 def shortened(batch: Mapping[str, Tensor], length: int) -> dict[str, Tensor]:
-    """The first `length` tokens of every sample [samples, tokens]: a later length sees the same samples' rest too."""
+    """The first `length` tokens of every sample [samples, tokens]; later, longer lengths extend the same samples."""
     return {name: value[:, :length] for name, value in batch.items()}
 
 
 def kept_tokens(config: TrialConfig, workload: Workload, spec: ModelSpec, step: int, device: torch.device) -> dict[str, Tensor]:
-    """Layer -> places of the tokens that it sees in a step, int64 in their order; layers that see all are not in it.
+    """Layer -> sorted positions of the tokens that it processes in a step, int64; layers that process all are omitted.
 
     Every middle layer draws its own tokens in every step [Yao et al. 2022, Random-LTD, 3.1], the same for all samples of the
-    step: from the seed, the step and the layer's number alone, so that they are the same in every layout and when a
-    checkpointed layer runs again.
+    step. They depend only on the seed, the step and the layer's number, so that they are the same in every layout and when a
+    checkpointed layer is recomputed.
     """
     kept = kept_at(config, workload, job_step(workload, step))
     if not config.random_ltd_start_tokens or kept >= workload.sequence_length:
@@ -42,10 +42,10 @@ def kept_tokens(config: TrialConfig, workload: Workload, spec: ModelSpec, step: 
 
 
 def through_kept(block: nn.Module, x: Tensor, rotary: tuple[Tensor, Tensor] | None, kept: Tensor) -> Tensor:
-    """A block on the `kept` tokens of x [batch, tokens, hidden]; the others bypass it.
+    """Apply a block to the `kept` tokens of x [batch, tokens, hidden]; the others bypass it.
 
-    Kept tokens stand in their order, so that causality among them is that of the whole sequence; rotations are those of their
-    places.
+    Kept tokens stay in order, so that causality among them is that of the whole sequence, and rotations are those of their
+    positions.
     """
     rows = None if rotary is None else (rotary[0][kept], rotary[1][kept])
     return x.index_copy(1, kept, block(x.index_select(1, kept), rows))

@@ -1,4 +1,4 @@
-"""A layer of experts: which tokens go to which, on this rank or on another, and what comes back."""
+"""A mixture-of-experts layer: routing, dispatch of tokens to experts on this or other ranks, and combination."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,45 +11,45 @@ from executor.parallel.collectives import Group, rows_of
 from executor.parallel.grouped import apply_grouped, can_group
 from executor.parallel.selective import keep_collective
 from executor.parallel.tensor import TensorParallel
-from search_spaces.model import ModelSpec
+from search_spaces.models.model import ModelSpec
 
 
 @dataclass(frozen=True, slots=True)
 class Dispatch:
-    """Rows that go to experts, in the order of the experts."""
+    """Rows to send to experts, in the order of the experts."""
 
     rows: Tensor
     """Token of each row, int64 [rows]."""
     weights: Tensor
-    """By what the expert's result is multiplied [rows]; 0 where the row is an empty place."""
+    """Factor of the expert's result [rows]; 0 if the row is an empty slot."""
     counts: Tensor | None
-    """Rows of each expert, int64 [experts]; None: all have alike."""
+    """Rows of each expert, int64 [experts]; None: all have the same number."""
 
 
 class Experts(nn.Module):
-    """Each token goes to its best experts, weighted by the softmax over those [Jiang et al. 2024, Mixtral, 2.1].
+    """Routes each token to its best experts, weighted by the softmax over those [Jiang et al. 2024, Mixtral, 2.1].
 
-    1. With `expert_parallel_size` a rank holds its share of the experts, and tokens travel to them and back in two
+    1. With `expert_parallel_size` a rank holds its share of the experts, and tokens are sent to them and back in two
        all-to-alls [Lepikhin et al. 2021, GShard, 3.2]. Tensor ranks hold a slice of each expert. Between `enter` and `leave`
-       each of them has a summand of the result, so that the router's gradient is one too.
-    2. Without `capacity_factor` no token is dropped: how many rows travel, ranks tell each other first. With it an expert
-       takes at most `capacity` tokens of each sequence, those that come first; its other places stay empty, so that what
-       travels and what is computed never depends on the data. The sequence, not the micro-batch, is what fills an expert,
-       so that which tokens are dropped is the same in every layout.
-    3. Rows stand in the order of their experts. In bf16 their products are grouped, for which the host need not know how many
-       rows an expert has (`grouped`); elsewhere it reads the numbers once. Between ranks they are read once in any case, for
-       the exchange is of so many rows.
-    4. With `load_balance` the gradient of the balance loss enters at the router's scores (`balanced`).
+       each of them has a summand of the result, so that the router's gradient is also a summand.
+    2. Without `capacity_factor` no token is dropped: ranks first exchange the numbers of rows. With it an expert takes at most
+       `capacity` tokens of each sequence, in order; its other slots stay empty, so that communication and computation never
+       depend on the data. The capacity is per sequence, not per micro-batch, so that the same tokens are dropped in every
+       layout.
+    3. Rows are sorted by expert. In bf16 their products are grouped, for which the host need not know the number of rows per
+       expert (`grouped`); otherwise it reads the numbers once. With several ranks they are always read once, because the
+       exchange needs them.
+    4. With `load_balance` the gradient of the balance loss is added at the router's scores (`balanced`).
     """
 
     def __init__(self, spec: ModelSpec, tensor: TensorParallel, group: Group, make_expert: Callable[[], nn.Module]) -> None:
         super().__init__()
         self.spec, self.tensor, self.group = spec, tensor, group
         self.loss_scale = 1.0
-        """What the loss of a micro-batch is multiplied by before backward."""
+        """Factor of the loss of a micro-batch before backward."""
         self.router = nn.Linear(spec.hidden_size, spec.num_experts, bias=False)
         own = spec.num_experts // group.size
-        # Named by the expert's number in the whole model: weights are drawn by their names.
+        # Named by the expert's number in the whole model, because initial weights depend on their names.
         mine = range(group.rank * own, (group.rank + 1) * own)
         self.experts = nn.ModuleDict({str(index): make_expert() for index in mine})
 
@@ -60,7 +60,7 @@ class Experts(nn.Module):
             scores = balanced(scores, self.spec, self.loss_scale / self.tensor.size)
         scores, chosen = scores.topk(self.spec.experts_per_token, dim=-1)
         weights = scores.softmax(dim=-1, dtype=torch.promote_types(x.dtype, torch.float32)).to(x.dtype)
-        mixed = self._dispatched(x.flatten(0, -2), self._plan(chosen, weights))
+        mixed = self._dispatch(x.flatten(0, -2), self._plan(chosen, weights))
         return self.tensor.leave(mixed.view_as(x))
 
     def _plan(self, chosen: Tensor, weights: Tensor) -> Dispatch:
@@ -71,43 +71,43 @@ class Experts(nn.Module):
         counts = flat.new_zeros(self.spec.num_experts).scatter_add_(0, flat, torch.ones_like(flat))
         return Dispatch(order // chosen.shape[-1], weights.flatten()[order], counts)
 
-    def _dispatched(self, tokens: Tensor, plan: Dispatch) -> Tensor:
+    def _dispatch(self, tokens: Tensor, plan: Dispatch) -> Tensor:
         rows = tokens.index_select(0, plan.rows)
         experts = list(self.experts.values())
         groups = can_group(experts, rows)
         if self.group.size == 1 and groups:
-            return self._mixed(tokens, plan, apply_grouped(experts, rows, self._counts(plan)))
+            return self._combine(tokens, plan, apply_grouped(experts, rows, self._counts(plan)))
         sent, received, counts = self._numbers(plan)
-        going = [sum(sizes) for sizes in sent]
-        coming = [sum(sizes) for sizes in received]
-        rows = exchange(rows, self.group, going, coming, returns=False)
+        outgoing = [sum(sizes) for sizes in sent]
+        incoming = [sum(sizes) for sizes in received]
+        rows = exchange(rows, self.group, outgoing, incoming, returns=False)
         own = self._apply_grouped(rows, received, counts) if groups else self._apply_each(rows, received)
-        return self._mixed(tokens, plan, exchange(own, self.group, coming, going, returns=True))
+        return self._combine(tokens, plan, exchange(own, self.group, incoming, outgoing, returns=True))
 
-    def _mixed(self, tokens: Tensor, plan: Dispatch, results: Tensor) -> Tensor:
+    def _combine(self, tokens: Tensor, plan: Dispatch, results: Tensor) -> Tensor:
         return torch.zeros_like(tokens).index_add(0, plan.rows, results * plan.weights[:, None])
 
     def _counts(self, plan: Dispatch) -> Tensor:
-        """Rows of each expert [experts], of those that are here."""
+        """Number of this rank's rows for each expert [experts]."""
         experts = self.spec.num_experts
         return plan.rows.new_full((experts,), len(plan.rows) // experts) if plan.counts is None else plan.counts
 
     def _numbers(self, plan: Dispatch) -> tuple[list[list[int]], list[list[int]], Tensor]:
-        """Rows for each rank's experts that leave here, those for each of this rank's experts that come from each rank, and
-        their sums on the device.
+        """Numbers of rows sent to each rank's experts, of rows received from each rank for this rank's experts, and the sums of
+        the latter on the device.
         """
         ranks, rows, counts = self.group.size, len(plan.rows), self._counts(plan)
         own = self.spec.num_experts // ranks
         if plan.counts is None:
-            alike = [[rows // self.spec.num_experts] * own for _ in range(ranks)]
-            return alike, alike, counts[:own] * ranks
-        theirs = keep_collective(lambda: _travelled(counts, self.group, [own] * ranks, [own] * ranks, returns=False))
+            equal = [[rows // self.spec.num_experts] * own for _ in range(ranks)]
+            return equal, equal, counts[:own] * ranks
+        theirs = keep_collective(lambda: _all_to_all(counts, self.group, [own] * ranks, [own] * ranks, returns=False))
         numbers = rows_of(torch.cat((counts, theirs)), 2 * rows)
         table = [numbers[first : first + own] for first in range(0, len(numbers), own)]
         return table[:ranks], table[ranks:], theirs.view(ranks, own).sum(0)
 
     def _apply_grouped(self, rows: Tensor, received: Sequence[Sequence[int]], counts: Tensor) -> Tensor:
-        """As `_apply_each`."""
+        """`_apply_each` with grouped products."""
         if not len(rows):
             return self._apply_each(rows, received)
         experts, ranks = len(self.experts), len(received)
@@ -118,21 +118,21 @@ class Experts(nn.Module):
         return torch.cat([parts[index * ranks + rank] for rank in range(ranks) for index in range(experts)])
 
     def _apply_each(self, rows: Tensor, received: Sequence[Sequence[int]]) -> Tensor:
-        """This rank's experts on the rows that came, which stand by rank and within it by expert; the results in that order."""
+        """Apply this rank's experts to the received rows, sorted by rank and then by expert; results are in the same order."""
         own = len(self.experts)
         pieces = torch.split(rows, [size for sizes in received for size in sizes])
         results = []
         for index, expert in enumerate(self.experts.values()):
-            # Also for no rows at all: every rank then has the same graph, and its gradients come in the same order.
+            # Even without rows, so that every rank has the same graph and its gradients come in the same order.
             inputs = torch.cat(pieces[index::own]) if self.group.size > 1 else pieces[index]
             results.append(torch.split(expert(inputs), [sizes[index] for sizes in received]))
         return torch.cat([result[rank] for rank in range(len(received)) for result in results])
 
 
 def capped(chosen: Tensor, weights: Tensor, experts: int, places: int) -> Dispatch:
-    """`places` rows of each expert for each sequence; `chosen` and `weights` [batch, tokens, choices]. First tokens come first.
+    """Dispatch at most `places` rows per expert and sequence, in token order; `chosen`, `weights` [batch, tokens, choices].
 
-    A row that no token takes stands for the first token with weight 0: it adds nothing, and its gradient is zero.
+    An unused row refers to the first token with weight 0: it contributes nothing, and its gradient is zero.
     """
     batch, tokens, choices = chosen.shape
     taken = _one_hot(chosen.flatten(1), experts)
@@ -150,38 +150,38 @@ def capped(chosen: Tensor, weights: Tensor, experts: int, places: int) -> Dispat
 
 
 def exchange(x: Tensor, group: Group, sent: Sequence[int], received: Sequence[int], returns: bool) -> Tensor:
-    """Rows to the ranks of a group and from them, `sent` and `received` for each; gradients go the other way."""
+    """All-to-all of rows in a group, `sent` and `received` rows per rank; gradients are sent the other way."""
     if group.size == 1:
         return x
     result: Tensor = _Exchange.apply(x, group, sent, received, returns)  # type: ignore[no-untyped-call]
     return result
 
 
-def _travelled(x: Tensor, group: Group, sent: Sequence[int], received: Sequence[int], returns: bool) -> Tensor:
+def _all_to_all(x: Tensor, group: Group, sent: Sequence[int], received: Sequence[int], returns: bool) -> Tensor:
     result = x.new_empty(sum(received), *x.shape[1:])
     group.all_to_all(result, x.contiguous(), received, sent, returns).wait()
     return result
 
 
 def _one_hot(chosen: Tensor, experts: int) -> Tensor:
-    """[batch, choices] to ones and zeros [batch, choices, experts], without a look at the values."""
+    """[batch, choices] to ones and zeros [batch, choices, experts], without reading values on the host."""
     return chosen.new_zeros(*chosen.shape, experts).scatter_(-1, chosen[..., None], 1)
 
 
 def balanced(scores: Tensor, spec: ModelSpec, scale: float) -> Tensor:
-    """The router's scores [batch, tokens, experts] as they are; their gradient gets that of the balance loss times `scale`.
+    """The router's scores [batch, tokens, experts], unchanged; backward adds the gradient of the balance loss times `scale`.
 
-    The loss of a layer is `load_balance` x the mean over sequences of E sum_i f_i P_i: E experts, f_i the share of a
-    sequence's choices that falls on expert i, P_i the mean probability that the router gives it [Fedus et al. 2022, Switch
-    Transformers, 2.2; by sequence as in DeepSeek-AI 2024, DeepSeek-V3, 2.1.2]. It is 1 where all experts get alike. Each
-    sequence for itself, so that sums over micro-batches and ranks are those of the whole batch.
+    The loss of a layer is `load_balance` x the mean over sequences of E sum_i f_i P_i: E experts, f_i the fraction of a
+    sequence's choices that select expert i, P_i the mean probability that the router gives it [Fedus et al. 2022, Switch
+    Transformers, 2.2; per sequence as in DeepSeek-AI 2024, DeepSeek-V3, 2.1.2]. The mean is 1 if all experts get equally many
+    tokens. It is computed per sequence, so that sums over micro-batches and ranks are those of the whole batch.
     """
     result: Tensor = _Balanced.apply(scores, spec.experts_per_token, scale * spec.load_balance)  # type: ignore[no-untyped-call]
     return result
 
 
-def tell_loss_scale(modules: Sequence[nn.Module], scale: float) -> None:
-    """Tell every layer of experts what the loss of a micro-batch is multiplied by."""
+def set_loss_scale(modules: Sequence[nn.Module], scale: float) -> None:
+    """Set the factor of the loss of a micro-batch in every expert layer."""
     for module in modules:
         for inner in module.modules():
             if isinstance(inner, Experts):
@@ -192,11 +192,11 @@ class _Exchange(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: Group, sent: Sequence[int], received: Sequence[int], returns: bool) -> Tensor:
         ctx.group, ctx.sent, ctx.received, ctx.returns = group, sent, received, returns
-        return keep_collective(lambda: _travelled(x, group, sent, received, returns))
+        return keep_collective(lambda: _all_to_all(x, group, sent, received, returns))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None, None]:
-        gradient = _travelled(gradients[0], ctx.group, ctx.received, ctx.sent, not ctx.returns)
+        gradient = _all_to_all(gradients[0], ctx.group, ctx.received, ctx.sent, not ctx.returns)
         return gradient, None, None, None, None
 
 
@@ -215,6 +215,6 @@ class _Balanced(torch.autograd.Function):
         precise = torch.promote_types(scores.dtype, torch.float32)
         shares = _one_hot(chosen, experts).sum(1, keepdim=True).to(precise) / (tokens * ctx.choices)
         probabilities = scores.softmax(dim=-1, dtype=precise)
-        # d/d score_j of sum_i f_i p_i is p_j (f_j - sum_i f_i p_i); f is counted, and has no gradient.
+        # d/d score_j of sum_i f_i p_i is p_j (f_j - sum_i f_i p_i); f is a count without a gradient.
         slope = probabilities * (shares - (probabilities * shares).sum(-1, keepdim=True))
         return gradients[0] + (slope * (ctx.scale * experts / (batch * tokens))).to(scores.dtype), None, None

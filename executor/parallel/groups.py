@@ -30,7 +30,7 @@ class Sharing:
 class ParallelGroups:
     """This rank's group along each dimension. Every rank builds them, in the same order, and parts with them by `close`.
 
-    Where the ranks go on to another trial (`RankContext.groups_of_before`), groups of the same ranks are taken over from the
+    Where the ranks go on to another trial (`RankContext.reusable_groups`), groups of the same ranks are taken over from the
     trial before, with the connections that they have made, and others of it are destroyed.
     """
 
@@ -41,7 +41,7 @@ class ParallelGroups:
         self.clock = Clock()
         """Of all groups together: what this rank waits for, whatever the dimension."""
         self._world_size = context.world_size
-        self._before = context.groups_of_before
+        self._before = context.reusable_groups
         self._own: dict[GroupKey, dist.ProcessGroup | None] = {}
         self._all: list[tuple[str, Group]] = []
         self.tensor = self._group(TENSOR, mesh.groups((TENSOR,)))

@@ -5,7 +5,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import is_fake
 
 from executor.errors import WrongResultError
-from search_spaces.loss_scale import GROWTH_INTERVAL, INITIAL_SCALE_POWER, LEAST_SCALE
+from search_spaces.training.loss_scale import GROWTH_INTERVAL, INITIAL_SCALE_POWER, LEAST_SCALE
 
 
 class LossScaler:

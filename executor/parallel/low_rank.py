@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from search_spaces.adapters import ALPHA_PER_RANK
+from search_spaces.training.adapters import ALPHA_PER_RANK
 
 INWARD, OUTWARD = "lora_a", "lora_b"
 """The two factors, as PEFT calls them: [rank, inputs], drawn as any matrix, and [outputs, rank], zero at first, so that the

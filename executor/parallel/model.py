@@ -30,8 +30,8 @@ from executor.parallel.tensor import (
     vocabulary_cross_entropy,
 )
 from executor.parallel.virtual_tokens import Prefix, Prompt
-from search_spaces.model import ModelSpec, Position
-from search_spaces.windows import window_of
+from search_spaces.models.model import ModelSpec, Position
+from search_spaces.training.windows import window_of
 
 Rotary = tuple[Tensor, Tensor] | None
 """Cosines and sines of tokens; None: positions are learned."""

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from search_spaces.model import ModelSpec, Norm
+from search_spaces.models.model import ModelSpec, Norm
 
 LinearLoss = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Summed cross-entropy of rows [n, hidden] times a weight [vocabulary, hidden] against targets [n], in at least fp32."""

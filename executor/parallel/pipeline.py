@@ -24,7 +24,7 @@ from torch.utils import checkpoint
 from executor.parallel.collectives import Clock, Group
 from executor.parallel.part import ModelPart
 from executor.parallel.replica import Replica
-from search_spaces.pipeline import stages_of_rank
+from search_spaces.models.pipeline import stages_of_rank
 from search_spaces.trial_config import TrialConfig
 
 SCHEDULES: Mapping[str, type[PipelineScheduleSingle] | type[PipelineScheduleMulti]] = {

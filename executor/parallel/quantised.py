@@ -8,7 +8,7 @@ from torch._subclasses.fake_tensor import is_fake
 
 from executor.parallel.block_integers import LARGEST, encode
 from executor.parallel.initialization import CHUNK_ELEMENTS, Drawn, FirstValues
-from search_spaces.adapters import QUANTISED_BLOCK
+from search_spaces.training.adapters import QUANTISED_BLOCK
 
 NF4 = (
     -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from search_spaces.pipeline import stages_of_rank
+from search_spaces.models.pipeline import stages_of_rank
 from search_spaces.trial_config import TrialConfig
 
 

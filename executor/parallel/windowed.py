@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
 from executor.parallel.attention_kernel import any_kernel, scaled_attention
-from search_spaces.windows import Visit, Window
+from search_spaces.training.windows import Visit, Window
 
 FLEX_TYPES = (torch.float32, torch.bfloat16, torch.float16)
 FLEX_LEAST_WIDTH = 16

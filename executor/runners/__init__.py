@@ -1,1 +1,1 @@
-"""Who runs trials: `ray` (the real one), `local` (plain processes), `replay` (a table of measurements)."""
+"""The runners of trials: `ray` (for clusters), `local` (plain processes), `replay` (a table of measurements)."""

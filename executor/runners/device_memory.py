@@ -1,4 +1,4 @@
-"""What a warm process holds of its device beyond a fresh one: whether it may be to blame for what does not fit."""
+"""Tracks the device memory that a warm process holds beyond a fresh one, which may be the cause of an out-of-memory error."""
 
 import re
 
@@ -10,7 +10,7 @@ _UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 
 class DeviceMemory:
-    """Follows one rank process from trial to trial. Where the device does not tell, nor does this: the host is not its own."""
+    """Tracks one rank process from trial to trial. Without device counters it does nothing: host memory is shared."""
 
     def __init__(self) -> None:
         self._base: int | None = None
@@ -18,7 +18,7 @@ class DeviceMemory:
         self._counters: DeviceCounters | None = None
 
     def begin(self, counters: DeviceCounters) -> None:
-        """A trial begins: what is in use now beyond what was when the first one began was left by those between."""
+        """Start a trial. Memory in use beyond that at the start of the first trial was left by the trials in between."""
         if (known := counters.memory_in_use()) is None:
             return
         used, _ = known
@@ -26,17 +26,17 @@ class DeviceMemory:
         self._counters, self._held = counters, max(used - self._base, 0)
 
     def signs(self, message: str) -> tuple[Sign, ...]:
-        """LEFTOVER where an allocation failed by no more than earlier trials have left."""
+        """Return LEFTOVER if an allocation lacked no more memory than earlier trials have left."""
         missed = missing_bytes(message, self._free()) if self._held else None
         return (Sign.LEFTOVER,) if missed is not None and self._held >= missed else ()
 
     def _free(self) -> int:
-        # After a sticky error the device answers nothing any more, and its message is no allocator's.
+        # After a sticky error the device no longer answers, and the message is not the allocator's.
         known = None if self._counters is None else self._counters.memory_in_use()
         return 0 if known is None else known[1]
 
 
 def missing_bytes(message: str, free: int) -> int | None:
-    """What the device lacked, by the words of torch's allocator; None: they are not its words."""
+    """Return the bytes that the device lacked, from the message of torch's allocator; None: it is another message."""
     found = _WANTED.search(message)
     return None if found is None else max(int(float(found[1]) * _UNITS[found[2]]) - free, 0)

@@ -1,4 +1,4 @@
-"""Which device each rank of a gang gets, and which backend joins them."""
+"""Assigns devices to the ranks of a gang, and chooses the backend of their process group."""
 
 import collections
 from collections.abc import Sequence
@@ -11,14 +11,14 @@ CPU = "cpu"
 
 
 def assign(ready: Sequence[Message], device: str) -> list[Message]:
-    """What each rank's join says of its device, from what the ranks reported when ready.
+    """Return the device fields of each rank's `join` message, from what the ranks reported when ready.
 
-    `device` is `cpu`, the accelerator's type, or `auto`: the accelerator that a rank sees, or that a driver lists, else the
-    CPU. Ranks that see the same devices of a host take one each in turn. NCCL refuses two ranks on one device: there, gloo
-    carries the tensors.
+    `device` is `cpu`, the accelerator's type, or `auto`: the accelerator that a rank sees or a driver lists, otherwise the CPU.
+    Ranks that see the same devices of a host take them in turn. NCCL does not support two ranks on one device; gloo is used
+    then.
 
     Raises:
-        RunnerError: a rank cannot provide the accelerator; a job for one never runs on CPUs instead.
+        RunnerError: a rank cannot provide the accelerator. A job for an accelerator never falls back to CPUs.
     """
     accelerator = _accelerator(ready, device)
     seen: collections.Counter[tuple[str, str | None]] = collections.Counter()
@@ -51,12 +51,12 @@ def _accelerator(ready: Sequence[Message], device: str) -> str | None:
 
 
 def _missing(rank: Message, wanted: str) -> str:
-    """One line: why this rank has no such device, and what to do."""
+    """Return one line: why this rank has no such device, and the remedy."""
     has, build, visible = f"torch {rank['torch']} on host {rank['host']}", rank["torch_build"], rank["visible_devices"]
     if build != wanted:
         why = f"{has} is built for {build}"
         remedy = f"install the {wanted.upper()} build of torch there"
     else:
         why = f"{has} finds no {wanted} device" + ("" if visible is None else f" (CUDA_VISIBLE_DEVICES={visible})")
-        remedy = "look at nvidia-smi and CUDA_VISIBLE_DEVICES there, or use fewer ranks"
+        remedy = "check nvidia-smi and CUDA_VISIBLE_DEVICES there, or use fewer ranks"
     return f"device: this job needs {wanted}, but {why}; {remedy}, or set CUDA_VISIBLE_DEVICES= (empty) to run on the CPU"

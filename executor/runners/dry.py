@@ -1,4 +1,4 @@
-"""Dry runs from outside: the runner `dry`, and one dry run in a process of its own."""
+"""Starts dry runs: the runner `dry`, and a single dry run in its own process."""
 
 from collections.abc import Sequence
 
@@ -12,20 +12,20 @@ from executor.runners.messages import Kind
 from executor.runners.profile import answer_of
 from executor.runners.transport import Death
 from executor.runners.verdict import how_it_ended
-from search_spaces.model import FactoryModel
+from search_spaces.models.model import FactoryModel
 from search_spaces.outcome import Outcome
 from search_spaces.plain import from_plain
 from search_spaces.trial import TrialRequest
 
 NO_DEVICE = {"CUDA_VISIBLE_DEVICES": ""}
-"""The devices may be busy, and none is used."""
+"""Hides the devices: they may be busy, and a dry run uses none."""
 
 
 class DryRunner(GangsRunner):
-    """Answers trials of any world size with what a dry run foretells: memory and collectives, no times.
+    """Answers trials of any world size with the predictions of a dry run: memory and collectives, but no times.
 
-    One warm process serves them all, so that neither torch's fakes nor a user's module touch this one. `backend` is gloo or
-    nccl: whose memory is counted beside the engine's. A trial whose peak is beyond its limit is INFEASIBLE.
+    One warm process serves all of them, so that torch's fake tensors and a user's module stay out of this process. `backend`
+    (gloo or nccl) is the one whose memory is added to the engine's. A trial whose peak exceeds its limit is INFEASIBLE.
     """
 
     def __init__(self, *, backend: str = "gloo", python_path: Sequence[str] = (), trial_function: str | None = None) -> None:
@@ -35,11 +35,11 @@ class DryRunner(GangsRunner):
 
 
 def dry_run_model(request: TrialRequest, *, backend: str = "gloo", python_path: Sequence[str] = ()) -> DryRun:
-    """Dry-run the request in a process of its own.
+    """Dry-run the request in its own process.
 
     Raises:
         EngineRefusalError: the engine refuses the configuration.
-        FactoryError: the user's module or text cannot be used, or the module asks for values.
+        FactoryError: the user's module or text cannot be used, or the module reads the value of a tensor.
         RunnerError: no process can be started, it died, or it took longer than the request's `timeout_seconds`.
     """
     transport = LocalTransport(1, environment=NO_DEVICE, trial_function=f"executor.runners.dry_trial:dry_{backend}")
@@ -54,5 +54,5 @@ def dry_run_model(request: TrialRequest, *, backend: str = "gloo", python_path: 
         return from_plain(DryRun, answer["result"])
     if answer["outcome"] == Outcome.INVALID:
         raise EngineRefusalError(answer["rule"], answer["message"])
-    told = "\n".join(filter(None, (answer["message"], answer.get("traceback")))).rstrip()
-    raise (FactoryError if isinstance(request.model, FactoryModel) else RunnerError)(told)
+    text = "\n".join(filter(None, (answer["message"], answer.get("traceback")))).rstrip()
+    raise (FactoryError if isinstance(request.model, FactoryModel) else RunnerError)(text)

@@ -1,4 +1,4 @@
-"""What a rank process runs for the runner `dry` and for `autotune dry-run`: every place of the world, one after the other."""
+"""The function that a rank process runs for the runner `dry` and for `autotune dry-run`: all pipeline positions in turn."""
 
 import socket
 import time
@@ -12,39 +12,39 @@ from executor.runners.process_group import leave
 from search_spaces.outcome import Outcome
 from search_spaces.trial import Progress, RankMeasurement, TrialRequest, TrialResult
 
-Tell = Callable[[Progress], None]
+ReportProgress = Callable[[Progress], None]
 
 
-def dry_gloo(_: RankContext, request: TrialRequest, progress: Tell) -> DryRun:
-    """The dry run of a request on CPUs joined by gloo."""
+def dry_gloo(_: RankContext, request: TrialRequest, progress: ReportProgress) -> DryRun:
+    """Dry-run a request for CPUs with gloo."""
     return _places(request, progress, "gloo")
 
 
-def dry_nccl(_: RankContext, request: TrialRequest, progress: Tell) -> DryRun:
-    """The dry run of a request on CUDA devices joined by NCCL."""
+def dry_nccl(_: RankContext, request: TrialRequest, progress: ReportProgress) -> DryRun:
+    """Dry-run a request for CUDA devices with NCCL."""
     return _places(request, progress, "nccl")
 
 
-def trial_gloo(_: RankContext, request: TrialRequest, progress: Tell) -> TrialResult:
-    """The same as a trial's result."""
+def trial_gloo(_: RankContext, request: TrialRequest, progress: ReportProgress) -> TrialResult:
+    """Like `dry_gloo`, returned as a trial's result."""
     return _trial(request, progress, "gloo")
 
 
-def trial_nccl(_: RankContext, request: TrialRequest, progress: Tell) -> TrialResult:
-    """The same as a trial's result."""
+def trial_nccl(_: RankContext, request: TrialRequest, progress: ReportProgress) -> TrialResult:
+    """Like `dry_nccl`, returned as a trial's result."""
     return _trial(request, progress, "nccl")
 
 
-def _places(request: TrialRequest, progress: Tell, backend: str) -> DryRun:
-    leave()  # the process's own group of one rank: the world that is not there takes its place
+def _places(request: TrialRequest, progress: ReportProgress, backend: str) -> DryRun:
+    leave()  # the process's own group of one rank, which the fake process group replaces
 
-    def tell(rank: int) -> None:
+    def report(rank: int) -> None:
         progress(Progress(attempt=request.attempt, phase="dry run", step=0, message=f"rank {rank}"))
 
-    return dry_run_places(request.model, request.config, request.workload, request.world_size, backend, request.engine, tell)
+    return dry_run_places(request.model, request.config, request.workload, request.world_size, backend, request.engine, report)
 
 
-def _trial(request: TrialRequest, progress: Tell, backend: str) -> TrialResult:
+def _trial(request: TrialRequest, progress: ReportProgress, backend: str) -> TrialResult:
     began = time.monotonic()
     found = _places(request, progress, backend)
     limit = request.memory_limit_bytes

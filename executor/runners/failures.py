@@ -1,4 +1,4 @@
-"""What an exception in a rank means for its trial."""
+"""Classifies an exception in a rank: what it means for the trial."""
 
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +15,7 @@ _OUR_FOLDERS = tuple(str(Path(__file__).resolve().parents[2] / name) + "/" for n
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """An exception, classified."""
+    """A classified exception."""
 
     outcome: Outcome
     message: str
@@ -23,20 +23,20 @@ class Failure:
     rule: str | None = None
     traceback: str | None = None
     collective: bool = False
-    """Whether this looks like the consequence of another rank's end: then that rank's failure is the one to tell."""
+    """Whether this looks like the consequence of another rank's failure. In that case the other failure is reported."""
     cause: str | None = None
     """Name of the row of the failure table; None: a rule or the measurement itself decided."""
     retire: bool = False
-    """Whether the rank processes may not be able to go on."""
+    """Whether the rank processes may be unusable for further trials."""
 
 
 def classify(
     error: BaseException, table: FailureTable | None = None, signs_of: Callable[[str], Sequence[Sign]] | None = None
 ) -> Failure:
-    """Tell what `error` means by the failure table; of an error that has causes, what any of them means.
+    """Classify `error` and its chain of causes by the failure table.
 
-    A refusal and a wrong result are no failures of anything, and are in no row. What our own errors say is in their message:
-    only what they wrap has a traceback. `signs_of`: what else is known of an error that says this.
+    A refusal and a wrong result are not failures, so no row describes them. Our own errors say everything in their message;
+    only the errors that they wrap have a traceback. `signs_of` returns further signs for an error with this message.
     """
     if isinstance(error, EngineRefusalError):
         return Failure(outcome=Outcome.INVALID, message=error.message, rule=error.rule)
@@ -45,13 +45,13 @@ def classify(
     causes = list(_causes(error))
     pieces = [_evidence(cause, tuple(signs_of(str(cause))) if signs_of else ()) for cause in causes]
     row, piece = (table or failure_table()).find(*pieces)
-    # An INFEASIBLE trial is told by the allocator's words, wherever they were raised; anything else by what came out.
-    told = causes[pieces.index(piece)] if row.outcome is Outcome.INFEASIBLE else error
-    said_by_us = isinstance(error, ExecutorError) and error.__cause__ is None
+    # Report an INFEASIBLE trial with the allocator's message, wherever it was raised; any other with the outermost error.
+    reported = causes[pieces.index(piece)] if row.outcome is Outcome.INFEASIBLE else error
+    is_own_error = isinstance(error, ExecutorError) and error.__cause__ is None
     return Failure(
         outcome=row.outcome,
-        message=one_line(told),
-        traceback=None if said_by_us or row.outcome is Outcome.INFEASIBLE else real_traceback(error),
+        message=one_line(reported),
+        traceback=None if is_own_error or row.outcome is Outcome.INFEASIBLE else real_traceback(error),
         collective=row.consequence,
         cause=row.name,
         retire=row.retire,
@@ -59,7 +59,7 @@ def classify(
 
 
 def one_line(error: BaseException) -> str:
-    """The error in one line; ours say all in their message, others are told with their type."""
+    """Return the error in one line: our own by their message, others with their type."""
     first = (str(error).strip().splitlines() or [""])[0]
     if isinstance(error, ExecutorError):
         return first
@@ -67,13 +67,13 @@ def one_line(error: BaseException) -> str:
 
 
 def real_traceback(error: BaseException) -> str:
-    """The traceback that a user wants to see: from where it leaves our frames on, of the user's error where ours wraps it."""
+    """Return the part of the traceback behind our own frames; if our error wraps the user's, the traceback of the user's."""
     if isinstance(error, FactoryError) and error.__cause__ is not None:
         error = error.__cause__
     shown = traceback.TracebackException.from_exception(error)
     theirs = next((at for at, frame in enumerate(shown.stack) if not _is_ours(frame.filename)), 0)
     if theirs == 0 and isinstance(error, SyntaxError):
-        return "".join(shown.format_exception_only())  # it has no frame of theirs, and tells the place itself
+        return "".join(shown.format_exception_only())  # it has no user frame, and names the location itself
     shown.stack = traceback.StackSummary.from_list(list(shown.stack)[theirs:])
     return "".join(shown.format())
 

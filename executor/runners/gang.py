@@ -1,4 +1,4 @@
-"""A gang: the ranks that run a trial (or a micro-benchmark) together, kept warm from one trial to the next."""
+"""A gang: the ranks that run a trial (or a micro-benchmark) together. They stay warm from one trial to the next."""
 
 import dataclasses
 import time
@@ -9,42 +9,42 @@ from executor.errors import RunnerError
 from executor.failures import failure_table
 from executor.runners import devices
 from executor.runners.messages import Kind, Message
-from executor.runners.rank_heartbeat import Standing
+from executor.runners.rank_heartbeat import RankPosition
 from executor.runners.transport import NO_VARIABLES, Death, Transport
 from executor.runners.verdict import Report, Verdict, died, how_it_ended, is_clean, judge
 from executor.runners.watchdog import Watchdog, stacks_text
-from executor.runners.wear import TRIALS_IN_A_LIFE, Rest, Wear
+from executor.runners.wear import TRIALS_PER_PROCESS, ProcessUsage, Wear
+from search_spaces.clusters.microbenchmark import MicrobenchmarkRequest
 from search_spaces.environment import variables_of
 from search_spaces.failure import Evidence, Sign
-from search_spaces.microbenchmark import MicrobenchmarkRequest
-from search_spaces.model import FactoryModel, Model
+from search_spaces.models.model import FactoryModel, Model
 from search_spaces.outcome import Outcome
 from search_spaces.plain import from_plain, to_plain
 from search_spaces.trial import LogLines, Progress, RankMeasurement, TrialRequest, TrialResult
 
-Told = Progress | LogLines | TrialResult
-"""What a gang tells of the trial that it runs."""
+GangEvent = Progress | LogLines | TrialResult
+"""An event of the running trial."""
 Work = TrialRequest | MicrobenchmarkRequest
-"""What a gang runs. A micro-benchmark is a trial to it: both have an attempt, a time limit and a result."""
+"""What a gang runs. It treats a micro-benchmark like a trial: both have an attempt, a time limit and a result."""
 STACK_SECONDS = 0.5
-"""Time for ranks that are ended for want of time to print where their threads stand."""
+"""Time for ranks to print their threads' stacks before they are killed for a hang or a time limit."""
 MOST_STACKS = 4
-"""Ranks whose threads are told of: those that have come least far."""
+"""Most ranks whose stacks are reported: those with the least progress."""
 START_SECONDS = 180.0
 """Time for cold ranks to import their code and to join."""
 REJOIN_SECONDS = 15.0
-"""Time for warm ranks to change their process group; a group with work left half done may never let go."""
+"""Time for warm ranks to change their process group. A group with unfinished work may never be released."""
 
 
 class Stage(StrEnum):
-    """Where a gang stands. DOWN -> STARTING -> JOINING -> IDLE <-> RUNNING; a failure leads back to DOWN, or to STANDING."""
+    """The state of a gang. DOWN -> STARTING -> JOINING -> IDLE <-> RUNNING; a failure leads back to DOWN, or to STANDING."""
 
     DOWN = "down"
     """No process."""
     STARTING = "starting"
     """The processes import their code."""
     STANDING = "standing"
-    """Processes are ready, but in no process group that can be used."""
+    """Processes are ready, but not in a usable process group."""
     JOINING = "joining"
     IDLE = "idle"
     RUNNING = "running"
@@ -53,12 +53,12 @@ class Stage(StrEnum):
 class Gang:
     """Runs one trial at a time on the ranks behind a transport. Used from one thread.
 
-    `start` a trial, then call `poll` until it returns the `TrialResult`. The trial's time limit counts from the moment at
-    which every rank is ready; the time before is told as the phase `setup`.
+    Call `start`, then `poll` until it returns the `TrialResult`. The trial's time limit counts from the moment at which every
+    rank is ready; the time before is reported as the phase `setup`.
 
-    Processes serve one trial after the other. They are started anew after a failure that they may not get over, for a trial
-    that asks for it (`fresh_processes`) or has another `environment`, after `recycle_after` trials, and where they do not come
-    back to their base (`wear`).
+    Processes serve one trial after another. They are restarted after a failure that they may not recover from, for a trial that
+    requests it (`fresh_processes`) or has another `environment`, after `recycle_after` trials, and when they do not return to
+    their base usage (`wear`).
 
     Raises:
         RunnerError: ranks do not start; from `start` and `poll`.
@@ -70,7 +70,7 @@ class Gang:
         *,
         python_path: Sequence[str] = (),
         device: str = "auto",
-        recycle_after: int = TRIALS_IN_A_LIFE,
+        recycle_after: int = TRIALS_PER_PROCESS,
     ) -> None:
         self._transport = transport
         self._own_path = tuple(python_path)
@@ -85,7 +85,7 @@ class Gang:
         self._places: list[Message] = []
         self._joined: set[int] = set()
         self._trials = 0
-        self._lives = 0
+        self._generation = 0
         self._request: Work | None = None
         self._deadline = 0.0
         self._asked_at = 0.0
@@ -103,28 +103,28 @@ class Gang:
 
     @property
     def is_up(self) -> bool:
-        """Whether it has started processes, or taken up others'."""
+        """Whether the gang has processes, started by itself or taken over."""
         return self._stage is not Stage.DOWN
 
     def warm_up(self, model: Model) -> None:
-        """Have processes import their code for trials of this model while nobody waits for them yet. The first only."""
+        """Start processes for trials of this model before the first trial; they import their code meanwhile."""
         if self._stage is Stage.DOWN:
             self._path = (*_folders(model), *self._own_path)
             self._start_ranks()
 
     def start(self, request: Work) -> None:
-        """Begin a trial; the gang must have none.
+        """Start a trial; none may be running.
 
         Raises:
-            KnobValueError: its `environment` has what no process is started with.
+            KnobValueError: its `environment` sets a variable that is not allowed.
         """
         variables = variables_of(request.config.environment) if isinstance(request, TrialRequest) else NO_VARIABLES
         self._request = request
         self._asked_at, self._setup_seconds = time.monotonic(), 0.0
         path = (*(_folders(request.model) if isinstance(request, TrialRequest) else ()), *self._own_path)
         self._table = failure_table(request.failures if isinstance(request, TrialRequest) else ())
-        self._hear_idle()
-        # A warm process holds the modules that it found along the old path, and what its libraries read when it started.
+        self._drain_idle_messages()
+        # A warm process has modules imported from the old path, and libraries configured by the old variables.
         started_for = (self._path, self._variables)
         if (path, variables) != started_for or self._dead or self._is_spent(request):
             self._kill()
@@ -139,58 +139,58 @@ class Gang:
             case _:
                 self._start_ranks()
 
-    def poll(self, timeout: float) -> list[Told]:
-        """What happened to the trial, waiting up to `timeout` seconds for something to happen."""
-        events: list[Told] = []
-        lives = self._lives
+    def poll(self, timeout: float) -> list[GangEvent]:
+        """Return the events of the trial, waiting up to `timeout` seconds for the first."""
+        events: list[GangEvent] = []
+        generation = self._generation
         for rank, message in self._transport.receive(timeout):
-            if self._lives != lives or self._stage is Stage.DOWN:  # it is of processes that are gone
+            if self._generation != generation or self._stage is Stage.DOWN:  # sent by processes that have been ended
                 continue
-            events += self._hear(rank, message) if self._request is not None else self._note(rank, message)
+            events += self._handle(rank, message) if self._request is not None else self._handle_idle(rank, message)
         if self._request is not None:
             events += self._check_time()
         return events
 
     def end(self, outcome: Outcome, message: str, *, cause: str | None = None, traceback: str | None = None) -> TrialResult:
-        """End the running trial by force, with every rank."""
+        """Abort the running trial and kill every rank."""
         assert self._request is not None
         attempt = self._request.attempt
         result = TrialResult(attempt=attempt, outcome=outcome, message=message, cause=cause, traceback=traceback)
         return self._finish(Verdict(result=result, keep=False))
 
     def close(self) -> None:
-        """End every rank and give back everything. May be called twice."""
+        """End every rank and release all resources. May be called twice."""
         self._stage = Stage.DOWN
         self._request = None
         self._transport.close()
 
     @property
     def _is_warm(self) -> bool:
-        """Whether the processes have been up before this trial, in this gang or in another."""
+        """Whether the processes were running before this trial, in this gang or in another."""
         return self._trials > 0 or self._transport.reused
 
-    def _hear_idle(self) -> None:
-        """What ranks have told since the last trial. What processes say that are still starting is for `poll`."""
+    def _drain_idle_messages(self) -> None:
+        """Handle the messages since the last trial. Messages of processes that are still starting are left to `poll`."""
         if self._stage not in (Stage.DOWN, Stage.STARTING):
             for rank, message in self._transport.receive(0):
-                self._note(rank, message)
+                self._handle_idle(rank, message)
 
-    def _note(self, rank: int, message: Message | Death) -> list[Told]:
-        """What a rank tells outside of a trial."""
+    def _handle_idle(self, rank: int, message: Message | Death) -> list[GangEvent]:
+        """Handle a message that arrives outside a trial."""
         if isinstance(message, Death):
             self._dead = True
         elif message["kind"] == Kind.RESTED:
-            self._wear.note(rank, from_plain(Rest, message["rest"]))
+            self._wear.record(rank, from_plain(ProcessUsage, message["rest"]))
         return []
 
     def _is_spent(self, request: Work) -> bool:
-        """Whether warm processes are not to run this trial."""
+        """Whether warm processes must be replaced before this trial."""
         fresh = isinstance(request, TrialRequest) and request.fresh_processes
-        return self._trials > 0 and (fresh or self._trials >= self._recycle_after or bool(self._wear.worn()))
+        return self._trials > 0 and (fresh or self._trials >= self._recycle_after or bool(self._wear.restart_reason()))
 
     def _start_ranks(self) -> None:
         self._kill()
-        self._lives += 1
+        self._generation += 1
         self._stage = Stage.STARTING
         self._deadline = time.monotonic() + START_SECONDS
         self._transport.start(self._path, self._variables)
@@ -216,12 +216,12 @@ class Gang:
         for rank in range(self._transport.world_size):
             self._transport.send(rank, {"kind": kind, "request": to_plain(self._request)})
 
-    def _hear(self, rank: int, message: Message | Death) -> list[Told]:
+    def _handle(self, rank: int, message: Message | Death) -> list[GangEvent]:
         if isinstance(message, Death) or message["kind"] in (Kind.RESULT, Kind.FAILURE):
-            return self._hear_end(rank, message)
+            return self._handle_end(rank, message)
         match message["kind"]:
             case Kind.READY:
-                self._hear_ready(rank, message)
+                self._handle_ready(rank, message)
             case Kind.LISTENING:
                 for other in range(1, self._transport.world_size):
                     self._send_join(other, message["port"])
@@ -232,36 +232,36 @@ class Gang:
             case Kind.PROGRESS if rank == 0:
                 return [from_plain(Progress, message["progress"])]
             case Kind.BEAT if self._watchdog is not None and message["attempt"] == self.attempt:
-                self._watchdog.note(rank, from_plain(Standing, message["standing"]), time.monotonic())
+                self._watchdog.record(rank, from_plain(RankPosition, message["standing"]), time.monotonic())
             case Kind.OUTPUT:
                 assert self._request is not None
                 lines = {"rank": rank, "text": message["text"], "left_out": message["left_out"]}
                 return [LogLines(attempt=self._request.attempt, **lines)]
             case Kind.RESTED:
-                self._note(rank, message)
-                if self._stage is Stage.JOINING and self._is_warm and self._wear.worn():  # after a failure
+                self._handle_idle(rank, message)
+                if self._stage is Stage.JOINING and self._is_warm and self._wear.restart_reason():  # after a failure
                     self._start_ranks()
         return []
 
-    def _hear_ready(self, rank: int, message: Message) -> None:
+    def _handle_ready(self, rank: int, message: Message) -> None:
         self._ready[rank] = message
         if len(self._ready) == self._transport.world_size:
             try:
-                self._places = devices.assign([message for _, message in sorted(self._ready.items())], self._wanted_device())
+                self._places = devices.assign([message for _, message in sorted(self._ready.items())], self._requested_device())
             except RunnerError:
                 self._give_up()
                 raise
             self._join(START_SECONDS)
 
-    def _wanted_device(self) -> str:
-        """The gang's own; where it leaves that open, what the trial is for."""
+    def _requested_device(self) -> str:
+        """Return the gang's own device, or the trial's device kind if the gang's is `auto`."""
         kind = self._request.device_kind if isinstance(self._request, TrialRequest) else None
         return kind if kind is not None and self._device == devices.AUTO else self._device
 
-    def _hear_end(self, rank: int, report: Report) -> list[Told]:
+    def _handle_end(self, rank: int, report: Report) -> list[GangEvent]:
         if self._stage is not Stage.RUNNING:
-            return self._hear_start_failure(rank, report)
-        self._reports.setdefault(rank, report)  # a rank that failed and then died has told its cause already
+            return self._handle_start_failure(rank, report)
+        self._reports.setdefault(rank, report)  # a rank that failed and then died has already reported the cause
         if self._failed_at is None and (isinstance(report, Death) or report["kind"] == Kind.FAILURE):
             self._failed_at = time.monotonic()
         if is_clean(report) and not self._aborted:
@@ -269,35 +269,35 @@ class Gang:
         return self._judge()
 
     def _abort_others(self) -> None:
-        """Have ranks that may wait for one that has failed fail too, so that all can go on: alone they might wait for ever."""
+        """Abort the other ranks, which may wait for the failed one forever, so that all of them can continue."""
         self._aborted = True
         for rank in range(self._transport.world_size):
             if rank not in self._reports:
                 self._transport.send(rank, {"kind": Kind.ABORT, "attempt": self.attempt})
 
-    def _judge(self) -> list[Told]:
+    def _judge(self) -> list[GangEvent]:
         assert self._request is not None
         waited = 0.0 if self._failed_at is None else time.monotonic() - self._failed_at
         verdict = judge(self._request.attempt, self._reports, self._transport.world_size, waited, self._table)
         return [] if verdict is None else [self._finish(verdict)]
 
-    def _hear_start_failure(self, rank: int, report: Report) -> list[Told]:
-        """Warm ranks that cannot change their group are started anew; cold ones that were taken from outside are LOST."""
+    def _handle_start_failure(self, rank: int, report: Report) -> list[GangEvent]:
+        """Restart warm ranks that cannot change their group. Cold ranks that were killed from outside are LOST."""
         assert self._request is not None
         if self._is_warm:
             self._start_ranks()
             return []
         if isinstance(report, Death):
-            # What a process needs to start says nothing of the trial's memory.
+            # Running out of memory during start-up says nothing about the trial.
             death = dataclasses.replace(report, out_of_memory_kill=False)
             result = died(self._request.attempt, rank, death, self._table)
             if result.outcome in (Outcome.LOST, Outcome.PREEMPTED):
                 return [self._finish(Verdict(result=result, keep=False, rank=rank))]
         self._give_up()
-        told, trace = _start_failure(report)
-        raise RunnerError(f"rank {rank} did not start: {told}" + (f"\n{trace}" if trace else ""))
+        reason, trace = _start_failure(report)
+        raise RunnerError(f"rank {rank} did not start: {reason}" + (f"\n{trace}" if trace else ""))
 
-    def _check_time(self) -> list[Told]:
+    def _check_time(self) -> list[GangEvent]:
         assert self._request is not None
         if self._failed_at is not None and self._stage is Stage.RUNNING and (verdict := self._judge()):
             return verdict
@@ -318,7 +318,7 @@ class Gang:
         raise RunnerError(f"the ranks were not ready within {START_SECONDS:g} s; look for a loaded machine or a blocked port")
 
     def _end_late(self, sign: Sign, why: str) -> TrialResult:
-        """End a trial that hangs, or is out of time, with where its ranks stand and what their threads do."""
+        """End a trial that hangs or is out of time. The result has its ranks' positions and the stacks of their threads."""
         assert self._watchdog is not None
         row, _ = self._table.find(Evidence(signs=(sign,)))
         places, order = self._watchdog.places(time.monotonic()), self._watchdog.behind()
@@ -326,8 +326,8 @@ class Gang:
         return self.end(row.outcome, f"{why} ({places}); every rank was killed", cause=row.name, traceback=stacks)
 
     def _node_of(self, rank: int) -> str | None:
-        told = self._transport.node_of(rank)
-        return told if told is not None else self._ready.get(rank, {}).get("host")
+        node = self._transport.node_of(rank)
+        return node if node is not None else self._ready.get(rank, {}).get("host")
 
     def _finish(self, verdict: Verdict) -> TrialResult:
         result = dataclasses.replace(
@@ -345,7 +345,7 @@ class Gang:
         return result
 
     def _placed(self, measured: RankMeasurement) -> RankMeasurement:
-        """With the name of its node, as the transport tells it."""
+        """Return the measurement with the node's name, as the transport gives it."""
         return dataclasses.replace(measured, node=self._ready[measured.rank]["host"])
 
     def _give_up(self) -> None:

@@ -1,4 +1,4 @@
-"""A runner of gangs: trials start in order as soon as there is a gang for each, further ones wait."""
+"""A runner of gangs: trials start in order as soon as a gang is free; further ones wait."""
 
 import collections
 import time
@@ -9,19 +9,19 @@ from executor.runners.gang import Gang, Work
 from executor.runners.gangs import Gangs, OneGang
 from executor.runners.runner import Event, Handle, Runner
 from executor.runners.transport import Transport
+from search_spaces.clusters.microbenchmark import MicrobenchmarkRequest, MicrobenchmarkResult
 from search_spaces.environment import ENVIRONMENT_RULE, variables_of
 from search_spaces.errors import KnobValueError
-from search_spaces.microbenchmark import MicrobenchmarkRequest, MicrobenchmarkResult
-from search_spaces.model import Model
+from search_spaces.models.model import Model
 from search_spaces.outcome import Outcome
 from search_spaces.trial import NodeEvent, TrialRequest, TrialResult
 
 POLL_SECONDS = 0.1
-"""How soon a cancellation, which may come from a signal handler, is looked at."""
+"""Longest delay until a cancellation, which may come from a signal handler, is handled."""
 
 
 class GangsRunner(Runner):
-    """Feeds gangs from a queue."""
+    """Runs queued trials on gangs."""
 
     def __init__(self, gangs: Gangs) -> None:
         self._gangs = gangs
@@ -30,17 +30,17 @@ class GangsRunner(Runner):
         self._events: list[tuple[Handle, Event]] = []
 
     def warm_up(self, model: Model) -> None:
-        """Start the processes of ranks that trials of this model will want soon, and do not wait for them.
+        """Start processes for coming trials of this model, without waiting for them.
 
         Raises:
-            RunnerError: they cannot be started.
+            RunnerError: the processes cannot be started.
         """
         self._gangs.warm_up(model)
 
     def submit(self, request: Work) -> Handle:
-        """Queue the attempt; it starts at once where there is a gang. A micro-benchmark too: its result has rows."""
+        """Queue an attempt, which starts at once if a gang is free. Also accepts a micro-benchmark, whose result has rows."""
         if (refused := _refused(request)) is not None:
-            self._tell(refused)
+            self._emit(refused)
             return request.attempt
         self._waiting.append(request)
         self._start_waiting()
@@ -55,16 +55,16 @@ class GangsRunner(Runner):
             if self._events or (left := until - time.monotonic()) <= 0:
                 break
             for event in self._gangs.poll(min(left, POLL_SECONDS)):
-                self._tell(event)
-        told, self._events = self._events, []
-        return told
+                self._emit(event)
+        events, self._events = self._events, []
+        return events
 
     def cancel(self, handle: Handle, reason: str) -> None:
-        """Ask for the end of an attempt. One assignment, so that any thread and any signal handler may call it."""
+        """Request the end of an attempt. A single assignment, so that any thread and any signal handler may call it."""
         self._cancelled[handle] = reason
 
     def measure(self, request: MicrobenchmarkRequest) -> MicrobenchmarkResult:
-        """Run a micro-benchmark on the ranks and wait for it; for a runner that has nothing else to do, as `run`.
+        """Run a micro-benchmark on the ranks and wait for it. Like `run`, only for a runner that is otherwise idle.
 
         Raises:
             RunnerError: ranks cannot be started, or the micro-benchmark failed on them.
@@ -76,17 +76,17 @@ class GangsRunner(Runner):
                     continue
                 if isinstance(event, MicrobenchmarkResult):
                     return event
-                # Of one that is ended by force the stacks say nothing that its line does not.
+                # After a forced end, the stacks add nothing to the message.
                 trace = f"\n{event.traceback}" if event.traceback and event.outcome is Outcome.FAILED else ""
                 raise RunnerError(f"the micro-benchmark ended {event.outcome}: {event.message}{trace}")
 
     def capacity(self) -> int:
-        """Attempts that would start at once, those that wait already left out."""
-        return max(0, self._gangs.room() - len(self._waiting))
+        """Number of further attempts that would start at once, after those that already wait."""
+        return max(0, self._gangs.free_gangs() - len(self._waiting))
 
-    def rooms(self) -> Mapping[str, int]:
-        """Nodes and the ranks that they could hold; see `Runner`."""
-        return self._gangs.rooms()
+    def node_capacities(self) -> Mapping[str, int]:
+        """Node -> ranks that it could hold; see `Runner`."""
+        return self._gangs.node_capacities()
 
     def close(self) -> None:
         """End every process; see `Runner`."""
@@ -101,17 +101,17 @@ class GangsRunner(Runner):
         while self._cancelled:
             handle, reason = self._cancelled.popitem()
             if ended := self._gangs.end(handle, Outcome.CANCELLED, reason):
-                self._tell(ended)
+                self._emit(ended)
             for request in [request for request in self._waiting if request.attempt == handle]:
                 self._waiting.remove(request)
-                self._tell(TrialResult(attempt=handle, outcome=Outcome.CANCELLED, message=reason))
+                self._emit(TrialResult(attempt=handle, outcome=Outcome.CANCELLED, message=reason))
 
-    def _tell(self, event: Event) -> None:
+    def _emit(self, event: Event) -> None:
         self._events.append(("" if isinstance(event, NodeEvent) else event.attempt, event))
 
 
 def _refused(request: Work) -> TrialResult | None:
-    """What no process may be started with is refused here, whoever wrote the configuration; None: nothing."""
+    """Refuse an `environment` that no process may be started with, whoever wrote the configuration; None: it is allowed."""
     try:
         variables_of(request.config.environment if isinstance(request, TrialRequest) else "")
     except KnobValueError as error:
@@ -120,7 +120,7 @@ def _refused(request: Work) -> TrialResult | None:
 
 
 class GangRunner(GangsRunner):
-    """A runner of one gang: trials of its size run one after the other."""
+    """A runner with one gang: trials of its size run one after the other."""
 
     def __init__(self, transport: Transport, gang: Gang) -> None:
         super().__init__(OneGang(transport.world_size, gang))

@@ -1,6 +1,6 @@
-"""What is kept of a stream that may be longer than anybody wants: its beginning and its end.
+"""A bounded buffer for a stream: keeps its beginning and its end.
 
-This file imports the standard library alone: it travels to Ray's workers with `rank_output`.
+This file imports only the standard library: Ray carries it by value to its workers with `rank_output`.
 """
 
 import collections
@@ -10,19 +10,19 @@ T = TypeVar("T")
 
 
 class HeadAndTail(Generic[T]):
-    """A queue of pieces of a stream; where they come faster than they are taken, the middle is left out, and counted."""
+    """A queue of pieces of a stream. If they arrive faster than they are taken, the middle is dropped and its size counted."""
 
     def __init__(self, head: int, tail: int) -> None:
         """
         Args:
-            head: size up to which pieces are kept in any case.
-            tail: size of the latest of the others that are kept.
+            head: size up to which the first pieces are kept.
+            tail: size of the latest further pieces that are kept.
         """
         self._head_size, self._tail_size = head, tail
         self._empty()
 
     def add(self, item: T, size: int) -> None:
-        """Put a piece at the end."""
+        """Append a piece."""
         if self._kept < self._head_size:
             self._head.append((0, item))
             self._kept += size
@@ -35,7 +35,7 @@ class HeadAndTail(Generic[T]):
             self._left_out += dropped
 
     def take(self) -> list[tuple[int, T]]:
-        """The pieces in their order, each with the size of what was left out just before it."""
+        """Remove and return the pieces in order, each with the size of what was dropped just before it."""
         rest = [(0, item) for _, item in self._tail]
         if rest:
             rest[0] = (self._left_out, rest[0][1])

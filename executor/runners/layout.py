@@ -1,4 +1,4 @@
-"""Which ranks of a trial go to which node."""
+"""Assigns the ranks of a trial to nodes."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -8,13 +8,13 @@ from search_spaces.mesh import ABBREVIATIONS, TENSOR, make_mesh
 from search_spaces.trial import TrialRequest
 
 Layout = list[tuple[str, int]]
-"""Nodes in the order of their ranks, each with how many it gets: ranks of a node are consecutive."""
+"""Nodes in the order of their ranks, each with its number of ranks. Ranks of a node are consecutive."""
 
 
 def tensor_span(request: Work) -> int:
-    """How many consecutive ranks a tensor-parallel group stretches over: its members and those between them.
+    """Return how many consecutive ranks a tensor-parallel group spans: its members and the ranks between them.
 
-    Blocks of so many ranks hold whole groups, whatever the order of the mesh.
+    Blocks of this size contain whole groups, whatever the order of the mesh.
     """
     if not isinstance(request, TrialRequest) or request.config.tensor_parallel_size == 1:
         return 1
@@ -24,22 +24,22 @@ def tensor_span(request: Work) -> int:
         span *= mesh.size(ABBREVIATIONS[short])
         if ABBREVIATIONS[short] == TENSOR:
             break
-    return span if request.world_size % span == 0 else 1  # the engine refuses what does not divide, and tells why
+    return span if request.world_size % span == 0 else 1  # the engine refuses indivisible sizes, with the reason
 
 
-def lay_out(world_size: int, block: int, rooms: Mapping[str, int]) -> Layout | None:
-    """Lay `world_size` ranks on nodes that have room for so many each, in whole blocks; None: there is no room.
+def lay_out(world_size: int, block: int, capacities: Mapping[str, int]) -> Layout | None:
+    """Place `world_size` ranks on nodes with these capacities, in whole blocks; None: they do not fit.
 
-    1. As few nodes as can be: the roomiest first.
-    2. On that many nodes, equal shares where that is possible, because a gang waits for its most crowded link; of the nodes
-       that hold a share the tightest, so that the roomy ones stay whole for others.
-    3. Else the roomiest nodes in full, and what is left on the tightest node that holds it.
+    1. Use as few nodes as possible, counting the largest capacities first.
+    2. On that many nodes, use equal shares if possible, because a gang waits for its most crowded link. Of the nodes that can
+       hold a share take those with the smallest capacity, so that larger ones stay free for others.
+    3. Otherwise fill the largest nodes, and place the rest on the smallest node that can hold it.
 
-    Of nodes that are alike the first in `rooms` is taken. Ranks go to the nodes in the order of `rooms`.
+    Of equal nodes the first in `capacities` is taken. Ranks are assigned to the nodes in the order of `capacities`.
     """
-    usable = {name: room // block * block for name, room in rooms.items() if room >= block}
-    falling = sorted(usable, key=lambda name: -usable[name])
-    reached = itertools.accumulate(usable[name] for name in falling)
+    usable = {name: capacity // block * block for name, capacity in capacities.items() if capacity >= block}
+    descending = sorted(usable, key=lambda name: -usable[name])
+    reached = itertools.accumulate(usable[name] for name in descending)
     count = next((number for number, total in enumerate(reached, 1) if total >= world_size), None)
     if count is None:
         return None
@@ -48,20 +48,20 @@ def lay_out(world_size: int, block: int, rooms: Mapping[str, int]) -> Layout | N
     if left_over == 0 and share % block == 0 and len(holding) >= count:
         shares = dict.fromkeys(holding[:count], share)
     else:
-        shares = {name: usable[name] for name in falling[: count - 1]}
+        shares = {name: usable[name] for name in descending[: count - 1]}
         rest = world_size - sum(shares.values())
         last = min((name for name in usable if name not in shares and usable[name] >= rest), key=usable.__getitem__)
         shares[last] = rest
-    return [(name, shares[name]) for name in rooms if name in shares]
+    return [(name, shares[name]) for name in capacities if name in shares]
 
 
 def lay_out_kinds(
-    kinds: Sequence[tuple[str, int]], block: int, rooms: Mapping[str, int], resources: Mapping[str, Mapping[str, float]]
+    kinds: Sequence[tuple[str, int]], block: int, capacities: Mapping[str, int], resources: Mapping[str, Mapping[str, float]]
 ) -> Layout | None:
-    """Lay ranks on nodes that differ, kind after kind, each on nodes that have its resource; None: there is no room."""
-    left, layout = dict(rooms), list[tuple[str, int]]()
+    """Place ranks on nodes of different kinds, each kind on nodes with its resource; None: they do not fit."""
+    left, layout = dict(capacities), list[tuple[str, int]]()
     for kind, ranks in kinds:
-        part = lay_out(ranks, block, {name: room for name, room in left.items() if resources.get(name, {}).get(kind)})
+        part = lay_out(ranks, block, {name: free for name, free in left.items() if resources.get(name, {}).get(kind)})
         if part is None:
             return None
         layout += part
@@ -69,9 +69,9 @@ def lay_out_kinds(
     return layout
 
 
-def how_often(world_size: int, rooms: Mapping[str, int], most: int) -> int:
-    """How many gangs of `world_size` ranks fit side by side, counted up to `most`."""
-    left, count = dict(rooms), 0
+def count_gangs(world_size: int, capacities: Mapping[str, int], most: int) -> int:
+    """Return how many gangs of `world_size` ranks fit side by side, at most `most`."""
+    left, count = dict(capacities), 0
     while count < most and (layout := lay_out(world_size, 1, left)):
         for name, share in layout:
             left[name] -= share
@@ -79,32 +79,34 @@ def how_often(world_size: int, rooms: Mapping[str, int], most: int) -> int:
     return count
 
 
-def without(excluded: Sequence[str], rooms: Mapping[str, int]) -> dict[str, int]:
-    """The rooms of the other nodes."""
-    return {name: room for name, room in rooms.items() if name not in excluded}
+def without(excluded: Sequence[str], capacities: Mapping[str, int]) -> dict[str, int]:
+    """Return the capacities of the nodes that are not excluded."""
+    return {name: capacity for name, capacity in capacities.items() if name not in excluded}
 
 
-def too_few_left(world_size: int, excluded: Sequence[str], rooms: Mapping[str, int]) -> str:
-    """One line: the nodes that a trial may use do not suffice."""
-    left = sum(without(excluded, rooms).values())
-    names = ", ".join(name for name in excluded if name in rooms)
+def explain_exclusion(world_size: int, excluded: Sequence[str], capacities: Mapping[str, int]) -> str:
+    """Return one line: the nodes that a trial may use do not suffice."""
+    left = sum(without(excluded, capacities).values())
+    names = ", ".join(name for name in excluded if name in capacities)
     return (
-        f"{world_size} ranks are wanted, and there is room for {left} without {names}, which this trial must not use; add nodes"
+        f"{world_size} ranks are needed, but there is room for {left} without {names}, which this trial must not use; add nodes"
     )
 
 
-def why_never(world_size: int, block: int, rooms: Mapping[str, int], kinds: Sequence[tuple[str, int]] = ()) -> tuple[str, str]:
-    """The rule and the line by which all nodes together cannot hold a trial."""
-    if (total := sum(rooms.values())) < world_size:
-        return "world_size", f"the trial wants {world_size} ranks, and the Ray cluster has room for {total}; add nodes"
+def explain_impossible(
+    world_size: int, block: int, capacities: Mapping[str, int], kinds: Sequence[tuple[str, int]] = ()
+) -> tuple[str, str]:
+    """Return the rule and the message for a trial that does not fit on all nodes together."""
+    if (total := sum(capacities.values())) < world_size:
+        return "world_size", f"the trial needs {world_size} ranks, but the Ray cluster has room for {total}; add nodes"
     if kinds:
-        wanted = ", ".join(f"{ranks} ranks on nodes with {kind}" for kind, ranks in kinds)
+        needed = ", ".join(f"{ranks} ranks on nodes with {kind}" for kind, ranks in kinds)
         return (
             "node_kinds",
-            f"the trial wants {wanted}, which the Ray cluster has no room for; start nodes with these resources",
+            f"the trial needs {needed}, which the Ray cluster has no room for; start nodes with these resources",
         )
-    largest = max(rooms.values(), default=0)
+    largest = max(capacities.values(), default=0)
     return "tensor_across_nodes", (
-        f"the trial's tensor-parallel groups stretch over {block} ranks each, which the nodes have no room for (the largest "
+        f"the trial's tensor-parallel groups span {block} ranks each, which the nodes have no room for (the largest "
         f"holds {largest}); use a smaller tensor_parallel_size, or allow such groups across nodes"
     )

@@ -1,4 +1,4 @@
-"""The runner that needs nothing but torch: plain processes on this machine."""
+"""The local runner, which needs only torch: plain processes on this machine."""
 
 import os
 import time
@@ -22,14 +22,14 @@ from executor.runners.transport import (
 )
 
 _SLICE_SECONDS = 0.1
-"""How soon an end is seen where the pipe does not tell it, because a child of the rank holds it open."""
+"""Longest delay until the end of a rank is noticed if a child of the rank keeps the pipe open."""
 
 
 class LocalRunner(GangRunner):
     """Runs trials on `world_size` processes of this machine, one trial at a time.
 
-    `python_path` comes first on the ranks' `sys.path`, after a `FactoryModel`'s own. `log_directory` gets a bounded log of
-    each rank. `device` is `auto` (accelerators where there are some), `cpu` or `cuda`. `environment` is added to the ranks'.
+    `python_path` is put first on the ranks' `sys.path`, after a `FactoryModel`'s own. `log_directory` gets a bounded log of
+    each rank. `device` is `auto` (accelerators if available), `cpu` or `cuda`. `environment` is added to the ranks'.
     """
 
     def __init__(
@@ -75,21 +75,21 @@ class LocalTransport(Transport):
                 self._ranks[rank] = self._start_rank(rank, python_path, variables)
         except OSError as error:
             self.kill()
-            raise RunnerError(f"rank processes cannot be started: {error}; look at the limits of this machine") from error
+            raise RunnerError(f"rank processes cannot be started: {error}; check the limits of this machine") from error
 
     def send(self, rank: int, message: Message) -> None:
-        """Send to a rank; see `Transport`."""
+        """Send a message to a rank; see `Transport`."""
         if rank in self._ranks:
             self._ranks[rank].send(encode(message))
 
     def receive(self, timeout: float) -> list[tuple[int, Message | Death]]:
-        """What came; see `Transport`."""
+        """Return the new messages; see `Transport`."""
         until = time.monotonic() + timeout
         while True:
-            heard = [report for rank in list(self._ranks) for report in self._hear(rank)]
+            received = [report for rank in list(self._ranks) for report in self._receive_from(rank)]
             left = until - time.monotonic()
-            if heard or left <= 0:
-                return heard
+            if received or left <= 0:
+                return received
             if self._ranks:
                 wait([process.connection for process in self._ranks.values()], min(left, _SLICE_SECONDS))
                 time.sleep(0.001)  # a closed pipe is always readable: never spin while its process ends
@@ -97,7 +97,7 @@ class LocalTransport(Transport):
                 time.sleep(left)
 
     def stacks(self, seconds: float) -> Mapping[int, str]:
-        """Where the ranks stand; see `Transport`."""
+        """Return the ranks' stacks; see `Transport`."""
         return stacks_of(self._ranks, seconds)
 
     def kill(self) -> None:
@@ -123,12 +123,12 @@ class LocalTransport(Transport):
             log_path=log_path,
         )
 
-    def _hear(self, rank: int) -> list[tuple[int, Message | Death]]:
+    def _receive_from(self, rank: int) -> list[tuple[int, Message | Death]]:
         process = self._ranks[rank]
-        exit_code = process.exit_code()  # before its messages, so that a death is told after the last of them
-        heard: list[tuple[int, Message | Death]] = [(rank, decode(message)) for message in process.receive()]
+        exit_code = process.exit_code()  # read before the messages, so that a death is reported after the last of them
+        received: list[tuple[int, Message | Death]] = [(rank, decode(message)) for message in process.receive()]
         if exit_code is not None:
             oom = process.out_of_memory_kill()
-            heard.append((rank, Death(exit_code=exit_code, output=process.tail(), out_of_memory_kill=oom)))
+            received.append((rank, Death(exit_code=exit_code, output=process.tail(), out_of_memory_kill=oom)))
             self._ranks.pop(rank).kill()
-        return heard
+        return received

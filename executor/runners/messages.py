@@ -1,4 +1,4 @@
-"""What the parent and its rank processes say to each other: JSON objects with a `kind`, nothing pickled.
+"""The protocol between the parent and its rank processes: JSON objects with a `kind`, nothing pickled.
 
     parent                                     rank
        │ ◄──────────────────────────── ready    its code is imported
@@ -10,7 +10,7 @@
        │ ◄────────────────────────── output    any number; `RankProcess` makes them of what the rank prints
        │ ◄───────────── result or failure       exactly one for each run, unless the rank dies
        │ abort ───────────────────────►         after another rank's failure: a thread of its own ends what it waits for
-       │ ◄─────────────────────────── rested    what it holds when it has given back what it can of it
+       │ ◄─────────────────────────── rested    what the rank still holds after releasing what it can
 
 `measure` asks for a micro-benchmark where `run` asks for a trial. `describe` (answered by `described` or `failure`) needs no
 `join`.
@@ -44,14 +44,14 @@ class Kind(StrEnum):
 
 
 def encode(message: Message) -> bytes:
-    """The message as it goes over the pipe.
+    """Encode a message for the pipe.
 
     Raises:
-        TypeError: a value is not plain data.
+        TypeError: a value that is not plain data.
     """
     return json.dumps(message).encode()
 
 
 def decode(data: bytes) -> Message:
-    """The message from what `encode` gave."""
+    """Decode a message that `encode` has encoded."""
     return json.loads(data)  # type: ignore[no-any-return]

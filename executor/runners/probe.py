@@ -1,4 +1,4 @@
-"""A look at a user's factory before the first trial: does it keep the Protocol, and how large is its module."""
+"""Probes a user's factory before the first trial: checks the Protocol and measures the size of its module."""
 
 import time
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from executor.runners.local import LocalTransport
 from executor.runners.messages import Kind
 from executor.runners.transport import Death
 from executor.runners.verdict import Report, how_it_ended
-from search_spaces.model import FactoryModel
+from search_spaces.models.model import FactoryModel
 from search_spaces.plain import from_plain, to_plain
 from search_spaces.trial import Workload
 
@@ -18,13 +18,13 @@ PROBE_SECONDS = 300.0
 
 
 def describe_factory(reference: str, workload: Workload, python_path: Sequence[str] = ()) -> FactoryModel:
-    """Build `module:factory` once, on the CPU, in a process of its own, and return what it is, with `python_path`.
+    """Build `module:factory` once on the CPU, in its own process, and return its description, with `python_path`.
 
     Raises:
-        FactoryError: the factory does not keep the Protocol, or raises; then its own traceback follows the message.
+        FactoryError: the factory violates the Protocol, or raises; in that case its traceback follows the message.
         RunnerError: no process can be started.
     """
-    # No accelerator: the devices may be busy, and parameters are counted, not used.
+    # Without an accelerator: the devices may be busy, and the parameters are only counted.
     transport = LocalTransport(1, environment={"CUDA_VISIBLE_DEVICES": ""})
     try:
         transport.start(python_path)
@@ -55,6 +55,6 @@ def _model(reference: str, answer: Report | None) -> FactoryModel:
     if isinstance(answer, Death):
         raise FactoryError(f"{reference}: its process {how_it_ended(answer)}; fix the factory\n{answer.output}".rstrip())
     if answer["kind"] == Kind.FAILURE:
-        # What is ours to say is in the message; a traceback is there where the user's code raised.
+        # Our own errors are described by the message; there is a traceback only if the user's code raised.
         raise FactoryError("\n".join(filter(None, (answer["message"], answer["traceback"]))).rstrip())
     return from_plain(FactoryModel, answer["model"])

@@ -1,4 +1,4 @@
-"""How a rank joins and leaves the process group of its gang."""
+"""Joins and leaves the process group of a gang."""
 
 import contextlib
 import os
@@ -14,10 +14,10 @@ from executor.runners.messages import Message
 
 
 def join(message: Message, announce: Callable[[int], None]) -> RankContext:
-    """Leave the group of before, if any, and join the one that `message` describes.
+    """Leave the previous group, if any, and join the one that `message` describes.
 
-    Rank 0 lets the system choose the rendezvous port and announces it: a port that is chosen by someone else before it
-    is bound can be taken by a third program in between.
+    Rank 0 lets the system choose the rendezvous port and announces it: a port chosen in advance could be taken by another
+    program before rank 0 binds it.
     """
     leave()
     if sharing := message.get("cores_shared_by"):
@@ -29,7 +29,7 @@ def join(message: Message, announce: Callable[[int], None]) -> RankContext:
     store = dist.TCPStore(*address, world_size, is_master=rank == 0, wait_for_workers=False)  # type: ignore[attr-defined]
     if rank == 0:
         announce(store.port)
-    _tell_environment(message, store.port)
+    _set_environment(message, store.port)
     dist.init_process_group(
         message["backend"],
         store=store,
@@ -44,17 +44,17 @@ def join(message: Message, announce: Callable[[int], None]) -> RankContext:
         world_size=world_size,
         device=device,
         control_group=control,
-        groups_of_before={},
+        reusable_groups={},
         ranks_on_host=message["local_world_size"],
         shares_device=message["shares_device"],
     )
 
 
 def abort() -> None:
-    """Leave every process group at once, whatever is in flight: nothing that other ranks have to take part in is waited for.
+    """Leave every process group immediately, without waiting for collectives in flight or for other ranks.
 
-    NCCL's collectives end, also one that another thread waits for. gloo's do not, so its connections are closed: of any two
-    ranks one has accepted the connection, and closes it here. What waits for it fails on both sides.
+    This ends NCCL's collectives, even one that another thread waits for. It does not end gloo's, so their connections are
+    closed: of any two ranks one has accepted the connection and closes it here. Waiting operations then fail on both sides.
     """
     if dist.is_initialized():
         dist.distributed_c10d._abort_process_group()
@@ -62,7 +62,7 @@ def abort() -> None:
 
 
 def _close_accepted() -> None:
-    """Close every TCP connection that this process has accepted: gloo's, and those of the store where the ranks met."""
+    """Close every TCP connection that this process has accepted: gloo's, and those of the rendezvous store."""
     connections = list(_tcp_sockets())
     listening = {place.getsockname()[1] for place in connections if _listens(place)}
     for connection in connections:
@@ -76,9 +76,9 @@ def _listens(place: socket.socket) -> bool:
 
 
 def _tcp_sockets() -> Iterator[socket.socket]:
-    """Of this process, each under a further descriptor; none where the system does not list them."""
+    """Yield this process's TCP sockets, each with a duplicated descriptor; none if the system does not list them."""
     with contextlib.suppress(OSError):
-        for name in os.listdir("/proc/self/fd"):  # noqa: PTH208  names alone
+        for name in os.listdir("/proc/self/fd"):  # noqa: PTH208  only names are needed
             with contextlib.suppress(OSError):
                 if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):  # noqa: PTH115
                     continue
@@ -95,8 +95,8 @@ def leave() -> None:
         dist.destroy_process_group()
 
 
-def _tell_environment(message: Message, port: int) -> None:
-    """Users' code reads its place from the variables that every launcher sets."""
+def _set_environment(message: Message, port: int) -> None:
+    """Set the variables that every launcher sets and from which users' code reads its rank."""
     os.environ |= {
         "RANK": str(message["rank"]),
         "WORLD_SIZE": str(message["world_size"]),

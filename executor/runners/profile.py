@@ -1,4 +1,4 @@
-"""A profile from outside: one rank process that profiles a model and ends."""
+"""Starts a profile: one rank process that profiles a model and ends."""
 
 import time
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from executor.runners.messages import Kind, Message
 from executor.runners.transport import Death
 from executor.runners.verdict import Report, how_it_ended
 from search_spaces.environment import variables_of
-from search_spaces.model import FactoryModel
+from search_spaces.models.model import FactoryModel
 from search_spaces.outcome import Outcome
 from search_spaces.plain import from_plain, to_plain
 from search_spaces.trial import TrialRequest
@@ -20,9 +20,9 @@ RUN_PROFILE = "executor.profile:run_profile"
 
 
 def profile_model(request: TrialRequest, *, python_path: Sequence[str] = (), device: str = "auto") -> ModelProfile:
-    """Profile the request's model under its configuration, in a process of its own, with all of this machine's cores.
+    """Profile the request's model with its configuration, in its own process, with all cores of this machine.
 
-    `device` is `auto` (an accelerator where there is one), `cpu` or `cuda`.
+    `device` is `auto` (an accelerator if available), `cpu` or `cuda`.
 
     Raises:
         EngineRefusalError: the engine refuses the configuration.
@@ -39,10 +39,10 @@ def profile_model(request: TrialRequest, *, python_path: Sequence[str] = (), dev
 
 
 def answer_of(transport: LocalTransport, request: TrialRequest, device: str, late: str) -> Report:
-    """Lead the one process of `transport` from its start to its answer.
+    """Run the request on the single process of `transport` and return the answer.
 
     Raises:
-        RunnerError: there is none in time; `late` begins the message.
+        RunnerError: no answer in time; the message begins with `late`.
     """
     until = time.monotonic() + request.timeout_seconds
     while (left := until - time.monotonic()) > 0:
@@ -76,6 +76,6 @@ def _profile_of(request: TrialRequest, answer: Report) -> ModelProfile:
             remedy = "use a smaller micro_batch_size, a shorter --sequence-length or activation_checkpointing=full"
             raise MemoryLimitError(f"the step does not fit in memory ({answer['message']}); {remedy}")
         case _:
-            # What is ours to say is in the message; a traceback is there where something else raised.
-            told = "\n".join(filter(None, (answer["message"], answer.get("traceback")))).rstrip()
-            raise (FactoryError if isinstance(request.model, FactoryModel) else RunnerError)(told)
+            # Our own errors are described by the message; there is a traceback only if other code raised.
+            text = "\n".join(filter(None, (answer["message"], answer.get("traceback")))).rstrip()
+            raise (FactoryError if isinstance(request.model, FactoryModel) else RunnerError)(text)

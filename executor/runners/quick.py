@@ -1,4 +1,4 @@
-"""Starts the quick micro-benchmark of this machine's processors. Imports no torch: its process does."""
+"""Starts the quick micro-benchmark of this machine's CPUs. Only its process imports torch."""
 
 import contextlib
 import json
@@ -11,18 +11,18 @@ from pathlib import Path
 from executor.errors import RunnerError
 from executor.runners.rank_environment import for_trials
 from executor.runners.transport import LOOPBACK, thread_environment
-from search_spaces.microbenchmark import MicrobenchmarkRequest, MicrobenchmarkResult
+from search_spaces.clusters.microbenchmark import MicrobenchmarkRequest, MicrobenchmarkResult
 from search_spaces.plain import from_plain, to_plain
 
 ROOT = str(Path(__file__).resolve().parents[2])
-# As rank_main: nothing of the user's is imported, whatever their folder holds.
+# As in rank_main, no module of the user is imported, whatever the working directory contains.
 _MAIN = f"import sys; sys.path.insert(0, {ROOT!r}); from executor.measurement.quick import main; main()"
 TIMEOUT_SECONDS = 15.0
-"""On a machine that takes so long for it a measurement says little."""
+"""On a machine that takes longer, the measurement would be meaningless."""
 
 
 def measure_processors(world_size: int) -> MicrobenchmarkResult:
-    """Measure with so many ranks on this machine's processors, each with its share of the cores, as trials are run.
+    """Measure with `world_size` ranks on this machine's CPUs, each with its share of the cores, as trials are run.
 
     Raises:
         RunnerError: the ranks did not start, failed, or took too long.
@@ -45,7 +45,7 @@ def measure_processors(world_size: int) -> MicrobenchmarkResult:
             f"the quick micro-benchmark took more than {TIMEOUT_SECONDS:g} s; run `autotune calibrate`"
         ) from error
     finally:
-        # Its other ranks are in its group, and none must outlive it, however it ended.
+        # The other ranks are in its process group; none may outlive it, however it ended.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.communicate()

@@ -1,4 +1,4 @@
-"""A rank's signs of life: where it stands, told twice a second by a thread of its own, also while a collective waits."""
+"""A rank's heartbeat: its position, sent twice a second by a separate thread, even while a collective waits."""
 
 import threading
 import time
@@ -11,24 +11,24 @@ from search_spaces.trial import Progress
 
 BEAT_SECONDS = 0.5
 PROGRESS_SECONDS = 0.25
-"""Least seconds between two reports of progress: more nobody can read."""
+"""Least seconds between two progress reports: more frequent ones would be unreadable."""
 BUILD = "build"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
-    """Where a rank stands in its trial, by its own clock."""
+class RankPosition:
+    """The position of a rank in its trial, by its own clock."""
 
     phase: str
     step: int
     since: float
-    """Seconds since it came there."""
+    """Seconds since the rank reached this position."""
     longest: float
-    """Seconds of its longest step in this trial so far; 0: it has made none."""
+    """Seconds of the longest step in this trial so far; 0: no step has finished."""
 
 
 class RankHeartbeat:
-    """Follows one rank's trial. `tell` is the trial's callback for progress, on every rank."""
+    """Sends the position of one rank's trial. `report` is the trial's progress callback, on every rank."""
 
     def __init__(self, send: Callable[[Message], None]) -> None:
         self._send = send
@@ -38,10 +38,10 @@ class RankHeartbeat:
         self._reports = False
         self._phase, self._step, self._longest = BUILD, 0, 0.0
         self._came = self._reported = 0.0
-        threading.Thread(target=self._beat, name="pulse", daemon=True).start()
+        threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
 
     def begin(self, attempt: str, reports: bool) -> None:
-        """A trial begins. `reports`: this rank's progress goes to the parent."""
+        """Start a trial. `reports`: forward this rank's progress to the parent."""
         with self._lock:
             self._attempt, self._reports = attempt, reports
             self._phase, self._step, self._longest = BUILD, 0, 0.0
@@ -49,11 +49,11 @@ class RankHeartbeat:
         self._working.set()
 
     def end(self) -> None:
-        """It is over. A beat that is being sent may still come."""
+        """End the trial. A beat that is being sent may still arrive."""
         self._working.clear()
 
-    def tell(self, progress: Progress) -> None:
-        """The trial has come to this phase and step."""
+    def report(self, progress: Progress) -> None:
+        """Record that the trial has reached this phase and step."""
         now = time.monotonic()
         entered = self._note(progress.phase, progress.step, now)
         if self._reports and (entered or progress.message or now - self._reported >= PROGRESS_SECONDS):
@@ -61,25 +61,26 @@ class RankHeartbeat:
             self._send({"kind": Kind.PROGRESS, "progress": to_plain(progress)})
 
     def _note(self, phase: str, step: int, now: float) -> bool:
-        """Whether the phase is a new one."""
+        """Update the position. Return whether the phase is new."""
         with self._lock:
             entered = phase != self._phase
-            if step > self._step:  # steps are counted on from phase to phase
+            if step > self._step:  # the step count continues from phase to phase
                 self._longest = max(self._longest, (now - self._came) / (step - self._step))
             if entered or step != self._step:
                 self._phase, self._step, self._came = phase, step, now
         return entered
 
-    def _standing(self) -> Message:
+    def _beat_message(self) -> Message:
         with self._lock:
-            standing = Standing(phase=self._phase, step=self._step, since=time.monotonic() - self._came, longest=self._longest)
-            return {"kind": Kind.BEAT, "attempt": self._attempt, "standing": to_plain(standing)}
+            since = time.monotonic() - self._came
+            position = RankPosition(phase=self._phase, step=self._step, since=since, longest=self._longest)
+            return {"kind": Kind.BEAT, "attempt": self._attempt, "standing": to_plain(position)}
 
     def _beat(self) -> None:
         while True:
             self._working.wait()
             try:
-                self._send(self._standing())
-            except OSError:  # the parent is gone, and so will this process be
+                self._send(self._beat_message())
+            except OSError:  # the parent has ended, so this process is about to end
                 return
             time.sleep(BEAT_SECONDS)

@@ -1,6 +1,6 @@
-"""What a rank process does all its life: answer the parent's messages, one after the other.
+"""The main loop of a rank process: answers the parent's messages one after the other.
 
-No function here may import anything of ours: when they run, our packages are no longer importable (see `rank_main`).
+No function here may import our packages: when it runs, they are no longer importable (see `rank_main`).
 """
 
 import ctypes
@@ -26,9 +26,9 @@ from executor.runners.messages import Kind, Message, decode, encode
 from executor.runners.process_group import abort, join
 from executor.runners.rank_heartbeat import RankHeartbeat
 from executor.runners.verdict import CLEAN
-from executor.runners.wear import rest
+from executor.runners.wear import process_usage
 from executor.user_module.description import describe
-from search_spaces.microbenchmark import MicrobenchmarkRequest
+from search_spaces.clusters.microbenchmark import MicrobenchmarkRequest
 from search_spaces.plain import from_plain, to_plain
 from search_spaces.trial import Progress, TrialRequest, TrialResult, Workload
 
@@ -36,13 +36,13 @@ RunTrial = Callable[[RankContext, TrialRequest, Callable[[Progress], None]], Tri
 
 
 class RankLoop:
-    """Serves one parent until it closes the pipe. A thread listens: `abort` comes while a collective waits.
+    """Serves one parent until it closes the pipe. A thread receives the messages, because `abort` arrives during a collective.
 
-    After a failure, in this order, since each may wait for other ranks, or for ever:
+    After a failure, these steps follow in this order, because each may wait for other ranks, or forever:
 
     1. The failure is reported. The parent asks the other ranks to `abort`, and they fail too.
-    2. Process groups are aborted, and what the trial has left to do is done (`RankContext.after_failure`).
-    3. Memory is given back, and what is still held is reported (`rested`): whether this process can go on is for the parent.
+    2. Process groups are aborted, and the trial's deferred clean-up runs (`RankContext.after_failure`).
+    3. Memory is released, and what is still held is reported (`rested`). The parent decides whether this process continues.
     """
 
     def __init__(self, connection: Connection, run_trial: RunTrial) -> None:
@@ -56,21 +56,21 @@ class RankLoop:
         self._malloc_trim = _find_malloc_trim()
         self._frozen = False
         self._lock = threading.Lock()
-        self._pulse = RankHeartbeat(self._send)
+        self._heartbeat = RankHeartbeat(self._send)
         self._memory = DeviceMemory()
         self._table = failure_table()
 
     def serve(self) -> None:
-        """Say `ready`, then answer until the parent is gone."""
+        """Send `ready`, then answer messages until the parent closes the pipe."""
         self._send(_ready())
         threading.Thread(target=self._listen, name="listener", daemon=True).start()
         while (message := self._inbox.get()) is not None:
             failed = self._answer(message)
             if message["kind"] in (Kind.RUN, Kind.MEASURE):
                 if failed:
-                    self._clear_up()
+                    self._clean_up()
                 self._release_memory(failed)
-                if (held := rest(self._counters.reserved_bytes(), self._counters.pinned_bytes(), failed)) is not None:
+                if (held := process_usage(self._counters.reserved_bytes(), self._counters.pinned_bytes(), failed)) is not None:
                     self._send({"kind": Kind.RESTED, "rest": to_plain(held)})
 
     def _listen(self) -> None:
@@ -86,33 +86,33 @@ class RankLoop:
                 self._inbox.put(message)
 
     def _abort(self, attempt: str) -> None:
-        """End what the trial waits for; if it has not begun yet, it will not."""
+        """Abort what the trial waits for; if the trial has not started yet, prevent its start."""
         with self._aborting:
             self._aborted = attempt
             if self._attempt == attempt:
                 abort()
 
     def _answer(self, message: Message) -> bool:
-        """Do what is asked and send the answer. Whether that failed."""
+        """Handle a message and send the answer. Return whether that failed."""
         failed = False
         try:
             answer = encode(self._do(message))
         except BaseException as error:  # a user's sys.exit() must not end the rank silently
-            answer, failed = encode(_failed(self._classified(error))), True
+            answer, failed = encode(_failure_message(self._classify(error))), True
         finally:
-            self._pulse.end()
-        # Not above, where the error is held, and all that its frames hold.
+            self._heartbeat.end()
+        # Not inside the `try`, where the error would keep alive all objects of its frames.
         self._send_bytes(answer)
         return failed
 
-    def _classified(self, error: BaseException) -> Failure:
-        """Of a rank that was made to abort, what it says is a consequence of that."""
+    def _classify(self, error: BaseException) -> Failure:
+        """Classify an error. On a rank that was asked to abort it is a consequence of that."""
         failure = classify(error, self._table, self._memory.signs)
-        brought_about = self._attempt == self._aborted and failure.outcome not in CLEAN and not failure.retire
-        return replace(failure, collective=True) if brought_about else failure
+        is_consequence = self._attempt == self._aborted and failure.outcome not in CLEAN and not failure.retire
+        return replace(failure, collective=True) if is_consequence else failure
 
-    def _clear_up(self) -> None:
-        """Leave the groups of a trial that has failed, and do what it has left to do. The gang must join again."""
+    def _clean_up(self) -> None:
+        """Leave the groups of a failed trial and run its deferred clean-up. The gang must join again."""
         context, self._context = self._context, None
         with self._aborting:
             abort()
@@ -126,22 +126,22 @@ class RankLoop:
             case Kind.RUN:
                 request = from_plain(TrialRequest, message["request"])
                 self._table = failure_table(request.failures)
-                return _answered(self._run_trial(self._begun(request.attempt), request, self._pulse.tell))
+                return _result_message(self._run_trial(self._begin(request.attempt), request, self._heartbeat.report))
             case Kind.MEASURE:
-                wanted = from_plain(MicrobenchmarkRequest, message["request"])
+                benchmark = from_plain(MicrobenchmarkRequest, message["request"])
                 self._table = failure_table()
-                return _answered(run_microbenchmark(self._begun(wanted.attempt), wanted, self._pulse.tell))
+                return _result_message(run_microbenchmark(self._begin(benchmark.attempt), benchmark, self._heartbeat.report))
             case _:
                 workload = from_plain(Workload, message["workload"])
                 return {"kind": Kind.DESCRIBED, "model": to_plain(describe(message["reference"], workload))}
 
     def _join(self, message: Message) -> Message:
-        self._context, self._aborted = None, ""  # what was aborted was a gang before this one
+        self._context, self._aborted = None, ""  # an earlier abort was for a previous gang
         self._context = join(message, lambda port: self._send({"kind": Kind.LISTENING, "port": port}))
         self._counters = counters_of(self._context.device)
         return {"kind": Kind.JOINED}
 
-    def _begun(self, attempt: str) -> RankContext:
+    def _begin(self, attempt: str) -> RankContext:
         if self._context is None:
             raise ConnectionError("this rank has not joined its gang")
         with self._aborting:
@@ -149,21 +149,21 @@ class RankLoop:
             if self._aborted == attempt:
                 raise ConnectionAbortedError("another rank failed before this one began")
         self._memory.begin(self._counters)
-        self._pulse.begin(attempt, reports=self._context.rank == 0)
+        self._heartbeat.begin(attempt, reports=self._context.rank == 0)
         return self._context
 
     def _send(self, message: Message) -> None:
         self._send_bytes(encode(message))
 
     def _send_bytes(self, message: bytes) -> None:
-        with self._lock:  # the pulse has a thread of its own
+        with self._lock:  # the heartbeat has its own thread
             self._connection.send_bytes(message)
 
     def _release_memory(self, failed: bool) -> None:
-        """Give back what the trial left, so that the next one starts from the same base."""
+        """Release what the trial left, so that the next one starts from the same base."""
         gc.collect()
         if not self._frozen and not failed:
-            # What the imports and the first trial's late ones made stays for good: collections need not look at it again.
+            # Objects of the imports, including the first trial's late ones, are permanent: collections need not scan them.
             gc.freeze()
             self._frozen = True
         self._counters.release()
@@ -171,13 +171,13 @@ class RankLoop:
             self._malloc_trim(0)
 
 
-def _answered(result: TrialResult) -> Message:
+def _result_message(result: TrialResult) -> Message:
     return {"kind": Kind.RESULT, "result": to_plain(result)}
 
 
 def _ready() -> Message:
     device = torch.accelerator.current_accelerator(check_available=True)
-    gpus = local_gpus() if device is None else None  # which torch may not be able to use
+    gpus = local_gpus() if device is None else None  # torch may not be able to use them
     return {
         "kind": Kind.READY,
         "host": socket.gethostname(),
@@ -190,10 +190,10 @@ def _ready() -> Message:
     }
 
 
-def _failed(failure: Failure) -> Message:
+def _failure_message(failure: Failure) -> Message:
     return {"kind": Kind.FAILURE, **to_plain(failure)}
 
 
 def _find_malloc_trim() -> Callable[[int], object] | None:
-    """glibc's; other C libraries have none."""
+    """Return glibc's function; other C libraries do not have it."""
     return getattr(ctypes.CDLL(None), "malloc_trim", None)

@@ -1,13 +1,13 @@
-"""The program of a rank process. It is started by its file path, and stays clear of the user's modules.
+"""The program of a rank process. It is started by its file path, and keeps our modules apart from the user's.
 
-A user's project may have packages named `api`, `storage` or `executor` too, and they may be first on PYTHONPATH. So:
+A user's project may also have packages named `api`, `storage` or `executor`, and they may be first on PYTHONPATH. Therefore:
 
-1. Everything of ours that a rank needs is imported now, whatever `sys.path` says, by a finder for our names alone.
-2. Then our packages leave `sys.modules` for good. Our functions keep working: they hold what they use.
-3. The user's folders come first on `sys.path`, and our distribution's root, where it is there at all, last of those that
-   hold code of ours (it stays, so that a user's `import autotune` finds the installed package).
+1. All of our modules that a rank needs are imported now, independently of `sys.path`, by a finder for our names only.
+2. Then our packages are removed from `sys.modules` for good. Our functions keep working, because they hold references.
+3. The user's folders are put first on `sys.path`. Our distribution's root, if it is on `sys.path`, moves behind all other
+   folders except those of installed packages. It stays so that a user's `import autotune` finds the installed package.
 
-From here on every import, at load or lazily, means the user's module. This file imports the standard library alone.
+From then on every import, at load time or later, refers to the user's modules. This file imports only the standard library.
 """
 
 import ctypes
@@ -34,19 +34,19 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 class OurPackages(importlib.abc.MetaPathFinder):
-    """Finds our packages in our own distribution, wherever that stands on `sys.path`."""
+    """Finds our packages in our own distribution, wherever that is on `sys.path`."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """Finds the top-level packages; their submodules are found through their `__path__`."""
+        """Find the top-level packages; their submodules are found through `__path__`."""
         del path, target
         return importlib.machinery.PathFinder.find_spec(fullname, [ROOT]) if fullname in PACKAGES else None
 
 
 def load(trial_function: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Import all of our code that a rank runs and forget its names; return the rank's loop and the trial function."""
-    theirs = _forget_names()  # a user's sitecustomize may have imported packages of the same names already
+    """Import all of our code that a rank runs and remove its names; return the rank's loop and the trial function."""
+    theirs = _forget_names()  # a user's sitecustomize may have already imported packages with the same names
     finder = OurPackages()
     sys.meta_path.insert(0, finder)
     try:
@@ -63,13 +63,13 @@ def load(trial_function: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
 
 
 def _import_tree(name: str) -> None:
-    """Import a module and all below it, but for the runners, whose part in a rank is already imported."""
+    """Import a module and all its submodules, except the runners, whose part in a rank is already imported."""
     try:
         module = importlib.import_module(name)
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] in PACKAGES:
             raise
-        return  # an engine of others, whose distribution is not installed
+        return  # an engine whose third-party package is not installed
     for info in pkgutil.iter_modules(getattr(module, "__path__", ()), f"{name}."):
         if info.name != "executor.runners":
             _import_tree(info.name)
@@ -80,7 +80,7 @@ def _forget_names() -> dict[str, ModuleType]:
 
 
 def put_first(folders: Sequence[str]) -> None:
-    """Put the user's folders first on `sys.path`. Our root goes behind all but the folders of installed packages."""
+    """Put the user's folders first on `sys.path`. Our root moves to the end unless it is a folder of installed packages."""
     rest = [entry for entry in sys.path if entry not in folders]
     if ROOT in rest and not ROOT.endswith(("site-packages", "dist-packages")):
         rest = [*(entry for entry in rest if entry != ROOT), ROOT]
@@ -89,15 +89,15 @@ def put_first(folders: Sequence[str]) -> None:
 
 
 def die_with(parent: int) -> None:
-    """Have the system kill this process when its parent ends, however it ends."""
+    """Make the system kill this process when its parent ends, however it ends."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it had ended before the request was made
+    if os.getppid() != parent:  # the parent had already ended
         os._exit(1)
 
 
 def adopt_orphans() -> None:
-    """Have what daemonises below this process become its child, not init's: there it is found when the rank is ended."""
+    """Make daemonised descendants children of this process instead of init's, so that they are found when the rank is ended."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
@@ -106,10 +106,10 @@ def main() -> None:
     """Serve the parent on the inherited connection until it is gone."""
     descriptor, parent, trial_function, python_path = sys.argv[1:]
     die_with(int(parent))
-    # Ctrl-C reaches every process of the terminal, but it is for the program that was started: that one ends its ranks.
+    # Ctrl-C reaches every process of the terminal, but only the main program should handle it: it ends its ranks.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     faulthandler.enable()
-    faulthandler.register(signal.SIGUSR2, all_threads=True)  # asks where a rank that hangs stands
+    faulthandler.register(signal.SIGUSR2, all_threads=True)  # prints the stacks of a rank that hangs
     adopt_orphans()
     del sys.argv[1:]
     os.set_inheritable(int(descriptor), False)
@@ -123,7 +123,7 @@ def main() -> None:
         connection.send_bytes(json.dumps(failure).encode())
         os._exit(1)
     loop(connection, run_trial).serve()
-    # The parent is gone or wants this end: finalisers of a process group or of users' threads could wait for ever.
+    # The parent has ended or requests the end. Finalisers of a process group or of users' threads could wait forever.
     os._exit(0)
 
 

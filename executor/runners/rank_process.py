@@ -1,7 +1,7 @@
-"""A rank process as its parent holds it: a pipe of messages, its output, its end.
+"""A rank process as its parent sees it: a message pipe, its output, its end.
 
-This file imports the standard library alone, and what does so too: the Ray actors carry it by value to workers where nothing of
-ours is importable.
+This file imports only the standard library and files that do the same: Ray actors carry it by value to workers where our
+packages are not importable.
 """
 
 import contextlib
@@ -22,16 +22,16 @@ from executor.runners.rank_environment import for_trials
 from executor.runners.rank_output import RankOutput
 
 STACK_TAIL_SECONDS = 0.05
-"""From the first line of a rank's stack to its last: the fault handler prints them within its signal handler."""
+"""Time from the first to the last line of a rank's stacks: the fault handler prints them inside its signal handler."""
 _swept: list[bool] = []
-"""Holds True once this process has swept its host. A list, for what travels by value cannot be a cached function."""
+"""Contains True once this process has swept its host. A list, because a cached function cannot be pickled by value."""
 
 
 class RankProcess:
-    """One rank process. Used from one thread, but for `send` and `end`, which may be called from another.
+    """One rank process. Used from one thread, except `send` and `end`, which may be called from another.
 
-    It ends when its parent ends, because the system kills it then. It is in a process group, not in a session, of its own, so
-    that Ctrl-C in a terminal passes it by; `process_tree` tells how everything that it has started is found.
+    The system kills it when its parent ends. It has its own process group, but not its own session, so that Ctrl-C in a
+    terminal does not reach it. `process_tree` describes how all processes that it has started are found.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class RankProcess:
         self._kills = out_of_memory_kills()
         self._ended = False
         arguments = [str(theirs.fileno()), str(os.getpid()), trial_function, json.dumps(list(python_path))]
-        # -P: the folder of rank_main, which has a `ray` of ours, must not be first on sys.path.
+        # -P: the folder of rank_main, which contains our `ray` package, must not be first on sys.path.
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-u", rank_main, *arguments],
             stdin=subprocess.DEVNULL,
@@ -62,17 +62,17 @@ class RankProcess:
         theirs.close()
         note_processes([self._process.pid])
         self.connection: Connection = ours
-        """Readable when there is a message or the rank has ended."""
+        """Readable if there is a message or the rank has ended."""
         self._output = RankOutput(self._process, log_path)
 
     def send(self, message: bytes) -> None:
-        """Send a message; a rank that is gone is told of by `receive`. What it printed before is no more told of."""
+        """Send a message; `receive` reports a rank that has ended. The output so far is discarded."""
         self._output.forget()
         with contextlib.suppress(OSError):
             self.connection.send_bytes(message)
 
     def receive(self) -> list[bytes]:
-        """The messages that are here, without waiting; before them, as messages of kind `output`, what was printed before."""
+        """Return the available messages without waiting, preceded by earlier output as messages of kind `output`."""
         messages: list[bytes] = []
         with contextlib.suppress(EOFError, OSError):
             while self.connection.poll(0):
@@ -85,33 +85,33 @@ class RankProcess:
             self.connection.poll(timeout)
 
     def exit_code(self) -> int | None:
-        """None while it runs; negative: the signal that ended it."""
+        """Return the exit code; None: running; negative: the signal that ended it."""
         code = self._process.poll()
         if code is not None:
-            end_all([self])  # what users' code has started must not outlive the rank
+            end_all([self])  # processes that users' code has started must not outlive the rank
         return code
 
     def out_of_memory_kill(self) -> bool:
-        """Whether the kernel has killed a process of this control group for want of memory since the rank was started."""
+        """Whether the kernel has killed a process of this control group for lack of memory since the rank was started."""
         return out_of_memory_kills() > self._kills
 
     def tail(self) -> str:
-        """The last lines of its output; complete once the rank has ended."""
+        """Return the last lines of the output; complete once the rank has ended."""
         return self._output.tail(wait=self._process.poll() is not None)
 
     def end(self) -> None:
-        """End it and all that it has started, and return when it is gone. Its last messages and output stay readable."""
+        """End the rank and all processes that it has started, and wait. Its last messages and output stay readable."""
         end_all([self])
 
     def kill(self) -> None:
-        """End it, and close what was open to it. May be called twice."""
+        """End the rank and close its pipe and output. May be called twice."""
         self.end()
         self._output.close()
         self.connection.close()
 
 
 def stacks_of(ranks: Mapping[int, RankProcess], seconds: float) -> dict[int, str]:
-    """Have ranks print where their threads stand, side by side; what each printed within the time, of those that did."""
+    """Make all ranks print their threads' stacks at once. Return what each printed in time, without ranks that did not."""
     before = {rank: process._output.length for rank, process in ranks.items()}
     for process in ranks.values():
         if process._process.poll() is None:
@@ -125,7 +125,7 @@ def stacks_of(ranks: Mapping[int, RankProcess], seconds: float) -> dict[int, str
 
 
 def end_all(ranks: Iterable[RankProcess]) -> None:
-    """End ranks and all that they have started, side by side, and return when they are gone."""
+    """End ranks and all processes that they have started, in parallel, and return when they are gone."""
     living = [rank for rank in ranks if not rank._ended]
     if not living:
         return
@@ -138,7 +138,7 @@ def end_all(ranks: Iterable[RankProcess]) -> None:
 
 
 def _sweep() -> None:
-    """Once in a process: end and remove what ranks of dead processes have left on this host."""
+    """Once per process: end processes and remove files that ranks of dead processes have left on this host."""
     if _swept:
         return
     _swept.append(True)

@@ -13,14 +13,14 @@ from search_spaces.trial import TrialRequest, TrialResult
 from search_spaces.trial_config import TrialConfig
 
 Table = Mapping[str, TrialResult | Mapping[str, Any]]
-"""Config hash -> the result, as such or as plain data; its attempt is replaced."""
+"""Config hash -> the result, as an object or as plain data; its attempt is replaced."""
 POLL_SECONDS = 0.05
 
 
 class ReplayRunner(Runner):
-    """Answers with what was measured once, `slots` trials at a time, each after `seconds_per_trial`.
+    """Returns recorded measurements, `slots` trials at a time, each after `seconds_per_trial`.
 
-    `table` may be a function of the configuration instead. A configuration that is not in the table is FAILED.
+    `table` may also be a function of the configuration. A configuration that is not in the table is FAILED.
     """
 
     def __init__(
@@ -56,11 +56,11 @@ class ReplayRunner(Runner):
         self._cancelled[handle] = reason
 
     def capacity(self) -> int:
-        """Free slots that nothing waits for."""
+        """Return the free slots that no queued attempt will take."""
         return max(0, self._slots - len(self._running) - len(self._waiting))
 
     def close(self) -> None:
-        """Forget every attempt; see `Runner`."""
+        """Drop every attempt; see `Runner`."""
         self._waiting.clear()
         self._running.clear()
 

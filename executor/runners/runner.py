@@ -1,4 +1,4 @@
-"""The contract of a runner."""
+"""The interface of a runner."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -13,14 +13,14 @@ Event = Progress | LogLines | TrialResult | NodeEvent
 
 
 class Runner(ABC):
-    """Runs trial requests and tells what becomes of them.
+    """Runs trial requests and returns their events and results.
 
-    - The runner owns a submitted attempt until it has returned its `TrialResult` from `events`, exactly one for each
-      attempt that was submitted, whatever happened to it: a runner never raises because of a trial.
-    - What ranks print while an attempt runs comes as `LogLines`, bounded, before the attempt's result.
-    - A trial that passes its `timeout_seconds` is ended by force (TIMEOUT) and its devices are free again within seconds.
+    - The runner owns a submitted attempt until it has returned its `TrialResult` from `events`: exactly one for each
+      submitted attempt, whatever happened to it. A runner never raises because of a trial.
+    - The output of ranks during an attempt is returned as `LogLines`, bounded, before the attempt's result.
+    - A trial that exceeds its `timeout_seconds` is killed (TIMEOUT), and its devices are free again within seconds.
     - Methods are called from one thread; only `cancel` may be called from any thread and from a signal handler.
-    - After `close` no process of the runner is left; attempts that were running get no result. `close` may be called twice.
+    - After `close` no process of the runner is left; running attempts get no result. `close` may be called twice.
 
     Raises:
         RunnerError: ranks cannot be started or placed at all (never because of one trial).
@@ -28,30 +28,30 @@ class Runner(ABC):
 
     @abstractmethod
     def submit(self, request: TrialRequest) -> Handle:
-        """Start the attempt, or queue it until there is room. Returns at once."""
+        """Start the attempt, or queue it until there is capacity. Returns at once."""
 
     @abstractmethod
     def events(self, timeout: float) -> list[tuple[Handle, Event]]:
-        """Return what happened, in order, waiting up to `timeout` seconds for the first. Node events have handle ""."""
+        """Return the new events in order, waiting up to `timeout` seconds for the first. Node events have the handle ""."""
 
     @abstractmethod
     def cancel(self, handle: Handle, reason: str) -> None:
-        """End an attempt by force; its result (CANCELLED, with the reason) comes through `events`. Unknown: ignored."""
+        """Abort an attempt; `events` returns its result (CANCELLED, with the reason). An unknown handle is ignored."""
 
     @abstractmethod
     def capacity(self) -> int:
-        """How many further attempts would start at once."""
+        """Return how many further attempts would start at once."""
 
-    def rooms(self) -> Mapping[str, int]:
-        """Node -> ranks that it could hold if nothing ran on it, of the nodes that live; empty: there is one place alone."""
+    def node_capacities(self) -> Mapping[str, int]:
+        """Live node -> ranks that it could hold if nothing ran on it; empty: the runner does not distinguish nodes."""
         return {}
 
     @abstractmethod
     def close(self) -> None:
-        """End every process and give back every resource."""
+        """End every process and release all resources."""
 
     def run(self, request: TrialRequest) -> TrialResult:
-        """Submit one attempt and wait for its result. For a runner that has nothing else to do: other events are dropped."""
+        """Submit one attempt and wait for its result. Only for a runner that is otherwise idle: other events are dropped."""
         handle = self.submit(request)
         while True:
             for of, event in self.events(1.0):

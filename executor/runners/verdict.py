@@ -1,4 +1,4 @@
-"""What becomes of a trial, from what each of its ranks reported."""
+"""Decides the result of a trial from the reports of its ranks."""
 
 import signal
 from collections.abc import Mapping
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from executor.failures import failure_table
 from executor.runners.messages import Kind, Message
 from executor.runners.transport import Death
+from search_spaces.clusters.microbenchmark import MicrobenchmarkResult
 from search_spaces.failure import Evidence, FailureRow, FailureTable, Sign
-from search_spaces.microbenchmark import MicrobenchmarkResult
 from search_spaces.outcome import Outcome
 from search_spaces.plain import from_plain
 from search_spaces.trial import TrialResult
@@ -17,15 +17,15 @@ Report = Message | Death
 """How a rank's part of a trial ended: a `result` or `failure` message, or its death."""
 
 CLEAN = (Outcome.INVALID, Outcome.INFEASIBLE, Outcome.WRONG)
-"""Outcomes that leave the rank processes fit for the next trial, if every rank came to the same one, or to a consequence."""
+"""Outcomes after which the rank processes can serve the next trial, if every rank reported the same one, or a consequence."""
 GRACE_SECONDS = 0.5
-"""How long after the first failure the ranks are heard: the cause may come after its consequences."""
+"""How long further reports are awaited after the first failure: the cause may arrive after its consequences."""
 CONSEQUENCE_GRACE_SECONDS = 5.0
-"""The same while all that was heard are consequences: a machine under load may tell of their cause seconds later."""
+"""The same while all reports are consequences: under load their cause may be reported seconds later."""
 CLEAN_GRACE_SECONDS = 2.0
-"""The same where the failure is clean: a gang that is kept saves more than this."""
+"""The same if the failure is clean: keeping the gang saves more time than this."""
 _CONSEQUENCE = 2
-"""The order of a failure that another one has brought about."""
+"""The order of a failure that is the consequence of another one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,21 +36,21 @@ class Verdict:
     keep: bool
     """Whether the rank processes can serve the next trial."""
     rank: int | None = None
-    """The rank whose failure is told; None: there was none."""
+    """The rank whose failure is reported; None: no failure."""
     rejoin: bool = False
-    """Whether they need a new process group first: collectives of the failed trial may be left half done in the old one."""
+    """Whether they need a new process group first: the old one may contain unfinished collectives of the failed trial."""
 
 
 def judge(
     attempt: str, reports: Mapping[int, Report], world_size: int, waited: float, table: FailureTable | None = None
 ) -> Verdict | None:
-    """Decide, or return None to hear the other ranks first.
+    """Decide, or return None to wait for the other ranks first.
 
-    1. Without a failure: rank 0's result, when every rank has given its own.
-    2. With one: after a grace, which `waited` seconds since the first failure may have reached, or when every rank has
-       reported, the cause is told. A death comes before an error, for it makes the others fail, in whatever words; both come
-       before what the failure table calls a consequence (a broken collective, an abort by its watchdog); among equals the
-       first to arrive.
+    1. Without a failure: return rank 0's result when every rank has reported its own.
+    2. With a failure: report the cause when every rank has reported, or when `waited` seconds since the first failure exceed
+       the grace period. A death takes precedence over an error, because it makes the other ranks fail, with any message. Both
+       take precedence over what the failure table calls a consequence (a broken collective, an abort by its watchdog). Among
+       equals the first to arrive counts.
     """
     table = table or failure_table()
     failures = [(rank, report) for rank, report in reports.items() if not _is_result(report)]
@@ -66,11 +66,11 @@ def judge(
 
 
 def died(attempt: str, rank: int, death: Death, table: FailureTable | None = None) -> TrialResult:
-    """The result of a trial that a rank's death ended, by the failure table."""
+    """Return the result of a trial that was ended by a rank's death, by the failure table."""
     row = row_of(death, table or failure_table())
     says_why = death.exit_code is not None and death.exit_code >= 0
     last = death.output.splitlines()[-1:] if says_why else []
-    oom = ["the kernel killed for want of memory"] if death.out_of_memory_kill and row.verify else []
+    oom = ["the kernel killed a process for lack of memory"] if death.out_of_memory_kill and row.verify else []
     return TrialResult(
         attempt=attempt,
         outcome=row.outcome,
@@ -81,14 +81,14 @@ def died(attempt: str, rank: int, death: Death, table: FailureTable | None = Non
 
 
 def row_of(death: Death, table: FailureTable) -> FailureRow:
-    """The row of the failure table that tells a rank's death."""
+    """Return the row of the failure table that matches a rank's death."""
     gone = (Sign.OUT_OF_REACH,) if death.exit_code is None else ()
     signs = (*gone, *((Sign.OOM_KILL,) if death.out_of_memory_kill else ()))
     return table.find(Evidence(exit_code=death.exit_code, signs=signs, output=death.output))[0]
 
 
 def how_it_ended(death: Death) -> str:
-    """The end of a process in words."""
+    """Describe the end of a process."""
     if death.exit_code is None:
         return "is out of reach"
     if death.exit_code >= 0:
@@ -109,12 +109,12 @@ def _result(report: Report) -> TrialResult:
 
 
 def is_clean(report: Report) -> bool:
-    """Whether it is a failure that leaves its own rank's process fit for the next trial."""
+    """Whether this is a failure after which its own rank's process can serve the next trial."""
     return not isinstance(report, Death) and not _is_result(report) and report["outcome"] in CLEAN and not report["retire"]
 
 
 def _leaves_fit(report: Report, cause: Report) -> bool:
-    """Whether a rank is fit for the next trial after a clean `cause`: it came to the same, failed for it, or had ended well."""
+    """Whether a rank can serve the next trial after a clean `cause`: it failed equally, as a consequence, or had succeeded."""
     if isinstance(report, Death) or isinstance(cause, Death):
         return False
     return _is_result(report) or report["collective"] or _kind(report) == _kind(cause)

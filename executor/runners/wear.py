@@ -1,4 +1,4 @@
-"""Whether warm rank processes have come back to their base after a trial, or hold what earlier trials left."""
+"""Checks whether warm rank processes return to their base usage after a trial, or still hold what earlier trials left."""
 
 import os
 from dataclasses import dataclass, replace
@@ -6,45 +6,45 @@ from pathlib import Path
 
 from executor.process_tree import descendants
 
-TRIALS_IN_A_LIFE = 100
-"""Trials after which processes are started anew whatever they hold: what grows too slowly to be seen, or where nobody looks,
-has an end too. A cold start takes some seconds, so that it costs a trial well below a tenth of one."""
+TRIALS_PER_PROCESS = 100
+"""Trials after which processes are restarted whatever they hold. This bounds leaks that are too slow or not checked. A cold
+start takes a few seconds, which is well below a tenth of a second per trial."""
 BASE_TRIALS = 2
-"""What the second trial leaves is the base: the first one's late imports, libraries' caches and process groups are in it. A
-trial that failed may leave what it allocated: where it is one of these, the base holds none of torch's memory."""
+"""The usage after the second trial is the base: it includes late imports, libraries' caches and process groups of the first.
+A failed trial may leave its allocations: if it is one of these two, the base includes none of torch's memory."""
 RESIDENT_SHARE = 0.5
 RESIDENT_BYTES = 512 * 2**20
-"""Memory of each kind may grow by this share of the base and these bytes: allocators and libraries keep some of what the
-largest trial needed, which the next large one takes again; a leak goes past any bound."""
+"""Memory of each kind may grow by this share of the base plus these bytes: allocators and libraries cache part of what the
+largest trial needed, and the next large one reuses it. A leak exceeds any bound."""
 DESCRIPTORS = 64
-"""Open files beyond the base: sockets of a gang of many ranks come and go, leaked ones add up."""
+"""Allowed open files beyond the base: sockets of a large gang come and go, leaked ones accumulate."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rest:
+class ProcessUsage:
     """What a rank process holds between two trials."""
 
     resident_bytes: int
     descriptors: int
     """Open files."""
     children: int
-    """Processes that it has started, with theirs, and that still live."""
+    """Its living descendants."""
     reserved_bytes: int = 0
-    """Of the device's memory, by torch's allocator, when its cache has been given back."""
+    """Device memory reserved by torch's allocator after its cache has been released."""
     pinned_bytes: int = 0
-    """Of the host's memory, by torch's allocator of pinned memory, when its cache has been given back. Not resident."""
+    """Host memory held by torch's pinned allocator after its cache has been released. Not part of the resident set."""
     failed: bool = False
     """Whether the trial failed on this rank."""
 
 
-def rest(reserved_bytes: int = 0, pinned_bytes: int = 0, failed: bool = False) -> Rest | None:
-    """Of this process, after a trial; None: the system does not tell."""
+def process_usage(reserved_bytes: int = 0, pinned_bytes: int = 0, failed: bool = False) -> ProcessUsage | None:
+    """Return the usage of this process after a trial; None: the system does not report it."""
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
-        descriptors = len(os.listdir("/proc/self/fd"))  # noqa: PTH208  names alone
+        descriptors = len(os.listdir("/proc/self/fd"))  # noqa: PTH208  only names are needed
     except OSError:
         return None
-    return Rest(
+    return ProcessUsage(
         resident_bytes=pages * os.sysconf("SC_PAGE_SIZE"),
         descriptors=descriptors,
         children=len(descendants(os.getpid())),
@@ -55,32 +55,32 @@ def rest(reserved_bytes: int = 0, pinned_bytes: int = 0, failed: bool = False) -
 
 
 class Wear:
-    """What each rank of a gang held after each of its trials, since the processes were started."""
+    """Tracks what each rank of a gang holds after its trials, since the processes were started."""
 
     def __init__(self) -> None:
         self._seen: dict[int, int] = {}
-        self._base: dict[int, Rest] = {}
-        self._last: dict[int, Rest] = {}
+        self._base: dict[int, ProcessUsage] = {}
+        self._last: dict[int, ProcessUsage] = {}
 
     def clear(self) -> None:
-        """The processes are new."""
+        """Start anew, for new processes."""
         self._seen.clear()
         self._base.clear()
         self._last.clear()
 
-    def note(self, rank: int, rest: Rest) -> None:
-        """What a rank holds after a trial."""
+    def record(self, rank: int, usage: ProcessUsage) -> None:
+        """Record what a rank holds after a trial."""
         self._seen[rank] = self._seen.get(rank, 0) + 1
-        self._last[rank] = rest
+        self._last[rank] = usage
         if self._seen[rank] <= BASE_TRIALS:
-            self._base[rank] = replace(rest, reserved_bytes=0, pinned_bytes=0) if rest.failed else rest
+            self._base[rank] = replace(usage, reserved_bytes=0, pinned_bytes=0) if usage.failed else usage
 
-    def worn(self) -> str:
-        """Why the processes should not go on, in words; empty: nothing speaks against it."""
+    def restart_reason(self) -> str:
+        """Return why the processes should be restarted; empty: they can continue."""
         return next(filter(None, (_grown(rank, self._base[rank], now) for rank, now in self._last.items())), "")
 
 
-def _grown(rank: int, base: Rest, now: Rest) -> str:
+def _grown(rank: int, base: ProcessUsage, now: ProcessUsage) -> str:
     for kind, before, held in (
         ("resident", base.resident_bytes, now.resident_bytes),
         ("device", base.reserved_bytes, now.reserved_bytes),

@@ -1,18 +1,18 @@
-"""When Python collects reference cycles in a trial: by itself, or at chosen steps, the same on every rank."""
+"""Decides when Python collects reference cycles in a trial: automatically, or at chosen steps, the same on every rank."""
 
 import contextlib
 import gc
 from collections.abc import Iterator
 
 _YOUNG = 1
-"""The oldest generation that is looked at: what outlives a collection is never looked at again, so that one stays short."""
+"""The oldest generation that is collected. Objects that survive are never scanned again, so a collection stays short."""
 
 
 @contextlib.contextmanager
 def collected_by_steps(interval: int) -> Iterator[None]:
-    """Inside, Python collects nothing by itself where `interval` (steps) is not 0; after it, as before.
+    """Disable automatic collection inside the block if `interval` (steps) is not 0; restore it afterwards.
 
-    Everything that is alive is collected and put among the old first: what a model is made of is looked at in no step.
+    A full collection runs first, which moves all live objects to the oldest generation: no step scans the model's objects.
     """
     if not interval or not gc.isenabled():
         yield
@@ -26,6 +26,6 @@ def collected_by_steps(interval: int) -> Iterator[None]:
 
 
 def collect_at(step: int, interval: int) -> None:
-    """Collect what came lately, where this step is one of every `interval`."""
+    """Collect the young generations if this step is a multiple of `interval`."""
     if interval and step and step % interval == 0:
         gc.collect(_YOUNG)

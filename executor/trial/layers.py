@@ -1,4 +1,4 @@
-"""A deep model's trial from those of two shallower ones."""
+"""Extrapolates the trial of a deep model from trials of two shallower ones."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -8,15 +8,15 @@ from executor.measurement.flops import flops_utilization, tflops_per_device
 from executor.measurement.meter import Costs
 from executor.measurement.timing import step_time
 from executor.measurement.trial_report import rate_of
-from search_spaces.configured import configured
-from search_spaces.data_schedule import useful_samples
-from search_spaces.fewer import LAYERS, fewer_layers
-from search_spaces.model import ModelSpec
+from search_spaces.models.model import ModelSpec
+from search_spaces.training.configured import configured
+from search_spaces.training.data_schedule import useful_samples
+from search_spaces.training.fewer import LAYERS, fewer_layers
 from search_spaces.trial import RankMeasurement, TrialRequest, TrialResult
 
 
 def line_of_layers(request: TrialRequest) -> Line | None:
-    """The line by which the model is extrapolated; None: it is run whole."""
+    """Return the line by which the model is extrapolated; None: the whole model is run."""
     depths = fewer_layers(request.config, request.model, request.fidelity.most_layers)
     if depths is None:
         return None
@@ -25,7 +25,8 @@ def line_of_layers(request: TrialRequest) -> Line | None:
 
 
 def shallower(request: TrialRequest, layers: int) -> TrialRequest:
-    """The same trial of a model of so many layers. Its losses are another model's, and it races against nothing."""
+    """Return the same trial with a model of `layers` layers. It has no reference losses, as those are another model's, and no
+    rate to beat."""
     assert isinstance(request.model, ModelSpec)
     return dataclasses.replace(
         request,
@@ -37,13 +38,13 @@ def shallower(request: TrialRequest, layers: int) -> TrialRequest:
 
 
 def at_full_depth(request: TrialRequest, line: Line, first: TrialResult, second: TrialResult) -> TrialResult:
-    """What the trials of both depths say of the whole model; the same on every rank.
+    """Extrapolate the trials of both depths to the whole model; the result is the same on every rank.
 
-    - Steps are paired in their order, so that the interval of the pairs holds both depths' errors as they are amplified.
-    - Parameters, states, bytes sent and FLOPs of a layer are every layer's: these are exact. Of messages in buckets the bytes
-      are, their count is rounded.
-    - The peak is the highest of several moments of a step: what is extrapolated may be above it or below it. So it speaks
-      against winning, but no trial is INFEASIBLE by it; by a peak of either depth it is.
+    - Steps are paired in their order, so that the interval of the pairs contains both depths' errors, as amplified.
+    - Parameters, states, bytes sent and FLOPs are the same for every layer, so their extrapolation is exact. For bucketed
+      messages the bytes are exact and the count is rounded.
+    - The peak is the maximum over several moments of a step, so its extrapolation may be too high or too low. It therefore
+      counts against winning, but does not make a trial INFEASIBLE; a measured peak of either depth does.
     """
     ranks = tuple(_rank(line, one, other) for one, other in zip(first.ranks, second.ranks, strict=True))
     pairs = zip(first.step_seconds, second.step_seconds, strict=False)
@@ -96,7 +97,7 @@ def _rank(line: Line, first: RankMeasurement, second: RankMeasurement) -> RankMe
 
 
 def costs_of(rank: RankMeasurement) -> Costs:
-    """What a rank spent on a step."""
+    """Return the costs of a step on a rank."""
     return Costs(
         cpu_seconds=rank.cpu_seconds_per_step,
         device_seconds=rank.device_seconds_per_step,
@@ -111,7 +112,7 @@ def _known(line: Line, first: int | None, second: int | None) -> int | None:
 
 
 def _executed(line: Line, first: TrialResult, second: TrialResult) -> float | None:
-    """10^12 FLOPs that a rank executes in a step of the whole model, on the mean; None: not counted."""
+    """Return the mean 10^12 FLOPs that a rank executes in a step of the whole model; None: not counted."""
     done = [
         None if result.hardware_tflops_per_device is None or not result.step_seconds
         else result.hardware_tflops_per_device * step_time(result.step_seconds).mean

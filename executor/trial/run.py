@@ -1,4 +1,4 @@
-"""One trial on one rank: build, warm up, account for memory, measure, agree, report."""
+"""Runs one trial on one rank: build, warm up, account for memory, measure, exchange, report."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -28,8 +28,9 @@ from executor.numa import bound_to_node
 from executor.trial.garbage import collect_at, collected_by_steps
 from executor.trial.layers import at_full_depth, line_of_layers, shallower
 from executor.trial.schedule import at_point, of_documents, over_schedule, points_of_request
-from search_spaces.data_schedule import useful_samples
-from search_spaces.model import FactoryModel, ModelSpec
+from search_spaces.models.model import FactoryModel, ModelSpec
+from search_spaces.plugins import Group, load_plugins
+from search_spaces.training.data_schedule import useful_samples
 from search_spaces.trial import Progress, TrialRequest, TrialResult
 
 ENGINES: dict[str, Engine] = {
@@ -37,40 +38,41 @@ ENGINES: dict[str, Engine] = {
     "ddp": DdpEngine(),
     "fsdp2": Fsdp2Engine(),
     "deepspeed": DeepSpeedEngine(),
+    **{engine.capability.engine: engine for engine in load_plugins(Group.ENGINES).values()},
 }
 WIDE = ("fp32", "fp64")
-"""Precisions in which nothing overflows that would not in a wider one."""
+"""Precisions whose range is not a cause of overflows."""
 LOSS_BOUND = {"fp64": 1e-8, "fp32": 1e-3, "bf16": 2e-2, "fp16": 2e-2, "fp8": 2e-2}
-"""Relative difference from the reference loss beyond which a trial is WRONG: rounding stays well below, an error does not."""
+"""Relative difference from the reference loss above which a trial is WRONG. Rounding stays well below it, errors do not."""
 WINDOW_SECONDS = 1.0
-"""That a window of timed steps may take on a device with a clock of its own: a trial ends between windows alone."""
+"""Longest window of timed steps on a device with its own clock: a trial can only end between windows."""
 WINDOW_STEPS = 8
-"""At most in a window, so that the host does not run ahead of the device without end."""
+"""Most steps of a window: they bound how far the host runs ahead of the device."""
 COUNTED_STEP = 1
-"""The warm-up step whose FLOPs are counted, uncompiled. Not the first, in which a user's module may set itself up."""
+"""The warm-up step whose FLOPs are counted, uncompiled. Not the first, in which a user's module may initialize itself."""
 
 
 def run_trial(context: RankContext, request: TrialRequest, progress: Callable[[Progress], None]) -> TrialResult:
-    """Run one trial; every rank of the gang calls it, and gets the same result.
+    """Run one trial. Every rank of the gang calls this function and gets the same result.
 
     1. Build the model (`build`).
-    2. Step until lazily made state exists, at least two updates (`warmup`); hold the first losses against the reference, and
-       count the FLOPs of one of these steps, since a step that is counted takes longer.
-    3. Account for the memory of an untimed step (`memory`); beyond the limit the trial ends here, before its timing costs.
-    4. Step until step times show no trend, then until their interval is narrow or the budget ends (`measure`); steps that
-       were steady already are timed ones. With `most_micro_batches` these steps alone are of fewer micro-batches.
-    5. Where there is a rate to beat, end at 4 as soon as it is out of reach: PRUNED.
+    2. Step until lazily created state exists, at least two updates (`warmup`). Compare the first losses with the reference, and
+       count the FLOPs of one of these steps, because counting slows a step down.
+    3. Account for the memory of an untimed step (`memory`). If the limit is exceeded, the trial ends here, before timing.
+    4. Step until step times show no trend, then until their interval is narrow or the budget ends (`measure`). Steps that were
+       already steady count as timed. With `most_micro_batches`, only the steps of this phase have fewer micro-batches.
+    5. If there is a rate to beat, end during 4 as soon as it is out of reach: PRUNED.
     6. Gather every rank's measurements.
 
-    With `most_layers` all of it is done of two shallower models, and the whole one's figures are extrapolated. Where the data
-    are scheduled all of it is done at each point of the schedule, and the whole job's figures follow (`over_schedule`); where
-    samples hold padding, figures are those of a whole step's worth of useful tokens (`of_documents`).
-    A user's script (engine `command`) has no session: it is run as it is, and tells its steps itself (`run_script`).
+    With `most_layers`, all of this is done for two shallower models, and the whole model's figures are extrapolated. With
+    scheduled data, all of it is done at each point of the schedule, and the whole job's figures are derived (`over_schedule`).
+    If samples contain padding, the figures are those of a whole step's useful tokens (`of_documents`).
+    A user's script (engine `command`) has no session: it runs unchanged and reports its steps itself (`run_script`).
 
     Raises:
         EngineRefusalError: the engine refuses the combination.
-        MemoryLimitError: a rank's peak is beyond the limit; raised on every rank.
-        WrongResultError: a loss or norm is not finite, or the first losses are off the reference; raised on every rank.
+        MemoryLimitError: a rank's peak exceeds the limit; raised on every rank.
+        WrongResultError: a loss or norm is not finite, or the first losses differ from the reference; raised on every rank.
         FactoryError, DataError: the user's module or text cannot be used.
     """
     points = points_of_request(request)
@@ -83,7 +85,7 @@ def _run(context: RankContext, request: TrialRequest, progress: Callable[[Progre
     line = line_of_layers(request)
     if line is not None:
         first, second = (_run_whole(context, shallower(request, layers), progress) for layers in (line.first, line.second))
-        # Where noise hides that more layers take longer, the whole model is run after all.
+        # If noise hides that more layers take longer, run the whole model instead.
         if line.rises(first.step_seconds, second.step_seconds):
             return at_full_depth(request, line, first, second)
     return _run_whole(context, request, progress)
@@ -102,7 +104,7 @@ def _run_whole(context: RankContext, request: TrialRequest, progress: Callable[[
             f"device: this trial is for {request.device_kind}, and rank {context.rank} has {context.device}; "
             "start the ranks on such devices"
         )
-    # Not beside graphs: versions of torch differ in whether segments of their private memory may grow.
+    # Not with CUDA graphs: torch versions differ in whether segments of their private memory may grow.
     grows = request.config.expandable_segments and not request.config.cuda_graphs
     set_expandable_segments(context.device, grows)
     trial.counters.reset_peaks()
@@ -117,7 +119,7 @@ def _run_whole(context: RankContext, request: TrialRequest, progress: Callable[[
 
 @contextmanager
 def closed_at_end(context: RankContext, session: EngineSession) -> Iterator[None]:
-    """Close a session at the end of the block; after a failure, when that has been reported."""
+    """Close a session at the end of the block; after a failure, once the failure has been reported."""
     try:
         yield
     except BaseException:
@@ -131,7 +133,7 @@ def _measure(trial: Trial, session: EngineSession) -> TrialResult:
     began = trial.enter("warmup")
     while not session.settled() or trial.step < _least_warm_up(request):
         _warm_up(trial, session)
-    session.prepare(trial.step)  # what is made between steps, as graphs are, belongs to the warm-up
+    session.prepare(trial.step)  # work between steps, such as capturing graphs, belongs to the warm-up
     trial.leave(began)
     account = _account(trial, session) if request.fidelity.measure_memory else None
     meter = _meter(trial, session)
@@ -141,8 +143,8 @@ def _measure(trial: Trial, session: EngineSession) -> TrialResult:
         began = trial.enter("warmup")
         settled = _settle(trial, session, meter)
         trial.leave(began)
-        trial.set_apart("compile", session.compile_seconds())
-        trial.set_apart("capture", session.capture_seconds())
+        trial.split_from_warmup("compile", session.compile_seconds())
+        trial.split_from_warmup("capture", session.capture_seconds())
         if not _is_hopeless(trial):
             began = trial.enter("measure")
             timed = _time_steps(trial, session, meter)
@@ -160,7 +162,8 @@ def _meter(trial: Trial, session: EngineSession) -> Meter:
 
 
 def _least_warm_up(request: TrialRequest) -> int:
-    """Updates before memory is accounted for: of a module that may draw random numbers in training, those without any."""
+    """Return the updates before memory is accounted for: for a user's module, which may use random numbers in training, at
+    least the reference steps, which run without them."""
     least = max(request.fidelity.warmup_updates, COUNTED_STEP + 1)
     return max(least, REFERENCE_STEPS) if isinstance(request.model, FactoryModel) else least
 
@@ -172,12 +175,12 @@ def _warm_up(trial: Trial, session: EngineSession) -> None:
     skipped = trial.skipped
     with FlopCounter() as counter:
         _run_step(trial, session)
-    # Where gradients overflowed the step ran several times, each with the same products.
+    # If gradients overflowed, the step ran several times with the same products each time.
     trial.flops = None if counter.total is None else counter.total // (1 + trial.skipped - skipped)
 
 
 def _account(trial: Trial, session: EngineSession) -> MemoryAccount:
-    """Memory of an extra step on every rank, and the verdict of the limit, the same on every rank."""
+    """Account for the memory of an extra step on every rank and check the limit; the outcome is the same on every rank."""
     began = trial.enter("memory")
     session.prepare(trial.step)
     account = _account_update(trial, session)
@@ -198,7 +201,7 @@ def _account(trial: Trial, session: EngineSession) -> MemoryAccount:
 
 
 def _account_update(trial: Trial, session: EngineSession) -> MemoryAccount:
-    """The account of a step that updates: one that overflowed does not come to its fullest moment."""
+    """Account for a step that updates: a step that overflowed does not reach its peak."""
     while True:
         steps: list[StepReport] = []
         account = account_step(
@@ -212,14 +215,14 @@ def _account_update(trial: Trial, session: EngineSession) -> MemoryAccount:
 
 
 def _settle(trial: Trial, session: EngineSession, meter: Meter) -> bool:
-    """Step until step times show no trend. False where the allowed steps end first, or no timing is needed any more.
+    """Step until step times show no trend. Return False if the allowed steps run out first or timing is no longer needed.
 
-    What is steady by then need not be stepped again: of full steps the meter keeps those.
+    The meter keeps full steps that were already steady, so that they need not be repeated.
     """
     seconds: list[float] = []
     line = trial.line
     if line is not None:
-        _run_step(trial, session, micro_batches=line.first)  # the first step of a count sets up what later ones find
+        _run_step(trial, session, micro_batches=line.first)  # the first step with a new count initializes state for it
     while has_trend(seconds):
         if _is_hopeless(trial) or trial.step >= trial.request.fidelity.max_warmup_steps:
             meter.keep(0)
@@ -228,13 +231,13 @@ def _settle(trial: Trial, session: EngineSession, meter: Meter) -> bool:
             seconds.append(meter.run(lambda events: _run_step(trial, session, events)))
         else:
             seconds.append(_run_step(trial, session, micro_batches=line.second))
-    # Steps that the host waited for one by one are none of a window's.
+    # Steps that the host waited for one by one do not count in windows.
     meter.keep(0 if _has_windows(meter, session) else steady_steps(seconds))
     return True
 
 
 def _is_hopeless(trial: Trial) -> bool:
-    """Whether warm-up alone shows that the trial cannot win. Every rank has the same step times, and so the same answer."""
+    """Whether warm-up already shows that the trial cannot win. All ranks have the same step times, hence the same answer."""
     return trial.race is not None and trial.race.is_hopeless(trial.warm_seconds)
 
 
@@ -245,13 +248,13 @@ class _Timed:
     seconds: list[float]
     costs: Costs
     began: float
-    """The first of them, by `time.monotonic`."""
+    """Start of the first step, by `time.monotonic`."""
     line: Line | None = None
-    """By which `seconds` are extrapolated; None: they are of full steps."""
+    """The line by which `seconds` are extrapolated; None: they are those of full steps."""
 
 
 def _time_steps(trial: Trial, session: EngineSession, meter: Meter) -> _Timed:
-    """Time full steps, or fewer micro-batches where the request allows it and they can be extrapolated."""
+    """Time full steps, or steps of fewer micro-batches if the request allows it and they can be extrapolated."""
     began = time.monotonic()
     timed = None if trial.line is None else _time_pairs(trial, session, trial.line)
     timed = timed or _time_full(trial, session, meter)
@@ -288,13 +291,14 @@ def _has_windows(meter: Meter, session: EngineSession) -> bool:
 
 
 def _window_steps(trial: Trial, meter: Meter, most: int) -> int:
-    """Steps that fit into a window, the same on every rank."""
+    """Return how many steps fit into a window, the same on every rank."""
     last = [*trial.warm_seconds, *meter.seconds][-1]
     return max(1, min(int(WINDOW_SECONDS / last), WINDOW_STEPS, most - len(meter.seconds)))
 
 
 def _time_pairs(trial: Trial, session: EngineSession, line: Line) -> _Timed | None:
-    """Full steps, each from a step of either count, so that drift meets both; None: they do not tell the slope."""
+    """Extrapolate each full step from one step of each count. They alternate, so that drift affects both. None: the slope
+    cannot be determined."""
     first, second = (_meter(trial, session) for _ in range(2))
     seconds: list[float] = []
     while len(seconds) < max(trial.request.fidelity.max_steps // 2, 1):
@@ -312,19 +316,19 @@ def _time_pairs(trial: Trial, session: EngineSession, line: Line) -> _Timed | No
 def _run_step(
     trial: Trial, session: EngineSession, events: DeviceEvents | None = None, micro_batches: int | None = None
 ) -> float:
-    """One optimizer step on every rank, of fewer micro-batches where that is asked for.
+    """Run one optimizer step on every rank, with fewer micro-batches if requested.
 
-    Where gradients overflow, the step is trained again on the same data: its time is that of all runs together, its losses are
-    those of a step that overflows nowhere, and it is one step of the reference.
+    If gradients overflow, the step is repeated on the same data. Its time is the sum over all runs, its losses are those of the
+    run without overflow, and it counts as one step of the reference.
 
     Returns the slowest rank's seconds, the same on every rank.
     """
     session.prepare(trial.step, micro_batches)
-    gather_numbers(trial.context, [0.0])  # a barrier: no rank's clock runs while it waits for another to get its data ready
+    gather_numbers(trial.context, [0.0])  # a barrier: no rank's clock runs while it waits for another rank's data
     began = time.perf_counter()
     if events is not None:
         events.start()
-    collect_at(trial.step, trial.request.config.gc_interval)  # timed, as it takes its time in training, too
+    collect_at(trial.step, trial.request.config.gc_interval)  # timed, because it takes time in training too
     report = session.train_step()
     while report.skipped:
         trial.skipped += 1
@@ -343,15 +347,15 @@ def _run_step(
         samples = samples * micro_batches / trial.line.full
     elif trial.phase == "warmup":
         trial.warm_seconds.append(seconds)
-    trial.tell(samples / seconds)
+    trial.report_progress(samples / seconds)
     return seconds
 
 
 def _run_window(trial: Trial, session: EngineSession, events: DeviceEvents, count: int) -> list[float]:
-    """Full steps one after the other, for which the host waits once, at their end: it starts a step while the device is at
-    earlier ones, as in training. The device's own clock tells each step's seconds.
+    """Run full steps one after the other. The host waits once, at their end, and launches a step while the device runs earlier
+    ones, as in training. The device's own clock measures each step.
 
-    Returns the slowest rank's seconds of each, the same on every rank.
+    Returns the slowest rank's seconds of each step, the same on every rank.
     """
     launched: list[Callable[[], StepReport]] = []
     for step in range(trial.step, trial.step + count):
@@ -370,16 +374,16 @@ def _run_window(trial: Trial, session: EngineSession, events: DeviceEvents, coun
         _check_loss(trial, loss, norm, whole=True)
         trial.step += 1
     seconds = [slowest for slowest, _, _ in agreed]
-    trial.tell(useful_samples(trial.request.config, trial.request.workload) * count / sum(seconds))
+    trial.report_progress(useful_samples(trial.request.config, trial.request.workload) * count / sum(seconds))
     return seconds
 
 
 def _agree(context: RankContext, seconds: list[float], reports: list[StepReport]) -> list[tuple[float, float, float]]:
-    """Of each step: slowest seconds, mean loss and gradient norm over the ranks."""
+    """Return the slowest seconds, mean loss and gradient norm over the ranks, for each step."""
     numbers: list[float] = []
     for own, step in zip(seconds, reports, strict=True):
         norm = 0.0 if step.gradient_norm is None else step.gradient_norm
-        # Of a pipeline, the last stage's ranks alone know the loss.
+        # In a pipeline, only the last stage's ranks know the loss.
         loss, knows = (0.0, 0.0) if step.loss is None else (step.loss, 1.0)
         numbers += [own, loss, knows, norm]
     ranks = gather_numbers(context, numbers)
@@ -391,7 +395,8 @@ def _agree(context: RankContext, seconds: list[float], reports: list[StepReport]
 
 
 def _check_loss(trial: Trial, loss: float, norm: float, whole: bool) -> None:
-    """`whole`: the step had the whole global batch. Others have other losses, which no reference holds."""
+    """Check that the values are finite and match the reference. `whole`: the step had the whole global batch; the reference has
+    no losses of other steps."""
     for name, value in (("loss", loss), ("gradient norm", norm)):
         if value != value or value in (float("inf"), float("-inf")):
             raise WrongResultError(f"{name} is {value} at step {trial.step}; {finite_remedy(trial.request, trial.step)}")
@@ -409,7 +414,7 @@ def _check_loss(trial: Trial, loss: float, norm: float, whole: bool) -> None:
 
 
 def finite_remedy(request: TrialRequest, step: int) -> str:
-    """What the user can change where the loss of a step is not finite. The first one does not depend on the learning rate."""
+    """Return what the user can change if a step's loss is not finite. The first step does not depend on the learning rate."""
     remedies = []
     if request.config.precision not in WIDE:
         remedies.append("use --pin precision=fp32")
@@ -421,7 +426,7 @@ def finite_remedy(request: TrialRequest, step: int) -> str:
 
 
 def _build_bytes(request: TrialRequest) -> int:
-    """What a rank holds before it shards: of our own model nothing, since it makes what it keeps alone; DeepSpeed is given the
-    whole one, and a user's code makes it whole: in fp32 and once more."""
+    """Return the bytes that a rank holds before sharding: none for our own model, because a rank builds only its share.
+    DeepSpeed gets the whole model, and a user's code builds it whole: in fp32, with one further copy."""
     makes_shares = isinstance(request.model, ModelSpec) and request.engine != "deepspeed"
     return 0 if makes_shares else 8 * request.model.parameter_count

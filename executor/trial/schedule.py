@@ -1,4 +1,4 @@
-"""A trial by its useful tokens: of scheduled data, from trials that stand at single points of the schedule; of documents."""
+"""Rates a trial by its useful tokens: with scheduled data, from trials at single points of the schedule; with documents."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -8,13 +8,13 @@ from executor.measurement.meter import Costs
 from executor.measurement.timing import step_time
 from executor.measurement.trial_report import rate_of
 from executor.trial.layers import costs_of
-from search_spaces.data_schedule import Point, points_of, useful_share
+from search_spaces.training.data_schedule import Point, points_of, useful_share
 from search_spaces.trial import RankMeasurement, TrialRequest, TrialResult
 
 
 def points_of_request(request: TrialRequest) -> tuple[Point, ...]:
-    """Where the schedule is measured, the last point, which has whole sequences, first: it has the highest peak, and its
-    losses are those of the job's reference. Empty: nothing is scheduled, or the trial stands at a point already.
+    """Return the points at which the schedule is measured. The last one, with whole sequences, comes first: it has the highest
+    peak, and its losses are those of the job's reference. Empty: nothing is scheduled, or the trial is already at a point.
     """
     if request.workload.schedule_step is not None:
         return ()
@@ -23,7 +23,7 @@ def points_of_request(request: TrialRequest) -> tuple[Point, ...]:
 
 
 def at_point(request: TrialRequest, point: Point) -> TrialRequest:
-    """The same trial, standing at a point of the schedule. It races against nothing: the rate to beat is the whole job's."""
+    """Return the same trial at a point of the schedule, without a rate to beat: that rate is the whole job's."""
     last = point.kept == request.workload.sequence_length
     return dataclasses.replace(
         request,
@@ -34,13 +34,13 @@ def at_point(request: TrialRequest, point: Point) -> TrialRequest:
 
 
 def over_schedule(request: TrialRequest, points: Sequence[Point], results: Sequence[TrialResult]) -> TrialResult:
-    """What the points' trials say of the whole job; the same on every rank. The first of them has whole sequences.
+    """Combine the points' trials into the whole job's; the result is the same on every rank. The first has whole sequences.
 
-    - A step's seconds are those of a whole step's worth of useful tokens: of the weighted steps, over the share of a whole
-      step's tokens that they train on. So samples/s are useful tokens/s over the tokens of a whole sample, and compare with
-      those of configurations without a schedule.
-    - Steps of the points are joined in their order, so that the interval holds every point's errors by its weight.
-    - Memory, messages and losses are those of whole sequences, which every schedule comes to.
+    - A step's seconds are those of a whole step's useful tokens: the weighted mean of the points' steps, divided by the share
+      of a whole step's tokens that they train on. So samples/s are useful tokens/s divided by the tokens of a whole sample, and
+      are comparable with those of configurations without a schedule.
+    - Steps of the points are joined in their order, so that the interval contains every point's error with its weight.
+    - Memory, messages and losses are those of whole sequences, which every schedule reaches.
     """
     whole, weights = results[0], [point.weight for point in points]
     share = useful_share(request.config, request.workload)
@@ -67,8 +67,8 @@ def over_schedule(request: TrialRequest, points: Sequence[Point], results: Seque
 
 
 def of_documents(request: TrialRequest, result: TrialResult) -> TrialResult:
-    """The figures of a trial on documents for a whole step's worth of useful tokens, as `over_schedule` has them: whatever is
-    packed or padded, samples/s are useful tokens/s over the tokens of a whole sample. As it is where samples are whole.
+    """Return the figures of a trial on documents for a whole step's useful tokens, as in `over_schedule`: with packing or
+    padding, samples/s are useful tokens/s divided by the tokens of a whole sample. Whole samples leave the result unchanged.
     """
     share = useful_share(request.config, request.workload)
     if not request.workload.document_lengths or not result.step_seconds:
@@ -85,8 +85,8 @@ def of_documents(request: TrialRequest, result: TrialResult) -> TrialResult:
 def _useful_text(request: TrialRequest, share: float, result: TrialResult) -> str:
     how = "packed into rows" if request.config.pack_sequences else "in rows of their own"
     rate = result.samples_per_second
-    told = "" if rate is None else f"{rate.mean * request.workload.sequence_length:,.0f} useful tokens/s, "
-    return f"{told}{share:.1%} of all: documents {how}"
+    speed = "" if rate is None else f"{rate.mean * request.workload.sequence_length:,.0f} useful tokens/s, "
+    return f"{speed}{share:.1%} of all: documents {how}"
 
 
 def _notes(results: Sequence[TrialResult]) -> list[str]:
@@ -101,7 +101,7 @@ def _text(request: TrialRequest, points: Sequence[Point], rate: float) -> str:
 
 
 def _mean_speed(weights: Sequence[float], results: Sequence[TrialResult], name: str) -> float | None:
-    """Mean of FLOP/s over the time of the points' steps; None where a point's are not known."""
+    """Return the mean FLOP/s weighted by the time of the points' steps; None if a point's are unknown."""
     means = [step_time(result.step_seconds).mean for result in results]
     speeds = [getattr(result, name) for result in results]
     if any(speed is None for speed in speeds):

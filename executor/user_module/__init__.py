@@ -1,1 +1,1 @@
-"""A module of the user's own: how it is loaded, and how it may be divided."""
+"""User modules: loading them and dividing them."""

@@ -1,4 +1,4 @@
-"""What the search must know of a user's module before the first trial."""
+"""Describes a user's module for the search, before the first trial."""
 
 import copy
 from collections.abc import Mapping
@@ -11,18 +11,18 @@ from executor.measurement.flop_counter import FlopCounter
 from executor.user_module.factory import UserModule, load_factory
 from executor.user_module.survey import LARGEST_RUN, UndividedError, loss_of, on_meta, survey
 from executor.user_module.tensor_plan import tensor_divisor
-from search_spaces.model import FactoryModel
+from search_spaces.models.model import FactoryModel
 from search_spaces.trial import Workload
 
 LEAST_SAMPLES = 2
-"""Of the batch that is looked at: some modules take one sample for none."""
+"""Samples of the batch that the module is examined with; some modules squeeze a batch of one sample."""
 
 
 def describe(reference: str, workload: Workload) -> FactoryModel:
-    """Build `module:factory` and look at it: its parameters, and where it can be divided.
+    """Build `module:factory`, count its parameters and find where it can be divided.
 
     Raises:
-        FactoryError: the factory does not keep the Protocol, or raises; so does its batch function.
+        FactoryError: the factory or its batch function violates the Protocol, or raises.
     """
     user = load_factory(reference, workload)
     batch = FactoryData(batch=user.batch, workload=replace(workload, global_batch_size=LEAST_SAMPLES)).global_batch(0)
@@ -40,20 +40,21 @@ def describe(reference: str, workload: Workload) -> FactoryModel:
 
 
 def flops_per_sample(module: nn.Module, batch: Mapping[str, Tensor]) -> float | None:
-    """FLOPs of a forward and backward of each sample of `batch`; None where they cannot be counted here.
+    """FLOPs of a forward and backward per sample of `batch`; None if they cannot be counted here.
 
-    The module runs on the meta device, where nothing is computed; a small one that cannot runs on the CPU. It stays as it is.
+    The module runs on the meta device, where nothing is computed. If that fails and the module is small, it runs on the CPU.
+    The module is not changed.
     """
     try:
         return _counted(on_meta(module), {name: value.to("meta") for name, value in batch.items()})
     except Exception:
-        # Some modules look at values, which a meta tensor has none of.
+        # Some modules read values, which meta tensors do not have.
         if sum(parameter.numel() for parameter in module.parameters()) > LARGEST_RUN:
             return None
     try:
         return _counted(copy.deepcopy(module), batch)
     except Exception:
-        # Some run on an accelerator alone. The first trial reports what is wrong with a module.
+        # Some modules run only on an accelerator. The first trial reports errors of a module.
         return None
 
 
@@ -67,13 +68,13 @@ def _counted(module: nn.Module, batch: Mapping[str, Tensor]) -> float | None:
 
 
 def _stages(user: UserModule, batch: Mapping[str, Tensor]) -> tuple[int, str]:
-    """The most stages of a pipeline, and where there is but one, why."""
+    """The maximum number of pipeline stages, and if it is one, the reason."""
     try:
         found = survey(user.module, batch, user.plan)
     except UndividedError as error:
         return 1, str(error)
     except Exception as error:
-        # A module may run on an accelerator alone. What is wrong with it, its first trial tells.
+        # Some modules run only on an accelerator. The first trial reports errors of a module.
         first = (str(error).strip().splitlines() or [""])[0]
         return 1, f"it does not run on the CPU ({type(error).__name__}: {first})"
     return len(found.starts), ""

@@ -1,4 +1,4 @@
-"""The Protocol of a factory, and how a user's module is loaded inside a rank."""
+"""The Protocol of a factory, and the loading of a user's module inside a rank."""
 
 import importlib
 from collections.abc import Callable, Mapping
@@ -11,17 +11,18 @@ from torch import nn
 from executor.errors import ExecutorError, FactoryError
 from executor.user_module.huggingface import make_huggingface
 from executor.user_module.plan import ParallelPlan, own_plan, read_plan, require_modules
-from search_spaces.huggingface import BUILT
+from search_spaces.models.huggingface import BUILT
 from search_spaces.trial import Workload
 
 Batch = Callable[[int, torch.Generator], Mapping[str, Any]]
-"""`batch(micro_batch_size, generator)`: the keyword arguments that the module is called with."""
+"""`batch(micro_batch_size, generator)` returns the keyword arguments for a call of the module."""
 
 
 class Factory(Protocol):
-    """What `module:factory` names. Calling the module with a batch gives the loss, or an object with `.loss`.
+    """The function that `module:factory` names. A call of the module with a batch returns the loss or an object with `.loss`.
 
-    A third value is a plan (`executor.user_module.plan`) as a dict: where tensor and pipeline parallelism may cut the module.
+    The optional third value is a plan (`executor.user_module.plan`) as a dict: where tensor and pipeline parallelism may cut
+    the module.
     """
 
     def __call__(self) -> tuple[nn.Module, Batch] | tuple[nn.Module, Batch, Mapping[str, Any]]: ...
@@ -29,7 +30,7 @@ class Factory(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UserModule:
-    """What a factory made."""
+    """The checked result of a factory."""
 
     reference: str
     module: nn.Module
@@ -41,7 +42,7 @@ def load_factory(reference: str, workload: Workload) -> UserModule:
     """Import `module:factory`, call it, and check what it returns; `hf:CONFIG` builds a Hugging Face model for the workload.
 
     Raises:
-        FactoryError: the message is one line with the remedy; the user's own error, if there is one, is its cause.
+        FactoryError: the message is one line with the remedy; the user's own error, if any, is its cause.
     """
     made = _make(reference, workload)
     if not (isinstance(made, tuple) and len(made) in (2, 3)):
@@ -76,7 +77,7 @@ def _find(reference: str) -> Factory:
         if isinstance(error, ModuleNotFoundError) and error.name and f"{name}.".startswith(f"{error.name}."):
             remedy = "run in the folder that holds it, or put that folder on PYTHONPATH"
             raise FactoryError(f"{reference}: there is no module {error.name!r}; {remedy}") from None
-        raise FactoryError(f"{reference}: importing {name} raised {_named(error)}; fix the module") from error
+        raise FactoryError(f"{reference}: importing {name} raised {_describe_error(error)}; fix the module") from error
     factory = getattr(module, attribute, None)
     if not callable(factory):
         problem = "has no" if factory is None else "cannot call its"
@@ -91,9 +92,9 @@ def _call(reference: str, factory: Callable[[], Any], remedy: str) -> Any:
     except ExecutorError:
         raise
     except (Exception, SystemExit) as error:
-        raise FactoryError(f"{reference} raised {_named(error)}; {remedy}") from error
+        raise FactoryError(f"{reference} raised {_describe_error(error)}; {remedy}") from error
 
 
-def _named(error: BaseException) -> str:
+def _describe_error(error: BaseException) -> str:
     first = (str(error).strip().splitlines() or [""])[0]
     return f"{type(error).__name__}: {first}" if first else type(error).__name__

@@ -1,4 +1,4 @@
-"""Hugging Face models from their config.json, with random weights: `hf:CONFIG`. Needs the extra `transformers`."""
+"""Builds Hugging Face models from their config.json, with random weights (`hf:CONFIG`). Needs the extra `transformers`."""
 
 import importlib
 import sys
@@ -13,25 +13,24 @@ from torch.nn import functional
 from executor.data.batches import BatchFunction, long_text
 from executor.errors import FactoryError
 from executor.user_module.plan import Style
-from search_spaces.huggingface import BUILT
+from search_spaces.models.huggingface import BUILT
 from search_spaces.trial import Workload
 
 CONFIG, ADAPTER = "config.json", "adapter_config.json"
 MASKED_SHARE = 0.15
-"""Of the tokens of a masked language model's sample [Devlin et al. 2019, BERT, 3.1]: as many in each, so that samples weigh
-alike."""
+"""Fraction of masked tokens [Devlin et al. 2019, BERT, 3.1]; every sample has the same number, so that samples weigh equally."""
 IGNORED = -100
-"""Label of a token that has no part in the loss."""
+"""Label of a token that the loss ignores."""
 
 
 def make_huggingface(reference: str, workload: Workload) -> tuple[nn.Module, BatchFunction]:
-    """The model of `hf:FOLDER` or `hf:FOLDER/config.json`, with the adapters of an adapter_config.json beside it.
+    """The model of `hf:FOLDER` or `hf:FOLDER/config.json`, with the adapters of an adapter_config.json in the same folder.
 
-    It is trained on bytes of text: to predict the next one (`…ForCausalLM`), or masked ones (`…ForMaskedLM`). Of a
-    `…ForConditionalGeneration` with a `text_config` this is the text tower: no image or sound is drawn.
+    It is trained on bytes of text, to predict the next byte (`…ForCausalLM`) or masked bytes (`…ForMaskedLM`). For a
+    `…ForConditionalGeneration` with a `text_config`, the model is the text tower: batches have no images or sound.
 
     Raises:
-        FactoryError: there is no such file, a package is missing, or the architecture is trained otherwise.
+        FactoryError: the file does not exist, a package is missing, or the architecture is not one of these.
         DataError: the text is shorter than one sample.
     """
     file = _find(reference)
@@ -46,11 +45,11 @@ def make_huggingface(reference: str, workload: Workload) -> tuple[nn.Module, Bat
         model = kind.from_config(config) if named.startswith("Auto") else kind._from_config(config)
     else:
         raise FactoryError(
-            f"{reference}: architectures {named!r} is no …ForCausalLM or …ForMaskedLM of transformers "
-            f"{transformers.__version__}, nor has it a text_config; write a factory that returns the model and its batches"
+            f"{reference}: architectures {named!r} is not a …ForCausalLM or …ForMaskedLM of transformers "
+            f"{transformers.__version__} and has no text_config; write a factory that returns the model and its batches"
         )
     if hasattr(model.config, "use_cache"):
-        model.config.use_cache = False  # of keys and values, for generation alone
+        model.config.use_cache = False  # the cache of keys and values is for generation only
     adapter = file.parent / ADAPTER
     if adapter.is_file():
         model = _with_adapters(model, adapter, reference)
@@ -58,7 +57,7 @@ def make_huggingface(reference: str, workload: Workload) -> tuple[nn.Module, Bat
 
 
 def _text_tower(transformers: Any, config: Any) -> Any:
-    """The language model of `config.text_config`: its …ForCausalLM, or where it has none, its layers with a head on them."""
+    """The language model of `config.text_config`: its …ForCausalLM, or if there is none, its layers with an added head."""
     if type(config.text_config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
         return transformers.AutoModelForCausalLM.from_config(config.text_config)
     model = transformers.AutoModel.from_config(config.text_config)
@@ -75,11 +74,11 @@ class _TextTower(nn.Module):
         self.lm_head = nn.Linear(table.embedding_dim, table.num_embeddings, bias=False, dtype=table.weight.dtype)
         if tied:
             self.lm_head.weight = table.weight
-        said = getattr(model, "tp_plan", None) or {}
-        self.tp_plan = {**{f"model.{name}": style for name, style in said.items()}, "lm_head": Style.COLWISE_GATHER.value}
+        plan = getattr(model, "tp_plan", None) or {}
+        self.tp_plan = {**{f"model.{name}": style for name, style in plan.items()}, "lm_head": Style.COLWISE_GATHER.value}
 
     def forward(self, input_ids: Tensor, labels: Tensor) -> Tensor:
-        """The mean loss of each next token; `input_ids` and `labels` are [size, tokens]."""
+        """The mean next-token loss; `input_ids` and `labels` are [size, tokens]."""
         logits = self.lm_head(self.model(input_ids=input_ids).last_hidden_state)
         return functional.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
 
@@ -112,7 +111,7 @@ def _with_adapters(model: nn.Module, file: Path, reference: str) -> nn.Module:
 
 
 def _find(reference: str) -> Path:
-    """The config.json; a relative path is looked for where modules are, since ranks may run elsewhere."""
+    """Path of config.json. A relative path is also searched on `sys.path`, since ranks may run in another folder."""
     path = Path(reference.removeprefix(BUILT)).expanduser()
     for folder in ("", *sys.path):
         file = Path(folder) / path

@@ -1,4 +1,4 @@
-"""How a module of the user's own may be divided: what its factory says, or a Hugging Face model says of itself."""
+"""How a user's module may be divided: the plan of its factory, or the plan that a Hugging Face model declares."""
 
 import fnmatch
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,66 +14,66 @@ KEYS = ("tensor", "heads", "blocks", "split_points")
 
 
 class Style(StrEnum):
-    """What tensor-parallel ranks hold of a module; the names are those of Hugging Face's tensor-parallel plans."""
+    """The part of a module that a tensor-parallel rank holds; the names are those of Hugging Face's tensor-parallel plans."""
 
     COLWISE = "colwise"
-    """A slice of a Linear's outputs, which stay divided."""
+    """A slice of a Linear's outputs; the outputs stay divided."""
     COLWISE_GATHER = "colwise_gather_output"
-    """A slice of a Linear's outputs, which are gathered."""
+    """A slice of a Linear's outputs; the outputs are gathered."""
     ROWWISE = "rowwise"
-    """A slice of a Linear's inputs, or of an Embedding's rows: the ranks' results are summed."""
+    """A slice of a Linear's inputs or of an Embedding's rows; the ranks' results are summed."""
     SUMMAND = "replicated_with_grad_allreduce"
-    """The whole, used on this rank's heads alone: the ranks' gradients are summed."""
+    """The whole module, applied to this rank's heads only; the ranks' gradients are summed."""
 
 
-_SAME = {
+_STYLES = {
     "colwise_rep": Style.COLWISE_GATHER,
     "embedding_rowwise": Style.ROWWISE,
     "vocab_rowwise": Style.ROWWISE,
     **{style.value: style for style in Style},
 }
-"""Every name of a style that is read."""
+"""Every accepted name of a style, aliases included."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParallelPlan:
-    """Where a module can be cut. Names are those of `named_modules`; `*` stands for any one part of a name."""
+    """Where a module can be cut. Names are those of `named_modules`; `*` matches any one component of a name."""
 
     tensor: Mapping[str, Style] = field(default_factory=dict)
     """Name of a Linear or an Embedding -> its style. Empty: tensor-parallel ranks have nothing to divide."""
     heads: tuple[str, ...] = ()
-    """Names of whole numbers that a rank has its share of, such as `layers.*.attention.num_heads`."""
+    """Names of integer attributes that are divided by the number of ranks, such as `layers.*.attention.num_heads`."""
     blocks: str = ""
-    """Name of the ModuleList or Sequential of the blocks; empty: what is repeated most outwardly."""
+    """Name of the ModuleList or Sequential of the blocks; empty: the outermost repeated modules."""
     split_points: tuple[str, ...] = ()
     """Names of the blocks before which a pipeline stage may begin; empty: before each."""
     divides: tuple[int, ...] = ()
-    """Numbers that tensor-parallel ranks must divide beside the sizes of what is cut."""
+    """Numbers that the tensor-parallel size must divide, in addition to the sizes of the divided weights."""
     skipped: tuple[str, ...] = ()
-    """Names in the module's own plan that this product does not divide: every rank has them whole."""
+    """Names in the module's own plan that this product does not divide; every rank holds them whole."""
 
 
 def read_plan(plan: Any, reference: str) -> ParallelPlan:
-    """The plan that a factory returned beside module and batch.
+    """Read the plan that a factory returned after module and batch.
 
     Raises:
-        FactoryError: it is not a mapping of `KEYS`, or holds what no plan can say.
+        FactoryError: it is not a mapping of `KEYS`, or a value is invalid.
     """
     if not isinstance(plan, Mapping) or not set(plan) <= set(KEYS):
-        told = f"{sorted(map(str, set(plan) - set(KEYS)))}" if isinstance(plan, Mapping) else type(plan).__name__
-        raise FactoryError(f"{reference}: its plan has {told}; return a dict of some of {', '.join(KEYS)}")
+        unexpected = f"{sorted(map(str, set(plan) - set(KEYS)))}" if isinstance(plan, Mapping) else type(plan).__name__
+        raise FactoryError(f"{reference}: its plan has {unexpected}; return a dict of some of {', '.join(KEYS)}")
     tensor = plan.get("tensor", {})
     if not isinstance(tensor, Mapping) or not all(isinstance(name, str) for name in tensor):
         raise FactoryError(f"{reference}: plan.tensor is a {type(tensor).__name__}; give a dict of module name -> style")
-    unknown = {str(style) for style in tensor.values()} - set(_SAME)
+    unknown = {str(style) for style in tensor.values()} - set(_STYLES)
     if unknown:
-        known = ", ".join(_SAME)
+        known = ", ".join(_STYLES)
         raise FactoryError(f"{reference}: plan.tensor has the style {sorted(unknown)[0]!r}; use one of {known}")
     blocks = plan.get("blocks", "")
     if not isinstance(blocks, str):
         raise FactoryError(f"{reference}: plan.blocks is a {type(blocks).__name__}; give the name of one ModuleList")
     return ParallelPlan(
-        tensor={name: _SAME[str(style)] for name, style in tensor.items()},
+        tensor={name: _STYLES[str(style)] for name, style in tensor.items()},
         heads=_names(plan, "heads", reference),
         blocks=blocks,
         split_points=_names(plan, "split_points", reference),
@@ -81,10 +81,10 @@ def read_plan(plan: Any, reference: str) -> ParallelPlan:
 
 
 def require_modules(plan: ParallelPlan, module: nn.Module, reference: str) -> None:
-    """Refuse a tensor plan with a name that is no module's: what it was meant for would stay whole beside what is cut.
+    """Refuse a tensor plan with a name that matches no module: the intended module would stay whole next to divided ones.
 
     Raises:
-        FactoryError: it has one.
+        FactoryError: the plan has such a name.
     """
     names = [name for name, _ in module.named_modules()]
     for pattern in plan.tensor:
@@ -94,26 +94,26 @@ def require_modules(plan: ParallelPlan, module: nn.Module, reference: str) -> No
 
 
 def own_plan(module: nn.Module) -> ParallelPlan:
-    """What a Hugging Face model says of itself (`tp_plan`); empty for any other module.
+    """The plan that a Hugging Face model declares (`tp_plan`); empty for any other module.
 
-    What cannot be divided here stays whole: an unknown style, or a module that is not plain (`is_plain`). So does what stands
-    beside it, because a neighbour may rely on a divided result. Nothing relies on an Embedding's, which is whole either way.
+    A module stays whole if its style is unknown or the module is not plain (`is_plain`). Its siblings stay whole too, because
+    they may rely on its divided result. The result of an Embedding is whole in either case, so its siblings are not affected.
     """
-    said = getattr(module, "tp_plan", None) or getattr(module, "_tp_plan", None)
-    if not isinstance(said, Mapping):
+    plan = getattr(module, "tp_plan", None) or getattr(module, "_tp_plan", None)
+    if not isinstance(plan, Mapping):
         return ParallelPlan()
-    foreign: set[str] = set()
+    unsupported: set[str] = set()
     lookups: set[str] = set()
-    for name, style in said.items():
+    for name, style in plan.items():
         inners = [inner for path, inner in module.named_modules() if fits(name, path)]
-        if style in _SAME and (_SAME[style] is Style.SUMMAND or all(is_plain(inner, _SAME[style]) for inner in inners)):
+        if style in _STYLES and (_STYLES[style] is Style.SUMMAND or all(is_plain(inner, _STYLES[style]) for inner in inners)):
             continue
-        is_lookup = style in _SAME and all(isinstance(inner, nn.Embedding) for inner in inners)
-        (lookups if is_lookup else foreign).add(name)
-    owners = {name.rpartition(".")[0] for name in foreign} | foreign
-    beside = {name for name in said if any(name == owner or name.startswith(f"{owner}.") for owner in owners if owner)}
-    skipped = foreign | lookups | beside
-    kept = {name: _SAME[style] for name, style in said.items() if name not in skipped}
+        is_lookup = style in _STYLES and all(isinstance(inner, nn.Embedding) for inner in inners)
+        (lookups if is_lookup else unsupported).add(name)
+    owners = {name.rpartition(".")[0] for name in unsupported} | unsupported
+    siblings = {name for name in plan if any(name == owner or name.startswith(f"{owner}.") for owner in owners if owner)}
+    skipped = unsupported | lookups | siblings
+    kept = {name: _STYLES[style] for name, style in plan.items() if name not in skipped}
     config = getattr(module, "config", None)
     heads = (getattr(config, name, None) for name in ("num_attention_heads", "num_key_value_heads"))
     divides = tuple(number for number in heads if isinstance(number, int))
@@ -121,7 +121,8 @@ def own_plan(module: nn.Module) -> ParallelPlan:
 
 
 def is_plain(inner: nn.Module, style: Style) -> bool:
-    """Whether a slice of the module computes a slice of its result: a Linear, or rowwise an Embedding, with torch's forward."""
+    """Whether a slice of the module computes a slice of its result: a Linear, or with rowwise an Embedding, with torch's
+    forward."""
     forward = type(inner).forward
     plain = forward is nn.Linear.forward or (forward is nn.Embedding.forward and style is Style.ROWWISE)
     return plain and getattr(inner, "max_norm", None) is None
@@ -136,7 +137,7 @@ def matched(module: nn.Module, plan: ParallelPlan) -> Iterator[tuple[str, nn.Mod
 
 
 def fits(pattern: str, name: str) -> bool:
-    """Whether the name is the pattern's, part by part."""
+    """Whether the name matches the pattern, component by component."""
     parts, wanted = name.split("."), pattern.split(".")
     return len(parts) == len(wanted) and all(map(fnmatch.fnmatchcase, parts, wanted))
 

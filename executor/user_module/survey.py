@@ -1,4 +1,4 @@
-"""How a module runs through its blocks: found out by one forward on the meta device, where nothing is computed."""
+"""Observes how a module runs through its blocks, in one forward on the meta device, where nothing is computed."""
 
 import copy
 import itertools
@@ -13,19 +13,19 @@ from torch import Tensor, nn
 from executor.user_module.plan import ParallelPlan
 
 LARGEST_RUN = 200_000_000
-"""Parameters of a module that is run on the CPU where the meta device cannot: some seconds."""
+"""Largest module, in parameters, that runs on the CPU if it fails on the meta device; this takes a few seconds."""
 
 
 class UndividedError(Exception):
-    """Why a module cannot be cut into stages, in one clause."""
+    """The module cannot be cut into stages; the message gives the reason in one clause."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Survey:
-    """What a pipeline must know of a module. Names are those of `named_modules` and `named_parameters`."""
+    """The structure of a module, as a pipeline needs it. Names are those of `named_modules` and `named_parameters`."""
 
     blocks: tuple[str, ...]
-    """In the order in which they run, each on what the one before has returned."""
+    """In execution order; each block gets the output of the previous one."""
     starts: tuple[int, ...]
     """Blocks before which a stage may begin, the first one included."""
     before: frozenset[str]
@@ -33,15 +33,15 @@ class Survey:
     within: tuple[frozenset[str], ...]
     """Parameters of each block."""
     after: frozenset[str]
-    """Parameters that stand between the last block's output and the loss."""
+    """Parameters used between the last block's output and the loss."""
     hidden: Tensor
-    """On the meta device: the shape and type of what one block hands to the next."""
+    """Hidden state on the meta device: shape and dtype of a block's output."""
     outputs: Mapping[str, Any]
-    """Module with parameters of its own that runs before the first block -> what it returns, on the meta device."""
+    """Module with direct parameters that runs before the first block -> its output, on the meta device."""
     later: frozenset[str]
-    """Modules with parameters of their own that run after the last block, and none before the first."""
+    """Modules with direct parameters that run after the last block and not before the first."""
     wrapped: bool
-    """Whether a block returns a tuple around it."""
+    """Whether a block returns the hidden state in a tuple."""
 
     @property
     def tied(self) -> frozenset[str]:
@@ -50,10 +50,10 @@ class Survey:
 
 
 def survey(module: nn.Module, batch: Mapping[str, Tensor], plan: ParallelPlan) -> Survey:
-    """Run the module once on `batch` and follow it through its blocks. The module stays as it is.
+    """Run a copy of the module once on `batch` and follow it through its blocks. The module is not changed.
 
     Raises:
-        UndividedError: it cannot be cut into stages, with the reason.
+        UndividedError: it cannot be cut into stages.
     """
     names = block_names(module, plan)
     if len(names) < 2:
@@ -64,7 +64,7 @@ def survey(module: nn.Module, batch: Mapping[str, Tensor], plan: ParallelPlan) -
     except UndividedError:
         raise
     except Exception as error:
-        # Some modules look at values, which a meta tensor has none of.
+        # Some modules read values, which meta tensors do not have.
         if sum(parameter.numel() for parameter in module.parameters()) > LARGEST_RUN:
             raise UndividedError(f"it does not run on the meta device ({type(error).__name__}: {error})") from error
     return _Run(copy.deepcopy(module), names).follow(batch, plan)
@@ -74,19 +74,19 @@ def block_names(module: nn.Module, plan: ParallelPlan) -> tuple[str, ...]:
     """The names of the blocks in order.
 
     Raises:
-        UndividedError: the plan names something else than a ModuleList or Sequential.
+        UndividedError: the plan does not name a ModuleList or Sequential.
     """
     names = {inner: name for name, inner in module.named_modules()}
     if not plan.blocks:
         return tuple(names[block] for block in repeated_blocks(module))
     holder = next((inner for inner, name in names.items() if name == plan.blocks), None)
     if not isinstance(holder, nn.ModuleList | nn.Sequential):
-        raise UndividedError(f"plan.blocks {plan.blocks!r} is no ModuleList or Sequential of it")
+        raise UndividedError(f"plan.blocks {plan.blocks!r} is not a ModuleList or Sequential of it")
     return tuple(f"{plan.blocks}.{name}" for name, _ in holder.named_children())
 
 
 def repeated_blocks(model: nn.Module) -> list[nn.Module]:
-    """The outermost modules that stand at least twice, of one class, in a ModuleList or Sequential, in order."""
+    """The outermost modules of one class that occur at least twice in a ModuleList or Sequential, in order."""
     for child in model.children():
         entries = list(child.children()) if isinstance(child, nn.ModuleList | nn.Sequential) else []
         trainable = [entry for entry in entries if any(True for _ in entry.parameters())]
@@ -97,19 +97,19 @@ def repeated_blocks(model: nn.Module) -> list[nn.Module]:
 
 
 def first_tensor(value: object) -> Tensor | None:
-    """The value itself, or the first of a tuple or list, where that is a tensor."""
+    """The value itself, or the first entry of a tuple or list, if that is a tensor."""
     found = value[0] if isinstance(value, tuple | list) and value else value
     return found if isinstance(found, Tensor) else None
 
 
 def loss_of(output: object) -> Tensor | None:
-    """The loss that a module returned: one number, or `.loss`."""
+    """The loss that a module returned: a tensor of one element, or `.loss`."""
     loss = output if isinstance(output, Tensor) else getattr(output, "loss", None)
     return loss if isinstance(loss, Tensor) and loss.numel() == 1 else None
 
 
 class _Run:
-    """One forward, in which each block's input is cut off from what made it, so that autograd's graph tells who made it."""
+    """One forward in which each block's input is detached, so that autograd's graph shows which parameters produced it."""
 
     def __init__(self, module: nn.Module, names: Sequence[str]) -> None:
         self.module, self.names = module, names
@@ -140,11 +140,11 @@ class _Run:
         return self._survey(plan)
 
     def _inside(self, block: str) -> frozenset[str]:
-        """The parameters of a block, those of branches that this batch did not take included."""
+        """The parameters of a block, including those of branches that this batch did not take."""
         return frozenset(self.parameters[id(parameter)] for parameter in self.module.get_submodule(block).parameters())
 
     def _others(self) -> Iterator[tuple[str, nn.Module]]:
-        """Modules with parameters of their own that are neither in a block nor around one."""
+        """Modules with direct parameters that neither are in a block nor contain one."""
         for name, inner in self.module.named_modules():
             path = f"{name}." if name else ""
             related = any(f"{block}.".startswith(path) or path.startswith(f"{block}.") for block in self.names)
@@ -192,7 +192,7 @@ class _Run:
         if self._next < len(self.blocks):
             self.returned.append(hidden)
             return None
-        # What comes after the last block must not be taken for the block's own.
+        # Detach, so that what follows the last block is not attributed to the block.
         self.made_by.append(frozenset(self._makers(hidden)))
         cut = hidden.detach().requires_grad_()
         self.returned.append(cut)
@@ -208,31 +208,31 @@ class _Run:
         return note
 
     def _makers(self, value: Tensor) -> Iterator[str]:
-        """The parameters that the value was computed from, up to where the graph was cut."""
-        waiting, seen = [value.grad_fn], set()
+        """The parameters that the value was computed from, back to where the graph was detached."""
+        pending, seen = [value.grad_fn], set()
         if value.is_leaf and id(value) in self.parameters:
             yield self.parameters[id(value)]
-        while waiting:
-            node = waiting.pop()
+        while pending:
+            node = pending.pop()
             if node is None or node in seen:
                 continue
             seen.add(node)
             variable = getattr(node, "variable", None)
             if variable is not None and id(variable) in self.parameters:
                 yield self.parameters[id(variable)]
-            waiting += [earlier for earlier, _ in node.next_functions]
+            pending += [earlier for earlier, _ in node.next_functions]
 
 
 def _starts(names: Sequence[str], plan: ParallelPlan) -> tuple[int, ...]:
     unknown = sorted(set(plan.split_points) - set(names))
     if unknown:
-        raise UndividedError(f"plan.split_points names {unknown[0]!r}, which is none of its blocks ({names[0]} …)")
+        raise UndividedError(f"plan.split_points names {unknown[0]!r}, which is not one of its blocks ({names[0]} …)")
     points = plan.split_points or names
     return tuple(sorted({0, *(names.index(name) for name in points)}))
 
 
 def on_meta(module: nn.Module) -> nn.Module:
-    """A copy without memory; tied parameters stay tied, frozen ones frozen."""
+    """A copy on the meta device, without memory; tied parameters stay tied, frozen ones frozen."""
     memo: dict[int, Any] = {}
     for parameter in module.parameters():
         empty = torch.empty_like(parameter, device="meta")

@@ -1,4 +1,4 @@
-"""Tensor parallelism of a module of the user's own: its plan carried out on plain Linears and Embeddings."""
+"""Tensor parallelism of a user's module: applies its plan to plain Linears and Embeddings."""
 
 import functools
 import math
@@ -14,21 +14,21 @@ from executor.user_module.factory import UserModule
 from executor.user_module.plan import Style, fits, is_plain, matched
 
 OUTPUTS, INPUTS = 0, 1
-"""Dimensions of a Linear's weight. An Embedding's rows are its dimension 0 too."""
+"""Dimensions of a Linear's weight. An Embedding's rows are also dimension 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Division:
-    """What became of the parameters, by name."""
+    """How the parameters were divided, by name."""
 
     split: Mapping[str, int]
-    """Parameter -> the dimension of which each rank holds a slice."""
+    """Parameter -> the dimension that is sliced across ranks."""
     summands: frozenset[str]
-    """Whole on each rank, with a summand of its gradient on each."""
+    """Parameters that are whole on each rank; each rank holds a summand of their gradient."""
 
 
 def tensor_divisor(user: UserModule) -> int:
-    """What numbers of tensor-parallel ranks must divide; 0: the plan divides nothing."""
+    """The number that the tensor-parallel size must divide; 0: the plan divides nothing."""
     sizes = [_size(inner, style) for _, inner, style in _divided(user)]
     if not sizes:
         return 0
@@ -36,10 +36,10 @@ def tensor_divisor(user: UserModule) -> int:
 
 
 def divide(user: UserModule, tensor: TensorParallel) -> Division:
-    """Leave this rank's slices in the module, and have its parts exchange what the slices need.
+    """Replace the module's weights by this rank's slices, and its forwards by ones with the necessary collectives.
 
     Raises:
-        FactoryError: the plan names what is no plain Linear or Embedding, or no whole number.
+        FactoryError: the plan names a module that is not a plain Linear or Embedding, or an attribute that is not an integer.
     """
     if tensor.size == 1:
         return Division(split={}, summands=frozenset())
@@ -60,7 +60,7 @@ def divide(user: UserModule, tensor: TensorParallel) -> Division:
 
 
 def _divided(user: UserModule) -> Iterator[tuple[str, nn.Module, Style]]:
-    """The modules whose weights are cut. A weight that stands elsewhere too must be cut there alike, else it stays whole."""
+    """The modules whose weights are cut. A shared weight is cut only if all its owners cut it along the same dimension."""
     found = [item for item in matched(user.module, user.plan) if item[2] is not Style.SUMMAND]
     for name, inner, style in found:
         _require_plain(user.reference, name, inner, style)
@@ -140,7 +140,7 @@ def _look_up(table: nn.Embedding, tensor: TensorParallel, tokens: Tensor) -> Ten
 
 
 def _heads(user: UserModule) -> Iterator[tuple[nn.Module, str]]:
-    """The owner and the name of every number that a rank has its share of."""
+    """Owner and name of every integer attribute that is divided by the number of ranks."""
     for pattern in user.plan.heads:
         owner, _, name = pattern.rpartition(".")
         owners = [inner for path, inner in user.module.named_modules() if fits(owner, path)]

@@ -1,4 +1,4 @@
-"""A pipeline stage of a module of the user's own: the module itself, of which only the stage's blocks do anything."""
+"""A pipeline stage of a user's module: the module itself, in which only the stage's blocks compute anything."""
 
 import functools
 from collections.abc import Mapping, Sequence
@@ -12,11 +12,11 @@ from executor.user_module.survey import Survey, first_tensor, loss_of
 
 
 class StageForward:
-    """What a stage's module is called by instead of its own forward.
+    """Replaces the forward of a stage's module.
 
-    The user's forward runs as it is, and so makes masks, rotations and the like for itself. Before the stage's blocks, what
-    had parameters returns zeros, and blocks return what they get; the first block of the stage gets what the stage before has
-    sent. The block after the stage's last ends the forward.
+    The user's forward runs unchanged, so that it creates its own masks, rotations and so on. Before the stage's blocks,
+    modules with parameters return zeros and blocks return their input. The first block of the stage gets the hidden state
+    that the previous stage sent. The block after the stage's last one ends the forward.
     """
 
     def __init__(self, module: nn.Module, enters: str, first: bool) -> None:
@@ -24,7 +24,7 @@ class StageForward:
         self._received: Tensor | None = None
 
     def __call__(self, entry: Tensor, **batch: Any) -> Tensor:
-        """`entry`: what `enters` names where the stage is the first, else the hidden state of the stage before."""
+        """`entry`: the batch entry named `enters` on the first stage, else the hidden state of the previous stage."""
         self._received = None if self._first else entry
         try:
             output = self._whole(**{self._enters: entry, **batch} if self._first else batch)
@@ -38,12 +38,12 @@ class StageForward:
         return loss
 
     def take_over(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The hook of the stage's first block."""
+        """Pre-hook of the stage's first block: replaces its input by the received hidden state."""
         return (self._received, *args[1:]), kwargs
 
 
 class _StageEndedError(Exception):
-    """Ends the user's forward where the stage ends."""
+    """Raised to leave the user's forward at the end of the stage."""
 
     def __init__(self, hidden: Tensor) -> None:
         super().__init__("the stage has ended")
@@ -51,9 +51,9 @@ class _StageEndedError(Exception):
 
 
 def cut_stage(module: nn.Module, survey: Survey, blocks: Sequence[int], enters: str) -> list[nn.Module]:
-    """Make the module one stage of it; returns the stage's blocks.
+    """Turn the module into one of its stages; return the stage's blocks.
 
-    Call it where the parameters still have their first names, before anything else is done to `forward`s but by a tensor plan.
+    Call it while the parameters have their original names, and before anything but a tensor plan replaces a `forward`.
     """
     first, last = blocks[0] == 0, blocks[-1] == len(survey.blocks) - 1
     kept = survey.before if first else frozenset()
@@ -79,7 +79,7 @@ def _replace_before(module: nn.Module, outputs: Mapping[str, Any]) -> None:
 
 
 def _zeros_like(output: Any, *args: Any, **kwargs: Any) -> Any:
-    """Zeros where the real module would have returned tensors: nothing reads them but for their shape."""
+    """Zeros in place of the tensors that the real module returns; only their shape is read."""
     given = next((value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)), None)
     if isinstance(output, Tensor):
         return torch.zeros(output.shape, dtype=output.dtype, device=None if given is None else given.device)
@@ -99,7 +99,7 @@ def _end(*args: Any, **_: Any) -> Any:
 
 
 def _drop(module: nn.Module, survey: Survey, kept: frozenset[str]) -> None:
-    """Take away every parameter of other stages. What the forward around the blocks looks at itself stays, frozen."""
+    """Remove the parameters of other stages. Those that the forward outside the blocks may read stay, frozen."""
     gone = {id(parameter) for name, parameter in module.named_parameters() if name not in kept}
     for name, inner in module.named_modules():
         idle = name in survey.outputs or name in survey.later or any(f"{name}.".startswith(f"{one}.") for one in survey.blocks)

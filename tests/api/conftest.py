@@ -12,7 +12,7 @@ from starlette.testclient import TestClient
 
 from api.app import create_app
 from api.settings import Settings
-from autotune.outcome.job_snapshot import read_book
+from autotune.outcome.job_snapshot import read_snapshot
 from autotune.outcome.verdict import answer_summary, decide
 from autotune.session.resolve import session_of
 from search_spaces.outcome import JobState, Outcome, Purpose
@@ -117,7 +117,7 @@ def measure(store: Store, job_id: str, trials: int = 2) -> None:
         store.finish_attempt(lease, result)
     # As the loop does after every trial.
     session = session_of(store.job(job_id))
-    verdict = decide(read_book(store, job_id), session.ranking, session.prior, session.baselines)
+    verdict = decide(read_snapshot(store, job_id), session.ranking, session.prior, session.baselines)
     store.set_answer(lease, None if verdict is None else answer_summary(verdict))
     store.release(lease, JobState.PAUSED, "paused", "")
 

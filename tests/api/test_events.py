@@ -10,8 +10,8 @@ from starlette.testclient import TestClient
 
 from api.connections import ConnectionLimits, Connections
 from api.events import EventHub
-from api.metrics import Metrics, OfTheProcess
-from api.routes.operations import Room, readiness
+from api.metrics import Metrics, ProcessMetrics
+from api.routes.operations import DiskCheck, readiness
 from search_spaces.outcome import JobState
 from storage.errors import DatabaseUnavailableError
 from storage.owners import current_owner
@@ -244,11 +244,11 @@ def test_an_error_that_repeats_is_told(store: Store, monkeypatch: pytest.MonkeyP
         follower = asyncio.create_task(asyncio.wait_for(anext_of_all(hub), 60))
         while hub.failures < 10:
             await asyncio.sleep(0.01)
-        found = await asyncio.to_thread(readiness, store, Room(store), [hub])
+        found = await asyncio.to_thread(readiness, store, DiskCheck(store), [hub])
         assert (found.status, found.streams.partition(":")[0]) == ("degraded", "failed")
         assert caplog.text.count("news could not be read") == 1
         failed = hub.failed
-        text = Metrics(store, OfTheProcess(Connections(ConnectionLimits()), {"events": hub})).text()
+        text = Metrics(store, ProcessMetrics(Connections(ConnectionLimits()), {"events": hub})).text()
         assert f'autotune_stream_failures_total{{kind="events"}} {float(failed)}' in text or hub.failed > failed
         broken.clear()
         await asyncio.to_thread(store.release, lease, JobState.SUCCEEDED, "BUDGET", "")

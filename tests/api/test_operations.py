@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
 
 from api.metrics import Metrics
-from api.routes.operations import Room
+from api.routes.operations import DiskCheck
 from autotune.ops.logs import JsonLines
 from search_spaces.outcome import JobState
 from storage.errors import DatabaseUnavailableError
@@ -161,10 +161,10 @@ def test_events_that_were_removed_are_told_as_gone(client: TestClient, store: St
 
 
 def test_a_full_disk_is_told(client: TestClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    room: Room = client.app.state.room  # type: ignore[attr-defined]
+    disk: DiskCheck = client.app.state.disk  # type: ignore[attr-defined]
     now = [0.0]
-    monkeypatch.setattr(room, "_clock", lambda: now[0])
-    monkeypatch.setattr(room, "_until", 0.0)
+    monkeypatch.setattr(disk, "_clock", lambda: now[0])
+    monkeypatch.setattr(disk, "_until", 0.0)
     looked = []
 
     def usage(folder: object) -> SimpleNamespace:

@@ -106,7 +106,7 @@ def test_the_largest_is_planned_for(client: TestClient) -> None:
         ),
         ("/v1/plans", {"space": "./mine.toml"}, "./mine.toml", "use one of"),
         ("/v1/plans", {"pins": {"tensor_parallel_size": 3}}, "tensor-divides", "choose a tensor"),
-        ("/v1/plans", {"objective": "cost"}, "price", "give what a device costs"),
+        ("/v1/plans", {"objective": "cost"}, "price", "give the price of a device-hour"),
         ("/v1/plans", {"share": 0.5}, "share", "leave it out"),
         ("/v1/plans", {"memory_limit": 1_000_000_000, "space": "zero"}, "memory", "plan for more devices"),
         ("/v1/plans", {"rate": 1e12, "space": "zero"}, "rate", "lower it"),

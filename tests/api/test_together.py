@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from api.keys import KEY_SECONDS, KeyReader
-from api.together import Together
+from api.together import RequestBatcher
 from storage.errors import DatabaseUnavailableError
 from storage.sql import SqlStore
 from storage.store import Store
@@ -27,7 +27,7 @@ def test_who_asks_while_a_call_is_under_way_shares_the_next() -> None:
         return [ValueError("odd") if question % 2 else question * 10 for question in questions]
 
     async def run() -> list[int | BaseException]:
-        together = Together(answer, most=3)
+        together = RequestBatcher(answer, most=3)
         first = asyncio.create_task(together.ask(0))
         await asyncio.to_thread(begun.wait, 10)
         others = [asyncio.create_task(together.ask(number)) for number in range(1, 7)]
@@ -52,7 +52,7 @@ def test_a_call_that_fails_fails_all_who_asked_and_the_next_goes_on() -> None:
         return questions
 
     async def run() -> int:
-        together = Together(answer, most=3)
+        together = RequestBatcher(answer, most=3)
         with pytest.raises(ValueError, match="no database"):
             await together.ask(1)
         failing.append(False)
@@ -146,7 +146,7 @@ def test_a_stream_ends_when_its_key_is_revoked_although_nothing_comes(store: Sto
 
     async def run() -> list[bytes]:
         found = []
-        async for part in KeyReader(store).while_good(text, parts()):
+        async for part in KeyReader(store).while_valid(text, parts()):
             found.append(part)
             await asyncio.to_thread(store.revoke_key, key.id)
         return found
@@ -177,7 +177,7 @@ def test_a_stream_outlives_an_outage_of_the_database(store: Store, monkeypatch: 
     async def run() -> list[bytes]:
         nonlocal loop
         loop = asyncio.get_running_loop()
-        return [part async for part in KeyReader(store).while_good(text, parts())]
+        return [part async for part in KeyReader(store).while_valid(text, parts())]
 
     loop: asyncio.AbstractEventLoop
     assert asyncio.run(asyncio.wait_for(run(), 60)) == [b"after all"]

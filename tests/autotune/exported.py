@@ -9,7 +9,7 @@ from autotune.request.request import JobRequest, request_from_fields, request_to
 from autotune.session.placement import launch_of
 from autotune.session.resolve import resolve
 from autotune.session.session import Session
-from search_spaces.model import FactoryModel
+from search_spaces.models.model import FactoryModel
 from search_spaces.trial_config import TrialConfig
 
 JOB = "20261121-120000-abcd"

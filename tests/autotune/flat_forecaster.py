@@ -47,7 +47,7 @@ def describe(configs: Sequence[TrialConfig]) -> Described:
         (each.micro_batch_size, each.tensor_parallel_size, each.pipeline_parallel_size, 1 + each.zero_stage) for each in configs
     ]
     return Described(
-        log_rate=0 * ones, learned=0 * ones, doubt=0 * ones,
+        log_rate=0 * ones, learned=0 * ones, penalty=0 * ones,
         features=np.log2(np.array(sizes, dtype=np.float64).reshape(count, 4)), needed=ones,
         outside=0 * ones, tags=np.ones((count, 1)), room=100 * ones, memory_spread=0.1 * ones,
         kind=np.zeros(count, dtype=np.int64), cost=ones, mesh=np.zeros(count, dtype=np.int64),

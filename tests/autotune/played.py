@@ -5,7 +5,7 @@ from typing import Any
 import table
 
 from autotune.loop.loop import run_job
-from autotune.outcome.job_snapshot import JobSnapshot, read_book
+from autotune.outcome.job_snapshot import JobSnapshot, read_snapshot
 from autotune.request.request import request_to_row
 from autotune.session.session import Session
 from executor.runners.replay import ReplayRunner
@@ -18,9 +18,9 @@ def run(session: Session, store: Store, runner: ReplayRunner | None = None, **re
     """Run the job of the session, on `table.runner()` where no other is given."""
     job = store.create_job(request_to_row(session.request))
     run_job(session, store, job.id, runner or table.runner(), **rest)
-    return read_book(store, job.id)
+    return read_snapshot(store, job.id)
 
 
-def searched(book: JobSnapshot) -> list[TrialRecord]:
+def searched(snapshot: JobSnapshot) -> list[TrialRecord]:
     """Its search trials, in order."""
-    return [trial for trial in book.trials if trial.purpose is Purpose.SEARCH]
+    return [trial for trial in snapshot.trials if trial.purpose is Purpose.SEARCH]

@@ -32,7 +32,7 @@ class SeveralNodes(ReplayRunner):
         self.placed: list[tuple[str, ...]] = []
         self._turn = 0
 
-    def rooms(self) -> Mapping[str, int]:
+    def node_capacities(self) -> Mapping[str, int]:
         return dict.fromkeys(self.nodes, 1)
 
     def submit(self, request: TrialRequest) -> str:

@@ -36,10 +36,10 @@ def test_a_stop_ends_a_decision(tmp_path: Path, store: Store, after: int) -> Non
     strategy, stop = Endless(after), StopSignal()
     wish = threading.Thread(target=lambda: strategy.computing.wait(60) and stop.request())
     wish.start()
-    book = run(_session(tmp_path, strategy), store, stop=stop)
+    snapshot = run(_session(tmp_path, strategy), store, stop=stop)
     wish.join()
-    assert book.job.state is JobState.PAUSED
-    assert len([trial for trial in book.trials if trial.outcome]) == after
+    assert snapshot.job.state is JobState.PAUSED
+    assert len([trial for trial in snapshot.trials if trial.outcome]) == after
 
 
 def test_a_cancel_that_is_written_in_the_database_ends_a_decision(
@@ -56,9 +56,9 @@ def test_a_cancel_that_is_written_in_the_database_ends_a_decision(
 
     wish = threading.Thread(target=cancel)
     wish.start()
-    book = run(_session(tmp_path, strategy), store)
+    snapshot = run(_session(tmp_path, strategy), store)
     wish.join()
-    assert book.job.state is JobState.CANCELLED
+    assert snapshot.job.state is JobState.CANCELLED
 
 
 def test_nobody_asks_where_nobody_answers() -> None:

@@ -16,7 +16,7 @@ from autotune.loop.loop import run_job
 from autotune.objective.intervals import CPU_SPREAD, Repeat, Spread
 from autotune.outcome.best_config import build_best_config
 from autotune.outcome.drift import Reading, drift_in
-from autotune.outcome.job_snapshot import JobSnapshot, read_book
+from autotune.outcome.job_snapshot import JobSnapshot, read_snapshot
 from autotune.outcome.standings import standings_of
 from autotune.outcome.verdict import decide
 from autotune.request.request import request_to_row
@@ -62,8 +62,8 @@ def session_of(folder: Path, **changes: Any) -> Session:
     return session if best_at is None else dataclasses.replace(session, strategy=InTurn(best_at))
 
 
-def winner(session: Session, book: JobSnapshot) -> TrialRecord:
-    verdict = decide(book, session.ranking, session.prior, session.baselines)
+def winner(session: Session, snapshot: JobSnapshot) -> TrialRecord:
+    verdict = decide(snapshot, session.ranking, session.prior, session.baselines)
     assert verdict is not None
     return verdict.best
 
@@ -79,13 +79,13 @@ def measured_rate(config: TrialConfig) -> float:
     return measured.mean
 
 
-def is_right(session: Session, book: JobSnapshot) -> bool:
+def is_right(session: Session, snapshot: JobSnapshot) -> bool:
     """Whether the configuration won that is the fastest on a machine that stays as it is."""
-    return true_rate(winner(session, book)) == max(map(true_rate, searched(book)))
+    return true_rate(winner(session, snapshot)) == max(map(true_rate, searched(snapshot)))
 
 
-def told(store: Store, book: JobSnapshot) -> list[str]:
-    return [str(event.payload["message"]) for event in store.events(book.job.id) if event.kind == "drift_found"]
+def told(store: Store, snapshot: JobSnapshot) -> list[str]:
+    return [str(event.payload["message"]) for event in store.events(snapshot.job.id) if event.kind == "drift_found"]
 
 
 class InTurn(GridStrategy):
@@ -118,20 +118,20 @@ def test_the_right_one_wins_although_the_machine_changed(
 ) -> None:
     changes = {"best_at": case["best_at"], "confirm_repeats": rounds, "racing": racing}
     session = session_of(tmp_path, **changes)
-    book = run(session, store, Drifting(case["speed"]))
-    assert is_right(session, book)
-    [message] = told(store, book)
+    snapshot = run(session, store, Drifting(case["speed"]))
+    assert is_right(session, snapshot)
+    [message] = told(store, snapshot)
     assert message.startswith(f"the machine became {abs(case['speed'] - 1) * 100:.0f} % ")
-    best = winner(session, book)
+    best = winner(session, snapshot)
     assert (best.number > CHANGES_AT) is (case is SLOWER)
     assert best.outcome is Outcome.OK
     # What was measured on another machine won by a measurement beside the baseline alone.
-    document = build_best_config(session, book)["best"]["measured"]
+    document = build_best_config(session, snapshot)["best"]["measured"]
     if best.number > CHANGES_AT:
         stated = document["samples_per_second"]
         assert stated["low"] <= true_rate(best) * case["speed"] <= stated["high"]
         assert stated["mean"] == pytest.approx(true_rate(best) * case["speed"], rel=0.05)  # one measurement, and 4 % assumed
-    assert book.spent == 24
+    assert snapshot.spent == 24
 
 
 @pytest.mark.parametrize("rounds", [0, 1, 3])
@@ -143,11 +143,11 @@ def test_without_controls_the_change_decides(tmp_path: Path, store: Store, case:
 
 def test_the_baseline_is_measured_again_after_every_ten_trials_and_at_the_end(tmp_path: Path, store: Store) -> None:
     session = session_of(tmp_path, confirm_repeats=0)
-    book = run(session, store, table.runner())
-    controls = [trial for trial in book.trials if trial.purpose is Purpose.CONTROL]
+    snapshot = run(session, store, table.runner())
+    controls = [trial for trial in snapshot.trials if trial.purpose is Purpose.CONTROL]
     assert [trial.number for trial in controls] == [10, 21, 26]
     assert [trial.repeat for trial in controls] == [1, 2, 3]
-    assert {trial.config for trial in controls} == {book.trials[0].config}
+    assert {trial.config for trial in controls} == {snapshot.trials[0].config}
     assert not any(trial.counted for trial in controls)
     confirmed = run(session_of(tmp_path), store, table.runner())
     assert [trial.number for trial in confirmed.trials if trial.purpose is Purpose.CONTROL] == [10, 21]
@@ -158,9 +158,9 @@ def test_the_baseline_is_measured_again_after_every_ten_trials_and_at_the_end(tm
 def test_there_are_none_in_short_jobs_and_where_nobody_wants_them(
     tmp_path: Path, store: Store, changes: dict[str, Any]
 ) -> None:
-    book = run(session_of(tmp_path, confirm_repeats=0, **changes), store, Drifting(0.65, since=5))
-    assert not any(trial.purpose is Purpose.CONTROL for trial in book.trials)
-    assert told(store, book) == []
+    snapshot = run(session_of(tmp_path, confirm_repeats=0, **changes), store, Drifting(0.65, since=5))
+    assert not any(trial.purpose is Purpose.CONTROL for trial in snapshot.trials)
+    assert told(store, snapshot) == []
 
 
 def test_controls_do_not_race_and_count_as_repeats_of_the_baseline(tmp_path: Path, store: Store) -> None:
@@ -171,20 +171,20 @@ def test_controls_do_not_race_and_count_as_repeats_of_the_baseline(tmp_path: Pat
 
     asked: list[TrialRequest] = []
     session = session_of(tmp_path, confirm_repeats=0, racing=True)
-    book = run(session, store, Asked(1.0))
-    controls = [asked[trial.number] for trial in book.trials if trial.purpose is Purpose.CONTROL]
+    snapshot = run(session, store, Asked(1.0))
+    controls = [asked[trial.number] for trial in snapshot.trials if trial.purpose is Purpose.CONTROL]
     assert len(controls) == 3
     assert all(request.rate_to_beat is None for request in controls)
-    standings = standings_of(book, session.ranking, session.prior, session.baselines)
+    standings = standings_of(snapshot, session.ranking, session.prior, session.baselines)
     assert standings is not None
-    assert standings.repeats_of(book.trials[0]) == 4
+    assert standings.repeats_of(snapshot.trials[0]) == 4
 
 
 def test_a_machine_that_stays_is_told_of_by_nobody(tmp_path: Path, store: Store) -> None:
     session = session_of(tmp_path)
-    book = run(session, store, table.runner())
-    assert told(store, book) == []
-    assert winner(session, book).number == max(searched(book), key=true_rate).number
+    snapshot = run(session, store, table.runner())
+    assert told(store, snapshot) == []
+    assert winner(session, snapshot).number == max(searched(snapshot), key=true_rate).number
 
 
 class Dies(LoopListener):
@@ -193,7 +193,7 @@ class Dies(LoopListener):
     def __init__(self, trials: int) -> None:
         self._left = trials
 
-    def on_trial(self, trial: TrialRecord, book: JobSnapshot) -> None:
+    def on_trial(self, trial: TrialRecord, snapshot: JobSnapshot) -> None:
         self._left -= 1
         if self._left == 0:
             raise KeyboardInterrupt
@@ -209,19 +209,21 @@ def test_a_process_that_takes_over_finds_the_same_and_tells_it_once(tmp_path: Pa
     with pytest.raises(KeyboardInterrupt):
         run_job(session, store, job, Drifting(0.65), listener=Dies(trials))
     run_job(session, store, job, machine())
-    book, unbroken = read_book(store, job), run(session, store, Drifting(0.65))
-    assert [(t.config, t.purpose, t.repeat) for t in book.trials] == [(t.config, t.purpose, t.repeat) for t in unbroken.trials]
-    assert len(told(store, book)) == 1
-    assert told(store, book) == told(store, unbroken)
-    assert book.job.state is JobState.SUCCEEDED
+    snapshot, unbroken = read_snapshot(store, job), run(session, store, Drifting(0.65))
+    assert [(t.config, t.purpose, t.repeat) for t in snapshot.trials] == [
+        (t.config, t.purpose, t.repeat) for t in unbroken.trials
+    ]
+    assert len(told(store, snapshot)) == 1
+    assert told(store, snapshot) == told(store, unbroken)
+    assert snapshot.job.state is JobState.SUCCEEDED
 
 
 def test_the_explanation_says_what_happened(tmp_path: Path, store: Store) -> None:
     session = session_of(tmp_path)
-    book = run(session, store, Drifting(0.65))
-    [note] = [note for note in explain(store, book.job.id).notes if "machine" in note]
+    snapshot = run(session, store, Drifting(0.65))
+    [note] = [note for note in explain(store, snapshot.job.id).notes if "machine" in note]
     assert note.startswith("the machine became 35 % slower between trial 10 and trial 21")
-    assert note.endswith("measured again beside it, and none of the others could win")
+    assert note.endswith("measured again beside it, and no other trial could win")
 
 
 def test_where_trials_run_side_by_side_the_baseline_that_ran_alone_is_no_measure(tmp_path: Path, store: Store) -> None:
@@ -233,9 +235,9 @@ def test_where_trials_run_side_by_side_the_baseline_that_ran_alone_is_no_measure
             self._slots, self._seconds = 3, 0.02
 
     session = session_of(tmp_path, confirm_repeats=0)
-    book = run(session, store, Crowded())
-    assert any(trial.purpose is Purpose.CONTROL for trial in book.trials)
-    assert told(store, book) == []
+    snapshot = run(session, store, Crowded())
+    assert any(trial.purpose is Purpose.CONTROL for trial in snapshot.trials)
+    assert told(store, snapshot) == []
 
 
 def readings(rng: random.Random, count: int, spread: float) -> list[Reading]:
@@ -266,6 +268,6 @@ def test_a_step_and_the_way_back_are_two_levels_and_what_lies_between_is_touched
 
 def test_a_round_keeps_its_members_when_its_own_baseline_shows_the_drift(tmp_path: Path, store: Store) -> None:
     session = session_of(tmp_path, trials=14, strategy="random", confirm_repeats=3, racing=True)
-    book = run(session, store, Drifting(20.0, since=3))
-    rounds = [trial.repeat for trial in book.trials if trial.purpose is Purpose.CONFIRM]
+    snapshot = run(session, store, Drifting(20.0, since=3))
+    rounds = [trial.repeat for trial in snapshot.trials if trial.purpose is Purpose.CONFIRM]
     assert rounds and max(rounds.count(number) for number in rounds) <= 3

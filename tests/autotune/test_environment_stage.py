@@ -19,7 +19,7 @@ from autotune.loop.loop import run_job
 from autotune.loop.stopping import stop_of, time_is_up
 from autotune.outcome.best_config import build_best_config
 from autotune.outcome.environment_findings import environment_line
-from autotune.outcome.job_snapshot import read_book
+from autotune.outcome.job_snapshot import read_snapshot
 from autotune.request.request import request_from_fields, request_to_row
 from autotune.session.resolve import session_of
 from autotune.session.session import Session
@@ -81,10 +81,10 @@ def left_within(session: Session, store: Store, environment: str, seconds: float
 @pytest.mark.parametrize("strategy", ["random", "guided"])
 def test_settings_come_last_on_the_leader_and_out_of_the_trials(tmp_path: Path, store: Store, strategy: str) -> None:
     runner = table.Recorded(slots=2)
-    book = run(session_with(tmp_path, strategy=strategy), store, runner)
-    trials = searched(book)
+    snapshot = run(session_with(tmp_path, strategy=strategy), store, runner)
+    trials = searched(snapshot)
     assert environments(trials) == [""] * 9 + list(SETTINGS)
-    assert (book.spent, book.job.reason, book.job.message) == (12, "BUDGET", "12 of 12 trials are spent")
+    assert (snapshot.spent, snapshot.job.reason, snapshot.job.message) == (12, "BUDGET", "12 of 12 trials are spent")
     rates = [trial.result.samples_per_second.mean for trial in trials[:9] if trial.result and trial.result.samples_per_second]
     leader = trials[rates.index(max(rates))].config
     assert {trial.config for trial in trials[9:]} == {leader.replace({"environment": text}) for text in SETTINGS}
@@ -95,8 +95,8 @@ def test_settings_come_last_on_the_leader_and_out_of_the_trials(tmp_path: Path, 
 def test_a_setting_that_is_told_to_be_faster_wins_and_is_carried_everywhere(tmp_path: Path, store: Store) -> None:
     session = session_with(tmp_path)
     runner = table.Recorded(times(passive=1.2, active=0.9))
-    book = run(session, store, runner)
-    document = build_best_config(session, book)
+    snapshot = run(session, store, runner)
+    document = build_best_config(session, snapshot)
     assert document["best"]["config"]["environment"] == PASSIVE
     assert document["job"]["runner_up"].get("environment", "") == ""
     assert document["launch"]["env"] == {"OMP_WAIT_POLICY": "passive"}
@@ -104,11 +104,11 @@ def test_a_setting_that_is_told_to_be_faster_wins_and_is_carried_everywhere(tmp_
     assert (document["environments"]["won"], won["environment"], won["outcome"]) == (PASSIVE, PASSIVE, "OK")
     assert won["over_layout"]["mean"] == pytest.approx(1.2, rel=0.02) and won["over_layout"]["low"] > 1.05
     assert environment_line(document["environments"]).startswith(f"{PASSIVE} is 1.")
-    confirmed = [trial.config for trial in book.trials if trial.purpose is Purpose.CONFIRM]
-    assert environments([t for t in book.trials if t.purpose is Purpose.CONFIRM])[:2] == [PASSIVE, ""]
+    confirmed = [trial.config for trial in snapshot.trials if trial.purpose is Purpose.CONFIRM]
+    assert environments([t for t in snapshot.trials if t.purpose is Purpose.CONFIRM])[:2] == [PASSIVE, ""]
     assert confirmed[1] == confirmed[0].replace({"environment": ""})
     assert all(request.fresh_processes for request in runner.requests[12:])
-    explained = explain(store, book.job.id)
+    explained = explain(store, snapshot.job.id)
     assert any(note.startswith(f"environment: {PASSIVE} is ") for note in explained.notes)
     [finding] = [knob for knob in explained.knobs if knob.knob == "environment"]
     assert finding.verdict is Verdict.FASTER
@@ -119,24 +119,26 @@ def test_a_setting_that_is_told_to_be_faster_wins_and_is_carried_everywhere(tmp_
 
 def test_a_setting_that_makes_no_difference_is_not_set(tmp_path: Path, store: Store) -> None:
     session = session_with(tmp_path)
-    book = run(session, store, table.runner(times(passive=1.004)))
-    document = build_best_config(session, book)
+    snapshot = run(session, store, table.runner(times(passive=1.004)))
+    document = build_best_config(session, snapshot)
     assert "environment" not in document["best"]["config"]
     assert document["job"]["tie"] is True
     assert document["job"]["runner_up"]["environment"] == PASSIVE
     assert document["environments"]["won"] is None
     line = environment_line(document["environments"])
-    assert line.startswith(f"none of 3 environments is told to be faster than the layout without it; the fastest, {PASSIVE}, ")
-    assert line in " ".join(explain(store, book.job.id).notes)
+    assert line.startswith(
+        f"none of 3 environments is significantly faster than the layout without it; the fastest, {PASSIVE}, "
+    )
+    assert line in " ".join(explain(store, snapshot.job.id).notes)
 
 
 def test_settings_that_fail_leave_the_layout_as_it_was(tmp_path: Path, store: Store) -> None:
     failing = TrialResult(attempt="", outcome=Outcome.FAILED, message="no such algorithm")
     session = session_with(tmp_path)
-    book = run(session, store, table.runner(lambda config: failing if config.environment else table.measured(config)))
-    document = build_best_config(session, book)
-    assert book.spent == 12 and document["environments"]["won"] is None
-    assert "none of 3 environments was measured to its end" in environment_line(document["environments"])
+    snapshot = run(session, store, table.runner(lambda config: failing if config.environment else table.measured(config)))
+    document = build_best_config(session, snapshot)
+    assert snapshot.spent == 12 and document["environments"]["won"] is None
+    assert "none of 3 environments was measured in full" in environment_line(document["environments"])
 
 
 @pytest.mark.parametrize("strategy", ["random", "guided"])
@@ -145,16 +147,16 @@ def test_interrupted_within_the_stage_it_goes_on_there(tmp_path: Path, store: St
         whole = run(session_with(tmp_path, strategy=strategy), apart)
     job = left_within(session_with(tmp_path, strategy=strategy), store, PASSIVE)
     run_job(session_of(store.job(job)), store, job, table.runner())
-    book = read_book(store, job)
-    assert [trial.config for trial in searched(book)] == [trial.config for trial in searched(whole)]
-    assert book.spent == 12 and book.job.state is JobState.SUCCEEDED
+    snapshot = read_snapshot(store, job)
+    assert [trial.config for trial in searched(snapshot)] == [trial.config for trial in searched(whole)]
+    assert snapshot.spent == 12 and snapshot.job.state is JobState.SUCCEEDED
 
 
 def test_more_trials_reopen_the_search_and_the_stage_follows_its_new_leader(tmp_path: Path, store: Store) -> None:
     job = left_within(session_with(tmp_path, strategy="grid", trials=5), store, ACTIVE)
     store.change_request(job, None, {"trials": 16})
     run_job(session_of(store.job(job)), store, job, table.runner())
-    trials = searched(read_book(store, job))
+    trials = searched(read_snapshot(store, job))
     layouts = [trial.config.replace({"environment": ""}) for trial in trials]
     assert environments(trials) == [*[""] * 2, *SETTINGS, *[""] * 8, *SETTINGS]
     assert set(layouts[2:5]) != set(layouts[-3:]) and len(set(layouts[-3:])) == 1
@@ -162,22 +164,25 @@ def test_more_trials_reopen_the_search_and_the_stage_follows_its_new_leader(tmp_
 
 def test_the_time_that_settings_take_is_left_over_for_them(tmp_path: Path, store: Store) -> None:
     session = session_with(tmp_path, confirm_repeats=0)
-    book = read_book(store, left_within(session, store, ARENAS, seconds=0.02))
+    snapshot = read_snapshot(store, left_within(session, store, ARENAS, seconds=0.02))
     least = len(SETTINGS) * 0.02
-    assert reserved_seconds(session, book) >= least
-    for max_seconds, search_ends in ((book.job.active_seconds + least / 2, True), (book.job.active_seconds + 1e6, False)):
+    assert reserved_seconds(session, snapshot) >= least
+    for max_seconds, search_ends in (
+        (snapshot.job.active_seconds + least / 2, True),
+        (snapshot.job.active_seconds + 1e6, False),
+    ):
         limited = dataclasses.replace(session, request=dataclasses.replace(session.request, max_seconds=max_seconds))
-        assert (stop_of(limited, book) is not None) is search_ends
-        assert time_is_up(limited, book) is None, "the stage itself still has its time"
+        assert (stop_of(limited, snapshot) is not None) is search_ends
+        assert time_is_up(limited, snapshot) is None, "the stage itself still has its time"
 
 
 def test_without_time_none_is_measured(tmp_path: Path, store: Store) -> None:
     job = left_within(session_with(tmp_path), store, ARENAS)
     store.change_request(job, None, {"max_seconds": 1e-6})
     run_job(session_of(store.job(job)), store, job, table.runner())
-    book = read_book(store, job)
+    snapshot = read_snapshot(store, job)
     # The one that was started is wanted; what never began is not.
-    assert environments(searched(book)) == [""] * 9 + [ARENAS]
+    assert environments(searched(snapshot)) == [""] * 9 + [ARENAS]
 
 
 def test_what_every_process_of_the_search_has_is_kept_beneath_the_settings(tmp_path: Path, store: Store) -> None:
@@ -227,10 +232,10 @@ def test_what_cannot_be_asked_for_is_told_in_one_line(changes: dict[str, Any], l
     ("settings", "changes", "line"),
     [
         (("NCCL_PROTO=Simple",), {}, "environment_settings: NCCL_PROTO acts on cuda devices, and ranks have cpu here; "),
-        ((PASSIVE,), {"pins": {"environment": PASSIVE}}, f"environment_settings: {PASSIVE} comes to what is measured anyway; "),
+        ((PASSIVE,), {"pins": {"environment": PASSIVE}}, f"environment_settings: {PASSIVE} equals a measured environment; "),
         (
             (PASSIVE,), {"pins": {"environment": ARENAS}, "baseline": {"environment": f"{ARENAS} {PASSIVE}"}},
-            f"environment_settings: {PASSIVE} comes to what is measured anyway; ",
+            f"environment_settings: {PASSIVE} equals a measured environment; ",
         ),
     ],
 )  # fmt: skip

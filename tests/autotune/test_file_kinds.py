@@ -14,9 +14,9 @@ from autotune.imports.read import read_imported
 from autotune.request.config_file import read_config_file
 from autotune.request.request import request_from_fields
 from autotune.session.baselines import read_baseline
-from search_spaces.clusters import read_cluster_file, resolve_cluster
+from search_spaces.clusters.presets import read_cluster_file, resolve_cluster
 from search_spaces.file_kinds import kind_of_file
-from search_spaces.huggingface import read_model_config, resolve_model
+from search_spaces.models.huggingface import read_model_config, resolve_model
 from search_spaces.spaces import resolve_space
 from search_spaces.trial import Workload
 

@@ -12,7 +12,7 @@ import pytest
 import table
 
 from autotune.loop.loop import run_job
-from autotune.outcome.job_snapshot import JobSnapshot, read_book
+from autotune.outcome.job_snapshot import JobSnapshot, read_snapshot
 from autotune.request.request import request_to_row
 from search_spaces.outcome import JobState, Purpose
 from storage.sql import open_store
@@ -48,19 +48,19 @@ def test_killed_and_resumed(tmp_path: Path, strategy: str) -> None:
     process.communicate()
 
     with open_store(str(tmp_path / "jobs.db")) as store:
-        book = read_book(store, store.job().id)
-        keys = [(trial.config.hash, trial.purpose, trial.fidelity, trial.repeat) for trial in book.trials]
-        assert book.job.state is JobState.SUCCEEDED
+        snapshot = read_snapshot(store, store.job().id)
+        keys = [(trial.config.hash, trial.purpose, trial.fidelity, trial.repeat) for trial in snapshot.trials]
+        assert snapshot.job.state is JobState.SUCCEEDED
         assert len(set(keys)) == len(keys)
-        assert [trial.number for trial in book.trials] == list(range(len(keys)))
-        assert book.open == []
-        assert sum(trial.counted for trial in book.trials) == 14
-        accepted = [attempt for attempt in store.attempts(book.job.id) if attempt.state == "accepted"]
-        assert sorted(attempt.trial_number for attempt in accepted) == [trial.number for trial in book.trials]
-        search = [trial.config.environment for trial in book.trials if trial.purpose is Purpose.SEARCH]
+        assert [trial.number for trial in snapshot.trials] == list(range(len(keys)))
+        assert snapshot.open == []
+        assert sum(trial.counted for trial in snapshot.trials) == 14
+        accepted = [attempt for attempt in store.attempts(snapshot.job.id) if attempt.state == "accepted"]
+        assert sorted(attempt.trial_number for attempt in accepted) == [trial.number for trial in snapshot.trials]
+        search = [trial.config.environment for trial in snapshot.trials if trial.purpose is Purpose.SEARCH]
         assert search[:12] == [""] * 12 and sorted(search[12:]) == sorted(killed.JOB["environment_settings"])
     if strategy != "tpe":
-        searched, wanted = _searched(book), _searched(_unbroken(tmp_path, strategy))
+        searched, wanted = _searched(snapshot), _searched(_unbroken(tmp_path, strategy))
         assert set(searched) == set(wanted)
         # What guided search tries next follows from what was measured: nothing else may have decided.
         assert searched == wanted or strategy != "guided"
@@ -72,8 +72,8 @@ def _unbroken(folder: Path, strategy: str) -> JobSnapshot:
     with open_store(str(folder / "unbroken.db")) as store:
         job = store.create_job(request_to_row(session.request))
         run_job(session, store, job.id, table.runner())
-        return read_book(store, job.id)
+        return read_snapshot(store, job.id)
 
 
-def _searched(book: JobSnapshot) -> list[str]:
-    return [trial.config.hash for trial in book.trials if trial.purpose is Purpose.SEARCH]
+def _searched(snapshot: JobSnapshot) -> list[str]:
+    return [trial.config.hash for trial in snapshot.trials if trial.purpose is Purpose.SEARCH]

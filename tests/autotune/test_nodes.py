@@ -11,7 +11,7 @@ from several_nodes import SeveralNodes
 from autotune.loop.listener import LoopListener
 from autotune.loop.loop import run_job
 from autotune.loop.nodes import STRIKES
-from autotune.outcome.job_snapshot import JobSnapshot, read_book
+from autotune.outcome.job_snapshot import JobSnapshot, read_snapshot
 from autotune.request.request import request_to_row
 from search_spaces.failure import FailureRow
 from search_spaces.outcome import JobState, Outcome
@@ -24,49 +24,51 @@ def run(folder: Path, store: Store, runner: SeveralNodes, job: str = "", listene
     session = table.session(folder, **{"trials": 8, "confirm_repeats": 0, **changes})
     job = job or store.create_job(request_to_row(session.request)).id
     run_job(session, store, job, runner, listener=listener)
-    return read_book(store, job)
+    return read_snapshot(store, job)
 
 
 def events(store: Store, job: str, kind: str) -> list[EventRecord]:
     return [event for event in store.events(job) if event.kind == kind]
 
 
-def nodes_of(trial: TrialRecord, book: JobSnapshot) -> set[str | None]:
-    whole = book.whole(trial).result
+def nodes_of(trial: TrialRecord, snapshot: JobSnapshot) -> set[str | None]:
+    whole = snapshot.whole(trial).result
     assert whole is not None
     return {rank.node for rank in whole.ranks}
 
 
 def test_a_slow_node_among_three_is_told_and_its_trials_are_measured_elsewhere(tmp_path: Path, store: Store) -> None:
     told = Told()
-    book = run(tmp_path, store, SeveralNodes("a", "b", "c", slow={"b": 1.5}), listener=told)
-    found = events(store, book.job.id, "node_slow")
+    snapshot = run(tmp_path, store, SeveralNodes("a", "b", "c", slow={"b": 1.5}), listener=told)
+    found = events(store, snapshot.job.id, "node_slow")
     assert {event.payload["node"] for event in found} == {"b"}
     assert "computes 50 % longer than a rank with the same shapes on other nodes" in found[0].payload["message"]
     assert any(news.startswith("b: slow: rank ") for news in told.news)
     # Measured once on the slow node, and never again: what was measured there did not count.
     assert len(found) == 1
-    assert all("b" not in nodes_of(trial, book) for trial in book.trials)
-    [first] = [attempt for attempt in store.attempts(book.job.id) if attempt.state is AttemptState.RETRIED]
+    assert all("b" not in nodes_of(trial, snapshot) for trial in snapshot.trials)
+    [first] = [attempt for attempt in store.attempts(snapshot.job.id) if attempt.state is AttemptState.RETRIED]
     assert (first.outcome, first.result.slow_nodes if first.result else ()) == (Outcome.OK, ("b",))
-    rates = [trial.result.samples_per_second.mean for trial in book.trials if trial.result and trial.result.samples_per_second]
-    assert rates == [table.measured(trial.config).samples_per_second.mean for trial in book.trials]  # type: ignore[union-attr]
+    rates = [
+        trial.result.samples_per_second.mean for trial in snapshot.trials if trial.result and trial.result.samples_per_second
+    ]
+    assert rates == [table.measured(trial.config).samples_per_second.mean for trial in snapshot.trials]  # type: ignore[union-attr]
 
 
 def test_with_nowhere_else_to_go_a_slow_result_is_kept_and_says_so(tmp_path: Path, store: Store) -> None:
-    book = run(tmp_path, store, SeveralNodes("a", "b", slow={"b": 1.5}))
-    assert all(trial.attempts == 1 and trial.outcome is Outcome.OK for trial in book.trials)
-    assert all(trial.result is not None and trial.result.slow_nodes == ("b",) for trial in book.trials)
-    assert all("b is slow: rank " in (trial.result.message if trial.result else "") for trial in book.trials)
-    assert book.job.state is JobState.SUCCEEDED
+    snapshot = run(tmp_path, store, SeveralNodes("a", "b", slow={"b": 1.5}))
+    assert all(trial.attempts == 1 and trial.outcome is Outcome.OK for trial in snapshot.trials)
+    assert all(trial.result is not None and trial.result.slow_nodes == ("b",) for trial in snapshot.trials)
+    assert all("b is slow: rank " in (trial.result.message if trial.result else "") for trial in snapshot.trials)
+    assert snapshot.job.state is JobState.SUCCEEDED
 
 
 def test_a_trial_is_measured_elsewhere_once(tmp_path: Path, store: Store) -> None:
     """Wherever it goes, a node is slow: that must end."""
     runner = SeveralNodes("a", "b", "c", "d", slow={"b": 1.5, "c": 2.0})
-    book = run(tmp_path, store, runner)
-    assert max(trial.attempts for trial in book.trials) == 2
-    assert book.job.state is JobState.SUCCEEDED
+    snapshot = run(tmp_path, store, runner)
+    assert max(trial.attempts for trial in snapshot.trials) == 2
+    assert snapshot.job.state is JobState.SUCCEEDED
 
 
 def test_one_place_is_never_to_blame(tmp_path: Path, store: Store) -> None:
@@ -92,14 +94,14 @@ LOST = table.ended(Outcome.LOST, "rank 1 was killed by SIGKILL")
 
 
 def test_a_node_that_fails_what_succeeds_elsewhere_is_put_in_quarantine(tmp_path: Path, store: Store) -> None:
-    book = run(tmp_path, store, SeveralNodes("a", "b", "c", broken={"c": LOST}), trials=12)
-    assert all(trial.outcome is Outcome.OK for trial in book.trials)
+    snapshot = run(tmp_path, store, SeveralNodes("a", "b", "c", broken={"c": LOST}), trials=12)
+    assert all(trial.outcome is Outcome.OK for trial in snapshot.trials)
     [held] = store.quarantined_nodes()
-    assert (held.node, held.job_id) == ("c", book.job.id)
+    assert (held.node, held.job_id) == ("c", snapshot.job.id)
     assert held.reason.startswith(f"{STRIKES} trials in a row failed on it and succeeded elsewhere, last trial ")
-    [event] = events(store, book.job.id, "node_quarantined")
+    [event] = events(store, snapshot.job.id, "node_quarantined")
     assert event.payload["node"] == "c"
-    failed = [attempt for attempt in store.attempts(book.job.id) if attempt.outcome is Outcome.LOST]
+    failed = [attempt for attempt in store.attempts(snapshot.job.id) if attempt.outcome is Outcome.LOST]
     assert len(failed) == STRIKES
 
     # Another job keeps off it from its first trial on; released, it is used again.
@@ -120,8 +122,8 @@ def test_a_node_whose_trials_fail_now_and_then_is_not(tmp_path: Path, store: Sto
             self.broken = {"c": LOST} if len(self.placed) % 4 == 0 else {}
             return super()._answer(request)
 
-    book = run(tmp_path, store, NowAndThen("a", "b", "c"), trials=20)
-    assert sum(attempt.outcome is Outcome.LOST for attempt in store.attempts(book.job.id)) > STRIKES
+    snapshot = run(tmp_path, store, NowAndThen("a", "b", "c"), trials=20)
+    assert sum(attempt.outcome is Outcome.LOST for attempt in store.attempts(snapshot.job.id)) > STRIKES
     assert store.quarantined_nodes() == []
 
 
@@ -134,42 +136,42 @@ def test_the_last_nodes_that_a_trial_has_room_on_stay(tmp_path: Path, store: Sto
             self.broken = {"b": LOST, "c": LOST} if first else {}
             return super()._answer(request)
 
-    book = run(tmp_path, store, Flaky("a", "b"), trials=12)
+    snapshot = run(tmp_path, store, Flaky("a", "b"), trials=12)
     assert store.quarantined_nodes() == []
-    assert all(trial.outcome is Outcome.OK for trial in book.trials)
+    assert all(trial.outcome is Outcome.OK for trial in snapshot.trials)
 
 
 def test_a_broken_device_puts_its_node_in_quarantine_at_once(tmp_path: Path, store: Store) -> None:
     ecc = dataclasses.replace(table.ended(Outcome.FAILED, "rank 0: uncorrectable ECC error"), cause="ecc")
-    book = run(tmp_path, store, SeveralNodes("a", "b", "c", broken={"c": ecc}))
+    snapshot = run(tmp_path, store, SeveralNodes("a", "b", "c", broken={"c": ecc}))
     assert [(record.node, record.reason) for record in store.quarantined_nodes()] == [("c", "rank 0: uncorrectable ECC error")]
-    assert all(trial.outcome is Outcome.OK for trial in book.trials)
-    assert sum(attempt.outcome is Outcome.FAILED for attempt in store.attempts(book.job.id)) == 1
+    assert all(trial.outcome is Outcome.OK for trial in snapshot.trials)
+    assert sum(attempt.outcome is Outcome.FAILED for attempt in store.attempts(snapshot.job.id)) == 1
 
 
 def test_a_row_of_the_request_keeps_its_own_job_off_a_node_and_no_other(tmp_path: Path, store: Store) -> None:
     row = FailureRow(name="mine", outcome=Outcome.FAILED, remedy="none", message=("anything",), quarantine=True, retries=9)
     for rows, cause in (((row,), "mine"), ((dataclasses.replace(row, name="ecc"),), "ecc")):
         failed = dataclasses.replace(table.ended(Outcome.FAILED, "anything"), cause=cause)
-        book = run(tmp_path, store, SeveralNodes("a", "b", "c", broken={"c": failed}), failures=rows, trials=16)
+        snapshot = run(tmp_path, store, SeveralNodes("a", "b", "c", broken={"c": failed}), failures=rows, trials=16)
         assert store.quarantined_nodes() == []
-        assert [event.payload["node"] for event in events(store, book.job.id, "node_shut")] == ["c"]
-        assert sum(attempt.outcome is Outcome.FAILED for attempt in store.attempts(book.job.id)) == 1
-        assert all(trial.outcome is Outcome.OK for trial in book.trials)
+        assert [event.payload["node"] for event in events(store, snapshot.job.id, "node_shut")] == ["c"]
+        assert sum(attempt.outcome is Outcome.FAILED for attempt in store.attempts(snapshot.job.id)) == 1
+        assert all(trial.outcome is Outcome.OK for trial in snapshot.trials)
 
 
 def test_failures_by_rows_of_the_request_are_no_strikes(tmp_path: Path, store: Store) -> None:
     row = FailureRow(name="mine", outcome=Outcome.LOST, remedy="none", message=("anything",), retries=9)
     lost = dataclasses.replace(LOST, cause="mine")
-    book = run(tmp_path, store, SeveralNodes("a", "b", "c", broken={"c": lost}), failures=(row,), trials=20)
-    assert sum(attempt.outcome is Outcome.LOST for attempt in store.attempts(book.job.id)) > STRIKES
+    snapshot = run(tmp_path, store, SeveralNodes("a", "b", "c", broken={"c": lost}), failures=(row,), trials=20)
+    assert sum(attempt.outcome is Outcome.LOST for attempt in store.attempts(snapshot.job.id)) > STRIKES
     assert store.quarantined_nodes() == []
 
 
 def test_an_error_that_may_be_its_nodes_is_tried_elsewhere_and_no_other_is(tmp_path: Path, store: Store) -> None:
     error = table.ended(Outcome.FAILED, "ModuleNotFoundError: No module named 'flash_attn'")
-    book = run(tmp_path, store, SeveralNodes("a", "b", "c", broken={"c": error}), trials=12)
-    assert all(trial.outcome is Outcome.OK for trial in book.trials)
+    snapshot = run(tmp_path, store, SeveralNodes("a", "b", "c", broken={"c": error}), trials=12)
+    assert all(trial.outcome is Outcome.OK for trial in snapshot.trials)
     assert [record.node for record in store.quarantined_nodes()] == ["c"]
 
     def wrong(config: Any) -> TrialResult:
@@ -195,7 +197,7 @@ class Told(LoopListener):
     def on_news(self, news: str) -> None:
         self.news.append(news)
 
-    def on_trial(self, trial: TrialRecord, book: JobSnapshot) -> None:
+    def on_trial(self, trial: TrialRecord, snapshot: JobSnapshot) -> None:
         self._left = None if self._left is None else self._left - 1
         if self._left == 0:
             raise KeyboardInterrupt
@@ -211,13 +213,13 @@ def test_what_was_learnt_of_nodes_outlives_the_process(tmp_path: Path, store: St
     with pytest.raises(KeyboardInterrupt):
         run_job(session, store, job, nodes(), listener=Told(dies=trials))
     run_job(session, store, job, nodes())
-    book = read_book(store, job)
-    assert [trial.number for trial in book.trials if trial.outcome is Outcome.OK] == [*range(len(book.trials))]
+    snapshot = read_snapshot(store, job)
+    assert [trial.number for trial in snapshot.trials if trial.outcome is Outcome.OK] == [*range(len(snapshot.trials))]
     assert [event.payload["node"] for event in events(store, job, "node_slow")] == ["b"]
     assert [record.node for record in store.quarantined_nodes()] == ["d"]
     assert len(events(store, job, "node_quarantined")) == 1
     accepted = [attempt for attempt in store.attempts(job) if attempt.state is AttemptState.ACCEPTED]
-    assert len(accepted) == len(book.trials)
+    assert len(accepted) == len(snapshot.trials)
 
 
 def test_a_node_that_the_runner_lost_is_kept_off_until_it_is_back(tmp_path: Path, store: Store) -> None:
@@ -231,6 +233,9 @@ def test_a_node_that_the_runner_lost_is_kept_off_until_it_is_back(tmp_path: Path
             return [*found, *([("", NodeEvent(node="c", kind=kind, message="as it is"))] if kind else [])]
 
     runner = Losing("a", "b", "c")
-    book = run(tmp_path, store, runner)
+    snapshot = run(tmp_path, store, runner)
     assert [request.excluded_nodes for request in runner.requests] == [()] * 3 + [("c",)] * 3 + [()] * 2
-    assert [event.kind for event in store.events(book.job.id) if event.kind.startswith("node_")] == ["node_lost", "node_added"]
+    assert [event.kind for event in store.events(snapshot.job.id) if event.kind.startswith("node_")] == [
+        "node_lost",
+        "node_added",
+    ]

@@ -33,17 +33,17 @@ class Racing(table.Recorded):
 def test_search_trials_race_and_those_that_decide_never_do(tmp_path: Path, store: Store) -> None:
     runner = Racing()
     session = table.session(tmp_path, trials=24, confirm_repeats=2)
-    book = run(session, store, runner)
-    by_number = dict(zip([trial.number for trial in book.trials], runner.requests, strict=True))
-    for trial in book.trials:
+    snapshot = run(session, store, runner)
+    by_number = dict(zip([trial.number for trial in snapshot.trials], runner.requests, strict=True))
+    for trial in snapshot.trials:
         decides = trial.number == 0 or trial.purpose is not Purpose.SEARCH
         assert (by_number[trial.number].rate_to_beat is None) == decides
-    pruned = [trial for trial in book.trials if trial.outcome is Outcome.PRUNED]
+    pruned = [trial for trial in snapshot.trials if trial.outcome is Outcome.PRUNED]
     assert pruned
     assert all(trial.counted and trial.attempts == 1 and trial.purpose is Purpose.SEARCH for trial in pruned)
     for trial in pruned:
         held = by_number[trial.number]
-        result = book.whole(trial).result
+        result = snapshot.whole(trial).result
         assert result is not None
         assert result.samples_per_second is not None
         assert held.rate_to_beat is not None
@@ -56,10 +56,10 @@ def test_search_trials_race_and_those_that_decide_never_do(tmp_path: Path, store
 def test_racing_changes_neither_the_winner_nor_what_is_tried_by_a_fixed_order(tmp_path: Path, store: Store) -> None:
     def found(**changes: Any) -> tuple[list[str], str]:
         session = table.session(tmp_path, trials=24, strategy="grid", confirm_repeats=1, **changes)
-        book = run(session, store, Racing())
-        verdict = decide(book, session.ranking, session.prior, session.baselines)
+        snapshot = run(session, store, Racing())
+        verdict = decide(snapshot, session.ranking, session.prior, session.baselines)
         assert verdict is not None
-        return [trial.config_hash for trial in searched(book)], verdict.best.config_hash
+        return [trial.config_hash for trial in searched(snapshot)], verdict.best.config_hash
 
     assert found(racing=True) == found(racing=False)
 
@@ -75,9 +75,9 @@ def test_no_trial_races_where_that_is_not_wanted_or_the_slower_may_win(
 
 def test_pruned_trials_are_no_alternatives_and_no_repeats(tmp_path: Path, store: Store) -> None:
     session = table.session(tmp_path, trials=24, confirm_repeats=0)
-    book = run(session, store, Racing())
-    pruned = {trial.number for trial in book.trials if trial.outcome is Outcome.PRUNED}
-    document = build_best_config(session, book)
+    snapshot = run(session, store, Racing())
+    pruned = {trial.number for trial in snapshot.trials if trial.outcome is Outcome.PRUNED}
+    document = build_best_config(session, snapshot)
     assert pruned
     assert not pruned & {entry["trial"] for entry in document["alternatives"]}
-    assert all(repeat_of(book.trial(number).result) is None for number in pruned)
+    assert all(repeat_of(snapshot.trial(number).result) is None for number in pruned)

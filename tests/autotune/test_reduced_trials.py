@@ -9,8 +9,8 @@ from played import run, searched
 
 from autotune.outcome.best_config import build_best_config
 from autotune.outcome.verdict import decide
-from search_spaces.fewer import fewer_layers, fewer_micro_batches
 from search_spaces.outcome import Outcome, Purpose
+from search_spaces.training.fewer import fewer_layers, fewer_micro_batches
 from search_spaces.trial import Fidelity, TrialRequest, TrialResult
 from search_spaces.trial_config import TrialConfig
 from storage.store import Store
@@ -36,22 +36,22 @@ def test_the_winner_rests_on_full_steps(tmp_path: Path, store: Store, rounds: in
     session = table.session(
         tmp_path, trials=24, global_batch_size=16, confirm_repeats=rounds, fidelity=Fidelity(most_micro_batches=4)
     )
-    book = run(session, store, runner)
-    requests = dict(zip([trial.number for trial in book.trials], runner.requests, strict=True))
+    snapshot = run(session, store, runner)
+    requests = dict(zip([trial.number for trial in snapshot.trials], runner.requests, strict=True))
     assert requests[0].fidelity.most_micro_batches is None
-    confirmations = [trial for trial in book.trials if trial.purpose is Purpose.CONFIRM]
+    confirmations = [trial for trial in snapshot.trials if trial.purpose is Purpose.CONFIRM]
     assert {requests[trial.number].fidelity.most_micro_batches for trial in confirmations} == {None}
     assert all(trial.result is not None and not trial.result.extrapolated for trial in confirmations)
     assert len(confirmations) == (1 if rounds == 0 else len(confirmations))
-    for trial in searched(book):
+    for trial in searched(snapshot):
         reduced = trial.result is not None and bool(trial.result.extrapolated)
         assert trial.fidelity == ("fewer_micro_batches" if reduced else "full")
-    verdict = decide(book, session.ranking, session.prior, session.baselines)
+    verdict = decide(snapshot, session.ranking, session.prior, session.baselines)
     assert verdict is not None
     assert verdict.best.result is not None
     assert verdict.best.result.extrapolated == ("micro_batches",)
-    assert book.confirmed(verdict.best.config)
-    measured = build_best_config(session, book)["best"]["measured"]
+    assert snapshot.confirmed(verdict.best.config)
+    measured = build_best_config(session, snapshot)["best"]["measured"]
     assert measured["extrapolated"] == []
     assert measured["samples_per_second"]["mean"] == pytest.approx(115.0, rel=0.03)
 
@@ -73,16 +73,16 @@ def test_the_winner_and_its_memory_rest_on_the_whole_model(tmp_path: Path, store
     runner = Shallower(lambda config: table.ok(100.0 * (1 + 0.1 * config.micro_batch_size), 1_000_000))
     model = {"model": "llama-mini", "fidelity": Fidelity(most_layers=3)}
     session = table.session(tmp_path, trials=8, confirm_repeats=rounds, pins={"zero_stage": [1, 2]}, **model)
-    book = run(session, store, runner)
-    requests = dict(zip([trial.number for trial in book.trials], runner.requests, strict=True))
+    snapshot = run(session, store, runner)
+    requests = dict(zip([trial.number for trial in snapshot.trials], runner.requests, strict=True))
     assert requests[0].fidelity.most_layers is None
-    for trial in book.trials[1:]:
+    for trial in snapshot.trials[1:]:
         shallow = trial.purpose is Purpose.SEARCH
         assert (trial.fidelity == "fewer_layers") == shallow
         assert requests[trial.number].fidelity.most_layers == (3 if shallow else None)
         assert not shallow or requests[trial.number].rate_to_beat is None
-    assert book.job.reference_losses == (5.0, 4.5)
-    best = build_best_config(session, book)["best"]["measured"]
+    assert snapshot.job.reference_losses == (5.0, 4.5)
+    best = build_best_config(session, snapshot)["best"]["measured"]
     assert best["extrapolated"] == []
     assert {rank["total"] for rank in best["peak_memory_bytes"]} == {1_000_000}
 
@@ -100,8 +100,8 @@ def test_what_could_not_be_confirmed_in_full_does_not_win(tmp_path: Path, store:
     session = table.session(
         tmp_path, trials=6, global_batch_size=16, confirm_repeats=0, fidelity=Fidelity(most_micro_batches=4)
     )
-    book = run(session, store, Unconfirmed(answer))
-    verdict = decide(book, session.ranking, session.prior, session.baselines)
+    snapshot = run(session, store, Unconfirmed(answer))
+    verdict = decide(snapshot, session.ranking, session.prior, session.baselines)
     assert verdict is not None
     assert verdict.best.result is not None
     assert verdict.best.result.extrapolated == ()

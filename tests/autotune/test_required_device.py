@@ -11,8 +11,8 @@ from executor.engines.command.trial import runs_on_cpu
 from executor.errors import RunnerError
 from executor.runners.gang_runner import GangsRunner
 from executor.runners.local import LocalRunner
-from search_spaces.command import CommandModel
-from search_spaces.microbenchmark import MicrobenchmarkRequest
+from search_spaces.clusters.microbenchmark import MicrobenchmarkRequest
+from search_spaces.models.command import CommandModel
 from search_spaces.trial import TrialRequest, Workload
 from search_spaces.trial_config import TrialConfig
 

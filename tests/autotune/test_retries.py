@@ -22,9 +22,9 @@ KILLED_FOR_MEMORY = dataclasses.replace(table.ended(Outcome.INFEASIBLE), cause="
     [(Outcome.FAILED, 1), (Outcome.WRONG, 1), (Outcome.TIMEOUT, 2), (Outcome.LOST, 4), (Outcome.INVALID, 1)],
 )
 def test_outcomes_are_retried_by_the_table(tmp_path: Path, store: Store, outcome: Outcome, attempts: int) -> None:
-    book = run(table.session(tmp_path), store, table.runner(table.answers(*[table.ended(outcome)] * attempts)))
-    assert (book.trials[0].outcome, book.trials[0].attempts) == (outcome, attempts)
-    assert book.spent == 6
+    snapshot = run(table.session(tmp_path), store, table.runner(table.answers(*[table.ended(outcome)] * attempts)))
+    assert (snapshot.trials[0].outcome, snapshot.trials[0].attempts) == (outcome, attempts)
+    assert snapshot.spent == 6
 
 
 @pytest.mark.parametrize(("again", "outcome"), [(True, Outcome.INFEASIBLE), (False, Outcome.OK)])
@@ -47,8 +47,8 @@ def test_what_may_be_a_neighbours_fault_is_verified_alone(tmp_path: Path, store:
             return super().submit(request)
 
     runner = Slots(answer, slots=3, seconds_per_trial=0.02)
-    book = run(table.session(tmp_path, trials=12, confirm_repeats=0), store, runner)
-    (trial,) = [trial for trial in book.trials if trial.config.hash in victims]
+    snapshot = run(table.session(tmp_path, trials=12, confirm_repeats=0), store, runner)
+    (trial,) = [trial for trial in snapshot.trials if trial.config.hash in victims]
     assert (trial.outcome, trial.attempts) == (outcome, 2)
     verified = [request for request in runner.requests if request.fresh_processes]
     assert [request.config.hash for request in verified] == victims
@@ -60,12 +60,12 @@ def test_a_users_row_decides_how_often_a_trial_is_retried(tmp_path: Path, store:
     rows = rows_from({"killed": {"retries": 1}}, failure_table())
     killed = dataclasses.replace(table.ended(Outcome.LOST), cause="killed")
     runner = table.Recorded(table.answers(killed, killed))
-    book = run(table.session(tmp_path, failures=rows, confirm_repeats=0), store, runner)
-    assert (book.trials[0].outcome, book.trials[0].attempts) == (Outcome.LOST, 2)
+    snapshot = run(table.session(tmp_path, failures=rows, confirm_repeats=0), store, runner)
+    assert (snapshot.trials[0].outcome, snapshot.trials[0].attempts) == (Outcome.LOST, 2)
     assert {request.failures for request in runner.requests} == {rows}
 
 
 def test_preemption_is_free_of_charge(tmp_path: Path, store: Store) -> None:
     results = [table.ended(Outcome.PREEMPTED)] * 5 + [table.ended(Outcome.TIMEOUT)]
-    book = run(table.session(tmp_path), store, table.runner(table.answers(*results)))
-    assert (book.trials[0].outcome, book.trials[0].attempts) == (Outcome.OK, 7)
+    snapshot = run(table.session(tmp_path), store, table.runner(table.answers(*results)))
+    assert (snapshot.trials[0].outcome, snapshot.trials[0].attempts) == (Outcome.OK, 7)

@@ -9,7 +9,7 @@ from played import run
 from autotune.loop.listener import LoopListener
 from autotune.loop.loop import run_job
 from autotune.loop.stop import StopSignal
-from autotune.outcome.job_snapshot import JobSnapshot, read_book
+from autotune.outcome.job_snapshot import JobSnapshot, read_snapshot
 from autotune.request.request import request_to_row
 from executor.runners.replay import ReplayRunner
 from search_spaces.outcome import JobState
@@ -27,7 +27,7 @@ class StopAfter(LoopListener):
         self.stop, self.trials, self.wishes = stop, trials, wishes
         self.ended = 0
 
-    def on_trial(self, trial: TrialRecord, book: JobSnapshot) -> None:
+    def on_trial(self, trial: TrialRecord, snapshot: JobSnapshot) -> None:
         self.ended += 1
         if self.wishes == 1 and self.ended == self.trials:
             self.stop.request()
@@ -44,11 +44,11 @@ def test_a_stopped_job_is_paused_and_goes_on(tmp_path: Path, store: Store, name:
     session = table.session(tmp_path, strategy=name, trials=10)
     unbroken = run(session, store)
     stop = StopSignal()
-    book = run(session, store, stop=stop, listener=StopAfter(stop, 3, wishes))
-    assert book.job.state is JobState.PAUSED
-    assert len([trial for trial in book.trials if trial.outcome]) == 3
-    run_job(session, store, book.job.id, table.runner())
-    resumed = read_book(store, book.job.id)
+    snapshot = run(session, store, stop=stop, listener=StopAfter(stop, 3, wishes))
+    assert snapshot.job.state is JobState.PAUSED
+    assert len([trial for trial in snapshot.trials if trial.outcome]) == 3
+    run_job(session, store, snapshot.job.id, table.runner())
+    resumed = read_snapshot(store, snapshot.job.id)
     assert resumed.job.state is JobState.SUCCEEDED
     assert [(t.config, t.purpose, t.repeat) for t in resumed.trials] == [
         (t.config, t.purpose, t.repeat) for t in unbroken.trials
@@ -71,7 +71,7 @@ def test_an_error_of_the_runner_leaves_the_job_failed_and_resumable(tmp_path: Pa
 
 def test_a_keyboard_interrupt_leaves_the_job_paused(tmp_path: Path, store: Store) -> None:
     class Interrupted(LoopListener):
-        def on_trial(self, trial: TrialRecord, book: JobSnapshot) -> None:
+        def on_trial(self, trial: TrialRecord, snapshot: JobSnapshot) -> None:
             raise KeyboardInterrupt
 
     session = table.session(tmp_path)

@@ -12,7 +12,7 @@ import table
 from ranks import ranks_are_gone
 
 from autotune.loop.loop import run_job
-from autotune.outcome.job_snapshot import JobSnapshot, read_book
+from autotune.outcome.job_snapshot import JobSnapshot, read_snapshot
 from autotune.request.request import request_to_row
 from autotune.session.resolve import session_of
 from search_spaces.outcome import JobState, Purpose
@@ -74,26 +74,26 @@ def _has_ended(folder: Path) -> bool:
 
 def _check(folder: Path, strategy: str) -> None:
     with open_store(str(folder / "jobs.db")) as store:
-        book = read_book(store, store.job().id)
-        _check_complete(book, store.attempts(book.job.id))
-        session = session_of(book.job)
+        snapshot = read_snapshot(store, store.job().id)
+        _check_complete(snapshot, store.attempts(snapshot.job.id))
+        session = session_of(snapshot.job)
         unbroken = store.create_job(request_to_row(session.request))
         run_job(session, store, unbroken.id, table.runner())
-        assert _searched(book) == _searched(read_book(store, unbroken.id)), strategy
+        assert _searched(snapshot) == _searched(read_snapshot(store, unbroken.id)), strategy
     assert (folder / "best-config.json").exists()
     assert ranks_are_gone(folder)
 
 
-def _check_complete(book: JobSnapshot, attempts: list[AttemptRecord]) -> None:
-    keys = [(trial.config.hash, trial.purpose, trial.fidelity, trial.repeat) for trial in book.trials]
-    assert book.job.state is JobState.SUCCEEDED
+def _check_complete(snapshot: JobSnapshot, attempts: list[AttemptRecord]) -> None:
+    keys = [(trial.config.hash, trial.purpose, trial.fidelity, trial.repeat) for trial in snapshot.trials]
+    assert snapshot.job.state is JobState.SUCCEEDED
     assert len(set(keys)) == len(keys)
-    assert [trial.number for trial in book.trials] == list(range(len(keys)))
-    assert book.open == []
-    assert sum(trial.counted for trial in book.trials) == TRIALS
+    assert [trial.number for trial in snapshot.trials] == list(range(len(keys)))
+    assert snapshot.open == []
+    assert sum(trial.counted for trial in snapshot.trials) == TRIALS
     accepted = [attempt for attempt in attempts if attempt.state == "accepted"]
-    assert sorted(attempt.trial_number for attempt in accepted) == [trial.number for trial in book.trials]
+    assert sorted(attempt.trial_number for attempt in accepted) == [trial.number for trial in snapshot.trials]
 
 
-def _searched(book: JobSnapshot) -> set[str]:
-    return {trial.config.hash for trial in book.trials if trial.purpose is Purpose.SEARCH}
+def _searched(snapshot: JobSnapshot) -> set[str]:
+    return {trial.config.hash for trial in snapshot.trials if trial.purpose is Purpose.SEARCH}

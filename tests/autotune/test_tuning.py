@@ -63,7 +63,7 @@ def test_what_is_changed_while_a_job_runs_is_in_its_document(tmp_path: Path) -> 
     database = str(tmp_path / "db")
 
     class Labelling(LoopListener):
-        def on_trial(self, trial: TrialRecord, book: JobSnapshot) -> None:
+        def on_trial(self, trial: TrialRecord, snapshot: JobSnapshot) -> None:
             with open_store(database) as store:
                 store.change_request(trial.job_id, None, {"name": "changed", "tags": ("b",), "trials": 4})
 

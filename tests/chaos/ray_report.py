@@ -4,7 +4,7 @@ import os
 from collections import Counter
 from pathlib import Path
 
-from autotune.outcome.job_snapshot import read_book
+from autotune.outcome.job_snapshot import read_snapshot
 from storage.sql import open_store
 from tests.chaos.harm import Fault, fault_of
 from tests.storage.whole import every_event
@@ -38,20 +38,20 @@ double; no process of the sweep, and nothing of it in `/dev/shm`, is left over.
 def page(hurt: Path, best: str, unhurt_best: str, nodes: int, gangs: int, kills: int) -> str:
     """Markdown: which faults there were, and what came of them."""
     with open_store(str(hurt)) as store:
-        book = read_book(store, store.job().id)
-        attempts, events = store.attempts(book.job.id), Counter(item.kind for item in every_event(store, book.job.id))
-    faults = {trial.number: fault_of(trial.config.hash) for trial in book.trials}
+        snapshot = read_snapshot(store, store.job().id)
+        attempts, events = store.attempts(snapshot.job.id), Counter(item.kind for item in every_event(store, snapshot.job.id))
+    faults = {trial.number: fault_of(trial.config.hash) for trial in snapshot.trials}
     ended: dict[Fault, Counter[str]] = {fault: Counter() for fault in Fault}
     for attempt in attempts:
         ended[faults[attempt.trial_number]][str(attempt.outcome or attempt.state)] += 1
     states = Counter(str(attempt.state) for attempt in attempts)
     return PAGE.format(
-        cores=os.cpu_count(), trials=book.job.request["trials"], nodes=nodes, gangs=gangs, kills=kills,
+        cores=os.cpu_count(), trials=snapshot.job.request["trials"], nodes=nodes, gangs=gangs, kills=kills,
         faults="\n".join(_row(fault, ended[fault], [*faults.values()]) for fault in Fault),
-        counted=sum(trial.counted for trial in book.trials),
+        counted=sum(trial.counted for trial in snapshot.trials),
         accepted=states.pop("accepted"),
         others=", ".join(f"{count} {state}" for state, count in sorted(states.items())) or "none",
-        lost=events["node_lost"], added=events["node_added"], seconds=book.job.active_seconds, best=best, same=unhurt_best,
+        lost=events["node_lost"], added=events["node_added"], seconds=snapshot.job.active_seconds, best=best, same=unhurt_best,
     )  # fmt: skip
 
 

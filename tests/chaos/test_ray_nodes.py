@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.outcome.job_snapshot import JobSnapshot, read_book
+from autotune.outcome.job_snapshot import JobSnapshot, read_snapshot
 from autotune.outcome.standings import standings_of
 from autotune.outcome.verdict import EQUAL
 from autotune.session.resolve import session_of
@@ -66,27 +66,27 @@ def unhurt(folder: Path) -> Path:
 
 def test_every_trial_has_one_result_of_the_right_outcome(hurt: Path) -> None:
     with open_store(str(hurt)) as store:
-        book = _book(store)
-        check_whole(store, book.job.id, f"sqlite:///{hurt}")
-        assert (book.job.state, book.job.reason) == (JobState.SUCCEEDED, "BUDGET"), book.job.message
-        assert sum(trial.counted for trial in book.trials) == TRIALS
+        snapshot = _snapshot(store)
+        check_whole(store, snapshot.job.id, f"sqlite:///{hurt}")
+        assert (snapshot.job.state, snapshot.job.reason) == (JobState.SUCCEEDED, "BUDGET"), snapshot.job.message
+        assert sum(trial.counted for trial in snapshot.trials) == TRIALS
         wrong = {
             trial.number: (trial.outcome, fault_of(trial.config.hash), trial.result and trial.result.message)
-            for trial in book.trials
+            for trial in snapshot.trials
             if trial.outcome != fault_of(trial.config.hash).outcome and trial.outcome is not Outcome.INVALID
         }
         assert wrong == {}
-        accepted = Counter(row.trial_number for row in store.attempts(book.job.id) if row.state is AttemptState.ACCEPTED)
+        accepted = Counter(row.trial_number for row in store.attempts(snapshot.job.id) if row.state is AttemptState.ACCEPTED)
         assert set(accepted.values()) == {1}
-        assert accepted.keys() == {trial.number for trial in book.trials if trial.attempts}
+        assert accepted.keys() == {trial.number for trial in snapshot.trials if trial.attempts}
 
 
 def test_what_hurts_once_was_tried_again(hurt: Path) -> None:
     with open_store(str(hurt)) as store:
-        book = _book(store)
+        snapshot = _snapshot(store)
         tried: dict[Fault, set[str]] = {}
-        for attempt in store.attempts(book.job.id):
-            fault = fault_of(book.trials[attempt.trial_number].config.hash)
+        for attempt in store.attempts(snapshot.job.id):
+            fault = fault_of(snapshot.trials[attempt.trial_number].config.hash)
             if attempt.result is not None:
                 tried.setdefault(fault, set()).add(attempt.result.outcome)
         assert tried.keys() == set(Fault)
@@ -96,7 +96,7 @@ def test_what_hurts_once_was_tried_again(hurt: Path) -> None:
 
 def test_nodes_that_went_and_came_are_told(hurt: Path) -> None:
     with open_store(str(hurt)) as store:
-        kinds = Counter(event.kind for event in every_event(store, _book(store).job.id))
+        kinds = Counter(event.kind for event in every_event(store, _snapshot(store).job.id))
         assert kinds["node_lost"] >= 1
         assert kinds["node_added"] >= 1
         assert kinds["job_acquired"] == KILLS + 1
@@ -104,7 +104,7 @@ def test_nodes_that_went_and_came_are_told(hurt: Path) -> None:
 
 def test_the_best_is_the_fastest_of_what_can_be_measured(hurt: Path) -> None:
     with open_store(str(hurt)) as store:
-        tried = {trial.config.hash for trial in _book(store).trials}
+        tried = {trial.config.hash for trial in _snapshot(store).trials}
     fastest = max(rate_of(name) for name in tried if fault_of(name).outcome is Outcome.OK)
     # Rates follow from hashes, so that two may be nearer than one measurement tells apart: either is right then.
     assert rate_of(_best(hurt)) >= (1.0 - EQUAL) * fastest
@@ -153,7 +153,7 @@ class _Driver:
             ended = process.poll() is not None  # before the look: what it reached by then counts
             if self._database.exists():
                 with open_store(str(self._database), 60) as store:
-                    if store.jobs() and sum(trial.outcome is not None for trial in _book(store).trials) >= trials:
+                    if store.jobs() and sum(trial.outcome is not None for trial in _snapshot(store).trials) >= trials:
                         return True
             assert not ended, "the driver ended by itself"
             return False
@@ -161,15 +161,15 @@ class _Driver:
         _until(reached, SECONDS, f"{trials} trials have not ended")
 
 
-def _book(store: Store) -> JobSnapshot:
-    return read_book(store, store.job().id)
+def _snapshot(store: Store) -> JobSnapshot:
+    return read_snapshot(store, store.job().id)
 
 
 def _best(database: Path) -> str:
     with open_store(str(database)) as store:
-        book = _book(store)
-        session = session_of(book.job)
-        standings = standings_of(book, session.ranking, session.prior, session.baselines)
+        snapshot = _snapshot(store)
+        session = session_of(snapshot.job)
+        standings = standings_of(snapshot, session.ranking, session.prior, session.baselines)
         assert standings is not None
         return standings.contenders[standings.order[0]].config_hash
 

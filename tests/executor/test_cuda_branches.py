@@ -29,7 +29,7 @@ from executor.parallel import streams
 from executor.parallel.graphs import CudaCapture
 from executor.parallel.host_pool import HostPool
 from executor.runners import process_group, rank_loop
-from search_spaces.microbenchmark import Operation
+from search_spaces.clusters.microbenchmark import Operation
 
 CUDA = torch.device("cuda", 0)
 CONTEXT = RankContext(rank=0, world_size=1, device=CUDA)
@@ -194,7 +194,7 @@ def test_a_rank_joins_nccl_with_its_device(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(torch.accelerator, "set_device_index", lambda device: asked.update(index=device))
     monkeypatch.setattr(dist, "TCPStore", lambda *_, **__: SimpleNamespace(port=1))
     monkeypatch.setattr(dist, "init_process_group", lambda backend, **given: asked.update(given, backend=backend))
-    monkeypatch.setattr(process_group, "_tell_environment", lambda *_: None)
+    monkeypatch.setattr(process_group, "_set_environment", lambda *_: None)
     monkeypatch.setattr(process_group, "group_options", lambda backend: None)  # builds for CPUs lack NCCL's
     message = {"rank": 0, "world_size": 1, "device": "cuda:1", "address": "a", "port": None, "backend": "nccl"}
     message |= {"local_world_size": 1, "shares_device": False}
@@ -250,7 +250,7 @@ def test_the_host_does_not_wait_where_streams_do() -> None:
     def told(device: torch.device) -> float | None:
         session: Any = SimpleNamespace(
             context=SimpleNamespace(device=device),
-            replicas=[SimpleNamespace(tells_waits=True)],
+            replicas=[SimpleNamespace(reports_waits=True)],
             groups=SimpleNamespace(clock=SimpleNamespace(seconds=1.5)),
         )
         return ParallelSession.waited_seconds(session)

@@ -3,8 +3,8 @@
 import pytest
 
 from executor.trial.run import finite_remedy
-from search_spaces.huggingface import resolve_model
-from search_spaces.model import FactoryModel, Model
+from search_spaces.models.huggingface import resolve_model
+from search_spaces.models.model import FactoryModel, Model
 from search_spaces.trial import TrialRequest, Workload
 from search_spaces.trial_config import TrialConfig
 

@@ -11,7 +11,7 @@ import torch
 from executor.engine import RankContext
 from executor.numa import bound_to_node, cores_near
 from executor.trial.run import run_trial
-from search_spaces.model import ModelSpec
+from search_spaces.models.model import ModelSpec
 from search_spaces.outcome import Outcome
 from search_spaces.trial import Fidelity, TrialRequest, Workload
 from search_spaces.trial_config import TrialConfig

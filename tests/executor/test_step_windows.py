@@ -10,7 +10,7 @@ from executor.engine import RankContext
 from executor.measurement import device as device_module
 from executor.trial import run as trial_module
 from executor.trial.run import WINDOW_STEPS, run_trial
-from search_spaces.model import ModelSpec
+from search_spaces.models.model import ModelSpec
 from search_spaces.outcome import Outcome
 from search_spaces.trial import Fidelity, TrialRequest, TrialResult, Workload
 from search_spaces.trial_config import TrialConfig

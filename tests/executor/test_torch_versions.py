@@ -10,8 +10,8 @@ from executor.engine import RankContext
 from executor.engines.torch_versions import NEWER, RULE, release, version_refusals
 from executor.errors import EngineRefusalError
 from executor.trial.run import ENGINES
-from search_spaces.model import ModelSpec
-from search_spaces.pipeline import ZERO_BUBBLE_SCHEDULES
+from search_spaces.models.model import ModelSpec
+from search_spaces.models.pipeline import ZERO_BUBBLE_SCHEDULES
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig, Value
 

@@ -10,7 +10,7 @@ from executor.errors import MemoryLimitError, RunnerError
 from executor.measurement.clocks import ClockReading
 from executor.measurement.device import COUNTERS, DeviceCounters
 from executor.trial.run import run_trial
-from search_spaces.model import ModelSpec
+from search_spaces.models.model import ModelSpec
 from search_spaces.outcome import Outcome
 from search_spaces.trial import Fidelity, Progress, TrialRequest, TrialResult, Workload
 from search_spaces.trial_config import TrialConfig

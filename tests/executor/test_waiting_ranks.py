@@ -8,7 +8,7 @@ import pytest
 
 from executor.measurement.stragglers import slow_nodes
 from executor.runners.local import LocalRunner
-from search_spaces.model import ModelSpec
+from search_spaces.models.model import ModelSpec
 from search_spaces.outcome import Outcome
 from search_spaces.trial import Fidelity, TrialRequest, TrialResult, Workload
 from search_spaces.trial_config import TrialConfig

@@ -11,7 +11,7 @@ from playwright.sync_api import expect
 
 from autotune.client import Client
 from autotune.outcome.best_config import build_best_config
-from autotune.outcome.job_snapshot import read_book
+from autotune.outcome.job_snapshot import read_snapshot
 from autotune.session.resolve import session_of
 from autotune.tuning import result_of
 from storage.sql import open_store
@@ -46,12 +46,12 @@ def told(place: Place, finished: str) -> dict[str, Any]:
     """The answer by Python: the document that everything else is held against."""
     with open_store(place.database) as store:
         job = store.job(finished)
-        session, book = session_of(job), read_book(store, finished)
-        result = result_of(session, book)
+        session, snapshot = session_of(job), read_snapshot(store, finished)
+        result = result_of(session, snapshot)
         assert result.best_config is not None and result.best is not None
         assert result.best.values() == result.best_config["best"]["config"]
         assert result.gain is not None and result.gain.mean == result.best_config["decision"]["gain"]["mean"]
-        assert result.best_config["decision"] == build_best_config(session, book)["decision"]
+        assert result.best_config["decision"] == build_best_config(session, snapshot)["decision"]
         return result.best_config | {"seconds": job.active_seconds, "count": len(result.trials)}
 
 

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from search_spaces.capability import Capability
-from search_spaces.cluster import ClusterSpec
-from search_spaces.clusters import resolve_cluster
+from search_spaces.clusters.cluster import ClusterSpec
+from search_spaces.clusters.presets import resolve_cluster
 from search_spaces.context import SpaceContext
-from search_spaces.huggingface import resolve_model
-from search_spaces.model import Model
+from search_spaces.models.huggingface import resolve_model
+from search_spaces.models.model import Model
 from search_spaces.space import SearchSpace
 from search_spaces.trial import Workload
 

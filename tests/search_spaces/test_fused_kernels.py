@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from search_spaces.canonical import canonical
-from search_spaces.cluster import ClusterSpec
-from search_spaces.clusters import local_cluster, read_cluster_file, resolve_cluster
+from search_spaces.clusters.cluster import ClusterSpec
+from search_spaces.clusters.presets import local_cluster, read_cluster_file, resolve_cluster
 from search_spaces.context import SpaceContext
 from search_spaces.errors import ClusterFormatError
 from search_spaces.fused_kernels import PACKAGES, package_problem, replaced
-from search_spaces.huggingface import resolve_model
+from search_spaces.models.huggingface import resolve_model
 from search_spaces.plain import from_plain, to_plain
-from search_spaces.rules import check_config
+from search_spaces.rules.table import check_config
 from search_spaces.spaces import resolve_space
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
@@ -129,7 +129,7 @@ def test_a_cluster_file_says_what_its_nodes_have(tmp_path: Path) -> None:
 
 
 def test_this_machine_is_asked_where_it_has_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("search_spaces.clusters.installed_kernels", lambda: BOTH)
+    monkeypatch.setattr("search_spaces.clusters.presets.installed_kernels", lambda: BOTH)
     assert local_cluster(1).kernel_packages is None
     assert local_cluster(1, None, "NVIDIA H100 80GB HBM3", 1, 80 * 2**30).kernel_packages == BOTH
 

@@ -10,7 +10,7 @@ from search_spaces.canonical import SEARCH_ORDER, canonical_reads
 from search_spaces.domains import EXPRESSIONS
 from search_spaces.errors import KnobValueError, UnknownNameError
 from search_spaces.knob import Kind, Numerics
-from search_spaces.knobs import KNOBS, check_value, parse_value
+from search_spaces.knob_values import KNOBS, check_value, parse_value
 from search_spaces.trial_config import KNOB_NAMES, TrialConfig, Value
 
 

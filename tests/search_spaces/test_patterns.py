@@ -101,7 +101,7 @@ def test_where_re2_is_missing_ranks_match_with_python(monkeypatch: pytest.Monkey
 
 
 def test_a_commands_pattern_is_read_by_the_same_engine() -> None:
-    from search_spaces.command import CommandModel
+    from search_spaces.models.command import CommandModel
 
     with pytest.raises(ModelFormatError, match=r"command.pattern: '\(\?=x\)' is no regular expression"):
         CommandModel(arguments=("python", "train.py"), folder="/", pattern="(?=x)")

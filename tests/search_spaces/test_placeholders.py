@@ -2,9 +2,9 @@
 
 import pytest
 
-from search_spaces.command import CommandModel
 from search_spaces.errors import ModelFormatError, SearchSpaceError, UnknownNameError
-from search_spaces.model import FactoryModel
+from search_spaces.models.command import CommandModel
+from search_spaces.models.model import FactoryModel
 from search_spaces.placeholders import environment_of, names_in, require_known, turned_by, words_of
 from search_spaces.plain import from_plain, to_plain
 from search_spaces.trial import TrialRequest, Workload

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from search_spaces.clusters import read_cluster_file
+from search_spaces.clusters.presets import read_cluster_file
 from search_spaces.errors import ClusterFormatError
 from search_spaces.quantities import Quantity, read_quantity
 

@@ -7,8 +7,9 @@ import pytest
 from torch.distributed.pipelining import schedules
 
 from search_spaces.context import SpaceContext
-from search_spaces.pipeline import FOLDED_SCHEDULES, ONE_STAGE_SCHEDULES, stages_of_rank
-from search_spaces.rules import ONE_STAGE_EQUALS, check_config
+from search_spaces.models.pipeline import FOLDED_SCHEDULES, ONE_STAGE_SCHEDULES, stages_of_rank
+from search_spaces.rules.parallelism import ONE_STAGE_EQUALS
+from search_spaces.rules.table import check_config
 from search_spaces.trial_config import TrialConfig
 
 CLASSES: dict[str, Any] = {

@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 import search_spaces
 from search_spaces.capability import Capability, Combination
 from search_spaces.errors import KnobValueError, SpaceTooLargeError, UnknownNameError
-from search_spaces.huggingface import resolve_model
 from search_spaces.lattice import POSITION
+from search_spaces.models.huggingface import resolve_model
 from search_spaces.plain import from_plain, to_plain
-from search_spaces.rules import check_config, rules_of
+from search_spaces.rules.table import check_config, rules_of
 from search_spaces.space import SearchSpace
 from search_spaces.trial_config import TrialConfig, stable_hash
 
@@ -312,8 +312,8 @@ def test_hash_tells_spaces_apart_but_not_spellings(make_space: MakeSpace) -> Non
 HASHES = """
 import json, random, sys
 from search_spaces.spaces import resolve_space
-from search_spaces.clusters import resolve_cluster
-from search_spaces.huggingface import resolve_model
+from search_spaces.clusters.presets import resolve_cluster
+from search_spaces.models.huggingface import resolve_model
 from search_spaces.trial import Workload
 work = Workload(global_batch_size=64, sequence_length=128)
 space = resolve_space("full", resolve_model("mixtral-8x7b"), resolve_cluster("dgx-h100:2"), work)

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from search_spaces.capability import Capability, Combination
-from search_spaces.clusters import resolve_cluster
+from search_spaces.clusters.presets import resolve_cluster
 from search_spaces.errors import IllegalConfigError, KnobValueError, SearchSpaceError, SpaceFormatError, UnknownNameError
-from search_spaces.huggingface import resolve_model
 from search_spaces.knob import Numerics
-from search_spaces.knobs import KNOBS
-from search_spaces.model import FactoryModel
+from search_spaces.knob_values import KNOBS
+from search_spaces.models.huggingface import resolve_model
+from search_spaces.models.model import FactoryModel
 from search_spaces.space import SearchSpace
 from search_spaces.spaces import device_defaults, parse_pins, resolve_space, settled, space_preset_names
 from search_spaces.trial import Workload

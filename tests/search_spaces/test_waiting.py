@@ -2,8 +2,8 @@
 
 import pytest
 
-from search_spaces.command import CommandModel
-from search_spaces.model import FactoryModel, Model
+from search_spaces.models.command import CommandModel
+from search_spaces.models.model import FactoryModel, Model
 from search_spaces.waiting import waiting_text
 
 PLAIN = CommandModel(arguments=("python", "train.py"))

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Engine, create_engine, text
 
-from search_spaces.cluster import ClusterSpec
-from search_spaces.clusters import local_cluster
-from search_spaces.microbenchmark import MicrobenchmarkResult
+from search_spaces.clusters.cluster import ClusterSpec
+from search_spaces.clusters.microbenchmark import MicrobenchmarkResult
+from search_spaces.clusters.presets import local_cluster
 from search_spaces.outcome import JobState, Outcome, Purpose
 from search_spaces.trial import LogLines, Progress, TrialResult
 from search_spaces.trial_config import TrialConfig

@@ -1,1 +1,1 @@
-"""Strategies against each other on tables of measurements that others made: `autotune bench-search`."""
+"""Comparison of strategies on published tables of measurements: `autotune bench-search`."""

@@ -1,4 +1,4 @@
-"""One strategy on one group: trials answered from the table, one at a time, until the budget is spent."""
+"""One strategy on one group: trials are answered from the table, one at a time, until the budget is spent."""
 
 import dataclasses
 import time
@@ -11,49 +11,49 @@ from autotune.evaluation.validation.outcomes import Fate
 from autotune.objective.ranking import Ranking, rate
 from autotune.strategies.strategy import Outlook, Strategy
 from executor.runners.replay import ReplayRunner
-from search_spaces.model import FactoryModel
+from search_spaces.models.model import FactoryModel
 from search_spaces.outcome import Outcome, Purpose
 from search_spaces.trial import Interval, TrialRequest, TrialResult, Workload
 from search_spaces.trial_config import TrialConfig
 from storage.records import TrialRecord
 
 _THEN = datetime(2026, 1, 1, tzinfo=UTC)
-"""When trials ran: the time of a replay means nothing."""
+"""Timestamp of all trials: a replay has no meaningful time."""
 _MODEL = FactoryModel(reference="table:row", parameter_count=1)
 _WORKLOAD = Workload(global_batch_size=1, sequence_length=1)
 
 
 SURE, MARGIN = 0.95, 0.02
-"""How sure a strategy must be that nothing untried is faster by more than the margin, to count as done: the games go on."""
+"""Required certainty that nothing untried is faster by more than the margin, to count as finished; the games continue."""
 MOST_REFUSED = 1000
-"""Proposals of what the table does not have after which a game ends: they cost nothing, and must not go on for ever."""
+"""Number of proposals missing in the table after which a game ends: they cost nothing, so the game might never end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Played:
-    """What a strategy found."""
+    """The results of one game."""
 
     shares: tuple[float, ...]
-    """Best found over best of the group, after each trial."""
+    """Best found / best of the group, after each trial."""
     failed: tuple[bool, ...]
-    """Whether each trial failed, for whatever cause."""
+    """Whether each trial failed, for any reason."""
     out_of_memory: tuple[bool, ...]
     seconds: tuple[float, ...]
-    """Of each decision. In the first, libraries are loaded and what is asked again and again is prepared."""
+    """Duration of each decision. The first includes loading libraries and preparing data that later ones reuse."""
     sure_after: int | None = None
     """Trials after which the strategy was `SURE` that nothing untried is faster by more than `MARGIN`; None: never."""
     refused: int = 0
-    """Proposals of what the table does not have."""
+    """Proposals missing in the table."""
     error: str = ""
-    """What ended the game before its time: what the strategy raised, or that it broke its contract."""
+    """What ended the game early: an exception of the strategy, or a violation of its interface."""
 
 
 def play(group: Group, strategy: Strategy, seed: int, trials: int) -> Played:
-    """Let the strategy choose `trials` times, or until all was tried; nothing of the group reaches it but its own trials.
+    """Let the strategy choose `trials` times, or until all was tried; it learns nothing of the group except its own trials.
 
-    1. The strategy is asked for one configuration, with all trials so far; the time that it takes is kept.
-    2. What the table does not have is refused and costs no trial; what was asked before ends the game.
-    3. All else is answered by the table, at the cost of a trial.
+    1. The strategy is asked for one configuration, given all trials so far; the duration is recorded.
+    2. A proposal missing in the table is refused and costs no trial; a repeated one ends the game.
+    3. Any other is answered from the table, at the cost of a trial.
     """
     game = _Game(group)
     seconds: list[float] = []
@@ -62,7 +62,7 @@ def play(group: Group, strategy: Strategy, seed: int, trials: int) -> Played:
         began = time.perf_counter()
         try:
             proposed = strategy.propose(group.space, tuple(game.history), (), 1, seed)
-        except Exception as raised:  # whatever it is, others play on, and the report names it
+        except Exception as raised:  # any error: the other strategies continue, and the report names it
             error = f"{type(raised).__name__}: {raised}"
             break
         seconds.append(time.perf_counter() - began)
@@ -79,7 +79,7 @@ def _is_sure(expected: Outlook | None) -> bool:
 
 
 class _Game:
-    """Trials so far."""
+    """The trials so far."""
 
     def __init__(self, group: Group) -> None:
         self.history: list[TrialRecord] = []
@@ -90,7 +90,7 @@ class _Game:
         self._asked: set[str] = set()
 
     def answer(self, config: TrialConfig) -> str:
-        """Run or refuse it. Returns what is wrong with asking for it, or nothing."""
+        """Run or refuse the configuration. Returns the error, or an empty string."""
         if config.hash in self._asked:
             return "proposed a configuration twice"
         self._asked.add(config.hash)
@@ -101,7 +101,7 @@ class _Game:
         self._runner.submit(TrialRequest(attempt="0", model=_MODEL, config=config, workload=_WORKLOAD, world_size=1))
         [(_, result)] = self._runner.events(timeout=0.0)
         if not isinstance(result, TrialResult):
-            raise TypeError("a replay answers with results alone")
+            raise TypeError("a replay returns only results")
         self.history.append(_record(config, dataclasses.replace(result, attempt=""), len(self.history), attempts=1))
         self.shares.append(max([*self.shares[-1:], rate(self.history[-1]) / self._group.best]))
         return ""
@@ -122,22 +122,22 @@ class _Game:
 
 
 def score(trial: TrialRecord) -> float | None:
-    """What strategies make the most of: throughput."""
+    """The score that strategies maximise: throughput."""
     return Ranking().score(trial)
 
 
 def results(group: Group) -> dict[str, TrialResult]:
-    """What a trial of each configuration gives: what the table says, and no label."""
+    """The result of a trial of each configuration: from the table, without labels."""
     each = zip(group.configs, group.candidates, group.said_out_of_memory, strict=True)
     return {config.hash: _result(candidate, said) for config, candidate, said in each}
 
 
 def _result(candidate: Candidate, said_out_of_memory: bool) -> TrialResult:
     if candidate.repeats:
-        told = Interval(mean=candidate.rate, low=candidate.rate, high=candidate.rate)
-        return TrialResult(attempt="", outcome=Outcome.OK, samples_per_second=told)
+        interval = Interval(mean=candidate.rate, low=candidate.rate, high=candidate.rate)
+        return TrialResult(attempt="", outcome=Outcome.OK, samples_per_second=interval)
     outcome = Outcome.INFEASIBLE if said_out_of_memory else Outcome.FAILED
-    return TrialResult(attempt="", outcome=outcome, message="the table has no time of it")
+    return TrialResult(attempt="", outcome=outcome, message="the table has no time for it")
 
 
 def _record(config: TrialConfig, result: TrialResult, number: int, attempts: int) -> TrialRecord:

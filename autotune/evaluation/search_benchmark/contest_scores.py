@@ -1,4 +1,4 @@
-"""What strategies reach: shares of the best after so many trials, with intervals over groups."""
+"""Scores of strategies: shares of the best after given numbers of trials, with intervals over groups."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,17 +10,17 @@ from autotune.evaluation.search_benchmark.groups import Group
 from autotune.evaluation.validation.contract import Floats
 
 BUDGETS = (1, 3, 5, 8, 10, 12, 20, 40)
-"""Trials after which shares are told."""
+"""Numbers of trials after which shares are reported."""
 NEAR = 0.95
 """Share of the best from which a configuration is within 5 % of it."""
 FIRST = 10
-"""Trials among which failures are counted."""
+"""Number of first trials among which failures are counted."""
 _RESAMPLES = 2000
 Document = dict[str, Any]
 
 
 def group_figures(played: Sequence[Played], trials: int) -> Document:
-    """Of one strategy on one group, over its games."""
+    """Figures of one strategy on one group, over its games."""
     return {
         **_by_budget(np.array([_whole(each.shares, trials) for each in played]), trials),
         "failed_in_first_10": float(np.mean([sum(each.failed[:FIRST]) for each in played])),
@@ -31,22 +31,22 @@ def group_figures(played: Sequence[Played], trials: int) -> Document:
 
 
 def over_groups(figures: Sequence[Document], played: Sequence[Played], seed: int) -> Document:
-    """Means over groups, null where there is none; intervals by drawing groups, not seeds, anew [percentile bootstrap:
+    """Means over groups, null if there is none; intervals by resampling groups, not seeds [percentile bootstrap:
     Efron 1979]. `played`: the games of all these groups, whose decisions are pooled."""
-    told: Document = {}
+    document: Document = {}
     for name in ("share", "within_5_percent"):
         by_budget = {
             budget: np.array([each[name][budget] for each in figures]) for budget in (figures[0][name] if figures else ())
         }
-        told[name] = {budget: float(values.mean()) for budget, values in by_budget.items()}
-        told[f"{name}_interval"] = {budget: interval(values, seed) for budget, values in by_budget.items()}
+        document[name] = {budget: float(values.mean()) for budget, values in by_budget.items()}
+        document[f"{name}_interval"] = {budget: interval(values, seed) for budget, values in by_budget.items()}
     for name in ("failed_in_first_10", "oom_in_first_10"):
-        told[name] = float(np.mean([each[name] for each in figures])) if figures else None
-    return told | _stops(played) | _decisions(played)
+        document[name] = float(np.mean([each[name] for each in figures])) if figures else None
+    return document | _stops(played) | _decisions(played)
 
 
 def _stops(played: Sequence[Played]) -> Document:
-    """Games in which the strategy was sure to be done, after how many trials, and how often it was right."""
+    """Games in which the strategy was sure to be finished, after how many trials, and how often it was right."""
     stopped = [(each.sure_after, each.shares[each.sure_after - 1]) for each in played if each.sure_after]
     right = [share * (1 + MARGIN) >= 1.0 for _, share in stopped]
     return {
@@ -57,7 +57,7 @@ def _stops(played: Sequence[Played]) -> Document:
 
 
 def interval(values: Floats, seed: int) -> list[float] | None:
-    """95 % interval of the mean of independent values; None: fewer than two tell of no interval."""
+    """95 % interval of the mean of independent values; None: fewer than two values."""
     if len(values) < 2:
         return None
     drawn = np.random.default_rng(seed).integers(0, len(values), (_RESAMPLES, len(values)))
@@ -67,15 +67,15 @@ def interval(values: Floats, seed: int) -> list[float] | None:
 
 def paired(one: Sequence[Document], other: Sequence[Document], seed: int) -> Document:
     """How far one is ahead of another, group by group: mean difference of shares and its interval, by budget."""
-    told = {}
+    document = {}
     for budget in one[0]["share"] if one else ():
         ahead = np.array([ours["share"][budget] - theirs["share"][budget] for ours, theirs in zip(one, other, strict=True)])
-        told[budget] = {"mean": float(ahead.mean()), "interval": interval(ahead, seed)}
-    return told
+        document[budget] = {"mean": float(ahead.mean()), "interval": interval(ahead, seed)}
+    return document
 
 
 def oracle(group: Group, noise: float, trials: int, draws: int, seed: int) -> Document:
-    """What one expects to find who knows each rate, measured once with noise, and tries them in that order."""
+    """Expected results of an oracle that knows each rate, measured once with noise, and tries them in that order."""
     rates = np.array([candidate.rate for candidate in group.candidates if candidate.repeats])
     random = np.random.default_rng(seed)
     seen = np.log(rates) + noise * random.standard_normal((draws, len(rates)))
@@ -84,7 +84,7 @@ def oracle(group: Group, noise: float, trials: int, draws: int, seed: int) -> Do
 
 
 def mean_oracle(oracles: Sequence[Mapping[str, Mapping[str, float]]]) -> Document:
-    """Over groups."""
+    """The mean over groups."""
     return {
         name: {budget: float(np.mean([each[name][budget] for each in oracles])) for budget in oracles[0][name]}
         for name in (oracles[0] if oracles else ())
@@ -93,15 +93,15 @@ def mean_oracle(oracles: Sequence[Mapping[str, Mapping[str, float]]]) -> Documen
 
 def _by_budget(shares: Floats, trials: int) -> Document:
     """`shares`: a row for each game, a column for each trial."""
-    told = [budget for budget in BUDGETS if budget <= trials]
+    budgets = [budget for budget in BUDGETS if budget <= trials]
     return {
-        "share": {str(budget): float(shares[:, budget - 1].mean()) for budget in told},
-        "within_5_percent": {str(budget): float((shares[:, budget - 1] >= NEAR).mean()) for budget in told},
+        "share": {str(budget): float(shares[:, budget - 1].mean()) for budget in budgets},
+        "within_5_percent": {str(budget): float((shares[:, budget - 1] >= NEAR).mean()) for budget in budgets},
     }
 
 
 def _decisions(played: Sequence[Played]) -> Document:
-    """The first apart: who has tried nothing else has no other."""
+    """Decision times, with the first separate; null if there is none."""
     later = [value for each in played for value in each.seconds[1:]]
     first = [value for each in played for value in each.seconds[:1]]
     return {
@@ -111,7 +111,7 @@ def _decisions(played: Sequence[Played]) -> Document:
 
 
 def _whole(shares: Sequence[float] | Floats, trials: int) -> Floats:
-    """As many as there are trials: who has tried everything stays where he is, who has tried nothing has nothing."""
+    """Extend to the number of trials: after everything was tried the last share stays; without any trial it is 0."""
     found = np.asarray(shares, dtype=np.float64)[:trials]
     last = found[-1] if len(found) else 0.0
     return np.concatenate([found, np.full(trials - len(found), last)])

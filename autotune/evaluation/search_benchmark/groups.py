@@ -1,4 +1,4 @@
-"""Groups of a table that strategies are held against, and what may be fitted on before each is predicted."""
+"""Groups of a table on which strategies are compared, and the rows for fitting before each is predicted."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,18 +18,18 @@ from autotune.evaluation.validation.table import Skipped
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Group:
-    """What is searched, and what trials of it give."""
+    """A search problem, and the results of its trials."""
 
     key: GroupKey
     space: TableSpace
     candidates: tuple[Candidate, ...]
     """In the order of the space's configurations."""
     asked: tuple[Row, ...]
-    """Of each candidate what was run, without what came of it."""
+    """For each candidate its configuration, without results."""
     work: Floats
-    """Of each candidate what a rate counts of a step."""
+    """For each candidate the work per step that a rate counts."""
     said_out_of_memory: tuple[bool, ...]
-    """Whether the table itself says that a candidate ran out of memory: labels are others' guesses, for scores alone."""
+    """Whether the table itself states that a candidate ran out of memory; labels are later guesses, used only for scores."""
 
     @property
     def rows(self) -> int:
@@ -53,8 +53,8 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Lesson:
-    """Rows that coefficients are fitted on, and places of the groups that are then predicted."""
+class CalibrationSplit:
+    """Rows for fitting coefficients, and the indices of the groups that are then predicted."""
 
     fitted: tuple[Row, ...] | None
     """None: the shipped coefficients."""
@@ -63,20 +63,20 @@ class Lesson:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Gathered:
-    """The groups of a table, in its order, and what is in none of them."""
+    """The groups of a table, in its order, and the rows excluded from them."""
 
     groups: tuple[Group, ...]
-    lessons: tuple[Lesson, ...]
+    splits: tuple[CalibrationSplit, ...]
     skipped: tuple[Skipped, ...]
     """Rows of groups that cannot be predicted."""
     small: dict[GroupKey, int]
-    """Groups with too few timed candidates, and how many they have."""
+    """Groups with too few timed candidates -> how many they have."""
 
 
 def gather_groups(facts: Facts, predictor: TablePredictor, calibrate: Calibration, min_timed: int) -> Gathered:
-    """Every group with enough timed candidates; its rows are in no lesson that it is predicted after.
+    """Every group with enough timed candidates; none of its rows is used to fit the coefficients that predict it.
 
-    Rows that the predictor cannot represent are no candidates of any strategy, so that all choose from the same ones.
+    Rows that the predictor cannot represent are excluded for all strategies, so that all choose from the same candidates.
     """
     refusals = predictor.refusals([blinded(row) for row in facts.rows])
     usable = np.array([why is None for why in refusals], dtype=bool)
@@ -89,16 +89,16 @@ def gather_groups(facts: Facts, predictor: TablePredictor, calibrate: Calibratio
     ]
     return Gathered(
         groups=groups,
-        lessons=_lessons(facts, usable, calibrate, min_timed, groups),
+        splits=_splits(facts, usable, calibrate, min_timed, groups),
         skipped=tuple(skipped),
         small={key: _timed(each) for key, each in found.items() if _timed(each) < max(min_timed, 1)},
     )
 
 
 def _candidates(facts: Facts, key: GroupKey, usable: Flags) -> tuple[Candidate, ...]:
-    """Those that can be predicted, and that either failed or have a time: of others a trial would tell nothing.
+    """The candidates that can be predicted and that failed or have a time: a trial of others would be uninformative.
 
-    In the order of their configurations: a table that is sorted by speed must not tell it.
+    In the order of their configurations, so that a table sorted by speed does not leak the result.
     """
     known = [
         candidate
@@ -113,7 +113,7 @@ def _failed(candidate: Candidate) -> bool:
 
 
 def _order(row: Row) -> tuple[Any, ...]:
-    """Blanks last."""
+    """Sort key with blanks last."""
     values = [getattr(row, name) for name in (*CONFIGURATION_FIELDS, "kernel")]
     return tuple((value is None, 0 if value is None else value) for value in values)
 
@@ -122,21 +122,21 @@ def _timed(candidates: Sequence[Candidate]) -> int:
     return sum(candidate.repeats > 0 for candidate in candidates)
 
 
-def _lessons(
+def _splits(
     facts: Facts, usable: Flags, calibrate: Calibration, min_timed: int, groups: Sequence[Group]
-) -> tuple[Lesson, ...]:
+) -> tuple[CalibrationSplit, ...]:
     if calibrate is Calibration.NONE:
-        return (Lesson(fitted=None, groups=tuple(range(len(groups)))),)
+        return (CalibrationSplit(fitted=None, groups=tuple(range(len(groups)))),)
     folds = (
         leave_source_out(facts, usable)
         if calibrate is Calibration.LEAVE_SOURCE_OUT
         else leave_group_out(facts, usable, min_timed)
     )
-    lessons = []
+    splits = []
     for fold in folds:
         if ours := tuple(place for place, group in enumerate(groups) if _is_of(group, fold)):
-            lessons.append(Lesson(fitted=tuple(facts.rows[position] for position in fold.fitted), groups=ours))
-    return tuple(lessons)
+            splits.append(CalibrationSplit(fitted=tuple(facts.rows[position] for position in fold.fitted), groups=ours))
+    return tuple(splits)
 
 
 def _is_of(group: Group, fold: Fold) -> bool:

@@ -1,4 +1,4 @@
-"""The report of a contest as a Markdown page, and the cells that the console shows too."""
+"""The report of a contest as a Markdown page, and the cells shared with the console."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -11,31 +11,31 @@ TITLES = {
     "within_5_percent": "Chance of being within 5 % of the best, after trials",
 }
 WASTED = (("failed_in_first_10", "failed"), ("oom_in_first_10", "out of memory"))
-"""Trials among the first ten that told no time, with their headings."""
+"""Trials without a time among the first ten, with their headings."""
 DECISIONS = (("propose_ms_p95", "decision, p95"), ("first_propose_ms", "first decision"))
 
 
-def how_told(document: Document) -> list[str]:
-    """Sentences on what was played, and what may mislead."""
+def method_lines(document: Document) -> list[str]:
+    """Sentences on the method and its caveats."""
     rows = document["rows"]
     games = f"{document['trials']} trials, {document['seeds']} seeds, seed {document['seed']}"
     groups = f"{document['group_count']} groups with {document['min_timed']} or more timed candidates"
-    told = [
+    lines = [
         f"Calibration: {document['calibrate']}; {games}",
         f"{rows['in_table']:,} rows, {rows['in_groups']:,} of them in {groups}",
     ]
     if document.get("in_sample_rows"):
-        told.append(
+        lines.append(
             f"In-sample: the shipped coefficients were fitted on the sources of {document['in_sample_rows']:,} of these rows"
         )
     if not document["groups"]:
-        told.append("No group has enough timed candidates: nothing was played")
-    told += [
+        lines.append("No group has enough timed candidates: nothing was played")
+    lines += [
         f"{each['strategy']} was cut short in {each['games']} game{'s' * (each['games'] > 1)}, "
         f"first on {each['rank_group']}: {each['error']}"
         for each in document["cut_short"]
     ]
-    return told
+    return lines
 
 
 def families(document: Document) -> list[tuple[str, Document]]:
@@ -47,7 +47,7 @@ def families(document: Document) -> list[tuple[str, Document]]:
 
 
 def stops(document: Document) -> list[str]:
-    """A table of how soon strategies that can tell were sure to be done, and whether they were right."""
+    """A table of when strategies that can estimate it were sure to be finished, and whether they were right."""
     cells = [
         [
             source, name, f"{100 * each['sure_share']:.0f} %",
@@ -62,12 +62,12 @@ def stops(document: Document) -> list[str]:
 
 
 def budgets(document: Document) -> list[str]:
-    """Trials after which shares are told."""
+    """Numbers of trials after which shares are reported."""
     return list(next(iter(document["strategies"].values()))["share"])
 
 
 def score_rows(figures: Document, score: str) -> list[list[str]]:
-    """A line for each strategy with its interval where there is room for it, then one for each oracle."""
+    """A line for each strategy, then one for each oracle."""
     strategies = [[name, *(f"{value:.3f}" for value in each[score].values())] for name, each in figures["strategies"].items()]
     oracles = [
         [f"oracle, {100 * float(noise):g} % noise", *(f"{value:.3f}" for value in each[score].values())]
@@ -83,7 +83,7 @@ def interval_rows(figures: Document, score: str) -> list[list[str]]:
 
 
 def waste_rows(figures: Document) -> list[list[str]]:
-    """A line for each strategy: trials without a time, and how long deciding took."""
+    """A line for each strategy: trials without a time, and decision times."""
     return [
         [name, *(_figure(each[key]) for key, _ in WASTED), *(_milliseconds(each[key]) for key, _ in DECISIONS)]
         for name, each in figures["strategies"].items()
@@ -91,7 +91,7 @@ def waste_rows(figures: Document) -> list[list[str]]:
 
 
 def ahead_rows(figures: Document) -> list[list[str]]:
-    """How far the first strategy is ahead of each other."""
+    """The lead of the first strategy over each other one."""
     return [
         [_cell(name), *(f"{one['mean']:+.3f} ({_interval(one['interval'])})" for one in each.values())]
         for name, each in figures["ahead"].items()
@@ -101,7 +101,7 @@ def ahead_rows(figures: Document) -> list[list[str]]:
 def markdown_page(document: Document) -> str:
     """The whole report."""
     parts = ["# Strategies against each other", "", f"Table: `{document['table'].rsplit('/', 1)[-1]}`.", ""]
-    parts += [f"- {_cell(sentence)}." for sentence in how_told(document)]
+    parts += [f"- {_cell(sentence)}." for sentence in method_lines(document)]
     parts += ["", *source_tables(document)]
     for name in document["strategies"] if document["groups"] else ():
         parts += [f"## Groups: {name}", "", *group_tables(document, name), ""]
@@ -111,7 +111,7 @@ def markdown_page(document: Document) -> str:
 
 
 def source_tables(document: Document, level: str = "##") -> list[str]:
-    """Of all groups, and of each source: shares, chances, waste."""
+    """For all groups and for each source: shares, chances, waste."""
     if not document["groups"]:
         return []
     lines: list[str] = []
@@ -128,7 +128,7 @@ def source_tables(document: Document, level: str = "##") -> list[str]:
 
 
 def group_tables(document: Document, strategy: str) -> list[str]:
-    """A line for each group: what a strategy finds."""
+    """A line for each group: results of one strategy."""
     rows = [
         [
             _cell(group["rank_group"]), f"{group['candidates']:,}", f"{group['timed']:,}",
@@ -141,7 +141,7 @@ def group_tables(document: Document, strategy: str) -> list[str]:
 
 
 def left_out(document: Document) -> Iterable[str]:
-    """Groups that are too small, rows that cannot be predicted, and what is wrong with the table."""
+    """Groups that are too small, rows that cannot be predicted, and problems of the table."""
     if small := document["small_groups"]:
         yield f"{len(small):,} group{'s' * (len(small) > 1)} with fewer than {document['min_timed']} timed candidates"
     for count, reason, first in reasons(document):

@@ -1,4 +1,4 @@
-"""The report of a contest on a table as a JSON document: who finds how much of the best after how many trials."""
+"""The report of a contest on a table as a JSON document: shares of the best found after given numbers of trials."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -30,15 +30,15 @@ RULES = (
     "share: highest throughput among the trials so far over the highest that the group has; 0 while none ran",
     "a configuration that failed for any cause costs a trial; none is tried twice; what the table does not have costs nothing",
     "rows of one configuration in a group are one candidate: it ran if any ran, its throughput the median of those",
-    "a trial tells its throughput, or that it failed and whether the table says of memory: no label, no peak, no other row",
+    "a trial returns its throughput, or that it failed and whether the table names memory: no label, no peak, no other row",
     "candidates stand in the order of their configurations, whatever the order of the table",
     "coefficients are fitted without the group's rows (leave-group-out) or without any of its source (leave-source-out)",
     f"strategies that take seconds to decide (gp, smac) play {SLOW_GAMES} game on each group",
-    "means over groups, each the mean of its seeds; intervals of 95 % over groups, by drawing them anew; none of one group",
+    "means over groups, each the mean of its seeds; intervals of 95 % over groups, by resampling; none for a single group",
     "out of memory: as the table or a label says; failed: that, and whatever else has no time",
     "decision time: the 95th percentile of all decisions but each game's first",
-    "oracle: knows each candidate's throughput but for one draw of that noise, and tries them in that order, none that failed",
-    "who has tried everything, or can go on no more, keeps what was found",
+    "oracle: knows each candidate's throughput except for one draw of that noise, and tries them in that order, no failed one",
+    "a strategy that has tried everything, or cannot go on, keeps its result",
 )
 
 
@@ -60,7 +60,7 @@ def bench_search(
 
 
 def document(table: Table, facts: Facts, gathered: Gathered, games: Games, rounds: Rounds, labels: Labels) -> Document:
-    """Figures of games that were played."""
+    """Figures of the games."""
     figures = [{name: group_figures(found, rounds.trials) for name, found in each.items()} for each in games]
     groups = [_group(group, each, rounds) for group, each in zip(gathered.groups, figures, strict=True)]
     sources = list(dict.fromkeys(group.key[0] for group in gathered.groups))
@@ -91,7 +91,7 @@ def document(table: Table, facts: Facts, gathered: Gathered, games: Games, round
 
 
 def _over(groups: Sequence[Document], games: Games, places: Sequence[int], rounds: Rounds) -> Document:
-    """Over some of the groups."""
+    """Figures over some of the groups."""
     first, *others = rounds.strategies
     by_name = {name: [groups[at]["strategies"][name] for at in places] for name in rounds.strategies}
     played = {name: [each for at in places for each in games[at][name]] for name in rounds.strategies}
@@ -118,7 +118,7 @@ def _group(group: Group, figures: Mapping[str, Document], rounds: Rounds) -> Doc
 
 
 def _cut_short(groups: Sequence[Group], games: Games) -> list[Document]:
-    """Strategies that broke their contract or raised, each with the first group where they did."""
+    """Strategies that violated their interface or raised, each with the first group where they did."""
     found: dict[str, Document] = {}
     for group, each in zip(groups, games, strict=True):
         for name, played in each.items():

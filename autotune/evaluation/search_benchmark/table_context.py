@@ -1,13 +1,13 @@
-"""Model, cluster and batch of a group of a table, for procedures that reckon with them."""
+"""Model, cluster and batch of a group of a table, for procedures that compute with them."""
 
 from collections.abc import Sequence
 
 from autotune.evaluation.row_hardware import row_hardware
 from autotune.evaluation.validation.row import Row
-from search_spaces.cluster import ClusterSpec
+from search_spaces.clusters.cluster import ClusterSpec
 from search_spaces.context import SpaceContext
 from search_spaces.errors import SearchSpaceError
-from search_spaces.model import ModelSpec
+from search_spaces.models.model import ModelSpec
 from search_spaces.trial import Workload
 
 _SHARED = (
@@ -23,13 +23,13 @@ _SHARED = (
     "global_batch",
 )
 _VOCABULARY = 50_000
-"""Where a table names none."""
+"""Default if a table names none."""
 _HOST_MEMORY_BYTES = 2**40
 _CORES = 64
 
 
 def table_context(rows: Sequence[Row]) -> SpaceContext | None:
-    """What all rows share; None: they differ in it, or a cell that it takes is blank."""
+    """The context common to all rows; None: they differ in it, or a required cell is blank."""
     first = rows[0]
     if any(getattr(row, name) != getattr(first, name) for row in rows for name in _SHARED):
         return None

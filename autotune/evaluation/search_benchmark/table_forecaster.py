@@ -1,11 +1,11 @@
-"""What is predicted of a table's configurations, for guided search."""
+"""Predictions for a table's configurations, for guided search."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from autotune.evaluation.search_benchmark.groups import Group, Lesson
+from autotune.evaluation.search_benchmark.groups import CalibrationSplit, Group
 from autotune.evaluation.table_predictor import TablePredictor
 from autotune.evaluation.validation.row import Row
 from autotune.prediction.equations.coefficients import Coefficients
@@ -17,11 +17,10 @@ from search_spaces.trial_config import TrialConfig
 from storage.records import TrialRecord
 
 Disturb = Callable[[Coefficients], Coefficients]
-Asked = tuple[Lesson, Sequence[Group]]
-"""A lesson and its groups."""
+SplitGroups = tuple[CalibrationSplit, Sequence[Group]]
+"""A split and its groups."""
 TRUST = 0.5
-"""Share that is believed of what other groups of the source make of the equations' times: measurements of others carry over
-that far."""
+"""Weight of the residuals learned from other groups of the source: measurements by others carry over only to this degree."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -38,34 +37,36 @@ class _TablePool:
 
 
 class TableForecaster:
-    """Predicts the configurations of one group from rows of other groups alone."""
+    """Predicts the configurations of one group only from rows of other groups."""
 
     def __init__(self, configs: Sequence[TrialConfig], rows: Sequence[Row], work: Array, predictor: TablePredictor) -> None:
-        """`rows`: what was run, without what was measured; `work`: what a rate counts of a step."""
+        """`rows`: configurations without measurements; `work`: the work per step that a rate counts."""
         at = {config: place for place, config in enumerate(configs)}
         self._pool = _TablePool(_described(rows, work, predictor), configs, at)
 
-    def pool(self, candidates: Candidates) -> _TablePool:  # noqa: ARG002  one group is all there is
+    def pool(self, candidates: Candidates) -> _TablePool:  # noqa: ARG002  there is only one group
         """All configurations of the group."""
         return self._pool
 
     def describe(self, configs: Sequence[TrialConfig]) -> Described:
-        """Configurations of the group."""
+        """Predictions for configurations of the group."""
         return self._pool.described.take(self._pool.places(configs))
 
     def after(self, history: Sequence[TrialRecord]) -> "TableForecaster":  # noqa: ARG002
-        """This one: what its equations know was fitted to other groups."""
+        """Return this forecaster: its equations are fitted only to other groups."""
         return self
 
     def around(self, best: TrialConfig, log_rate: float) -> Sequence[TrialConfig]:  # noqa: ARG002
-        """None: the pool has all."""
+        """Empty: the pool contains all configurations."""
         return ()
 
 
-def forecasters(asked: Asked, predictor: TablePredictor, disturbs: Sequence[Disturb | None]) -> list[list[TableForecaster]]:
-    """Of each disturbance a forecaster for each group that is predicted after the lesson, fitted once."""
-    lesson, groups = asked
-    known = predictor if lesson.fitted is None else predictor.calibrated(lesson.fitted)
+def forecasters(
+    split_groups: SplitGroups, predictor: TablePredictor, disturbs: Sequence[Disturb | None]
+) -> list[list[TableForecaster]]:
+    """For each disturbance, a forecaster for each group of the split; the predictor is fitted once."""
+    split, groups = split_groups
+    known = predictor if split.fitted is None else predictor.calibrated(split.fitted)
     return [
         [TableForecaster(group.configs, group.asked, group.work, known.disturbed(disturb)) for group in groups]
         for disturb in disturbs
@@ -79,7 +80,7 @@ def _described(rows: Sequence[Row], work: Array, predictor: TablePredictor) -> D
     return Described(
         log_rate=np.log(work / (found.prediction.seconds * ones)),
         learned=-TRUST * found.learned,
-        doubt=np.zeros(len(found.learned)),
+        penalty=np.zeros(len(found.learned)),
         features=features(cases),
         needed=memory.needed * found.beyond * ones,
         outside=memory.by_tag["context"] * ones,

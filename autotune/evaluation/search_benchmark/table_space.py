@@ -1,4 +1,4 @@
-"""The configurations of a group of a table, as candidates of a strategy."""
+"""The configurations of a group of a table as candidates of a strategy."""
 
 import random
 from collections.abc import Iterator, Sequence
@@ -9,7 +9,7 @@ from typing import Any
 from autotune.evaluation.search_benchmark.table_context import table_context
 from autotune.evaluation.validation.row import CONFIGURATION_FIELDS, Row
 from search_spaces.errors import UnknownNameError
-from search_spaces.knobs import KNOBS
+from search_spaces.knob_values import KNOBS
 from search_spaces.refusal import Refusal
 from search_spaces.trial_config import KNOB_NAMES, TrialConfig, Value, stable_hash
 
@@ -24,66 +24,66 @@ _KNOB_OF = {
     "recompute": "activation_checkpointing",
     "micro_batch": "micro_batch_size",
 }
-"""Column -> the knob that it tells."""
+"""Column -> its knob."""
 _DERIVED = frozenset({"dp"})
 """Columns that follow from the others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableConfig(TrialConfig):
-    """A configuration of a table: knobs, and what else tells it from the others of its group."""
+    """A configuration of a table: knobs, and the other properties that distinguish it within its group."""
 
     variant: str = ""
-    """What no knob says, as `column=value` parts; empty where nothing does."""
+    """Properties that no knob expresses, as `column=value` parts; empty if there are none."""
 
     def every_value(self) -> dict[str, Value]:
-        """Every knob and its value, and the variant: configurations that it tells apart have hashes of their own."""
+        """Every knob and its value, and the variant, so that variants have different hashes."""
         return {**TrialConfig.every_value(self), "variant": self.variant}
 
     def replace(self, changes: Any) -> "TableConfig":
-        """The same point with some knobs, or the variant, changed."""
+        """The configuration with some knobs, or the variant, changed."""
         if unknown := [name for name in changes if name not in (*KNOB_NAMES, "variant")]:
             raise UnknownNameError(unknown[0], "no knob has this name", "see `autotune space --knobs` for the knobs")
         return TableConfig(**{**self.values(), **changes})
 
 
 class TableSpace:
-    """A group's configurations: those and no others are legal.
+    """A group's configurations; only these are legal.
 
-    Domains are the values that the group has of each column that varies. What no knob stands for is one more axis, `variant`.
+    Domains are the group's values of each column that varies. Properties without a knob form one more axis, `variant`.
     """
 
     def __init__(self, rows: Sequence[Row]) -> None:
-        """`rows`: one of each configuration, without what was measured."""
+        """`rows`: one for each configuration, without measurements."""
         varying = [name for name in (*CONFIGURATION_FIELDS, "kernel") if len({getattr(row, name) for row in rows}) > 1]
-        self._configs = _told_apart([_config(row, varying) for row in rows])
+        self._configs = _numbered([_config(row, varying) for row in rows])
         self._known = dict.fromkeys(self._configs)
         self.context = table_context(rows)
-        """Model, cluster and batch, where all rows share them."""
+        """Model, cluster and batch, if all rows share them."""
 
     @property
     def configs(self) -> Sequence[TableConfig]:
-        """One for each row that was given, in the order of the rows."""
+        """One for each given row, in the order of the rows."""
         return self._configs
 
     @cached_property
     def hash(self) -> str:
-        """The same in every process for the same configurations."""
+        """Equal in every process for the same configurations."""
         return stable_hash([config.hash for config in self._configs])
 
     @cached_property
     def domains(self) -> dict[str, tuple[Value, ...]]:
-        """Knob -> its values, of those that vary."""
+        """Knob -> its values, for the knobs that vary."""
         values = {name: _ordered({getattr(config, name) for config in self._configs}) for name in (*KNOB_NAMES, "variant")}
         return {name: found for name, found in values.items() if len(found) > 1}
 
     @property
     def base(self) -> TrialConfig:
-        """A configuration: where knobs that do not vary stand."""
+        """Any configuration: provides the values of knobs that do not vary."""
         return next(iter(self._known))
 
     def count(self) -> int:
-        """How many there are."""
+        """The number of configurations."""
         return len(self._known)
 
     def enumerate(self) -> Iterator[TrialConfig]:
@@ -91,15 +91,15 @@ class TableSpace:
         return iter(self._known)
 
     def sample(self, rng: random.Random) -> TrialConfig:
-        """Any of them."""
+        """A random configuration."""
         return rng.choice(list(self._known))
 
     def neighbours(self, config: TrialConfig) -> list[TrialConfig]:
-        """Those that differ in one knob."""
+        """The configurations that differ in one knob."""
         return [other for other in self._known if len(config.differences(other)) == 1]
 
     def check(self, config: TrialConfig) -> list[Refusal]:
-        """A refusal of what the table does not have."""
+        """Refuse configurations missing in the table."""
         if config in self._known:
             return []
         return [Refusal("table", "the table has no such configuration", "choose one of its rows")]
@@ -121,19 +121,19 @@ def _config(row: Row, varying: Sequence[str]) -> TableConfig:
     return TableConfig(**values, variant=" ".join(rest))  # type: ignore[arg-type]
 
 
-def _told_apart(configs: Sequence[TableConfig]) -> list[TableConfig]:
-    """Configurations that differ in what is derived alone are numbered."""
+def _numbered(configs: Sequence[TableConfig]) -> list[TableConfig]:
+    """Number the configurations that differ only in derived columns."""
     seen: dict[TableConfig, int] = {}
-    apart = []
+    numbered = []
     for config in configs:
         seen[config] = seen.get(config, 0) + 1
         number = seen[config]
-        apart.append(config if number == 1 else config.replace({"variant": f"{config.variant} number={number}".strip()}))
-    return apart
+        numbered.append(config if number == 1 else config.replace({"variant": f"{config.variant} number={number}".strip()}))
+    return numbered
 
 
 def _is_of(knob: str, value: object) -> bool:
-    """Whether the table's value is one that the knob may have: a blank cell is none."""
+    """Whether the table's value is a possible value of the knob; a blank cell is not."""
     default = KNOBS[knob].default
     return value is not None and (isinstance(value, type(default)) or (isinstance(default, int) and isinstance(value, int)))
 

@@ -1,4 +1,4 @@
-"""Every strategy on every group: first what is predicted of the groups, then the games, both in several processes."""
+"""Every strategy on every group: first the predictions for the groups, then the games, both in several processes."""
 
 import os
 import signal
@@ -23,29 +23,29 @@ from autotune.strategies.registry import make_strategy
 from autotune.strategies.strategy import Strategy
 
 Progress = Callable[[str, int, int], None]
-"""Told what is counted, how many of them are done, and of how many."""
+"""Called with the counted unit, the number done, and the total."""
 Games = list[dict[str, list[Played]]]
-"""Of each group the games of each strategy: one for each seed, and one in all where seeds change nothing."""
+"""For each group the games of each strategy: one per seed, or a single one if seeds have no effect."""
 SLOW_GAMES = 1
-"""Games on each group of a strategy that takes seconds to decide."""
-Given = TypeVar("Given")
-Found = TypeVar("Found")
+"""Games per group of a strategy that takes seconds to decide."""
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rounds:
-    """What is played."""
+    """The settings of a contest."""
 
     strategies: tuple[str, ...]
     calibrate: Calibration = Calibration.LEAVE_GROUP_OUT
     trials: int = 20
     seeds: int = 20
-    """Games of a strategy on a group: it gets the seeds 0, 1, …"""
+    """Games of a strategy per group: with the seeds 0, 1, …"""
     min_timed: int = 8
     seed: int = 0
-    """Of intervals and of the oracle's noise."""
+    """For intervals and the oracle's noise."""
     processes: int = 0
-    """0: as many as there are cores."""
+    """0: one per core."""
 
     def __post_init__(self) -> None:
         if not self.strategies:
@@ -61,14 +61,14 @@ class Rounds:
 
 
 class Spread(Protocol):
-    """Calls a function for each item, in any process; answers come in the order of the items."""
+    """Calls a function for each item, in any process; yields results in the order of the items."""
 
-    def __call__(self, function: Callable[[Given], Found], items: Iterable[Given], /) -> Iterator[Found]: ...
+    def __call__(self, function: Callable[[Item], Result], items: Iterable[Item], /) -> Iterator[Result]: ...
 
 
 @contextmanager
 def workers(processes: int) -> Iterator[Spread]:
-    """Processes that are started anew: what this one has loaded, threads included, must not change what they do.
+    """Newly spawned processes: modules and threads of this one must not affect them.
 
     Raises:
         RequestError: one of them died.
@@ -84,10 +84,10 @@ def workers(processes: int) -> Iterator[Spread]:
         try:
             yield pool.map
         except BrokenProcessPool as error:
-            remedy = "ask for fewer, or for 1: each needs memory"
-            raise RequestError("processes", "one of those that play has died", remedy) from error
+            remedy = "give fewer, or 1: each needs memory"
+            raise RequestError("processes", "a process of the contest has died", remedy) from error
         except BaseException:
-            # Leaving the pool waits for what is running: minutes, where a strategy is slow.
+            # Leaving the pool waits for running games: minutes if a strategy is slow.
             for child in set(active_children()) - others:
                 child.terminate()
             raise
@@ -100,16 +100,16 @@ def predict_groups(
     disturbs: Sequence[Disturb | None] = (None,),
     progress: Progress | None = None,
 ) -> list[list[TableForecaster]]:
-    """Of each disturbance what is predicted of each group, after the lesson that has none of its rows."""
+    """For each disturbance, the predictions for each group, fitted on the split without its rows."""
     found: list[list[TableForecaster | None]] = [[None] * len(gathered.groups) for _ in disturbs]
-    asked = [(lesson, [gathered.groups[place] for place in lesson.groups]) for lesson in gathered.lessons]
+    split_groups = [(split, [gathered.groups[place] for place in split.groups]) for split in gathered.splits]
     predict = partial(forecasters, predictor=predictor, disturbs=disturbs)
-    for done, (lesson, told) in enumerate(zip(gathered.lessons, spread(predict, asked), strict=True), 1):
-        for row, each in zip(found, told, strict=True):
-            for place, forecaster in zip(lesson.groups, each, strict=True):
+    for done, (split, predictions) in enumerate(zip(gathered.splits, spread(predict, split_groups), strict=True), 1):
+        for row, each in zip(found, predictions, strict=True):
+            for place, forecaster in zip(split.groups, each, strict=True):
                 row[place] = forecaster
         if progress:
-            progress("calibrations", done, len(asked))
+            progress("calibrations", done, len(split_groups))
     return [[forecaster for forecaster in row if forecaster is not None] for row in found]
 
 
@@ -120,7 +120,7 @@ def play_all(
     spread: Spread,
     progress: Progress | None = None,
 ) -> Games:
-    """All games. The order in which they end changes nothing."""
+    """Play all games. The result does not depend on the order in which they end."""
     pairs = [(name, group, known) for group, known in zip(groups, forecasters, strict=True) for name in rounds.strategies]
     found: Games = [{} for _ in groups]
     for done, games in enumerate(spread(partial(_games, rounds=rounds), pairs)):
@@ -134,7 +134,7 @@ def _games(pair: tuple[str, Group, TableForecaster], rounds: Rounds) -> list[Pla
     name, group, forecaster = pair
     strategy = make_strategy(name, score, _guide(forecaster))
     seeds = range(games_of(strategy, rounds))
-    # A new one for each game: what it kept of one must not serve another, in its time least of all.
+    # A new strategy for each game: data cached in one game must not affect another, least of all its decision times.
     return [play(group, make_strategy(name, score, _guide(forecaster)), seed, rounds.trials) for seed in seeds]
 
 
@@ -144,7 +144,7 @@ def _guide(forecaster: TableForecaster) -> Guide:
 
 @contextmanager
 def _one_thread_each() -> Iterator[None]:
-    """Processes that are started inherit it: threads of linear algebra that wait for cores take ten times as long."""
+    """Limit child processes to one thread: linear-algebra threads that wait for cores take ten times as long."""
     ours = [name for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS") if name not in os.environ]
     os.environ.update(dict.fromkeys(ours, "1"))
     try:
@@ -155,7 +155,7 @@ def _one_thread_each() -> Iterator[None]:
 
 
 def games_of(strategy: Strategy, rounds: Rounds) -> int:
-    """Games of a strategy on a group: one where seeds change nothing, `SLOW_GAMES` of those that take seconds to decide."""
+    """Games of a strategy per group: one if seeds have no effect, `SLOW_GAMES` if it takes seconds to decide."""
     if not strategy.seeded:
         return 1
     return min(rounds.seeds, SLOW_GAMES) if strategy.slow else rounds.seeds
@@ -166,7 +166,7 @@ def _leave_interrupts_to_the_parent() -> None:
 
 
 class _Nothing(TableForecaster):
-    """In place of predictions, to see whether a strategy has a name."""
+    """A placeholder for predictions, to check strategy names."""
 
     def __init__(self) -> None:
         pass

@@ -11,13 +11,13 @@ from search_spaces.context import SpaceContext
 from search_spaces.trial_config import TrialConfig, Value
 
 GAIN = 0.05
-"""A rate that is not higher by this share is a plateau (`METRIC_PERCENT_DIFF_CONST`)."""
+"""Minimum relative increase of a rate; less is a plateau (`METRIC_PERCENT_DIFF_CONST`)."""
 EARLY_STOPPING = 5
-"""Experiments of the tuner after its best one, that one counted, after which it ends (`tuner_early_stopping`)."""
+"""Experiments of the tuner since its best one, inclusive, after which it ends (`tuner_early_stopping`)."""
 MOST_EXPERIMENTS = 50
-"""Experiments of one tuner (`tuner_num_trials`)."""
+"""Maximum number of experiments of one tuner (`tuner_num_trials`)."""
 MICRO_BATCHES = 3
-"""Micro-batch sizes that are compared between the least and the largest (`num_tuning_micro_batch_sizes`)."""
+"""Number of micro-batch sizes compared between the least and the largest (`num_tuning_micro_batch_sizes`)."""
 BUCKETS: tuple[Value, ...] = (50_000_000, 500_000_000, 1_000_000_000)
 _SIZES = {"reduce_bucket_size": BUCKETS, "allgather_bucket_size": BUCKETS}
 _COPIES: dict[str, tuple[Value, ...]] = {
@@ -26,7 +26,7 @@ _COPIES: dict[str, tuple[Value, ...]] = {
     "contiguous_gradients": (False, True),
 }
 TUNING_SPACES: dict[int, dict[str, tuple[Value, ...]]] = {1: dict(_SIZES), 2: _COPIES, 3: _COPIES}
-"""Stage -> the knobs of its tuner that exist here, in the order in which they vary, the last one fastest."""
+"""Stage -> the knobs of its tuner that exist here, in the order of variation, the last one fastest."""
 
 Running = Generator[TrialConfig, Answer, float]
 
@@ -34,22 +34,22 @@ Running = Generator[TrialConfig, Answer, float]
 class DeepSpeedStrategy(ReplayStrategy):
     """Replays `deepspeed/autotuning/autotuner.py` of DeepSpeed 0.19.8 (docs: deepspeed.ai/tutorials/autotuning).
 
-    1. Model-info profile: stage 3, or the highest that there is, at the least micro-batch size. If it does not run, nothing is
-       tuned. It tells the memory of activations (`model_info_profile_run`).
-    2. Stages 0, 1, 2, 3 in this order, each only where parameters, gradients and Adam's state of 8 bytes a parameter (16 in
-       half precision) and those activations fit into the device (`get_instantiation_memory_required_per_gpu`), and where that
-       leaves room for as large a micro-batch as the stages before (`tune_space`).
-    3. In a stage the largest micro-batch that runs: 1.05, 1 and 0.95 of the computed one, then bisection until it does not
-       run or gains less than 5 % (`get_min_max_micro_batch_size`); then up to three sizes from its half on, and
+    1. Model-info profile: stage 3, or the highest available, with the smallest micro-batch. If it does not run, nothing is
+       tuned. It measures the memory of activations (`model_info_profile_run`).
+    2. Stages 0, 1, 2, 3 in this order, each only if parameters, gradients and Adam's state of 8 bytes per parameter (16 in
+       half precision) and those activations fit into the device (`get_instantiation_memory_required_per_gpu`), and if this
+       leaves memory for as large a micro-batch as in the previous stages (`tune_space`).
+    3. In a stage, the largest micro-batch that runs: 1.05, 1 and 0.95 of the computed one, then bisection until it does not
+       run or gains less than 5 % (`get_min_max_micro_batch_size`); then up to three sizes from half of it upwards, and
        smaller ones than the best while they gain 5 % (`run_tuning_micro_batch_sizes`).
-    4. If the stage's best micro-batch is larger, and not slower, than that of the stages before: a grid over its template's
-       buckets, overlap and copies, given up five experiments after its best one (`tuner/base_tuner.py`). `fast` leaves
-       this out, which is DeepSpeed's default.
+    4. If the stage's best micro-batch is larger than that of the previous stages, and not slower: a grid over its template's
+       buckets, overlap and copies, stopped five experiments after its best one (`tuner/base_tuner.py`). `fast` skips
+       this, which is DeepSpeed's default.
 
-    Knobs that it never tunes (tensor and pipeline parallelism, offloading, checkpointing) stay at the user's setting: see
-    `start_of`. The global batch is the user's `max_train_batch_size`. Sizes that are not in a domain become the nearest
-    lower micro-batch, and the nearest bucket. Where the candidates do not tell model and device, no stage is left out by the
-    estimate. The original shuffles its grid by a Python set; here it keeps the template's order.
+    Knobs that it never tunes (tensor and pipeline parallelism, offloading, checkpointing) keep the user's setting: see
+    `start_of`. The global batch is the user's `max_train_batch_size`. Sizes outside a domain become the next lower
+    micro-batch, and the nearest bucket. If the candidates have no model and device, the estimate skips no stage. The original
+    shuffles its grid by a Python set; here it keeps the template's order.
     """
 
     fast = False
@@ -60,18 +60,18 @@ class DeepSpeedStrategy(ReplayStrategy):
 
 @dataclass(slots=True)
 class _Best:
-    """What the stages so far came to: what a further stage must beat."""
+    """The best of the stages so far, which a further stage must beat."""
 
     largest: int = 0
     """Largest micro-batch size that runs."""
     micro_batch: int = 0
-    """The fastest one."""
+    """The fastest micro-batch size."""
     rate: float = 0.0
 
 
 @dataclass(slots=True)
 class _Stage:
-    """Micro-batch sizes of a stage that were tried, in their order, and the rate of each; 0: it does not run."""
+    """Tried micro-batch sizes of a stage, in order, and the rate of each; 0: it does not run."""
 
     stage: int
     rates: list[tuple[int, float]] = field(default_factory=list)
@@ -160,14 +160,14 @@ class _Tuning:
         return self._sizes[low - 1] if low else 0
 
     def _between(self, least: int, largest: int) -> list[int]:
-        """Sizes in even steps from half the largest one on, those that need more micro-batches in a step than the largest."""
+        """Sizes in even steps from half of the largest, which need more micro-batches per step than the largest."""
         least = max(least, largest // 2)
         step = max((largest - least) // MICRO_BATCHES, 1)
         smaller = {self._down(size) for size in range(least, largest, step)}
         return [*sorted(size for size in smaller if size < largest), largest]
 
     def _compare(self, records: _Stage, sizes: Sequence[int]) -> Generator[TrialConfig, Answer, list[int]]:
-        """Try all; then smaller ones than the largest while they gain: it may be slow for its memory is close to full."""
+        """Try all; then sizes smaller than the largest while they gain: it may be slow because its memory is almost full."""
         for size in sizes:
             if size not in records.running:
                 yield from self._try(records, size)
@@ -185,7 +185,7 @@ class _Tuning:
         return [*sizes[:-1], best]
 
     def _grid(self, stage: int, sizes: Sequence[int]) -> Generator[TrialConfig, Answer, tuple[int, float]]:
-        """The fastest micro-batch size, and its rate, over the template of the stage."""
+        """The fastest micro-batch size and its rate, over the template of the stage."""
         space = {name: values for name, values in TUNING_SPACES.get(stage, {}).items() if len(self._domains.get(name, ())) > 1}
         best, best_at = (0, 0.0), 0
         for number, (values, size) in enumerate(product(product(*space.values()), sizes)):
@@ -197,7 +197,7 @@ class _Tuning:
         return best
 
     def _template(self, stage: int) -> dict[str, Value]:
-        """What its template for stage 3 sets without tuning it, of the knobs that are searched."""
+        """Values that the template for stage 3 sets without tuning, for knobs that are searched."""
         hidden = self._memory.hidden_size
         if stage != 3 or not hidden:
             return {}
@@ -205,12 +205,12 @@ class _Tuning:
         return {name: value for name, value in filled.items() if len(self._domains.get(name, ())) > 1}
 
     def _down(self, size: float) -> int:
-        """The nearest lower micro-batch size of the domain; below the least one the least."""
+        """The next lower micro-batch size of the domain; at least the smallest."""
         return max((known for known in self._sizes if known <= size), default=self._sizes[0])
 
 
 class _Memory:
-    """Its estimate of what a rank needs; where it knows nothing, everything may run."""
+    """DeepSpeed's estimate of a rank's memory; without data, everything may run."""
 
     def __init__(self, context: SpaceContext | None, start: TrialConfig) -> None:
         self._context = context
@@ -219,7 +219,7 @@ class _Memory:
         self.hidden_size: int = getattr(context.model, "hidden_size", 0) if context else 0
 
     def profiled(self, answer: Answer, stage: int) -> None:
-        """Take the activations of one micro-batch from the profile, which ran at that stage."""
+        """Derive the activations of one micro-batch from the profile, which ran at that stage."""
         result = answer.result
         if result is None or self._context is None:
             return
@@ -232,14 +232,14 @@ class _Memory:
         return self.most_samples(stage, 1) > 0
 
     def most_samples(self, stage: int, otherwise: int) -> int:
-        """Its calculated largest micro-batch size; `otherwise` where the activations are not known."""
+        """The computed largest micro-batch size; `otherwise` if the activations are unknown."""
         if self._context is None or self._activations is None:
             return otherwise
         left = self._context.cluster.device.memory_bytes - self._states(stage)
         return max(int(left / self._activations), 0)
 
     def _states(self, stage: int) -> float:
-        """Bytes of parameters, gradients and optimizer state of a rank, by its formula."""
+        """Bytes of parameters, gradients and optimizer state per rank, by DeepSpeed's formula."""
         assert self._context is not None
         half, ranks = self._start.precision in ("fp16", "bf16"), self._context.world_size
         parameters, gradients, optimizer = (2.0, 2.0, 16.0) if half else (4.0, 4.0, 8.0)

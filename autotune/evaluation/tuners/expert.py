@@ -1,4 +1,4 @@
-"""What the authors of published sweeps recommend in writing, as an order of configurations."""
+"""Written recommendations of the authors of published sweeps, as an order of configurations."""
 
 from autotune.evaluation.tuners.paddle import RECOMPUTATION
 from autotune.evaluation.tuners.replay import Answer, Combinations, Procedure, ReplayStrategy, context_of, place_of
@@ -10,38 +10,38 @@ KNOBS = (
     "tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size", "zero_stage", "micro_batch_size",
     "virtual_stages", "sequence_parallel", "activation_checkpointing",
 )  # fmt: skip
-"""The knobs that the recommendations speak of."""
+"""The knobs covered by the recommendations."""
 NODE = 8
-"""Devices of a node where the candidates do not tell."""
+"""Devices per node if the candidates do not state it."""
 LARGE_MODEL, LONG_SEQUENCE = 30e9, 2048
-"""Parameters and tokens beyond which sequence parallelism is recommended."""
+"""Parameters and tokens above which sequence parallelism is recommended."""
 STAGES = (1, 0, 2, 3)
-"""ZeRO stages in the order in which they are taken: stage 1 costs no more communication than none."""
+"""ZeRO stages in order of preference: stage 1 costs no more communication than none."""
 
 
 class ExpertStrategy(ReplayStrategy):
-    """Takes configurations in the order of these rules, the first that tells two apart first.
+    """Takes configurations in the lexicographic order of these rules.
 
     1. No tensor parallelism beyond a node (Narayanan 2021, arXiv 2104.04473, section 3, takeaway 1; Ultra-Scale Playbook,
        "Finding the best training configuration", steps 1 and 3), and no pipeline with fewer micro-batches than ranks
        (Narayanan, section 2.2: the bubble).
-    2. No activation checkpointing: rather more tensor and pipeline parallelism (Hagemann 2023, arXiv 2311.05610, the
-       recommendations at its end); then selective, then full.
+    2. No activation checkpointing: prefer more tensor and pipeline parallelism (Hagemann 2023, arXiv 2311.05610, final
+       recommendations); then selective, then full.
     3. The least model parallelism that fits (Hagemann, ibid.; Narayanan, takeaway 2; Playbook, step 2: the rest is data
        parallelism).
-    4. Micro-batch 1; larger ones only where model parallelism cannot be less (Hagemann, ibid. and abstract).
+    4. Micro-batch 1; larger ones only if model parallelism cannot be lower (Hagemann, ibid. and abstract).
     5. ZeRO stage 1, then none, then 2 and 3 (Playbook, the part on ZeRO: stage 1 is free, stage 3 gathers parameters).
     6. No context parallelism unless needed (Playbook, the part on context parallelism: for very long sequences).
     7. Pipeline rather than tensor parallelism (Hagemann, the section that compares the two). Narayanan and the Playbook fill
-       the node with tensor parallelism first; at equal degree the later measurements were followed.
-    8. Sequence parallelism for models above 30 billion parameters or sequences beyond 2048 tokens, else none (Hagemann,
-       ibid.); always where the model is not known. Then fewer virtual stages.
+       the node with tensor parallelism first; at equal degree this follows the later measurements.
+    8. Sequence parallelism for models above 30 billion parameters or sequences above 2048 tokens, else none (Hagemann,
+       ibid.); always if the model is unknown. Then fewer virtual stages.
 
-    An expert reckons before trying: what needs more than the device is passed over (Playbook, the part on memory: 2 + 2 + 12
-    bytes a parameter; activations by Korthikanti 2022, arXiv 2205.05198, section 4), where the candidates tell model and
-    device. And reacts to memory: what is at least as large everywhere as something that was out of memory is passed over.
-    When the order is through, `random` goes on with what was passed over. Knobs that no rule speaks of keep the candidates'
-    order where these are few, and else stay at the user's setting.
+    An expert computes before trying: configurations that need more than the device are skipped (Playbook, the part on memory:
+    2 + 2 + 12 bytes per parameter; activations by Korthikanti 2022, arXiv 2205.05198, section 4), if the candidates state
+    model and device. After an out-of-memory trial, configurations that are at least as large in every respect are skipped.
+    After the end of the order, `random` continues with the skipped ones. Knobs without a rule keep the candidates' order if
+    there are few candidates, else the user's setting.
     """
 
     def __init__(self, score: Score) -> None:
@@ -83,14 +83,14 @@ def _order(candidates: Candidates, combinations: Combinations) -> list[TrialConf
 
 
 def _may_fit(config: TrialConfig, context: SpaceContext | None) -> bool:
-    """Whether states and activations fit on paper; what is offloaded is not reckoned with."""
+    """Whether states and activations fit by calculation; offloading is not considered."""
     if context is None or config.offload_optimizer != "none":
         return True
     return _states(config, context) + _activations(config, context) <= context.cluster.device.memory_bytes
 
 
 def _states(config: TrialConfig, context: SpaceContext) -> float:
-    """Bytes of parameters, gradients and optimizer state, divided as ZeRO and model parallelism divide them."""
+    """Bytes of parameters, gradients and optimizer state, sharded by ZeRO and model parallelism."""
     ranks = config.zero_ranks(context.world_size)
     divided = 12 / (ranks if config.zero_stage >= 1 else 1) + 2 / (ranks if config.zero_stage >= 2 else 1)
     per_parameter = divided + 2 / (ranks if config.zero_stage >= 3 else 1)
@@ -99,8 +99,8 @@ def _states(config: TrialConfig, context: SpaceContext) -> float:
 
 
 def _activations(config: TrialConfig, context: SpaceContext) -> float:
-    """Bytes that the layers keep for backward in half precision, attention scores left out; the first pipeline rank of 1F1B
-    holds as many micro-batches as it has followers, so that the pipeline divides nothing; 0 where the shape is not known."""
+    """Bytes that the layers keep for backward in half precision, without attention scores. The first pipeline rank of 1F1B
+    holds as many micro-batches as there are ranks, so that the pipeline divides nothing; 0 if the shape is unknown."""
     hidden, layers = getattr(context.model, "hidden_size", 0), getattr(context.model, "num_layers", 0)
     tensor, tokens = config.tensor_parallel_size, config.micro_batch_size * context.workload.sequence_length
     kept = 10 / (tensor if config.sequence_parallel else 1) + 24 / tensor
@@ -123,7 +123,7 @@ def _is_large(context: SpaceContext | None) -> bool:
 
 
 def _needs_as_much(config: TrialConfig, lost: TrialConfig) -> bool:
-    """Whether nothing makes it smaller than what was out of memory: each knob that saves memory saves no more."""
+    """Whether it needs at least as much as an out-of-memory one: each knob that saves memory saves no more."""
     return (
         config.micro_batch_size >= lost.micro_batch_size
         and config.tensor_parallel_size <= lost.tensor_parallel_size

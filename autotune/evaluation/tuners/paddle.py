@@ -10,7 +10,7 @@ from search_spaces.context import SpaceContext
 from search_spaces.trial_config import TrialConfig
 
 MOST_TASKS = 100
-"""Tasks after which it ends (`task_limit`)."""
+"""Number of tasks after which it ends (`task_limit`)."""
 RECOMPUTATION = ("none", "selective", "full")
 """Its levels of recomputation: none, `core_attn`, `full`."""
 DIMENSIONS = (
@@ -24,22 +24,22 @@ class PaddleStrategy(ReplayStrategy):
     """Replays `python/paddle/distributed/auto_tuner` of PaddlePaddle (develop, 2024: tuner.py, search.py, prune.py, utils.py).
 
     1. A grid in the order of its `schedule_mode` "performance" (utils.py, `dist_degree` and `search_all`): tensor parallelism
-       from small to large; sharded data parallelism before plain; pipelines from deep to shallow; ZeRO stage from 1 up;
-       micro-batch from large to small; virtual stages from many to few; no recomputation first. Its default mode "memory"
-       begins with what is surest to fit: sooner somewhere where little fits, far slower to the best where much does.
-    2. Left out before anything runs (`_PRUNE_FUNC`): tensor parallelism beyond a node, or that does not divide hidden size,
-       heads and vocabulary; pipelines that do not divide the layers, or deeper than nodes + 1 where there are several; fewer
+       ascending; sharded data parallelism before plain; pipeline depth descending; ZeRO stage ascending from 1; micro-batch
+       descending; virtual stages descending; no recomputation first. Its default mode "memory" starts with configurations
+       most likely to fit: faster to a first result if little fits, far slower to the best if much does.
+    2. Skipped before any run (`_PRUNE_FUNC`): tensor parallelism beyond a node, or that does not divide hidden size, heads and
+       vocabulary; pipelines that do not divide the layers, or deeper than nodes + 1 if there are several; fewer
        micro-batches than stages; ZeRO 2 or 3 with a pipeline; virtual stages on fewer than 3 pipeline ranks.
-    3. Left out by what ran (`_PRUNE_HISTORY_FUNC`), all else being equal: a smaller micro-batch than one that runs, a larger
+    3. Skipped because of runs (`_PRUNE_HISTORY_FUNC`), all else being equal: a smaller micro-batch than one that runs, a larger
        one than one that is out of memory; a higher ZeRO stage than one that runs, a lower one than one that is out
-       of memory; more recomputation than what runs, less than what is out of memory; fewer virtual stages than what is out
-       of memory. What is left out counts as running or out of memory for what follows, as what left it out.
+       of memory; more recomputation than one that runs, less than one that is out of memory; fewer virtual stages than one
+       that is out of memory. A skipped configuration then counts as running or out of memory, like the cause of the skip.
     4. It ends after 100 tasks.
 
-    Its rule that compares equal products of tensor and pipeline degree asks for a key that is never set, and so never holds;
-    it is left out here. Knobs that it does not know are dimensions of the grid that vary fastest (its `custom_search_dim`)
-    where the candidates are few, else they stay at the user's setting. Stage 0 is its sharding degree 1; group sizes between
-    are not replayed. What needs the model or the cluster (2) is left to the candidates where they do not tell them.
+    Its rule that compares equal products of tensor and pipeline degree reads a key that is never set, and so never applies;
+    it is omitted here. Unknown knobs are dimensions of the grid that vary fastest (its `custom_search_dim`) if there are few
+    candidates, else they keep the user's setting. Stage 0 is its sharding degree 1; intermediate group sizes are not
+    replayed. Rules that need the model or the cluster (2) are not applied if the candidates do not state them.
     """
 
     def __init__(self, score: Score) -> None:
@@ -62,7 +62,7 @@ class PaddleStrategy(ReplayStrategy):
 
 
 class _Verdict(StrEnum):
-    """What is known of a configuration, or taken to be."""
+    """What is known or assumed of a configuration."""
 
     UNKNOWN = "unknown"
     RUNS = "runs"
@@ -114,17 +114,17 @@ def _fits_model(config: TrialConfig, context: SpaceContext) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Comparison:
-    """A knob by which configurations are compared that are equal in all others."""
+    """A knob by which configurations are compared that are equal in all other knobs."""
 
     knob: str
     smaller_runs: bool = False
-    """Whether a larger value is left out where a smaller one runs; else a smaller one where a larger one runs."""
+    """True: a larger value is skipped if a smaller one runs; False: a smaller one if a larger one runs."""
     larger_lost: bool = True
-    """Whether a smaller value is left out where a larger one is out of memory; else a larger one where a smaller one is."""
+    """True: a smaller value is skipped if a larger one is out of memory; False: a larger one if a smaller one is."""
     running: bool = True
-    """Whether anything is left out for what runs."""
+    """Whether running configurations cause skips."""
     ignored: tuple[str, ...] = ()
-    """Further knobs that may differ."""
+    """Other knobs that may differ."""
 
     def level(self, config: TrialConfig) -> int:
         value = getattr(config, self.knob)
@@ -132,18 +132,18 @@ class _Comparison:
 
 
 COMPARISONS = (
-    # Its comparison leaves out every key that is a part of the text "vpp_degree", and "pp_degree" is one.
+    # Its comparison omits every key that is a substring of "vpp_degree", which includes "pp_degree".
     _Comparison("virtual_stages", running=False, ignored=("pipeline_parallel_size",)),
     _Comparison("micro_batch_size", larger_lost=False),
     _Comparison("zero_stage", smaller_runs=True),
     _Comparison("activation_checkpointing", smaller_runs=True),
 )
-"""Its history rules in their order."""
+"""Its history rules, in order."""
 
 
 @dataclass(slots=True)
 class _Seen:
-    """What was tried or left out, by what it is compared in."""
+    """Tried or skipped configurations, by comparison key."""
 
     candidates: Candidates
     _levels: dict[tuple[object, ...], dict[_Verdict, list[int]]] = field(default_factory=dict)
@@ -164,7 +164,7 @@ class _Seen:
     def _key(self, comparison: _Comparison, config: TrialConfig) -> tuple[object, ...]:
         left_out = (comparison.knob, *comparison.ignored)
         same = [getattr(config, name) for name in self.candidates.domains if name not in left_out]
-        # Plain and sharded data parallelism differ in its sharding degree, which no comparison leaves out.
+        # Plain and sharded data parallelism differ in its sharding degree, which no comparison omits.
         return (comparison.knob, config.zero_stage == 0, *same)
 
 

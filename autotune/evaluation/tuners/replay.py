@@ -1,4 +1,4 @@
-"""Published procedures: each is carried out again from its start at every call, on the answers that the rows hold."""
+"""Published procedures, re-executed from their start at every call with the results of the trials so far."""
 
 from abc import abstractmethod
 from collections.abc import Generator, Iterator, Mapping, Sequence
@@ -14,13 +14,13 @@ from search_spaces.trial import TrialResult
 from search_spaces.trial_config import TrialConfig, Value
 from storage.records import TrialRecord
 
-LOOKED_AT = 10_000
-"""Configurations among which the user's setting is looked for where the candidates' base is not one of them."""
+MOST_SEARCHED = 10_000
+"""Number of configurations searched for the user's setting if the candidates' base is not one of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What a procedure learns of a configuration that it wanted tried."""
+    """The result of a configuration that a procedure requested."""
 
     rate: float = 0.0
     """Samples/s; 0: it did not run, does not fit with the headroom, or does not exist."""
@@ -35,17 +35,17 @@ class Answer:
 
 
 Procedure = Generator[TrialConfig, Answer, None]
-"""Yields what it wants tried, and is sent the answer."""
+"""Yields the configurations it requests, and is sent the answers."""
 NONEXISTENT = Answer()
 
 
 class ReplayStrategy(Strategy):
-    """Carries out a procedure: what it wants and nobody has tried is proposed, what is known is answered from the rows.
+    """Runs a procedure: untried requests are proposed, known ones are answered from the trials.
 
-    1. What does not exist among the candidates is answered at once as not running, and costs nothing.
-    2. A pending trial is supposed to run no faster than the fastest so far: where workers are free, the procedure goes on
-       from there, and is carried out anew when the true answer has come.
-    3. When the procedure has ended, `random` goes on.
+    1. A request that is not among the candidates is answered at once as not running, and costs nothing.
+    2. A pending trial is assumed to run no faster than the fastest so far: if workers are free, the procedure continues from
+       there, and is re-executed once the actual answer is known.
+    3. When the procedure has ended, `random` continues.
     """
 
     def __init__(self, score: Score) -> None:
@@ -55,7 +55,7 @@ class ReplayStrategy(Strategy):
 
     @abstractmethod
     def procedure(self, candidates: Candidates) -> Procedure:
-        """The procedure from its start; what it wants is made canonical before it is looked up."""
+        """The procedure from its start; its requests are made canonical before look-up."""
 
     def propose(
         self,
@@ -66,9 +66,9 @@ class ReplayStrategy(Strategy):
         seed: int,
     ) -> list[TrialConfig]:
         answers = {trial.config_hash: self._answer(trial) for trial in history}
-        supposed = Answer(rate=max((answer.rate for answer in answers.values()), default=0.0) or 1.0)
-        answers |= {config.hash: supposed for config in pending if config.hash not in answers}
-        chosen = list(islice(_wanted(self.procedure(candidates), candidates, answers, supposed), count))
+        assumed = Answer(rate=max((answer.rate for answer in answers.values()), default=0.0) or 1.0)
+        answers |= {config.hash: assumed for config in pending if config.hash not in answers}
+        chosen = list(islice(_requests(self.procedure(candidates), candidates, answers, assumed), count))
         further = count - len(chosen)
         return chosen + (self._random.propose(candidates, history, [*pending, *chosen], further, seed) if further else [])
 
@@ -82,49 +82,49 @@ class ReplayStrategy(Strategy):
         )
 
 
-def _wanted(
-    procedure: Procedure, candidates: Candidates, answers: dict[str, Answer], supposed: Answer
+def _requests(
+    procedure: Procedure, candidates: Candidates, answers: dict[str, Answer], assumed: Answer
 ) -> Iterator[TrialConfig]:
     answer = None
     while True:
         try:
-            wanted = procedure.send(answer) if answer else next(procedure)
+            requested = procedure.send(answer) if answer else next(procedure)
         except StopIteration:
             return
-        config = candidates.admitted(wanted)
+        config = candidates.admitted(requested)
         answer = answers.get(config.hash)
         if answer is None and candidates.check(config):
             answer = NONEXISTENT
         if answer is None:
             yield config
-            answer = answers[config.hash] = supposed
+            answer = answers[config.hash] = assumed
 
 
 def context_of(candidates: Candidates) -> SpaceContext | None:
-    """Model, cluster and batch, where the candidates know them: a table of measurements may not."""
+    """Model, cluster and batch, if the candidates have them: a table of measurements may not."""
     context = getattr(candidates, "context", None)
     return context if isinstance(context, SpaceContext) else None
 
 
 def start_of(candidates: Candidates) -> TrialConfig:
-    """The user's setting: the base where it is a candidate, else the first one that has least model parallelism."""
+    """The user's setting: the base if it is a candidate, else the first candidate with the least model parallelism."""
     base = candidates.admitted(candidates.base)
     if not candidates.check(base):
         return base
-    return min(islice(candidates.enumerate(), LOOKED_AT), key=lambda config: config.model_parallel_size, default=base)
+    return min(islice(candidates.enumerate(), MOST_SEARCHED), key=lambda config: config.model_parallel_size, default=base)
 
 
 @dataclass(frozen=True, slots=True)
 class Combinations:
-    """The configurations that a procedure puts in order."""
+    """The configurations that a procedure orders."""
 
     candidates: Candidates
     knobs: tuple[str, ...]
-    """Those that the procedure speaks of."""
+    """The knobs that the procedure uses."""
     listing: Listing = field(default_factory=Listing)
 
     def all(self) -> list[TrialConfig]:
-        """Every candidate where they are few; else each combination of `knobs` that exists, others at the user's setting."""
+        """All candidates if there are few; else each existing combination of `knobs`, others at the user's setting."""
         listed = self.listing.of(self.candidates)
         if listed is not None:
             return list(listed)
@@ -139,6 +139,6 @@ class Combinations:
 
 
 def place_of(domains: Mapping[str, tuple[Value, ...]], name: str, config: TrialConfig) -> int:
-    """Where the configuration stands in a knob's domain; a value from outside it comes first."""
+    """Index of the configuration's value in a knob's domain; -1 if it is outside."""
     values, value = domains[name], getattr(config, name)
     return values.index(value) if value in values else -1

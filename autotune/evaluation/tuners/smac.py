@@ -7,7 +7,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from autotune.errors import RequestError
-from autotune.strategies.adviser import AdviserStrategy, Told
+from autotune.strategies.adviser import AdviserStrategy, ObservedTrial
 from autotune.strategies.axes import Axes
 
 try:
@@ -18,29 +18,29 @@ try:
 except ImportError as missing:
     raise RequestError("strategy", f"smac needs {missing.name}", "pip install 'autotune[outside]'") from missing
 
-ENDLESS = 10**9
-"""Trials that SMAC is told it may make: the job counts them."""
+UNLIMITED_TRIALS = 10**9
+"""Number of trials given to SMAC: the job does the counting."""
 
 
 class SmacStrategy(AdviserStrategy):
-    """The facade that SMAC3 has for hyperparameters (Lindauer 2022, jmlr.org/papers/v23/21-0888.html) with its own settings: a
+    """SMAC3's facade for hyperparameters (Lindauer 2022, jmlr.org/papers/v23/21-0888.html) with its default settings: a
     random forest, log expected improvement, every fifth answer at random.
 
-    It knows no constraints: a trial that cannot win is told as crashed at a cost as far above the worst as the worst is above
-    the best. Its initial design is left out, because the first trials come from `random` as with every other adviser.
+    It has no constraints: a trial that cannot win is reported as crashed, with a cost as far above the worst as the worst is
+    above the best. Its initial design is omitted, since the first trials come from `random` as for every other adviser.
     """
 
     slow = True
 
     def answers(
-        self, axes: Axes, told: Sequence[Told], running: Sequence[Mapping[str, int]], seed: int
+        self, axes: Axes, observed: Sequence[ObservedTrial], running: Sequence[Mapping[str, int]], seed: int
     ) -> Iterator[Mapping[str, int]]:
         logging.getLogger("smac").setLevel(logging.ERROR)
         space = ConfigurationSpace(seed=seed)
         space.add([_hyperparameter(name, size, name in axes.ordered) for name, size in axes.sizes.items()])
         with TemporaryDirectory() as folder, suppress(ConfigurationSpaceExhaustedException):
-            smac = _facade(Scenario(space, deterministic=True, n_trials=ENDLESS, seed=seed, output_directory=folder))
-            for one, value in zip(told, _values(told), strict=True):
+            smac = _facade(Scenario(space, deterministic=True, n_trials=UNLIMITED_TRIALS, seed=seed, output_directory=folder))
+            for one, value in zip(observed, _values(observed), strict=True):
                 smac.tell(_trial(space, one.places), value, save=False)
             for places in running:
                 smac.runhistory.add_running_trial(_trial(space, places))
@@ -66,10 +66,10 @@ def _trial(space: Any, places: Mapping[str, int]) -> Any:
     return TrialInfo(Configuration(space, values=dict(places)), seed=0)
 
 
-def _values(told: Sequence[Told]) -> list[Any]:
-    costs = [-one.score for one in told]
+def _values(observed: Sequence[ObservedTrial]) -> list[Any]:
+    costs = [-one.score for one in observed]
     lost = max(costs) + max(max(costs) - min(costs), 1.0) if costs else 0.0
     return [
         TrialValue(cost=cost, status=StatusType.SUCCESS) if one.wins else TrialValue(cost=lost, status=StatusType.CRASHED)
-        for one, cost in zip(told, costs, strict=True)
+        for one, cost in zip(observed, costs, strict=True)
     ]

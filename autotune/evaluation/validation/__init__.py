@@ -1,1 +1,1 @@
-"""How well predictions agree with tables of measurements."""
+"""Agreement of predictions with tables of measurements."""

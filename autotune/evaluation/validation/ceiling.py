@@ -1,4 +1,4 @@
-"""What a perfect predictor reaches: the table's own noise keeps it from 1."""
+"""The score of a perfect predictor: the table's noise keeps it below 1."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,16 +11,16 @@ from autotune.evaluation.validation.ranking import timed_candidates
 from autotune.prediction.fitting.rank_correlation import mid_ranks
 
 ASSUMED_NOISE = 0.01
-"""Where a source repeats too little to tell its noise."""
+"""Used if a source has too few repeats to estimate its noise."""
 LEAST_REPEATED = 3
-"""Configurations with repeats from which a source's noise is told."""
+"""Minimum number of repeated configurations to estimate a source's noise."""
 _TO_DEVIATION = 1.4826
-"""Standard deviation of a normal distribution over its median absolute deviation."""
+"""Standard deviation of a normal distribution / its median absolute deviation."""
 _DRAWS = 200
 _ROUNDS = 10
 _POINTS = 1000
 _MOST = 1000
-"""Candidates of a group that are looked at."""
+"""Maximum number of candidates per group that are considered."""
 _LEAST_NOISE = 1e-6
 
 
@@ -30,27 +30,27 @@ class Noise:
 
     deviation: float
     repeated: int
-    """Configurations with repeats that differ; exact equals are one measurement told twice."""
+    """Configurations with repeats that differ; exact equals count as one measurement."""
     assumed: bool
-    """Whether there were too few of them to tell."""
+    """Whether there were too few of them for an estimate."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ceiling:
-    """What one who knows every configuration's true throughput expects to reach in a group."""
+    """Expected scores in a group of a predictor that knows every configuration's true throughput."""
 
     predicted_best_share: float
     spearman: float | None
 
 
 def noises(facts: Facts, assumed: float = ASSUMED_NOISE) -> dict[str, Noise]:
-    """The noise of each source, from the configurations that its groups repeat."""
+    """The noise of each source, estimated from configurations repeated within its groups."""
     residuals: dict[str, list[Floats]] = {source: [] for source in facts.sources()}
     for (source, _), candidates in facts.groups.items():
         for candidate in candidates:
             rates = _rates(facts, candidate)
             if rates.size > 1:
-                # What the mean takes away is given back, so that a pair counts as much as a longer run of repeats.
+                # Bessel's correction, so that a pair counts as much as a longer series of repeats.
                 residuals[source].append((rates - rates.mean()) * np.sqrt(rates.size / (rates.size - 1)))
     return {source: _noise(found, assumed) for source, found in residuals.items()}
 
@@ -64,20 +64,20 @@ def ceilings(facts: Facts, keys: Iterable[GroupKey], noise: Mapping[str, Noise],
 
 
 def group_ceiling(timed: Sequence[Candidate], deviation: float, random: np.random.Generator) -> Ceiling:
-    """Expected share and correlation of the truth, given what was measured.
+    """Expected share and correlation of the truth, given the measurements.
 
-    1. Log throughputs are y, each with normal noise: `deviation`, over the root of its repeats.
-    2. The distribution of true values is found from y by expectation maximization on a grid, from a flat one
-       [Kiefer and Wolfowitz 1956; Laird 1978]. It is stopped after a few rounds, since at its end it is a few spikes.
-    3. What is true of each configuration, given its y, is drawn 200 times from there.
-    4. A perfect predictor picks each draw's largest: its share is what *was measured* of it over the best measured.
+    1. Log throughputs are y, each with normal noise: `deviation`, divided by the root of its repeats.
+    2. The distribution of true values is estimated from y by expectation maximization on a grid, starting from a flat one
+       [Kiefer and Wolfowitz 1956; Laird 1978]. It stops after a few rounds, since the limit consists of a few spikes.
+    3. The true value of each configuration, given its y, is drawn 200 times from it.
+    4. A perfect predictor picks each draw's largest: its share is the *measured* value of the pick over the best measured.
 
-    On sweeps of 60 configurations with known truths and noise of 1 to 12 %, the mean share is within 0.01 of what the truth
-    reaches; where many configurations crowd at the top within the noise, up to 0.03 too high: it asks more, never less.
+    On sweeps of 60 configurations with known truths and noise of 1 to 12 %, the mean share is within 0.01 of the truth's;
+    if many configurations are within the noise of the top, up to 0.03 too high: the bound is too strict, never too lenient.
     """
     measured = np.log([candidate.rate for candidate in timed])
     noise = max(deviation, _LEAST_NOISE) / np.sqrt([candidate.repeats for candidate in timed])
-    # Of a very large group the fastest tell the share, and a sample the correlation.
+    # In a very large group the fastest determine the share, and a sample the correlation.
     order = np.argsort(-measured, kind="stable")
     fastest, some = order[:_MOST], order if order.size <= _MOST else random.choice(order, _MOST, replace=False)
     draws = _draw_truths(measured[fastest], noise[fastest], random)
@@ -99,18 +99,18 @@ def _draw_truths(measured: Floats, noise: Floats, random: np.random.Generator) -
     posterior = (likelihood * weights).cumsum(axis=1)
     levels = random.random((len(measured), _DRAWS)) * posterior[:, -1:]
     places = [np.searchsorted(row, level, side="right") for row, level in zip(posterior, levels, strict=True)]
-    # Those that fall on one point of the grid are ties, which are broken at random.
+    # Draws on the same grid point are ties, which are broken at random.
     return grid[np.minimum(places, grid.size - 1)].T + _LEAST_NOISE * random.standard_normal((_DRAWS, len(measured)))
 
 
 def _grid(measured: Floats, noise: Floats) -> Floats:
-    """Where the truth may lie: about every measured value, four deviations to either side."""
+    """Possible true values: around every measured value, four deviations to either side."""
     points = np.unique(measured[:, None] + noise[:, None] * np.linspace(-4, 4, 33))
     return points[:: -(-points.size // _POINTS)]
 
 
 def _mean_correlation(draws: Floats, measured: Floats) -> float | None:
-    # Without ties in the draws, ranks are the order's inverse.
+    # Without ties in the draws, ranks are the inverse of the order.
     ranks = draws.argsort(axis=1).argsort(axis=1).astype(np.float64)
     ranks -= ranks.mean(axis=1, keepdims=True)
     others = mid_ranks(measured) - (len(measured) + 1) / 2

@@ -1,4 +1,4 @@
-"""The columns of a table of measurements: how a cell is read, and what is lost without a column."""
+"""The columns of a table of measurements: how cells are parsed, and what is lost without a column."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -7,18 +7,18 @@ from dataclasses import dataclass
 Cell = int | float | bool | str
 
 LARGEST = 1e15
-"""Beyond it, or under its inverse, no figure of a training run lies: products of such cells would overflow."""
+"""Figures of a training run are below it and above its inverse; products of larger cells would overflow."""
 _TRUE = frozenset({"true", "yes", "1", "1.0"})
 _FALSE = frozenset({"false", "no", "0", "0.0"})
 
 
 class CellError(ValueError):
-    """A cell is not what its column holds; the message says what it is."""
+    """A cell's content is invalid for its column; the message describes it."""
 
 
 def _number(text: str) -> float:
     try:
-        # float() takes `1_000`, which no table means.
+        # float() accepts `1_000`, which no table intends.
         value = float("" if "_" in text else text)
     except ValueError:
         raise CellError("is not a number") from None
@@ -32,7 +32,7 @@ def _number(text: str) -> float:
 
 
 def _share(text: str) -> float:
-    # Rounded to two digits, what hardly moves has a utilization of nought.
+    # Rounded to two digits, a very low utilization is 0.
     return 0.0 if text.strip("0.") == "" and "0" in text else _number(text)
 
 
@@ -58,16 +58,16 @@ def _flag(text: str) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
-    """How the cells of a column are read, and what hangs on them."""
+    """How the cells of a column are parsed, and the consequences of errors."""
 
     read: Callable[[str], Cell] = str
-    """From the stripped text of a cell that is not blank; raises CellError."""
+    """Parses the stripped text of a non-blank cell; raises CellError."""
     configures: bool = False
-    """Whether a row whose cell cannot be read is not known well enough to be predicted; else the cell alone is lost."""
+    """Whether an invalid cell makes the row unusable; else only the cell is lost."""
     essential: bool = False
-    """Whether nothing can be predicted of a table without the column."""
+    """Whether a table without the column cannot be predicted at all."""
     lost: str = ""
-    """What a table without the column is not scored on, or scored without."""
+    """Scores that a table without the column lacks, or assumptions made instead."""
 
 
 _SHAPE = Column(read=_whole, configures=True, essential=True)
@@ -76,9 +76,9 @@ _MEASURED = Column(read=_number)
 _WORD = Column()
 
 COLUMNS: Mapping[str, Column] = {
-    "source": Column(lost="all rows count as one source: figures by source, and calibration by source, say nothing"),
+    "source": Column(lost="all rows count as one source: figures and calibration by source are meaningless"),
     "source_locator": _WORD,
-    "model_name": Column(lost="models are told apart by their shapes alone"),
+    "model_name": Column(lost="models are distinguished only by their shapes"),
     "num_layers": _SHAPE,
     "hidden": _SHAPE,
     "heads": _DETAIL,
@@ -103,7 +103,7 @@ COLUMNS: Mapping[str, Column] = {
     "sequence_parallel": Column(read=_flag, configures=True),
     "recompute": _WORD,
     "micro_batch": _SHAPE,
-    "global_batch": Column(read=_whole, configures=True, lost="a step counts as one micro-batch where the notes name no more"),
+    "global_batch": Column(read=_whole, configures=True, lost="a step counts as one micro-batch unless the notes name more"),
     "optimizer": _WORD,
     "offload": _WORD,
     "framework": _WORD,
@@ -114,21 +114,21 @@ COLUMNS: Mapping[str, Column] = {
     "step_time_s": _MEASURED,
     "peak_mem_gb": Column(read=_number, lost="memory error is not scored"),
     "oom": Column(read=_flag),
-    "notes": Column(lost="attention kernels and noted gradient accumulation are not known"),
+    "notes": Column(lost="attention kernels and noted gradient accumulation are unknown"),
     "outcome": Column(lost="how runs ended is taken from the column oom and from what was measured"),
     "hfu": Column(read=_share),
     "mem_kind": Column(lost="peak memory counts as GB of 1e9 bytes"),
     "tflops_kind": _WORD,
     "rank_group": Column(lost="ranks are not scored"),
-    "row_id": Column(lost="rows are named by their lines, and labels find none"),
+    "row_id": Column(lost="rows are named by their lines, and labels match none"),
 }
 
 TIME_COLUMNS = ("tokens_per_s_per_gpu", "samples_per_s", "step_time_s")
-"""Any one of them says how long a step took."""
+"""Each of them determines the duration of a step."""
 
 
 def lost_without(missing: frozenset[str]) -> dict[str, str]:
-    """What each column that is missing costs; nothing is said of those that no score needs."""
+    """The loss for each missing column; columns that no score needs are omitted."""
     lost = {name: column.lost for name, column in COLUMNS.items() if name in missing and column.lost}
     if missing.issuperset(TIME_COLUMNS):
         lost[", ".join(TIME_COLUMNS)] = "time error and ranks are not scored"

@@ -1,4 +1,4 @@
-"""What is scored: a predictor of step time, peak memory and out of memory for rows of a table of measurements."""
+"""The interface that is scored: a predictor of step time, peak memory and out of memory for rows of measurements."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,44 +15,44 @@ Flags = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Forecast:
-    """Arrays over the rows that were asked about, in their order. NaN: the predictor has no figure for the row."""
+    """Arrays over the requested rows, in order. NaN: the predictor has no value for the row."""
 
     step_seconds: Floats
     """Seconds of an optimizer step of `row.samples_per_step` samples."""
     step_seconds_low: Floats
     step_seconds_high: Floats
     memory_bytes: Floats
-    """Peak memory of the device that needs most, or of the one whose memory the row's `mem_kind` says was read."""
+    """Peak memory of the device that needs the most, or of the one named by the row's `mem_kind`."""
     memory_bytes_low: Floats
     memory_bytes_high: Floats
     out_of_memory: Flags
-    """The verdict: true where the predictor would not run the configuration."""
+    """The verdict: true if the predictor expects the configuration to run out of memory."""
 
 
 class Predictor(Protocol):
-    """Predicts rows. What it says of one row must not depend on which others are asked about at once.
+    """Predicts rows. The prediction for a row must not depend on the other rows in the call.
 
-    - `refusals` and `forecast` get rows without what was measured and how the run ended; `calibrated` gets these too.
-    - Names of sources, models and row ids must not change what it predicts, except to tell apart whom it was calibrated on.
-    - It changes by nothing that is called: `calibrated` returns another.
+    - `refusals` and `forecast` get rows without measurements and outcomes; `calibrated` gets them with both.
+    - Names of sources, models and row ids must not affect predictions, except to identify sources of the calibration.
+    - Calls do not change the object: `calibrated` returns another.
     """
 
     def in_sample(self, rows: Sequence[Row]) -> int:
-        """How many of the rows its shipped coefficients were fitted on; 0 of one that `calibrated` returned."""
+        """Number of the rows used to fit its shipped coefficients; 0 for a result of `calibrated`."""
         ...
 
     def refusals(self, rows: Sequence[Row]) -> Sequence[str | None]:
-        """Why each row cannot be represented: one line; None where it can. Calibration does not change it."""
+        """Why each row cannot be represented: one line; None: it can. Independent of calibration."""
         ...
 
     def calibrated(self, rows: Sequence[Row]) -> "Predictor":
-        """One fitted on these rows' measurements and outcomes, and on nothing else but generic priors.
+        """A predictor fitted only on these rows' measurements and outcomes, and on generic priors.
 
-        Shipped coefficients that were fitted on measurements must not enter. None of the rows is one that it refuses; they
-        may hold times alone, memory alone or neither. There may be no row: then what is returned knows the priors alone.
+        Shipped coefficients that were fitted on measurements must not be used. None of the rows is refused by the predictor;
+        they may contain only times, only memory or neither. Without rows, the result uses only the priors.
         """
         ...
 
     def forecast(self, rows: Sequence[Row]) -> Forecast:
-        """What it predicts of rows that it does not refuse."""
+        """Predictions for rows that are not refused."""
         ...

@@ -1,4 +1,4 @@
-"""Where a row says two things that cannot both be."""
+"""Contradictions within a row."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,21 +7,21 @@ from autotune.evaluation.validation.row import RowOutcome, noted_accumulation
 
 
 def device_contradiction(values: Mapping[str, Any]) -> str | None:
-    """Why tp x pp x dp x cp is not the device count; a cp that is not stated is 1, an unstated dp is whatever is left."""
+    """Why tp x pp x dp x cp is not the device count; a missing cp is 1, a missing dp is whatever remains."""
     devices, tp, pp, dp = (values.get(name) for name in ("num_gpus", "tp", "pp", "dp"))
     cp = values.get("cp", 1)
     if not (devices and tp and pp):
         return None
-    told = f"tp {tp} x pp {pp} x dp {dp or '?'} x cp {cp}"
+    sizes = f"tp {tp} x pp {pp} x dp {dp or '?'} x cp {cp}"
     if dp and tp * pp * dp * cp != devices:
-        return f"{told} is {tp * pp * dp * cp}, not the {devices} devices of num_gpus"
+        return f"{sizes} is {tp * pp * dp * cp}, not the {devices} devices of num_gpus"
     if not dp and devices % (tp * pp * cp):
-        return f"{told} is the {devices} devices of num_gpus for no dp"
+        return f"{sizes} is the {devices} devices of num_gpus for no dp"
     return None
 
 
 def filled_in(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The data-parallel size, where it is not stated and the other sizes leave one."""
+    """The data-parallel size, if it is missing and determined by the other sizes."""
     devices, tp, pp = (values.get(name) for name in ("num_gpus", "tp", "pp"))
     if values.get("dp") or not (devices and tp and pp):
         return {}
@@ -33,22 +33,22 @@ def batch_contradiction(values: Mapping[str, Any]) -> str | None:
     batch, micro_batch, dp = (values.get(name) for name in ("global_batch", "micro_batch", "dp"))
     if not (batch and micro_batch and dp):
         return None
-    told, noted = f"micro_batch {micro_batch} x dp {dp}", noted_accumulation(values.get("notes", ""))
+    sizes, noted = f"micro_batch {micro_batch} x dp {dp}", noted_accumulation(values.get("notes", ""))
     if noted and micro_batch * dp * noted != batch:
-        return f"{told} x accumulation {noted} is {micro_batch * dp * noted}, not global_batch {batch}"
+        return f"{sizes} x accumulation {noted} is {micro_batch * dp * noted}, not global_batch {batch}"
     if batch % (micro_batch * dp):
-        return f"{told} does not divide global_batch {batch}"
+        return f"{sizes} does not divide global_batch {batch}"
     return None
 
 
 def outcome_of(values: Mapping[str, Any], measured: bool) -> tuple[RowOutcome, str | None]:
-    """How the run ended, and what is wrong with how the row says it: then the outcome is unknown."""
-    told, oom = values.get("outcome"), values.get("oom")
-    if told is None:
+    """How the run ended, and the error in the row's statement of it, if any: then the outcome is unknown."""
+    stated, oom = values.get("outcome"), values.get("oom")
+    if stated is None:
         return (RowOutcome.OOM if oom else RowOutcome.OK if oom is False or measured else RowOutcome.UNKNOWN), None
-    if told.lower() not in set(map(str, RowOutcome)):
-        return RowOutcome.UNKNOWN, f"outcome {told!r} is none of {', '.join(RowOutcome)}: the row counts as unknown"
-    outcome = RowOutcome(told.lower())
+    if stated.lower() not in set(map(str, RowOutcome)):
+        return RowOutcome.UNKNOWN, f"outcome {stated!r} is none of {', '.join(RowOutcome)}: the row counts as unknown"
+    outcome = RowOutcome(stated.lower())
     if oom is not None and outcome in (RowOutcome.OK, RowOutcome.OOM) and oom != (outcome is RowOutcome.OOM):
         return (
             RowOutcome.UNKNOWN,

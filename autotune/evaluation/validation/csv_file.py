@@ -1,4 +1,4 @@
-"""A CSV file as people write them: any line ends, a byte-order mark, blank lines, lines too long or too short."""
+"""A CSV file as written in practice: any line ends, a byte-order mark, blank lines, lines too long or too short."""
 
 import csv
 from collections.abc import Iterator
@@ -14,35 +14,35 @@ _LONGEST_CELL = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """One line's cells, or why it has none."""
+    """The cells of one line, or why it cannot be read."""
 
     line: int
-    """Where it begins; the header is line 1."""
+    """Its first line; the header is line 1."""
     cells: dict[str, str]
-    """Stripped text by column; blank cells and cells without a column's name are left out."""
+    """Stripped text by column; blank cells and cells without a column name are omitted."""
     problem: str = ""
     """Why the line cannot be read; empty: it can."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CsvFile:
-    """The header and, once, the records."""
+    """The header and a one-pass iterator of the records."""
 
     header: tuple[str, ...]
     doubled: tuple[str, ...]
-    """Names that more than one column has; the first of them is read."""
+    """Names of several columns; the first column is read."""
     records: Iterator[Record]
 
 
 @contextmanager
 def open_csv(path: Path, what: str) -> Iterator[CsvFile]:
-    """Open a CSV file and read its header; `what` it should be is named in errors.
+    """Open a CSV file and read its header; errors name the expected content `what`.
 
     Raises:
-        MeasurementsError: it cannot be read, is no text, or is empty.
+        MeasurementsError: it cannot be read, is not text, or is empty.
     """
     _require_text(path, what)
-    # What is no UTF-8 stands in words, never in figures: such characters are replaced.
+    # Invalid UTF-8 only affects text, never numbers: such characters are replaced.
     with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
         csv.field_size_limit(max(csv.field_size_limit(), _LONGEST_CELL))
         header, line = _header(file)
@@ -63,13 +63,13 @@ def _require_text(path: Path, what: str) -> None:
     except OSError as error:
         raise MeasurementsError(str(path), f"cannot be read: {error.strerror or error}", remedy) from None
     if b"\0" in start:
-        raise MeasurementsError(str(path), "is no UTF-8 text", remedy)
+        raise MeasurementsError(str(path), "is not UTF-8 text", remedy)
 
 
 def _header(file: TextIO) -> tuple[list[str], int]:
     for number, line in enumerate(file, 1):
         if line.strip(", \t\r\n;"):
-            # A header has no line breaks in its cells, so its line is read by itself.
+            # A header has no line breaks in its cells, so its line is parsed separately.
             return [cell.strip() for cell in next(csv.reader([line]), [])], number
     return [], 0
 
@@ -82,7 +82,7 @@ def _records(file: TextIO, header: list[str], first: int) -> Iterator[Record]:
         except StopIteration:
             return
         except csv.Error as error:
-            yield Record(line=first, cells={}, problem=f"is no line of a CSV file: {error}")
+            yield Record(line=first, cells={}, problem=f"is not a line of a CSV file: {error}")
             first = reader.line_num + offset
             continue
         line, first = first, reader.line_num + offset

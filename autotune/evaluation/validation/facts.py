@@ -1,4 +1,4 @@
-"""What a table holds true, as arrays over its rows: what forecasts are scored against."""
+"""The facts in a table, as arrays over its rows: forecasts are scored against them."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -14,22 +14,22 @@ from autotune.evaluation.validation.row import Row, configuration_of
 from autotune.evaluation.validation.truth import peak_bytes, step_seconds
 
 PATHOLOGICAL = 50.0
-"""A row this many times slower than its group's fastest hangs on something that no model of time is about."""
+"""A row slower than its group's fastest by more than this factor has a problem that no time model covers."""
 
 GroupKey = tuple[str, str]
-"""Source and rank_group: a name that two sources use is two groups."""
+"""Source and rank_group: the same name in two sources denotes two groups."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Candidate:
-    """A configuration of a group: one row, or several that repeat it."""
+    """A configuration of a group: one row, or several repeats."""
 
     rows: tuple[int, ...]
     """Positions of its rows."""
     rate: float
-    """Median throughput of its rows that ran, in tokens/s (samples/s where no row says seq_len); NaN: none ran with a time."""
+    """Median throughput of its rows that ran, in tokens/s (samples/s if no row states seq_len); NaN: none ran with a time."""
     repeats: int
-    """Rows that the median is of."""
+    """Number of rows in the median."""
     fate: Fate
     """ran if any row ran; else out_of_memory if any did."""
 
@@ -40,20 +40,20 @@ class Facts:
 
     rows: tuple[Row, ...]
     seconds: Floats
-    """Of an optimizer step."""
+    """Seconds of an optimizer step."""
     bytes: Floats
     """Peak memory."""
     work: Floats
-    """Tokens (samples) of a step and device: over a step's seconds, a throughput that rows of one group share the unit of."""
+    """Tokens (samples) per step and device: divided by a step's seconds, a throughput in a unit common to a group's rows."""
     fates: tuple[Fate, ...]
     pathological: Flags
-    """Rows with a time that is left out of time errors: slower than a fiftieth of the group's fastest."""
+    """Rows with a time excluded from time errors: slower than a fiftieth of the group's fastest."""
     candidates: dict[GroupKey, tuple[Candidate, ...]]
-    """Of each group, whatever became of them."""
+    """For each group, with any outcome."""
 
     @cached_property
     def groups(self) -> dict[GroupKey, tuple[Candidate, ...]]:
-        """Candidates of each group but those that failed of something else than memory."""
+        """Candidates of each group except those that failed for another reason than memory."""
         return {
             key: tuple(candidate for candidate in candidates if candidate.fate is not Fate.FAILED_OTHERWISE)
             for key, candidates in self.candidates.items()
@@ -72,7 +72,7 @@ class Facts:
 
 
 def gather_facts(rows: Sequence[Row], labels: Labels) -> Facts:
-    """Bring a table's rows into arrays and candidates."""
+    """Convert a table's rows to arrays and candidates."""
     seconds = _array([step_seconds(row) for row in rows])
     work = _array([_work(row) for row in rows])
     fates = tuple(fate_of(row, labels) for row in rows)

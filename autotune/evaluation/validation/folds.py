@@ -1,4 +1,4 @@
-"""Calibration modes: which rows a predictor is fitted on before it predicts which."""
+"""Calibration modes: the rows for fitting before each set of rows is predicted."""
 
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Sequence
@@ -12,16 +12,16 @@ from autotune.evaluation.validation.facts import Facts
 from autotune.evaluation.validation.row import Row, configuration_of
 
 DRAWS = 20
-"""Random draws of calibration rows, of whose figures the median is told."""
+"""Random draws of calibration rows; the median of their figures is reported."""
 
 
 class Calibration(StrEnum):
-    """What the predictor has been fitted on.
+    """The rows on which the predictor is fitted.
 
-    - none: as shipped.
-    - leave-group-out: every row but those of the group that is predicted.
-    - leave-source-out: every row but those of the source that is predicted.
-    - few-rows: a few measured rows of the source that is predicted, and nothing else.
+    - none: the shipped coefficients.
+    - leave-group-out: every row except those of the predicted group.
+    - leave-source-out: every row except those of the predicted source.
+    - few-rows: only a few measured rows of the predicted source.
     """
 
     NONE = "none"
@@ -46,8 +46,8 @@ def leave_source_out(facts: Facts, usable: Flags) -> list[Fold]:
 def leave_group_out(facts: Facts, usable: Flags, min_timed: int) -> list[Fold]:
     """A fold for each group that can be ranked, and one for each source's model of the rows without such a group.
 
-    Rows without a group of the same source, model, cluster and kernel as the rows that are predicted are not fitted on,
-    and the other way round: their group is only not written down.
+    Rows without a group that have the same source, model, cluster and kernel as the predicted rows are not fitted on, and
+    vice versa: they may belong to the same group without stating it.
     """
     timed = Counter(
         _group(row) for row, seconds in zip(facts.rows, facts.seconds, strict=True) if row.rank_group and np.isfinite(seconds)
@@ -70,11 +70,11 @@ class TooFew:
 
     rows: tuple[int, ...]
     measured: int
-    """Configurations with what is fitted on."""
+    """Number of usable measured configurations."""
 
 
 def few_rows(facts: Facts, usable: Flags, wanted: int, seed: int) -> Iterator[list[Fold] | TooFew]:
-    """For each source a fold for each draw, or that it has too few rows. Repeats of a row that was drawn are not predicted."""
+    """For each source one fold per draw, or `TooFew`. Repeats of a drawn row are not predicted."""
     for number, positions in enumerate(facts.sources().values()):
         ours = [position for position in positions if usable[position]]
         configurations: dict[Hashable, list[int]] = defaultdict(list)
@@ -96,7 +96,7 @@ def _few(rows: Sequence[Row], ours: Sequence[int], drawn: Sequence[int]) -> Fold
 
 
 def _measured(facts: Facts, positions: Iterable[int]) -> list[int]:
-    """Rows with time and memory; where a source has none, with a time; where it has none, with memory."""
+    """Rows with time and memory; if a source has none, with a time; if it has none, with memory."""
     timed = np.isfinite(facts.seconds) & ~facts.pathological
     bearing = np.isfinite(facts.bytes)
     for wanted in (timed & bearing, timed, bearing):
@@ -106,7 +106,7 @@ def _measured(facts: Facts, positions: Iterable[int]) -> list[int]:
 
 
 def _group(row: Row) -> tuple[str, str | None, bool]:
-    # The last part tells a group from a source's model.
+    # The last element distinguishes a group from a source's model.
     return row.source, row.rank_group, True
 
 

@@ -12,13 +12,13 @@ FIGURES: Mapping[str, tuple[tuple[str, str], ...]] = {
     "time": (("median_abs_error", "median"), ("mean_abs_error", "mean"), ("max_abs_error", "max"), ("rows", "rows")),
     "rank": (("spearman_median", "Spearman"), ("predicted_best_share_mean", "best's share"), ("groups", "groups")),
 }
-"""The figures that a table shows of each score, with their headings."""
+"""The figures shown for each score, with their headings."""
 SHARES = frozenset({"median_abs_error", "mean_abs_error", "max_abs_error", "p95_abs_error", "false_alarm_share"})
-"""Figures told in percent."""
+"""Figures shown in percent."""
 
 
 def figure(name: str, value: float | None) -> str:
-    """A figure as it is told: errors in percent, counts whole, the rest with three digits."""
+    """Format a figure: errors in percent, counts as integers, the rest with three digits."""
     if value is None:
         return "–"
     if isinstance(value, int):
@@ -27,7 +27,7 @@ def figure(name: str, value: float | None) -> str:
 
 
 def score_cells(score: str, figures: Document) -> list[str]:
-    """What a table shows of a score; beside ranks their ceilings."""
+    """The table cells of a score; ranks are followed by their ceilings."""
     cells = [figure(name, figures[name]) for name, _ in FIGURES[score]]
     if score == "rank":
         ceiling = figures["ceiling"]
@@ -37,25 +37,25 @@ def score_cells(score: str, figures: Document) -> list[str]:
     return cells
 
 
-def how_told(document: Document) -> list[str]:
-    """Sentences on how the predictor was calibrated, and what may mislead."""
-    told = [
+def method_lines(document: Document) -> list[str]:
+    """Sentences on the calibration and its caveats."""
+    lines = [
         f"Calibration: {document['calibrate']}"
         + (f", {document['calibration_rows']} rows" if document["calibration_rows"] else "")
     ]
     if document["draws"] > 1:
-        told[0] += f" of each source at random; medians of {document['draws']} draws, seed {document['seed']}"
+        lines[0] += f" of each source at random; medians of {document['draws']} draws, seed {document['seed']}"
     rows = document["rows"]
-    told.append(f"{rows['in_table']:,} rows, {rows['scored']:,} scored; groups need {document['min_timed']} timed candidates")
+    lines.append(f"{rows['in_table']:,} rows, {rows['scored']:,} scored; groups need {document['min_timed']} timed candidates")
     if document["in_sample_note"]:
-        told.append(f"These figures are {document['in_sample_note']}")
-    if document["predicted_by_priors_alone"]:
-        told.append(f"{document['predicted_by_priors_alone']:,} rows are predicted by priors alone: nothing was left to fit on")
-    return told
+        lines.append(f"These figures are {document['in_sample_note']}")
+    if count := document["predicted_by_priors_alone"]:
+        lines.append(f"{count:,} rows are predicted only by priors: no rows were left to fit on")
+    return lines
 
 
 def reasons(document: Document) -> list[tuple[int, str, str]]:
-    """How many rows are skipped for each reason, and the first of them."""
+    """Number of skipped rows for each reason, and the first of them."""
     counts = Counter(skip["reason"] for skip in document["skipped"])
     first: dict[str, str] = {}
     for skip in document["skipped"]:
@@ -66,7 +66,7 @@ def reasons(document: Document) -> list[tuple[int, str, str]]:
 def markdown_page(document: Document) -> str:
     """The whole report."""
     parts = ["# Validation", "", f"Table: `{document['table'].rsplit('/', 1)[-1]}`.", ""]
-    parts += [f"- {sentence}." for sentence in how_told(document)]
+    parts += [f"- {sentence}." for sentence in method_lines(document)]
     parts += ["", *source_tables(document), "## Groups", "", *_groups(document), "", "## Noise", "", *_noise(document), ""]
     parts += ["## Rows that are not scored", "", *skipped_tables(document), "", "## Problems", "", *_problems(document), ""]
     parts += ["## How it is scored", "", *(f"- {rule}." for rule in document["rules"]), ""]
@@ -127,7 +127,7 @@ def _noise(document: Document) -> list[str]:
 
 
 def skipped_tables(document: Document) -> list[str]:
-    """How many rows of each source are scored, and why the others are not."""
+    """Number of scored rows per source, and the reasons for the others."""
     counts = [
         [_cell(source or "(no source)"), f"{rows['read']:,}", f"{rows['scored']:,}"]
         for source, rows in document["rows_by_source"].items()

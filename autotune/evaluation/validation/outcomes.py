@@ -1,4 +1,4 @@
-"""What became of a row's run, with the labels that others derived for runs that failed of an unstated cause."""
+"""Outcomes of rows' runs, including labels derived by others for failures of unstated cause."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,12 +14,12 @@ LABEL_COLUMN = "label_DERIVED_HERE"
 
 
 class Fate(StrEnum):
-    """What is true of a run.
+    """The outcome of a run.
 
     - ran: it fits.
-    - out_of_memory: it said so, or a label says that it certainly or likely did.
-    - failed_otherwise: of something else than memory, as the table or a label says; whether it fits is not known.
-    - unknown: it failed of what nobody says, or the table does not say how it ended.
+    - out_of_memory: according to the row, or to a label that calls it certain or likely.
+    - failed_otherwise: for another reason than memory, according to the table or a label; whether it fits is unknown.
+    - unknown: it failed for an unstated reason, or the table does not state the outcome.
     """
 
     RAN = "ran"
@@ -46,7 +46,7 @@ _OF_OUTCOME = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Labels:
-    """Labels by row_id, and what is wrong with their file."""
+    """Labels by row_id, and problems of their file."""
 
     fates: Mapping[str, Fate]
     problems: tuple[Problem, ...] = ()
@@ -56,10 +56,10 @@ NO_LABELS = Labels(fates={})
 
 
 def read_labels(path: Path) -> Labels:
-    """Read labels; a row with two that differ, or with one that is not known, has none.
+    """Read labels; a row with two different labels, or an unknown one, has none.
 
     Raises:
-        MeasurementsError: the file cannot be read, is no CSV text, or lacks one of the two columns.
+        MeasurementsError: the file cannot be read, is not CSV text, or lacks one of the two columns.
     """
     fates: dict[str, Fate] = {}
     problems: list[Problem] = []
@@ -74,14 +74,14 @@ def read_labels(path: Path) -> Labels:
             if not problem and fate is None:
                 problem = f"label {label[:40]!r} is none of {', '.join(LABELS)}"
             elif fate and fates.setdefault(row_id, fate) is not fate:
-                fates[row_id], problem = Fate.UNKNOWN, "another line labels this row otherwise: it counts as undetermined"
+                fates[row_id], problem = Fate.UNKNOWN, "another line labels this row differently: it counts as undetermined"
             if problem:
                 problems.append(Problem(line=record.line, row_id=row_id, problem=f"labels: {problem}"))
     return Labels(fates=fates, problems=tuple(problems))
 
 
 def fate_of(row: Row, labels: Labels) -> Fate:
-    """Only where the table leaves open what a run failed of is a label asked."""
+    """The outcome; a label is used only if the table does not state why the run failed."""
     if row.outcome is RowOutcome.FAIL_UNKNOWN:
         return labels.fates.get(row.row_id, Fate.UNKNOWN)
     return _OF_OUTCOME[row.outcome]

@@ -1,4 +1,4 @@
-"""How well predictions order the configurations of a group, and what the predicted best is worth."""
+"""Quality of the predicted order of a group's configurations, and the value of the predicted best."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,23 +13,23 @@ from autotune.prediction.fitting.rank_correlation import spearman
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupScore:
-    """A group with enough timed candidates, scored."""
+    """The scores of a group with enough timed candidates."""
 
     source: str
     rank_group: str
     rows: int
-    """Rows of its candidates, those that failed included."""
+    """Rows of its candidates, including failed ones."""
     candidates: int
     timed: int
     """Candidates that ran and have a time."""
     failed: int
-    """Candidates that ran out of memory, or failed of what nobody says."""
+    """Candidates that ran out of memory, or failed for an unstated reason."""
     spearman: float | None
     """Rank correlation of predicted and measured throughput over the timed candidates; None: one of them does not vary."""
     predicted_best_share: float
-    """Measured throughput of the predicted best over the best measured one; 0 where the predicted best failed."""
+    """Measured throughput of the predicted best / the best measured one; 0 if the predicted best failed."""
     share_among_timed: float
-    """The same, were the timed candidates the only ones and none called out of memory."""
+    """The same with only the timed candidates, ignoring out-of-memory verdicts."""
     predicted_best: str
     """The row_id of the predicted best."""
     predicted_best_fate: Fate
@@ -38,13 +38,13 @@ class GroupScore:
 
     @property
     def regret(self) -> float:
-        """What is lost by taking the predicted best."""
+        """The loss from choosing the predicted best."""
         return 1 - self.predicted_best_share
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankScore:
-    """Over groups; None: there is none."""
+    """Aggregates over groups; None: there are none."""
 
     spearman_median: float | None
     predicted_best_share_mean: float | None
@@ -55,17 +55,17 @@ class RankScore:
 
 
 def timed_candidates(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Those that ran and have a time."""
+    """The candidates that ran and have a time."""
     return [candidate for candidate in candidates if candidate.repeats]
 
 
 def group_scores(facts: Facts, forecast: Forecast, scored: Flags, min_timed: int) -> dict[GroupKey, GroupScore]:
-    """Each group that has enough timed candidates; a candidate counts where all of its rows are scored."""
+    """Score each group with enough timed candidates; a candidate counts if all of its rows are scored."""
     usable = scored & np.isfinite(forecast.step_seconds)
     scores = {}
     for key, candidates in facts.groups.items():
         known = [candidate for candidate in candidates if usable[list(candidate.rows)].all()]
-        # A row that ran without a time tells neither a rate nor a failure.
+        # A row that ran without a time provides neither a rate nor a failure.
         known = [candidate for candidate in known if candidate.repeats or candidate.fate is not Fate.RAN]
         if len(timed_candidates(known)) >= max(min_timed, 1):
             scores[key] = _group_score(facts, forecast, key, known)
@@ -109,13 +109,13 @@ def _group_score(facts: Facts, forecast: Forecast, key: GroupKey, candidates: Se
 
 
 def _predicted_rate(facts: Facts, forecast: Forecast, candidate: Candidate) -> float:
-    # Repeats are predicted alike: the first row stands for all.
+    # Repeats have equal predictions: the first row represents all.
     first = candidate.rows[0]
     return float(facts.work[first] / forecast.step_seconds[first])
 
 
 def _pick(forecast: Forecast, candidates: Sequence[Candidate], predicted: dict[int, float]) -> Candidate:
-    """The fastest that is called feasible; where none is, the one that needs least memory."""
+    """The fastest candidate predicted feasible; if there is none, the one that needs the least memory."""
     feasible = [candidate for candidate in candidates if not forecast.out_of_memory[candidate.rows[0]]]
     if feasible:
         return max(feasible, key=lambda candidate: predicted[id(candidate)])

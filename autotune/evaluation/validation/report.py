@@ -1,4 +1,4 @@
-"""The report of a validation as a JSON document: figures, or null where there is nothing to tell; never NaN."""
+"""The report of a validation as a JSON document: figures, or null if there is none; never NaN."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +19,7 @@ from autotune.evaluation.validation.validate import Forecasts, Progress, Protoco
 
 Document = dict[str, Any]
 OTHER_NOISES = (0.05, 0.08, 0.12)
-"""Ceilings are told at these noises too, since a source's own is often assumed."""
+"""Additional noise levels for ceilings, since a source's own is often assumed."""
 FORMAT = 1
 
 RULES = (
@@ -27,15 +27,15 @@ RULES = (
     f"pathological: a row slower than 1/{PATHOLOGICAL:.0f} of its group's fastest is ranked, but left out of time errors",
     "out of memory: positives are rows that ran out of memory, or that a label calls certain or likely; negatives ran",
     "rows of one configuration in a group are one candidate: it ran if any ran, its throughput the median of those",
-    "predicted best: the fastest predicted of a group's candidates but those called out of memory; worth 0 where it failed",
-    "candidates that failed of something else than memory (error, or a label that says so) are not offered",
-    "rows whose micro-batch, accumulation and data-parallel size contradict the batch count for memory alone",
+    "predicted best: the fastest predicted of a group's candidates except those predicted out of memory; worth 0 if it failed",
+    "candidates that failed for another reason than memory (error, or according to a label) are not offered",
+    "rows whose micro-batch, accumulation and data-parallel size contradict the batch count only for memory",
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Ceilings:
-    """Of the groups that are ranked in any draw."""
+    """Ceilings of the groups ranked in any draw."""
 
     noise: Mapping[str, Noise]
     own: Mapping[GroupKey, Ceiling]
@@ -50,7 +50,7 @@ def validate(
     forecasts = make_forecasts(facts, predictor, protocol, progress)
     groups = [group_scores(facts, draw.forecast, draw.scored, protocol.min_timed) for draw in forecasts.draws]
     keys = [key for key in facts.groups if any(key in scored for scored in groups)]
-    told = _ceilings(facts, keys, protocol)
+    limits = _ceilings(facts, keys, protocol)
     document = {
         "format": FORMAT,
         "table": str(table.path),
@@ -60,10 +60,10 @@ def validate(
             source: {"read": len(positions), "scored": int(_scored(forecasts)[positions].sum())}
             for source, positions in facts.sources().items()
         },
-        "summary": _figures(facts, forecasts, groups, told, None),
-        "by_source": {source: _figures(facts, forecasts, groups, told, source) for source in facts.sources()},
-        "groups": [_group(key, [scored[key] for scored in groups if key in scored], told) for key in keys],
-        "noise": {source: asdict(noise) for source, noise in told.noise.items()},
+        "summary": _figures(facts, forecasts, groups, limits, None),
+        "by_source": {source: _figures(facts, forecasts, groups, limits, source) for source in facts.sources()},
+        "groups": [_group(key, [scored[key] for scored in groups if key in scored], limits) for key in keys],
+        "noise": {source: asdict(noise) for source, noise in limits.noise.items()},
         "skipped": [asdict(skip) for skip in sorted((*table.skipped, *forecasts.skipped), key=lambda skip: skip.line)],
         "problems": [asdict(problem) for problem in (*table.problems, *labels.problems, *_label_problems(facts, labels))],
         "merged": _merged(facts),
@@ -88,7 +88,7 @@ def _how(protocol: Protocol, facts: Facts, forecasts: Forecasts) -> Document:
         "in_sample": bool(forecasts.in_sample),
         "in_sample_rows": forecasts.in_sample,
         "in_sample_note": note,
-        "predicted_by_priors_alone": forecasts.priors_alone,
+        "predicted_by_priors_alone": forecasts.priors_only,
     }
 
 
@@ -111,15 +111,15 @@ def _scored(forecasts: Forecasts) -> Flags:
 
 
 def _figures(
-    facts: Facts, forecasts: Forecasts, groups: Sequence[Mapping[GroupKey, GroupScore]], told: _Ceilings, source: str | None
+    facts: Facts, forecasts: Forecasts, groups: Sequence[Mapping[GroupKey, GroupScore]], limits: _Ceilings, source: str | None
 ) -> Document:
-    """The four scores over all rows, or over a source's; over several draws the median of each figure."""
+    """The four scores over all rows, or over a source's; with several draws the median of each figure."""
     ours = np.array([source is None or row.source == source for row in facts.rows], dtype=bool)
     found = []
     for draw, scored in zip(forecasts.draws, groups, strict=True):
         ranked = {key: score for key, score in scored.items() if source is None or key[0] == source}
         scores = {name: asdict(score(facts, draw.forecast, draw.scored & ours)) for name, score in _SCORES.items()}
-        scores["rank"] = asdict(rank_score(list(ranked.values()))) | _rank_ceilings(list(ranked), told)
+        scores["rank"] = asdict(rank_score(list(ranked.values()))) | _rank_ceilings(list(ranked), limits)
         found.append(scores)
     merged: Document = _median(found)
     return merged
@@ -132,10 +132,10 @@ _SCORES: Mapping[str, Callable[[Facts, Forecast, Flags], Any]] = {
 }
 
 
-def _rank_ceilings(keys: Sequence[GroupKey], told: _Ceilings) -> Document:
-    own = _over_groups([told.own[key] for key in keys])
-    others = {f"{noise:g}": _over_groups([found[key] for key in keys]) for noise, found in told.at_noise.items()}
-    assumed = any(told.noise[key[0]].assumed for key in keys)
+def _rank_ceilings(keys: Sequence[GroupKey], limits: _Ceilings) -> Document:
+    own = _over_groups([limits.own[key] for key in keys])
+    others = {f"{noise:g}": _over_groups([found[key] for key in keys]) for noise, found in limits.at_noise.items()}
+    assumed = any(limits.noise[key[0]].assumed for key in keys)
     return {"ceiling": own, "ceiling_assumes_noise": assumed, "ceiling_at_noise": others}
 
 
@@ -156,9 +156,9 @@ def _ceilings(facts: Facts, keys: Sequence[GroupKey], protocol: Protocol) -> _Ce
     return _Ceilings(noise=noise, own=ceilings(facts, keys, noise, protocol.seed), at_noise=at_noise)
 
 
-def _group(key: GroupKey, scores: Sequence[GroupScore], told: _Ceilings) -> Document:
+def _group(key: GroupKey, scores: Sequence[GroupScore], limits: _Ceilings) -> Document:
     figures: Document = _median([asdict(score) | {"regret": score.regret} for score in scores])
-    own = told.own[key]
+    own = limits.own[key]
     return figures | {
         "source": key[0],
         "rank_group": key[1],
@@ -168,7 +168,7 @@ def _group(key: GroupKey, scores: Sequence[GroupScore], told: _Ceilings) -> Docu
 
 
 def _merged(facts: Facts) -> list[Document]:
-    """Candidates of several rows."""
+    """Candidates with several rows."""
     return [
         {
             "rank_group": key[1],
@@ -187,11 +187,11 @@ def _label_problems(facts: Facts, labels: Labels) -> list[Problem]:
     strangers = set(labels.fates).difference(row.row_id for row in facts.rows)
     if not strangers:
         return []
-    return [Problem(line=1, row_id="", problem=f"labels: {len(strangers)} of {len(labels.fates)} name no row of the table")]
+    return [Problem(line=1, row_id="", problem=f"labels: {len(strangers)} of {len(labels.fates)} match no row of the table")]
 
 
 def _median(found: Sequence[Any]) -> Any:
-    """Of dictionaries of figures alike, a dictionary of medians; of what is no figure, the most frequent."""
+    """Merge dictionaries of figures into one of medians; for non-numeric values, the most frequent."""
     if not found:
         return None
     if len(found) == 1:
@@ -209,7 +209,7 @@ def _median(found: Sequence[Any]) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Without NumPy's types; a figure that is no finite number is null."""
+    """Convert NumPy's types; a non-finite number becomes null."""
     if isinstance(value, Mapping):
         return {str(key): _plain(each) for key, each in value.items()}
     if isinstance(value, list | tuple):

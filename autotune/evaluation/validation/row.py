@@ -1,4 +1,4 @@
-"""One row of a table of measurements: a training configuration on a cluster, and what was measured of it."""
+"""One row of a table of measurements: a training configuration on a cluster, and its measurements."""
 
 import re
 from dataclasses import dataclass, fields, replace
@@ -10,13 +10,13 @@ _KERNEL = re.compile(r"(?:^|;)\s*kernel=([^;]*)")
 
 
 class RowOutcome(StrEnum):
-    """How the run of a row ended.
+    """The outcome of a row's run.
 
     - ok: it ran.
     - oom: it ran out of device memory.
-    - error: it failed for a reason that is not memory.
-    - fail_unknown: it failed; the source does not say of what.
-    - unknown: the table does not say.
+    - error: it failed for a reason other than memory.
+    - fail_unknown: it failed; the source does not state why.
+    - unknown: the table does not state it.
     """
 
     OK = "ok"
@@ -28,14 +28,14 @@ class RowOutcome(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """Fields are named as the table's columns; None: the source does not say. What is read is finite and in range."""
+    """Fields are named like the table's columns; None: not stated by the source. Parsed values are finite and in range."""
 
     line: int
-    """Line of the file on which the row begins; the header is line 1."""
+    """First line of the row in the file; the header is line 1."""
     row_id: str
-    """The table's name of the row; `line N` where it gives none. Need not be unique."""
+    """The table's name of the row; `line N` if missing. Need not be unique."""
     source: str = ""
-    """Who measured. Rows of one source share a protocol: what a step is, where memory was read."""
+    """Who measured. Rows of one source share a protocol: the definition of a step, and where memory was read."""
     source_locator: str | None = None
     model_name: str | None = None
     num_layers: int | None = None
@@ -45,9 +45,9 @@ class Row:
     ffn_hidden: int | None = None
     vocab: int | None = None
     seq_len: int | None = None
-    """Tokens in a sample."""
+    """Tokens per sample."""
     params_b: float | None = None
-    """Billions of parameters, as the source says."""
+    """Billions of parameters, as stated by the source."""
     gpu_type: str | None = None
     num_gpus: int | None = None
     gpus_per_node: int | None = None
@@ -60,19 +60,19 @@ class Row:
     tp: int | None = None
     pp: int | None = None
     vpp: int | None = None
-    """Pipeline stages that each rank holds."""
+    """Pipeline stages per rank."""
     dp: int | None = None
-    """Data-parallel size; where the cell is blank, what the device count and the other sizes leave."""
+    """Data-parallel size; if the cell is blank, derived from the device count and the other sizes."""
     cp: int | None = None
     ep: int | None = None
-    """Expert-parallel size: a part of the data-parallel ranks, no factor of the device count."""
+    """Expert-parallel size: part of the data-parallel ranks, not a factor of the device count."""
     sequence_parallel: bool | None = None
     recompute: str | None = None
     """none, selective or full."""
     micro_batch: int | None = None
-    """Samples in a micro-batch of one data-parallel rank."""
+    """Samples per micro-batch of one data-parallel rank."""
     global_batch: int | None = None
-    """Samples in an optimizer step."""
+    """Samples per optimizer step."""
     optimizer: str | None = None
     offload: str | None = None
     framework: str | None = None
@@ -88,18 +88,18 @@ class Row:
     notes: str = ""
     """`key=value` parts between semicolons, and free text."""
     outcome: RowOutcome = RowOutcome.UNKNOWN
-    """As the table says; where it does not, from `oom` or from what was measured."""
+    """As stated by the table; else derived from `oom` or from the measurements."""
     hfu: float | None = None
     mem_kind: str | None = None
     tflops_kind: str | None = None
     rank_group: str | None = None
-    """Rows of one group share model, cluster and software and may be ranked against each other."""
+    """Rows of one group share model, cluster and software and are comparable by rank."""
     batch_problem: str | None = None
-    """Why micro-batch, accumulation and data-parallel size do not give the batch: then no step time of it is compared."""
+    """Why micro-batch, accumulation and data-parallel size contradict the batch: then its step time is not compared."""
 
     @property
     def gradient_accumulation_steps(self) -> int | None:
-        """Micro-batches in a step: as the notes say, else what gives the batch where that is whole."""
+        """Micro-batches per step: from the notes, else from the batch if it is a whole number."""
         if noted := noted_accumulation(self.notes):
             return noted
         if not (self.global_batch and self.micro_batch and self.dp):
@@ -109,13 +109,13 @@ class Row:
 
     @property
     def kernel(self) -> str | None:
-        """The attention kernel, as the notes name it."""
+        """The attention kernel named in the notes."""
         found = _KERNEL.search(self.notes)
         return (found[1].strip() or None) if found else None
 
     @property
     def samples_per_step(self) -> int | None:
-        """Samples in a step: the batch; where the table names none, of as many micro-batches as the notes say, else of one."""
+        """Samples per step: the batch; if missing, computed from the micro-batches in the notes, else from one."""
         if self.global_batch:
             return self.global_batch
         if not (self.micro_batch and self.dp):
@@ -124,7 +124,7 @@ class Row:
 
 
 def blinded(row: Row) -> Row:
-    """The row without what was measured and how it ended: what may be known before a run."""
+    """The row without measurements and outcome: what is known before a run."""
     return replace(
         row,
         measured_tflops_per_gpu=None,
@@ -140,7 +140,7 @@ def blinded(row: Row) -> Row:
 
 
 def noted_accumulation(notes: str) -> int | None:
-    """Gradient accumulation steps that notes name; None: they name none."""
+    """Gradient accumulation steps named in notes; None: not named."""
     found = _ACCUMULATION.search(notes)
     return (int(found[1]) or None) if found else None
 
@@ -155,5 +155,5 @@ CONFIGURATION_FIELDS = tuple(field.name for field in fields(Row) if field.name n
 
 
 def configuration_of(row: Row) -> tuple[Any, ...]:
-    """What was run, without what came of it: rows with the same one are repeats."""
+    """The configuration without results: rows with equal ones are repeats."""
     return (*(getattr(row, name) for name in CONFIGURATION_FIELDS), row.kernel)

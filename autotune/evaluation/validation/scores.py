@@ -1,4 +1,4 @@
-"""Errors of times and memory, and the out-of-memory verdict against what came of the runs."""
+"""Errors of times and memory, and the out-of-memory verdict compared with the runs."""
 
 from dataclasses import dataclass
 
@@ -22,7 +22,7 @@ class TimeScore:
     """Share of rows whose time lies between the predictor's low and high."""
     rows: int
     pathological: int
-    """Rows with a time that are left out, since they are slower than a fiftieth of their group's fastest."""
+    """Rows with a time that are excluded because they are slower than a fiftieth of their group's fastest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,25 +41,25 @@ class MemoryScore:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OomScore:
-    """Positives ran out of memory, by their own word or a label's; negatives ran. Others do not count."""
+    """Positives ran out of memory, according to the row or a label; negatives ran. Others do not count."""
 
     recall: float | None
-    """Of those that ran out of memory, the share that is called so; None: none did."""
+    """Share of the positives that is predicted out of memory; None: there are no positives."""
     precision: float | None
-    """Of those that are called out of memory, the share that was; None: none is called so."""
+    """Share of the predicted out-of-memory rows that are positive; None: none is predicted."""
     false_alarm_share: float | None
-    """Of those that ran, the share that is called out of memory."""
+    """Share of the negatives that is predicted out of memory."""
     rows: int
     out_of_memory: int
     """Positives."""
     missed: int
-    """Positives that are called feasible."""
+    """Positives that are predicted feasible."""
     false_alarms: int
-    """Negatives that are called out of memory."""
+    """Negatives that are predicted out of memory."""
 
 
 def time_score(facts: Facts, forecast: Forecast, scored: Flags) -> TimeScore:
-    """Of the scored rows that have a time and a predicted one."""
+    """Score the rows with a measured and a predicted time."""
     timed = scored & np.isfinite(facts.seconds) & np.isfinite(forecast.step_seconds)
     used = timed & ~facts.pathological
     error = forecast.step_seconds[used] / facts.seconds[used] - 1
@@ -76,7 +76,7 @@ def time_score(facts: Facts, forecast: Forecast, scored: Flags) -> TimeScore:
 
 
 def memory_score(facts: Facts, forecast: Forecast, scored: Flags) -> MemoryScore:
-    """Of the scored rows that have a peak and a predicted one."""
+    """Score the rows with a measured and a predicted peak."""
     used = scored & np.isfinite(facts.bytes) & np.isfinite(forecast.memory_bytes)
     error = forecast.memory_bytes[used] / facts.bytes[used] - 1
     return MemoryScore(
@@ -90,7 +90,7 @@ def memory_score(facts: Facts, forecast: Forecast, scored: Flags) -> MemoryScore
 
 
 def oom_score(facts: Facts, forecast: Forecast, scored: Flags) -> OomScore:
-    """Of the scored rows whose fate is known."""
+    """Score the rows with a known fate."""
     positive, negative = scored & facts.fate_is(Fate.OUT_OF_MEMORY), scored & facts.fate_is(Fate.RAN)
     called = forecast.out_of_memory
     found, false_alarms = int((positive & called).sum()), int((negative & called).sum())

@@ -1,4 +1,4 @@
-"""Reads a table of measurements: rows, and what is wrong with it line by line."""
+"""Reads a table of measurements: rows, and problems by line."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +11,7 @@ from autotune.evaluation.validation.csv_file import CsvFile, Record, open_csv
 from autotune.evaluation.validation.row import Row
 
 _SHOWN = 40
-"""Characters of a cell that a message quotes."""
+"""Maximum number of characters of a cell quoted in a message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,19 +25,19 @@ class Skipped:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """What is wrong with a row that is scored all the same, or with the table."""
+    """A problem of a row that is still scored, or of the table."""
 
     line: int
-    """1, the header's, where it is the table's."""
+    """1, the header's, for a problem of the table."""
     row_id: str
-    """Empty where it is the table's."""
+    """Empty for a problem of the table."""
     problem: str
-    """What is wrong, and what is done about it."""
+    """The problem and how it is handled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """A table as it was read."""
+    """A table as read."""
 
     path: Path
     rows: tuple[Row, ...]
@@ -46,14 +46,14 @@ class Table:
 
 
 def read_table(path: Path) -> Table:
-    """Read every row that can be read.
+    """Read every readable row.
 
-    - A cell that does not hold what its column holds costs the row where it is part of the configuration, else itself.
-    - A row that contradicts itself on the device count is skipped. One that does on the batch keeps its memory and outcome.
-    - A row that repeats another cell by cell, its `row_id` too, is a copy and is skipped.
+    - An invalid cell makes the row unusable if it is part of the configuration; else only the cell is omitted.
+    - A row whose sizes contradict the device count is skipped. One that contradicts the batch keeps its memory and outcome.
+    - A row that equals another in every cell, including `row_id`, is a copy and is skipped.
 
     Raises:
-        MeasurementsError: the file cannot be read, is no CSV text, or lacks a column that nothing can do without.
+        MeasurementsError: the file cannot be read, is not CSV text, or lacks an essential column.
     """
     with open_csv(path, "a CSV file of measurements") as file:
         reading = _Reading()
@@ -69,7 +69,7 @@ class _Reading:
     skipped: list[Skipped] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
     seen: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
-    """For each row_id of the table, the lines that have it, each with a hash of its cells."""
+    """row_id -> the lines with it, each with a hash of its cells."""
 
     def header(self, path: Path, file: CsvFile) -> None:
         missing = frozenset(COLUMNS).difference(file.header)
@@ -99,7 +99,7 @@ class _Reading:
         self.rows.append(self._row(record, row_id, values))
 
     def _read(self, record: Record, row_id: str) -> tuple[dict[str, Any], list[str]]:
-        """What the cells say, and what is wrong with those of the configuration."""
+        """Parse the cells; also return errors in those of the configuration."""
         values, wrong = {}, []
         for name, column in COLUMNS.items():
             if (cell := record.cells.get(name)) is None:
@@ -107,22 +107,22 @@ class _Reading:
             try:
                 values[name] = column.read(cell)
             except CellError as error:
-                told = f"{name} {_short(cell)} {error}"
+                problem = f"{name} {_short(cell)} {error}"
                 if column.configures:
-                    wrong.append(told)
+                    wrong.append(problem)
                 else:
-                    self._tell(record, row_id, f"{told}: the cell is left out")
+                    self._report(record, row_id, f"{problem}: the cell is left out")
         return values, wrong
 
     def _row(self, record: Record, row_id: str, values: dict[str, Any]) -> Row:
         values.update(filled_in(values))
         batch_problem = batch_contradiction(values)
         if batch_problem:
-            self._tell(record, row_id, f"{batch_problem}: left out of times and ranks")
+            self._report(record, row_id, f"{batch_problem}: left out of times and ranks")
         measured = any(name in values for name in (*TIME_COLUMNS, "peak_mem_gb"))
         values["outcome"], problem = outcome_of(values, measured)
         if problem:
-            self._tell(record, row_id, problem)
+            self._report(record, row_id, problem)
         return Row(line=record.line, row_id=row_id, batch_problem=batch_problem, **values)
 
     def _is_copy(self, record: Record) -> bool:
@@ -131,14 +131,14 @@ class _Reading:
         before, cells = self.seen.setdefault(named, []), hash(frozenset(record.cells.items()))
         copy = any(cells == other for _, other in before)
         if before and not copy:
-            self._tell(record, named, f"line {before[0][0]} has this row_id too: both are scored, by their lines")
+            self._report(record, named, f"line {before[0][0]} has this row_id too: both are scored, by their lines")
         before.append((record.line, cells))
         return copy
 
     def _skip(self, record: Record, row_id: str, reason: str) -> None:
         self.skipped.append(Skipped(row_id=row_id, line=record.line, reason=reason))
 
-    def _tell(self, record: Record, row_id: str, problem: str) -> None:
+    def _report(self, record: Record, row_id: str, problem: str) -> None:
         self.problems.append(Problem(line=record.line, row_id=row_id, problem=problem))
 
 

@@ -1,4 +1,4 @@
-"""What the table holds true of a row: step seconds, peak bytes."""
+"""Measured values of a row: step seconds, peak bytes."""
 
 import re
 
@@ -11,7 +11,7 @@ _GIB = re.compile(r"\bGiB\b|\bgibi", re.IGNORECASE)
 def step_seconds(row: Row) -> float | None:
     """Seconds of an optimizer step of a row that ran: from tokens/s, else from samples/s, else as stated.
 
-    None: it did not run, has no time, or contradicts itself on what a step is.
+    None: it did not run, has no time, or contradicts itself on the size of a step.
     """
     if row.outcome is not RowOutcome.OK or row.batch_problem:
         return None
@@ -24,7 +24,7 @@ def step_seconds(row: Row) -> float | None:
 
 
 def peak_bytes(row: Row) -> float | None:
-    """Peak memory of a row that ran: GiB where `mem_kind` says GiB, else GB of 1e9 bytes."""
+    """Peak memory of a row that ran: in GiB if `mem_kind` names GiB, else in GB of 1e9 bytes."""
     if row.outcome is not RowOutcome.OK or row.peak_mem_gb is None:
         return None
     return row.peak_mem_gb * (GIB if _GIB.search(row.mem_kind or "") else 1e9)

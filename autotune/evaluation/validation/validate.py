@@ -12,26 +12,26 @@ from autotune.evaluation.validation.row import Row, blinded
 from autotune.evaluation.validation.table import Skipped
 
 Progress = Callable[[int, int], None]
-"""Told after each fold how many are done, and of how many."""
+"""Called after each fold with the number done and the total."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Protocol:
-    """How a predictor is scored."""
+    """The settings of a validation."""
 
     calibrate: Calibration = Calibration.NONE
     calibration_rows: int = 3
-    """Rows of each source that few-rows fits on."""
+    """Rows per source for the fit of few-rows."""
     min_timed: int = 8
     """Timed candidates that a group needs to be ranked."""
     seed: int = 0
     assumed_noise: float = 0.01
-    """Relative standard deviation of a source that repeats too little to tell its own."""
+    """Relative standard deviation for a source with too few repeats to estimate its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Draw:
-    """Forecasts over all rows of the table, and which rows they are scored on."""
+    """Forecasts over all rows of the table, and the rows that are scored."""
 
     forecast: Forecast
     scored: Flags
@@ -39,18 +39,18 @@ class Draw:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Forecasts:
-    """What the predictor said: one draw, or as many as few-rows makes."""
+    """The predictor's forecasts: one draw, or several for few-rows."""
 
     draws: tuple[Draw, ...]
     skipped: tuple[Skipped, ...]
     in_sample: int
-    """Rows that the shipped coefficients were fitted on, where these were used."""
-    priors_alone: int
-    """Rows that were predicted without any row to fit on, where there should have been some."""
+    """Rows used to fit the shipped coefficients, if these were used."""
+    priors_only: int
+    """Rows predicted without any row to fit on although the protocol calibrates."""
 
 
 def make_forecasts(facts: Facts, predictor: Predictor, protocol: Protocol, progress: Progress | None = None) -> Forecasts:
-    """Calibrate as the protocol says and predict each row once in every draw."""
+    """Calibrate according to the protocol and predict each row once in every draw."""
     asked = [blinded(row) for row in facts.rows]
     skipped, usable = _representable(facts, asked, predictor)
     plan, more = _plan(facts, usable, protocol)
@@ -74,7 +74,7 @@ def make_forecasts(facts: Facts, predictor: Predictor, protocol: Protocol, progr
         draws=tuple(draws),
         skipped=(*skipped, *more, *silent),
         in_sample=predictor.in_sample(used) if protocol.calibrate is Calibration.NONE else 0,
-        priors_alone=_priors_alone(plan, protocol),
+        priors_only=_count_priors_only(plan, protocol),
     )
 
 
@@ -85,7 +85,7 @@ def _representable(facts: Facts, asked: Sequence[Row], predictor: Predictor) -> 
 
 
 def _plan(facts: Facts, usable: Flags, protocol: Protocol) -> tuple[list[list[Fold]], list[Skipped]]:
-    """Folds of each draw, and rows that no draw predicts."""
+    """The folds of each draw, and the rows that no draw predicts."""
     if protocol.calibrate is Calibration.LEAVE_GROUP_OUT:
         return [leave_group_out(facts, usable, protocol.min_timed)], []
     if protocol.calibrate is Calibration.LEAVE_SOURCE_OUT:
@@ -123,7 +123,7 @@ def _fill(forecast: Forecast, predictor: Predictor, asked: Sequence[Row], positi
 
 
 def _cleaned(forecast: Forecast) -> Forecast:
-    """What is no positive number is no figure."""
+    """Replace non-positive and non-finite numbers by NaN."""
     for field in fields(Forecast):
         if field.name != "out_of_memory":
             values = getattr(forecast, field.name)
@@ -132,7 +132,7 @@ def _cleaned(forecast: Forecast) -> Forecast:
 
 
 def _silent(facts: Facts, draws: Sequence[Draw]) -> list[Skipped]:
-    """Rows that the predictor takes and says nothing of; they are not scored."""
+    """Rows without any prediction although not refused; they are not scored."""
     found = np.zeros(len(facts.rows), dtype=bool)
     for draw in draws:
         silent = draw.scored & np.isnan(draw.forecast.step_seconds) & np.isnan(draw.forecast.memory_bytes)
@@ -141,7 +141,7 @@ def _silent(facts: Facts, draws: Sequence[Draw]) -> list[Skipped]:
     return [_skip(facts, int(position), "the predictor gives neither time nor memory") for position in np.flatnonzero(found)]
 
 
-def _priors_alone(plan: Sequence[Sequence[Fold]], protocol: Protocol) -> int:
+def _count_priors_only(plan: Sequence[Sequence[Fold]], protocol: Protocol) -> int:
     if protocol.calibrate is Calibration.NONE:
         return 0
     return sum(len(fold.predicted) for fold in plan[0] if not fold.fitted) if plan else 0

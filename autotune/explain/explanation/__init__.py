@@ -1,1 +1,1 @@
-"""Why the best configuration of a job is the best: what was measured, and, marked as such, what is predicted."""
+"""Why the best configuration of a job is the best, from measurements and from predictions, which are marked as such."""

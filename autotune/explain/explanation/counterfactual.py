@@ -1,4 +1,4 @@
-"""The winner's step if the hardware were another: predicted, and held against what was measured."""
+"""Predicts the winner's step time on other hardware, scaled to the measured step."""
 
 import dataclasses
 import math
@@ -12,9 +12,9 @@ from autotune.prediction.planning.question import Question
 from search_spaces.trial import Interval
 
 FREE = 1e9
-"""Times as fast: costs nothing."""
-NOTHING = 1e-15
-"""Instead of a coefficient that is to cost nothing; the equations divide by some."""
+"""Speed-up factor at which a resource costs nothing."""
+NEGLIGIBLE = 1e-15
+"""Replaces a coefficient that is to cost nothing. It is not 0, because the equations divide by some coefficients."""
 
 
 class Counterfactual:
@@ -27,16 +27,16 @@ class Counterfactual:
         self.measured = evidence.step_seconds
 
     def seconds(self, times: Mapping[str, float] | None = None, without: tuple[str, ...] = ()) -> float:
-        """Predicted seconds of a step with figures of the hardware so many times as high, and without these coefficients."""
+        """Predicted seconds of a step: hardware figures multiplied by `times`, coefficients in `without` set to almost 0."""
         return float(seconds_of(*self._changed(times or {}, without))[0])
 
     def part(self, name: str, times: Mapping[str, float], without: tuple[str, ...]) -> float:
-        """Predicted seconds of a part of the step, the same."""
+        """Predicted seconds of one part of the step, changed as in `seconds`."""
         return float(predict(*self._changed(times, without)).parts[name][0])
 
     @property
     def scale(self) -> float:
-        """What predicted seconds are taken by: where more is predicted than was measured, all of it is too much."""
+        """Factor for predicted seconds: below 1 where the prediction exceeds the measurement. All parts shrink alike."""
         return min(1.0, self.measured / self._predicted)
 
     def saved(self, times: Mapping[str, float], without: tuple[str, ...] = ()) -> float:
@@ -44,10 +44,10 @@ class Counterfactual:
         return max(self._predicted - self.seconds(times, without), 0.0) * self.scale
 
     def gain(self, times: Mapping[str, float]) -> Interval:
-        """The rate after the change over the measured one, with its band.
+        """The rate after the change relative to the measured rate, with its band.
 
-        What is saved may be wrong by as much as the step is: by the spread of predictions, and by as much as this one is off.
-        A step does not get faster by more than what it is made of does.
+        The saving is as uncertain as the step: by the spread of predictions, and by the error of this one. A step cannot become
+        faster by a larger factor than the factors in `times`.
         """
         saved, most = self.saved(times), self.measured * (1 - 1 / max(times.values()))
         off = math.exp(Z90 * math.hypot(self._rates.time_spread, math.log(self.measured / self._predicted)))
@@ -58,4 +58,4 @@ class Counterfactual:
         hardware = self._cases.hardware
         changed = {name: getattr(hardware, name) * factor for name, factor in times.items()}
         cases = dataclasses.replace(self._cases, hardware=dataclasses.replace(hardware, **changed))
-        return cases, dataclasses.replace(self._rates, **dict.fromkeys(without, NOTHING))
+        return cases, dataclasses.replace(self._rates, **dict.fromkeys(without, NEGLIGIBLE))

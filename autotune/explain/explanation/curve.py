@@ -1,63 +1,63 @@
-"""The response curve of a knob around the winner: each value as it was measured, else as it is predicted."""
+"""The response curve of a knob around the winner: each value measured where possible, else predicted."""
 
 import math
 from collections.abc import Sequence
 
 from autotune.explain.explanation.evidence import Evidence, Outlook
 from autotune.explain.explanation.findings import Point, Source
-from autotune.explain.explanation.neighbours import moved, neighbours, values_of
+from autotune.explain.explanation.neighbours import neighbours, values_of, with_value
 from autotune.objective.ranking import rate
 from autotune.outcome.standings import is_extrapolated
 from autotune.prediction.equations.step import Z90
-from autotune.strategies.guided.observations import HALF_WIDTHS, SILENT
+from autotune.strategies.guided.observations import HALF_WIDTHS, UNINFORMATIVE
 from search_spaces.outcome import Outcome
 from search_spaces.trial import Interval, TrialResult
 from search_spaces.trial_config import TrialConfig, Value
 from storage.records import TrialRecord
 
 LIKELY = 0.5
-"""Chance to run below which a configuration is told not to."""
+"""Probability of running below which a configuration is reported as not running."""
 MOST_ERROR = 0.5
-"""Standard deviation of the logarithm of a measured rate, at most: of one whose interval reaches down to 0."""
+"""Upper bound of the standard deviation of a measured rate's logarithm; used where the interval reaches down to 0."""
 _SOURCES = {Outcome.PRUNED: Source.BOUND, Outcome.INFEASIBLE: Source.OUT_OF_MEMORY, Outcome.INVALID: Source.REFUSED}
-_TELLING = (Outcome.OK, Outcome.PRUNED, Outcome.INFEASIBLE, Outcome.WRONG, Outcome.FAILED, Outcome.TIMEOUT, Outcome.INVALID)
-"""Outcomes of several trials with one value: the first is told."""
+_INFORMATIVE = (Outcome.OK, Outcome.PRUNED, Outcome.INFEASIBLE, Outcome.WRONG, Outcome.FAILED, Outcome.TIMEOUT, Outcome.INVALID)
+"""Outcomes by how much they say: of several trials with one value, the one whose outcome comes first is reported."""
 
 
 def curve_of(evidence: Evidence, knob: str) -> tuple[Point, ...]:
-    """A point for each value; values that the knob cannot have beside the winner's other knobs are left out."""
+    """A point for each value; values that the knob cannot have together with the winner's other knobs are left out."""
     points: dict[Value, Point] = {}
-    asked: dict[Value, TrialConfig] = {}
+    unmeasured: dict[Value, TrialConfig] = {}
     for value in values_of(evidence, knob):
-        trial = _telling(_trials(evidence, knob, value))
+        trial = _most_informative(_trials(evidence, knob, value))
         if value == getattr(evidence.config, knob):
-            points[value] = _own(evidence, value)
+            points[value] = _winner_point(evidence, value)
         elif trial is not None:
             points[value] = _measured(evidence, value, trial)
-        elif (config := moved(evidence, knob, value)) is not None:
+        elif (config := with_value(evidence, knob, value)) is not None:
             refusals = evidence.session.space.check(config)
             if refusals:
                 points[value] = _empty(value, Source.REFUSED, refusals[0].rule)
             else:
-                asked[value] = config
-    points |= _predicted(evidence.outlook, evidence.rate, asked)
+                unmeasured[value] = config
+    points |= _predicted(evidence.outlook, evidence.rate, unmeasured)
     return tuple(points[value] for value in values_of(evidence, knob) if value in points)
 
 
 def _trials(evidence: Evidence, knob: str, value: Value) -> Sequence[TrialRecord]:
-    """Neighbours, and the trial of the very configuration that the move leads to, whatever else it brings along."""
-    config = moved(evidence, knob, value)
-    same = evidence.book.search_trial(config) if config is not None and config != evidence.config else None
+    """Neighbours, and the trial of the exact configuration that the move leads to, even if the move changes other knobs too."""
+    config = with_value(evidence, knob, value)
+    same = evidence.snapshot.search_trial(config) if config is not None and config != evidence.config else None
     return [*neighbours(evidence, knob, value), *([same] if same is not None else [])]
 
 
-def _telling(trials: Sequence[TrialRecord]) -> TrialRecord | None:
-    """Of trials with one value the one that says most: the fastest of those that were measured."""
-    spoken = [trial for trial in trials if trial.outcome in _TELLING and trial.outcome not in SILENT]
-    return min(spoken, key=lambda trial: (_TELLING.index(trial.outcome or Outcome.FAILED), -rate(trial)), default=None)
+def _most_informative(trials: Sequence[TrialRecord]) -> TrialRecord | None:
+    """Of trials with one value, the most informative one: the fastest measured trial, if there is one."""
+    informative = [trial for trial in trials if trial.outcome in _INFORMATIVE and trial.outcome not in UNINFORMATIVE]
+    return min(informative, key=lambda trial: (_INFORMATIVE.index(trial.outcome or Outcome.FAILED), -rate(trial)), default=None)
 
 
-def _own(evidence: Evidence, value: Value) -> Point:
+def _winner_point(evidence: Evidence, value: Value) -> Point:
     peak = evidence.winner.result.peak_memory_bytes if evidence.winner.result else None
     return Point(
         value=value, source=Source.MEASURED, samples_per_second=evidence.rate, speedup=None, peak_bytes=peak,
@@ -84,29 +84,29 @@ def _measured(evidence: Evidence, value: Value, trial: TrialRecord) -> Point:
         note="did not settle"
         if result.unstable
         else ""
-        if not is_extrapolated(trial) or evidence.book.confirmed(trial.config)
+        if not is_extrapolated(trial) or evidence.snapshot.confirmed(trial.config)
         else "extrapolated",
     )
 
 
 def _bound(evidence: Evidence, value: Value, trial: TrialRecord, result: TrialResult, bound: float) -> Point:
-    """A trial that was ended early: the winner is at least so many times as fast."""
+    """A trial that was ended early: its bound gives the least speedup of the winner over it."""
     own = evidence.rate
-    told = Interval(mean=own.mean / bound, low=own.low / bound, high=own.high / bound)
+    speedup = Interval(mean=own.mean / bound, low=own.low / bound, high=own.high / bound)
     return Point(
-        value=value, source=Source.BOUND, samples_per_second=result.samples_per_second, speedup=told,
+        value=value, source=Source.BOUND, samples_per_second=result.samples_per_second, speedup=speedup,
         peak_bytes=result.peak_memory_bytes, trial=trial.number, note="ended early: at most its bound",
     )  # fmt: skip
 
 
-def _predicted(outlook: Outlook | None, own: Interval, asked: dict[Value, TrialConfig]) -> dict[Value, Point]:
-    if outlook is None or not asked:
-        return {value: _empty(value, Source.UNKNOWN, "not measured") for value in asked}
-    described = outlook.describe(list(asked.values()))
+def _predicted(outlook: Outlook | None, own: Interval, unmeasured: dict[Value, TrialConfig]) -> dict[Value, Point]:
+    if outlook is None or not unmeasured:
+        return {value: _empty(value, Source.UNKNOWN, "not measured") for value in unmeasured}
+    described = outlook.describe(list(unmeasured.values()))
     ratios, spreads = outlook.log_speedups(described)
     chances = outlook.feasibility.probability(described)
     points = {}
-    for place, value in enumerate(asked):
+    for place, value in enumerate(unmeasured):
         speedup = band(float(ratios[place]), float(spreads[place]))
         runs = chances[place] >= LIKELY
         points[value] = Point(
@@ -122,14 +122,14 @@ def _predicted(outlook: Outlook | None, own: Interval, asked: dict[Value, TrialC
 
 
 def _rate(own: Interval, log_speedup: float, spread: float) -> Interval:
-    """From the winner's measured rate, whose own error widens the band."""
+    """The rate derived from the winner's measured rate, whose error widens the band."""
     error = math.log(own.high / own.low) / (2 * HALF_WIDTHS) if own.low > 0 else MOST_ERROR
     ratio = band(-log_speedup, math.hypot(spread, min(error, MOST_ERROR)))
     return Interval(mean=own.mean * ratio.mean, low=own.mean * ratio.low, high=own.mean * ratio.high)
 
 
 def band(log_mean: float, spread: float) -> Interval:
-    """A ratio with the band that holds nine times in ten."""
+    """A ratio with its 90 % band."""
     low, high = log_mean - Z90 * spread, log_mean + Z90 * spread
     return Interval(mean=math.exp(log_mean), low=math.exp(low), high=math.exp(high))
 

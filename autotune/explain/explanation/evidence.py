@@ -1,4 +1,4 @@
-"""What an explanation is made from: a job's trials, who won, and what the equations say of its candidates."""
+"""The input of an explanation: a job's trials, the winner, and what the equations predict for its candidates."""
 
 import math
 from collections import Counter
@@ -10,7 +10,7 @@ import numpy as np
 from autotune.errors import NoBestError
 from autotune.explain.explanation.forecast import Forecast
 from autotune.forecast.job_question import question_of_session
-from autotune.outcome.job_snapshot import JobSnapshot, read_book
+from autotune.outcome.job_snapshot import JobSnapshot, read_snapshot
 from autotune.outcome.standings import with_whole_result
 from autotune.outcome.verdict import Verdict, decide
 from autotune.prediction.fitting.likeness import NOISE
@@ -28,110 +28,112 @@ from storage.store import Store
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """What was measured."""
+    """What was measured, and the question to the equations."""
 
     session: Session
-    book: JobSnapshot
+    snapshot: JobSnapshot
     verdict: Verdict
     winner: TrialRecord
-    """Its search trial, with its whole result."""
+    """The winner's search trial, with its whole result."""
     question: Question | None
-    """What the equations are asked, with what the database knows of the cluster; None: the model has no shape."""
-    apart: dict[int, list[str]] = field(default_factory=dict)
-    """Search trial -> knobs in which it differs from the winner; empty: not found out yet (`neighbours.all_apart`)."""
+    """The question to the equations, with what the database knows about the cluster; None: the model has no known shape."""
+    differing_knobs: dict[int, list[str]] = field(default_factory=dict)
+    """Search trial -> knobs in which it differs from the winner; empty: not computed yet (`neighbours.all_differing_knobs`)."""
 
     @property
     def config(self) -> TrialConfig:
-        """The winner's."""
+        """The winner's configuration."""
         return self.winner.config
 
     @cached_property
     def rate(self) -> Interval:
-        """The winner's samples/s, measured."""
+        """The winner's measured samples/s."""
         return self.rate_of(self.winner)
 
     @cached_property
     def step_seconds(self) -> float:
-        """The winner's, measured."""
+        """The winner's measured seconds per step."""
         return self.session.request.global_batch_size / self.rate.mean
 
     def rate_of(self, trial: TrialRecord) -> Interval:
-        """Samples/s of a measured search trial's configuration, as every list and document states it."""
+        """Samples/s of a measured search trial's configuration: the same figure that lists and documents state."""
         rate = self.verdict.rate(trial)
         assert rate is not None  # it was measured
         return rate
 
     def speedup(self, other: TrialRecord) -> Interval:
-        """The winner's samples/s over those of another measured search trial."""
+        """The winner's samples/s divided by those of another measured search trial."""
         ratio = self.verdict.standings.ratio(self.winner, other)
         assert ratio is not None  # both were measured
         return ratio
 
     @cached_property
     def outlook(self) -> "Outlook | None":
-        """What is predicted; None: the model has no shape."""
+        """The predictions; None: the model has no known shape."""
         return None if self.question is None else Outlook(self, self.question)
 
 
 class Outlook(Forecast):
-    """What is predicted of any configuration, anchored at the winner: how many times as fast another configuration is, so that
-    what the equations do not know of the winner is taken to hold for its neighbours, too.
+    """Predictions for any configuration relative to the winner: errors of the equations that the winner shares with its
+    neighbours cancel.
     """
 
     def __init__(self, evidence: Evidence, question: Question) -> None:
-        super().__init__(evidence.session, evidence.book, Prior(rates=question.rates, source=question.rests_on))
-        self._own = float(self.belief.mean(self.describe([evidence.config]))[0])
+        super().__init__(evidence.session, evidence.snapshot, Prior(rates=question.rates, source=question.rests_on))
+        self._own = float(self.surrogate.mean(self.describe([evidence.config]))[0])
 
     def log_speedups(self, described: Described) -> tuple[Array, Array]:
-        """Logarithm of the winner's rate over each one's, and its standard deviation, with what no feature tells of either."""
-        mean, spread = self.belief.mean_and_spread(described)
+        """Logarithm of the winner's rate over each rate, and its standard deviation; noise is included."""
+        mean, spread = self.surrogate.mean_and_spread(described)
         return self._own - mean, np.hypot(spread, math.sqrt(2) * NOISE)
 
     def slower(self, described: Described) -> Array:
-        """Logarithm of the winner's rate over each one's."""
-        told: Array = self._own - self.belief.mean(described)
-        return told
+        """Logarithm of the winner's rate over each rate."""
+        ratios: Array = self._own - self.surrogate.mean(described)
+        return ratios
 
 
 def gather(store: Store, job_id: str) -> Evidence:
-    """Everything that the job's rows say.
+    """Read everything from the job's rows.
 
     Raises:
         UnknownJobError: there is no such job.
-        NoBestError: nothing won; the line says how its trials ended.
+        NoBestError: no trial won; the message says how the trials ended.
         JobNotResumableError: this version cannot read the job's request.
-        SearchSpaceError: what an old job's request names is no longer there.
+        SearchSpaceError: the request of an old job names something that no longer exists.
     """
-    book = read_book(store, job_id)
-    return evidence_of(store, session_of(book.job), book)
+    snapshot = read_snapshot(store, job_id)
+    return evidence_of(store, session_of(snapshot.job), snapshot)
 
 
-def evidence_of(store: Store, session: Session, book: JobSnapshot) -> Evidence:
-    """The same of a job that is read already.
+def evidence_of(store: Store, session: Session, snapshot: JobSnapshot) -> Evidence:
+    """As `gather`, for a job that was read before.
 
     Raises:
-        NoBestError: nothing won.
+        NoBestError: no trial won.
     """
-    verdict = decide(book, session.ranking, session.prior, session.baselines)
+    verdict = decide(snapshot, session.ranking, session.prior, session.baselines)
     if verdict is None:
-        raise NoBestError("job", f"{book.job.id} has no winner to explain: {trials_text(book)}", "look at `autotune show`")
+        raise NoBestError(
+            "job", f"{snapshot.job.id} has no winner to explain: {trials_text(snapshot)}", "look at `autotune show`"
+        )
     return Evidence(
         session=session,
-        book=book,
+        snapshot=snapshot,
         verdict=verdict,
-        winner=with_whole_result(book, verdict.best),
+        winner=with_whole_result(snapshot, verdict.best),
         question=question_of_job(store, session),
     )
 
 
-def trials_text(book: JobSnapshot) -> str:
-    """How trials ended: `8 trials, 5 INFEASIBLE, 3 FAILED`."""
-    ended = Counter(trial.outcome.value for trial in book.searched if trial.outcome)
-    count = len(book.searched)
+def trials_text(snapshot: JobSnapshot) -> str:
+    """How the trials ended: `8 trials, 5 INFEASIBLE, 3 FAILED`."""
+    ended = Counter(trial.outcome.value for trial in snapshot.searched if trial.outcome)
+    count = len(snapshot.searched)
     return ", ".join([f"{count or 'no'} trial{'s' * (count != 1)}", *(f"{n} {name}" for name, n in ended.most_common())])
 
 
 def question_of_job(store: Store, session: Session) -> Question | None:
-    """What the equations are asked of a job, with what the database knows of its cluster; None: its model has no shape."""
+    """A job's question to the equations, with what the database knows about its cluster; None: its model has no known shape."""
     question = question_of_session(session)
     return None if question is None else asked_here(store, question)

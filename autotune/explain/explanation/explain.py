@@ -1,4 +1,4 @@
-"""A job explained."""
+"""Builds the explanation of a job."""
 
 from pathlib import Path
 
@@ -14,35 +14,35 @@ from autotune.explain.explanation.neighbours import baseline_of
 from autotune.explain.explanation.time_use import time_use
 from autotune.explain.explanation.waiting import waiting_notes
 from autotune.objective.ranking import rate
-from search_spaces.command import CommandModel
 from search_spaces.errors import SpaceTooLargeError
+from search_spaces.models.command import CommandModel
 from storage.store import Store
 
 SCHEMA_PATH = Path(__file__).parents[2] / "schemas" / "explanation.schema.json"
 
 
 def explain(store: Store, job_id: str) -> Explanation:
-    """Return why the best configuration of a job is the best. Nothing is run, and nothing is written.
+    """Return why the best configuration of a job is the best. Runs nothing and writes nothing.
 
-    1. Read the job's rows and decide who won, as a best-config.json does.
-    2. Divide the measured step by the equations, with what the database knows of the cluster.
-    3. Compare each knob's values: by trials that differ in it alone, else by predictions that the job's trials correct.
-    4. Ask the equations what the step would be if the hardware were another.
+    1. Read the job's rows and decide the winner, as for best-config.json.
+    2. Divide the measured step into parts by the equations, with what the database knows about the cluster.
+    3. Compare each knob's values: by trials that differ only in it, else by predictions corrected by the job's trials.
+    4. Predict the step on other hardware.
 
     Raises:
         UnknownJobError: there is no such job.
-        NoBestError: nothing won; the line says how its trials ended.
-        JobNotResumableError, SearchSpaceError: the job's request cannot be read any more.
+        NoBestError: no trial won; the message says how the trials ended.
+        JobNotResumableError, SearchSpaceError: this version cannot read the job's request.
     """
-    return explained(gather(store, job_id))
+    return explain_evidence(gather(store, job_id))
 
 
-def explained(evidence: Evidence) -> Explanation:
-    """The same of what was gathered already."""
+def explain_evidence(evidence: Evidence) -> Explanation:
+    """As `explain`, from evidence that was gathered before."""
     notes = [*waiting_notes(evidence), *machine_notes(evidence)]
     memory = _more_memory(evidence, notes)
     step = None if evidence.question is None else Counterfactual(evidence, evidence.question)
-    job, session, verdict = evidence.book.job, evidence.session, evidence.verdict
+    job, session, verdict = evidence.snapshot.job, evidence.session, evidence.verdict
     return Explanation(
         schema_version=SCHEMA_VERSION,
         job=job.id,
@@ -52,8 +52,8 @@ def explained(evidence: Evidence) -> Explanation:
         world_size=session.world_size,
         objective=session.ranking.objective.value,
         strategy=session.request.strategy,
-        trials=len(evidence.book.searched),
-        measured=sum(rate(trial) > 0 for trial in evidence.book.searched),
+        trials=len(evidence.snapshot.searched),
+        measured=sum(rate(trial) > 0 for trial in evidence.snapshot.searched),
         winner=evidence.winner.number,
         config=evidence.config,
         baseline=baseline_of(evidence),
@@ -72,10 +72,10 @@ def explained(evidence: Evidence) -> Explanation:
 def _more_memory(evidence: Evidence, notes: list[str]) -> tuple[MoreMemory, ...]:
     if evidence.outlook is None:
         what = "a script" if isinstance(evidence.session.model, CommandModel) else "a factory"
-        notes.append(f"the model is {what}, whose shape no equation knows: what was measured is told, nothing is predicted")
+        notes.append(f"the model is {what}, whose shape the equations do not know: only measurements are reported")
         return ()
     try:
         return more_memory(evidence.outlook)
     except SpaceTooLargeError as error:
-        notes.append(f"what more memory would allow is not told: {error.problem}")
+        notes.append(f"the gain from more memory is not reported: {error.problem}")
         return ()

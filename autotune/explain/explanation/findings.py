@@ -1,6 +1,6 @@
-"""What an explanation says, as values: tables, markdown and JSON are made from them.
+"""The content of an explanation as values, from which tables, markdown and JSON are made.
 
-Measured intervals hold 95 times in a hundred, predicted bands nine times in ten.
+Measured intervals are 95 % confidence intervals; predicted bands hold 90 % of the time.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ SCHEMA_VERSION = 1
 
 
 class Source(StrEnum):
-    """What a figure rests on. The values are exported: never rename one."""
+    """The basis of a figure. The values are exported: never rename one."""
 
     MEASURED = "measured"
     BOUND = "bound"
@@ -21,41 +21,41 @@ class Source(StrEnum):
     OUT_OF_MEMORY = "out_of_memory"
     """A trial ran out of memory."""
     OVER_LIMIT = "over_limit"
-    """A trial was measured, and needs more memory than a winner may take."""
+    """A trial was measured, and needs more memory than a winner may use."""
     FAILED = "failed"
     """A trial ended without a rate for another reason."""
     PREDICTED = "predicted"
     DOES_NOT_FIT = "does_not_fit"
-    """Predicted not to run: to need more memory than there is, or to end as trials near it did."""
+    """Predicted not to run: it needs more memory than there is, or similar trials did not run."""
     REFUSED = "refused"
-    """A rule refuses it with all else as in the winner."""
+    """A rule refuses the value while all other knobs are as in the winner."""
     UNKNOWN = "unknown"
-    """Nothing was measured, and nothing can be predicted."""
+    """Neither measured nor predictable."""
 
 
 class Verdict(StrEnum):
-    """What a knob is worth in the winner. The values are exported: never rename one."""
+    """The effect of a knob's value in the winner. The values are exported: never rename one."""
 
     FASTER = "faster"
-    """The winner's value is told apart from every other that could be compared, and faster."""
+    """The winner's value is significantly faster than every other value that could be compared."""
     MIXED = "mixed"
-    """Faster than some; others are not told apart from it, or faster, or their trials were ended too early to say."""
+    """Faster than some values; others are faster, do not differ significantly, or their trials were ended too early to say."""
     NOISE = "noise"
-    """No value that was measured is told apart from the winner's, nor any that is predicted."""
+    """No measured or predicted value differs significantly from the winner's."""
     ALIKE = "alike"
-    """Nothing else was measured, and no equation tells the values apart."""
+    """No other value was measured, and the equations predict the same rate for all values."""
     FORCED = "forced"
-    """No other value runs with all else as in the winner."""
+    """No other value runs while all other knobs are as in the winner."""
     UNKNOWN = "unknown"
-    """Nothing was measured that differs in it, and nothing is predicted that is sure enough."""
+    """No other value was measured, and no prediction is certain enough."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """Something that a step is spent on."""
+    """An activity that takes a part of the step."""
 
     name: str
-    """One of `prediction.step.PARTS`, or `unexplained`: what they leave of the measured step."""
+    """One of `prediction.step.PARTS`, or `unexplained`: the rest of the measured step."""
     seconds: float
     share: float
     """Of the measured step."""
@@ -70,16 +70,16 @@ class TimeUse:
     samples_per_second: Interval
     """Measured."""
     repeats: int
-    """Trials that they rest on."""
+    """Trials from which they are computed."""
     parts: tuple[Part, ...]
-    """By the equations; they sum to the measured step. Empty: the model has none."""
+    """By the equations; they sum to the measured step. Empty: the equations do not know the model."""
     predicted_seconds: Interval | None
-    """What the equations say of the step, with its band; None: the model has none."""
+    """The step time that the equations predict, with its band; None: the equations do not know the model."""
     measured_over_predicted: float | None
     collectives: tuple[CollectiveCount, ...]
-    """Measured, of one step; of each kind that of the rank that moves most."""
+    """Measured over one step; for each kind, the count of the rank that moves most bytes."""
     cpu_seconds: float | None
-    """Of a step, of the busiest rank's process; None: not measured."""
+    """Per step, of the busiest rank's process; None: not measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,55 +91,55 @@ class MemoryUse:
     by_tag: dict[str, int]
     """Sums to the peak, largest first."""
     limit_bytes: int | None
-    """Of a rank; None: no limit is known."""
+    """Per rank; None: no limit is known."""
     headroom: float
-    """Share of it that a winner leaves free."""
+    """Share of the limit that a winner must leave free."""
     free_bytes: int | None
-    """Up to the limit less the headroom."""
+    """Bytes left below the limit less the headroom."""
     breaks_first: str | None
-    """The tag that has to grow least to use that up: the largest one."""
+    """The tag that needs the smallest relative growth to use up `free_bytes`: the largest one."""
     breaks_at: float | None
-    """How many times as large it is then."""
+    """The factor by which that tag has grown then."""
     reserved_bytes: int | None
-    """By the caching allocator; None: it does not say."""
+    """By the caching allocator; None: it does not report it."""
     outside_bytes: int | None
-    """Of the device, outside of torch's allocator; None: not measured."""
+    """Device memory outside torch's allocator; None: not measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """A knob at one value, all else as in the winner but for what depends on it."""
+    """A knob at one value; all other knobs are as in the winner, except those that depend on it."""
 
     value: Value
     source: Source
     samples_per_second: Interval | None
-    """With a bound, its upper end is the bound. None: there is none."""
+    """For a BOUND point the upper end is the bound. None: there is no rate."""
     speedup: Interval | None
-    """The winner's samples/s over this one's; None: not known, or this is the winner."""
+    """The winner's samples/s divided by this point's; None: not known, or this is the winner."""
     peak_bytes: float | None
     """Of the fullest rank."""
     trial: int | None
-    """The search trial; None: none was run."""
+    """The search trial; None: no trial was run."""
     note: str
-    """Why there is no rate, or what it lacks; empty: nothing is lacking."""
+    """Why there is no rate, or what limits its meaning; empty: nothing to remark."""
 
     @property
     def compared(self) -> bool:
-        """Whether measurements say how the winner does against it: a bound does where the winner is beyond it."""
+        """Whether measurements compare it with the winner: a bound does where the winner exceeds it."""
         bounded = self.source is Source.BOUND and self.speedup is not None and self.speedup.low > 1.0
         return self.source is Source.MEASURED or bounded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FarTrial:
-    """A measured trial with another value that differs in a few other knobs, too."""
+    """A measured trial with another value that also differs in a few other knobs."""
 
     trial: int
     value: Value
     also: dict[str, Value]
-    """The other knobs, and what the trial has for them."""
+    """The other knobs, and the trial's values for them."""
     speedup: Interval
-    """The winner's samples/s over this one's."""
+    """The winner's samples/s divided by this trial's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,47 +154,47 @@ class KnobFinding:
     """None: no baseline was measured."""
     verdict: Verdict
     source: Source
-    """What the verdict rests on: MEASURED, PREDICTED or UNKNOWN."""
+    """The basis of the verdict: MEASURED, PREDICTED or UNKNOWN."""
     best_other: Value | None
-    """The fastest other value that may win, of those that the verdict rests on."""
+    """The fastest other value that may win, among those that the verdict is based on."""
     gain: Interval | None
-    """The winner's samples/s over that one's."""
+    """The winner's samples/s divided by those of `best_other`."""
     least_peak: Point | None
-    """With the objective memory: of the other values that run, the one with the least peak. None: another objective."""
+    """For the objective memory: of the other values that run, the one with the lowest peak. None: another objective."""
     curve: tuple[Point, ...]
-    """Every value of the domain, the default and the baseline's among them; the winner's own is there, too."""
+    """Every value of the domain, plus the winner's, the default and the baseline's."""
     far: tuple[FarTrial, ...]
-    """Where no other value was measured with all else equal: the trials that come nearest."""
+    """The most similar trials, where no other value was measured with all other knobs equal."""
     text: str
     """In words, one line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bound:
-    """Something that holds the winner back."""
+    """A cost that limits the winner's rate."""
 
     name: str
     seconds: float
-    """Of the measured step, that would be saved if it cost nothing; predicted."""
+    """Seconds of the measured step that would be saved if it cost nothing; predicted."""
     share: float
     """Of the measured step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoreMemory:
-    """What more memory for each rank would allow; predicted."""
+    """What more memory per rank would allow; predicted."""
 
     factor: float
-    """Of the present memory."""
+    """Relative to the present memory."""
     gain: Interval
-    """The rate of the best candidate that fits then over that of the best that fits now; 1: the same one."""
+    """The rate of the best candidate that would fit, relative to the best that fits now; 1: the same candidate."""
     config: TrialConfig | None
-    """That candidate; None: the same one as now."""
+    """That candidate; None: the same as now."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What limits the winner; predicted but for the step that shares are of."""
+    """What limits the winner. All of it is predicted, except the measured step to which shares refer."""
 
     bounds: tuple[Bound, ...]
     """The largest first."""
@@ -209,9 +209,9 @@ class Upgrade:
 
     name: str
     gain: Interval
-    """The rate with it over the measured one, with its band."""
+    """The rate after the change relative to the measured rate, with its band."""
     config: TrialConfig | None
-    """The configuration that would be the best then, where it is another."""
+    """The configuration that would then be the best; None: the winner."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,18 +235,18 @@ class Explanation:
     config: TrialConfig
     baseline: TrialConfig | None
     gain: Interval | None
-    """Best over baseline, as in a best-config.json."""
+    """Best relative to the baseline, as in best-config.json."""
     tie: bool
-    """Whether the measurements do not tell the winner from the runner-up."""
+    """Whether the measurements do not separate the winner from the runner-up."""
     rests_on: str
-    """In words, what the equations' coefficients rest on; empty: nothing is predicted."""
+    """In words, the source of the equations' coefficients; empty: nothing is predicted."""
     time: TimeUse
     memory: MemoryUse | None
-    """None: no rank said."""
+    """None: no rank reported it."""
     knobs: tuple[KnobFinding, ...]
-    """The most telling first."""
+    """The most informative first."""
     limits: Limits | None
-    """None: the model has no equations."""
+    """None: the equations do not know the model."""
     upgrades: tuple[Upgrade, ...]
     """The most helpful first."""
     notes: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""What limits the winner, and which change of hardware would help most: predicted."""
+"""Predicts what limits the winner, and which hardware change would help most."""
 
 from autotune.explain.explanation.counterfactual import FREE, Counterfactual
 from autotune.explain.explanation.evidence import Evidence
@@ -12,7 +12,7 @@ BETWEEN = ("network_seconds", "half_message", "crossed_seconds")
 
 
 def limits_of(evidence: Evidence, step: Counterfactual, memory: tuple[MoreMemory, ...]) -> Limits:
-    """Everything that could cost nothing, by what that would save."""
+    """Each cost of the step, ordered by the time that removing it would save."""
     config, cluster = evidence.config, evidence.session.cluster
     saved = {
         "compute": step.saved({"peak": FREE}),
@@ -35,7 +35,7 @@ def limits_of(evidence: Evidence, step: Counterfactual, memory: tuple[MoreMemory
 
 
 def upgrades_of(evidence: Evidence, step: Counterfactual, memory: tuple[MoreMemory, ...]) -> tuple[Upgrade, ...]:
-    """Each change alone, the most helpful first. The configuration stays, but for more memory."""
+    """Each single change, the most helpful first. The configuration stays the same, except for more memory."""
     cluster = evidence.session.cluster
     changes = {"twice the peak FLOP/s": "peak", "twice the memory bandwidth": "bandwidth"}
     if cluster.devices_per_node > 1:

@@ -1,11 +1,11 @@
-"""Where the memory of the winner's fullest rank goes, and what would break its limit."""
+"""Where the memory of the winner's fullest rank goes, and what would exceed its limit first."""
 
 from autotune.explain.explanation.evidence import Evidence
 from autotune.explain.explanation.findings import MemoryUse
 
 
 def memory_use(evidence: Evidence) -> MemoryUse | None:
-    """Measured; None: no rank said."""
+    """The measured memory use; None: no rank reported it."""
     ranks = evidence.winner.result.ranks if evidence.winner.result else ()
     if not ranks:
         return None

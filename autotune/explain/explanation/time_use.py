@@ -1,4 +1,4 @@
-"""Where the winner's step goes."""
+"""Where the time of the winner's step goes."""
 
 from autotune.explain.explanation.evidence import Evidence
 from autotune.explain.explanation.findings import Part, TimeUse
@@ -7,11 +7,11 @@ from search_spaces.trial import CollectiveCount, Interval, RankMeasurement
 
 UNEXPLAINED = "unexplained"
 ROUNDING = 1e-9
-"""Share of a step that is left by rounding alone."""
+"""Share of a step up to which a remainder counts as rounding error."""
 
 
 def time_use(evidence: Evidence) -> TimeUse:
-    """The measured step, divided by the equations; what ranks counted stands beside it."""
+    """The measured step, divided into parts by the equations, with what the ranks counted."""
     rate, batch = evidence.rate, evidence.session.request.global_batch_size
     predicted = None if evidence.question is None else estimates(evidence.question, [evidence.config])[0]
     ranks = evidence.winner.result.ranks if evidence.winner.result else ()
@@ -29,7 +29,7 @@ def time_use(evidence: Evidence) -> TimeUse:
 
 
 def parts_of(predicted: Estimate, measured: float) -> tuple[Part, ...]:
-    """Parts that sum to the measured step: as predicted, or all scaled down to it; what they leave is a part of its own."""
+    """Parts that sum to the measured step: as predicted, or all scaled down to it; the remainder is a part of its own."""
     scale = min(1.0, measured / predicted.step_seconds.mean)
     parts = {name: seconds * scale for name, seconds in predicted.breakdown_seconds.items()}
     left = measured - sum(parts.values())
@@ -38,14 +38,14 @@ def parts_of(predicted: Estimate, measured: float) -> tuple[Part, ...]:
 
 
 def _inverse(rate: Interval, batch: int) -> Interval:
-    """Seconds of a step; an interval of the rate that reaches down to 0 has no upper end, and ends at ten times the mean."""
+    """Seconds per step. Where the rate's interval reaches down to 0, the upper end is ten times the mean."""
     longest = 10.0 * batch / rate.mean
     high = min(batch / rate.low, longest) if rate.low > 0 else longest
     return Interval(mean=batch / rate.mean, low=batch / rate.high, high=high)
 
 
 def _collectives(ranks: tuple[RankMeasurement, ...]) -> tuple[CollectiveCount, ...]:
-    """Of each operation and dimension the count of the rank that moves most, most bytes first."""
+    """For each operation and dimension, the count of the rank that moves most; most bytes first."""
     most: dict[tuple[str, str], CollectiveCount] = {}
     for found in (collective for rank in ranks for collective in rank.collectives):
         key = (found.mesh_dimension, found.operation)

@@ -5,7 +5,7 @@ from search_spaces.waiting import waiting_text
 
 
 def waiting_notes(evidence: Evidence) -> list[str]:
-    """One line where it does, of the rank that waits longest; none where no rank tells of it."""
+    """One line if it waits, about the rank that waits longest; none if no rank reports waiting."""
     result = evidence.winner.result
     if result is None or not result.step_seconds:
         return []

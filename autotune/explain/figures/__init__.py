@@ -1,1 +1,1 @@
-"""What each figure of a job shows, as plain data: pages, notebooks and reports draw it each in their own way."""
+"""The figures of a job as plain data, which pages, notebooks and reports draw each in their own way."""

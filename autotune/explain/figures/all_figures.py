@@ -1,4 +1,4 @@
-"""All figures by name, in the order in which they are read."""
+"""All figures by name, in reading order."""
 
 from collections.abc import Callable, Mapping
 
@@ -36,10 +36,10 @@ NAMES = tuple(_FIGURES)
 
 
 def figure_of(source: Source, name: str) -> Figure:
-    """The figure of that name; one that there is nothing for says so.
+    """Return the figure of that name. If it has no data, its summary says why.
 
     Raises:
-        UnknownNameError: there is none of that name.
+        UnknownNameError: there is no figure of that name.
     """
     if name not in _FIGURES:
         raise unknown_name("figure", name, NAMES)

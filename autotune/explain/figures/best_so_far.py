@@ -1,4 +1,4 @@
-"""The best so far: over the trials, and over the time since the first one started."""
+"""The best so far, over the trials and over the time since the first one started."""
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime
@@ -16,7 +16,7 @@ NAME, TITLE = "best_so_far", "Best so far"
 
 def best_so_far(source: Source) -> Figure:
     """Search trials in the order of their numbers, and in the order in which they ended."""
-    searched = source.book.searched
+    searched = source.snapshot.searched
     if not searched or source.session is None:
         return Figure(name=NAME, title=TITLE, summary=source.lacking())
     ranking = source.session.ranking
@@ -62,7 +62,7 @@ def best_so_far(source: Source) -> Figure:
 
 
 def _value(source: Source, ranking: Ranking, trial: TrialRecord) -> float | None:
-    """What is made the most of; None: the trial may not win."""
+    """The value of the objective; None: the trial may not win."""
     if not ranking.may_win(trial):
         return None
     if ranking.objective is Objective.MEMORY:
@@ -71,7 +71,7 @@ def _value(source: Source, ranking: Ranking, trial: TrialRecord) -> float | None
 
 
 def _running(values: Iterable[float | None], least: bool) -> list[float | None]:
-    """After each value, the best one until then."""
+    """For each position, the best value up to it."""
     found: list[float | None] = []
     best: float | None = None
     for value in values:

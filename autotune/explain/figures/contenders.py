@@ -1,4 +1,4 @@
-"""The configurations that are held beside each other: best, baseline, runner-up."""
+"""The configurations that figures compare: best, baseline, runner-up."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,37 +11,37 @@ from storage.records import TrialRecord
 
 @dataclass(frozen=True)
 class Contender:
-    """One of them."""
+    """One of the compared configurations."""
 
     name: str
-    """best, baseline or runner-up; `best, baseline` where the baseline won."""
+    """best, baseline or runner-up; `best, baseline` if the baseline won."""
     trial: TrialRecord
-    """Its search trial."""
+    """The configuration's search trial."""
     evidence: Evidence
 
     @cached_property
     def rate(self) -> Interval:
-        """Samples/s, measured."""
+        """Measured samples/s."""
         return self.evidence.rate_of(self.trial)
 
     @property
     def step_seconds(self) -> float:
-        """Of a measured step."""
+        """Measured seconds per step."""
         return self.evidence.session.request.global_batch_size / self.rate.mean
 
     @cached_property
     def ranks(self) -> tuple[RankMeasurement, ...]:
-        """What the ranks measured; empty: nothing is told of them."""
-        whole = with_whole_result(self.evidence.book, self.trial)
+        """The measurements of the ranks; empty: they reported none."""
+        whole = with_whole_result(self.evidence.snapshot, self.trial)
         return whole.result.ranks if whole.result is not None else ()
 
 
 def contenders(evidence: Evidence) -> list[Contender]:
-    """Those that there are, the best first; a trial that is several of them is there once."""
+    """The available contenders, the best first. A trial with several roles appears once."""
     verdict = evidence.verdict
     roles = {"best": verdict.best, "baseline": verdict.baseline, "runner-up": verdict.runner_up}
     names: dict[int, list[str]] = {}
     for name, trial in roles.items():
         if trial is not None:
             names.setdefault(trial.number, []).append(name)
-    return [Contender(", ".join(own), evidence.book.trial(number), evidence) for number, own in names.items()]
+    return [Contender(", ".join(own), evidence.snapshot.trial(number), evidence) for number, own in names.items()]

@@ -1,4 +1,4 @@
-"""The vocabulary of figures: tables of columns, axes, lines across. Whoever draws one decides how; what it says stands here."""
+"""The data types of figures: tables of columns, axes, marks. They hold the content; the drawing code decides the look."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -7,19 +7,19 @@ from enum import StrEnum
 from typing import Any
 
 Cell = bool | int | float | str | None
-"""None: there is no such figure. Floats are finite."""
+"""None: no value. Floats are finite."""
 
 
 class Unit(StrEnum):
     """What a number counts. The values are exported: never rename one."""
 
     NONE = ""
-    """A name, a number of something, or a value of a knob."""
+    """A name, a count, or a value of a knob."""
     RATE = "samples/s"
     BYTES = "bytes"
     SECONDS = "seconds"
     SHARE = "share"
-    """1 is all of it."""
+    """1 is the whole."""
     RATIO = "times"
     FLOPS = "FLOP"
     ELEMENTS = "elements"
@@ -27,29 +27,29 @@ class Unit(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Axis:
-    """A direction of a drawing."""
+    """An axis of a figure."""
 
     title: str
     unit: Unit = Unit.NONE
     column: str = ""
-    """The column of the first table that is drawn along it; empty: the figure has no two axes."""
+    """The column of the first table that is drawn along it; empty: the figure does not have two axes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
-    """One figure of every row."""
+    """One value for every row."""
 
     name: str
-    """What programs call it."""
+    """The name for programs."""
     title: str
-    """What people read."""
+    """The name for readers."""
     values: tuple[Cell, ...]
     unit: Unit = Unit.NONE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """Rows of a figure, by column."""
+    """The rows of a table, stored by column."""
 
     name: str
     title: str
@@ -63,7 +63,7 @@ class Table:
         """The values of the column of that name.
 
         Raises:
-            KeyError: there is none.
+            KeyError: there is no such column.
         """
         for column in self.columns:
             if column.name == name:
@@ -71,18 +71,18 @@ class Table:
         raise KeyError(name)
 
     def rows(self) -> Iterable[tuple[Cell, ...]]:
-        """The rows, cells in the order of the columns."""
+        """The rows, with cells in the order of the columns."""
         return zip(*(column.values for column in self.columns), strict=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
-    """A line across a figure: a limit, the baseline."""
+    """A line across a figure, such as a limit or the baseline."""
 
     axis: str
-    """`x` or `y`: the axis that `value` is on, which the line crosses at a right angle."""
+    """`x` or `y`: the axis that `value` is on; the line is perpendicular to it."""
     name: str
-    """What programs call it."""
+    """The name for programs."""
     title: str
     value: float
 
@@ -94,14 +94,14 @@ class Figure:
     name: str
     title: str
     summary: str
-    """One sentence that says what is seen; of a figure that there is nothing for, why."""
+    """One sentence with the main result; for a figure without data, the reason."""
     x: Axis | None = None
     y: Axis | None = None
     tables: tuple[Table, ...] = ()
-    """The first one is what is drawn. Empty: there is nothing to show, and `summary` says why."""
+    """The first one is drawn. Empty: there is nothing to show, and `summary` says why."""
     marks: tuple[Mark, ...] = ()
     notes: tuple[str, ...] = ()
-    """How it was made and what it lacks, a sentence each."""
+    """How it was computed and what is missing, a sentence each."""
 
     def __bool__(self) -> bool:
         return bool(self.tables)
@@ -110,7 +110,7 @@ class Figure:
         """The table of that name.
 
         Raises:
-            KeyError: there is none.
+            KeyError: there is no such table.
         """
         for table in self.tables:
             if table.name == name:
@@ -119,7 +119,7 @@ class Figure:
 
 
 def column(name: str, title: str, values: Iterable[Any], unit: Unit = Unit.NONE) -> Column:
-    """A column; what is not finite is left out."""
+    """A column; values that are not finite become None."""
     return Column(name=name, title=title, values=tuple(map(_cell, values)), unit=unit)
 
 

@@ -1,4 +1,4 @@
-"""Which knobs matter: the share of the variance of samples/s over the space that each accounts for alone."""
+"""Which knobs matter: the share of the variance of samples/s over the space that each knob explains by itself."""
 
 import random
 from collections.abc import Sequence
@@ -13,21 +13,21 @@ from autotune.explain.figures.source import Source
 from autotune.explain.figures.texts import counted
 from autotune.explain.figures.units import percent
 from search_spaces.canonical import SEARCH_ORDER
-from search_spaces.knobs import value_text
+from search_spaces.knob_values import value_text
 from search_spaces.lattice import DEPTHS, Lattice, Prefix
 from search_spaces.space import SearchSpace
 from search_spaces.trial_config import KNOB_NAMES, TrialConfig
 
 NAME, TITLE = "knob_importance", "Which knobs matter"
 FEWEST = 5
-"""Trials with a rate from which importance is told; of fewer it would be the equations' alone."""
+"""Least number of trials with a rate; with fewer, the importance would come from the equations only."""
 DRAWN = 400
 """Configurations over which the variance is taken."""
-BELIEFS = 100
-"""Draws of the belief, from which the intervals are."""
+DRAWS = 100
+"""Draws from the surrogate, from which the intervals are computed."""
 EDGES = (0.05, 0.5, 0.95)
-NOTHING = 1e-12
-"""Variance of the logarithm below which all configurations are as fast."""
+NEGLIGIBLE = 1e-12
+"""Variance of the logarithm below which all configurations count as equally fast."""
 Array = NDArray[np.float64]
 
 
@@ -41,30 +41,28 @@ class _Share:
 
 
 def knob_importance(source: Source) -> Figure:
-    """By the belief of guided search, whatever strategy the job has.
+    """Computed with the surrogate of guided search, for jobs of any strategy.
 
-    1. Configurations are drawn from the space, knob by knob, each legal value as likely as the others.
-    2. The belief after the job's trials (equations, corrected by a Gaussian process) is drawn for all of them together.
-    3. In each draw a knob's share is the variance between the means of its values over the variance of all, less what chance
-       makes of it (epsilon squared [Kelley 1935]): a main effect of a functional ANOVA [Hutter 2014].
-    4. Medians are told, with the interval that holds nine draws in ten.
+    1. Draw configurations from the space, knob by knob, each legal value with the same probability.
+    2. Draw their rates jointly from the surrogate after the job's trials (equations, corrected by a Gaussian process).
+    3. In each draw, a knob's share is the variance between the means of its values over the total variance, less the amount
+       expected by chance (epsilon squared [Kelley 1935]): a main effect of a functional ANOVA [Hutter 2014].
+    4. Report medians, with the interval that contains 90 % of the draws.
     """
-    searched = source.book.searched
+    searched = source.snapshot.searched
     if not searched or source.session is None:
         return Figure(name=NAME, title=TITLE, summary=source.lacking())
     timed = sum(source.rate_of(trial) is not None for trial in searched)
     if timed < FEWEST:
-        summary = (
-            f"{counted(timed, 'trial')} {'has' if timed == 1 else 'have'} a rate: which knobs matter is told from {FEWEST} on."
-        )
+        summary = f"{counted(timed, 'trial')} {'has' if timed == 1 else 'have'} a rate: knob importance needs {FEWEST}."
         return Figure(name=NAME, title=TITLE, summary=summary)
-    forecast = source.forecast or source.likeness
+    forecast = source.forecast or source.stand_in_forecast
     drawn = drawn_from(source.session.space, random.Random(source.session.request.seed))
     if forecast is not None:
         drawn = _that_fit(forecast, drawn)
     found, together = shares(forecast, drawn) if forecast is not None else ([], 0.0)
     if not found:
-        return Figure(name=NAME, title=TITLE, summary="No knob has two values that run: there is nothing to weigh.")
+        return Figure(name=NAME, title=TITLE, summary="No knob has two values that run: there is nothing to compare.")
     best = source.evidence.config if source.evidence is not None else None
     knobs = table(
         "knobs",
@@ -94,58 +92,58 @@ def knob_importance(source: Source) -> Figure:
 
 def _notes(source: Source, drawn: int, timed: int, together: float) -> tuple[str, ...]:
     over = f"Main effects over {counted(drawn, 'configuration')} of the space that should fit"
-    by = f"by predictions that {counted(timed, 'trial')} with a rate corrected; intervals are of the belief in them."
-    notes = [f"{over}, {by}", f"{percent(together)} of the variance is of several knobs together."]
+    by = f"by predictions that {counted(timed, 'trial')} with a rate corrected; intervals reflect their uncertainty."
+    notes = [f"{over}, {by}", f"{percent(together)} of the variance comes from several knobs together."]
     if source.shapeless:
-        notes.append(f"{source.shapeless} It is taken for a transformer of its size.")
+        notes.append(f"{source.shapeless} A transformer of its size stands in for it.")
     return tuple(notes)
 
 
 def _that_fit(forecast: Forecast, drawn: list[TrialConfig]) -> list[TrialConfig]:
-    """Those that are likely to: what never runs has no rate that could vary. All, where few would be left."""
+    """The configurations that are likely to fit: the others have no rate. All of them, if few would be left."""
     likely = forecast.feasibility.quick_probability(forecast.describe(drawn)) >= 0.5
     return [config for config, fits in zip(drawn, likely, strict=True) if fits] if likely.sum() >= FEWEST else drawn
 
 
 def shares(forecast: Forecast, drawn: Sequence[TrialConfig]) -> tuple[list[_Share], float]:
-    """The share of each knob that has several values, largest first; and of several knobs together. Empty: all are as fast."""
-    mean, covariance = forecast.belief.joint(forecast.describe(drawn))
+    """The share of each knob with several values, largest first, and of several knobs together. Empty: all are equally fast."""
+    mean, covariance = forecast.surrogate.joint(forecast.describe(drawn))
     root = np.linalg.cholesky(covariance + 1e-8 * np.eye(len(drawn)) * max(float(np.trace(covariance)) / len(drawn), 1e-6))
-    random_parts = np.random.default_rng(0).standard_normal((len(drawn), BELIEFS))
-    beliefs = mean[:, None] + root @ random_parts
-    total = beliefs.var(axis=0)
-    if total.max() < NOTHING:
+    random_parts = np.random.default_rng(0).standard_normal((len(drawn), DRAWS))
+    draws = mean[:, None] + root @ random_parts
+    total = draws.var(axis=0)
+    if total.max() < NEGLIGIBLE:
         return [], 0.0
-    found, sums = [], np.zeros(BELIEFS)
+    found, sums = [], np.zeros(DRAWS)
     for name in KNOB_NAMES:
         values = list(dict.fromkeys(getattr(config, name) for config in drawn))
         if len(values) < 2:
             continue
         places = np.array([values.index(getattr(config, name)) for config in drawn])
-        explained = _explained(beliefs, places, len(values)) / np.maximum(total, NOTHING)
+        explained = _explained(draws, places, len(values)) / np.maximum(total, NEGLIGIBLE)
         sums += explained
         low, middle, high = (float(edge) for edge in np.quantile(explained, EDGES))
         found.append(_Share(name, middle, low, high, len(values)))
     return sorted(found, key=lambda share: -share.middle), float(np.median(np.maximum(1.0 - sums, 0.0)))
 
 
-def _explained(beliefs: Array, places: NDArray[np.int64], groups: int) -> Array:
-    """Of each belief (columns), the variance between the means of groups, less what chance makes of it; never below 0."""
+def _explained(draws: Array, places: NDArray[np.int64], groups: int) -> Array:
+    """For each draw (column), the variance between the means of groups, less the amount expected by chance; at least 0."""
     count = len(places)
     members = np.zeros((groups, count))
     members[places, np.arange(count)] = 1.0
     sizes = members.sum(axis=1)
-    centred = beliefs - beliefs.mean(axis=0)
+    centred = draws - draws.mean(axis=0)
     means = (members @ centred) / sizes[:, None]
     between = (sizes[:, None] * means**2).sum(axis=0)
     within = (centred**2).sum(axis=0) - between
     chance = (groups - 1) * within / max(count - groups, 1)
-    told: Array = np.maximum(between - chance, 0.0) / count
-    return told
+    explained: Array = np.maximum(between - chance, 0.0) / count
+    return explained
 
 
 def drawn_from(space: SearchSpace, rng: random.Random) -> list[TrialConfig]:
-    """Different legal configurations, knob by knob: no count of the space is needed, which a large one takes long for."""
+    """Distinct legal configurations, drawn knob by knob, which needs no count of the space (slow for a large one)."""
     found: dict[TrialConfig, None] = {}
     for _ in range(DRAWN):
         found.setdefault(space.base.replace(dict(zip(SEARCH_ORDER, _drawn(space.lattice, rng), strict=True))))

@@ -1,4 +1,4 @@
-"""Where the memory of a rank goes: best, baseline and runner-up beside each other, against the device."""
+"""Where the memory of a rank goes: best, baseline and runner-up side by side, with the device's limit."""
 
 from autotune.explain.figures.contenders import Contender, contenders
 from autotune.explain.figures.figure import Axis, Figure, Mark, Unit, column, table
@@ -8,17 +8,17 @@ from search_spaces.trial import RankMeasurement
 
 NAME, TITLE = "memory_breakdown", "Where the memory goes"
 ORDER = ("parameters", "gradients", "optimizer_state", "activations", "buffers")
-"""Tags as they are drawn, from the left; others follow."""
+"""Tags in drawing order, from the left; other tags follow."""
 
 
 def memory_breakdown(source: Source) -> Figure:
-    """The peak of each one's fullest rank by tag, measured; every rank's peak in a table."""
+    """The measured peak of each configuration's fullest rank by tag, and a table with every rank's peak."""
     evidence = source.evidence
     if evidence is None:
         return Figure(name=NAME, title=TITLE, summary=source.lacking())
     compared = [contender for contender in contenders(evidence) if contender.ranks]
     if not compared:
-        return Figure(name=NAME, title=TITLE, summary="No rank told what its memory holds.")
+        return Figure(name=NAME, title=TITLE, summary="No rank reported what its memory holds.")
     fullest = [max(contender.ranks, key=lambda rank: rank.peak_memory_bytes) for contender in compared]
     rows = [
         (contender, tag, rank.memory_by_tag[tag])
@@ -72,11 +72,11 @@ def _place(tag: str) -> tuple[int, str]:
 
 def _summary(compared: list[Contender], fullest: list[RankMeasurement], limit: int | None) -> str:
     best = fullest[0]
-    told = f"The {compared[0].name} peaks at {bytes_text(best.peak_memory_bytes)} on rank {best.rank}"
+    text = f"The {compared[0].name} peaks at {bytes_text(best.peak_memory_bytes)} on rank {best.rank}"
     if limit:
-        told += f", {percent(best.peak_memory_bytes / limit)} of the limit"
+        text += f", {percent(best.peak_memory_bytes / limit)} of the limit"
     if best.memory_by_tag:
         tag = max(best.memory_by_tag, key=lambda name: best.memory_by_tag[name])
-        told += f", most of it {tag.replace('_', ' ')} ({bytes_text(best.memory_by_tag[tag])})"
+        text += f", most of it {tag.replace('_', ' ')} ({bytes_text(best.memory_by_tag[tag])})"
     others = zip(compared[1:], fullest[1:], strict=True)
-    return "; ".join([told, *(f"the {one.name} at {bytes_text(rank.peak_memory_bytes)}" for one, rank in others)]) + "."
+    return "; ".join([text, *(f"the {one.name} at {bytes_text(rank.peak_memory_bytes)}" for one, rank in others)]) + "."

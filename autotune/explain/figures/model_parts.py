@@ -1,33 +1,33 @@
-"""A model's modules with their parameters and FLOPs, from its shape alone: they sum to those of the whole model."""
+"""A model's modules with their parameters and FLOPs, computed from its shape; they sum to those of the whole model."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from search_spaces.model import ModelSpec, Norm, Position
+from search_spaces.models.model import ModelSpec, Norm, Position
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModulePart:
-    """A module, or all of its kind, with what is inside."""
+    """A module, or all modules of a kind, with their submodules."""
 
     label: str
     depth: int
     """0: the model."""
     kind: str
-    """embedding, layer or head: what its time is counted by."""
+    """embedding, layer or head: the group whose time it shares."""
     count: int
-    """Modules that it stands for."""
+    """Number of modules that it represents."""
     parameters: int
     """Of all of them."""
     flops_per_token: float
-    """Of all of them, forward and backward, for one token; what is computed again is not counted."""
+    """Of all of them, forward and backward, for one token, without recomputation."""
 
 
 def parts_of_model(spec: ModelSpec, sequence_length: int) -> list[ModulePart]:
-    """The model first, each module before those inside it.
+    """The model first, each module before its submodules.
 
-    FLOPs are as in `ModelSpec.flops_per_token`: 6 for each parameter that is multiplied and token (4 where it is frozen), and
-    12 H Q T a layer for attention's products.
+    FLOPs are as in `ModelSpec.flops_per_token`: 6 per multiplied parameter and token (4 if the parameter is frozen), and
+    12 H Q T per layer for attention's products.
     """
     tables, layers, end = _tables(spec), _layer(spec, sequence_length), _end(spec)
     inside = [*tables, _sum("layers", 1, "layer", spec.num_layers, layers), *layers, *end]
@@ -48,7 +48,7 @@ def _tables(spec: ModelSpec) -> list[ModulePart]:
 
 
 def _layer(spec: ModelSpec, sequence_length: int) -> list[ModulePart]:
-    """What all layers hold: attention, the MLP, the norms."""
+    """The modules of all layers: attention, the MLP, the norms."""
     queries, keys = spec.num_attention_heads * spec.head_dim, spec.num_key_value_heads * spec.head_dim
     hidden, bias = spec.hidden_size, int(spec.qkv_bias)
     products = 12.0 * spec.num_layers * queries * sequence_length
@@ -97,13 +97,13 @@ def _end(spec: ModelSpec) -> list[ModulePart]:
 
 
 def _adapters(spec: ModelSpec) -> ModulePart:
-    """Low-rank adapters, which are trained: their parameters are not those of the model."""
+    """Low-rank adapters, which are trained. Their parameters do not count as the model's."""
     flops = 6.0 * spec.adapter_parameters
     return ModulePart(label="adapters", depth=2, kind="layer", count=spec.num_layers, parameters=0, flops_per_token=flops)
 
 
 def _part(spec: ModelSpec, label: str, depth: int, kind: str, parameters: int, multiplied: int) -> ModulePart:
-    # Of a frozen matrix no gradient is computed.
+    # No weight gradient is computed for a frozen matrix.
     flops = (4.0 if spec.adapts else 6.0) * multiplied
     count = spec.num_layers if kind == "layer" else 1
     return ModulePart(label=label, depth=depth, kind=kind, count=count, parameters=parameters, flops_per_token=flops)

@@ -1,4 +1,4 @@
-"""The model's modules in a step of the winner: parameters, FLOPs, time, memory of the states."""
+"""The model's modules in a step of the winner: parameters, FLOPs, time, memory of the model states."""
 
 from collections.abc import Sequence
 
@@ -17,17 +17,17 @@ STATES = ("parameters", "gradients", "optimizer_state")
 
 
 def module_tree(source: Source) -> Figure:
-    """From the model's shape: `autotune profile` measures its modules on one rank."""
+    """Computed from the model's shape; `autotune profile` measures the modules on one rank."""
     evidence = source.evidence
     if source.shapeless:
         return Figure(name=NAME, title=TITLE, summary=f"{source.shapeless} `autotune profile` measures modules.")
     if evidence is None or evidence.question is None:
         return Figure(name=NAME, title=TITLE, summary=source.lacking())
     question = evidence.question
-    told = estimates(question, [evidence.config])[0]
+    estimate = estimates(question, [evidence.config])[0]
     parts = parts_of_model(question.model, question.sequence_length)
-    seconds = _seconds(evidence, question, parts, told)
-    held = _bytes_per_parameter(told, question)
+    seconds = _seconds(evidence, question, parts, estimate)
+    bytes_per_parameter = _bytes_per_parameter(estimate, question)
     flops = [part.flops_per_token * question.tokens for part in parts]
     names = _names(parts)
     modules = table(
@@ -43,13 +43,13 @@ def module_tree(source: Source) -> Figure:
             column("flops", "FLOPs of a step", flops, Unit.FLOPS),
             column("share", "share of the FLOPs", [count / flops[0] for count in flops], Unit.SHARE),
             column("seconds", "time of a step", seconds, Unit.SECONDS),
-            column("memory_bytes", "states on a rank", [part.parameters * held for part in parts], Unit.BYTES),
+            column("memory_bytes", "states on a rank", [part.parameters * bytes_per_parameter for part in parts], Unit.BYTES),
         ],
     )
     leaves = [place for place, part in enumerate(parts) if _is_leaf(parts, place)]
     largest = max(leaves, key=lambda place: flops[place])
     summary = (
-        f"{parts[0].parameters:,} parameters and {flops_text(flops[0])} a step; the most of it, "
+        f"{parts[0].parameters:,} parameters and {flops_text(flops[0])} a step; the largest part, "
         f"{share_text(flops[largest] / flops[0])}, is in {names[largest]}."
     )
     return Figure(
@@ -58,19 +58,19 @@ def module_tree(source: Source) -> Figure:
         summary=summary,
         tables=(modules,),
         notes=(
-            "FLOPs are those of all ranks, forward and backward, what is computed again not counted.",
-            "Time is predicted, of the ranks that hold a module; inside a layer it is divided as FLOPs are.",
+            "FLOPs are those of all ranks, forward and backward, without recomputation.",
+            "Time is predicted for the ranks that hold a module; inside a layer it is divided in proportion to FLOPs.",
             "States are parameters, gradients and optimizer state, predicted, on a rank that holds the module.",
         ),
     )
 
 
-def _seconds(evidence: Evidence, question: Question, parts: Sequence[ModulePart], told: Estimate) -> list[float]:
-    """Of all micro-batches that a rank runs; as much less as the whole step was measured to take less than predicted."""
+def _seconds(evidence: Evidence, question: Question, parts: Sequence[ModulePart], estimate: Estimate) -> list[float]:
+    """Seconds for all micro-batches of a rank, scaled down if the measured step is shorter than the predicted one."""
     config = evidence.config
     cases = cases_of(question.model, question.cluster, question.workload, [config], question.engine)
     batch = micro_batch(cases, question.rates)
-    scale = min(1.0, evidence.step_seconds / told.step_seconds.mean) * float(cases.layouts.accumulation[0])
+    scale = min(1.0, evidence.step_seconds / estimate.step_seconds.mean) * float(cases.layouts.accumulation[0])
     whole = {
         "embedding": float(batch.embedding[0]) * scale,
         "layer": float((batch.layer + batch.layer_communication)[0]) * question.model.num_layers * scale,
@@ -84,15 +84,15 @@ def _seconds(evidence: Evidence, question: Question, parts: Sequence[ModulePart]
             continue
         alike = [top for top in tops if top.kind == part.kind]
         flops = sum(top.flops_per_token for top in alike)
-        # Tables that are looked up have no FLOPs: their time is divided by their size.
+        # Lookup tables have no FLOPs: their time is divided in proportion to their size.
         share = part.flops_per_token / flops if flops else part.parameters / max(sum(top.parameters for top in alike), 1)
         found.append(whole[part.kind] * share)
     return found
 
 
-def _bytes_per_parameter(told: Estimate, question: Question) -> float:
-    """Of the states, on the ranks along one pipeline together, each of which holds its part of the model."""
-    states = sum(rank.by_tag.get(tag, 0.0) for rank in told.ranks for tag in STATES)
+def _bytes_per_parameter(estimate: Estimate, question: Question) -> float:
+    """Bytes of model states per parameter, summed over the ranks of one pipeline, each of which holds its part of the model."""
+    states = sum(rank.by_tag.get(tag, 0.0) for rank in estimate.ranks for tag in STATES)
     return states / question.model.parameter_count
 
 

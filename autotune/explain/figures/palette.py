@@ -1,4 +1,4 @@
-"""The colours of figures, in light and in dark: told apart by whoever sees fewer of them [Okabe and Ito 2008]."""
+"""The colours of figures, in light and dark mode; distinguishable with colour blindness [Okabe and Ito 2008]."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ LIGHT = {
     "low-1": "#aebccb", "low-2": "#7fa9cb", "low-3": "#4089bd", "low-4": "#0a66a3", "low-5": "#053a63",
     "on-strong": "#fefefe", "on-pale": "#0b131b",
 }  # fmt: skip
-"""Name -> colour on a light ground. Names of one colour differ in the last digit, so that each has its own in dark."""
+"""Name -> colour on a light background. Equal colours differ in the last digit, so that each maps to its own dark colour."""
 DARK = {
     "surface": "#171e27", "line": "#303b49", "line-strong": "#76859a", "text": "#e6ebf2", "text-soft": "#a5b1c0",
     "ok": "#56b4e9", "infeasible": "#f08048", "pruned": "#8f9aa8", "invalid": "#d3b13f", "failed": "#ea86b8",
@@ -23,18 +23,18 @@ DARK = {
     "low-1": "#4b596a", "low-2": "#3d6f93", "low-3": "#4a90c0", "low-4": "#7cc4f2", "low-5": "#d6eefc",
     "on-strong": "#0c141d", "on-pale": "#0c141c",
 }  # fmt: skip
-"""The same on a dark one."""
+"""Name -> colour on a dark background."""
 SERIES = tuple(f"series-{number}" for number in range(1, 9))
-"""For parts of a whole, in this order."""
+"""Colours for parts of a whole, in this order."""
 PALE = ("series-2", "series-4", "series-5", "low-1", "best")
-"""Of those, the colours on which dark text is read: `on-pale`. On the others stands `on-strong`."""
+"""The colours on which text is dark (`on-pale`). On the others it is `on-strong`."""
 STEPS = tuple(f"low-{number}" for number in range(1, 6))
-"""From little to much."""
+"""Colours from low to high."""
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """How an outcome is told: by its word and its shape, and its colour besides."""
+    """How an outcome is shown: by a word and a shape, and additionally by a colour."""
 
     label: str
     symbol: str
@@ -58,5 +58,5 @@ RUNNING = Look("running", "circle-open", "running")
 
 
 def look_of(outcome: object) -> Look:
-    """How a trial of this outcome looks; None: it has none yet."""
+    """The look of a trial of this outcome; None: it has no outcome yet."""
     return RUNNING if outcome is None else OUTCOMES[Outcome(str(outcome))]

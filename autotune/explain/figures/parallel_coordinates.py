@@ -1,17 +1,17 @@
-"""Every search trial as a line through the values of the knobs that vary, to its samples/s."""
+"""Every search trial as a line through the values of the varying knobs to its samples/s."""
 
 from autotune.explain.figures.figure import Column, Figure, Unit, column, table
 from autotune.explain.figures.source import Source
 from autotune.explain.figures.texts import counted, varying
 from autotune.objective.ranking import peak_bytes
-from search_spaces.knobs import value_text
+from search_spaces.knob_values import value_text
 
 NAME, TITLE = "parallel_coordinates", "Knobs of every trial"
 
 
 def parallel_coordinates(source: Source) -> Figure:
-    """Search trials that have ended; a column for each knob in which they differ, in the order in which knobs are shown."""
-    searched = source.book.searched
+    """Search trials that have ended, with a column for each knob in which they differ, in display order."""
+    searched = source.snapshot.searched
     knobs = varying(searched)
     if not searched or source.session is None:
         return Figure(name=NAME, title=TITLE, summary=source.lacking())

@@ -1,4 +1,4 @@
-"""The order in which the winner's pipeline runs a step: the engine's own, with the durations that are predicted."""
+"""The order in which the winner's pipeline runs a step, taken from the engine, with predicted durations."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -14,14 +14,14 @@ from autotune.prediction.equations.compute import micro_batch
 from autotune.prediction.equations.step import hop_seconds
 from autotune.prediction.planning.question import Question
 from executor.parallel.schedule import Action, ActionKind, actions_of
-from search_spaces.pipeline import split_layers, stages_of_rank
+from search_spaces.models.pipeline import split_layers, stages_of_rank
 from search_spaces.trial_config import TrialConfig
 
 NAME, TITLE = "pipeline_schedule", "Pipeline schedule of the best"
 MOST_ACTIONS = 1_500
-"""That are drawn: of the first micro-batches, where there are more."""
-AGAIN = {"none": 0.0, "selective": 0.25, "full": 1.0}
-"""Of a forward, what backward computes again."""
+"""Most actions that are drawn; if there are more, those of the first micro-batches."""
+RECOMPUTED_SHARE = {"none": 0.0, "selective": 0.25, "full": 1.0}
+"""Share of the forward pass that backward recomputes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Durations:
 
     seconds: Mapping[ActionKind, Sequence[float]]
     hop: float
-    """Until what a stage made is on the next one of another rank."""
+    """Seconds to send a stage's output to the next stage on another rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Placed:
 
 
 def pipeline_schedule(source: Source) -> Figure:
-    """Of a winner with a pipeline; data-parallel traffic, the update and offloading come after it and are not drawn."""
+    """Drawn if the winner has a pipeline. Data-parallel traffic, the update and offloading come after it and are not drawn."""
     evidence = source.evidence
     if evidence is None:
         return Figure(name=NAME, title=TITLE, summary=source.lacking())
@@ -54,8 +54,8 @@ def pipeline_schedule(source: Source) -> Figure:
     if question is None:
         return Figure(name=NAME, title=TITLE, summary=source.shapeless)
     if question.engine != "native":
-        told = f"The order in which the engine {question.engine} runs a pipeline is its own, and not known here."
-        return Figure(name=NAME, title=TITLE, summary=told)
+        summary = f"The pipeline schedule of the engine {question.engine} is not known."
+        return Figure(name=NAME, title=TITLE, summary=summary)
     return _drawn(evidence, config, question)
 
 
@@ -63,7 +63,7 @@ def _drawn(evidence: Evidence, config: TrialConfig, question: Question) -> Figur
     request = evidence.session.request
     batches = config.gradient_accumulation_steps(request.global_batch_size, evidence.session.world_size)
     layers = split_layers(question.model, config, question.sequence_length)
-    placed = place(actions_of(config, batches), durations_of(config, question, [len(held) for held in layers]))
+    placed = place(actions_of(config, batches), durations_of(config, question, [len(stage) for stage in layers]))
     stages = {rank: list(stages_of_rank(config, rank)) for rank in range(config.pipeline_parallel_size)}
     whole = max(one.end for one in placed)
     busy = {rank: math.fsum(one.end - one.start for one in placed if one.rank == rank) for rank in stages}
@@ -99,9 +99,9 @@ def _drawn(evidence: Evidence, config: TrialConfig, question: Question) -> Figur
         f"{counted(batches, 'micro-batch').replace('batchs', 'batches')}: {seconds_text(whole)} predicted, of which ranks wait "
         f"{percent(idle)} on average."
     )
-    notes = [f"The order is the engine's own; durations are predicted by {question.rests_on}."]
+    notes = [f"The order is the one that the engine runs; durations are predicted by {question.rests_on}."]
     if shown < batches:
-        notes.append(f"The first {shown:,} of {batches:,} micro-batches are drawn; what ranks compute and wait is of all.")
+        notes.append(f"The first {shown:,} of {batches:,} micro-batches are drawn; compute and wait times cover all.")
     return Figure(
         name=NAME,
         title=TITLE,
@@ -114,19 +114,19 @@ def _drawn(evidence: Evidence, config: TrialConfig, question: Question) -> Figur
 
 
 def durations_of(config: TrialConfig, question: Question, layers: Sequence[int]) -> Durations:
-    """By the equations of a step: forward, and backward as many times as long, with what is computed again.
+    """By the equations of a step: forward, and backward in a fixed ratio to it, with recomputation.
 
-    Where a schedule makes the gradients of inputs and of weights apart, each takes half of backward; what is computed again
+    Where a schedule computes the gradients of inputs and of weights separately, each takes half of backward. Recomputation
     comes before the first of them.
     """
     cases = cases_of(question.model, question.cluster, question.workload, [config], question.engine)
     batch, ratio = micro_batch(cases, question.rates), question.rates.backward_ratio
-    again = AGAIN[config.activation_checkpointing] / config.checkpoint_every_k
-    layer = float((batch.layer + batch.layer_communication)[0]) / (1 + ratio + again)
+    recomputed = RECOMPUTED_SHARE[config.activation_checkpointing] / config.checkpoint_every_k
+    layer = float((batch.layer + batch.layer_communication)[0]) / (1 + ratio + recomputed)
     head = float(batch.head[0]) / (1 + ratio)
     last = len(layers) - 1
     forward = [count * layer + head * (stage == last) for stage, count in enumerate(layers)]
-    rerun = [count * layer * again for count in layers]
+    rerun = [count * layer * recomputed for count in layers]
     halves = [seconds * ratio / 2 for seconds in forward]
     return Durations(
         {
@@ -140,10 +140,10 @@ def durations_of(config: TrialConfig, question: Question, layers: Sequence[int])
 
 
 def place(orders: Sequence[Sequence[Action]], durations: Durations) -> list[Placed]:
-    """When each action runs: as soon as its rank is done with the one before, and what it needs is there.
+    """Schedule each action as soon as its rank has finished the previous one and its inputs have arrived.
 
     Raises:
-        ValueError: the orders wait for each other for ever.
+        ValueError: the orders deadlock.
     """
     rank_of = {action.stage: rank for rank, order in enumerate(orders) for action in order}
     ends: dict[tuple[int, str, int], float] = {}
@@ -167,7 +167,7 @@ def place(orders: Sequence[Sequence[Action]], durations: Durations) -> list[Plac
 
 
 def _ready(action: Action, ends: Mapping[tuple[int, str, int], float], rank_of: Mapping[int, int], hop: float) -> float | None:
-    """When what an action needs is there; None: not yet."""
+    """The time at which an action's inputs have arrived; None: not yet."""
     stage, batch = action.stage, action.micro_batch
     match action.kind:
         case ActionKind.FORWARD:
@@ -183,5 +183,5 @@ def _ready(action: Action, ends: Mapping[tuple[int, str, int], float], rank_of: 
 
 
 def _made(kind: ActionKind) -> str:
-    """What others wait for: hidden states, gradients of inputs."""
+    """The output that other actions wait for: hidden states, gradients of inputs."""
     return {ActionKind.FORWARD: "forward", ActionKind.WEIGHT_GRADIENT: "weights"}.get(kind, "gradient")

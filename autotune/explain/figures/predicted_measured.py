@@ -1,4 +1,4 @@
-"""Predicted against measured: how far the equations could be trusted before the job's first trial."""
+"""Predicted against measured: how accurate the equations were before the job's first trial."""
 
 import math
 from collections.abc import Sequence
@@ -16,19 +16,19 @@ from storage.records import TrialRecord
 
 NAME, TITLE = "predicted_measured", "Predicted and measured"
 MOST_PAIRS = 1000
-"""Trials whose order is compared pair by pair: evenly chosen of more."""
+"""Most trials that are compared pair by pair; of more, an evenly spaced subset."""
 
 
 def predicted_measured(source: Source) -> Figure:
-    """Search trials that were measured in full, with what was predicted of each before any of them ran."""
+    """Search trials that were measured in full, with the predictions made before any of them ran."""
     if source.shapeless:
         return Figure(name=NAME, title=TITLE, summary=f"{source.shapeless} Nothing was predicted.")
-    measured = [trial for trial in source.book.searched if trial.outcome is Outcome.OK and source.rate_of(trial)]
-    foresight = source.foresight
-    if not measured or foresight is None:
+    measured = [trial for trial in source.snapshot.searched if trial.outcome is Outcome.OK and source.rate_of(trial)]
+    initial_forecaster = source.initial_forecaster
+    if not measured or initial_forecaster is None:
         return Figure(name=NAME, title=TITLE, summary=source.lacking("trial with a rate"))
-    foreseen = foresight.of([trial.config for trial in measured])
-    predicted = [told.samples_per_second for told in foreseen]
+    forecasts = initial_forecaster.of([trial.config for trial in measured])
+    predicted = [forecast.samples_per_second for forecast in forecasts]
     intervals = [source.rate_of(trial) for trial in measured]
     rates = [interval.mean if interval else math.nan for interval in intervals]
     trials = table(
@@ -40,7 +40,9 @@ def predicted_measured(source: Source) -> Figure:
             column("measured", "measured samples/s", rates, Unit.RATE),
             column("measured_low", "from", [interval.low if interval else None for interval in intervals], Unit.RATE),
             column("measured_high", "to", [interval.high if interval else None for interval in intervals], Unit.RATE),
-            column("predicted_peak_bytes", "predicted peak", [told.peak_memory_bytes for told in foreseen], Unit.BYTES),
+            column(
+                "predicted_peak_bytes", "predicted peak", [forecast.peak_memory_bytes for forecast in forecasts], Unit.BYTES
+            ),
             column("measured_peak_bytes", "measured peak", [peak_bytes(trial) or None for trial in measured], Unit.BYTES),
         ],
     )
@@ -51,23 +53,23 @@ def predicted_measured(source: Source) -> Figure:
         x=Axis(title="predicted", unit=Unit.RATE, column="predicted"),
         y=Axis(title="measured", unit=Unit.RATE, column="measured"),
         tables=(trials,),
-        notes=(f"As predicted before the job's first trial, by {foresight.rests_on}.",),
+        notes=(f"As predicted before the job's first trial, by {initial_forecaster.rests_on}.",),
     )
 
 
 def _summary(trials: Sequence[TrialRecord], predicted: Sequence[float], measured: Sequence[float]) -> str:
     ratio = median(rate / guess for rate, guess in zip(measured, predicted, strict=True))
     off = median(abs(math.log(rate / guess)) for rate, guess in zip(measured, predicted, strict=True))
-    told = f"{counted(len(trials), 'trial')}: measured samples/s are {ratio:.2f} times what was predicted, in the middle"
-    told += f"; half are off by less than a factor of {math.exp(off):.2f}"
+    text = f"{counted(len(trials), 'trial')}: measured samples/s are {ratio:.2f} times the predicted ones at the median"
+    text += f"; half are off by less than a factor of {math.exp(off):.2f}"
     agreeing = concordance(predicted, measured)
-    return f"{told}." if agreeing is None else f"{told}; {percent(agreeing)} of pairs are in the predicted order."
+    return f"{text}." if agreeing is None else f"{text}; {percent(agreeing)} of pairs are in the predicted order."
 
 
 def concordance(one: Sequence[float], other: Sequence[float]) -> float | None:
-    """The share of pairs that both put in the same order; None: there is no pair that both tell apart."""
+    """The share of pairs that both put in the same order; None: there is no pair in which both differ."""
     step = max(len(one) // MOST_PAIRS, 1)
     first, second = np.array(one[::step]), np.array(other[::step])
     signs = np.sign(first[:, None] - first) * np.sign(second[:, None] - second)
-    told = int((signs != 0).sum())
-    return float((signs > 0).sum() / told) if told else None
+    distinct = int((signs != 0).sum())
+    return float((signs > 0).sum() / distinct) if distinct else None

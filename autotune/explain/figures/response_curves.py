@@ -1,27 +1,27 @@
-"""What each knob does around the winner: every value with all else as in the winner, measured or predicted."""
+"""The effect of each knob around the winner: every value with all other knobs as in the winner, measured or predicted."""
 
 from autotune.explain.explanation.findings import KnobFinding, Point
 from autotune.explain.explanation.knob_findings import knob_findings
 from autotune.explain.figures.figure import Axis, Figure, Unit, column, table
 from autotune.explain.figures.source import Source
 from autotune.explain.figures.texts import counted
-from search_spaces.knobs import value_text
+from search_spaces.knob_values import value_text
 
 NAME, TITLE = "response_curves", "Around the best"
 
 
 def response_curves(source: Source) -> Figure:
-    """The curves of `autotune explain`, the most telling knob first."""
+    """The curves of `autotune explain`, the most informative knob first."""
     if source.evidence is None:
         return Figure(name=NAME, title=TITLE, summary=source.lacking())
     findings = [finding for finding in knob_findings(source.evidence) if any(_is_shown(point) for point in finding.curve)]
     rows = [(finding, place, point) for finding in findings for place, point in enumerate(finding.curve)]
     if not rows:
-        return Figure(name=NAME, title=TITLE, summary="No knob could have been otherwise.")
+        return Figure(name=NAME, title=TITLE, summary="No knob could have another value.")
     rates = [point.samples_per_second for _, _, point in rows]
     points = table(
         "points",
-        "a value of a knob, all else as in the best",
+        "a value of a knob, all other knobs as in the best",
         [
             column("knob", "knob", [finding.knob for finding, _, _ in rows]),
             column("value", "value", [value_text(point.value) for _, _, point in rows]),
@@ -53,7 +53,7 @@ def response_curves(source: Source) -> Figure:
         x=Axis(title="value of the knob", column="value"),
         y=Axis(title="throughput", unit=Unit.RATE, column="samples_per_second"),
         tables=(points, knobs),
-        notes=("Values that were not measured with all else equal are predicted, as the job's trials correct predictions.",),
+        notes=("Values that were not measured with all other knobs equal are predicted, corrected by the job's trials.",),
     )
 
 

@@ -1,21 +1,21 @@
-"""What figures of a job are made from, each part read when the first figure asks for it."""
+"""The data source of a job's figures; each part is read when the first figure needs it."""
 
 from functools import cached_property
 
 from autotune.errors import AutotuneError, NoBestError
 from autotune.explain.explanation.evidence import Evidence, evidence_of, question_of_job, trials_text
 from autotune.explain.explanation.forecast import Forecast
-from autotune.forecast.initial_forecast import Foresight, foresight_of
-from autotune.outcome.job_snapshot import JobSnapshot, read_book
+from autotune.forecast.initial_forecast import InitialForecaster, initial_forecaster_of
+from autotune.outcome.job_snapshot import JobSnapshot, read_snapshot
 from autotune.prediction.equations.rates import rates_for
 from autotune.request.request import Objective
 from autotune.session.resolve import session_of
 from autotune.session.session import Session
 from autotune.strategies.guided.prior import Prior
 from executor.errors import ExecutorError
-from search_spaces.command import CommandModel
 from search_spaces.errors import SearchSpaceError
-from search_spaces.model import FactoryModel
+from search_spaces.models.command import CommandModel
+from search_spaces.models.model import FactoryModel
 from search_spaces.outcome import JobState
 from search_spaces.trial import Interval
 from storage.records import TrialRecord
@@ -23,10 +23,10 @@ from storage.store import Store
 
 
 class Source:
-    """A job's rows as they were when the first figure asked. Where a part cannot be had it is None, and `lacking` says why."""
+    """A job's rows as they were when the first figure read them. A part that is not available is None; `lacking` says why."""
 
     def __init__(self, store: Store, job_id: str) -> None:
-        """`job_id` may be shortened, as far as it is unique.
+        """`job_id` may be a unique prefix.
 
         Raises:
             UnknownJobError: there is no such job.
@@ -36,13 +36,13 @@ class Source:
         self._problem = ""
 
     @cached_property
-    def book(self) -> JobSnapshot:
-        """The job's trials, with the figures of their results alone."""
-        return read_book(self.store, self.job.id)
+    def snapshot(self) -> JobSnapshot:
+        """The job's trials; their results have only the figures."""
+        return read_snapshot(self.store, self.job.id)
 
     @cached_property
     def session(self) -> Session | None:
-        """What the request names; None: this version cannot read it."""
+        """The resolved request; None: this version cannot read it."""
         try:
             return session_of(self.job)
         except (AutotuneError, SearchSpaceError, ExecutorError) as error:
@@ -51,53 +51,53 @@ class Source:
 
     @cached_property
     def evidence(self) -> Evidence | None:
-        """What an explanation rests on; None: nothing has won yet."""
+        """The input of an explanation; None: no trial has won yet."""
         try:
-            return evidence_of(self.store, self.session, self.book) if self.session is not None else None
+            return evidence_of(self.store, self.session, self.snapshot) if self.session is not None else None
         except NoBestError:
             return None
 
     @cached_property
     def forecast(self) -> Forecast | None:
-        """What is predicted after the job's trials; None: the model has no shape."""
+        """The forecast after the job's trials; None: the model has no known shape."""
         if self.evidence is not None:
             return self.evidence.outlook
         question = question_of_job(self.store, self.session) if self.session is not None else None
         if question is None or self.session is None:
             return None
-        return Forecast(self.session, self.book, Prior(rates=question.rates, source=question.rests_on))
+        return Forecast(self.session, self.snapshot, Prior(rates=question.rates, source=question.rests_on))
 
     @cached_property
-    def likeness(self) -> Forecast | None:
-        """What is predicted of a transformer of the model's size after the job's trials; None: the request cannot be read."""
+    def stand_in_forecast(self) -> Forecast | None:
+        """The forecast for a transformer of the model's size after the job's trials; None: the request cannot be read."""
         if self.session is None:
             return None
         rates = rates_for(self.session.cluster, self.session.request.engine)
-        return Forecast(self.session, self.book, Prior(rates=rates))
+        return Forecast(self.session, self.snapshot, Prior(rates=rates))
 
     @cached_property
-    def foresight(self) -> Foresight | None:
-        """What was predicted before the job's first trial; None: the model has no shape."""
-        return foresight_of(self.store, self.job.id, self.session) if self.session is not None else None
+    def initial_forecaster(self) -> InitialForecaster | None:
+        """The forecast before the job's first trial; None: the model has no known shape."""
+        return initial_forecaster_of(self.store, self.job.id, self.session) if self.session is not None else None
 
     @property
     def objective(self) -> Objective:
-        """What best means; throughput where the request cannot be read."""
+        """The job's objective; throughput if the request cannot be read."""
         return self.session.ranking.objective if self.session is not None else Objective.THROUGHPUT
 
     @property
     def shapeless(self) -> str:
-        """Why no equation knows the model; empty: they do."""
+        """Why the equations do not know the model; empty: they do."""
         if self.session is None:
             return self.lacking()
         if isinstance(self.session.model, CommandModel):
-            return "The model is a script, whose shape no equation knows."
+            return "The model is a script, whose shape the equations do not know."
         if isinstance(self.session.model, FactoryModel):
-            return "The model is a factory's, whose shape no equation knows."
+            return "The model comes from a factory; the equations do not know its shape."
         return ""
 
     def rate_of(self, trial: TrialRecord) -> Interval | None:
-        """Samples/s of a search trial's configuration by all that was measured of it; None: it was not measured."""
+        """Samples/s of a search trial's configuration from all its measurements; None: it was not measured."""
         if self.evidence is not None:
             return self.evidence.verdict.rate(trial)
         return trial.result.samples_per_second if trial.result is not None else None
@@ -106,9 +106,9 @@ class Source:
         """Why there is nothing to show, in one sentence."""
         if self.session is None:
             return f"This version cannot read the job's request: {self._problem}."
-        if not self.book.searched:
+        if not self.snapshot.searched:
             return _WITHOUT_TRIALS.get(self.job.state, f"No trial has ended: {self.job.message or self.job.state.lower()}.")
-        return f"There is no {wanted}: {trials_text(self.book)}."
+        return f"There is no {wanted}: {trials_text(self.snapshot)}."
 
 
 _WITHOUT_TRIALS = {

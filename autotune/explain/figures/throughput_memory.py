@@ -1,4 +1,4 @@
-"""Samples/s against memory: measured trials, the limit, the front, and where predictions place what has no rate."""
+"""Samples/s against memory: measured trials, the limit, the front, and predicted positions of trials without a rate."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -16,12 +16,12 @@ from storage.records import TrialRecord
 
 NAME, TITLE = "throughput_memory", "Throughput and memory"
 PLACED = (Outcome.INFEASIBLE, Outcome.FAILED, Outcome.WRONG, Outcome.TIMEOUT, Outcome.LOST, Outcome.PRUNED)
-"""Outcomes whose trials predictions place, where they lack a rate or a peak of their own."""
+"""Outcomes whose trials are placed by predictions if they lack a rate or a peak."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Point:
-    """Where a trial stands."""
+    """The position of a trial."""
 
     trial: TrialRecord
     placed: str
@@ -32,8 +32,8 @@ class _Point:
 
 
 def throughput_memory(source: Source) -> Figure:
-    """Search trials that have ended, each configuration once."""
-    searched = source.book.searched
+    """Search trials that have ended; each configuration appears once."""
+    searched = source.snapshot.searched
     if not searched or source.session is None:
         return Figure(name=NAME, title=TITLE, summary=source.lacking())
     ranking, knobs = source.session.ranking, varying(searched)
@@ -64,7 +64,7 @@ def throughput_memory(source: Source) -> Figure:
     rates = [shown[trial.number] for trial in front]
     edge = table(
         "front",
-        "a trial that no other beats in both",
+        "a trial that no other trial beats in both",
         [
             column("trial", "trial", [trial.number for trial in front]),
             column("peak_bytes", "peak a rank", [peak_bytes(trial) or None for trial in front], Unit.BYTES),
@@ -85,14 +85,14 @@ def throughput_memory(source: Source) -> Figure:
 
 
 def _predicted(source: Source, searched: Sequence[TrialRecord]) -> Mapping[int, tuple[float, float]]:
-    """Samples/s and peak bytes of the trials that need a place: the allocator's peak, which is what is measured of others."""
-    asked = [trial for trial in searched if trial.outcome in PLACED and not (_rate(trial) and peak_bytes(trial))]
-    if not asked or source.forecast is None:
+    """Samples/s and peak bytes of the trials without a position. The peak is the allocator's, as measured for other trials."""
+    unplaced_trials = [trial for trial in searched if trial.outcome in PLACED and not (_rate(trial) and peak_bytes(trial))]
+    if not unplaced_trials or source.forecast is None:
         return {}
-    described = source.forecast.describe([trial.config for trial in asked])
-    rates = np.exp(source.forecast.belief.mean(described))
+    described = source.forecast.describe([trial.config for trial in unplaced_trials])
+    rates = np.exp(source.forecast.surrogate.mean(described))
     peaks = described.needed - described.outside
-    return {trial.number: (float(rates[place]), float(peaks[place])) for place, trial in enumerate(asked)}
+    return {trial.number: (float(rates[place]), float(peaks[place])) for place, trial in enumerate(unplaced_trials)}
 
 
 def _point(source: Source, trial: TrialRecord, predicted: tuple[float, float] | None) -> _Point:
@@ -131,22 +131,22 @@ def _marks(limit: int | None, capacity: float) -> tuple[Mark, ...]:
 def _summary(source: Source, points: Sequence[_Point], best: int | None) -> str:
     measured = sum(point.placed == "measured" for point in points)
     placed = sum(point.placed == "predicted" for point in points)
-    told = f"{counted(measured, 'trial')} measured"
+    text = f"{counted(measured, 'trial')} measured"
     if placed:
-        told += f", {placed:,} without a rate placed by prediction"
+        text += f", {placed:,} without a rate placed by prediction"
     won = next((point for point in points if point.trial.number == best), None)
     if won is None or won.rate is None:
-        return f"{told}; {source.lacking('winner yet')[:1].lower()}{source.lacking('winner yet')[1:]}"
+        return f"{text}; {source.lacking('winner yet')[:1].lower()}{source.lacking('winner yet')[1:]}"
     peak = f" at {bytes_text(won.peak)} a rank" if won.peak else ""
-    return f"{told}; the best is trial {best} with {rate_text(won.rate)} samples/s{peak}."
+    return f"{text}; the best is trial {best} with {rate_text(won.rate)} samples/s{peak}."
 
 
 def _notes(source: Source, points: Sequence[_Point]) -> tuple[str, ...]:
     notes = []
     if any(point.placed == "predicted" for point in points):
-        notes.append("Hollow marks have no rate: they stand where predictions, corrected by the job's trials, place them.")
+        notes.append("Hollow marks have no rate: predictions, corrected by the job's trials, place them.")
     if any(point.placed == "bound" for point in points):
-        notes.append("Trials that were ended early stand at the most that they could have reached.")
+        notes.append("Trials that were ended early are at the highest rate that they could have reached.")
     if unplaced := sum(point.rate is None or point.peak is None for point in points):
-        notes.append(f"{counted(unplaced, 'trial')} without rate or peak: in the table alone. {source.shapeless}".strip())
+        notes.append(f"{counted(unplaced, 'trial')} without rate or peak: only in the table. {source.shapeless}".strip())
     return tuple(notes)

@@ -1,4 +1,4 @@
-"""Where a step goes: best, baseline and runner-up beside each other."""
+"""Where the time of a step goes: best, baseline and runner-up side by side."""
 
 from collections.abc import Sequence
 
@@ -17,11 +17,11 @@ TITLES = {
     "compute": "compute", "tensor": "tensor-parallel traffic", "pipeline": "pipeline bubble", "data": "data-parallel traffic",
     "optimizer": "optimizer", "offload": "offload", UNEXPLAINED: "unexplained",
 }  # fmt: skip
-"""Part -> what people call it."""
+"""Part -> its title."""
 
 
 def time_breakdown(source: Source) -> Figure:
-    """Measured steps, divided by the equations; what these do not know is a part of its own."""
+    """Measured steps, divided into parts by the equations; the unexplained rest is a part of its own."""
     evidence = source.evidence
     if evidence is None:
         return Figure(name=NAME, title=TITLE, summary=source.lacking())
@@ -29,7 +29,7 @@ def time_breakdown(source: Source) -> Figure:
         return Figure(name=NAME, title=TITLE, summary=source.shapeless)
     compared = contenders(evidence)
     predicted = estimates(evidence.question, [contender.trial.config for contender in compared])
-    divided = [parts_of(told, contender.step_seconds) for contender, told in zip(compared, predicted, strict=True)]
+    divided = [parts_of(estimate, contender.step_seconds) for contender, estimate in zip(compared, predicted, strict=True)]
     rows = [(contender, part) for contender, parts in zip(compared, divided, strict=True) for part in parts if part.seconds > 0]
     parts = table(
         "parts",
@@ -42,7 +42,7 @@ def time_breakdown(source: Source) -> Figure:
             column("share", "share", [part.share for _, part in rows], Unit.SHARE),
         ],
     )
-    batch, knobs = evidence.session.request.global_batch_size, varying(source.book.searched)
+    batch, knobs = evidence.session.request.global_batch_size, varying(source.snapshot.searched)
     slowest = [batch / contender.rate.low if contender.rate.low else None for contender in compared]
     steps = table(
         "steps",
@@ -53,7 +53,7 @@ def time_breakdown(source: Source) -> Figure:
             column("measured", "measured step", [contender.step_seconds for contender in compared], Unit.SECONDS),
             column("low", "from", [batch / contender.rate.high for contender in compared], Unit.SECONDS),
             column("high", "to", slowest, Unit.SECONDS),
-            column("predicted", "predicted step", [told.step_seconds.mean for told in predicted], Unit.SECONDS),
+            column("predicted", "predicted step", [estimate.step_seconds.mean for estimate in predicted], Unit.SECONDS),
             column("config", "knobs", [config_text(contender.trial.config, knobs) for contender in compared]),
         ],
     )
@@ -66,7 +66,7 @@ def time_breakdown(source: Source) -> Figure:
         tables=(parts, steps),
         notes=(
             "Steps are measured; their parts are by the equations, scaled down where these predict more than was measured.",
-            f"The equations rest on {evidence.question.rests_on}.",
+            f"The coefficients of the equations come from {evidence.question.rests_on}.",
         ),
     )
 
@@ -74,10 +74,10 @@ def time_breakdown(source: Source) -> Figure:
 def _summary(compared: Sequence[Contender], divided: Sequence[Sequence[Part]]) -> str:
     best = compared[0]
     largest = max(divided[0], key=lambda part: part.seconds)
-    told = f"The best takes {seconds_text(best.step_seconds)} a step, {percent(largest.share)} of it {TITLES[largest.name]}"
+    text = f"The best takes {seconds_text(best.step_seconds)} a step, {percent(largest.share)} of it {TITLES[largest.name]}"
     others = [f"the {other.name} {seconds_text(other.step_seconds)}" for other in compared[1:]]
-    return f"{'; '.join([told, *others])}."
+    return f"{'; '.join([text, *others])}."
 
 
 ORDER = (*PARTS, UNEXPLAINED)
-"""Parts as they are drawn, from the left."""
+"""Parts in drawing order, from the left."""

@@ -6,13 +6,13 @@ from autotune.explain.figures.texts import counted
 from autotune.explain.figures.units import percent, seconds_text
 
 NAME, TITLE = "timeline", "Trials on nodes"
-UNKNOWN = "node not told"
+UNKNOWN = "node not reported"
 
 
 def timeline(source: Source) -> Figure:
-    """Trials of every purpose that started; one that runs has no end yet."""
+    """Trials of every purpose that started; a running trial has no end yet."""
     placements = source.store.placements(source.job.id)
-    ran = [trial for trial in source.book.trials if trial.number in placements]
+    ran = [trial for trial in source.snapshot.trials if trial.number in placements]
     if not ran:
         return Figure(name=NAME, title=TITLE, summary=source.lacking("trial that started"))
     starts = {trial.number: trial.started or placements[trial.number].started for trial in ran}

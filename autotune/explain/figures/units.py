@@ -1,11 +1,11 @@
-"""Figures as people read them: three or four digits with the unit in which they are easiest."""
+"""Human-readable numbers: three or four digits with a suitable unit."""
 
 from autotune.explain.figures.figure import Cell, Unit
-from search_spaces.knobs import value_text
+from search_spaces.knob_values import value_text
 
 
 def bytes_text(count: float | None) -> str:
-    """`1.23 GiB`, three digits; a dash where nothing is known."""
+    """`1.23 GiB`, three digits; a dash for None."""
     if count is None:
         return "–"
     for unit in ("B", "KiB", "MiB"):
@@ -16,7 +16,7 @@ def bytes_text(count: float | None) -> str:
 
 
 def seconds_text(seconds: float | None) -> str:
-    """`12.3 s`, `12.3 ms`, `4:05:12` from ten minutes on."""
+    """`12.3 s`, `12.3 ms`; from ten minutes on `4:05:12`."""
     if seconds is None:
         return "–"
     size = abs(seconds)
@@ -51,7 +51,7 @@ def share_text(share: float | None) -> str:
 
 
 def percent(share: float) -> str:
-    """`12 %`, which no line end parts."""
+    """`12 %` with a no-break space."""
     return f"{share * 100:.0f}\u00a0%"
 
 

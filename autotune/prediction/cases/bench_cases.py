@@ -1,4 +1,4 @@
-"""Rows of a micro-benchmark as cases: what the equations of a prediction say that each row takes."""
+"""Rows of a micro-benchmark as cases: the time that the prediction equations assign to each row."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -13,9 +13,9 @@ from autotune.prediction.equations.compute import _product, attention_forward, m
 from autotune.prediction.equations.mixed import hardware_of
 from autotune.prediction.equations.pipeline import split_layers
 from autotune.prediction.equations.step import _offload, _optimizer
-from search_spaces.cluster import ClusterSpec
-from search_spaces.microbenchmark import Measured, Operation, layer_model
-from search_spaces.model import ModelSpec
+from search_spaces.clusters.cluster import ClusterSpec
+from search_spaces.clusters.microbenchmark import Measured, Operation, layer_model
+from search_spaces.models.model import ModelSpec
 from search_spaces.trial_config import TrialConfig
 
 Predicted = Callable[[Coefficients], Array]
@@ -24,17 +24,17 @@ Predicted = Callable[[Coefficients], Array]
 VOLUMES = {
     Operation.ALL_REDUCE: 2.0, Operation.ALL_GATHER: 1.0, Operation.REDUCE_SCATTER: 1.0, Operation.ALL_TO_ALL: 1.0,
 }  # fmt: skip
-"""Operation -> what passes a rank's link, as a multiple of (n - 1) / n of the message."""
+"""Operation -> volume through a rank's link, as a multiple of (n - 1) / n of the message."""
 
 
 def predicted_rows(rows: Sequence[Measured], cluster: ClusterSpec, engine: str) -> Predicted:
-    """What the equations say of rows of one operation."""
+    """The seconds that the equations predict for rows of one operation."""
     build = _BUILDERS[rows[0].operation]
     return build(rows, cluster, engine)
 
 
 def link_volume(row: Measured) -> float:
-    """Bytes that pass a rank's link."""
+    """Bytes that pass through a rank's link."""
     share = (row.group.ranks - 1) / row.group.ranks
     return row.shape[0] * VOLUMES[row.operation] * share if row.operation in VOLUMES else float(row.shape[0])
 
@@ -80,7 +80,7 @@ def _update_rows(rows: Sequence[Measured], cluster: ClusterSpec, engine: str) ->
 
 
 def _host_update_rows(rows: Sequence[Measured], cluster: ClusterSpec, engine: str) -> Predicted:
-    """The update alone: nothing is moved over a link without end."""
+    """The update only: with an infinite link, transfers take no time."""
     cases = stacked([_states(row.shape[0], cluster, engine) for row in rows])
     cases = dataclasses.replace(
         cases,
@@ -103,7 +103,7 @@ def _collective_rows(rows: Sequence[Measured], cluster: ClusterSpec, engine: str
 
 
 def _send_rows(rows: Sequence[Measured], cluster: ClusterSpec, engine: str) -> Predicted:
-    """As a boundary of two pipeline stages, inside a node."""
+    """Like a boundary between two pipeline stages, inside a node."""
     cases = _case(layer_model(1, 8, 1, 8), 1, cluster, engine, "fp32")
     message = _column(rows, 0)
     return lambda rates: message / boundary_bandwidth(cases, rates) + rates.hop_seconds
@@ -138,7 +138,7 @@ def _case(model: ModelSpec, samples: int, cluster: ClusterSpec, engine: str, pre
 
 
 def _states(elements: int, cluster: ClusterSpec, engine: str) -> Cases:
-    """A model of nothing but a table of so many elements: what an update of that many parameters is to the equations."""
+    """A model that consists only of a table of `elements` parameters: how the equations represent an update of that size."""
     cases = _case(layer_model(1, 8, 1, 8), 1, cluster, engine, "fp32")
     shapes = dataclasses.replace(
         cases.shapes, layers=scalar(0), hidden=scalar(1), vocabulary=scalar(elements), tied=scalar(1), positions=scalar(0)

@@ -1,12 +1,11 @@
-"""Every legal configuration of a space as arrays: millions, without a step in Python for each of them.
+"""Every legal configuration of a space as arrays: millions, without a Python step for each.
 
-The configurations are built knob by knob, as `search_spaces.lattice` builds them, but for all at once: what a knob may be
-depends on few others, so that its rules and conditions are asked once for each combination of those, and the answer is given
-to every row that has it. So the rules stay what they are, written once, and the configurations are those of
-`SearchSpace.enumerate`.
+The configurations are built knob by knob, as in `search_spaces.lattice`, but all at once: a knob's legal values depend on few
+other knobs, so its rules and conditions are evaluated once per combination of those, and the result applies to every row with
+that combination. The rules are thus written only once, and the configurations equal those of `SearchSpace.enumerate`.
 
-Knobs that no rule and no condition ties to the others are not multiplied out: they are a second axis. Equations over arrays of
-shape (rows, 1) and (1, sides) then compute once what depends on one axis alone.
+Knobs without a rule or condition that ties them to the others are not multiplied out: they form a second axis. Equations over
+arrays of shape (rows, 1) and (1, sides) then compute once whatever depends on one axis only.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -17,7 +16,7 @@ from numpy.typing import NDArray
 
 from search_spaces.canonical import SEARCH_ORDER
 from search_spaces.checkpoints import checkpoint
-from search_spaces.knobs import KNOBS
+from search_spaces.knob_values import KNOBS
 from search_spaces.lattice import Lattice
 from search_spaces.space import SearchSpace
 from search_spaces.trial_config import TrialConfig, Value
@@ -26,9 +25,9 @@ Codes = NDArray[np.int16]
 Index = NDArray[np.int64]
 
 BLOCK = 65_536
-"""Configurations of a block: few enough that its arrays stay in a processor's cache."""
+"""Configurations per block: few enough that its arrays stay in a processor's cache."""
 LARGEST_TABLE = 1 << 20
-"""Combinations of what a knob depends on that are looked up by their number; with more, they are sorted."""
+"""Largest number of combinations that are looked up in a table by number; with more, they are sorted."""
 SPARE = 3
 """Values that canonical form may add to a domain: the default, the parameter count, 0."""
 DEPTHS = range(len(SEARCH_ORDER))
@@ -36,33 +35,33 @@ DEPTHS = range(len(SEARCH_ORDER))
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Values of knobs, row by row, as their places among `Grid.values`."""
+    """Values of knobs, row by row, as their indices in `Grid.values`."""
 
     columns: tuple[Codes, ...]
-    """One for each knob of SEARCH_ORDER: an element a row, or a single one where all rows have the same."""
+    """One for each knob of SEARCH_ORDER: one element per row, or a single one if all rows have the same."""
     count: int
 
     def take(self, index: Index) -> "Rows":
-        """The rows of an index."""
+        """The rows at these indices."""
         return Rows(tuple(column if len(column) == 1 else column[index] for column in self.columns), len(index))
 
     def code(self, depth: int, row: int) -> int:
-        """The place of the value that a knob has in a row."""
+        """The index of a knob's value in a row."""
         column = self.columns[depth]
         return int(column[row if len(column) > 1 else 0])
 
 
 class Grid:
-    """The legal configurations of a space: every one of `rows` with every one of `sides`. Remembers what its rules said.
+    """The legal configurations of a space: the product of `rows` and `sides`. Caches the results of the rules.
 
     Raises:
-        SpaceTooLargeError: asking the rules takes more than the space's `most_steps`.
+        SpaceTooLargeError: evaluating the rules takes more than the space's `most_steps`.
     """
 
     def __init__(self, space: SearchSpace) -> None:
         self._space, self._lattice = space, space.lattice
         self.values: tuple[list[Value], ...] = tuple([] for _ in SEARCH_ORDER)
-        """Of each knob of SEARCH_ORDER the values that are met."""
+        """For each knob of SEARCH_ORDER, the values that occur."""
         self._places: tuple[dict[Value, int], ...] = tuple({} for _ in SEARCH_ORDER)
         self._reads = tuple(self._lattice.reads(depth) for depth in DEPTHS)
         self._most = [len(space.domains.get(name, (0,))) + SPARE for name in SEARCH_ORDER]
@@ -70,32 +69,32 @@ class Grid:
         """The knobs of the second axis."""
         judged = _judged_on_side(self._lattice, self.on_side)
         self.sides = joined(list(self._blocks([depth in judged for depth in DEPTHS], 1 << 30)))
-        """The second axis: one row where there is none."""
+        """The second axis: a single row if there are no such knobs."""
         self._judged = [depth not in judged for depth in DEPTHS]
 
     def blocks(self, configurations: int = BLOCK) -> Iterator[Rows]:
-        """The first axis, in parts of so many configurations."""
+        """The first axis, in parts of about `configurations` configurations."""
         if self.sides.count:
             yield from self._blocks(self._judged, max(configurations // self.sides.count, 1))
 
     def codes(self, rows: Rows, name: str) -> Codes:
-        """The places of one knob's values, of shape (rows, 1), (1, sides) or (1, 1)."""
+        """The indices of one knob's values, of shape (rows, 1), (1, sides) or (1, 1)."""
         depth = SEARCH_ORDER.index(name)
         if name in self.on_side:
             return self.sides.columns[depth][np.newaxis, :]
         return rows.columns[depth][:, np.newaxis]
 
     def configs(self, rows: Rows) -> Iterator[TrialConfig]:
-        """Every configuration of the rows: each row with each side."""
+        """All configurations of the rows: each row with each side."""
         for codes in self.codes_at(rows, np.arange(rows.count * self.sides.count)):
             yield self.config_of(codes)
 
     def config(self, rows: Rows, place: int) -> TrialConfig:
-        """The configuration at a place: row x sides + side."""
+        """The configuration at an index: row x sides + side."""
         return self.config_of(self.codes_at(rows, np.array([place]))[0])
 
     def codes_at(self, rows: Rows, places: Index) -> Codes:
-        """The codes of the configurations at these places: of shape (places, knobs)."""
+        """The codes of the configurations at these indices: of shape (places, knobs)."""
         row, side = np.divmod(places, self.sides.count)
         found = np.empty((len(places), len(SEARCH_ORDER)), dtype=np.int16)
         for depth, name in enumerate(SEARCH_ORDER):
@@ -104,13 +103,13 @@ class Grid:
         return found
 
     def config_of(self, codes: Codes) -> TrialConfig:
-        """The configuration that has these codes."""
+        """The configuration with these codes."""
         return self._space.base.replace(
             {name: values[code] for name, values, code in zip(SEARCH_ORDER, self.values, codes, strict=True)}
         )
 
     def _blocks(self, judged: Sequence[bool], most: int) -> Iterator[Rows]:
-        """Rows of the knobs that are judged, the others standing at any value; some `most` at a time."""
+        """Rows of the judged knobs, with any value for the others; about `most` at a time."""
         steps = [_Step(self._reads[depth] if judged[depth] else (), self._most) for depth in DEPTHS]
         waiting: list[Rows] = []
         for rows in self._walk(Rows((), 1), steps, judged, most):
@@ -123,10 +122,10 @@ class Grid:
             yield joined(waiting)
 
     def _walk(self, rows: Rows, steps: Sequence["_Step"], judged: Sequence[bool], most: int) -> Iterator[Rows]:
-        """The rows that start as these do; in parts as soon as there are too many."""
+        """The rows that extend these, split into parts when there are too many."""
         while len(rows.columns) < len(SEARCH_ORDER) and 0 < rows.count <= most:
             depth = len(rows.columns)
-            rows = self._longer(rows, steps[depth], judged[depth])
+            rows = self._extended(rows, steps[depth], judged[depth])
         if 0 < rows.count <= most:
             yield rows
         elif len(rows.columns) == len(SEARCH_ORDER):
@@ -135,8 +134,8 @@ class Grid:
             for index in _parts(rows.count, most):
                 yield from self._walk(rows.take(index), steps, judged, most)
 
-    def _longer(self, rows: Rows, step: "_Step", judged: bool) -> Rows:
-        """Every row once for each legal value of the next knob; once where that knob is not judged."""
+    def _extended(self, rows: Rows, step: "_Step", judged: bool) -> Rows:
+        """Every row once for each legal value of the next knob; once if that knob is not judged."""
         which = step.combinations(rows)
         for row in step.unknown(which):
             step.learn(int(which[row if len(which) > 1 else 0]), self._next(rows, row, judged))
@@ -150,9 +149,9 @@ class Grid:
         return Rows((*rows.take(source).columns, step.codes(starts[source] + within)), len(source))
 
     def _next(self, rows: Rows, row: int, judged: bool) -> list[int]:
-        """What may follow a row."""
+        """The possible next values for a row."""
         depth = len(rows.columns)
-        prefix = [values[0] for values in self.values[:depth]]  # any, where nobody looks
+        prefix = [values[0] for values in self.values[:depth]]  # any value, for knobs that are not read
         for place in self._reads[depth]:
             prefix[place] = self.values[place][rows.code(place, row)]
         values = self._lattice.legal_choices(tuple(prefix)) if judged else self._lattice.choices(tuple(prefix))[:1]
@@ -167,7 +166,7 @@ class Grid:
 
 
 class _Step:
-    """What one knob may be, by the combination of the knobs that it depends on."""
+    """The possible values of one knob, by the combination of the knobs that it depends on."""
 
     def __init__(self, reads: Sequence[int], most: Sequence[int]) -> None:
         self._reads = tuple(reads)
@@ -175,20 +174,20 @@ class _Step:
         size = int(np.prod([most[read] for read in reads]))
         self._table = np.full(size, -1, dtype=np.int64) if size <= LARGEST_TABLE else None
         self._sparse: dict[int, int] = {}
-        """Combination -> its place, where there is no table."""
+        """Combination -> its index, if there is no table."""
         self._starts: list[int] = []
         self._counts: list[int] = []
         self._codes: list[int] = []
 
     def combinations(self, rows: Rows) -> Index:
-        """The number of each row's combination; one for all where they have the same."""
+        """The number of each row's combination; a single one if all are equal."""
         total = np.zeros(1, dtype=np.int64)
         for read, stride in zip(self._reads, self._strides, strict=True):
             total = total + rows.columns[read].astype(np.int64) * stride
         return total
 
     def unknown(self, which: Index) -> list[int]:
-        """A row for each combination that nothing is known of."""
+        """One row for each combination not yet evaluated."""
         if self._table is not None:
             rows = np.flatnonzero(self._table[which] < 0)
             return [int(rows[first]) for first in np.unique(which[rows], return_index=True)[1]]
@@ -196,7 +195,7 @@ class _Step:
         return [int(row) for number, row in zip(numbers, firsts, strict=True) if int(number) not in self._sparse]
 
     def learn(self, combination: int, codes: Sequence[int]) -> None:
-        """Remember what may follow a combination."""
+        """Store the possible values for a combination."""
         place = len(self._starts)
         self._starts.append(len(self._codes))
         self._counts.append(len(codes))
@@ -207,32 +206,32 @@ class _Step:
             self._sparse[combination] = place
 
     def places(self, which: Index) -> Index:
-        """The place of each combination among what is remembered."""
+        """The index of each stored combination."""
         if self._table is not None:
             return self._table[which]
         numbers, inverse = np.unique(which, return_inverse=True)
         return np.array([self._sparse[int(number)] for number in numbers], dtype=np.int64)[inverse]
 
     def following(self, place: int) -> list[int]:
-        """What may follow the combination at a place."""
+        """The possible values for the combination at an index."""
         start = self._starts[place]
         return self._codes[start : start + self._counts[place]]
 
     def counts(self, found: Index) -> Index:
-        """How many values may follow."""
+        """The numbers of possible values."""
         return np.array(self._counts, dtype=np.int64)[found]
 
     def starts(self, found: Index) -> Index:
-        """Where they begin in `codes`."""
+        """Their start indices in `codes`."""
         return np.array(self._starts, dtype=np.int64)[found]
 
     def codes(self, places: Index) -> Codes:
-        """The values at these places."""
+        """The values at these indices."""
         return np.array(self._codes, dtype=np.int16)[places]
 
 
 def joined(parts: Sequence[Rows]) -> Rows:
-    """The rows of all, in their order."""
+    """Concatenate the rows, in order."""
     if len(parts) == 1:
         return parts[0]
     columns = []
@@ -244,20 +243,20 @@ def joined(parts: Sequence[Rows]) -> Rows:
 
 
 def free_knobs(space: SearchSpace) -> frozenset[str]:
-    """The knobs that neither a rule nor a condition ties to the largest group of knobs that are tied to each other."""
+    """The knobs that no rule or condition ties to the largest group of interdependent knobs."""
     groups = _groups(space.lattice, [depth for depth in DEPTHS if _varies(space, depth)])
     largest = max(groups, key=lambda group: _size(space, group), default=frozenset())
     return frozenset(SEARCH_ORDER[depth] for group in groups for depth in group if group is not largest)
 
 
 def _varies(space: SearchSpace, depth: int) -> bool:
-    """Whether the knob may have several values: also one value, where the default stands for it when it does not matter."""
+    """Whether the knob may vary; true also for a single non-default value, since an unused knob takes its default."""
     name = SEARCH_ORDER[depth]
     return tuple(space.domains.get(name, (getattr(space.base, name),))) != (KNOBS[name].default,)
 
 
 def _groups(lattice: Lattice, varying: Collection[int]) -> list[frozenset[int]]:
-    """Knobs that are tied to each other, directly or through others."""
+    """Groups of knobs that depend on each other, directly or through others."""
     groups = [frozenset({depth}) for depth in varying]
     for depth in DEPTHS:
         tied = {depth, *lattice.reads(depth)}
@@ -272,7 +271,7 @@ def _size(space: SearchSpace, group: Iterable[int]) -> int:
 
 
 def _judged_on_side(lattice: Lattice, on_side: Collection[str]) -> set[int]:
-    """The places whose rules and conditions look at knobs of the second axis."""
+    """The depths whose rules and conditions read knobs of the second axis."""
     side = {SEARCH_ORDER.index(name) for name in on_side}
     return {depth for depth in DEPTHS if side & {depth, *lattice.reads(depth)}}
 

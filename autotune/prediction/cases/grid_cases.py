@@ -5,41 +5,30 @@ from collections.abc import Callable
 
 import numpy as np
 
-from autotune.prediction.cases.config_cases import MASTER, engine_software, gathered_bytes, shapes_of
+from autotune.prediction.cases.config_cases import engine_software, shapes_of
 from autotune.prediction.cases.grid import Codes, Grid, Rows
+from autotune.prediction.cases.layouts import layouts_from
 from autotune.prediction.equations.adapters import adapted_shapes
 from autotune.prediction.equations.cases import (
-    CONTEXT_METHODS,
-    RECOMPUTE,
-    SCHEDULES,
     Array,
     Cases,
     Layouts,
     RankTable,
     Software,
-    scalar,
 )
 from autotune.prediction.equations.documents import documented
 from autotune.prediction.equations.mixed import devices_of, hardware_of
-from autotune.prediction.equations.optimizer import MOVED
 from autotune.prediction.equations.schedules import scheduled
 from autotune.prediction.equations.uneven import layout_key, tabled
 from autotune.prediction.equations.windows import windowed_shapes
-from search_spaces.adapters import METHODS
 from search_spaces.canonical import SEARCH_ORDER
-from search_spaces.compression import REDUCED_BYTES, SIGN_BYTES
-from search_spaces.fused_kernels import KERNEL_CHOICES
-from search_spaces.model import ModelSpec
-from search_spaces.optimizers import moment_bytes
-from search_spaces.packing_rules import PACK
+from search_spaces.knob import Planning
+from search_spaces.knob_values import KNOBS
+from search_spaces.models.model import ModelSpec
 from search_spaces.space import SearchSpace
-from search_spaces.states import PARAMETER_BYTES
 from search_spaces.trial_config import TrialConfig, Value
 
-UNIFORM = (
-    "precision", "attention_backend", "attention_window", "attention_global_tokens", *METHODS, "lora_targets", "frozen_dtype",
-    "curriculum_start_length", "curriculum_steps", "random_ltd_start_tokens", "random_ltd_steps", PACK,
-)  # fmt: skip
+UNIFORM = tuple(knob.name for knob in KNOBS.values() if knob.planning is Planning.FIXED)
 """Knobs that all configurations of a grid have the same value of: what computes and is trained, and how, follows from them."""
 
 
@@ -62,7 +51,6 @@ class GridCases:
         self._shapes = documented(shapes, space.workload, alike)
         self._hardware = hardware_of(space.cluster, str(precision))
         self._software: Software = engine_software(model, engine, {str(attention)})
-        self._width = scalar(PARAMETER_BYTES[str(precision)])
         self._space, self._model = space, model
         self._devices = devices_of(space.cluster, str(precision))
         written = space.domains.get("pipeline_layout", (space.base.pipeline_layout,)) != ("",)
@@ -87,60 +75,10 @@ class GridCases:
         )  # fmt: skip
 
     def _layouts(self, codes_of: Callable[[str], Codes]) -> Layouts:
-        def number(name: str, meaning: Callable[[Value], float] = float) -> Array:
+        def number(name: str, meaning: Callable[[Value], float] = float, /) -> Array:
             return numbers(self._grid, name, codes_of(name), meaning)
 
-        tensor, pipeline = number("tensor_parallel_size"), number("pipeline_parallel_size")
-        context, micro_batch = number("context_parallel_size"), number("micro_batch_size")
-        data = np.maximum(np.floor(self._world / (tensor * pipeline * context)), 1.0)
-        stage, shard = number("zero_stage"), number("hsdp_shard_size")
-        signs = number("optimizer", lambda value: value == "onebit_adam")
-        unsaid = signs * MASTER / (data * context)  # of the part that is a rank's own
-        return Layouts(
-            data=data,
-            tensor=tensor,
-            pipeline=pipeline,
-            context=context,
-            expert=number("expert_parallel_size"),
-            shard=np.where((shard > 0) & (stage == 3), shard, data * context),
-            zero_stage=stage,
-            micro_batch=micro_batch,
-            accumulation=np.floor(self._batch / (micro_batch * data)),
-            sequence_parallel=number("sequence_parallel"),
-            virtual=np.where(pipeline > 1, number("virtual_stages"), 1.0),
-            schedule=number("pipeline_schedule", lambda value: SCHEDULES.index(str(value))),
-            recompute=number("activation_checkpointing", lambda value: RECOMPUTE.index(str(value))),
-            recompute_every=number("checkpoint_every_k"),
-            offload_optimizer=number("offload_ratio") * number("offload_optimizer", lambda value: value != "none"),
-            offload_parameters=number("offload_param", lambda value: value != "none"),
-            optimizer_in_files=number("offload_optimizer", lambda value: value == "nvme"),
-            parameters_in_files=number("offload_param", lambda value: value == "nvme"),
-            context_method=number("context_parallel_method", lambda value: CONTEXT_METHODS.index(str(value))),
-            late_gather=number("overlap_param_gather"),
-            offload_activations=number("offload_activations"),
-            parameter_bytes=self._width,
-            reduce_bytes=np.where(signs > 0, SIGN_BYTES, number("reduce_dtype", lambda value: REDUCED_BYTES[str(value)])),
-            reduce_bucket=number("reduce_bucket_size"),
-            allgather_bucket=number("allgather_bucket_size"),
-            prefetch_bucket=number("prefetch_bucket_size"),
-            persistence=number("param_persistence_threshold"),
-            max_live=number("max_live_parameters"),
-            overlap=number("overlap_comm"),
-            defer=number("defer_gradient_reduction"),
-            reshard=number("reshard_after_forward"),
-            loss_chunk=number("loss_chunk_size"),
-            balanced=number("pipeline_split", lambda value: value == "balanced"),
-            accumulation_bytes=number("accumulation_dtype", lambda value: PARAMETER_BYTES[str(value)]),
-            moment_bytes=number("optimizer", lambda value: moment_bytes(str(value), MASTER)[0]) + unsaid,
-            other_moment_bytes=number("optimizer", lambda value: moment_bytes(str(value), MASTER)[1]) + unsaid,
-            update_bytes=number("optimizer", lambda value: MOVED[str(value)]),
-            orthogonalizes=number("optimizer", lambda value: value == "muon"),
-            gather_bytes=number("gather_dtype", lambda value: gathered_bytes(str(value))),
-            async_tensor=number("async_tensor_parallel"),
-            kernels=number("fused_kernels", lambda value: KERNEL_CHOICES.index(str(value))),
-            graphs=number("cuda_graphs"),
-            near=number("secondary_shard_size") * number("reshard_after_forward"),
-        )
+        return layouts_from(number, self._batch, self._world)
 
     def _laid_out(self, codes_of: Callable[[str], Codes]) -> tuple[Array, RankTable | None]:
         """Which rank holds what, and where: asked once for each combination of the knobs that it depends on."""

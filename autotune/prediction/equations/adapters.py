@@ -1,4 +1,4 @@
-"""What configurations train beside a frozen model, as shapes: configuration by configuration."""
+"""Shapes of the adapters that configurations train on top of a frozen model."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -6,21 +6,21 @@ from collections.abc import Sequence
 import numpy as np
 
 from autotune.prediction.equations.cases import Shapes
-from search_spaces.adapters import adapted, adapts, layer_adapter_elements
-from search_spaces.model import ModelSpec
-from search_spaces.states import PARAMETER_BYTES
+from search_spaces.models.model import ModelSpec
+from search_spaces.training.adapters import adapted, adapts, layer_adapter_elements
+from search_spaces.training.states import PARAMETER_BYTES
 from search_spaces.trial_config import TrialConfig
 
 FIELDS = ("adapter", "adapter_divided", "frozen_bytes", "low_rank", "bottleneck", "prefix", "prompt")
-"""Fields of `Shapes` that say what is trained and what is frozen."""
+"""Fields of `Shapes` that describe trained and frozen parameters."""
 
 
 def adapted_shapes(shapes: Shapes, model: ModelSpec, configs: Sequence[TrialConfig]) -> Shapes:
-    """The shapes with what each configuration trains beside a frozen model; as they are where none does."""
+    """Add each configuration's trained adapters to the shapes; unchanged if there are none."""
     if not any(adapts(config) for config in configs):
         return shapes
-    as_it_is = tuple(float(getattr(shapes, name)[0]) for name in FIELDS)
-    found = [_of(model, config) if adapts(config) else as_it_is for config in configs]
+    unchanged = tuple(float(getattr(shapes, name)[0]) for name in FIELDS)
+    found = [_of(model, config) if adapts(config) else unchanged for config in configs]
     return dataclasses.replace(shapes, **dict(zip(FIELDS, np.array(found, dtype=np.float64).T, strict=True)))
 
 

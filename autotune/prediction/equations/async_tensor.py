@@ -1,4 +1,4 @@
-"""Tensor-parallel sums that travel beside products (`async_tensor_parallel`): what hides, and what more messages cost."""
+"""Tensor-parallel sums that overlap with products (`async_tensor_parallel`): what is hidden, and what more messages cost."""
 
 from collections.abc import Sequence
 
@@ -13,20 +13,20 @@ from search_spaces.overlap import ROW_PARTS
 def saved_seconds(
     cases: Cases, rates: Coefficients, message: Array, rows: Sequence[tuple[Array, Array]], weights: Sequence[Array]
 ) -> Array:
-    """Seconds of a layer's tensor communication that a micro-batch is spared; below 0 where more messages cost more.
+    """Seconds of a layer's tensor communication saved per micro-batch; negative where more messages cost more.
 
-    1. A row product is made in p parts, whose sums are p messages; all but the last one travel beside later parts, and at most
-       (p - 1) / p of the product is beside them.
-    2. The sum of a column product's input gradient travels beside the weights' gradients.
-    3. What runs beside communication is slowed by it.
-    4. Under sequence parallelism that is half of what is sent: gathers are waited for.
+    1. A row product is split into p parts, whose sums are p messages; all but the last overlap with later parts, so at most
+       (p - 1) / p of the product can hide communication.
+    2. The sum of a column product's input gradient overlaps with the weights' gradients.
+    3. Computation is slowed by overlapping communication.
+    4. Under sequence parallelism this applies to half of the volume: gathers are not overlapped.
 
     Args:
         cases: the configurations.
         rates: coefficients.
         message: bytes of a micro-batch's hidden state.
-        rows: of each row product its seconds, and how often it is made.
-        weights: seconds of each gradient of columns' weights.
+        rows: for each row product its seconds, and how often it is computed.
+        weights: seconds of each gradient of column weights.
     """
     layouts, group, behind = cases.layouts, tensor_group(cases), (ROW_PARTS - 1) / ROW_PARTS
     share = np.where(layouts.sequence_parallel > 0, 0.5, 1.0)

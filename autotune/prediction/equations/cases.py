@@ -1,7 +1,7 @@
-"""What is predicted, as arrays: one element a configuration; what all have in common is an array of one element.
+"""The input of predictions as arrays: one element per configuration; a value common to all is an array of one element.
 
-Every field broadcasts against every other, so that a million layouts of one model and a table of a thousand models are the
-same call. Sizes are in elements, memory in bytes, rates in a second.
+All fields broadcast against each other, so that a million layouts of one model and a table of a thousand models need the same
+call. Sizes are in elements, memory in bytes, rates per second.
 """
 
 import dataclasses
@@ -18,12 +18,12 @@ Array = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 
 SCHEDULES = ("gpipe", "1f1b", "interleaved_1f1b", "looped_bfs", "interleaved_zero_bubble", "zbv", "dualpipev")
-"""A schedule stands in an array as its place here."""
+"""A schedule is encoded as its index here."""
 CONTEXT_METHODS = ("ring", "gather", "ulysses")
-"""context_parallel_method stands in an array as its place here; in a ring, which others have, keys and values pass from rank to
-rank and none keeps more than its own."""
+"""context_parallel_method is encoded as its index here. In a ring (other methods contain one too) keys and values pass from
+rank to rank, and no rank keeps more than its own."""
 RECOMPUTE = ("none", "selective", "full")
-"""activation_checkpointing stands in an array as its place here."""
+"""activation_checkpointing is encoded as its index here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,58 +39,58 @@ class Shapes:
     """Width of all keys (and of all values)."""
     ffn: Array
     matrices: Array
-    """Matrices of an MLP: 3 where it is gated, else 2."""
+    """Matrices of an MLP: 3 if gated, else 2."""
     vocabulary: Array
     positions: Array
     """Rows of a learned position table; 0: rotary."""
     sequence: Array
-    """Tokens in a sample."""
+    """Tokens per sample."""
     window: Array
-    """Keys that attention reads for a token, on the mean of a sequence, where a window hides some: less than the sequence, and
-    what causality hides left out. The sequence where nothing else is hidden."""
+    """Mean number of keys that attention reads per token if a window hides some: less than the sequence, keys hidden by
+    causality excluded. Equals the sequence if no other keys are hidden."""
     tied: Array
-    """1 where the output projection is the embedding table."""
+    """1 if the output projection is the embedding table."""
     experts: Array
-    """Experts a layer; 0: a dense MLP."""
+    """Experts per layer; 0: a dense MLP."""
     experts_per_token: Array
-    """Rows that go to experts for each token."""
+    """Experts to which each token is routed."""
     adapter: Array
-    """What is trained in a layer beside frozen parameters and is whole on each tensor-parallel rank."""
+    """Trained elements of a layer beside frozen parameters, replicated on the tensor-parallel ranks."""
     adapter_divided: Array
-    """The same that tensor-parallel ranks divide."""
+    """Such elements that tensor-parallel ranks divide."""
     frozen_bytes: Array
     """Bytes of a frozen parameter; 0: nothing is frozen, every parameter is trained."""
     dropout: Array
-    """1 where dropout keeps its masks."""
+    """1 if dropout stores its masks."""
     copied: Array = field(default_factory=lambda: np.zeros(1))
-    """Keys that are copied for blocks of queries, a token: where a window has global tokens."""
+    """Keys copied for blocks of queries, per token: for a window with global tokens."""
     low_rank: Array = field(default_factory=lambda: scalar(1.0))
-    """1 where what is trained beside frozen parameters are low-rank adapters, which keep inputs of frozen matrices."""
+    """1 if the trained parameters beside frozen ones are low-rank adapters, which keep inputs of frozen matrices."""
     bottleneck: Array = field(default_factory=lambda: np.zeros(1))
-    """Columns of the bottlenecks behind attention and MLP."""
+    """Columns of the bottlenecks after attention and MLP."""
     prefix: Array = field(default_factory=lambda: np.zeros(1))
-    """Trained keys and values that every token looks at in each layer."""
+    """Trained keys and values that every token attends to in each layer."""
     prompt: Array = field(default_factory=lambda: np.zeros(1))
-    """Virtual tokens that stand before those of a sample."""
+    """Virtual tokens that precede those of a sample."""
     document: Array = field(default_factory=lambda: np.zeros(1))
-    """Tokens of its own document that attention looks at for a token of a packed row, on the mean; 0: rows are not packed."""
+    """Mean number of tokens of its own document that a token of a packed row attends to; 0: rows are not packed."""
     useful: Array = field(default_factory=lambda: scalar(1.0))
-    """Tokens of documents as a share of a row's."""
+    """Document tokens as a share of a row's."""
     rms_norm: Array = field(default_factory=lambda: np.zeros(1))
-    """1 where norms are RMSNorms."""
+    """1 if norms are RMSNorms."""
     rotates_whole: Array = field(default_factory=lambda: np.zeros(1))
-    """1 where positions rotate whole heads."""
+    """1 if rotary positions apply to whole heads."""
     silu_gated: Array = field(default_factory=lambda: np.zeros(1))
-    """1 where the MLP is gated by SiLU."""
+    """1 if the MLP is gated by SiLU."""
 
     @property
     def inside(self) -> Array:
-        """Tokens of a sample that pass the layers."""
+        """Tokens of a sample that pass through the layers."""
         return self.sequence + self.prompt
 
     @property
-    def looked(self) -> Array:
-        """Of those, as many as attention looks back at."""
+    def attended(self) -> Array:
+        """Number of them that attention reads."""
         whole = np.where(self.window < self.sequence, np.minimum(self.window, self.inside), self.inside)
         return np.where(self.document > 0, self.document, whole)
 
@@ -100,24 +100,24 @@ class Hardware:
     """The device and the links."""
 
     peak: Array
-    """Dense FLOP/s at the precision that is computed in."""
+    """Dense FLOP/s at the precision of the computation."""
     bandwidth: Array
     """Bytes/s of device memory."""
     capacity: Array
     """Bytes of device memory."""
     devices_per_node: Array
     intra: Array
-    """Bytes/s that a device sends inside its node, one direction."""
+    """Bytes/s that a device sends within its node, one direction."""
     inter: Array
-    """Bytes/s that a node sends to others, one direction."""
+    """Bytes/s that a node sends to other nodes, one direction."""
     host_link: Array
     """Bytes/s between a device and host memory, one direction."""
     host_bandwidth: Array
     """Bytes/s of a node's host memory."""
     scatter_volume: Array
-    """What a reduce-scatter moves, as a multiple of the least: (n - 1) / n of the message."""
+    """Volume of a reduce-scatter, as a multiple of the minimum: (n - 1) / n of the message."""
     idle_cost: Array
-    """Share of the time that a rank idles which is lost; 0: other ranks compute on its core meanwhile."""
+    """Share of a rank's idle time that is lost; 0: other ranks compute on its core meanwhile."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,155 +136,155 @@ class Layouts:
     accumulation: Array
     sequence_parallel: Array
     virtual: Array
-    """Stages a pipeline rank."""
+    """Stages per pipeline rank."""
     schedule: Array
     recompute: Array
     recompute_every: Array
     offload_optimizer: Array
     """Share of the optimizer state in host memory."""
     offload_parameters: Array
-    """1 where the sharded parameters are in host memory."""
+    """1 if the sharded parameters are in host memory."""
     parameter_bytes: Array
     """Bytes of a parameter in forward and backward, and of an activation."""
     reduce_bytes: Array
-    """Bytes of a gradient element that is reduced; less than one: signs of momenta, which the update sends."""
+    """Bytes per reduced gradient element; less than one: signs of momenta, which the update sends."""
     reduce_bucket: Array
     prefetch_bucket: Array
     persistence: Array
-    """Elements below which a parameter stays whole at stage 3."""
+    """Elements below which a parameter stays unsharded at stage 3."""
     max_live: Array
     overlap: Array
     defer: Array
-    """1 where stage 2 reduces once a step."""
+    """1 if stage 2 reduces once per step."""
     reshard: Array
-    """1 where stage 3 gathers again for backward."""
+    """1 if stage 3 gathers again for backward."""
     loss_chunk: Array
     """Tokens whose logits are held at once; 0: all."""
     balanced: Array
-    """1 where stages are equal in FLOPs, the output projection counted in; 0: equal in layers."""
+    """1 if stages are balanced by FLOPs, output projection included; 0: by number of layers."""
     laid_out: Array = field(default_factory=lambda: np.zeros(1))
-    """1 + the row of `Cases.ranks` where the layers of every stage are written out; 0: as `balanced` says."""
+    """1 + the row of `Cases.ranks` if the layers of every stage are given explicitly; 0: according to `balanced`."""
     accumulation_bytes: Array = field(default_factory=lambda: scalar(np.inf))
-    """Bytes of a gradient element that several micro-batches are summed in; inf: the software's own."""
+    """Bytes per gradient element in which micro-batches are accumulated; inf: the software's own."""
     moment_bytes: Array = field(default_factory=lambda: scalar(8.0))
-    """Bytes of optimizer state beside the master copy, of an element of a layer's matrix."""
+    """Bytes of optimizer state per element of a layer's matrix, without the master copy."""
     other_moment_bytes: Array = field(default_factory=lambda: scalar(8.0))
-    """The same of an element of the tables."""
+    """The same per element of the tables."""
     update_bytes: Array = field(default_factory=lambda: scalar(38.0))
-    """Bytes that the update moves for a parameter."""
+    """Bytes that the update moves per parameter."""
     orthogonalizes: Array = field(default_factory=lambda: scalar(0.0))
-    """1 where every matrix is made whole and orthogonal (muon)."""
+    """1 if every matrix is gathered and orthogonalised (muon)."""
     optimizer_in_files: Array = field(default_factory=lambda: np.zeros(1))
-    """1 where the offloaded optimizer state is in files instead of host memory."""
+    """1 if the offloaded optimizer state is in files instead of host memory."""
     parameters_in_files: Array = field(default_factory=lambda: np.zeros(1))
-    """1 where the offloaded parameters are."""
+    """1 if the offloaded parameters are in files."""
     context_method: Array = field(default_factory=lambda: np.zeros(1))
-    """How context ranks attend to all tokens: their place in `CONTEXT_METHODS`."""
+    """How context ranks attend to all tokens: index in `CONTEXT_METHODS`."""
     late_gather: Array = field(default_factory=lambda: np.zeros(1))
-    """1 where updated parameters are gathered beside the next step's forward."""
+    """1 if updated parameters are gathered during the next step's forward."""
     offload_activations: Array = field(default_factory=lambda: np.zeros(1))
-    """1 where what blocks save for backward waits in host memory."""
+    """1 if activations saved for backward are kept in host memory."""
     length: Array = field(default_factory=lambda: np.zeros(1))
-    """Tokens of a sample at the point of the schedule that is looked at; 0: whole samples."""
+    """Tokens per sample at this point of the schedule; 0: whole samples."""
     kept: Array = field(default_factory=lambda: np.zeros(1))
-    """Tokens that layers but the first and the last see at that point; 0: all."""
+    """Tokens that all layers but the first and the last process at that point; 0: all."""
     drops: Array = field(default_factory=lambda: np.zeros(1))
-    """1 where the schedule is of tokens that layers see (random-LTD); 0: of tokens of samples (curriculum)."""
+    """1 if the schedule applies to the tokens per layer (random-LTD); 0: to the tokens per sample (curriculum)."""
     first_tokens: Array = field(default_factory=lambda: np.zeros(1))
-    """Where the schedule starts."""
+    """Tokens at the start of the schedule."""
     first_weight: Array = field(default_factory=lambda: np.zeros(1))
-    """Share of the job's steps that this point stands for; 0: nothing is scheduled."""
+    """Share of the job's steps that the start represents; 0: no schedule."""
     middle_tokens: Array = field(default_factory=lambda: np.zeros(1))
     middle_weight: Array = field(default_factory=lambda: np.zeros(1))
-    """The same of its middle; whole sequences stand for the rest."""
+    """The same for its middle; whole sequences represent the rest."""
     allgather_bucket: Array = field(default_factory=lambda: scalar(5e8))
-    """Elements of one gather of updated parameters."""
+    """Elements per gather of updated parameters."""
     gather_bytes: Array = field(default_factory=lambda: scalar(np.inf))
-    """Bytes of a parameter that stage 3 gathers; inf: as it is computed with."""
+    """Bytes per parameter gathered at stage 3; inf: as in computation."""
     near: Array = field(default_factory=lambda: np.zeros(1))
-    """Ranks that share a second copy of the parameters at stage 3; 0: there is none."""
+    """Ranks that share a second copy of the parameters at stage 3; 0: no second copy."""
     async_tensor: Array = field(default_factory=lambda: np.zeros(1))
-    """1 where tensor-parallel sums travel beside the products that they belong to."""
+    """1 if tensor-parallel sums overlap with the products that they belong to."""
     kernels: Array = field(default_factory=lambda: np.zeros(1))
-    """Whose fused kernels: their place in `search_spaces.fused_kernels.KERNEL_CHOICES`."""
+    """Provider of fused kernels: index in `search_spaces.fused_kernels.KERNEL_CHOICES`."""
     graphs: Array = field(default_factory=lambda: np.zeros(1))
-    """1 where blocks are replayed as CUDA graphs."""
+    """1 if blocks are replayed as CUDA graphs."""
     rounding_bytes: Array = field(default_factory=lambda: np.zeros(1))
-    """Bytes that a number takes while our engine rounds it to 8 bits for a product; 0: products are in the precision."""
+    """Temporary bytes per number while our engine rounds it to 8 bits for a product; 0: products use the precision itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Software:
-    """How the software that trains keeps memory and computes."""
+    """Memory and compute behaviour of the training software."""
 
     gradient_bytes: Array
-    """Bytes of a gradient that is held: 2 in the model's type, 4 where micro-batches are summed in fp32."""
+    """Bytes per gradient element held: 2 in the model's type, 4 if micro-batches are summed in fp32."""
     holds_gradients: Array
-    """1 where gradients have a place of their own throughout; 0: they come as activations go, but for accumulation."""
+    """1 if gradients have permanent buffers; 0: they are allocated as activations are freed, except for accumulation."""
     buckets: Array
-    """Reduce buckets that are there at once."""
+    """Reduce buckets that exist at once."""
     waits_for_bucket: Array
-    """1 where a reduction begins when a bucket of `Layouts.reduce_bucket` is ready, so that the last one is never hidden; 0:
-    in pieces of which nothing is known."""
+    """1 if a reduction begins when a bucket of `Layouts.reduce_bucket` is ready, so that the last one is never hidden; 0: in
+    pieces of unknown size."""
     state_bytes: Array
-    """Bytes of optimizer state a parameter: 12 for fp32 master and two moments."""
+    """Bytes of optimizer state per parameter: 12 for fp32 master and two moments."""
     kept_logit_bytes: Array
-    """Bytes for one logit that outlive a micro-batch, where there are several."""
+    """Bytes per logit that outlive a micro-batch, if there are several."""
     fragments: Array
-    """What the allocator must have, as a multiple of what is used, before memory runs out."""
+    """Memory that the allocator needs to avoid running out, as a multiple of the memory used."""
     scores: Array
-    """Bytes kept for one element of the attention matrix; 0: a kernel that does not keep it."""
+    """Bytes kept per element of the attention matrix; 0: the kernel does not keep it."""
     norm_extra: Array
-    """Bytes kept for an element beyond the inputs of a norm: what a norm that is not one kernel saves."""
+    """Bytes kept per element beyond the inputs of a norm, by a norm that is not a single kernel."""
     input_share: Array
-    """Bytes kept of what products read, as a share of the type that is computed in."""
+    """Bytes kept of the inputs of products, as a share of the compute type."""
     mlp_bytes: Array
-    """Bytes kept for an element of the MLP's hidden layer."""
+    """Bytes kept per element of the MLP's hidden layer."""
     frozen_outputs: Array
-    """1 where what frozen matrices give out is kept, since it is scaled by what is trained."""
+    """1 if outputs of frozen matrices are kept because a trained factor scales them."""
     quantised_extra: Array
-    """Bytes of a frozen parameter beyond its bits and their scales."""
+    """Bytes per frozen parameter beyond its bits and their scales."""
     gathers_whole: Array
-    """1 where frozen parameters are whole on every rank at some time, whatever the stage."""
+    """1 if frozen parameters are at some time unsharded on every rank, independent of the stage."""
     unpacks: Array
-    """1 where quantised matrices are made whole in the precision, each time that they are multiplied, by operators of torch."""
+    """1 if quantised matrices are dequantised to the precision for each product, by operators of torch."""
     logit_bytes: Array
-    """Bytes at the peak for one logit."""
+    """Bytes per logit at the peak."""
     whole_logits: Array
-    """1 where tensor parallelism does not divide the logits."""
+    """1 if tensor parallelism does not divide the logits."""
     keeps_gathered: Array
-    """1 where sequence parallelism keeps its gathered inputs for backward, else it gathers them again; 2: without pipelines."""
+    """1 if sequence parallelism keeps its gathered inputs for backward, 0 if it gathers them again; 2: 1 without pipelines."""
     scatters: Array
-    """1 where tensor-parallel ranks send a part each over a pipeline's boundary and gather it there."""
+    """1 if tensor-parallel ranks each send a part over a pipeline's boundary and gather it there."""
     tensor_hidden: Array
-    """Share of tensor-parallel communication that runs under the products."""
+    """Share of tensor-parallel communication hidden by the products."""
     attention_speed: Array
     """Speed of the attention kernel as a multiple of the standard kernel's."""
     elementwise: Array
-    """Traffic of norms, residuals and activations as a multiple of what fused kernels need."""
+    """Traffic of norms, residuals and activations as a multiple of that of fused kernels."""
     first_heavy: Array
-    """1 where stages that hold a layer more come first; 0: last."""
+    """1 if stages with an additional layer come first; 0: last."""
     first_rank: Array
-    """1 where memory is that of the first pipeline stage; 0: of the fullest."""
+    """1 if memory refers to the first pipeline stage; 0: to the fullest."""
 
 
 def gathered_kept(layouts: Layouts, software: Software) -> Flags:
-    """Whether gathered inputs of sequence parallelism are kept for backward."""
-    alone = (software.keeps_gathered == 2) & (layouts.pipeline == 1)
-    kept: Flags = (layouts.sequence_parallel > 0) & ((software.keeps_gathered == 1) | alone)
+    """Whether sequence parallelism keeps its gathered inputs for backward."""
+    without_pipeline = (software.keeps_gathered == 2) & (layouts.pipeline == 1)
+    kept: Flags = (layouts.sequence_parallel > 0) & ((software.keeps_gathered == 1) | without_pipeline)
     return kept
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankTable:
-    """What the ranks of pipelines hold whose layers are written out. Shape (layouts, ranks), zeros beyond a layout's last rank;
-    (layouts,) where it says nothing of ranks."""
+    """Contents of pipeline ranks whose layers are given explicitly. Shape (layouts, ranks), zeros beyond a layout's last rank;
+    (layouts,) for fields that are not per rank."""
 
     layers: Array
     selective: Array
-    """Of `layers`, those that are computed again selectively."""
+    """Those of `layers` with selective recomputation."""
     full: Array
-    """The same, in full."""
+    """Those of `layers` with full recomputation."""
     offloaded: Array
     """Share of the optimizer state in host memory."""
     first: Array
@@ -292,31 +292,31 @@ class RankTable:
     last: Array
     """1 for the rank with the output projection."""
     device: Array
-    """Place in `Cases.devices` of what the rank runs on; 0 where all devices are alike."""
+    """Index in `Cases.devices` of the rank's device; 0 if all devices are alike."""
     recomputes: Array
-    """1 where the layout says what is computed again; else the configuration does."""
+    """1 if the layout states what is recomputed; else the configuration does."""
     offloads: Array
-    """1 where the layout says what is offloaded; else the configuration does."""
+    """1 if the layout states what is offloaded; else the configuration does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cases:
-    """All that a prediction depends on beside the coefficients."""
+    """All inputs of a prediction besides the coefficients."""
 
     shapes: Shapes
     hardware: Hardware
     layouts: Layouts
     software: Software
     ranks: RankTable | None = None
-    """None: no layers are written out."""
+    """None: no layers are given explicitly."""
     devices: tuple[Hardware, ...] = ()
-    """What pipeline ranks run on where a cluster's devices differ, of one element each; `hardware` is the least of them."""
+    """Devices of pipeline ranks if a cluster's devices differ, arrays of one element each; `hardware` is their minimum."""
 
     def __len__(self) -> int:
         return max(len(value) for part in self._parts() for value in _arrays(part))
 
     def take(self, index: NDArray[Any]) -> "Cases":
-        """The cases of an index or a mask; arrays of one element stay."""
+        """The cases at an index or a mask; arrays of one element stay unchanged."""
         return Cases(
             shapes=_taken(self.shapes, index),
             hardware=_taken(self.hardware, index),
@@ -334,7 +334,7 @@ Part = TypeVar("Part", Shapes, Hardware, Layouts, Software, Cases)
 
 
 def stacked(parts: Sequence[Part]) -> Part:
-    """One part (or the cases) of all, in their order."""
+    """Concatenate the parts (or cases), in order."""
     first = parts[0]
     if isinstance(first, Cases):
         names = ("shapes", "hardware", "layouts", "software")

@@ -1,4 +1,4 @@
-"""What the equations do not know: efficiencies, latencies and constants, each with how well it is known before measuring."""
+"""Parameters that the equations cannot derive: efficiencies, latencies and constants, each with its prior uncertainty."""
 
 import dataclasses
 from dataclasses import dataclass, field
@@ -6,29 +6,29 @@ from typing import Any
 
 
 def _known(default: float, spread: float, quantity: str, *, shared: bool = True) -> Any:
-    """A positive coefficient: its default, the standard deviation of its logarithm, and what it tells on: time or memory.
+    """A positive coefficient: its default, the standard deviation of its logarithm, and the quantity it affects (time, memory).
 
-    One that is not `shared` is a habit of some software on some network, from which nothing follows for another.
+    A coefficient that is not `shared` is specific to one software on one network and does not transfer to others.
     """
     return field(default=default, metadata={"spread": spread, "quantity": quantity, "shared": shared})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Coefficients:
-    """Defaults are those of a GPU with NCCL; `fitted.toml` holds the values that were fitted to measurements."""
+    """Defaults are those of a GPU with NCCL; `fitted.toml` holds the values fitted to measurements."""
 
     matrix_efficiency: float = _known(0.85, 0.15, "time")
     """Share of the peak that the largest matrix products reach."""
     rows_half: float = _known(350.0, 0.5, "time")
     """Rows (tokens) at which a product reaches half of that."""
     width_half: float = _known(350.0, 0.5, "time")
-    """Inner and outer width (of a rank's slice) at which it does."""
+    """Inner and outer width (of a rank's slice) at which a product reaches half of that."""
     attention_efficiency: float = _known(0.45, 0.3, "time")
     """Share of the peak of a fused attention kernel, forward and backward."""
     backward_ratio: float = _known(2.0, 0.08, "time")
     """Time of backward as a multiple of forward's."""
     traffic: float = _known(1.0, 0.4, "time")
-    """Bytes that norms, residuals and activations move, as a multiple of the least."""
+    """Bytes that norms, residuals and activations move, as a multiple of the minimum."""
     kernel_seconds: float = _known(2.0e-4, 0.8, "time", shared=False)
     """Seconds in which the host launches one layer's forward."""
     collective_launch: float = _known(4.0e-4, 1.0, "time", shared=False)
@@ -44,48 +44,48 @@ class Coefficients:
     half_message: float = _known(2.0e7, 0.8, "time")
     """Bytes of a message, across nodes, at which half of the bandwidth is reached."""
     crossed_seconds: float = _known(1.0e-5, 2.5, "time", shared=False)
-    """Seconds that a tensor-parallel collective waits, a rank of its group, where pipeline neighbours are on other nodes."""
+    """Seconds that a tensor-parallel collective waits per rank of its group if pipeline neighbours are on other nodes."""
     data_exposed: float = _known(0.15, 0.8, "time", shared=False)
-    """Share of the data-parallel communication that could be hidden and is not."""
+    """Share of the data-parallel communication that could be hidden but is not."""
     hop_seconds: float = _known(2.0e-4, 0.8, "time")
-    """Seconds that a micro-batch costs at a boundary of pipeline stages beyond its bytes."""
+    """Seconds per micro-batch at a boundary of pipeline stages beyond the transfer of its bytes."""
     update_efficiency: float = _known(0.6, 0.4, "time")
     """Share of the memory bandwidth that the optimizer's update reaches."""
     host_update_efficiency: float = _known(0.3, 0.5, "time")
     """Share of the host's memory bandwidth that an update on the host reaches."""
     step_seconds: float = _known(0.01, 0.8, "time")
-    """Seconds of a step that nothing else accounts for."""
+    """Seconds of a step not accounted for elsewhere."""
     overlap_slowdown: float = _known(0.15, 0.5, "time")
-    """Share of the shorter of two overlapping things that it costs nevertheless [Galvatron: 0.13]."""
+    """Share of the shorter of two overlapping operations that is not hidden [Galvatron: 0.13]."""
     file_read_bandwidth: float = _known(3.0e9, 0.7, "files", shared=False)
-    """Bytes/s that the ranks of a node together read from files, as the engine reads them: a calibration measures it."""
+    """Bytes/s that the ranks of a node together read from files, as the engine reads them; measured by a calibration."""
     file_update_bandwidth: float = _known(3.0e9, 0.7, "files", shared=False)
-    """Bytes/s, both directions together, where as much is written as is read at the same time."""
+    """Bytes/s, sum of both directions, with equal simultaneous reads and writes."""
     time_spread: float = _known(0.12, 0.5, "band")
     """Standard deviation of the logarithm of measured / predicted time."""
 
     context_bytes: float = _known(1.8e9, 0.3, "memory")
-    """Outside of torch's allocator: the device's context and communicators."""
+    """Bytes outside of torch's allocator: the device's context and communicators."""
     workspace_bytes: float = _known(2.0e8, 0.6, "memory")
-    """In the allocator beside what the equations count: workspaces of libraries, small tensors."""
+    """Bytes in the allocator that the equations do not count: workspaces of libraries, small tensors."""
     fragmentation: float = _known(1.05, 0.03, "memory", shared=False)
     """Reserved / allocated."""
     activation_scale: float = _known(1.0, 0.06, "memory", shared=False)
-    """Activations kept / those that the equations count."""
+    """Activations kept / those counted by the equations."""
     working_layers: float = _known(2.0, 0.3, "memory", shared=False)
-    """Activations of a layer that backward holds besides those kept: gradients and temporaries."""
+    """Activations of a layer that backward holds besides the kept ones: gradients and temporaries."""
     memory_spread: float = _known(0.06, 0.5, "band")
     """Standard deviation of the logarithm of measured / predicted memory."""
 
 
 def names(quantity: str, *, shared: bool = False) -> tuple[str, ...]:
-    """The coefficients of `time`, `memory` or `band`; `shared`: those alone that hold for any software."""
+    """The coefficients of `time`, `memory` or `band`; `shared`: only those that hold for any software."""
     chosen = [item for item in dataclasses.fields(Coefficients) if item.metadata["quantity"] == quantity]
     return tuple(item.name for item in chosen if item.metadata["shared"] or not shared)
 
 
 def spread(name: str) -> float:
-    """The standard deviation of a coefficient's logarithm before anything is measured."""
+    """The prior standard deviation of a coefficient's logarithm."""
     return float(_FIELDS[name].metadata["spread"])
 
 

@@ -1,4 +1,4 @@
-"""Seconds of collectives: latency by the doublings of a group, volume over the bandwidth that the group gets."""
+"""Seconds of collectives: latency grows with the doublings of a group; volume is divided by the group's bandwidth."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from autotune.prediction.equations.coefficients import Coefficients
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """Ranks that talk: how many, how many of them in a node, and how many such groups share a node's network."""
+    """A communication group: its ranks, its ranks per node, and the number of such groups that share a node's network."""
 
     ranks: Array
     in_node: Array
@@ -18,7 +18,7 @@ class Group:
 
 
 def group_of(cases: Cases, ranks: Array, stride: Array) -> Group:
-    """The group of `ranks` ranks that lie `stride` apart, ranks of a node numbered one after the other."""
+    """The group of `ranks` ranks at a stride of `stride`; ranks of a node are numbered consecutively."""
     per_node = cases.hardware.devices_per_node
     in_node = np.clip(np.floor(per_node / np.minimum(stride, per_node)), 1, ranks)
     in_node = np.where(stride >= per_node, 1.0, in_node)
@@ -29,8 +29,8 @@ def group_of(cases: Cases, ranks: Array, stride: Array) -> Group:
 def collective_seconds(cases: Cases, group: Group, volume: Array, count: Array, rates: Coefficients) -> Array:
     """Seconds of `count` collectives that together move `volume` bytes through each rank.
 
-    `volume` is what passes a rank's link: (n - 1) / n of the message for all-gather and reduce-scatter, twice that for
-    all-reduce. Across nodes the ring is bound by a node's network share; small messages reach less of it.
+    `volume` is what passes through a rank's link: (n - 1) / n of the message for all-gather and reduce-scatter, twice that for
+    all-reduce. Across nodes the ring is limited by the node's share of the network; small messages reach less of it.
     """
     hardware = cases.hardware
     crosses = group.ranks > group.in_node
@@ -50,12 +50,12 @@ def collective_seconds(cases: Cases, group: Group, volume: Array, count: Array, 
 
 
 def tensor_group(cases: Cases) -> Group:
-    """Tensor-parallel ranks: neighbours."""
+    """Tensor-parallel ranks: consecutive."""
     return group_of(cases, cases.layouts.tensor, np.ones(1))
 
 
 def context_group(cases: Cases) -> Group:
-    """Context-parallel ranks: next to tensor."""
+    """Context-parallel ranks: outside tensor."""
     return group_of(cases, cases.layouts.context, cases.layouts.tensor)
 
 
@@ -83,7 +83,7 @@ def replica_group(cases: Cases) -> Group:
 
 
 def crosses_nodes(cases: Cases) -> Flags:
-    """Whether a stage of the pipeline and the next are on different nodes."""
+    """Whether a pipeline stage and the next are on different nodes."""
     layouts = cases.layouts
     return (layouts.pipeline > 1) & (_replica(cases) * layouts.pipeline > cases.hardware.devices_per_node)
 
@@ -94,7 +94,7 @@ def _replica(cases: Cases) -> Array:
 
 
 def boundary_bandwidth(cases: Cases, rates: Coefficients) -> Array:
-    """Bytes/s between two neighbouring pipeline ranks: across nodes each rank has its share of the node's network."""
+    """Bytes/s between two neighbouring pipeline ranks; across nodes each rank has its share of the node's network."""
     hardware = cases.hardware
     per_stage = _replica(cases)
     across = crosses_nodes(cases)

@@ -1,4 +1,4 @@
-"""Compressed communication: what is sent is smaller, and making it so is work of its own."""
+"""Compressed communication: messages are smaller, but compression takes time."""
 
 import numpy as np
 
@@ -8,7 +8,7 @@ from autotune.prediction.equations.communication import Group, group_of
 from autotune.prediction.equations.parameters import StageParameters, is_quantised
 
 PACK_BYTES, UNPACK_BYTES = 36.0, 22.0
-"""Bytes that the engine's operations, one by one, move for a number that becomes an integer, and for one that is made of it."""
+"""Bytes moved per number to convert it to an integer, and back, by the engine's unfused operators."""
 
 
 def sends_integers(cases: Cases) -> Flags:
@@ -18,7 +18,7 @@ def sends_integers(cases: Cases) -> Flags:
 
 
 def sends_signs(cases: Cases) -> Flags:
-    """Whether momenta are sent in place of gradients, by the update."""
+    """Whether the update sends signs of momenta in place of gradients."""
     signs: Flags = cases.layouts.reduce_bytes < 1
     return signs
 
@@ -30,37 +30,37 @@ def gathers_integers(cases: Cases) -> Flags:
 
 
 def gathered_share(cases: Cases) -> Array:
-    """Bytes of a gathered parameter, as a share of those that it is computed with."""
+    """Bytes of a gathered parameter, as a share of its bytes in computation."""
     layouts = cases.layouts
     return np.where(gathers_integers(cases), np.minimum(layouts.gather_bytes / layouts.parameter_bytes, 1.0), 1.0)
 
 
 def frozen_share(cases: Cases) -> Array:
-    """The same of a frozen parameter: one that is quantised where it lies is gathered as it is."""
+    """The same for a frozen parameter: a quantised one is gathered as it is."""
     return np.where(is_quantised(cases), 1.0, gathered_share(cases))
 
 
 def has_near(cases: Cases) -> Flags:
-    """Whether parameters are gathered from a second copy, but for the first time in a step."""
+    """Whether parameters are gathered from a second copy, except for the first time in a step."""
     near: Flags = (cases.layouts.zero_stage == 3) & (cases.layouts.near > 0)
     return near
 
 
 def near_group(cases: Cases) -> Group:
-    """The neighbours that share it."""
+    """The neighbours that share the second copy."""
     return group_of(cases, np.maximum(cases.layouts.near, 1.0), cases.layouts.tensor)
 
 
 def near_bytes(cases: Cases, gathered: Array) -> Array:
-    """Bytes of a rank's part of the second copy of so many bytes that gathers bring."""
+    """Bytes of a rank's part of the second copy, for `gathered` bytes."""
     return np.where(has_near(cases), gathered / np.maximum(cases.layouts.near, 1.0), 0.0)
 
 
 def coding_seconds(cases: Cases, rates: Coefficients, held: StageParameters, reductions: Array, gathers: Array) -> Array:
-    """Seconds of a step in which numbers become integers and numbers again: that of signs is part of the update.
+    """Seconds per step to convert numbers to integers and back; for signs, this is part of the update.
 
-    Reduced: all gradients are packed, and as many unpacked on their owners; at stage 0 the shares once more. Gathered: a rank
-    packs its share, and unpacks all.
+    Reduce: all gradients are packed, and as many unpacked on their owners; at stage 0 the shares once more. Gather: a rank
+    packs its share and unpacks everything.
     """
     layouts = cases.layouts
     ranks = layouts.shard
@@ -68,9 +68,9 @@ def coding_seconds(cases: Cases, rates: Coefficients, held: StageParameters, red
     unpacked = np.where(layouts.zero_stage == 0, 2.0, 1.0) * UNPACK_BYTES
     reduced = np.where(sends_integers(cases), reductions * held.trained * (packed + unpacked), 0.0)
     elements = held.trained + np.where(is_quantised(cases), 0.0, held.frozen)
-    # What comes from a second copy is packed already.
+    # A second copy is already packed.
     packs = np.where(has_near(cases), np.minimum(gathers, 1.0), gathers)
     moved = elements * (packs * PACK_BYTES / ranks + gathers * UNPACK_BYTES)
     gathered = np.where(gathers_integers(cases), moved, 0.0)
-    alone = layouts.data * layouts.context == 1
-    return np.where(alone, 0.0, (reduced + gathered) / (cases.hardware.bandwidth * rates.update_efficiency))
+    single = layouts.data * layouts.context == 1
+    return np.where(single, 0.0, (reduced + gathered) / (cases.hardware.bandwidth * rates.update_efficiency))

@@ -1,4 +1,4 @@
-"""Seconds of computation and tensor-parallel communication of one layer and of the output projection, a micro-batch."""
+"""Seconds of computation and tensor-parallel communication of one layer and of the output projection, per micro-batch."""
 
 from dataclasses import dataclass, replace
 
@@ -18,7 +18,13 @@ from autotune.prediction.equations.float8 import rounding_seconds
 from autotune.prediction.equations.frozen import unpacking_seconds
 from autotune.prediction.equations.fused_kernels import loss_fused, loss_moved, moved_elements, pieces
 from autotune.prediction.equations.graphs import copy_seconds, launches
-from autotune.prediction.equations.schedules import drops_tokens, looked_at, middle_share, of_kept, trained_tokens
+from autotune.prediction.equations.schedules import (
+    attended_tokens,
+    drops_tokens,
+    middle_share,
+    trained_tokens,
+    with_kept_tokens,
+)
 from search_spaces.overlap import ROW_PARTS
 
 _SHARP = 4.0
@@ -26,23 +32,23 @@ _SHARP = 4.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MicroBatch:
-    """Seconds that one micro-batch takes, forward and backward and what is computed again."""
+    """Seconds of one micro-batch: forward, backward and recomputation."""
 
     layer: Array
     """Computation of a layer, recomputation included."""
     layer_communication: Array
     """Tensor, context and expert communication of a layer."""
     head: Array
-    """Output projection and loss: the last stage alone."""
+    """Output projection and loss, only on the last stage."""
     embedding: Array
 
 
 def micro_batch(cases: Cases, rates: Coefficients) -> MicroBatch:
-    """Of a mean layer, where middle layers see a part of the tokens: these are picked out and put back, a pass each."""
+    """For a mean layer. If middle layers process a part of the tokens, selecting and reinserting them takes a pass each."""
     whole = _micro_batch(cases, rates)
     if not drops_tokens(cases):
         return whole
-    middle, share = _micro_batch(of_kept(cases), rates), middle_share(cases)
+    middle, share = _micro_batch(with_kept_tokens(cases), rates), middle_share(cases)
     moved = 4 * _tokens(cases) * cases.shapes.hidden * cases.layouts.parameter_bytes
     bypass = 2 * moved * rates.traffic / cases.hardware.bandwidth
     return replace(
@@ -53,7 +59,7 @@ def micro_batch(cases: Cases, rates: Coefficients) -> MicroBatch:
 
 
 def _micro_batch(cases: Cases, rates: Coefficients) -> MicroBatch:
-    """max(operations / speed, launches) for a layer; products by their shape, attention by its kernel, the rest by bytes."""
+    """max(operations / speed, launches) per layer; products by their shape, attention by its kernel, the rest by bytes."""
     layouts = cases.layouts
     forward, trained = _layer_forward(cases, rates), _bottlenecks(cases, rates)
     again = _recomputed(cases, rates, forward + trained)
@@ -67,7 +73,7 @@ def _micro_batch(cases: Cases, rates: Coefficients) -> MicroBatch:
     launched = launched + parts * rates.collective_launch
     computed = forward * (1 + backward_only) + trained * (1 + rates.backward_ratio) + again + unpacking_seconds(cases)
     computed = computed + copy_seconds(cases) + rounding_seconds(cases, _tokens(cases))
-    layer = _longer(computed + communication, launched) - communication
+    layer = _smooth_maximum(computed + communication, launched) - communication
     head_forward = _head_forward(cases, rates)
     width = cases.shapes.hidden
     embedding = 3 * _tokens(cases) * width * layouts.parameter_bytes / cases.hardware.bandwidth
@@ -79,8 +85,8 @@ def _micro_batch(cases: Cases, rates: Coefficients) -> MicroBatch:
     )
 
 
-def _longer(one: Array, other: Array) -> Array:
-    """The longer of two times that run beside each other; where they are alike they hold each other up."""
+def _smooth_maximum(one: Array, other: Array) -> Array:
+    """A smooth maximum of two overlapping times: if they are similar, they delay each other."""
     return (one**_SHARP + other**_SHARP) ** (1 / _SHARP)
 
 
@@ -115,7 +121,7 @@ def _products(cases: Cases, rates: Coefficients) -> Array:
 
 
 def _bottlenecks(cases: Cases, rates: Coefficients) -> Array:
-    """Of a layer's two bottlenecks, which every tensor rank computes whole, or for its share of the tokens."""
+    """Seconds of a layer's two bottlenecks, which every tensor rank computes whole, or for its share of the tokens."""
     shapes, layouts = cases.shapes, cases.layouts
     rows = _tokens(cases) / np.where(layouts.sequence_parallel > 0, layouts.tensor, 1.0)
     columns = np.maximum(shapes.bottleneck, 1.0)
@@ -124,26 +130,26 @@ def _bottlenecks(cases: Cases, rates: Coefficients) -> Array:
 
 
 def attention_forward(cases: Cases, rates: Coefficients) -> Array:
-    """Scores and values: half of them (causal) in a fused kernel; all of them, moved through memory, where scores are kept.
-    With a window those of the blocks that are visited, in either.
+    """Scores and values: half of them (causal) in a fused kernel; all of them, moved through memory, if scores are kept.
+    With a window, only the visited blocks in either case.
     """
     shapes, layouts, hardware = cases.shapes, cases.layouts, cases.hardware
-    looked = looked_at(cases)
-    causal = looked * np.where(shapes.window < trained_tokens(cases), 1.0, 0.5) + shapes.prefix
-    looked = looked + shapes.prefix
-    products = 4 * _tokens(cases) * looked * shapes.query / layouts.tensor
-    elements = _tokens(cases) * looked * shapes.heads / layouts.tensor
+    attended = attended_tokens(cases)
+    causal = attended * np.where(shapes.window < trained_tokens(cases), 1.0, 0.5) + shapes.prefix
+    attended = attended + shapes.prefix
+    products = 4 * _tokens(cases) * attended * shapes.query / layouts.tensor
+    elements = _tokens(cases) * attended * shapes.heads / layouts.tensor
     kept = cases.software.scores > 0
     speed = hardware.peak * rates.attention_efficiency * cases.software.attention_speed
     narrow = 128 / np.maximum(shapes.query / shapes.heads, 1.0)
-    fused = products * causal / looked / speed * np.where(narrow > 1, narrow**0.25, 1.0)
+    fused = products * causal / attended / speed * np.where(narrow > 1, narrow**0.25, 1.0)
     passes = 2 + cases.software.scores
     whole = products / (hardware.peak * rates.matrix_efficiency * 0.6) + elements * passes * 2 / hardware.bandwidth
     return np.where(kept, whole, fused)
 
 
 def _elementwise(cases: Cases, rates: Coefficients) -> Array:
-    """Norms, residuals and dropout over the hidden width, divided under sequence parallelism alone; the MLP's activations."""
+    """Norms, residuals and dropout over the hidden width, divided only under sequence parallelism; the MLP's activations."""
     shapes, layouts = cases.shapes, cases.layouts
     divided = np.where(layouts.sequence_parallel > 0, layouts.tensor, 1.0)
     wide = (shapes.matrices + 0.0) * shapes.ffn * np.maximum(shapes.experts_per_token, 1) / layouts.tensor
@@ -156,7 +162,7 @@ def _elementwise(cases: Cases, rates: Coefficients) -> Array:
 
 
 def _recomputed(cases: Cases, rates: Coefficients, forward: Array) -> Array:
-    """Seconds of what backward computes again: the whole layer, or what is cheap and large (attention with its inputs)."""
+    """Seconds of recomputation in backward: the whole layer, or the cheap and large parts (attention with its inputs)."""
     layouts = cases.layouts
     kept = cases.software.scores > 0
     selective = np.where(kept, attention_forward(cases, rates), 0.5 * forward)
@@ -165,7 +171,7 @@ def _recomputed(cases: Cases, rates: Coefficients, forward: Array) -> Array:
 
 
 def _head_forward(cases: Cases, rates: Coefficients) -> Array:
-    """Virtual tokens have no logits. A kernel of the loss makes them some rows at a time, and has moved all in forward."""
+    """Virtual tokens have no logits. A fused loss kernel computes them some rows at a time and moves all bytes in forward."""
     shapes, layouts = cases.shapes, cases.layouts
     tokens = _tokens(cases) - layouts.micro_batch * shapes.prompt / layouts.context
     divided = shapes.vocabulary / layouts.tensor
@@ -182,7 +188,7 @@ def _head_forward(cases: Cases, rates: Coefficients) -> Array:
 
 
 def _hidden_behind_products(cases: Cases, rates: Coefficients, message: Array) -> Array:
-    """What tensor ranks hide of a layer's sums; those of experts stay as they are, and frozen columns have no gradients."""
+    """Seconds of a layer's sums that tensor ranks hide; sums of experts are not hidden; frozen columns have no gradients."""
     if not np.any(cases.layouts.async_tensor > 0):
         return np.zeros(1)
     shapes, layouts, tokens = cases.shapes, cases.layouts, _tokens(cases)
@@ -198,10 +204,10 @@ def _hidden_behind_products(cases: Cases, rates: Coefficients, message: Array) -
 def _layer_communication(cases: Cases, rates: Coefficients) -> Array:
     """Tensor: two all-reduces forward and two backward, or as many gathers and scatters [Shoeybi 2019; Korthikanti 2022].
 
-    Sequence parallelism that gathers its inputs again moves 10 units for 8. Full recomputation runs the forward ones again but
-    the last. Context: gathered keys and values forward, scattered backward; or queries, keys and values to the ranks of
-    their heads and results back, and their gradients the other way [Jacobs 2023]. Experts: tokens out and back, forward and
-    backward, and forward again where all is computed again.
+    Sequence parallelism that gathers its inputs again moves 10 units instead of 8. Full recomputation repeats the forward ones
+    except the last. Context: keys and values are gathered forward, scattered backward; or queries, keys and values go to the
+    ranks of their heads and results back, with gradients in reverse [Jacobs 2023]. Experts: tokens out and back, forward and
+    backward, and forward again under full recomputation.
     """
     shapes, layouts = cases.shapes, cases.layouts
     n, width = layouts.tensor, layouts.parameter_bytes

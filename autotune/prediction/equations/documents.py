@@ -1,4 +1,4 @@
-"""Rows of documents, as shapes: what attention looks at in packed ones, and what of a row is no padding."""
+"""Shapes of document rows: tokens that attention reads in packed rows, and the share of a row that is not padding."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -6,13 +6,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from autotune.prediction.equations.cases import Shapes
-from search_spaces.documents import looked_at, rows_share
+from search_spaces.training.documents import looked_at, rows_share
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
 
 
 def documented(shapes: Shapes, workload: Workload, configs: Sequence[TrialConfig]) -> Shapes:
-    """The shapes with the rows that each configuration makes of a workload's documents; as they are where it has none."""
+    """Add the rows that each configuration makes of a workload's documents to the shapes; unchanged without documents."""
     if not workload.document_lengths:
         return shapes
     looked = looked_at(workload.document_lengths, workload.sequence_length)

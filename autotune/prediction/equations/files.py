@@ -1,18 +1,18 @@
-"""States in files: seconds of a step, and the host memory that stays [Rajbhandari et al. 2021, ZeRO-Infinity]."""
+"""States in files: seconds of a step, and the remaining host memory [Rajbhandari et al. 2021, ZeRO-Infinity]."""
 
 import numpy as np
 
 from autotune.prediction.equations.cases import Array, Cases
 from autotune.prediction.equations.coefficients import Coefficients
 from autotune.prediction.equations.parameters import layer_parameters
-from search_spaces.offload_files import BUFFERS, CHUNK_ELEMENTS, UNITS
+from search_spaces.training.offload_files import BUFFERS, CHUNK_ELEMENTS, UNITS
 
 
 def file_update_seconds(cases: Cases, rates: Coefficients, elements: Array, shared: Array) -> Array:
-    """Seconds in which what is in files of a rank is brought up to date; the update goes on beside it.
+    """Seconds to update a rank's states in files; the computation of the update overlaps with this.
 
     The optimizer state of `elements` is read and written once, and the parameters of `shared` are written once. The ranks of a
-    node share its file system, so that each has 1 / ranks of what was measured with all of them at work.
+    node share its file system, so each gets 1 / ranks of the bandwidth measured with all of them active.
     """
     layouts = cases.layouts
     moved = 2 * layouts.optimizer_in_files * elements * cases.software.state_bytes
@@ -22,9 +22,9 @@ def file_update_seconds(cases: Cases, rates: Coefficients, elements: Array, shar
 
 
 def file_read_seconds(cases: Cases, rates: Coefficients, shared: Array, pace: Array) -> Array:
-    """Seconds in which a step waits for the parameters of `shared`, which are read twice a micro-batch of `pace` seconds.
+    """Seconds per step spent waiting for the parameters of `shared`, which are read twice per micro-batch of `pace` seconds.
 
-    A unit is read while the one before it computes: what reading takes longer is waited for.
+    A unit is read while the one before it computes; only the excess of the read time is waited for.
     """
     layouts = cases.layouts
     read = 2 * layouts.parameters_in_files * shared * layouts.parameter_bytes / _of_a_rank(cases, rates.file_read_bandwidth)
@@ -33,15 +33,15 @@ def file_read_seconds(cases: Cases, rates: Coefficients, shared: Array, pace: Ar
 
 
 def host_elements(cases: Cases, offloaded: Array) -> Array:
-    """Of a rank's `offloaded` elements, those whose state is in host memory at once: of files, what the buffers hold."""
+    """The part of a rank's `offloaded` elements whose state is in host memory at once: with files, what the buffers hold."""
     held: Array = np.where(cases.layouts.optimizer_in_files > 0, np.minimum(offloaded, BUFFERS * CHUNK_ELEMENTS), offloaded)
     return held
 
 
 def host_parameter_bytes(cases: Cases, offloaded: Array) -> Array:
-    """Of the bytes of a rank's offloaded parameters, those that are in host memory at once: of files, what the buffers hold.
+    """Bytes of a rank's offloaded parameters that are in host memory at once: with files, what the buffers hold.
 
-    These are of units that are read, and of chunks of the update that are written.
+    The buffers hold units being read and chunks of the update being written.
     """
     width = cases.layouts.parameter_bytes
     layer = layer_parameters(cases)

@@ -1,4 +1,4 @@
-"""Frozen parameters that are quantised: what they take where they lie, and what it costs to make them whole."""
+"""Quantised frozen parameters: their size, and the cost of dequantising them."""
 
 import numpy as np
 
@@ -6,31 +6,31 @@ from autotune.prediction.equations.cases import Array, Cases, Flags
 from autotune.prediction.equations.parameters import StageParameters, is_quantised, layer_parameters
 
 INDEX_BYTES = 2
-"""Of an element of four bits: an int32 for every two of them, by which their values are looked up."""
+"""Bytes per four-bit element: an int32 for every two, as an index into the table of their values."""
 
 
 def frozen_width(cases: Cases) -> Array:
-    """Bytes of an element of a layer's matrices: frozen ones in their bits and scales, trained ones in the precision."""
+    """Bytes per element of a layer's matrices: frozen ones in their bits and scales, trained ones in the precision."""
     return np.where(cases.shapes.frozen_bytes > 0, cases.shapes.frozen_bytes, cases.layouts.parameter_bytes)
 
 
 def frozen_bytes(cases: Cases, held: StageParameters) -> Array:
-    """Bytes of what a rank of a stage has frozen before anything is sharded. Tables are not quantised."""
+    """Bytes of a stage's frozen parameters on a rank before sharding. Tables are not quantised."""
     width, whole = frozen_width(cases), cases.layouts.parameter_bytes
     return (held.frozen - held.frozen_tables) * width + held.frozen_tables * whole
 
 
 def unpacked_bytes(cases: Cases) -> Array:
-    """Bytes that making the largest matrix of a layer whole takes for a while."""
+    """Temporary bytes to dequantise the largest matrix of a layer."""
     shapes, layouts = cases.shapes, cases.layouts
     largest = shapes.hidden * np.maximum(shapes.ffn, shapes.query) / layouts.tensor
     return np.where(_unpacks(cases), largest * (layouts.parameter_bytes + _index_bytes(cases)), 0.0)
 
 
 def unpacking_seconds(cases: Cases) -> Array:
-    """Seconds in which one micro-batch's passes through a layer make its matrices whole: forward, backward, and forward again.
+    """Seconds per micro-batch to dequantise a layer's matrices: forward, backward, and recomputation.
 
-    Codes are read; of four bits indices are written and read; values are written, read, scaled and written.
+    Codes are read; for four bits indices are written and read; values are written, read, scaled and written.
     """
     layouts, layer = cases.layouts, layer_parameters(cases)
     elements = (layer.attention + np.where(cases.shapes.experts > 0, layer.experts, layer.dense)) / layouts.tensor

@@ -1,6 +1,6 @@
-"""Fused kernels (`fused_kernels`): what they move and keep, by the sources of liger_kernel 0.8.5 and Transformer Engine 2.
+"""Fused kernels (`fused_kernels`): bytes moved and kept, by the sources of liger_kernel 0.8.5 and Transformer Engine 2.
 
-A profile's `elementwise` is a multiple of what fused kernels move: where one computes a part, that part's multiple is 1.
+A profile's `elementwise` is a multiple of the traffic of fused kernels: for a part that is fused, the multiple is 1.
 """
 
 from dataclasses import dataclass
@@ -11,67 +11,67 @@ from autotune.prediction.equations.cases import Array, Cases, Flags
 from search_spaces.fused_kernels import KERNEL_CHOICES, LIGER, TRANSFORMER_ENGINE
 
 ACCUMULATED = 4.0
-"""Bytes of an element in which Liger sums the gradient of the output projection over pieces of the rows."""
+"""Bytes per element in which Liger accumulates the gradient of the output projection over pieces of the rows."""
 GATED_KEPT = 0.75
-"""Of what torch's operators keep of a gated hidden layer: gate and hidden and their result, and not the activated gate."""
+"""Share of a gated hidden layer kept relative to torch's operators: gate, hidden and their product, not the activated gate."""
 _LIGER, _ENGINE = (float(KERNEL_CHOICES.index(name)) for name in (LIGER, TRANSFORMER_ENGINE))
 
 
 def norms_fused(cases: Cases) -> Flags:
-    """Whether norms are one kernel each: Liger has RMSNorm, Transformer Engine both."""
+    """Whether each norm is a single kernel: Liger has RMSNorm, Transformer Engine both."""
     kernels = cases.layouts.kernels
     fused: Flags = (kernels == _ENGINE) | ((kernels == _LIGER) & (cases.shapes.rms_norm > 0))
     return fused
 
 
 def gates_fused(cases: Cases) -> Flags:
-    """Whether Liger's kernel gates."""
+    """Whether Liger's kernel computes the gated activation."""
     fused: Flags = (cases.layouts.kernels == _LIGER) & (cases.shapes.silu_gated > 0)
     return fused
 
 
 def rotations_fused(cases: Cases) -> Flags:
-    """Whether Liger's kernel rotates."""
+    """Whether Liger's kernel applies rotary positions."""
     fused: Flags = (cases.layouts.kernels == _LIGER) & (cases.shapes.rotates_whole > 0)
     return fused
 
 
 def loss_fused(cases: Cases) -> Flags:
-    """Whether Liger computes the output projection together with the loss: where a rank has the whole vocabulary."""
+    """Whether Liger fuses the output projection with the loss: only if a rank has the whole vocabulary."""
     fused: Flags = (cases.layouts.kernels == _LIGER) & (cases.layouts.tensor == 1)
     return fused
 
 
 def moved_elements(cases: Cases, hidden_layer: Array, norms: Array, rotations: Array) -> Array:
-    """Elements that a layer moves, each part times the profile's multiple where no kernel computes it."""
-    apart = cases.software.elementwise
+    """Elements that a layer moves; each part that is not fused counts times the profile's multiple."""
+    multiple = cases.software.elementwise
     parts = ((hidden_layer, gates_fused(cases)), (norms, norms_fused(cases)), (rotations, rotations_fused(cases)))
     moved = np.zeros(1)
     for elements, fused in parts:
-        moved = moved + elements * np.where(fused, 1.0, apart)
+        moved = moved + elements * np.where(fused, 1.0, multiple)
     return moved
 
 
 def norm_extra(cases: Cases) -> Array:
-    """Bytes kept for an element beyond the inputs of norms: a kernel keeps some numbers a row."""
+    """Bytes kept per element beyond the inputs of norms; a fused kernel keeps only a few numbers per row."""
     return np.where(norms_fused(cases), 0.0, cases.software.norm_extra)
 
 
 def mlp_bytes(cases: Cases) -> Array:
-    """Bytes kept for an element of the MLP's hidden layer."""
+    """Bytes kept per element of the MLP's hidden layer."""
     return cases.software.mlp_bytes * np.where(gates_fused(cases), GATED_KEPT, 1.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pieces:
-    """In how many pieces of how many rows Liger makes logits."""
+    """The number of pieces, and rows per piece, in which Liger computes logits."""
 
     rows: Array
     times: Array
 
 
 def pieces(cases: Cases, rows: Array) -> Pieces:
-    """As many rows at once as have about as many logits as all rows have elements, to a power of two [0.8.5,
+    """The number of rows for which the logits are about as many as the elements of all rows, rounded to a power of two [0.8.5,
     ops/fused_linear_cross_entropy.py].
     """
     shapes = cases.shapes
@@ -81,8 +81,8 @@ def pieces(cases: Cases, rows: Array) -> Pieces:
 
 
 def loss_moved(cases: Cases, rows: Array) -> Array:
-    """Bytes that forward and backward of the loss move beside products: logits are read twice and overwritten once, and each
-    piece is added to the gradient of the weight, where that is trained.
+    """Bytes that forward and backward of the loss move besides products: logits are read twice and overwritten once, and each
+    piece is added to the gradient of the weight, if that is trained.
     """
     shapes, width = cases.shapes, cases.layouts.parameter_bytes
     added = 2 * ACCUMULATED * pieces(cases, rows).times * shapes.vocabulary * shapes.hidden * trained_head(cases)
@@ -90,14 +90,14 @@ def loss_moved(cases: Cases, rows: Array) -> Array:
 
 
 def loss_kept(cases: Cases, rows: Array) -> Array:
-    """Bytes of gradients that wait from the loss's forward for its backward: of the rows and of the weight."""
+    """Bytes of gradients kept from the loss's forward until its backward: of the rows and of the weight."""
     shapes = cases.shapes
     return cases.layouts.parameter_bytes * shapes.hidden * (rows + shapes.vocabulary * trained_head(cases))
 
 
 def loss_peak(cases: Cases, rows: Array) -> Array:
-    """Bytes at the fullest moment of its forward: logits of a piece, gradients, and where that is another, the weight's in
-    the type in which pieces are summed.
+    """Bytes at the peak of its forward: logits of a piece, gradients, and, if the type of accumulation differs, the weight's
+    gradient in that type.
     """
     shapes, width = cases.shapes, cases.layouts.parameter_bytes
     summed = np.where(width < ACCUMULATED, ACCUMULATED, 0.0) * shapes.vocabulary * shapes.hidden * trained_head(cases)
@@ -105,5 +105,5 @@ def loss_peak(cases: Cases, rows: Array) -> Array:
 
 
 def trained_head(cases: Cases) -> Array:
-    """1 where the output projection is trained, and not frozen beside adapters."""
+    """1 if the output projection is trained, 0 if it is frozen beside adapters."""
     return np.where(cases.shapes.frozen_bytes > 0, 0.0, 1.0)

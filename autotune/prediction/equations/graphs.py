@@ -1,4 +1,4 @@
-"""Blocks as CUDA graphs (`cuda_graphs`): launches that are left, copies into static buffers, and memory of their own."""
+"""Blocks as CUDA graphs (`cuda_graphs`): remaining launches, copies into static buffers, and their own memory."""
 
 import numpy as np
 
@@ -7,27 +7,27 @@ from autotune.prediction.equations.parameters import layer_parameters
 from autotune.prediction.equations.schedules import trained_tokens
 
 FORWARD_LEFT = 0.1
-"""Share of a layer's launches in forward: some twenty kernels are a copy of the input and one graph."""
+"""Share of a layer's forward launches that remains: about twenty kernels become a copy of the input and one graph."""
 BACKWARD_LEFT = 0.25
-"""In backward: of some forty a copy, the graph, and a copy of each of about nine gradients out of their static buffers."""
+"""In backward: about forty become a copy, the graph, and a copy of each of about nine gradients out of static buffers."""
 STATIC_MESSAGES = 3.0
-"""Hidden states that a layer's graphs keep beside what is saved for backward: its result, of which the next layer's input is a
-copy, and the gradients of its result and of its input."""
+"""Hidden states that a layer's graphs keep besides those saved for backward: its result (which is copied to the next layer's
+input), and the gradients of its result and of its input."""
 
 
 def launches(cases: Cases, backward_ratio: float) -> Array:
-    """Of a layer's forward and backward, as a multiple of what launching a forward takes."""
+    """Launches of a layer's forward and backward, as a multiple of those of a forward."""
     left = FORWARD_LEFT + BACKWARD_LEFT * backward_ratio
     return np.where(cases.layouts.graphs > 0, left, 1 + backward_ratio)
 
 
 def copy_seconds(cases: Cases) -> Array:
-    """Of a layer and micro-batch: its input and the gradient of its result, each read and written."""
+    """Seconds per layer and micro-batch: its input and the gradient of its result are each read and written."""
     return cases.layouts.graphs * 4 * _message(cases) / cases.hardware.bandwidth
 
 
 def static_gradients(cases: Cases, layers: Array) -> Array:
-    """Bytes of the places in which graphs leave the gradients of the layers' parameters."""
+    """Bytes of the static buffers for gradients of the layers' parameters."""
     shapes, layouts = cases.shapes, cases.layouts
     layer = layer_parameters(cases)
     adapters = shapes.adapter + shapes.adapter_divided / layouts.tensor
@@ -36,7 +36,7 @@ def static_gradients(cases: Cases, layers: Array) -> Array:
 
 
 def static_messages(cases: Cases, layers: Array) -> Array:
-    """Bytes of hidden states and their gradients in places of their own."""
+    """Bytes of the static buffers for hidden states and their gradients."""
     return cases.layouts.graphs * layers * STATIC_MESSAGES * _message(cases)
 
 

@@ -1,4 +1,4 @@
-"""Bytes that a rank holds at its fullest moment, by tag and by stage of the pipeline."""
+"""Bytes that a rank holds at its peak, by tag and by pipeline stage."""
 
 from dataclasses import dataclass, field, replace
 from functools import reduce
@@ -24,28 +24,34 @@ from autotune.prediction.equations.parameters import (
     stage_parameters,
 )
 from autotune.prediction.equations.pipeline import in_flight, losses_wait, split_layers
-from autotune.prediction.equations.schedules import drops_tokens, looked_at, middle_share, of_kept, trained_tokens
+from autotune.prediction.equations.schedules import (
+    attended_tokens,
+    drops_tokens,
+    middle_share,
+    trained_tokens,
+    with_kept_tokens,
+)
 from autotune.prediction.equations.uneven import (
     RankShare,
-    marked,
+    capacity_ratio,
+    has_explicit_layers,
+    layout_overrides,
     offloading,
-    overlaid,
     recomputing,
-    roomier,
     shares_of,
-    written_out,
+    with_explicit_layers,
 )
 from search_spaces.checkpoints import checkpoint
 
 TAGS = ("parameters", "gradients", "optimizer_state", "activations", "buffers", "reserved", "context")
-"""As the engine's own tags; `reserved`: what the allocator keeps beyond what is used; `context`: what is outside of it."""
+"""The engine's tags; `reserved`: bytes the allocator keeps beyond those used; `context`: bytes outside of the allocator."""
 SELECTIVE = 0.38
 """Share of a layer's activations that torchtitan's per-operator policy keeps: outputs of every other product and of attention,
-and the input: 15.5 of the 41 h bytes of a token in a layer with grouped queries and an MLP of 3.5 h."""
+and the input: 15.5 of the 41 h bytes per token in a layer with grouped queries and an MLP of 3.5 h."""
 ADAM_BYTES = 8.0
-"""Of `Software.state_bytes`, those of two moments in fp32, which another optimizer has not."""
+"""The part of `Software.state_bytes` for two moments in fp32, which other optimizers do not have."""
 USABLE = 0.988
-"""Share of a device's nominal memory that a process can have: 79.2 of 80 GiB [A100 and H100]."""
+"""Share of a device's nominal memory that a process can use: 79.2 of 80 GiB [A100 and H100]."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,13 +59,13 @@ class Memory:
     """Bytes of the fullest rank."""
 
     by_tag: dict[str, Array]
-    """Sums to the total."""
+    """The sum is the total."""
     host: Array
-    """Bytes in the host's memory, of one rank."""
+    """Bytes of host memory per rank."""
     stage: Array
-    """Place along the pipeline of the fullest rank."""
-    roomier: Array = field(default_factory=lambda: np.ones(1))
-    """Memory of its device, as a multiple of the smallest's, where devices differ: the fullest is nearest to what it has."""
+    """Pipeline position of the fullest rank."""
+    capacity_ratio: Array = field(default_factory=lambda: np.ones(1))
+    """Memory of its device relative to the smallest, if devices differ: the fullest rank is the one closest to its capacity."""
 
     @property
     def total(self) -> Array:
@@ -68,51 +74,56 @@ class Memory:
 
     @property
     def needed(self) -> Array:
-        """Bytes without which it does not run: what is reserved beyond use is given back when memory runs short.
+        """Bytes required to run: reserved bytes beyond those used are released when memory runs short.
 
-        Where devices differ, as many as would fill the smallest one as much as these fill the rank's own.
+        If devices differ, scaled to the smallest device: the bytes that fill it to the same degree.
         """
-        return (self.total - self.by_tag["reserved"]) / self.roomier
+        return (self.total - self.by_tag["reserved"]) / self.capacity_ratio
 
     @property
     def allocated(self) -> Array:
-        """Bytes that torch's allocator has given out at the peak."""
+        """Peak bytes allocated by torch's allocator."""
         return self.total - self.by_tag["reserved"] - self.by_tag["context"]
 
     def usable(self, cases: Cases) -> Array:
-        """Bytes of the device that can be used: what fragments of the allocator leave."""
+        """Usable bytes of the device, after fragmentation of the allocator."""
         return cases.hardware.capacity * USABLE / cases.software.fragments
 
     def fits(self, cases: Cases) -> Flags:
-        """Whether it runs on the device, by the mean prediction."""
+        """Whether the mean prediction fits on the device."""
         return self.needed <= self.usable(cases)
 
 
 def memory(cases: Cases, rates: Coefficients) -> Memory:
-    """Of the fullest rank: of all where layers are written out, else of those that can be it."""
+    """For the fullest rank: of all ranks if layers are given explicitly, else of those that can be the fullest."""
     checkpoint()
     even = _even_memory(cases, rates)
-    if not written_out(cases):
+    if not has_explicit_layers(cases):
         return even
 
     def own(laid_out: Cases) -> dict[str, Array]:
         return _as_columns(_fullest_share(laid_out, rates))
 
-    found = overlaid(cases, _as_columns(even), own)
-    return Memory(by_tag={tag: found[tag] for tag in TAGS}, host=found["host"], stage=found["stage"], roomier=found["roomier"])
+    found = with_explicit_layers(cases, _as_columns(even), own)
+    return Memory(
+        by_tag={tag: found[tag] for tag in TAGS},
+        host=found["host"],
+        stage=found["stage"],
+        capacity_ratio=found["capacity_ratio"],
+    )
 
 
 def _even_memory(cases: Cases, rates: Coefficients) -> Memory:
-    """The fullest of the ranks that can be it: the first, the first that holds a layer more, and the last."""
+    """The fullest of the candidate ranks: the first, the first with an additional layer, and the last."""
     split, p = split_layers(cases), cases.layouts.pipeline
     one = np.ones(1)
-    alone = np.where(p == 1, 1.0, 0.0)
-    stages = [rank_memory(cases, rates, split.first, 0 * p, one, np.maximum(alone, _folded(cases)))]
+    single = np.where(p == 1, 1.0, 0.0)
+    stages = [rank_memory(cases, rates, split.first, 0 * p, one, np.maximum(single, _folded(cases)))]
     if np.all(cases.software.first_rank > 0) or np.all(p == 1):
         return stages[0]
     inner = np.where(split.place > 0, split.place, 1.0)
-    stages.append(rank_memory(cases, rates, split.most, np.minimum(inner, p - 1), alone, alone))
-    stages.append(rank_memory(cases, rates, split.last, p - 1, alone, np.maximum(alone, 1 - _folded(cases))))
+    stages.append(rank_memory(cases, rates, split.most, np.minimum(inner, p - 1), single, single))
+    stages.append(rank_memory(cases, rates, split.last, p - 1, single, np.maximum(single, 1 - _folded(cases))))
     fullest = stages[0]
     for other in stages[1:]:
         fuller = (other.total > fullest.total) & (cases.software.first_rank == 0) & (p > 1)
@@ -120,27 +131,27 @@ def _even_memory(cases: Cases, rates: Coefficients) -> Memory:
     return fullest
 
 
-def share_memory(cases: Cases, rates: Coefficients, share: RankShare, marks: tuple[Array, Array]) -> Memory:
-    """Bytes by tag of a rank whose layers are written out; `marks` as `uneven.marked` gives them."""
+def share_memory(cases: Cases, rates: Coefficients, share: RankShare, overrides: tuple[Array, Array]) -> Memory:
+    """Bytes by tag of a rank whose layers are given explicitly; `overrides`: the result of `uneven.layout_overrides`."""
     whole = layer_bytes(cases)
     kept = [kept_layer_bytes(recomputing(cases, policy)) for policy in (1, 2)]
     saved = share.selective * (whole - kept[0]) + share.full * (whole - kept[1])
     most = np.maximum((share.selective > 0) * (whole - kept[0]), (share.full > 0) * (whole - kept[1]))
     own = kept_layer_bytes(cases)
     knobs = np.where(cases.layouts.recompute > 0, whole - own, 0.0)
-    again = Again(
-        kept=np.where(marks[0] > 0, share.layers * whole - saved, share.layers * own),
-        working=np.where(marks[0] > 0, most, knobs),
+    again = Recomputation(
+        kept=np.where(overrides[0] > 0, share.layers * whole - saved, share.layers * own),
+        working=np.where(overrides[0] > 0, most, knobs),
     )
-    held = offloading(cases, share, marks[1])
+    held = offloading(cases, share, overrides[1])
     found = rank_memory(held, rates, share.layers, share.place, share.first, share.last, again)
-    return replace(found, roomier=roomier(cases, share))
+    return replace(found, capacity_ratio=capacity_ratio(cases, share))
 
 
 def _fullest_share(cases: Cases, rates: Coefficients) -> Memory:
-    """The host holds the states of whichever rank has most of them there."""
-    marks = marked(cases)
-    fullest, *others = (share_memory(cases, rates, share, marks) for share in shares_of(cases))
+    """The fullest rank; host memory is that of the rank with the most states there."""
+    overrides = layout_overrides(cases)
+    fullest, *others = (share_memory(cases, rates, share, overrides) for share in shares_of(cases))
     for other in others:
         host = np.maximum(other.host, fullest.host)
         fullest = replace(_where(other.needed > fullest.needed, other, fullest), host=host)
@@ -148,7 +159,7 @@ def _fullest_share(cases: Cases, rates: Coefficients) -> Memory:
 
 
 def _as_columns(held: Memory) -> dict[str, Array]:
-    return {**held.by_tag, "host": held.host, "stage": held.stage, "roomier": held.roomier}
+    return {**held.by_tag, "host": held.host, "stage": held.stage, "capacity_ratio": held.capacity_ratio}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,9 +167,9 @@ class Activations:
     """Bytes of a rank's activations."""
 
     begins: Array
-    """When backward begins: what forward keeps for it, and what the layer that runs and the loss need besides."""
+    """When backward begins: activations kept for it, plus those of the running layer and of the loss."""
     ends: Array
-    """When it ends: what the layer that runs needs."""
+    """When backward ends: activations of the running layer."""
     forward: Array
     """In the first micro-batch's forward, before its loss."""
     host: Array
@@ -166,24 +177,30 @@ class Activations:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Again:
-    """Bytes a token of a rank's layers, where they are not all computed again alike."""
+class Recomputation:
+    """Bytes per token of a rank's layers if recomputation differs between them."""
 
     kept: Array
-    """By all layers together, for backward."""
+    """Kept by all layers together for backward."""
     working: Array
-    """By the layer that runs again."""
+    """Working memory of the layer that is recomputed."""
 
 
 def rank_memory(
-    cases: Cases, rates: Coefficients, layers: Array, place: Array, first: Array, last: Array, again: Again | None = None
+    cases: Cases,
+    rates: Coefficients,
+    layers: Array,
+    place: Array,
+    first: Array,
+    last: Array,
+    again: Recomputation | None = None,
 ) -> Memory:
-    """Bytes by tag of the rank at `place` of the pipeline with so many `layers`; `first`, `last`: 1 where it has the tables."""
+    """Bytes by tag of the rank at `place` of the pipeline with `layers` layers; `first`, `last`: 1 if it has the tables."""
     held = stage_parameters(cases, layers, first, last)
     kept = _activations(cases, rates, layers, place, first, last, again)
     tags = _tags(cases, rates, held, layers, kept)
     used = reduce(np.add, tags.values())
-    # Halfway to what it must have where it fragments most.
+    # Assume half of the worst-case fragmentation.
     reserved = np.maximum(rates.fragmentation, (1 + cases.software.fragments) / 2)
     tags["reserved"] = (reserved - 1) * used
     tags["context"] = rates.context_bytes + 0 * used
@@ -193,13 +210,13 @@ def rank_memory(
 def _tags(
     cases: Cases, rates: Coefficients, held: StageParameters, layers: Array, activations: Activations
 ) -> dict[str, Array]:
-    """Bytes by tag at the fullest of four moments: in forward, when backward begins, when it ends, and after the update.
+    """Bytes by tag at the fullest of four moments: in forward, at the begin and the end of backward, after the update.
 
-    0. The first micro-batch's forward has the buffers of updated parameters that come beside it.
-    1. It begins with all activations and, where micro-batches went before or gradients have a place of their own, gradients.
-    2. It ends with all gradients and the buckets that are reduced, and with the activations of the layer that runs.
-    3. After the update gradients are gone, and updated parameters are gathered.
-    4. States and buffers are counted at their largest; activations are the rest of the peak, so that all sum to it.
+    0. The first micro-batch's forward has the buffers of updated parameters gathered during it.
+    1. Backward begins with all activations, and with gradients if micro-batches preceded or gradients have permanent buffers.
+    2. Backward ends with all gradients, the buckets being reduced, and the activations of the running layer.
+    3. After the update gradients are freed, and updated parameters are gathered.
+    4. States and buffers count at their maximum; activations are the rest of the peak, so that the sum equals the peak.
     """
     parts = (activations.begins, activations.ends, activations.forward)
     kept, working, forward = (rates.activation_scale * part + rates.workspace_bytes for part in parts)
@@ -207,34 +224,34 @@ def _tags(
     gathered, reducing = _gathered(cases, held), _reducing(cases, held)
     before = np.maximum(cases.software.holds_gradients, np.where(cases.layouts.accumulation > 1, 1.0, 0.0))
     begins = _summed_gradients(cases, held) * before + gathered + kept
-    # A table's gradient and bucket: when backward begins without logits, and when it ends without a layer's activations.
+    # A table's gradient and bucket: as backward begins without logits, and as it ends without a layer's activations.
     table = _table_reducing(cases, held)
     begins = np.maximum(begins, np.where(table > 0, tags["gradients"] + gathered + table + forward - working, 0.0))
-    # The gradients of matrices that one memory holds are there until the last of them has moved.
-    together = np.where(reducing > 0, _put_together(cases), 0.0)
+    # Gradients of matrices in one shared tensor stay until the last of them has been copied.
+    together = np.where(reducing > 0, _grouped_matrix_bytes(cases), 0.0)
     ends = (
         tags["gradients"]
         + gathered
         + np.maximum(reducing + together + working, np.where(table > 0, table + reducing * 2 / 3, 0.0))
     )
     late = buffer_bytes(cases, held)
-    # Two gathers are on their way before the last layer has run.
+    # Two gathers are in flight before the last layer has run.
     before_last = forward - (forward - working) / np.maximum(layers, 1.0)
     runs = np.where(late > 0, _summed_gradients(cases, held) * cases.software.holds_gradients + late + before_last, 0.0)
     refills = refill_bytes(cases, held)
     rest = np.maximum(np.maximum(begins, ends), np.maximum(runs, refills)) - tags["gradients"]
-    # What graphs leave their gradients in is theirs throughout.
+    # Static gradient buffers of graphs are permanent.
     tags["gradients"] = tags["gradients"] + static_gradients(cases, layers)
-    # Buffers of forward are not there with all gradients: of them as many are told as the peak has room for.
+    # Forward's buffers do not coexist with all gradients: only as many are counted as fit below the peak.
     tags["buffers"] = np.minimum(np.maximum(gathered + reducing, np.maximum(late, refills)), rest)
     tags["activations"] = rest - tags["buffers"]
     return tags
 
 
 def shares(cases: Cases) -> tuple[Array, Array, Array]:
-    """What parameters, gradients and optimizer state are divided by: stages 3, 2 and 1 [Rajbhandari 2020].
+    """The divisors of parameters, gradients and optimizer state: stages 3, 2 and 1 [Rajbhandari 2020].
 
-    Where buckets are sent as they fill, a step of one micro-batch leaves of its gradients at stage 1 what stage 2 leaves.
+    If buckets are sent as they fill, a step of one micro-batch keeps as few gradients at stage 1 as at stage 2.
     """
     stage, ranks = cases.layouts.zero_stage, cases.layouts.shard
     at_once = (cases.software.waits_for_bucket > 0) & (stage == 1) & (cases.layouts.accumulation <= 1)
@@ -247,7 +264,7 @@ def shares(cases: Cases) -> tuple[Array, Array, Array]:
 
 
 def _folded(cases: Cases) -> Array:
-    """1 where the first rank holds the last stage, too."""
+    """1 if the first rank holds the last stage, too."""
     return np.where(cases.layouts.schedule >= 5, 1.0, 0.0)
 
 
@@ -258,7 +275,7 @@ def _states(cases: Cases, held: StageParameters, layers: Array) -> dict[str, Arr
     frozen = frozen_bytes(cases, held) + software.quantised_extra * (held.frozen - held.frozen_tables)
     persistent = np.minimum(persistent_parameters(cases, layers), held.trained + held.frozen)
     whole = persistent * frozen_width(cases) * (1 - 1 / by_parameter)
-    # Parameters in full precision are their own master: whole ones, and at stage 3 each rank's share.
+    # Parameters in full precision are their own master: unsharded ones, and at stage 3 each rank's share.
     own_master = (layouts.parameter_bytes >= 4) & ((by_state == 1) | (layouts.zero_stage == 3))
     state = software.state_bytes - ADAM_BYTES + layouts.moment_bytes - np.where(own_master, 4.0, 0.0)
     on_tables = held.trained_tables / by_state * (layouts.other_moment_bytes - layouts.moment_bytes)
@@ -274,14 +291,14 @@ def _states(cases: Cases, held: StageParameters, layers: Array) -> dict[str, Arr
 
 
 def _second_copy(cases: Cases, held: StageParameters, persistent: Array, frozen: Array) -> Array:
-    """Of what is gathered again within a step, as it was sent."""
-    across = np.where(cases.layouts.expert > 1, held.expert_trained, 0.0)  # which have none
+    """Bytes of the second copy of what is gathered again within a step, in the format sent."""
+    across = np.where(cases.layouts.expert > 1, held.expert_trained, 0.0)  # experts have no second copy
     trained = (held.trained - across) * cases.layouts.parameter_bytes * gathered_share(cases)
     return near_bytes(cases, trained + (frozen - persistent * frozen_width(cases)) * frozen_share(cases))
 
 
 def _summed_gradients(cases: Cases, held: StageParameters) -> Array:
-    """Bytes of gradients that stay from one micro-batch to the next, in the type in which these are summed."""
+    """Bytes of gradients kept between micro-batches, in the type of accumulation."""
     layouts, own = cases.layouts, cases.software.gradient_bytes
     width = np.where(layouts.accumulation > 1, np.minimum(own, layouts.accumulation_bytes), own)
     return divided(cases, held, shares(cases)[1]) * width
@@ -297,24 +314,22 @@ def _host(cases: Cases, held: StageParameters) -> Array:
 
 
 def _gathered(cases: Cases, held: StageParameters) -> Array:
-    """At stage 3 what is gathered: the layer that runs and what is gathered ahead; experts by themselves where ranks divide
-    them.
-    """
+    """Gathered bytes at stage 3: the running layer and the layers prefetched; experts separately if ranks divide them."""
     layouts, width = cases.layouts, frozen_width(cases)
-    apart, (common, experts) = layouts.expert > 1, gathered_units(cases)
-    of_experts = np.where(apart, held.expert_trained, 0.0)
+    divides, (common, experts) = layouts.expert > 1, gathered_units(cases)
+    of_experts = np.where(divides, held.expert_trained, 0.0)
     # In elements as wide as those of the layers' matrices.
     table = cases.shapes.vocabulary * cases.shapes.hidden / layouts.tensor * layouts.parameter_bytes / width
     whole = ((held.trained - of_experts) * layouts.parameter_bytes + frozen_bytes(cases, held)) / width
     live = _live(cases, common, table, whole) * (1 - 1 / layouts.shard)
     alike = np.maximum(layouts.shard / layouts.expert, 1.0)
-    live = live + np.where(apart, _live(cases, experts, 0.0 * experts, of_experts), 0.0) * (1 - 1 / alike)
+    live = live + np.where(divides, _live(cases, experts, 0.0 * experts, of_experts), 0.0) * (1 - 1 / alike)
     live = np.where(cases.software.gathers_whole > 0, held.frozen * cases.shapes.frozen_bytes, live * width)
     return np.where(layouts.zero_stage >= 3, live, 0.0)
 
 
 def _live(cases: Cases, unit: Array, table: Array, whole: Array) -> Array:
-    """Elements of `whole` that stand gathered: the unit that runs, or the table, and what is gathered ahead."""
+    """Elements of `whole` that are gathered at once: the running unit, or the table, and the prefetched ones."""
     layouts, counted = cases.layouts, counted_elements(cases)
     ahead = np.minimum(layouts.prefetch_bucket / counted + unit, np.maximum(layouts.max_live / counted, unit))
     kept = np.where(layouts.reshard > 0, np.maximum(unit + ahead, table), whole)
@@ -322,20 +337,20 @@ def _live(cases: Cases, unit: Array, table: Array, whole: Array) -> Array:
 
 
 def _reducing(cases: Cases, held: StageParameters) -> Array:
-    """Buckets that are filled and reduced, where gradients do not stay whole."""
+    """Bytes of buckets being filled and reduced, if gradients are sharded."""
     layouts = cases.layouts
     buckets = _filled(cases, held, cases.software.buckets)
     own = buckets * np.maximum(layouts.reduce_bytes, layouts.parameter_bytes)
-    # The bucket that fills is there in full; what of others is on the way, and what comes for it, is packed.
+    # The bucket being filled is unpacked; those in flight, and their results, are packed.
     one = _filled(cases, held, np.ones(1))
     own = np.where(sends_integers(cases), one * 4.0 + np.maximum(buckets - one, 0.0) * 2 * layouts.reduce_bytes, own)
     own = np.where(layouts.data * layouts.context > 1, own, 0.0)
     _, by_gradient, _ = shares(cases)
-    return np.where((layouts.zero_stage >= 1) & (by_gradient > 1), own, _sent_otherwise(cases, held))
+    return np.where((layouts.zero_stage >= 1) & (by_gradient > 1), own, _cast_bucket_bytes(cases, held))
 
 
 def _filled(cases: Cases, held: StageParameters, count: Array) -> Array:
-    """Elements of so many buckets of a rank's layers: a matrix that exceeds a bucket has one of its own."""
+    """Elements of `count` buckets of a rank's layers: a matrix larger than a bucket gets its own."""
     shapes, layouts = cases.shapes, cases.layouts
     of_experts = np.where(layouts.expert > 1, held.expert_trained, 0.0)
     common = held.trained - of_experts
@@ -343,14 +358,14 @@ def _filled(cases: Cases, held: StageParameters, count: Array) -> Array:
     mlp = np.where(whole, shapes.hidden * shapes.ffn / layouts.tensor, 0.0)
     attention = np.where(whole, shapes.hidden * shapes.query / layouts.tensor, 0.0)
     each = np.maximum(layouts.reduce_bucket, np.where(layouts.expert > 1, attention, np.maximum(mlp, attention)))
-    # Experts' are sent in between, so that one fewer is there.
-    apart = np.maximum(count - 1, 1.0) * np.maximum(layouts.reduce_bucket, mlp)
-    filled: Array = np.minimum(count * each, common) + np.minimum(apart, of_experts)
+    # Buckets of experts are sent in between, so that one fewer exists.
+    expert_elements = np.maximum(count - 1, 1.0) * np.maximum(layouts.reduce_bucket, mlp)
+    filled: Array = np.minimum(count * each, common) + np.minimum(expert_elements, of_experts)
     return filled
 
 
 def _table_reducing(cases: Cases, held: StageParameters) -> Array:
-    """Bytes of a table's gradient and of the bucket that it is moved to, where buckets are sent as they fill."""
+    """Bytes of a table's gradient and of the bucket that it is copied to, if buckets are sent as they fill."""
     shapes, layouts = cases.shapes, cases.layouts
     _, by_gradient, _ = shares(cases)
     sent = (cases.software.waits_for_bucket > 0) & (layouts.zero_stage >= 1) & (by_gradient > 1)
@@ -359,9 +374,9 @@ def _table_reducing(cases: Cases, held: StageParameters) -> Array:
     return np.where(sent, table * (width + layouts.parameter_bytes), 0.0)
 
 
-def _sent_otherwise(cases: Cases, held: StageParameters) -> Array:
-    """Where whole gradients are summed in one type and shares reduced in another: the bucket that is cast, and what those
-    before it that are on the way take beyond the sums that they were. Where everyone keeps everything, what is cast is kept.
+def _cast_bucket_bytes(cases: Cases, held: StageParameters) -> Array:
+    """Bytes if whole gradients are summed in one type and shares reduced in another: the bucket that is cast, and the excess of
+    the preceding buckets in flight over their sums. If gradients are not sharded, the cast ones are kept.
     """
     layouts = cases.layouts
     casts = (layouts.accumulation_bytes != layouts.reduce_bytes) & np.isfinite(layouts.accumulation_bytes)
@@ -369,54 +384,56 @@ def _sent_otherwise(cases: Cases, held: StageParameters) -> Array:
     bucket = np.minimum(layouts.reduce_bucket, held.trained)
     before = np.minimum(held.trained - bucket, layouts.reduce_bucket * np.where(layouts.overlap > 0, 2.0, 0.0))
     wider = np.maximum(layouts.reduce_bytes - np.minimum(layouts.accumulation_bytes, layouts.reduce_bytes), 0.0)
-    # What is sent and what comes for it: where gradients stay whole, beside them.
+    # Sent and received data: if gradients stay whole, in addition to them.
     beside = bucket + np.where(layouts.zero_stage == 0, before, 0.0)
     packed = np.where(sends_integers(cases) & (layouts.data * layouts.context > 1), 2 * beside * layouts.reduce_bytes, 0.0)
     return np.where(casts, bucket * layouts.reduce_bytes + before * wider, packed)
 
 
 def _activations(
-    cases: Cases, rates: Coefficients, layers: Array, place: Array, first: Array, last: Array, again: Again | None
+    cases: Cases, rates: Coefficients, layers: Array, place: Array, first: Array, last: Array, again: Recomputation | None
 ) -> Activations:
-    """What forward keeps for backward, and what the layer that runs and the loss need besides."""
+    """Bytes kept for backward, plus those of the running layer and of the loss."""
     layouts, shapes = cases.layouts, cases.shapes
     tokens = layouts.micro_batch * trained_tokens(cases) / layouts.context
-    told = tokens - layouts.micro_batch * shapes.prompt
+    targets = tokens - layouts.micro_batch * shapes.prompt
     whole, kept = layer_bytes(cases), kept_layer_bytes(cases)
     all_kept = layers * _mean_kept(cases, kept) if again is None else again.kept
     ahead = in_flight(cases, place)
     passed = first + 2 * np.where(layouts.pipeline > 1, 1.0, 0.0)
     embedded = passed * tokens * shapes.hidden * layouts.parameter_bytes / _divided(cases)
-    looked = np.where(layouts.loss_chunk > 0, np.minimum(layouts.loss_chunk, told), told)
+    logit_tokens = np.where(layouts.loss_chunk > 0, np.minimum(layouts.loss_chunk, targets), targets)
     outlive = np.where(layouts.accumulation > 1, cases.software.kept_logit_bytes, 0.0)
-    logits = last * looked * shapes.vocabulary / np.where(cases.software.whole_logits > 0, 1.0, layouts.tensor)
-    besides = rates.working_layers * whole
-    working = (np.where(layouts.recompute > 0, whole - kept, 0.0) if again is None else again.working) + besides
-    unpacked = unpacked_bytes(cases) + rounded_bytes(cases) + _put_together(cases)
-    # The memory of graphs is nobody else's: what a layer works in is there beside the logits, and all is there to the end.
+    logits = last * logit_tokens * shapes.vocabulary / np.where(cases.software.whole_logits > 0, 1.0, layouts.tensor)
+    transient = rates.working_layers * whole
+    working = (np.where(layouts.recompute > 0, whole - kept, 0.0) if again is None else again.working) + transient
+    unpacked = unpacked_bytes(cases) + rounded_bytes(cases) + _grouped_matrix_bytes(cases)
+    # The memory pool of graphs is exclusive: a layer's working memory coexists with the logits and stays to the end.
     shared, static = 1 - layouts.graphs, static_messages(cases, layers)
-    pool = static + layouts.graphs * (tokens * (all_kept + besides) + unpacked)
+    pool = static + layouts.graphs * (tokens * (all_kept + transient) + unpacked)
     loss, waiting = logits * cases.software.logit_bytes, np.zeros(1)
     if np.any(fused := loss_fused(cases)):
-        loss = np.where(fused, last * loss_peak(cases, told), loss)
-        waiting = np.where(fused, last * (ahead - 1) * loss_kept(cases, told), 0.0)
+        loss = np.where(fused, last * loss_peak(cases, targets), loss)
+        waiting = np.where(fused, last * (ahead - 1) * loss_kept(cases, targets), 0.0)
     if np.any(chunked := (layouts.loss_chunk > 0) & ~losses_wait(layouts)):
-        # Gradients that its forward makes are there beside the logits of a chunk.
-        gradients = layouts.parameter_bytes * shapes.hidden * (told + shapes.vocabulary / layouts.tensor * trained_head(cases))
+        # Gradients computed in forward coexist with the logits of a chunk.
+        gradients = (
+            layouts.parameter_bytes * shapes.hidden * (targets + shapes.vocabulary / layouts.tensor * trained_head(cases))
+        )
         # The logits, and their probabilities in at least fp32, which become the gradient.
         made = layouts.parameter_bytes + np.maximum(layouts.parameter_bytes, 4.0)
         loss = np.where(chunked, logits * made + last * gradients, loss)
     peak = np.maximum(shared * (tokens * working + unpacked), loss) + logits * outlive + waiting
     return Activations(
         begins=shared * tokens * on_device(cases, layers, all_kept, ahead) + ahead * embedded + peak + pool,
-        ends=shared * (tokens * besides + unpacked) + pool,
-        forward=tokens * (on_device(cases, layers, all_kept, np.ones(1)) + besides) + embedded + unpacked + static,
+        ends=shared * (tokens * transient + unpacked) + pool,
+        forward=tokens * (on_device(cases, layers, all_kept, np.ones(1)) + transient) + embedded + unpacked + static,
         host=host_bytes(cases, layers, all_kept, ahead),
     )
 
 
-def _put_together(cases: Cases) -> Array:
-    """Bytes of a rank's experts' matrices of one name, which a grouped product of them has in one memory: in 16 bits."""
+def _grouped_matrix_bytes(cases: Cases) -> Array:
+    """Bytes of a rank's expert matrices of one name, which a grouped product stores in one tensor: in 16 bits."""
     shapes, layouts = cases.shapes, cases.layouts
     own = shapes.experts / layouts.expert
     groups = (own > 1) & (layouts.parameter_bytes == 2) & (shapes.frozen_bytes == 0)
@@ -424,10 +441,10 @@ def _put_together(cases: Cases) -> Array:
 
 
 def _mean_kept(cases: Cases, kept: Array) -> Array:
-    """Bytes a token that a mean layer keeps, where middle layers see a part of the tokens; `kept`: of one that sees all."""
+    """Bytes per token that a mean layer keeps if middle layers process some of the tokens; `kept`: with all tokens."""
     if not drops_tokens(cases):
         return kept
-    middle = kept_layer_bytes(of_kept(cases)) * cases.layouts.kept / trained_tokens(cases)
+    middle = kept_layer_bytes(with_kept_tokens(cases)) * cases.layouts.kept / trained_tokens(cases)
     return kept + middle_share(cases) * (middle - kept)
 
 
@@ -436,13 +453,13 @@ def _divided(cases: Cases) -> Array:
 
 
 def layer_bytes(cases: Cases) -> Array:
-    """Bytes a token that a layer keeps without recomputation.
+    """Bytes per token that a layer keeps without recomputation.
 
-    A frozen matrix keeps no input, so that the input of adapters and what is not linear remain. A bottleneck keeps what goes
-    in and both sides of what is not linear in it; a prefix is joined with the keys and values of each sample.
+    A frozen matrix keeps no input: only the input of adapters and of nonlinear operations remains. A bottleneck keeps its input
+    and both sides of its nonlinearity; a prefix is concatenated with the keys and values of each sample.
     Inputs of norms and of products: 8 h outside of what tensor parallelism divides; queries, keys, values (of all context
-    ranks, where they are gathered), the output (twice, where it is put together or travels) and its log-sum-exp; the MLP's
-    hidden layer. Dropout keeps masks of a byte [Korthikanti 2022, 4.1].
+    ranks, if gathered), the output (twice, if it is assembled or sent) and its log-sum-exp; the MLP's hidden layer. Dropout
+    keeps masks of one byte [Korthikanti 2022, 4.1].
     """
     shapes, layouts, software = cases.shapes, cases.layouts, cases.software
     width, t = layouts.parameter_bytes, layouts.tensor
@@ -464,7 +481,7 @@ def layer_bytes(cases: Cases) -> Array:
 
 
 def _outputs(cases: Cases) -> Array:
-    """Queries, and the results of attention: once where its kernel gives them out as they go on, else twice."""
+    """Factor for queries and attention results: results count once if the kernel's output is used directly, else twice."""
     layouts, shapes = cases.layouts, cases.shapes
     in_parts = (
         (shapes.window < shapes.sequence) | (shapes.document > 0) | ((layouts.context > 1) & (layouts.context_method > 0))
@@ -473,21 +490,21 @@ def _outputs(cases: Cases) -> Array:
 
 
 def _keys_kept(cases: Cases) -> Array:
-    """Tokens whose keys are kept, copies counted, as a multiple of the rank's own."""
+    """Tokens whose keys are kept, copies included, as a multiple of the rank's own."""
     layouts = cases.layouts
     return np.where(layouts.context_method == CONTEXT_METHODS.index("gather"), layouts.context, 1.0) + cases.shapes.copied
 
 
 def _scores(cases: Cases) -> Array:
-    """Bytes a token of the attention matrix, where the kernel keeps it."""
+    """Bytes per token of the attention matrix, if the kernel keeps it."""
     shapes = cases.shapes
-    return cases.software.scores * shapes.heads * (looked_at(cases) + shapes.prefix)
+    return cases.software.scores * shapes.heads * (attended_tokens(cases) + shapes.prefix)
 
 
 def kept_layer_bytes(cases: Cases) -> Array:
-    """Bytes a token that a layer keeps on average with the recomputation that is asked for.
+    """Mean bytes per token that a layer keeps under the configured recomputation.
 
-    Full: the layer's input. Selective: what is expensive to compute again stays, scores and cheap inputs go.
+    Full: the layer's input. Selective: results that are expensive to recompute stay, scores and cheap inputs are dropped.
     """
     shapes, layouts, software = cases.shapes, cases.layouts, cases.software
     whole = layer_bytes(cases)
@@ -502,5 +519,5 @@ def _where(chosen: Flags, one: Memory, other: Memory) -> Memory:
         by_tag={tag: np.where(chosen, one.by_tag[tag], other.by_tag[tag]) for tag in TAGS},
         host=np.where(chosen, one.host, other.host),
         stage=np.where(chosen, one.stage, other.stage),
-        roomier=np.where(chosen, one.roomier, other.roomier),
+        capacity_ratio=np.where(chosen, one.capacity_ratio, other.capacity_ratio),
     )

@@ -1,7 +1,7 @@
-"""Clusters whose nodes differ: which devices the ranks of a pipeline run on, and what every one of these has.
+"""Clusters with different nodes: the devices of each pipeline rank, and the resources common to them.
 
-Ranks at one place along a pipeline do the same work and wait for each other, so that the least of their devices and links is
-what they have. A set of groups of nodes stands as the sum of 2^place of each.
+Ranks at one pipeline position do the same work and wait for each other, so the minimum over their devices and links applies.
+A set of node groups is encoded as the sum of 2^index of each.
 """
 
 import dataclasses
@@ -10,23 +10,23 @@ from functools import lru_cache
 import numpy as np
 
 from autotune.prediction.equations.cases import Hardware, scalar
-from search_spaces.cluster import ClusterSpec
+from search_spaces.clusters.cluster import ClusterSpec
 from search_spaces.mesh import PIPELINE, make_mesh
 from search_spaces.trial_config import TrialConfig
 
 HOST_LINK = 25e9
-"""Bytes/s between a device and its host: PCIe 4.0 x16, what copies reach of it."""
+"""Bytes/s between a device and its host: achieved by copies over PCIe 4.0 x16."""
 FP8_GAIN = 1.6
-"""Speed of training in fp8 as a multiple of bf16's: its products are twice as fast, casts, scales and attention are not."""
+"""Speed of training in fp8 relative to bf16: products are twice as fast; casts, scales and attention are not."""
 HOST_BANDWIDTH_PER_CORE = 2.5e9
-"""Bytes/s of a node's memory for each of its cores: eight channels feed some 64."""
+"""Bytes/s of a node's memory per core: eight channels serve about 64 cores."""
 GLOO_SCATTER_VOLUME = 2.0
 """gloo's reduce-scatter is an all-reduce of which a part is kept: 1.00 of the message on 2 ranks, 1.50 on 4 (counted)."""
 FIELDS = ("device", "intra_node_bandwidth", "inter_node_bandwidth", "host_memory_bytes", "cores_per_node")
 
 
 def hardware_of(cluster: ClusterSpec, precision: str) -> Hardware:
-    """The cluster at the precision that is computed in; of nodes that differ, the least of them."""
+    """The cluster's hardware at the precision of the computation; the minimum if nodes differ."""
     device = cluster.device
     peak = device.peak_flops.get(precision) or device.peak_flops.get("fp32") or max(device.peak_flops.values())
     if precision == "fp32":
@@ -48,24 +48,24 @@ def hardware_of(cluster: ClusterSpec, precision: str) -> Hardware:
 
 
 def _idle_cost(cluster: ClusterSpec) -> float:
-    """Where `k` ranks share a core, while a pipeline fills and drains, half of its ranks idle on average and the others run
-    min(k, 2) times as fast as when all do: of the time that they take, half is what the rank itself would have computed.
+    """If `k` ranks share a core, then while a pipeline fills and drains half of its ranks idle on average, and the others run
+    min(k, 2) times as fast as when all run: half of that time is computation of the rank itself.
     """
     sharing = max(cluster.devices_per_node / cluster.cores_per_node, 1.0)
     return max(2.0 / sharing - 1.0, 0.0)
 
 
 def devices_of(cluster: ClusterSpec, precision: str) -> tuple[Hardware, ...]:
-    """Of every set of groups, from {0} on, what the least of them has; none where all nodes are alike."""
+    """For every set of groups, from {0} on, the minimum over its groups; empty if all nodes are alike."""
     parts = ({name: getattr(group, name) for name in ("nodes", *FIELDS)} for group in cluster.groups)
-    alone = [hardware_of(dataclasses.replace(cluster, groups=(), **part), precision) for part in parts]
+    single = [hardware_of(dataclasses.replace(cluster, groups=(), **part), precision) for part in parts]
     names = [field.name for field in dataclasses.fields(Hardware)]
-    sets = ([own for place, own in enumerate(alone) if chosen >> place & 1] for chosen in range(1, 1 << len(alone)))
+    sets = ([own for place, own in enumerate(single) if chosen >> place & 1] for chosen in range(1, 1 << len(single)))
     return tuple(Hardware(**{name: scalar(min(getattr(own, name)[0] for own in some)) for name in names}) for some in sets)
 
 
 def devices_of_ranks(config: TrialConfig, cluster: ClusterSpec) -> tuple[int, ...]:
-    """Of each rank along the pipeline, the place of its devices among `devices_of`; none where all nodes are alike."""
+    """For each pipeline rank, the index of its devices in `devices_of`; empty if all nodes are alike."""
     if not cluster.groups:
         return ()
     counts = tuple(group.nodes * cluster.devices_per_node for group in cluster.groups)

@@ -1,4 +1,4 @@
-"""What blocks save for backward in host memory (`offload_activations`): bytes on either side, and what copies cost."""
+"""Activations saved for backward in host memory (`offload_activations`): bytes on both sides, and the cost of copies."""
 
 import numpy as np
 
@@ -7,32 +7,30 @@ from autotune.prediction.equations.coefficients import Coefficients
 from autotune.prediction.equations.overlap_param_gather import gathers_late
 
 AT_ONCE = 2.0
-"""Layers whose activations are on the device: the one that runs, and the one whose copies leave or come beside it."""
+"""Layers whose activations are on the device: the running one, and the one whose copies are in flight."""
 SPLIT_BACKWARD = 4
-"""The first of the schedules that make gradients of inputs and of weights apart, so that backward reads everything twice."""
+"""The first of the schedules that compute gradients of inputs and of weights separately, so that backward reads all twice."""
 
 
 def on_device(cases: Cases, layers: Array, kept: Array, in_flight: Array) -> Array:
-    """Of the bytes a token that all `layers` together keep, those on the device, of all micro-batches whose backward is to
-    come.
-    """
+    """Bytes per token on the device, of those that all `layers` together keep, over all micro-batches awaiting backward."""
     near = kept * np.minimum(AT_ONCE / np.maximum(layers, 1.0), 1.0)
     return np.where(cases.layouts.offload_activations > 0, near, in_flight * kept)
 
 
 def host_bytes(cases: Cases, layers: Array, kept: Array, in_flight: Array) -> Array:
-    """Of a rank, whose layers together keep so many bytes a token of a micro-batch."""
-    share = _leaving(cases, layers) / np.maximum(layers, 1.0)
+    """Bytes on the host of a rank whose layers together keep `kept` bytes per token of a micro-batch."""
+    share = _copied_layers(cases, layers) / np.maximum(layers, 1.0)
     return cases.layouts.offload_activations * _tokens(cases) * in_flight * kept * share
 
 
 def exposed_seconds(cases: Cases, rates: Coefficients, layers: Array, kept: Array, pace: Array) -> Array:
-    """Of a step: what neither pass hides of the copies of a layer's `kept` bytes a token, out in forward, in for backward.
+    """Seconds of a step: the exposed part of copying a layer's `kept` bytes per token, out in forward, in for backward.
 
-    `pace`: seconds of a micro-batch, forward and backward. What hides communication does not hide copies as well.
+    `pace`: seconds of a micro-batch, forward and backward. Computation that hides communication does not also hide copies.
     """
     layouts = cases.layouts
-    copied = _tokens(cases) * kept * _leaving(cases, layers) / cases.hardware.host_link
+    copied = _tokens(cases) * kept * _copied_layers(cases, layers) / cases.hardware.host_link
     forward = pace / (1 + rates.backward_ratio)
     split = (layouts.pipeline > 1) & (layouts.schedule >= SPLIT_BACKWARD)
     back, backward = copied * np.where(split, 2.0, 1.0), pace - forward
@@ -47,14 +45,14 @@ def exposed_seconds(cases: Cases, rates: Coefficients, layers: Array, kept: Arra
 
 
 def _shown(rates: Coefficients, copied: Array, computing: Array, shared: Array) -> Array:
-    """What computation does not hide, where it hides communication in a share of the micro-batches, and copies in its place."""
+    """The exposed part of copies if communication uses the computation of a share of the micro-batches."""
     left = np.maximum(copied - computing * np.minimum(rates.data_exposed, 1.0), 0.0)
     shown: Array = shared * left + (1 - shared) * np.maximum(copied - computing, 0.0)
     return shown
 
 
-def _leaving(cases: Cases, layers: Array) -> Array:
-    """Without a pipeline the last layer's stay: its backward follows at once."""
+def _copied_layers(cases: Cases, layers: Array) -> Array:
+    """Number of layers that are copied. Without a pipeline the last layer's stay: its backward follows at once."""
     return np.maximum(layers - np.where(cases.layouts.pipeline == 1, 1.0, 0.0), 0.0)
 
 

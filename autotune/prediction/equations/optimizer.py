@@ -1,4 +1,4 @@
-"""Seconds of an update on the device: what each optimizer moves, and what Muon computes and sends besides."""
+"""Seconds of an update on the device: bytes moved by each optimizer, and Muon's additional computation and communication."""
 
 import numpy as np
 
@@ -7,26 +7,26 @@ from autotune.prediction.equations.coefficients import Coefficients
 from autotune.prediction.equations.communication import collective_seconds, shard_group, tensor_group
 
 MOVED = {"adamw": 38.0, "sgd": 30.0, "lamb": 128.0, "muon": 62.0, "adamw8bit": 200.0, "onebit_adam": 190.0}
-"""Bytes that an update moves for a parameter: fused AdamW 28, SGD 20; the others what the engine's operations one by one read
-and write. With each 2 for the copy in the precision and 8 for norm and clipping."""
+"""Bytes that an update moves per parameter: fused AdamW 28, SGD 20; for the others, reads and writes of the engine's unfused
+operators. Each includes 2 for the copy in the precision and 8 for norm and clipping."""
 SENT_BYTES = 2.0
-"""Of an element that Muon sends."""
+"""Bytes per element that Muon sends."""
 ROUNDS = 5
-"""Of the iteration that makes a matrix orthogonal: three products each."""
+"""Iterations of the orthogonalisation: three products each."""
 
 
 def update_seconds(cases: Cases, rates: Coefficients, local: Array, layers: Array) -> Array:
-    """Of a rank that updates so many parameters on the device, of a stage with so many layers."""
+    """Seconds for a rank that updates `local` parameters on the device, in a stage with `layers` layers."""
     moved = local * cases.layouts.update_bytes / (cases.hardware.bandwidth * rates.update_efficiency)
-    if not np.any(cases.layouts.orthogonalizes):  # in most spaces, whose millions of layouts need not be asked
+    if not np.any(cases.layouts.orthogonalizes):  # true for most spaces: skips computation over millions of layouts
         return moved
     return moved + np.where(cases.layouts.orthogonalizes > 0, layers * _orthogonal_seconds(cases, rates), 0.0)
 
 
 def _orthogonal_seconds(cases: Cases, rates: Coefficients) -> Array:
-    """Of a layer: its matrices dealt out to the ranks that share them, made orthogonal there, and their shares sent back.
+    """Seconds per layer: its matrices are distributed over the ranks that share them, orthogonalised, and the shares sent back.
 
-    Slices of tensor ranks are gathered by each, who all do the whole matrix.
+    Each tensor rank gathers all slices and processes the whole matrix.
     """
     layouts, shards, slices = cases.layouts, shard_group(cases), tensor_group(cases)
     seconds = np.zeros(1)
@@ -49,7 +49,7 @@ def _orthogonal_seconds(cases: Cases, rates: Coefficients) -> Array:
 
 
 def _matrices(cases: Cases) -> tuple[tuple[Array, Array, Array], ...]:
-    """Of a layer: how many of each shape."""
+    """The matrices of a layer: (number, rows, columns) of each shape."""
     shapes = cases.shapes
     experts = np.maximum(shapes.experts, 1.0) / cases.layouts.expert
     return (

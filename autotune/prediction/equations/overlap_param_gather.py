@@ -1,4 +1,4 @@
-"""Updated parameters that are gathered beside the next step's forward (`overlap_param_gather`): seconds and bytes."""
+"""Updated parameters gathered during the next step's forward (`overlap_param_gather`): seconds and bytes."""
 
 import numpy as np
 
@@ -7,11 +7,11 @@ from autotune.prediction.equations.coefficients import Coefficients
 from autotune.prediction.equations.parameters import StageParameters, layer_parameters
 
 IN_FLIGHT = 2.0
-"""Gathers that are on the way at once."""
+"""Gathers in flight at once."""
 
 
 def gathers_late(cases: Cases) -> Flags:
-    """Where there is something to gather, and it is gathered beside forward."""
+    """Whether there is something to gather and it is gathered during forward."""
     layouts = cases.layouts
     stages = (layouts.zero_stage == 1) | (layouts.zero_stage == 2)
     late: Flags = stages & (layouts.late_gather > 0) & (layouts.shard > 1)
@@ -19,17 +19,17 @@ def gathers_late(cases: Cases) -> Flags:
 
 
 def gathers(layers: Array) -> Array:
-    """Gathers of a rank with so many layers: a layer each, and the table."""
+    """Number of gathers of a rank with `layers` layers: one per layer, and the table."""
     return np.maximum(layers, 1.0) + 1
 
 
 def exposed_seconds(
     cases: Cases, rates: Coefficients, seconds: Array, pace: Array, layers: Array, held: StageParameters
 ) -> Array:
-    """What of the gathers' `seconds` no computation hides; a micro-batch takes `pace` seconds.
+    """The part of the gathers' `seconds` that no computation hides; a micro-batch takes `pace` seconds.
 
-    The first unit waits for its own gather. The others hide beneath the forward of the first micro-batch alone, since its last
-    unit needs the last of them.
+    The first unit waits for its own gather. The others are hidden only by the forward of the first micro-batch, since its last
+    unit needs the last gather.
     """
     forward = pace / (1 + rates.backward_ratio)
     table = np.where(cases.shapes.frozen_bytes > 0, 0.0, _table(cases) / np.maximum(held.trained, 1.0))
@@ -42,7 +42,7 @@ def exposed_seconds(
 
 
 def buffer_bytes(cases: Cases, held: StageParameters) -> Array:
-    """Gathered units on their way, and the shares of them in the parameters' type: the table and a layer, or two layers."""
+    """Bytes of gathered units in flight, and their shares in the parameters' type: the table and a layer, or two layers."""
     layouts, layer = cases.layouts, layer_parameters(cases)
     own = (layer.attention + layer.dense + layer.experts / layouts.expert) / layouts.tensor
     table = np.where(cases.shapes.frozen_bytes > 0, 0.0, _table(cases))
@@ -52,8 +52,8 @@ def buffer_bytes(cases: Cases, held: StageParameters) -> Array:
 
 
 def refill_bytes(cases: Cases, held: StageParameters) -> Array:
-    """Gathers of updated parameters on their way when the update has ended, of the engine that makes them in buckets; and the
-    shares of them in the parameters' type.
+    """Bytes of gathers of updated parameters in flight at the end of the update, for an engine that gathers in buckets; plus
+    their shares in the parameters' type.
     """
     layouts = cases.layouts
     table = np.where(cases.shapes.frozen_bytes > 0, 0.0, np.minimum(_table(cases), held.trained_tables))
@@ -67,8 +67,8 @@ def refill_bytes(cases: Cases, held: StageParameters) -> Array:
 
 
 def standing_bytes(cases: Cases, own: Array) -> Array:
-    """The share of `own` elements in the parameters' type: where the master is not wholly on the device it stays until it is
-    gathered.
+    """Bytes of the share of `own` elements in the parameters' type: it stays until gathered if the master is not entirely on
+    the device.
     """
     return np.where(gathers_late(cases) & (cases.layouts.offload_optimizer > 0), own * cases.layouts.parameter_bytes, 0.0)
 

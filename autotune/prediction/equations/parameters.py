@@ -1,4 +1,4 @@
-"""Parameters by where they are: in a layer, in the tables, and on a stage of the pipeline."""
+"""Parameters by location: in a layer, in the tables, and on a pipeline stage."""
 
 from dataclasses import dataclass
 
@@ -9,31 +9,31 @@ from autotune.prediction.equations.cases import Array, Cases, Flags
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerParameters:
-    """Parameters of one layer, whole."""
+    """Parameters of one layer, undivided."""
 
     attention: Array
     dense: Array
-    """Of the MLP that every token passes: 0 where there are experts."""
+    """Of the MLP that every token passes through; with experts, of the router."""
     experts: Array
     """Of all experts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageParameters:
-    """Parameters that one rank of a stage holds before anything is sharded over data."""
+    """Parameters of one rank of a stage before sharding over data."""
 
     trained: Array
     frozen: Array
     frozen_tables: Array
-    """Of `frozen`, the tables, which are not quantised."""
+    """The part of `frozen` in tables, which are not quantised."""
     trained_tables: Array
-    """Of `trained`, the tables."""
+    """The part of `trained` in tables."""
     expert_trained: Array
-    """Of `trained`, those of experts: sharded over fewer ranks."""
+    """The part of `trained` in experts: sharded over fewer ranks."""
 
 
 def layer_parameters(cases: Cases) -> LayerParameters:
-    """Matrices of a layer; biases and norms, a ten-thousandth of it, are not counted."""
+    """Matrices of a layer; biases and norms, about 1/10,000 of it, are not counted."""
     shapes = cases.shapes
     mlp = shapes.matrices * shapes.hidden * shapes.ffn
     attention = shapes.hidden * (2 * shapes.query + 2 * shapes.key_value)
@@ -51,24 +51,24 @@ def is_quantised(cases: Cases) -> Flags:
 
 
 def counted_elements(cases: Cases) -> Array:
-    """What thresholds of stage 3 count an element of a layer's matrices as: quantised ones by their bytes."""
+    """How thresholds of stage 3 count an element of a layer's matrices: quantised ones by their bytes."""
     return np.where(is_quantised(cases), cases.shapes.frozen_bytes, 1.0)
 
 
 def gathered_units(cases: Cases) -> tuple[Array, Array]:
-    """Elements of a layer that stage 3 gathers on a rank: of what all data ranks share out, and of its experts, which are
-    gathered by themselves where ranks divide them, else (0) with the rest.
+    """Elements of a layer that stage 3 gathers on a rank: those sharded over all data ranks, and those of its experts, which
+    are gathered separately if ranks divide them, else (0) with the rest.
     """
     layouts, layer = cases.layouts, layer_parameters(cases)
-    apart, experts = layouts.expert > 1, layer.experts / layouts.expert / layouts.tensor
-    common = (layer.attention + layer.dense) / layouts.tensor + np.where(apart, 0.0, experts)
-    return common, np.where(apart, experts, 0.0)
+    divides, experts = layouts.expert > 1, layer.experts / layouts.expert / layouts.tensor
+    common = (layer.attention + layer.dense) / layouts.tensor + np.where(divides, 0.0, experts)
+    return common, np.where(divides, experts, 0.0)
 
 
 def persistent_parameters(cases: Cases, layers: Array) -> Array:
-    """Of what a rank's layers hold, the parameters that are smaller than the threshold and stay whole at stage 3.
+    """The parameters of a rank's layers that are below the threshold and stay unsharded at stage 3.
 
-    Of adapters none are counted: they are few beside what is frozen, and gathered anew after each update anyhow.
+    Adapters are not counted: they are few compared to the frozen parameters, and regathered after each update anyway.
     """
     shapes, layouts = cases.shapes, cases.layouts
     matrices = (
@@ -82,13 +82,13 @@ def persistent_parameters(cases: Cases, layers: Array) -> Array:
 
 
 def divided(cases: Cases, held: StageParameters, ranks: Array) -> Array:
-    """Trained parameters of one rank where `ranks` share them out; of experts, only those ranks that hold the same ones do."""
+    """Trained parameters of one rank sharded over `ranks`; experts only over those ranks that hold the same ones."""
     alike = np.where(ranks > 1, np.maximum(ranks / cases.layouts.expert, 1.0), 1.0)
     return (held.trained - held.expert_trained) / ranks + held.expert_trained / alike
 
 
 def stage_parameters(cases: Cases, layers: Array, first: Array, last: Array) -> StageParameters:
-    """What a rank of a stage with so many `layers` holds; `first` and `last` are 1 where the stage has the tables."""
+    """Parameters of a rank of a stage with `layers` layers; `first` and `last` are 1 if the stage has the tables."""
     shapes, layouts = cases.shapes, cases.layouts
     layer, table = layer_parameters(cases), shapes.vocabulary * shapes.hidden / layouts.tensor
     second_copy = np.where((shapes.tied > 0) & (first > 0), 0.0, last)

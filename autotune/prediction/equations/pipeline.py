@@ -1,4 +1,4 @@
-"""Pipelines over arrays: layers of a stage, micro-batches in flight, idle time of a schedule."""
+"""Pipelines over arrays: layers per stage, micro-batches in flight, idle time of a schedule."""
 
 from dataclasses import dataclass
 
@@ -11,18 +11,18 @@ GPIPE, F1B1, INTERLEAVED, LOOPED, ZERO_BUBBLE, ZBV, DUALPIPEV = range(len(SCHEDU
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Split:
-    """Layers of the ranks that matter: the first and the last of the pipeline, and the fullest between."""
+    """Layers of the relevant ranks: the first and the last of the pipeline, and the fullest between."""
 
     first: Array
     last: Array
     most: Array
-    """Layers of the fullest rank but the last."""
+    """Layers of the fullest rank except the last."""
     place: Array
-    """Place along the pipeline of the first rank that holds `most`."""
+    """Pipeline position of the first rank with `most` layers."""
 
     @property
     def before_last(self) -> Array:
-        """The more of `first` and `most`: layers of the rank that holds most of those that are not the last."""
+        """The maximum of `first` and `most`: layers of the fullest rank except the last."""
         return np.maximum(self.first, self.most)
 
 
@@ -35,11 +35,11 @@ def head_in_layers(cases: Cases) -> Array:
 
 
 def split_layers(cases: Cases) -> Split:
-    """How `search_spaces.pipeline.split_layers` shares out the layers, for every case at once.
+    """Compute the split of `search_spaces.models.pipeline.split_layers` for all cases at once.
 
-    A layer goes to the stage that has least to do, ties to the later one. So the last stage, which has the output projection
-    of `w` layers to do besides, gets its x-th layer where the others' least load, floor((L - x) / (S - 1)), is w + x - 1 or
-    more; the others share the rest as equally as can be.
+    Each layer goes to the stage with the least load, ties to the later one. So the last stage, which also has the output
+    projection of `w` layers, gets its x-th layer if the others' least load, floor((L - x) / (S - 1)), is w + x - 1 or
+    more; the others share the rest as equally as possible.
     """
     layouts, layers = cases.layouts, cases.shapes.layers
     stages = layouts.pipeline * layouts.virtual
@@ -55,17 +55,17 @@ def split_layers(cases: Cases) -> Split:
 
 
 def _of_ranks(cases: Cases, last: Array, low: Array, extra: Array) -> Split:
-    """From layers a stage to layers a rank: each rank holds `virtual` stages.
+    """Convert layers per stage to layers per rank: each rank holds `virtual` stages.
 
-    The `extra` stages with a layer more are those before the last one. Software that is `first_heavy` gives each stage layers
-    until it has its share of the FLOPs or more, so that the first ones have more. Looped schedules
-    give stage i to rank i modulo p, so that ranks differ by one layer and the last has the last stage. Folded ones give stages
-    i and 2p - 1 - i to rank i, so that the first has the last stage too: `first` and `last` are the same rank then.
+    The `extra` stages with an additional layer are those before the last one. Software that is `first_heavy` fills each stage
+    until it has at least its share of the FLOPs, so the first ones have more. Looped schedules assign stage i to rank i modulo
+    p, so ranks differ by one layer and the last has the last stage. Folded ones assign stages i and 2p - 1 - i to rank i, so
+    the first also has the last stage: then `first` and `last` are the same rank.
     """
     layouts, layers = cases.layouts, cases.shapes.layers
     front, folded = cases.software.first_heavy > 0, layouts.schedule >= ZBV
     p, v = np.maximum(layouts.pipeline, 1), layouts.virtual
-    alone = p * v == 1
+    single = p * v == 1
     filled = np.ceil((layers + np.where(layouts.balanced > 0, head_in_layers(cases), 0.0)) / p - 1e-9)
     most = v * low + np.ceil(extra / p)
     most = np.where(front & (v == 1), np.clip(filled, most, layers), most)
@@ -75,19 +75,19 @@ def _of_ranks(cases: Cases, last: Array, low: Array, extra: Array) -> Split:
     place = np.where(front | (left == 0), 0.0, np.maximum(p - 1 - left, 0.0))
     both = low + last
     inner = 2 * low + np.where(extra > 0, 1.0, 0.0) + np.where(extra >= p, 1.0, 0.0)
-    fold = folded & (v > 1) & ~alone
+    fold = folded & (v > 1) & ~single
     return Split(
-        first=np.select([alone, fold], [layers + 0 * both, both], default=first),
-        last=np.select([alone, fold], [layers + 0 * both, both], default=end),
-        most=np.select([alone, fold], [layers + 0 * both, inner], default=np.maximum(most, first)),
+        first=np.select([single, fold], [layers + 0 * both, both], default=first),
+        last=np.select([single, fold], [layers + 0 * both, both], default=end),
+        most=np.select([single, fold], [layers + 0 * both, inner], default=np.maximum(most, first)),
         place=np.select(
-            [alone, fold], [0.0 * both, np.where(extra >= p, np.maximum(2 * p - 1 - extra, 1), 1.0)], default=place
+            [single, fold], [0.0 * both, np.where(extra >= p, np.maximum(2 * p - 1 - extra, 1), 1.0)], default=place
         ),
     )
 
 
 def in_flight(cases: Cases, place: Array) -> Array:
-    """Micro-batches of a whole rank whose activations are held at the fullest moment, at a place along the pipeline.
+    """Micro-batches whose activations are held at the peak, in units of a whole rank, at a pipeline position.
 
     1F1B min(m, p - i) [Narayanan 2021]; interleaved (pv + p - 2i - 1) / v, zero-bubble and V-shaped p, DualPipeV p + 1/2
     [counted on torch's schedules]; GPipe and LoopedBFS all m.
@@ -108,17 +108,17 @@ def in_flight(cases: Cases, place: Array) -> Array:
 
 
 def losses_wait(layouts: Layouts) -> Flags:
-    """Whether the last stage computes further losses before the backward of one (`search_spaces.pipeline.losses_wait`)."""
+    """Whether the last stage computes further losses before a backward (`search_spaces.models.pipeline.losses_wait`)."""
     waits: Flags = (layouts.pipeline > 1) & (layouts.schedule != F1B1) & (layouts.schedule != INTERLEAVED)
     return waits
 
 
 def idle_micro_batches(cases: Cases) -> Array:
-    """Idle time of the slowest rank in a step, in units of forward and backward of one micro-batch of a whole rank.
+    """Idle time of the slowest rank per step, in units of one micro-batch's forward and backward on a whole rank.
 
-    p - 1 for GPipe and 1F1B, divided by the stages a rank for interleaved ones [Narayanan 2021, 2.2]. Zero-bubble H1
-    (p - 1)(tF + tB - tW), with input and weight gradients as long as forward a third of it [Qi 2023]; ZBV a sixth. Frozen
-    weights have no gradients that could fill it. Ranks that share cores idle while others compute there.
+    p - 1 for GPipe and 1F1B, divided by the stages per rank for interleaved ones [Narayanan 2021, 2.2]. Zero-bubble H1
+    (p - 1)(tF + tB - tW): with input and weight gradients as long as forward, a third of it [Qi 2023]; ZBV a sixth. Frozen
+    weights have no gradients to fill the bubble. Ranks that share cores lose less, since others compute on the idle cores.
     """
     layouts, frozen = cases.layouts, cases.shapes.frozen_bytes > 0
     p, v = layouts.pipeline, layouts.virtual
@@ -136,6 +136,6 @@ def idle_micro_batches(cases: Cases) -> Array:
 
 
 def boundaries(cases: Cases) -> Array:
-    """Stage boundaries that a micro-batch crosses on a rank, forward."""
+    """Number of stage boundaries that a micro-batch crosses on a rank in forward."""
     layouts = cases.layouts
     return np.where(layouts.pipeline > 1, layouts.virtual, 0.0)

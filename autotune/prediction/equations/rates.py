@@ -1,4 +1,4 @@
-"""The coefficients that are shipped: fitted once to measurements of others by `benchmarks/fit_coefficients.py`."""
+"""The shipped coefficients: fitted to published measurements by `benchmarks/fit_coefficients.py`."""
 
 import dataclasses
 import tomllib
@@ -7,17 +7,17 @@ from pathlib import Path
 from typing import Any
 
 from autotune.prediction.equations.coefficients import Coefficients
-from search_spaces.cluster import ClusterSpec
+from search_spaces.clusters.cluster import ClusterSpec
 
 _FILE = Path(__file__).with_name("fitted.toml")
 
 
 ON_A_PROCESSOR = {"context_bytes": 1.0, "workspace_bytes": 1e5, "fragmentation": 1.0}
-"""On a CPU the limit is held against the allocator, which gives what is asked; libraries have their workspaces elsewhere."""
+"""On a CPU the memory limit applies to the allocator, which reserves nothing extra; libraries allocate elsewhere."""
 
 
-def rates_for(cluster: ClusterSpec, engine: str) -> Coefficients:  # noqa: ARG001  what is shipped holds for all engines
-    """The coefficients for an engine on a cluster. A processor has no context and reserves nothing: what is used is counted."""
+def rates_for(cluster: ClusterSpec, engine: str) -> Coefficients:  # noqa: ARG001  shipped values hold for all engines
+    """The coefficients for an engine on a cluster. A CPU has no device context and reserves nothing beyond the memory used."""
     if cluster.device.kind == "cpu":
         return dataclasses.replace(shipped_rates(), **ON_A_PROCESSOR)
     return shipped_rates()
@@ -29,7 +29,7 @@ def shipped_rates() -> Coefficients:
 
 
 def fitted_sources() -> frozenset[str]:
-    """Names of the sources of measurements that they were fitted to."""
+    """Names of the sources of the measurements used for the fit."""
     return frozenset(_fitted()["sources"]["names"])
 
 

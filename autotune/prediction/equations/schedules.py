@@ -1,4 +1,4 @@
-"""Schedules of the data: what a step costs at points of a job's schedule, and on the mean of the job."""
+"""Schedules of the data: the cost of a step at points of a job's schedule, and its mean over the job."""
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from autotune.prediction.equations.cases import Array, Cases, Layouts
-from search_spaces.data_schedule import UNSCHEDULED_LAYERS, Point, points_of
+from search_spaces.training.data_schedule import UNSCHEDULED_LAYERS, Point, points_of
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
 
@@ -15,7 +15,7 @@ Parts = dict[str, Array]
 
 
 def scheduled(layouts: Layouts, configs: Sequence[TrialConfig], workload: Workload) -> Layouts:
-    """The layouts with the points of each configuration's schedule; as they are where nothing is scheduled."""
+    """Add the points of each configuration's schedule to the layouts; unchanged if nothing is scheduled."""
     points = [points_of(config, workload) for config in configs]
     if not any(len(own) > 1 for own in points):
         return layouts
@@ -26,30 +26,30 @@ def scheduled(layouts: Layouts, configs: Sequence[TrialConfig], workload: Worklo
 
 
 def _columns(points: Sequence[Point], drops: bool) -> tuple[float, ...]:
-    """The first and the middle point: tokens and weight; what is left of the steps is the last one's."""
+    """The first and the middle point: tokens and weight; the last point has the remaining weight."""
     *others, _ = points
-    told = [(point.kept if drops else point.length, point.weight) for point in others]
-    first, middle = ([*told, (0, 0.0), (0, 0.0)])[:2]
+    known = [(point.kept if drops else point.length, point.weight) for point in others]
+    first, middle = ([*known, (0, 0.0), (0, 0.0)])[:2]
     return (float(drops), *first, *middle)
 
 
 def at_point(cases: Cases, tokens: Array) -> Cases:
-    """`at_tokens`, of cases that stay there: a step of that point alone is looked at, not the mean of the run."""
+    """`at_tokens` with a constant schedule: a step of only that point, not the mean of the run."""
     own = at_tokens(cases, tokens)
     nothing = np.zeros(1)
     return dataclasses.replace(own, layouts=dataclasses.replace(own.layouts, first_weight=nothing, middle_weight=nothing))
 
 
 def at_tokens(cases: Cases, tokens: Array) -> Cases:
-    """The cases at the point of their schedule with so many tokens of a sample, or of a middle layer; 0: whole sequences."""
+    """The cases at the point of their schedule with `tokens` tokens per sample, or per middle layer; 0: whole sequences."""
     dropped = cases.layouts.drops > 0
     length, kept = np.where(dropped, 0.0, tokens), np.where(dropped, tokens, 0.0)
     return dataclasses.replace(cases, layouts=dataclasses.replace(cases.layouts, length=length, kept=kept))
 
 
 def over_schedule(cases: Cases, parts_at: Callable[[Cases], Parts]) -> Parts:
-    """Seconds for a whole step's worth of useful tokens, on the mean of the job: the weighted points' seconds, over the share
-    of a whole step's tokens that their steps train on.
+    """Mean seconds over the job per step's worth of useful tokens: the weighted seconds of the points, divided by the share of
+    a whole step's tokens that their steps train on.
     """
     found: Parts = {}
     if np.any(cases.layouts.first_weight > 0):
@@ -63,7 +63,7 @@ def over_schedule(cases: Cases, parts_at: Callable[[Cases], Parts]) -> Parts:
 
 
 def useful_share(cases: Cases) -> Array:
-    """Tokens that count toward the loss, on the mean of the job, as a share of whole samples'."""
+    """Tokens that count toward the loss, averaged over the job, as a share of whole samples'."""
     layouts, whole = cases.layouts, cases.shapes.sequence
     missing = layouts.first_weight * (whole - layouts.first_tokens) + layouts.middle_weight * (whole - layouts.middle_tokens)
     return np.where(layouts.drops > 0, 1.0, 1.0 - missing / whole) * cases.shapes.useful
@@ -79,28 +79,28 @@ def _points(cases: Cases) -> Iterator[tuple[Array, Cases]]:
 
 
 def trained_tokens(cases: Cases) -> Array:
-    """Tokens of a sample that layers compute, virtual ones included, beside which nothing is scheduled."""
+    """Tokens per sample that layers process; virtual ones are included, since they exclude a schedule."""
     return np.where(cases.layouts.length > 0, cases.layouts.length, cases.shapes.inside)
 
 
-def looked_at(cases: Cases) -> Array:
-    """Tokens that attention looks at from the last one."""
+def attended_tokens(cases: Cases) -> Array:
+    """Number of tokens that attention reads from the last one."""
     length = cases.layouts.length
-    return np.where(length > 0, np.minimum(cases.shapes.window, length), cases.shapes.looked)
+    return np.where(length > 0, np.minimum(cases.shapes.window, length), cases.shapes.attended)
 
 
 def drops_tokens(cases: Cases) -> bool:
-    """Whether some layers of some cases see a part of the tokens."""
+    """Whether some layers of some cases process only some of the tokens."""
     return bool(np.any(cases.layouts.kept > 0))
 
 
-def of_kept(cases: Cases) -> Cases:
-    """The cases as if samples had no more tokens than a middle layer sees."""
+def with_kept_tokens(cases: Cases) -> Cases:
+    """The cases as if samples had only as many tokens as a middle layer processes."""
     layouts = cases.layouts
     return dataclasses.replace(cases, layouts=dataclasses.replace(layouts, length=layouts.kept, kept=np.zeros(1)))
 
 
 def middle_share(cases: Cases) -> Array:
-    """Share of the layers that see a part of the tokens."""
+    """Share of the layers that process only some of the tokens."""
     layers = cases.shapes.layers
     return np.where(cases.layouts.kept > 0, np.maximum(layers - UNSCHEDULED_LAYERS, 0.0) / layers, 0.0)

@@ -1,4 +1,4 @@
-"""Profiles of software that trains: our own engine's, and those that tables of measurements name."""
+"""Profiles of training software: our own engine, and software named in tables of measurements."""
 
 import dataclasses
 import tomllib
@@ -12,7 +12,7 @@ _FILE = Path(__file__).with_name("software.toml")
 
 
 def software_named(text: str, *, gated: bool, first_rank: bool = False) -> tuple[Software, dict[str, float]]:
-    """The profile of software that `text` (framework, kernel, precision, notes) names, and its own defaults of a layout."""
+    """Return the profile of the software that `text` (framework, kernel, precision, notes) names, and its layout defaults."""
     values = profile(text.lower())
     of_model = {
         "norm_extra": values["rms_extra"] if gated else 0.0,
@@ -25,7 +25,7 @@ def software_named(text: str, *, gated: bool, first_rank: bool = False) -> tuple
 
 
 def profile(text: str) -> dict[str, float]:
-    """The values of every stack whose words are all in `text`, over the defaults."""
+    """Return the defaults, overridden by every stack whose words all occur in `text`."""
     tables = _tables()
     values: dict[str, float] = dict(tables["default"])
     for stack in tables["stack"]:

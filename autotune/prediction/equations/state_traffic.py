@@ -1,4 +1,4 @@
-"""Communication of the states: what data-parallel ranks reduce and gather in a step, and what of it nothing hides."""
+"""Communication of the states: the collectives of data-parallel ranks in a step, and the part that is not hidden."""
 
 from dataclasses import dataclass
 
@@ -29,24 +29,24 @@ from autotune.prediction.equations.pipeline import Split
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Rhythm:
-    """How often a step sends, and in how many messages."""
+class _Frequency:
+    """The numbers of collectives and of messages per step."""
 
     reductions: Array
-    """Of every gradient."""
+    """Reductions of every gradient."""
     gathers: Array
-    """Of every parameter."""
+    """Gathers of every parameter."""
     buckets: Array
-    """Of the gradients."""
+    """Buckets of the gradients."""
     pieces: Array
-    """Messages of a gather: at stage 3 a layer each."""
+    """Messages per gather: at stage 3 one per layer."""
     sent: Array
-    """Messages of a reduction."""
+    """Messages per reduction."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Seconds:
-    """Of a step, were nothing hidden."""
+    """Seconds of a step if nothing were hidden."""
 
     scatter: Array
     """Of gradients; at stage 0 the first half of their all-reduce."""
@@ -57,47 +57,47 @@ class _Seconds:
 
 
 def exposed_state_seconds(cases: Cases, rates: Coefficients, slowest: Array, split: Split, held: StageParameters) -> Array:
-    """Seconds of a step: 2 P sent, (m + 1) P at stage 2, 3 m P at stage 3 [Rajbhandari 2020], less what is hidden.
+    """Seconds of a step: 2 P sent, (m + 1) P at stage 2, 3 m P at stage 3 [Rajbhandari 2020], minus the hidden part.
 
-    1. Reductions hide behind the backward of the micro-batch that they follow, gathers of stage 3 behind computation.
-    2. Where a reduction waits for its bucket, the last one begins when backward has ended, and so does what sums it over copies
-       of the shards. Of each layer's gather, what exceeds the prefetch bucket begins when the layer is used.
-    3. Updated parameters hide where they are gathered late, beneath one forward. Signs of momenta are sent when backward has
-       ended. Packing and unpacking of integers is not hidden.
+    1. Reductions are hidden by the backward of the preceding micro-batch, gathers of stage 3 by computation.
+    2. If a reduction waits for its bucket, the last one begins after backward, as does the sum over copies of the shards. The
+       part of each layer's gather that exceeds the prefetch bucket begins when the layer is used.
+    3. Updated parameters gathered late are hidden by one forward. Signs of momenta are sent after backward. Packing and
+       unpacking of integers is not hidden.
 
     Args:
         cases: the configurations.
         rates: coefficients.
         slowest: seconds of a micro-batch on the slowest rank.
         split: layers of the pipeline's ranks.
-        held: what the rank with the most layers holds.
+        held: parameters of the rank with the most layers.
     """
-    layouts, often = cases.layouts, _rhythm(cases, split, held)
+    layouts, frequency = cases.layouts, _frequency(cases, split, held)
     at_three, signs = layouts.zero_stage == 3, sends_signs(cases)
     seconds = _Seconds(
-        scatter=_scatter_seconds(cases, rates, held, often),
-        gather=_gather_seconds(cases, rates, split, held, often),
-        copies=_copies_seconds(cases, rates, held, often),
+        scatter=_scatter_seconds(cases, rates, held, frequency),
+        gather=_gather_seconds(cases, rates, split, held, frequency),
+        copies=_copies_seconds(cases, rates, held, frequency),
     )
     all_reduced = (layouts.zero_stage == 0) & ~signs
     reduction = np.where(all_reduced, seconds.scatter + seconds.gather, seconds.scatter) + seconds.copies
-    last = np.where(_waits(cases), 1 / often.buckets, 0.0)
+    last = np.where(_waits(cases), 1 / frequency.buckets, 0.0)
     ahead = np.where(_waits(cases), _ahead(cases, held), 1.0)
     late = exposed_seconds(cases, rates, seconds.gather, slowest, split.before_last, held)
     after = np.where(gathers_late(cases), late, seconds.gather)
     may_hide = reduction * (1 - last) + np.where(at_three, seconds.gather * ahead, 0.0)
-    open_ = reduction * last + np.where(at_three, seconds.gather * (1 - ahead), np.where(all_reduced, 0.0, after))
+    unhidden = reduction * last + np.where(at_three, seconds.gather * (1 - ahead), np.where(all_reduced, 0.0, after))
     backward = slowest * rates.backward_ratio / (1 + rates.backward_ratio)
-    beside = np.where(at_three, slowest * layouts.accumulation, backward * often.reductions)
+    beside = np.where(at_three, slowest * layouts.accumulation, backward * frequency.reductions)
     shown = _shown(cases, rates, np.where(signs, 0.0, may_hide), beside)
-    coding = coding_seconds(cases, rates, held, often.reductions, np.where(at_three, often.gathers, 0.0))
-    exposed: Array = shown + np.where(signs, seconds.scatter + seconds.gather, open_) + coding
+    coding = coding_seconds(cases, rates, held, frequency.reductions, np.where(at_three, frequency.gathers, 0.0))
+    exposed: Array = shown + np.where(signs, seconds.scatter + seconds.gather, unhidden) + coding
     return exposed
 
 
 def _ahead(cases: Cases, held: StageParameters) -> Array:
-    """Share of what stage 3 gathers that is on its way before it is used: as much of a layer as fits the prefetch bucket, and
-    beside the layer that runs.
+    """Share of the gathers of stage 3 that starts before use: as much of a layer as fits the prefetch bucket, next to the
+    running layer.
     """
     layouts, counted = cases.layouts, counted_elements(cases)
 
@@ -112,22 +112,22 @@ def _ahead(cases: Cases, held: StageParameters) -> Array:
 
 
 def _shown(cases: Cases, rates: Coefficients, may_hide: Array, beside: Array) -> Array:
-    """What shows of communication that computation goes on beside; each slows the other down."""
+    """The exposed part of communication that overlaps with computation; each slows the other down."""
     overlapped = np.maximum(may_hide - beside * (1 - rates.data_exposed), rates.data_exposed * may_hide)
     slowed = np.minimum(may_hide, beside) * rates.overlap_slowdown
     return np.where(cases.layouts.overlap > 0, np.minimum(overlapped + slowed, may_hide), may_hide)
 
 
-def _rhythm(cases: Cases, split: Split, held: StageParameters) -> _Rhythm:
+def _frequency(cases: Cases, split: Split, held: StageParameters) -> _Frequency:
     layouts, m, signs = cases.layouts, cases.layouts.accumulation, sends_signs(cases)
     at_three = layouts.zero_stage == 3
     every_time = at_three | ((layouts.zero_stage == 2) & (layouts.defer == 0))
     buckets = np.maximum(np.ceil(held.trained / layouts.reduce_bucket), 1.0)
-    # Below stage 3 parameters are gathered in buckets of their own, where these are the engine's.
+    # Below stage 3 our engine gathers parameters in separate buckets.
     refills = np.where(_waits(cases), np.ceil(held.trained / layouts.allgather_bucket), buckets)
     below = np.where(layouts.zero_stage == 0, buckets, np.maximum(refills, 1.0))
     pieces = np.where(signs, 1.0, np.where(at_three, np.maximum(split.first, 1.0), below))
-    return _Rhythm(
+    return _Frequency(
         reductions=np.where(every_time, m, 1.0),
         gathers=np.where(at_three, m * np.where(layouts.reshard > 0, 2.0, 1.0), 1.0),
         buckets=buckets,
@@ -136,34 +136,34 @@ def _rhythm(cases: Cases, split: Split, held: StageParameters) -> _Rhythm:
     )
 
 
-def _scatter_seconds(cases: Cases, rates: Coefficients, held: StageParameters, often: _Rhythm) -> Array:
+def _scatter_seconds(cases: Cases, rates: Coefficients, held: StageParameters, frequency: _Frequency) -> Array:
     layouts, experts = cases.layouts, _of_experts(cases, held)
     by_another_way = sends_signs(cases) | sends_integers(cases) | (layouts.zero_stage == 0)
     volume = np.where(by_another_way, 1.0, cases.hardware.scatter_volume)
-    width, count = layouts.reduce_bytes * often.reductions * volume, often.reductions * often.sent
-    # Buckets are of what all ranks share out or of experts.
-    apart = experts / np.maximum(held.trained, 1.0)
-    common = _along(cases, rates, shard_group(cases), (held.trained - experts) * width, count * (1 - apart))
-    return common + _along(cases, rates, expert_data_group(cases), experts * width, count * apart)
+    width, count = layouts.reduce_bytes * frequency.reductions * volume, frequency.reductions * frequency.sent
+    # A bucket contains either parameters shared by all ranks, or experts.
+    expert_share = experts / np.maximum(held.trained, 1.0)
+    common = _along(cases, rates, shard_group(cases), (held.trained - experts) * width, count * (1 - expert_share))
+    return common + _along(cases, rates, expert_data_group(cases), experts * width, count * expert_share)
 
 
-def _gather_seconds(cases: Cases, rates: Coefficients, split: Split, held: StageParameters, often: _Rhythm) -> Array:
-    """With a second copy of the parameters near, one gather of each goes over all ranks, and others stay among neighbours."""
+def _gather_seconds(cases: Cases, rates: Coefficients, split: Split, held: StageParameters, frequency: _Frequency) -> Array:
+    """With a nearby second copy of the parameters, one gather of each uses all ranks, and the others stay among neighbours."""
     layouts, most = cases.layouts, split.before_last
-    pieces = np.where(gathers_late(cases), gathers(most), often.pieces)
-    apart = np.where((layouts.zero_stage == 3) & is_quantised(cases), 2.0, 1.0)
-    message, far = _gathered_bytes(cases, held, most), np.where(has_near(cases), 1.0, often.gathers)
-    seconds = _along(cases, rates, shard_group(cases), message * far, far * pieces * apart)
+    pieces = np.where(gathers_late(cases), gathers(most), frequency.pieces)
+    messages = np.where((layouts.zero_stage == 3) & is_quantised(cases), 2.0, 1.0)
+    message, far = _gathered_bytes(cases, held, most), np.where(has_near(cases), 1.0, frequency.gathers)
+    seconds = _along(cases, rates, shard_group(cases), message * far, far * pieces * messages)
     if np.any(has_near(cases)):
-        again = often.gathers - far
-        seconds = seconds + _along(cases, rates, near_group(cases), message * again, again * pieces * apart)
+        again = frequency.gathers - far
+        seconds = seconds + _along(cases, rates, near_group(cases), message * again, again * pieces * messages)
     width = np.where(layouts.zero_stage == 0, layouts.reduce_bytes, layouts.parameter_bytes * gathered_share(cases))
-    of_experts = _of_experts(cases, held) * width * often.gathers
-    return seconds + _along(cases, rates, expert_data_group(cases), of_experts, often.gathers * pieces)
+    of_experts = _of_experts(cases, held) * width * frequency.gathers
+    return seconds + _along(cases, rates, expert_data_group(cases), of_experts, frequency.gathers * pieces)
 
 
 def _gathered_bytes(cases: Cases, held: StageParameters, layers: Array) -> Array:
-    """Of one gather of all that is shared out over data ranks, but experts on ranks of their own."""
+    """Bytes of one gather of all parameters sharded over data ranks, without experts that ranks divide."""
     layouts, trained = cases.layouts, held.trained - _of_experts(cases, held)
     frozen = np.where(layouts.zero_stage == 3, frozen_bytes(cases, held) * frozen_share(cases), 0.0)
     whole = trained * layouts.parameter_bytes * gathered_share(cases) + frozen
@@ -172,26 +172,26 @@ def _gathered_bytes(cases: Cases, held: StageParameters, layers: Array) -> Array
     return np.where(layouts.zero_stage == 0, trained * layouts.reduce_bytes, np.maximum(whole - persistent, 0.0))
 
 
-def _copies_seconds(cases: Cases, rates: Coefficients, held: StageParameters, often: _Rhythm) -> Array:
-    """All-reduces over copies of the shards: once a step where each bucket's last reduction is waited for, else every time."""
-    group, times = replica_group(cases), np.where(_waits(cases), 1.0, often.reductions)
+def _copies_seconds(cases: Cases, rates: Coefficients, held: StageParameters, frequency: _Frequency) -> Array:
+    """All-reduces over copies of the shards: once per step if each bucket's last reduction is waited for, else every time."""
+    group, times = replica_group(cases), np.where(_waits(cases), 1.0, frequency.reductions)
     share = held.trained / cases.layouts.shard * cases.layouts.reduce_bytes
     volume = 2 * share * (group.ranks - 1) / np.maximum(group.ranks, 1.0)
-    return collective_seconds(cases, group, volume * times, times * often.sent, rates)
+    return collective_seconds(cases, group, volume * times, times * frequency.sent, rates)
 
 
 def _of_experts(cases: Cases, held: StageParameters) -> Array:
-    """Trained parameters of experts that are on different ranks."""
+    """Trained parameters of experts if ranks divide them."""
     return np.where(cases.layouts.expert > 1, held.expert_trained, 0.0)
 
 
 def _waits(cases: Cases) -> Flags:
-    """Whether a reduction begins when its whole bucket is there."""
+    """Whether a reduction begins only when its whole bucket is ready."""
     waits: Flags = cases.software.waits_for_bucket > 0
     return waits
 
 
 def _along(cases: Cases, rates: Coefficients, group: Group, message: Array, count: Array) -> Array:
-    """Seconds of gathers or scatters of so many bytes in all over a group; none where nothing is sent."""
+    """Seconds of gathers or scatters of `message` bytes in total over a group; 0 if nothing is sent."""
     count = np.where(message > 0, count, 0.0)
     return collective_seconds(cases, group, message * (group.ranks - 1) / group.ranks, count, rates)

@@ -1,4 +1,4 @@
-"""A prediction: the seconds of a step by what they are spent on, and the memory of the fullest rank."""
+"""A prediction: the seconds of a step by part, and the memory of the fullest rank."""
 
 from dataclasses import dataclass
 from functools import reduce
@@ -20,21 +20,21 @@ from autotune.prediction.equations.schedules import over_schedule, trained_token
 from autotune.prediction.equations.state_traffic import exposed_state_seconds
 from autotune.prediction.equations.uneven import (
     RankShare,
-    marked,
+    has_explicit_layers,
+    layout_overrides,
     offloading,
     on_devices,
-    overlaid,
+    on_own_device,
     paces_of,
     rank_seconds,
     shares_of,
-    where_it_runs,
-    written_out,
+    with_explicit_layers,
 )
 from search_spaces.checkpoints import checkpoint
 
 PARTS = ("compute", "tensor", "pipeline", "data", "optimizer", "offload")
-"""What a step is spent on: compute (with recomputation and launches), tensor (with context and expert communication),
-pipeline (bubble and boundaries), data (communication that stays exposed), optimizer, offload."""
+"""Parts of a step: compute (with recomputation and launches), tensor (with context and expert communication),
+pipeline (bubble and boundaries), data (exposed communication), optimizer, offload."""
 MASTER_WIDTH = 4.0
 """Bytes of a gradient in the master's type."""
 Z90 = 1.645
@@ -43,30 +43,30 @@ Z90 = 1.645
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """Of each case."""
+    """The prediction for each case."""
 
     parts: dict[str, Array]
-    """Part of `PARTS` -> seconds; they sum to the step."""
+    """Part of `PARTS` -> seconds; the sum is the step time."""
     memory: Memory
     time_spread: float
     memory_spread: float
 
     @property
     def seconds(self) -> Array:
-        """Of an optimizer step."""
+        """Seconds of an optimizer step."""
         return _summed(self.parts)
 
     def seconds_band(self) -> tuple[Array, Array]:
-        """Between which the step is nine times out of ten."""
+        """The interval that contains the step time with a probability of 90 %."""
         return _band(self.seconds, self.time_spread)
 
     def memory_band(self) -> tuple[Array, Array]:
-        """Between which the peak is nine times out of ten."""
+        """The interval that contains the peak with a probability of 90 %."""
         return _band(self.memory.total, self.memory_spread)
 
 
 def predict(cases: Cases, rates: Coefficients) -> Prediction:
-    """Step time by parts, and memory by tag. Where only one of them is asked for, `seconds_of` and `memory` are cheaper."""
+    """Step time by part, and memory by tag. If only one of them is needed, `seconds_of` and `memory` are cheaper."""
     return Prediction(
         parts=_parts(cases, rates),
         memory=memory(cases, rates),
@@ -76,19 +76,19 @@ def predict(cases: Cases, rates: Coefficients) -> Prediction:
 
 
 def seconds_of(cases: Cases, rates: Coefficients) -> Array:
-    """Of an optimizer step."""
+    """Seconds of an optimizer step."""
     return _summed(_parts(cases, rates))
 
 
 def _parts(cases: Cases, rates: Coefficients) -> dict[str, Array]:
-    """What a step is spent on.
+    """Seconds of a step by part.
 
     1. One micro-batch on the slowest rank of the pipeline: layers, output projection, tensor communication.
-    2. Times the micro-batches; the pipeline adds its idle time and what boundaries cost.
-    3. Gradient and parameter communication, less what backward and forward hide.
+    2. Times the number of micro-batches; the pipeline adds its idle time and the cost of boundaries.
+    3. Gradient and parameter communication, minus the part hidden by backward and forward.
     4. The update, on the device or on the host.
 
-    Where the data are scheduled, at points of the schedule, and their mean over the job.
+    With a data schedule, the mean over the job of the values at points of the schedule.
     """
     return over_schedule(cases, lambda own: _parts_of(own, rates))
 
@@ -96,7 +96,7 @@ def _parts(cases: Cases, rates: Coefficients) -> dict[str, Array]:
 def _parts_of(cases: Cases, rates: Coefficients) -> dict[str, Array]:
     checkpoint()
     even = _even_parts(cases, rates)
-    return overlaid(cases, even, lambda own: _uneven_parts(own, rates)) if written_out(cases) else even
+    return with_explicit_layers(cases, even, lambda own: _uneven_parts(own, rates)) if has_explicit_layers(cases) else even
 
 
 def _even_parts(cases: Cases, rates: Coefficients) -> dict[str, Array]:
@@ -116,17 +116,17 @@ def _even_parts(cases: Cases, rates: Coefficients) -> dict[str, Array]:
 
 
 def _uneven_parts(cases: Cases, rates: Coefficients) -> dict[str, Array]:
-    """The same where the layers of stages are written out: each rank at its own pace.
+    """The parts if the layers of stages are given explicitly: each rank has its own pace.
 
-    Micro-batches go at the pace of the slowest rank. What follows them, communication that does not hide behind them and the
-    update, is that of the rank on which it takes longest.
+    Micro-batches run at the pace of the slowest rank. Exposed communication and the update, which follow them, are those of
+    the rank on which they take longest.
     """
-    paces, (recomputes, offloads) = paces_of(cases, rates), marked(cases)
+    paces, (recomputes, offloads) = paces_of(cases, rates), layout_overrides(cases)
     compute = tensor = everywhere = np.zeros(1)
     for share in shares_of(cases):
         own_compute, own_tensor = rank_seconds(paces, share, recomputes)
         everywhere = everywhere + own_compute + own_tensor
-        own_compute = own_compute + where_it_runs(share, [own.knobs.embedding for own in paces])
+        own_compute = own_compute + on_own_device(share, [own.knobs.embedding for own in paces])
         slower = own_compute + own_tensor > compute + tensor
         compute, tensor = np.where(slower, own_compute, compute), np.where(slower, own_tensor, tensor)
     after = {name: np.full(1, -np.inf) for name in ("data", "optimizer", "offload")}
@@ -143,24 +143,24 @@ def _uneven_parts(cases: Cases, rates: Coefficients) -> dict[str, Array]:
     }
 
 
-def after_backward(cases: Cases, rates: Coefficients, share: RankShare, marks: Array, pace: Array) -> dict[str, Array]:
-    """What follows the micro-batches on a rank, of which the slowest takes `pace` seconds for one; `marks`: where the layout
-    offloads.
+def after_backward(cases: Cases, rates: Coefficients, share: RankShare, overrides: Array, pace: Array) -> dict[str, Array]:
+    """Seconds of the parts after the micro-batches on a rank; `pace`: of a micro-batch on the slowest rank; `overrides`:
+    1 if the layout states what is offloaded.
     """
     split = Split(first=share.layers, last=share.layers, most=share.layers, place=share.place)
-    told = [
+    parts = [
         {
             "data": _data(own, rates, pace, split),
             "optimizer": _optimizer(own, rates, split),
             "offload": _offload(own, rates, pace, split),
         }
-        for own in on_devices(offloading(cases, share, marks))
+        for own in on_devices(offloading(cases, share, overrides))
     ]
-    return {name: where_it_runs(share, [own[name] for own in told]) for name in told[0]}
+    return {name: on_own_device(share, [own[name] for own in parts]) for name in parts[0]}
 
 
 def _summed_over_ranks(cases: Cases, batch: MicroBatch) -> Array:
-    """Seconds of a micro-batch on all ranks of the pipeline together."""
+    """Seconds of a micro-batch, summed over all ranks of the pipeline."""
     return cases.shapes.layers * (batch.layer + batch.layer_communication) + batch.head
 
 
@@ -169,31 +169,31 @@ def _summed(parts: dict[str, Array]) -> Array:
 
 
 def _slowest(cases: Cases, batch: MicroBatch, split: Split) -> tuple[Array, Array]:
-    """Layers of the rank that takes longest, and whether it is the one with the output projection."""
+    """Layers of the slowest rank, and whether it is the one with the output projection."""
     layer = batch.layer + batch.layer_communication
     with_head = split.last * layer + batch.head
     without = split.before_last * layer
-    alone = cases.layouts.pipeline == 1
-    last = alone | (with_head >= without)
+    single = cases.layouts.pipeline == 1
+    last = single | (with_head >= without)
     return np.where(last, split.last, split.before_last), np.where(last, 1.0, 0.0)
 
 
 def _left_to_others(cases: Cases, slowest: Array, whole: Array) -> Array:
-    """Seconds of a micro-batch by which the slowest rank is quicker than alone, since those that wait leave it their cores."""
+    """Seconds per micro-batch that the slowest rank gains because waiting ranks leave it their cores."""
     left: Array = (1 - cases.hardware.idle_cost) * (slowest - _mean_pace(cases, slowest, whole))
     return left
 
 
 def _mean_pace(cases: Cases, slowest: Array, whole: Array) -> Array:
-    """Seconds of a micro-batch on the mean rank; on the one that there is without a pipeline."""
+    """Seconds of a micro-batch on the mean rank; on the only one without a pipeline."""
     p = cases.layouts.pipeline
     return np.where(p > 1, np.minimum(whole / p, slowest), slowest)
 
 
 def _pipeline(cases: Cases, rates: Coefficients, slowest: Array, whole: Array) -> Array:
-    """Idle time, at the pace of the mean rank: those before wait for the first micro-batch, those after for the last.
+    """Idle time at the pace of the mean rank: earlier stages wait for the first micro-batch, later ones for the last.
 
-    Boundaries move 2 b s h / c bytes (/ t under sequence parallelism); exposed while the pipeline fills and drains, and a
+    Boundaries move 2 b s h / c bytes (/ t under sequence parallelism); exposed while the pipeline fills and drains, with a
     latency for every micro-batch.
     """
     layouts = cases.layouts
@@ -203,7 +203,7 @@ def _pipeline(cases: Cases, rates: Coefficients, slowest: Array, whole: Array) -
 
 
 def hop_seconds(cases: Cases, rates: Coefficients) -> Array:
-    """Seconds until a micro-batch's hidden state is on the next stage."""
+    """Seconds to send a micro-batch's hidden state to the next stage."""
     layouts, shapes = cases.layouts, cases.shapes
     divided = np.where((layouts.sequence_parallel > 0) | (cases.software.scatters > 0), layouts.tensor, 1.0)
     tokens = layouts.micro_batch * trained_tokens(cases) / layouts.context
@@ -222,15 +222,15 @@ def _optimizer(cases: Cases, rates: Coefficients, split: Split) -> Array:
 
 
 def _offload(cases: Cases, rates: Coefficients, slowest: Array, split: Split) -> Array:
-    """The update on the host, gradients to it beyond what backward hides, parameters back; what of parameters and saved
-    activations every micro-batch copies.
+    """The update on the host; gradients sent to it beyond what backward hides, parameters sent back; per micro-batch, copies of
+    parameters and saved activations.
     """
     layouts, hardware = cases.layouts, cases.hardware
     local = _local_parameters(cases, split) * layouts.offload_optimizer
     backward = slowest * rates.backward_ratio / (1 + rates.backward_ratio)
-    # What hides communication does not hide copies as well.
+    # Computation that hides communication does not also hide copies.
     free = np.where(layouts.data * layouts.context > 1, rates.data_exposed, 1.0)
-    # Integers are summed in fp32 before they leave.
+    # Integers are summed in fp32 before the copy.
     width = np.where(sends_integers(cases), MASTER_WIDTH, layouts.reduce_bytes)
     down = np.maximum(local * width / hardware.host_link - backward * np.minimum(free, 1.0), 0.0)
     up = local * layouts.parameter_bytes / hardware.host_link
@@ -245,9 +245,9 @@ def _offload(cases: Cases, rates: Coefficients, slowest: Array, split: Split) ->
 
 
 def _held(cases: Cases, split: Split) -> StageParameters:
-    """What the rank with the most layers holds, the input table with it."""
-    alone = np.where(cases.layouts.pipeline == 1, 1.0, 0.0)
-    return stage_parameters(cases, split.before_last, np.ones(1), alone)
+    """Parameters of the rank with the most layers, the input table included."""
+    single = np.where(cases.layouts.pipeline == 1, 1.0, 0.0)
+    return stage_parameters(cases, split.before_last, np.ones(1), single)
 
 
 def _local_parameters(cases: Cases, split: Split) -> Array:

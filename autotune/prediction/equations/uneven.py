@@ -1,7 +1,7 @@
-"""Pipelines whose layers are written out: what each rank holds, and how long it takes for a micro-batch.
+"""Pipelines with explicit layers: the contents of each rank, and its seconds per micro-batch.
 
-Layers that are computed again are counted, so that time and kept bytes are sums over a rank's layers: what the integer program
-of `stage_program` adds up is what is predicted.
+Recomputed layers are counted, so that time and kept bytes are sums over a rank's layers: the integer program of
+`stage_program` adds up exactly the predicted values.
 """
 
 import dataclasses
@@ -14,39 +14,39 @@ from autotune.prediction.equations.cases import Array, Cases, RankTable, scalar
 from autotune.prediction.equations.coefficients import Coefficients
 from autotune.prediction.equations.compute import MicroBatch, micro_batch
 from autotune.prediction.equations.mixed import devices_of_ranks
-from search_spaces.cluster import ClusterSpec
-from search_spaces.model import ModelSpec
-from search_spaces.pipeline import FOLDED_SCHEDULES, split_layers, stages_of_rank
-from search_spaces.stage_layout import Stage, layout_text, parse_layout
+from search_spaces.clusters.cluster import ClusterSpec
+from search_spaces.models.model import ModelSpec
+from search_spaces.models.pipeline import FOLDED_SCHEDULES, split_layers, stages_of_rank
+from search_spaces.models.stage_layout import Stage, layout_text, parse_layout
 from search_spaces.trial_config import TrialConfig
 
 LayoutKey = tuple[int, int, bool, str, tuple[int, ...]]
-"""Pipeline ranks, stages a rank, whether the schedule folds, layout, devices: what tells which rank holds what, and where."""
+"""Pipeline ranks, stages per rank, whether the schedule folds, layout, devices: determines the contents of each rank."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankShare:
-    """What one rank of the pipeline holds, in every case."""
+    """The contents of one pipeline rank, in every case."""
 
     place: Array
     layers: Array
     selective: Array
-    """Of `layers`, those that the layout has computed again selectively."""
+    """Those of `layers` that the layout recomputes selectively."""
     full: Array
-    """The same, in full."""
+    """Those of `layers` that the layout recomputes in full."""
     offloaded: Array
-    """Share of the optimizer state that the layout has in host memory."""
+    """Share of the optimizer state that the layout keeps in host memory."""
     first: Array
-    """1 where it has the input table."""
+    """1 if it has the input table."""
     last: Array
-    """1 where it has the output projection."""
+    """1 if it has the output projection."""
     device: Array
-    """Place in `Cases.devices` of what it runs on."""
+    """Index of its device in `Cases.devices`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Paces:
-    """Seconds of a micro-batch by what its layers do: as the knobs say, nothing again, selectively and in full."""
+    """Micro-batch times by recomputation: according to the knobs, none, selective and full."""
 
     knobs: MicroBatch
     none: MicroBatch
@@ -55,7 +55,7 @@ class Paces:
 
 
 def layout_key(config: TrialConfig, model: ModelSpec, cluster: ClusterSpec, sequence_length: int) -> LayoutKey | None:
-    """None: nothing is written out, and every rank runs on the same device."""
+    """Return the key of a configuration; None: no explicit layers, and every rank runs on the same device."""
     ranks, virtual = config.pipeline_parallel_size, config.virtual_stages
     if ranks == 1 or not (config.pipeline_layout or cluster.groups) or ranks * virtual > model.num_layers:
         return None
@@ -66,7 +66,7 @@ def layout_key(config: TrialConfig, model: ModelSpec, cluster: ClusterSpec, sequ
 
 
 def tabled(keys: Sequence[LayoutKey | None]) -> tuple[Array, RankTable | None]:
-    """What `Layouts.laid_out` says of each, and the table that it says it of."""
+    """The values of `Layouts.laid_out`, and the table that they refer to."""
     places = {key: place + 1 for place, key in enumerate(dict.fromkeys(key for key in keys if key is not None))}
     laid_out = np.array([0 if key is None else places[key] for key in keys], dtype=np.float64)
     return laid_out, _table([*places]) if places else None
@@ -86,7 +86,7 @@ def _table(keys: Sequence[LayoutKey]) -> RankTable:
 
 
 def _shares(key: LayoutKey, most: int) -> list[list[float]]:
-    """Of each rank the columns of the table: layers to device; zeros where there is none."""
+    """For each rank the columns of the table: layers to device; zeros for missing ranks."""
     ranks, virtual, folded, text, devices = key
     stages = parse_layout(text)
     config = TrialConfig(
@@ -109,7 +109,7 @@ def _share(stages: Sequence[Stage], first: bool, last: bool) -> list[float]:
 
 
 def shares_of(cases: Cases) -> Iterable[RankShare]:
-    """What each rank holds, one after the other along the pipeline; nothing in cases that have fewer ranks."""
+    """The contents of each rank, in pipeline order; zeros for cases with fewer ranks."""
     table, codes = cases.ranks, np.maximum(cases.layouts.laid_out.astype(np.int64) - 1, 0)
     assert table is not None
     for place in range(table.layers.shape[1]):
@@ -125,27 +125,27 @@ def shares_of(cases: Cases) -> Iterable[RankShare]:
         )
 
 
-def marked(cases: Cases) -> tuple[Array, Array]:
-    """Where the layout itself says what is computed again, and where it says what is offloaded."""
+def layout_overrides(cases: Cases) -> tuple[Array, Array]:
+    """Whether the layout itself states what is recomputed, and whether it states what is offloaded."""
     table, codes = cases.ranks, np.maximum(cases.layouts.laid_out.astype(np.int64) - 1, 0)
     assert table is not None
     return table.recomputes[codes], table.offloads[codes]
 
 
 def on_devices(cases: Cases) -> list[Cases]:
-    """The cases on each of the devices that pipeline ranks run on."""
+    """The cases on each of the devices of pipeline ranks."""
     return [dataclasses.replace(cases, hardware=hardware) for hardware in cases.devices] or [cases]
 
 
-def where_it_runs(share: RankShare, values: Sequence[Array]) -> Array:
-    """Of the values on each device those on the rank's own."""
+def on_own_device(share: RankShare, values: Sequence[Array]) -> Array:
+    """Select the value on the rank's own device."""
     if len(values) == 1:
         return values[0]
     return np.select([share.device == place for place in range(len(values))], list(values))
 
 
 def paces_of(cases: Cases, rates: Coefficients) -> list[Paces]:
-    """How long a micro-batch takes in each of the ways, on each device."""
+    """Micro-batch times for each recomputation policy, on each device."""
     return [
         Paces(
             knobs=micro_batch(own, rates),
@@ -157,52 +157,52 @@ def paces_of(cases: Cases, rates: Coefficients) -> list[Paces]:
     ]
 
 
-def roomier(cases: Cases, share: RankShare) -> Array:
+def capacity_ratio(cases: Cases, share: RankShare) -> Array:
     """Memory of the rank's device, as a multiple of the smallest's."""
     if not cases.devices:
         return scalar(1)
-    return where_it_runs(share, [own.capacity / cases.hardware.capacity for own in cases.devices])
+    return on_own_device(share, [own.capacity / cases.hardware.capacity for own in cases.devices])
 
 
 def recomputing(cases: Cases, policy: int) -> Cases:
-    """With every layer computed again by a policy of `RECOMPUTE`."""
+    """The cases with every layer recomputed by a policy of `RECOMPUTE`."""
     return dataclasses.replace(
         cases, layouts=dataclasses.replace(cases.layouts, recompute=scalar(policy), recompute_every=scalar(1))
     )
 
 
-def rank_seconds(paces: Sequence[Paces], share: RankShare, marks: Array) -> tuple[Array, Array]:
-    """Of a micro-batch on a rank: computation with the output projection, and communication of its layers."""
-    told = [_seconds_on(own, share, marks) for own in paces]
-    return where_it_runs(share, [compute for compute, _ in told]), where_it_runs(share, [sent for _, sent in told])
+def rank_seconds(paces: Sequence[Paces], share: RankShare, overrides: Array) -> tuple[Array, Array]:
+    """Seconds of a micro-batch on a rank: computation with the output projection, and communication of its layers."""
+    seconds = [_seconds_on(own, share, overrides) for own in paces]
+    return on_own_device(share, [compute for compute, _ in seconds]), on_own_device(share, [sent for _, sent in seconds])
 
 
-def _seconds_on(paces: Paces, share: RankShare, marks: Array) -> tuple[Array, Array]:
+def _seconds_on(paces: Paces, share: RankShare, overrides: Array) -> tuple[Array, Array]:
 
     def summed(seconds: Callable[[MicroBatch], Array]) -> Array:
         none = seconds(paces.none)
         again = share.selective * (seconds(paces.selective) - none) + share.full * (seconds(paces.full) - none)
-        return np.where(marks > 0, share.layers * none + again, share.layers * seconds(paces.knobs))
+        return np.where(overrides > 0, share.layers * none + again, share.layers * seconds(paces.knobs))
 
     compute = summed(lambda batch: batch.layer) + share.last * paces.knobs.head
     return compute, summed(lambda batch: batch.layer_communication)
 
 
-def offloading(cases: Cases, share: RankShare, marks: Array) -> Cases:
-    """With the optimizer state that this rank offloads."""
-    offloaded = np.where(marks > 0, share.offloaded, cases.layouts.offload_optimizer)
+def offloading(cases: Cases, share: RankShare, overrides: Array) -> Cases:
+    """The cases with the optimizer state that this rank offloads."""
+    offloaded = np.where(overrides > 0, share.offloaded, cases.layouts.offload_optimizer)
     return dataclasses.replace(cases, layouts=dataclasses.replace(cases.layouts, offload_optimizer=offloaded))
 
 
-def written_out(cases: Cases) -> bool:
-    """Whether the layers of any case are."""
+def has_explicit_layers(cases: Cases) -> bool:
+    """Whether the layers of any case are given explicitly."""
     return cases.ranks is not None and bool(np.any(cases.layouts.laid_out > 0))
 
 
-def overlaid(cases: Cases, even: dict[str, Array], own: Callable[[Cases], dict[str, Array]]) -> dict[str, Array]:
-    """The values of `even`, those of `own` in cases whose layers are written out.
+def with_explicit_layers(cases: Cases, even: dict[str, Array], own: Callable[[Cases], dict[str, Array]]) -> dict[str, Array]:
+    """Replace the values of `even` by those of `own` in cases with explicit layers.
 
-    `own` is asked for these alone where they are rows of their own, since it takes as many times as there are ranks.
+    `own` is called with only these cases if they are separate rows, since its cost is proportional to the number of ranks.
     """
     codes = cases.layouts.laid_out
     if len(codes) == 1 or codes.size > len(codes):

@@ -1,4 +1,4 @@
-"""Windows of attention that configurations ask for, as shapes: keys that a token reads, configuration by configuration."""
+"""Attention windows of configurations as shapes: keys that a token reads, for each configuration."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -7,13 +7,13 @@ from functools import lru_cache
 import numpy as np
 
 from autotune.prediction.equations.cases import Shapes
-from search_spaces.model import ModelSpec
+from search_spaces.models.model import ModelSpec
+from search_spaces.training.windows import Window, window_of, windowed
 from search_spaces.trial_config import TrialConfig
-from search_spaces.windows import Window, window_of, windowed
 
 
 def windowed_shapes(shapes: Shapes, model: ModelSpec, sequence_length: int, configs: Sequence[TrialConfig]) -> Shapes:
-    """The shapes with the window of each configuration, where one asks for any."""
+    """Add the window of each configuration to the shapes; unchanged without windows."""
     if not any(config.attention_window for config in configs):
         return shapes
     windows = [window_of(windowed(model, config)) for config in configs]
@@ -23,13 +23,13 @@ def windowed_shapes(shapes: Shapes, model: ModelSpec, sequence_length: int, conf
 
 @lru_cache(maxsize=1024)
 def keys_copied(window: Window, sequence_length: int) -> float:
-    """`Shapes.copied`."""
+    """The value of `Shapes.copied`."""
     return window.copied_keys(sequence_length) / sequence_length if window.hides(sequence_length) else 0.0
 
 
 @lru_cache(maxsize=1024)
 def keys_read(window: Window, sequence_length: int) -> float:
-    """`Shapes.window`: by the blocks that are visited where the window hides anything, else the sequence."""
+    """The value of `Shapes.window`: by the visited blocks if the window hides anything, else the sequence."""
     if not window.hides(sequence_length):
         return float(sequence_length)
     return min(window.visited_pairs(sequence_length) / sequence_length, sequence_length - 1.0)

@@ -1,4 +1,4 @@
-"""Coefficients from a cluster's micro-benchmark: each row fits those that it tells of, by the predicting equations."""
+"""Coefficients from a cluster's micro-benchmark: each row fits the coefficients it depends on, by the prediction equations."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -13,14 +13,14 @@ from autotune.prediction.equations.coefficients import Coefficients
 from autotune.prediction.equations.rates import ON_A_PROCESSOR
 from autotune.prediction.fitting.fitting import fitted
 from autotune.prediction.fitting.spreads import spread_after
-from search_spaces.cluster import ClusterSpec
-from search_spaces.microbenchmark import Measured, Operation
+from search_spaces.clusters.cluster import ClusterSpec
+from search_spaces.clusters.microbenchmark import Measured, Operation
 from storage.records import CalibrationRecord
 
 NOISE = 0.1
-"""Standard deviation of the logarithm of a row's seconds over what the equations can say of it."""
+"""Standard deviation of the logarithm of a row's seconds that the equations cannot explain."""
 QUARTILES = 1.35
-"""Between the quartiles of a normal distribution lie so many standard deviations."""
+"""Standard deviations between the quartiles of a normal distribution."""
 LEAST_WORKSPACE_BYTES = 1e6
 
 
@@ -30,7 +30,7 @@ class _Part:
 
     names: tuple[str, ...]
     weights: dict[Operation, float]
-    """Operation that tells of them -> what all its rows weigh together, however many they are."""
+    """Informative operation -> total weight of its rows, independent of their number."""
 
 
 _PARTS = (
@@ -58,17 +58,17 @@ _HOPS = _Part(names=("hop_seconds",), weights={Operation.SEND: 6.0})
 def coefficients_from_benchmark(
     record: CalibrationRecord, cluster: ClusterSpec, engine: str, before: Coefficients, precision: str | None = None
 ) -> Coefficients:
-    """The most probable coefficients after what the cluster's ranks measured; what no row tells of stays as it was.
+    """Return the most probable coefficients given the measurements of the cluster's ranks; others keep their value.
 
     1. Computation: products by shape, attention, whole layers and heads, forward and backward, all at once.
     2. Updates: by their largest rows, since small states fit in caches.
-    3. Links: collectives inside nodes, then those across nodes with what links do known, then hops.
-    4. The spread of times: what is known, and how far layers are off in this very fit.
-    5. The bandwidth of files, where a folder was named: what the ranks of a node move together.
+    3. Links: collectives inside nodes, then those across nodes with the fitted links, then hops.
+    4. The spread of times: the prior, and the errors of layers in this fit.
+    5. The bandwidth of files, if a folder was given: total over the ranks of a node.
     6. Memory that is counted, not timed: the device's context and libraries' workspaces.
 
     Args:
-        precision: whose rows tell of computation; None: the one that is trained in, fp32 on a CPU, else bf16.
+        precision: of the rows used for computation; None: the training precision, fp32 on a CPU, else bf16.
     """
     precision = precision or default_precision(cluster)
     inside = [row for row in record.rows if row.group.ranks == row.group.in_node]
@@ -83,24 +83,24 @@ def coefficients_from_benchmark(
     errors = _layer_errors(computed, cluster, engine, rates)
     rates = dataclasses.replace(rates, **_file_bandwidths(record.rows, cluster))
     spread = spread_after(before.time_spread, errors)
-    # A quick measurement sees few shapes, and what it sees of them once: it makes no band narrower.
+    # A quick measurement sees few shapes, each only once: it does not narrow the band.
     spread = max(spread, before.time_spread) if record.quick else spread
     return dataclasses.replace(_counted(record, cluster, rates), time_spread=spread)
 
 
 def default_precision(cluster: ClusterSpec) -> str:
-    """What is trained in on such devices."""
+    """The default training precision of the devices."""
     return "fp32" if cluster.device.kind == "cpu" else "bf16"
 
 
 def _fit(part: _Part, rows: Sequence[Measured], cluster: ClusterSpec, engine: str, before: Coefficients) -> Coefficients:
-    told = sorted((row for row in rows if row.operation in part.weights), key=lambda row: row.operation)
-    if not told:
+    used = sorted((row for row in rows if row.operation in part.weights), key=lambda row: row.operation)
+    if not used:
         return before
-    families = [list(family) for _, family in groupby(told, key=lambda row: row.operation)]
+    families = [list(family) for _, family in groupby(used, key=lambda row: row.operation)]
     predictions: list[Predicted] = [predicted_rows(family, cluster, engine) for family in families]
     weights = np.concatenate([_weights(family, part.weights[family[0].operation]) for family in families])
-    measured = np.array([row.seconds for row in told])
+    measured = np.array([row.seconds for row in used])
 
     def predicted(rates: Coefficients) -> Array:
         return np.concatenate([each(rates) for each in predictions])
@@ -109,28 +109,28 @@ def _fit(part: _Part, rows: Sequence[Measured], cluster: ClusterSpec, engine: st
 
 
 def _layer_errors(rows: Sequence[Measured], cluster: ClusterSpec, engine: str, rates: Coefficients) -> Array:
-    """log(measured / predicted) of layers: what most of a step is made of."""
-    told = [row for row in rows if row.operation is Operation.LAYER]
-    if not told:
+    """log(measured / predicted) of layers, which dominate a step."""
+    layers = [row for row in rows if row.operation is Operation.LAYER]
+    if not layers:
         return np.empty(0)
-    return np.log(np.array([row.seconds for row in told]) / predicted_rows(told, cluster, engine)(rates))
+    return np.log(np.array([row.seconds for row in layers]) / predicted_rows(layers, cluster, engine)(rates))
 
 
 def _weights(family: Sequence[Measured], total: float) -> Array:
-    """What each row weighs: less where its samples spread; `total` together where none does."""
+    """The weight of each row: lower if its samples vary; the sum is `total` if none does."""
     spreads = np.array([np.log(row.high / row.low) / QUARTILES for row in family])
     return total / len(family) * NOISE**2 / (NOISE**2 + spreads**2)
 
 
 def _largest(rows: Sequence[Measured], part: _Part) -> list[Measured]:
-    """Of each operation the rows of at least a quarter of its largest size."""
+    """For each operation the rows of at least a quarter of its largest size."""
     mine = [row for row in rows if row.operation in part.weights]
     most = max((row.shape[0] for row in mine), default=0)
     return [row for row in mine if 4 * row.shape[0] >= most]
 
 
 FILES = {Operation.FILE_READ: ("file_read_bandwidth", 1), Operation.FILE_UPDATE: ("file_update_bandwidth", 2)}
-"""Operation -> the coefficient that it tells, and how often it moves each byte."""
+"""Operation -> its coefficient, and how often it moves each byte."""
 
 
 def _file_bandwidths(rows: Sequence[Measured], cluster: ClusterSpec) -> dict[str, float]:
@@ -141,7 +141,7 @@ def _file_bandwidths(rows: Sequence[Measured], cluster: ClusterSpec) -> dict[str
 
 
 def _counted(record: CalibrationRecord, cluster: ClusterSpec, rates: Coefficients) -> Coefficients:
-    """Memory beside what the equations count. On a CPU the limit is held against the allocator, which gives what is asked."""
+    """Add measured memory beyond the equations. On a CPU the limit applies to the allocator, which reserves nothing extra."""
     if cluster.device.kind == "cpu":
         return dataclasses.replace(rates, **ON_A_PROCESSOR)
     known: dict[str, float] = {}

@@ -1,4 +1,4 @@
-"""Fits coefficients to measurements: the most probable ones, given what was known of each before."""
+"""Fits coefficients to measurements: maximum a posteriori, given a prior for each."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -12,7 +12,7 @@ from autotune.prediction.equations.coefficients import Coefficients, spread
 _STEPS = 15
 _DIFFERENCE = 1e-4
 _OUTLIER = 2.5
-"""Standard deviations beyond which a residual weighs as one of them."""
+"""Standard deviations beyond which a residual is down-weighted."""
 
 
 def fitted(
@@ -23,14 +23,14 @@ def fitted(
     noise: float,
     weights: Array | None = None,
 ) -> Coefficients:
-    """The coefficients that are most probable after `measured`.
+    """Return the most probable coefficients given `measured`.
 
-    Minimises sum(w rho(log(measured / predicted) / noise)) + sum((log c - log before) / spread)^2 over log c, rho being
-    Huber's, by Levenberg-Marquardt with differences for derivatives. Coefficients are positive, so their logarithms are fitted.
+    Minimises sum(w rho(log(measured / predicted) / noise)) + sum((log c - log before) / spread)^2 over log c, with Huber's
+    rho, by Levenberg-Marquardt with finite differences. Coefficients are positive, so their logarithms are fitted.
 
-    1. Weigh residuals beyond `_OUTLIER` down, so that a broken run does not turn the fit.
-    2. Solve the damped normal equations, the prior's rows among them.
-    3. Take the step where the cost falls, else damp more.
+    1. Down-weight residuals beyond `_OUTLIER`, so that a broken run does not distort the fit.
+    2. Solve the damped normal equations, including the prior's rows.
+    3. Accept the step if the cost decreases, else increase the damping.
     """
     weights = np.ones(len(measured)) if weights is None else weights
     centre = np.log([getattr(before, name) for name in names])

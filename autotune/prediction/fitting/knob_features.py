@@ -1,4 +1,4 @@
-"""What tells the configurations of one job apart, as numbers: distances between them are how unlike their errors may be."""
+"""Features that distinguish the configurations of one job: the distance between them limits the correlation of errors."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -8,32 +8,32 @@ from numpy.typing import NDArray
 
 from autotune.prediction.equations.cases import SCHEDULES, Cases
 from autotune.prediction.fitting.residual import features
-from search_spaces.adapters import METHODS
-from search_spaces.knobs import KNOBS
+from search_spaces.knob import Distance, Knob
+from search_spaces.knob_values import KNOBS
 from search_spaces.trial_config import SCRIPT, TrialConfig, Value, stable_hash
 
 Array = NDArray[np.float64]
 Numbers = Callable[[str, Callable[[Value], float]], Array]
-"""The values of a knob as numbers, by name and what a value means."""
+"""Returns the values of a knob as numbers, given its name and the conversion of a value."""
 
 SIZE = 6.0
-"""Doublings of a bucket that count as much as one of a degree."""
+"""Doublings of a bucket size equivalent to one doubling of a degree."""
 CHOICE = 0.7
-"""Steps of a degree that another schedule, kernel or place counts as."""
+"""Distance, in doublings of a degree, for another schedule, kernel or rank order."""
 DETAIL = 0.4
-"""The same of what changes how, not what, is computed or sent."""
+"""The same for knobs that change how, not what, is computed or sent."""
 SIGNS = 6
-"""Features of what a user's script is told: a sign each, so that any two texts differ in about half of them."""
+"""Features of a user script's argument text: one sign each, so that any two texts differ in about half of them."""
 
 
 def knob_features(cases: Cases, numbers: Numbers) -> Array:
-    """(n, f) Features of n configurations: what residuals of tables know, and the knobs of the engine.
+    """(n, f) Features of n configurations: those of table residuals, and the knobs of the engine.
 
-    Of whichever configurations, f is the same: those of a space, of its history and of earlier jobs stand beside each other.
+    f is constant, so that configurations of a space, of its history and of earlier jobs are comparable.
 
     Args:
         cases: the configurations.
-        numbers: of the knobs that no equation looks at.
+        numbers: values of the knobs that no equation uses.
     """
     layouts, count = cases.layouts, len(cases)
     piped, at_three = layouts.pipeline > 1, layouts.zero_stage == 3
@@ -61,28 +61,13 @@ def knob_features(cases: Cases, numbers: Numbers) -> Array:
         np.log2(layouts.parameter_bytes),
         DETAIL * np.log2(layouts.reduce_bytes * layouts.accumulation_bytes / 4),
         _doublings(layouts.allgather_bucket),
-        DETAIL * numbers("contiguous_gradients", float),
-        DETAIL * numbers("fused_optimizer", float),
-        CHOICE * numbers("rank_order", lambda value: _place("rank_order", value)),
-        CHOICE * numbers("attention_backend", lambda value: _place("attention_backend", value)),
-        DETAIL * numbers("expandable_segments", float),
-        DETAIL * numbers("gc_interval", _whether),
-        DETAIL * numbers("numa_binding", float),
-        CHOICE * numbers("compile_blocks", float),
-        CHOICE * numbers("fused_kernels", lambda value: _place("fused_kernels", value)),
-        CHOICE * layouts.graphs,
         CHOICE * (layouts.context_method * (layouts.context > 1)),
-        *(_doublings(numbers(name, float)) for name in METHODS),
-        _doublings(numbers("attention_window", float)),
-        _doublings(numbers("attention_global_tokens", float)),
-        CHOICE * numbers("lora_targets", lambda value: _place("lora_targets", value)),
-        CHOICE * numbers("frozen_dtype", lambda value: _place("frozen_dtype", value)),
+        *(_column(knob, numbers) for knob in KNOBS.values() if knob.distance is not None),
         layouts.first_weight + layouts.middle_weight,
         layouts.first_weight * layouts.drops,
         CHOICE * (cases.shapes.document > 0),
         CHOICE * (at_three & np.isfinite(layouts.gather_bytes)),
         np.log2(1 + layouts.near) * at_three,
-        _doublings(numbers("onebit_warmup_steps", float)),
         *_script_columns(numbers),
         *_optimizer_columns(numbers),
     ]
@@ -91,12 +76,12 @@ def knob_features(cases: Cases, numbers: Numbers) -> Array:
 
 
 def config_features(cases: Cases, configs: Sequence[TrialConfig]) -> Array:
-    """The features of configurations that are at hand, in the order of the cases."""
+    """The features of given configurations, in the order of the cases."""
     return knob_features(cases, numbers_of(configs))
 
 
 def numbers_of(configs: Sequence[TrialConfig]) -> Numbers:
-    """The numbers of configurations that are at hand."""
+    """The numbers of given configurations."""
     return lambda name, meaning: np.array([meaning(getattr(config, name)) for config in configs], dtype=np.float64)
 
 
@@ -105,9 +90,20 @@ def _script_columns(numbers: Numbers) -> list[Array]:
 
 
 def _optimizer_columns(numbers: Numbers) -> list[Array]:
-    """One for each optimizer."""
+    """One column for each optimizer."""
     names = [str(name) for name in KNOBS["optimizer"].choices]
     return [CHOICE * numbers("optimizer", partial(_is, name)) for name in names]
+
+
+def _column(knob: Knob, numbers: Numbers) -> Array:
+    """The feature of a knob whose declaration states how far its values are apart."""
+    match knob.distance:
+        case Distance.DETAIL:
+            return DETAIL * numbers(knob.name, _whether)
+        case Distance.CHOICE:
+            return CHOICE * numbers(knob.name, partial(_place, knob.name))
+        case _:
+            return _doublings(numbers(knob.name, float))
 
 
 def _whether(value: Value) -> float:
@@ -119,16 +115,16 @@ def _is(name: str, value: Value) -> float:
 
 
 def _sign(place: int, text: Value) -> float:
-    """1 or -1, by the text; 0 where it is empty."""
+    """1 or -1, depending on the text; 0 if it is empty."""
     return 0.0 if text == "" else 2.0 * (int(stable_hash([place, text]), 16) % 2) - 1.0
 
 
 def _doublings(elements: Array) -> Array:
-    told: Array = np.log2(1 + np.maximum(elements, 0.0)) / SIZE
-    return told
+    doublings: Array = np.log2(1 + np.maximum(elements, 0.0)) / SIZE
+    return doublings
 
 
 def _place(knob: str, value: Value) -> float:
-    """A number for a choice among names."""
+    """The index of a choice among names."""
     names = [str(choice) for choice in KNOBS[knob].choices]
     return float(names.index(str(value))) if str(value) in names else 0.0

@@ -1,4 +1,4 @@
-"""What earlier jobs' trials left over of predictions: added to every prediction for the same hardware and engine."""
+"""Residuals of earlier jobs' trials: a correction of every prediction for the same hardware and engine."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,28 +13,28 @@ from autotune.prediction.fitting.likeness import LENGTH, NOISE, matern
 from autotune.prediction.fitting.trial_history import Runs
 
 SIZE = 0.3
-"""Standard deviation of what one job's trials leave over."""
+"""Standard deviation of one job's residuals."""
 SHARED = 1.0
-"""Standard deviation of what all trials of one model and workload share: it is learned, and says nothing of another."""
+"""Standard deviation of the part common to all trials of one model and workload: learned, but not transferred to others."""
 MOST_LESSONS = 150
-"""Of the newest jobs; a job's row holds them."""
+"""Maximum number, from the newest jobs; a job's row stores them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lesson:
-    """What one configuration of an earlier job taught."""
+    """The residual of one configuration of an earlier job."""
 
     features: tuple[float, ...]
     error: float
-    """Logarithm of predicted / measured step seconds, by the coefficients of the same prior: what to add to a rate's."""
+    """Logarithm of predicted / measured step seconds, by the prior's coefficients: the correction of a log rate."""
     noise: float
-    """Standard deviation of it."""
+    """Its standard deviation."""
     setting: int
-    """Lessons of one model and workload have the same."""
+    """Equal for lessons of the same model and workload."""
 
 
 class Lessons:
-    """Gaussian process over the lessons: what they add to predictions of other configurations."""
+    """A Gaussian process over the lessons: predicts the residuals of other configurations."""
 
     def __init__(self, lessons: Sequence[Lesson]) -> None:
         self._features = np.array([lesson.features for lesson in lessons], dtype=np.float64)
@@ -48,15 +48,15 @@ class Lessons:
         self._weights: Array = np.linalg.solve(covariance, errors)
 
     def added(self, features: Array) -> Array:
-        """(n,) What they add to the logarithm of a rate. Nothing far from all of them."""
+        """(n,) The correction of the logarithm of a rate; 0 far from all lessons."""
         if not len(self._features):
             return np.zeros(len(features))
-        told: Array = SIZE**2 * matern(features, self._features, LENGTH) @ self._weights
-        return told
+        correction: Array = SIZE**2 * matern(features, self._features, LENGTH) @ self._weights
+        return correction
 
 
 def lessons_of(history: Sequence[Runs], rates: Coefficients) -> tuple[Lesson, ...]:
-    """What these trials taught beyond `rates`, the newest first."""
+    """The residuals of these trials relative to `rates`, newest first."""
     lessons: list[Lesson] = []
     for setting, runs in enumerate(history):
         lessons += _of_runs(runs, setting, rates)

@@ -1,4 +1,4 @@
-"""How alike two configurations are: the kernel of the Gaussian processes over what the equations leave over."""
+"""Similarity of two configurations: the kernel of the Gaussian processes over the residuals of the equations."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -7,17 +7,17 @@ from autotune.prediction.equations.cases import Array
 
 Single = NDArray[np.float32]
 LENGTH = 6.0
-"""Distance in features over which residuals stay alike."""
+"""Distance in features over which residuals are correlated."""
 NOISE = 0.1
-"""Standard deviation of one trial's logarithm, including what the features do not describe."""
-UNDIVIDED = 2**18
+"""Standard deviation of one trial's logarithm, including effects that the features do not describe."""
+SINGLE_THREADED = 2**18
 """Multiplications up to which OpenBLAS uses one thread."""
 
 
 def matern(one: Array, other: Array, length: float) -> Single:
-    """Matérn 3/2 of the distances between rows: 1 where they are equal.
+    """Matérn 3/2 of the distances between rows: 1 if they are equal.
 
-    Distances are differences of large numbers, and need double precision; what becomes of them does not.
+    Distances are differences of large numbers and need double precision; the result does not.
     """
     scale = np.sqrt(3) / length
     centre = other.mean(axis=0) if len(other) else 0.0
@@ -35,8 +35,8 @@ def matern(one: Array, other: Array, length: float) -> Single:
 
 
 def product(one: Array, other: Array) -> Array:
-    """`one @ other`, in parts so small that linear algebra keeps to this thread: its others would wait for busy cores."""
-    rows = max(UNDIVIDED // max(other.size, 1), 16)
+    """`one @ other` in parts small enough for OpenBLAS to use only this thread: others would wait for busy cores."""
+    rows = max(SINGLE_THREADED // max(other.size, 1), 16)
     found = np.empty((len(one), other.shape[1]))
     for first in range(0, len(one), rows):
         np.matmul(one[first : first + rows], other, out=found[first : first + rows])

@@ -1,4 +1,4 @@
-"""Spearman's rank correlation: how alike two orders are."""
+"""Spearman's rank correlation: the similarity of two orders."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -7,7 +7,7 @@ Floats = NDArray[np.float64]
 
 
 def spearman(first: Floats, second: Floats) -> float | None:
-    """Rank correlation with middle ranks for ties; None: one of the two does not vary."""
+    """Rank correlation with mid-ranks for ties; None: one of the two does not vary."""
     if first.size < 2:
         return None
     ranks, others = mid_ranks(first), mid_ranks(second)
@@ -17,7 +17,7 @@ def spearman(first: Floats, second: Floats) -> float | None:
 
 
 def mid_ranks(values: Floats) -> Floats:
-    """Ranks from 1; equal values share the mean of theirs."""
+    """Ranks from 1; equal values share their mean rank."""
     ordered, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
     del ordered
     last = np.cumsum(counts)

@@ -1,4 +1,4 @@
-"""What the equations leave over of step times, learned from times of the same software and hardware."""
+"""Residuals of the equations' step times, learned from measurements of the same software and hardware."""
 
 from dataclasses import dataclass
 
@@ -9,31 +9,31 @@ from autotune.prediction.equations.cases import Array, Cases
 
 Matrix = NDArray[np.float64]
 FEWEST = 12
-"""Times from which a residual is learned; fewer set the coefficients alone."""
+"""Minimum number of times to learn a residual; fewer only fit the coefficients."""
 _GROUP = 0.05
-"""Standard deviation of what all runs of one model on one cluster have in common."""
+"""Standard deviation of the effect common to all runs of one model on one cluster."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Kernel:
-    """A Gaussian process: how far its memory reaches, how large residuals are, and what is noise."""
+    """Hyperparameters of a Gaussian process: correlation length, size of the residuals, and noise."""
 
     length: float
-    """Distance, in features, over which residuals stay alike."""
+    """Distance, in features, over which residuals are correlated."""
     size: float
     slope: float
-    """Standard deviation of a linear part, for each feature."""
+    """Standard deviation of a linear part, per feature."""
     noise: float
     rounds: int
-    """Times that outliers are weighed down anew; 1: not at all."""
+    """Iterations that down-weight outliers; 1: none."""
 
 
 _STEADY = _Kernel(length=8.0, size=0.7, slope=0.02, noise=0.05, rounds=6)
-"""What runs that go well do."""
+"""For runs without problems."""
 _WARY = _Kernel(length=5.0, size=1.2, slope=0.0, noise=0.25, rounds=1)
-"""What runs do on average, those that go wrong among them: where many do, a plan should not go."""
+"""For average runs, including those with problems: a plan should avoid regions where these are frequent."""
 _TRUST = 0.7
-"""Share of the steady one in the mean."""
+"""Weight of the steady process in the mean."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,8 +46,8 @@ class _Process:
 
     def __call__(self, asked: Matrix) -> Array:
         between = self.kernel.size**2 * _matern(asked, self.features, self.kernel.length)
-        told: Array = (between + self.kernel.slope**2 * asked @ self.features.T) @ self.weights
-        return told
+        residuals: Array = (between + self.kernel.slope**2 * asked @ self.features.T) @ self.weights
+        return residuals
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,8 +67,8 @@ def learned(cases: Cases, errors: Array) -> Residual:
     """Learn from `errors`, the logarithms of measured / predicted time of `cases`.
 
     Two Gaussian processes with a Matérn 3/2 kernel [Rasmussen and Williams 2006, 4.2.1] over the features, each with an
-    effect that the runs of one model on one cluster share, and which says nothing of another. One weighs outliers down by
-    its own leave-one-out errors, as a Student t with three degrees of freedom would; the other does not.
+    effect common to the runs of one model on one cluster, which does not transfer to others. One down-weights outliers by
+    its leave-one-out errors, as a Student t with three degrees of freedom would; the other does not.
     """
     described = features(cases)
     centre = described.mean(axis=0)
@@ -100,7 +100,7 @@ def _matern(one: Matrix, other: Matrix, length: float) -> Matrix:
 
 
 def features(cases: Cases) -> Matrix:
-    """What tells runs apart, one row a case: sizes and degrees in doublings, choices as steps."""
+    """Features that distinguish runs, one row per case: sizes and degrees in doublings, choices as steps."""
     layouts, shapes, software = cases.layouts, cases.shapes, cases.software
     world = layouts.tensor * layouts.pipeline * layouts.data * layouts.context
     nodes = np.maximum(world / cases.hardware.devices_per_node, 1.0)
@@ -137,7 +137,7 @@ def features(cases: Cases) -> Matrix:
 
 
 def _groups(cases: Cases) -> NDArray[np.int64]:
-    """Which cases are of one model with one software on one cluster."""
+    """Group numbers: equal for cases of one model with one software on one cluster."""
     layouts, shapes, software = cases.layouts, cases.shapes, cases.software
     world = layouts.tensor * layouts.pipeline * layouts.data * layouts.context
     columns = (

@@ -1,18 +1,18 @@
-"""How far predictions can be trusted, after errors were seen."""
+"""Uncertainty of predictions, given observed errors."""
 
 import numpy as np
 
 from autotune.prediction.equations.cases import Array
 
 WORTH = 4.0
-"""Errors that the spread of before is worth: a lucky handful makes no band narrow."""
+"""Number of errors to which the prior spread is equivalent: a few lucky errors do not narrow the band."""
 LEAST_SPREAD = 0.02
 
 
 def spread_after(before: float, errors: Array) -> float:
-    """The standard deviation of log(measured / predicted): the root of the mean square, `before` counting as `WORTH` errors.
+    """The standard deviation of log(measured / predicted): the root mean square, with `before` counting as `WORTH` errors.
 
-    An error that is far out counts as three of the others.
+    An outlier counts as at most three typical errors.
     """
     if not len(errors):
         return before

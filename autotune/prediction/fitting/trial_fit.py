@@ -1,4 +1,4 @@
-"""Coefficients from trials that were run: what a micro-benchmark cannot tell, and how far a prediction can be trusted."""
+"""Coefficients from trials: those a micro-benchmark cannot determine, and the uncertainty of predictions."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -14,22 +14,22 @@ from autotune.prediction.fitting.spreads import spread_after
 from autotune.prediction.fitting.trial_history import Runs
 
 TIME_NOISE = 0.08
-"""Standard deviation of the logarithm of a step's seconds over what the equations can say of it."""
+"""Standard deviation of the logarithm of a step's seconds that the equations cannot explain."""
 MEMORY_NOISE = 0.04
 ALLOCATED = ("workspace_bytes", "activation_scale", "working_layers")
-"""The coefficients of memory that the allocator's peak tells of; the others are outside of it."""
+"""The memory coefficients that affect the allocator's peak; the others are outside of it."""
 NO_EFFECT = 0.01
-"""Slope of the logarithms, up to ten times its value, below which a coefficient is not fitted: nothing tells of it."""
+"""Log-log slope, up to ten times the value, below which a coefficient is not fitted: the measurements do not depend on it."""
 
 
 def fit_runs(history: Sequence[Runs], before: Coefficients) -> tuple[Coefficients, int]:
-    """The most probable coefficients after trials on the same hardware, and how many those were.
+    """Return the most probable coefficients given trials on the same hardware, and the number of those trials.
 
-    What is known `before` (shipped, or from a micro-benchmark) is the prior, so that few trials move little.
+    `before` (shipped, or from a micro-benchmark) is the prior, so that a few trials change little.
 
-    1. Fit the coefficients of time on step times, noisy ones weighing less, and those of memory on the allocator's peaks.
-    2. Spreads are of the errors on each configuration as a fit without it would make them, the spread of before counting as so
-       many more.
+    1. Fit the time coefficients to step times, with lower weight for noisy ones, and those of memory to the allocator's peaks.
+    2. Spreads are computed from leave-one-out errors of the configurations, with the prior spread counting as a number of
+       errors.
     """
     seconds = [(runs, runs.seconds, runs.noise) for runs in history]
     peaks = [(runs, runs.peaks, np.zeros(len(runs.keys))) for runs in history]
@@ -45,18 +45,18 @@ def fit_runs(history: Sequence[Runs], before: Coefficients) -> tuple[Coefficient
 
 
 def fit_time(history: Sequence[Runs], before: Coefficients) -> Coefficients:
-    """The most probable coefficients of time after trials on the same hardware; `before` is the prior."""
+    """The most probable time coefficients given trials on the same hardware; `before` is the prior."""
     timed = _Figures([(runs, runs.seconds, runs.noise) for runs in history], lambda runs, rates: seconds_of(runs.cases, rates))
     return _fit(timed, names("time"), before, TIME_NOISE)[0]
 
 
 class _Figures:
-    """One measured figure of every configuration that has it, and the equation for it."""
+    """One measured quantity of all configurations that have it, and its equation."""
 
     def __init__(self, figures: Sequence[tuple[Runs, Array, Array]], equation: Callable[[Runs, Coefficients], Array]) -> None:
-        """`figures`: runs, the figure of each configuration (NaN: not measured), and the noise of its logarithm."""
+        """`figures`: runs, the value of each configuration (NaN: not measured), and the noise of its logarithm."""
         found = [(runs, figure, noise, np.flatnonzero(np.isfinite(figure))) for runs, figure, noise in figures]
-        # Equations see the configurations that have the figure, and no others.
+        # Equations are evaluated only for the configurations that have the value.
         self._runs = [(dataclasses.replace(runs, cases=runs.cases.take(at)), len(at)) for runs, _, _, at in found if len(at)]
         self._equation = equation
         self.measured = np.concatenate([np.empty(0), *(figure[at] for _, figure, _, at in found)])
@@ -66,7 +66,7 @@ class _Figures:
         return np.concatenate([np.broadcast_to(self._equation(runs, rates), count) for runs, count in self._runs])
 
     def slopes(self, names: Sequence[str], rates: Coefficients, factor: float) -> Array:
-        """What the logarithm of each prediction changes by (rows) for each unit of each coefficient's (columns)."""
+        """Derivatives of the logarithm of each prediction (rows) by the logarithm of each coefficient (columns)."""
         base = self.predicted(rates)
         more = [dataclasses.replace(rates, **{name: getattr(rates, name) * factor}) for name in names]
         changes: Array = np.stack([np.log(self.predicted(each) / base) for each in more], axis=1)
@@ -74,18 +74,18 @@ class _Figures:
 
 
 def _fit(figures: _Figures, candidates: Sequence[str], before: Coefficients, noise: float) -> tuple[Coefficients, Array]:
-    """The fitted coefficients, and log(measured / predicted) of each configuration as a fit without it would have it.
+    """The fitted coefficients, and the leave-one-out log(measured / predicted) of each configuration.
 
     The latter is e / (1 - h), h being the diagonal of J (J' J + S)^-1 J' with the derivatives J, in units of the noise, and the
-    prior's precisions S: exact where the equations are linear in the logarithms [Allen 1974, PRESS].
+    prior's precisions S: exact if the equations are linear in the logarithms [Allen 1974, PRESS].
     """
     if not len(figures.measured):
         return before, np.empty(0)
     effects = np.max(np.abs(figures.slopes(candidates, before, 10.0)), axis=0)
-    told = [name for name, effect in zip(candidates, effects, strict=True) if effect > NO_EFFECT]
+    fitted_names = [name for name, effect in zip(candidates, effects, strict=True) if effect > NO_EFFECT]
     weights = noise**2 / (noise**2 + figures.noise**2)
-    after = fitted(told, before, figures.predicted, figures.measured, noise, weights)
-    slopes = figures.slopes(told, after, 1.001) * np.sqrt(weights)[:, None] / noise
-    known = np.diag([spread(name) ** -2 for name in told])
+    after = fitted(fitted_names, before, figures.predicted, figures.measured, noise, weights)
+    slopes = figures.slopes(fitted_names, after, 1.001) * np.sqrt(weights)[:, None] / noise
+    known = np.diag([spread(name) ** -2 for name in fitted_names])
     leverage = np.sum(slopes * np.linalg.solve(slopes.T @ slopes + known, slopes.T).T, axis=1)
     return after, np.log(figures.measured / figures.predicted(after)) / (1 - leverage)

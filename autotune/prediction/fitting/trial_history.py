@@ -1,4 +1,4 @@
-"""Trials of the database that ran on the same hardware: what they were, and what they took."""
+"""Trials of the database on the same hardware: their configurations and measurements."""
 
 import contextlib
 import math
@@ -12,9 +12,9 @@ from autotune.prediction.cases.config_cases import cases_of
 from autotune.prediction.equations.cases import Array, Cases
 from autotune.request.earlier_trial import EarlierTrial
 from autotune.request.request import JobRequest, request_from_row
-from search_spaces.cluster import ClusterSpec
+from search_spaces.clusters.cluster import ClusterSpec
 from search_spaces.errors import SearchSpaceError
-from search_spaces.model import ModelSpec
+from search_spaces.models.model import ModelSpec
 from search_spaces.outcome import Outcome
 from search_spaces.plain import to_plain
 from search_spaces.trial import Workload
@@ -27,30 +27,30 @@ MOST_JOBS = 200
 MOST_CONFIGURATIONS = 400
 PAGE = 50
 MOST_NOISE = 1.0
-"""Of a trial that tells no interval."""
+"""Noise of a trial without an interval."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Runs:
-    """Configurations of one model and workload that were measured, repeats as their mean."""
+    """Measured configurations of one model and workload; repeats are averaged."""
 
     cases: Cases
     configs: tuple[TrialConfig, ...]
     keys: tuple[str, ...]
-    """What tells each configuration from the others."""
+    """The identity of each configuration."""
     seconds: Array
-    """Of an optimizer step."""
+    """Seconds of an optimizer step."""
     peaks: Array
-    """Bytes that torch's allocator has given out at the peak of the fullest rank; NaN: not measured."""
+    """Peak bytes allocated by torch's allocator on the fullest rank; NaN: not measured."""
     repeats: Array
-    """Trials that each figure is of."""
+    """Number of trials averaged in each value."""
     noise: Array
-    """Standard deviation of the logarithm of each figure of seconds, as its trials tell it."""
+    """Standard deviation of the logarithm of each value of seconds, from its trials."""
 
 
 @dataclass(slots=True)
 class _Gathered:
-    """The trials of one model, workload, precision and kernel of attention."""
+    """The trials of one model, workload, precision and attention kernel."""
 
     model: ModelSpec
     workload: Workload
@@ -59,7 +59,7 @@ class _Gathered:
 
 
 def trial_history(store: Store, cluster: ClusterSpec, engine: str) -> list[Runs]:
-    """What the newest jobs on the same hardware and engine measured: trials that are OK and settled."""
+    """Measurements of the newest jobs on the same hardware and engine: trials that are OK and stable."""
     found: dict[tuple[object, ...], _Gathered] = {}
     count = 0
     for job, request in _jobs(store, cluster, engine):
@@ -74,7 +74,7 @@ def trial_history(store: Store, cluster: ClusterSpec, engine: str) -> list[Runs]
             if figures is None or trial.config.environment in request.resolved_environments:
                 continue
             config = trial.config
-            # What the seed and the text are changes no time.
+            # Seed and text do not affect the time.
             workload = Workload(
                 global_batch_size=request.global_batch_size,
                 sequence_length=request.sequence_length,
@@ -107,12 +107,12 @@ def jobs_elsewhere(store: Store, cluster: ClusterSpec, engine: str) -> int:
 
 
 def same_hardware(one: ClusterSpec, other: ClusterSpec) -> bool:
-    """Whether trials on one tell of the other: all but the names and the limit of memory is the same."""
+    """Whether trials on one apply to the other: all but the names and the memory limit is equal."""
     return hardware_key(one) == hardware_key(other)
 
 
 def hardware_key(cluster: ClusterSpec) -> dict[str, object]:
-    """What a cluster's speed depends on, as plain data."""
+    """The properties that determine a cluster's speed, as plain data."""
     return {
         "device": cluster.device.name,
         "kind": cluster.device.kind,
@@ -128,7 +128,7 @@ def hardware_key(cluster: ClusterSpec) -> dict[str, object]:
 
 
 def _trials(store: Store, job_id: str) -> Iterator[TrialRecord]:
-    """A job's trials, a part at a time: of a long job the first ones are enough. A damaged one ends them."""
+    """A job's trials in batches: of a long job the first ones suffice. A damaged row ends the iteration."""
     first = 0
     with contextlib.suppress(DamagedRowError):
         while part := store.figures_of(job_id, first, MOST_CONFIGURATIONS):
@@ -143,7 +143,7 @@ def _jobs(store: Store, cluster: ClusterSpec, engine: str) -> Iterator[tuple[Job
 
 
 def _readable(store: Store, engine: str) -> Iterator[tuple[JobRecord, JobRequest, ClusterSpec]]:
-    """The newest jobs of the engine that this version can read, with where they ran."""
+    """The newest jobs of the engine that this version can read, with their cluster."""
     before, seen = None, 0
     while seen < MOST_JOBS and (page := store.jobs(limit=PAGE, before=before)):
         before, seen = page[-1].id, seen + len(page)
@@ -154,7 +154,7 @@ def _readable(store: Store, engine: str) -> Iterator[tuple[JobRecord, JobRequest
 
 
 def _request(job: JobRecord) -> JobRequest | None:
-    """None where this version cannot read it: an old job must not stop a prediction."""
+    """Return None if this version cannot read the request: an old job must not prevent a prediction."""
     try:
         return request_from_row(job.request)
     except (AutotuneError, SearchSpaceError):
@@ -191,7 +191,7 @@ def _known(same: list[tuple[TrialConfig, float, float, float]]) -> bool:
 
 
 def _noise(same: list[tuple[TrialConfig, float, float, float]]) -> float:
-    """Of the mean: what the trials say of themselves, or how they differ, where that is more."""
+    """Noise of the mean: the noise within the trials or the variation between them, whichever is larger."""
     logs = [math.log(seconds) for _, seconds, _, _ in same]
     between = float(np.std(logs, ddof=1)) if len(logs) > 1 else 0.0
     within = math.sqrt(float(np.mean([noise**2 for _, _, _, noise in same])))

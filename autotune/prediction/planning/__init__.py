@@ -1,1 +1,1 @@
-"""Plans: the configurations of a space that are predicted to be best, and what fits."""
+"""Plans: the configurations of a space with the best predictions, and what fits."""

@@ -1,4 +1,4 @@
-"""Buckets of the best configurations: each knob in turn at the value with which each configuration does best."""
+"""Bucket sizes of the best configurations: coordinate-wise, each knob is set to the value best for each configuration."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from autotune.prediction.equations.step import predict
 from autotune.prediction.planning.question import Question
 from autotune.prediction.planning.room import Room
 from autotune.prediction.planning.scan import BUCKETS, Leader
-from search_spaces.knobs import KNOBS
+from search_spaces.knob_values import KNOBS
 from search_spaces.space import SearchSpace
 from search_spaces.trial_config import TrialConfig, Value
 
@@ -23,14 +23,14 @@ FIELDS = {
     "overlap_param_gather": "late_gather", "async_tensor_parallel": "async_tensor",
     "loss_chunk_size": "loss_chunk", "allgather_bucket_size": "allgather_bucket",
 }  # fmt: skip
-"""Knob -> the field of `Layouts` that it is."""
+"""Knob -> its field of `Layouts`."""
 WORTH = 1e-3
-"""Relative gain below which a bucket stays as it is, unless it saves memory: less than the equations tell apart."""
+"""Relative gain below which a bucket keeps its value unless another saves memory: the equations cannot resolve less."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What another value of a bucket would do to one configuration, all else as it is."""
+    """The predicted effect of another bucket value on one configuration, all else equal."""
 
     seconds: float
     memory: float
@@ -39,45 +39,45 @@ class Setting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tuned:
-    """A configuration with its buckets set."""
+    """A configuration with its bucket sizes set."""
 
     leader: Leader
-    """As it was ranked."""
+    """As ranked before."""
     config: TrialConfig
     seconds: float
     memory: float
     settings: dict[str, dict[Value, Setting]]
-    """Bucket -> value -> what it does, of the buckets that had several values and matter here."""
+    """Bucket -> value -> its effect, for the buckets that have several values and matter here."""
 
 
 def tuned(question: Question, space: SearchSpace, room: Room, leaders: Sequence[Leader], by_memory: bool) -> list[Tuned]:
-    """The leaders with their buckets set, the best first.
+    """The leaders with their bucket sizes set, best first.
 
-    1. For one bucket after the other: predict all leaders with each of its values, where it matters at all.
-    2. Each takes the value that fits and is best; the value that it has, where the gain is not worth it; among values that
-       are as good, the one that needs least memory.
+    1. For each bucket in turn: predict all leaders with each of its values, where it matters at all.
+    2. Each leader takes the best value that fits; it keeps its value if the gain is below `WORTH`; among equally good values,
+       it takes the one that needs the least memory.
     """
     work = _Work.of(question, space, leaders)
     for name in BUCKETS:
         if len(space.domains.get(name, ())) > 1:
-            work.settle(name, room, by_memory)
+            work.set_bucket(name, room, by_memory)
     return in_order(work.results(), by_memory)
 
 
 def in_order(found: Sequence[Tuned], by_memory: bool) -> list[Tuned]:
-    """The best first."""
+    """Sort, best first."""
     return sorted(found, key=lambda item: (item.memory, item.seconds) if by_memory else (item.seconds, item.memory))
 
 
 @dataclass(slots=True)
 class _Work:
-    """All leaders at once."""
+    """The state for all leaders."""
 
     question: Question
     space: SearchSpace
     leaders: Sequence[Leader]
     groups: list[tuple[NDArray[np.int64], Cases]]
-    """Places of leaders that compute alike, and their cases."""
+    """Positions of leaders with the same precision and attention kernel, and their cases."""
     chosen: list[dict[str, Value]]
     settings: list[dict[str, dict[Value, Setting]]]
     seconds: Array
@@ -85,7 +85,7 @@ class _Work:
 
     @staticmethod
     def of(question: Question, space: SearchSpace, leaders: Sequence[Leader]) -> "_Work":
-        """Nothing is set yet."""
+        """The initial state."""
         alike: dict[tuple[str, str], list[int]] = {}
         for place, leader in enumerate(leaders):
             alike.setdefault((leader.config.precision, leader.config.attention_backend), []).append(place)
@@ -99,13 +99,13 @@ class _Work:
             np.array([leader.seconds for leader in leaders]), np.array([leader.memory for leader in leaders]),
         )  # fmt: skip
 
-    def settle(self, name: str, room: Room, by_memory: bool) -> None:
-        """Set one bucket of all leaders."""
+    def set_bucket(self, name: str, room: Room, by_memory: bool) -> None:
+        """Set one bucket for all leaders."""
         values = [value for value in self.space.domains[name] if self._honours(name, value)]
         condition, context = KNOBS[name].condition, self.space.context
         for group, (places, cases) in enumerate(self.groups):
             matters = np.array([condition is None or condition.holds(self.leaders[at].config, context) for at in places])
-            tried = [self._tried(cases, name, value, room) for value in values]
+            tried = [self._predict_value(cases, name, value, room) for value in values]
             seconds, memory, fits = (np.array([part[field] for part in tried]) for field in range(3))
             now, other = (self.memory, self.seconds) if by_memory else (self.seconds, self.memory)
             first, second = (memory, seconds) if by_memory else (seconds, memory)
@@ -129,7 +129,7 @@ class _Work:
                     self.seconds[place], self.memory[place] = seconds[row, column], memory[row, column]
 
     def results(self) -> list[Tuned]:
-        """Every leader as it is now."""
+        """Every leader in its current state."""
         return [
             Tuned(
                 leader=leader,
@@ -144,7 +144,7 @@ class _Work:
     def _honours(self, name: str, value: Value) -> bool:
         return self.space.capability is None or self.space.capability.honours(name, value)
 
-    def _tried(self, cases: Cases, name: str, value: Value, room: Room) -> tuple[Array, Array, NDArray[np.bool_]]:
+    def _predict_value(self, cases: Cases, name: str, value: Value, room: Room) -> tuple[Array, Array, NDArray[np.bool_]]:
         count = len(cases)
         prediction = predict(_with(cases, name, np.full(count, float(value))), self.question.rates)
         seconds, memory = np.broadcast_to(prediction.seconds, count), np.broadcast_to(prediction.memory.needed, count)
@@ -152,7 +152,7 @@ class _Work:
 
 
 def _best(first: Array, second: Array, fits: NDArray[np.bool_], now: Array, other: Array) -> NDArray[np.int64]:
-    """For each column the row that is best; -1: none is better than what is there now."""
+    """For each column the best row; -1: no row is better than the current value."""
     ranked = np.where(fits, first, np.inf)
     least = ranked.min(axis=0)
     alike = ranked <= least * (1 + WORTH)

@@ -1,4 +1,4 @@
-"""The coefficients that predictions for a cluster use: shipped ones, made better by its micro-benchmark and by its trials."""
+"""The coefficients for predictions on a cluster: shipped ones, refined by its micro-benchmark and its trials."""
 
 import dataclasses
 import functools
@@ -13,7 +13,7 @@ from autotune.prediction.fitting.lessons import Lesson, lessons_of
 from autotune.prediction.fitting.trial_fit import fit_runs
 from autotune.prediction.fitting.trial_history import Runs, hardware_key, trial_history
 from autotune.prediction.planning.question import SHIPPED, Question
-from search_spaces.cluster import ClusterSpec
+from search_spaces.clusters.cluster import ClusterSpec
 from search_spaces.trial_config import stable_hash
 from storage.records import CalibrationRecord
 from storage.store import Store
@@ -21,7 +21,7 @@ from storage.store import Store
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibrated:
-    """Coefficients and what they rest on."""
+    """Coefficients and their source."""
 
     rates: Coefficients
     benchmark: CalibrationRecord | None
@@ -29,11 +29,11 @@ class Calibrated:
     trials: int
     """Trials of the database on the same hardware."""
     lessons: tuple[Lesson, ...] = ()
-    """What these trials left over of predictions by `rates`."""
+    """Residuals of these trials relative to `rates`."""
 
     @property
     def source(self) -> str:
-        """In words, for people who read a prediction."""
+        """A description for readers of a prediction."""
         parts = []
         if self.benchmark is not None:
             parts.append(benchmark_text(self.benchmark))
@@ -50,14 +50,14 @@ def benchmark_text(record: CalibrationRecord) -> str:
 def calibrated(
     store: Store, cluster: ClusterSpec, engine: str, shipped: Coefficients, earlier: Sequence[Runs] = ()
 ) -> Calibrated:
-    """What is known of the cluster: `shipped`, then its newest micro-benchmark, then its trials, each the next one's prior.
+    """Start from `shipped`, refine by the newest micro-benchmark, then by trials; each result is the next prior.
 
     Args:
         store: the database.
-        cluster: where is predicted for.
-        engine: what runs there.
-        shipped: what is known without a database.
-        earlier: trials on the cluster that the database has not.
+        cluster: the target cluster.
+        engine: the engine.
+        shipped: coefficients without a database.
+        earlier: trials on the cluster that are not in the database.
     """
     newest = store.calibrations(fingerprint(cluster), limit=1)
     record = newest[0] if newest else None
@@ -68,15 +68,15 @@ def calibrated(
 
 
 def asked_here(store: Store, question: Question) -> Question:
-    """The question with what the database knows of its cluster: what every prediction that is shown is made by."""
+    """Add the database's knowledge of the cluster to the question; used for every prediction shown to users."""
     found = calibrated(store, question.cluster, question.engine, rates_for(question.cluster, question.engine))
     return dataclasses.replace(question, known=found.rates, lessons=found.lessons, rests_on=found.source)
 
 
 def fingerprint(cluster: ClusterSpec) -> str:
-    """16 hexadecimal digits that are the same for the same hardware, whatever its name and its limit of memory.
+    """16 hexadecimal digits, equal for the same hardware, independent of its name and memory limit.
 
-    A CPU is described by its cores alone: there, this machine's processor is told too, since trials on a CPU run here.
+    A CPU cluster is described only by its cores, so this machine's processor is included, since trials on a CPU run here.
     """
     here = processor() if cluster.device.kind == "cpu" else ""
     return stable_hash({**hardware_key(cluster), "processor": here})
@@ -84,7 +84,7 @@ def fingerprint(cluster: ClusterSpec) -> str:
 
 @functools.cache
 def processor() -> str:
-    """The processor of this machine as Linux names it; empty where nothing does."""
+    """The processor of this machine as named by Linux; empty if unknown."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""What fits by data parallelism: the lowest ZeRO stage, offloading or none, the largest micro-batch, the longest samples."""
+"""What fits with data parallelism: the lowest ZeRO stage, offloading, the largest micro-batch, the longest samples."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
@@ -13,32 +13,32 @@ from search_spaces.plain import to_plain
 from search_spaces.trial_config import TrialConfig
 
 ADAPTER_RANK = 16
-"""Of the adapters that are tried where a model cannot be trained whole."""
+"""Rank of the adapters tried if a model cannot be trained in full."""
 QUANTISED_BITS = 4
 MOST_DOUBLINGS = 6
-"""Of the nodes that are tried."""
+"""Doublings of the number of nodes that are tried."""
 
 
 class Remedy(StrEnum):
-    """What would make samples as long as was asked fit."""
+    """Changes that would make the requested sample length fit."""
 
     SHORTER_SAMPLES = "shorter_samples"
-    """Tokens of the longest that fit as it is."""
+    """Tokens of the longest samples that fit."""
     CARD_MEMORY = "card_memory"
-    """Bytes that each card would have to have."""
+    """Required bytes per card."""
     HOST_MEMORY = "host_memory"
-    """Bytes of main memory that each node would have to have."""
+    """Required bytes of main memory per node."""
     NODES = "nodes"
-    """So many nodes like these."""
+    """Required number of nodes of this type."""
     ADAPTERS = "adapters"
-    """Low-rank adapters of this rank, all else frozen."""
+    """Rank of low-rank adapters, with all else frozen."""
     FROZEN_BITS = "frozen_bits"
-    """So many bits of a frozen parameter."""
+    """Bits per frozen parameter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Way:
-    """A remedy, and how much of it."""
+    """A remedy and its value."""
 
     remedy: Remedy
     value: int
@@ -46,41 +46,41 @@ class Way:
 
 @dataclass(frozen=True, kw_only=True)
 class Capacity:
-    """What fits on every rung that there is."""
+    """What fits on every rung."""
 
     question: Question
     """With the global batch of one step."""
     micro_batch_size: int
-    """Samples at which the stage and the longest samples were looked for: 1, or what is pinned."""
+    """Samples used to find the stage and the longest samples: 1, or the pinned value."""
     probability: float
-    """How probable it must be that something fits."""
+    """The required probability that a configuration fits."""
     rungs: tuple[RungAnswer, ...]
-    """What costs the least time first."""
+    """In order of increasing time."""
     ways_out: tuple[Way, ...] = ()
-    """Where samples as long as was asked fit on no rung: each of these alone would do, by prediction."""
+    """If the requested sample length fits on no rung: remedies, each sufficient on its own by prediction."""
 
     @property
     def needed(self) -> RungAnswer | None:
-        """The first rung on which samples as long as was asked fit; None: they fit on none."""
+        """The first rung on which the requested sample length fits; None: it fits on none."""
         return next((answer for answer in self.rungs if answer.fits), None)
 
     @property
     def most_samples(self) -> RungAnswer | None:
-        """The rung of the largest micro-batch that offloads no more than is needed."""
+        """The rung with the largest micro-batch among those that offload no more than needed."""
         return max(self._alike(), key=lambda answer: answer.micro_batch_size, default=None)
 
     @property
     def longest(self) -> RungAnswer | None:
-        """The rung of the longest samples that offloads no more than is needed."""
+        """The rung with the longest samples among those that offload no more than needed."""
         return max(self._alike(), key=lambda answer: answer.sequence_length, default=None)
 
     @property
     def nearest(self) -> RungAnswer:
-        """The rung that lacks the least on a card, and of those the one that lacks the least main memory."""
+        """The rung with the smallest shortage of card memory, then of main memory."""
         return min(self.rungs, key=lambda answer: (answer.lacks_card, answer.lacks_host))
 
     def document(self) -> dict[str, Any]:
-        """As JSON holds it."""
+        """The JSON representation."""
         most, longest = self.most_samples, self.longest
         return {
             "sequence_length": self.question.sequence_length,
@@ -104,10 +104,10 @@ class Capacity:
 
 
 def capacity(question: Question, probability: float = PROBABILITY) -> Capacity:
-    """What fits on each rung of the ladder, and what would make something fit where nothing does.
+    """What fits on each rung of the ladder, and remedies if nothing fits.
 
     Raises:
-        RequestError: the probability is none, or a pin has several values.
+        RequestError: the probability is invalid, or a pin has several values.
         IllegalConfigError: the rules, the engine or the pins leave no rung.
     """
     ladder = Ladder(question, probability)
@@ -120,14 +120,14 @@ def capacity(question: Question, probability: float = PROBABILITY) -> Capacity:
 
 
 def fits(question: Question, probability: float) -> bool:
-    """Whether samples as long as was asked fit on any rung. Raises what `capacity` raises."""
+    """Whether the requested sample length fits on any rung. Raises like `capacity`."""
     ladder = Ladder(question, probability)
     size, tokens = ladder.micro_batch_size, question.sequence_length
     return any(ladder.first_way(rung, size, tokens) is not None for rung in ladder.rungs())
 
 
 def _ways_out(question: Question, found: Capacity) -> Iterator[Way]:
-    """Each alone, predicted as the rungs were."""
+    """The remedies, each predicted on its own like the rungs."""
     shorter = max(answer.sequence_length for answer in found.rungs)
     if shorter:
         yield Way(remedy=Remedy.SHORTER_SAMPLES, value=shorter)
@@ -143,7 +143,7 @@ def _ways_out(question: Question, found: Capacity) -> Iterator[Way]:
 
 
 def _smaller(question: Question, probability: float) -> Iterator[Way]:
-    """Fewer parameters that are trained, or fewer bits of those that are not."""
+    """Fewer trained parameters, or fewer bits per frozen one."""
     model = question.model
     if not model.adapts:
         way, smaller = Way(remedy=Remedy.ADAPTERS, value=ADAPTER_RANK), with_adapters(model, ADAPTER_RANK)

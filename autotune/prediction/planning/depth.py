@@ -1,4 +1,4 @@
-"""Whether models of fewer layers rank configurations as the whole model does, by the equations."""
+"""Whether models with fewer layers rank configurations like the whole model, by the equations."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -10,24 +10,23 @@ from autotune.errors import RequestError
 from autotune.prediction.fitting.rank_correlation import spearman
 from autotune.prediction.planning.estimate import estimates
 from autotune.prediction.planning.question import Question
-from search_spaces.fewer import at_full, fewer_layers
-from search_spaces.model import ModelSpec
+from search_spaces.models.model import ModelSpec
 from search_spaces.space import SearchSpace
+from search_spaces.training.fewer import at_full, fewer_layers
 from search_spaces.trial_config import TrialConfig
 
 FIELD = "fidelity.most_layers"
 LEAST_CORRELATION = 0.95
 """Rank correlation of predicted step times, extrapolated and whole, below which the ranking does not carry over."""
 DRAWS = 200
-"""Configurations of the space that are asked about."""
+"""Number of configurations drawn from the space."""
 
 
 def require_same_order(space: SearchSpace, most: int, engine: str) -> None:
-    """Refuse fewer layers where they save nothing, or where the prediction says that their ranking is another.
+    """Refuse fewer layers if they save nothing, or if their predicted ranking differs.
 
     Raises:
-        RequestError: it is a module of the user's own, no configuration has two smaller depths, or the ranking does not carry
-            over.
+        RequestError: the model is a user's module, no configuration has two smaller depths, or the ranking does not carry over.
     """
     model = space.model
     if not isinstance(model, ModelSpec):
@@ -43,9 +42,9 @@ def require_same_order(space: SearchSpace, most: int, engine: str) -> None:
 
 
 def correlation(space: SearchSpace, configs: Sequence[TrialConfig], most: int, engine: str) -> float | None:
-    """Spearman's between predicted seconds of a step: of the whole model, and extrapolated from predictions of fewer layers.
+    """Spearman's correlation of predicted step seconds: whole model versus extrapolation from fewer layers.
 
-    None where all are predicted alike.
+    None if all predictions are equal.
     """
     model = space.model
     assert isinstance(model, ModelSpec)

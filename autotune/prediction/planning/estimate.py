@@ -1,4 +1,4 @@
-"""What is predicted of one configuration, as values: step time and its parts, memory of every pipeline rank, how sure."""
+"""The prediction for one configuration as values: step time and its parts, memory of every pipeline rank, uncertainty."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -12,15 +12,15 @@ from autotune.prediction.equations.cases import Array, Cases, scalar
 from autotune.prediction.equations.memory import rank_memory, share_memory
 from autotune.prediction.equations.schedules import at_point
 from autotune.prediction.equations.step import Z90, Prediction, predict
-from autotune.prediction.equations.uneven import marked, shares_of, written_out
+from autotune.prediction.equations.uneven import has_explicit_layers, layout_overrides, shares_of
 from autotune.prediction.fitting.knob_features import config_features
 from autotune.prediction.fitting.lessons import Lessons
 from autotune.prediction.planning.question import Question
 from autotune.prediction.planning.room import fit_probability, ranks_of_node
-from search_spaces.configured import configured
-from search_spaces.data_schedule import flops_per_sample, points_of
-from search_spaces.pipeline import split_layers, stages_of_rank
+from search_spaces.models.pipeline import split_layers, stages_of_rank
 from search_spaces.plain import to_plain
+from search_spaces.training.configured import configured
+from search_spaces.training.data_schedule import flops_per_sample, points_of
 from search_spaces.trial import Interval
 from search_spaces.trial_config import TrialConfig
 
@@ -29,40 +29,40 @@ FLOPS_CONVENTION = "palm-appendix-b"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankEstimate:
-    """Memory of the ranks at one place along the pipeline."""
+    """Memory of the ranks at one pipeline position."""
 
     pipeline_rank: int
     layers: int
     total: float
-    """Bytes on the device at the fullest moment."""
+    """Peak bytes on the device."""
     by_tag: dict[str, float]
-    """Sums to the total."""
-    roomier: float = 1.0
-    """Memory of its device, as a multiple of the smallest's, where devices differ."""
+    """The sum is the total."""
+    capacity_ratio: float = 1.0
+    """Memory of its device, as a multiple of the smallest's, if devices differ."""
 
     @property
     def needed(self) -> float:
-        """Without what the allocator reserves beyond what is used: that is given back when memory runs short.
+        """Bytes without those that the allocator reserves beyond use: these are released when memory runs short.
 
-        Where devices differ, as many bytes as would fill the smallest one as much.
+        If devices differ, scaled to the smallest device: the bytes that fill it to the same degree.
         """
-        return (self.total - self.by_tag["reserved"]) / self.roomier
+        return (self.total - self.by_tag["reserved"]) / self.capacity_ratio
 
     def document(self) -> dict[str, Any]:
-        """As JSON holds it."""
+        """The JSON representation."""
         return {"pipeline_rank": self.pipeline_rank, "layers": self.layers, "total": self.total, "by_tag": self.by_tag}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PointEstimate:
-    """A point of the schedule of the data."""
+    """A point of the data schedule."""
 
     length: int
-    """Tokens of a sample."""
+    """Tokens per sample."""
     kept: int
-    """Of these, what layers but the first and the last see."""
+    """Those of them that layers except the first and the last process."""
     weight: float
-    """Share of the run's steps that it stands for."""
+    """Share of the run's steps that it represents."""
     step_seconds: float
     peak_memory_bytes: float
     """Of the fullest rank."""
@@ -70,39 +70,39 @@ class PointEstimate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """One configuration. Bands hold nine times out of ten."""
+    """The estimate of one configuration. Intervals have a probability of 90 %."""
 
     config: TrialConfig
     step_seconds: Interval
     breakdown_seconds: dict[str, float]
-    """Part of `step.PARTS` -> seconds; they sum to the mean of `step_seconds`."""
+    """Part of `step.PARTS` -> seconds; the sum is the mean of `step_seconds`."""
     samples_per_second: Interval
     tokens_per_second: float
     tflops_per_device: float
-    """Useful work of the model alone, what is recomputed not counted; by `FLOPS_CONVENTION`."""
+    """Useful work of the model only, without recomputation; by `FLOPS_CONVENTION`."""
     mfu: float | None
-    """`tflops_per_device` as a share of the peak; None: the peak is not stated."""
+    """`tflops_per_device` as a share of the peak; None: the peak is unknown."""
     ranks: tuple[RankEstimate, ...]
     """Every rank of the pipeline."""
     peak_memory_bytes: Interval
     """Of the fullest rank."""
     host_memory_bytes: float
-    """Of a node's main memory, by all of its ranks."""
+    """Of a node's main memory, summed over its ranks."""
     memory_limit_bytes: int
-    """What the fullest rank's device has, or was limited to."""
+    """Memory of the fullest rank's device, or its limit."""
     fit_probability: float
-    """How probable it is that device and host memory suffice."""
+    """The probability that device and host memory suffice."""
     schedule: tuple[PointEstimate, ...] = ()
-    """Where the data are scheduled: its first, a middle and its last point. `step_seconds` are then those of a whole step's
-    worth of useful tokens, on the mean of the run."""
+    """The first, a middle and the last point of a data schedule. `step_seconds` then refers to a whole step's worth of useful
+    tokens, averaged over the run."""
 
     @property
     def fullest(self) -> RankEstimate:
-        """The rank with the most, of what its device has."""
-        return max(self.ranks, key=lambda rank: rank.total / rank.roomier)
+        """The rank with the highest share of its device's memory."""
+        return max(self.ranks, key=lambda rank: rank.total / rank.capacity_ratio)
 
     def document(self, every_rank: bool = True) -> dict[str, Any]:
-        """As JSON holds it: names as in a best-config.json where the same thing is meant; of every rank or the fullest."""
+        """The JSON representation, with the names of a best-config.json where equivalent; of every rank or the fullest."""
         return {
             "config": self.config.values(),
             "predicted": {
@@ -125,7 +125,7 @@ class Estimate:
 
 
 def estimates(question: Question, configs: Sequence[TrialConfig]) -> list[Estimate]:
-    """What is predicted of each configuration, in their order."""
+    """The predictions for the configurations, in their order."""
     found: dict[int, Estimate] = {}
     for places, cases in alike(question, configs):
         prediction = predict(cases, question.rates)
@@ -137,7 +137,7 @@ def estimates(question: Question, configs: Sequence[TrialConfig]) -> list[Estima
 
 
 def learned(question: Question, cases: Cases, configs: Sequence[TrialConfig]) -> Array:
-    """(n,) How many times as long as the equations say steps take, by what earlier trials of the hardware left over of them."""
+    """(n,) Factor on the equations' step times, learned from the residuals of earlier trials on the hardware."""
     if not question.lessons:
         return np.ones(len(configs))
     factors: Array = np.exp(-Lessons(question.lessons).added(config_features(cases, configs)))
@@ -145,7 +145,7 @@ def learned(question: Question, cases: Cases, configs: Sequence[TrialConfig]) ->
 
 
 def alike(question: Question, configs: Sequence[TrialConfig]) -> Iterator[tuple[list[int], Cases]]:
-    """The places of configurations that one set of cases can hold, and their cases."""
+    """Positions of configurations that fit into one set of cases, and these cases."""
     groups: dict[tuple[str, str], list[int]] = {}
     for place, config in enumerate(configs):
         groups.setdefault((config.precision, config.attention_backend), []).append(place)
@@ -157,12 +157,12 @@ def alike(question: Question, configs: Sequence[TrialConfig]) -> Iterator[tuple[
 def _estimate(
     question: Question, config: TrialConfig, cases: Cases, prediction: Prediction, row: int, longer: float
 ) -> Estimate:
-    """`longer`: how many times as long as the equations say a step takes."""
+    """`longer`: factor on the equations' step time."""
     seconds = _at(prediction.seconds, row) * longer
     fast, slow = (_at(edge, row) * longer for edge in prediction.seconds_band())
     batch, tokens = question.global_batch_size, question.tokens
     ranks = _ranks(question, config, cases)
-    fullest = max(ranks, key=lambda rank: rank.total / rank.roomier)
+    fullest = max(ranks, key=lambda rank: rank.total / rank.capacity_ratio)
     peak = fullest.total
     factor = math.exp(Z90 * prediction.memory_spread)
     host = _at(prediction.memory.host, row)
@@ -180,7 +180,7 @@ def _estimate(
         ranks=ranks,
         peak_memory_bytes=Interval(mean=peak, low=peak / factor, high=peak * factor),
         host_memory_bytes=host * ranks_of_node(question.cluster),
-        memory_limit_bytes=round(question.cluster.device.memory_bytes * fullest.roomier),
+        memory_limit_bytes=round(question.cluster.device.memory_bytes * fullest.capacity_ratio),
         fit_probability=fit_probability(question, max(rank.needed for rank in ranks), host),
         schedule=_schedule(question, config, cases, longer),
     )
@@ -195,38 +195,38 @@ def _schedule(question: Question, config: TrialConfig, cases: Cases, longer: flo
     for point in points:
         tokens = point.kept if config.random_ltd_start_tokens else point.length
         own = at_point(cases, scalar(0 if tokens == question.sequence_length else tokens))
-        told = predict(own, question.rates)
+        at_this_point = predict(own, question.rates)
         found.append(
             PointEstimate(
                 length=point.length,
                 kept=point.kept,
                 weight=point.weight,
-                step_seconds=_at(told.seconds, 0) * longer,
-                peak_memory_bytes=_at(told.memory.total, 0),
+                step_seconds=_at(at_this_point.seconds, 0) * longer,
+                peak_memory_bytes=_at(at_this_point.memory.total, 0),
             )
         )
     return tuple(found)
 
 
 def _at(values: Array, row: int) -> float:
-    """The value of a row; what all rows have in common stands once."""
+    """The value of a row; a value common to all rows is stored once."""
     return float(values[row if len(values) > 1 else 0])
 
 
 def _ranks(question: Question, config: TrialConfig, cases: Cases) -> tuple[RankEstimate, ...]:
-    """Memory of each pipeline rank, by the layers that it really holds."""
+    """Memory of each pipeline rank, by its actual layers."""
     places = config.pipeline_parallel_size
     held = split_layers(question.model, config, question.sequence_length) if places > 1 else ()
     stages = [stages_of_rank(config, place) for place in range(places)] if places > 1 else [(0,)]
     layers = [sum(len(held[stage]) for stage in own) for own in stages] if held else [question.model.num_layers]
     last = len(held) - 1 if held else 0
-    if written_out(cases):
-        marks = marked(cases)
-        memories = [share_memory(cases, question.rates, share, marks) for share in shares_of(cases)]
+    if has_explicit_layers(cases):
+        overrides = layout_overrides(cases)
+        memories = [share_memory(cases, question.rates, share, overrides) for share in shares_of(cases)]
         tags = {tag: np.array([_at(own.by_tag[tag], 0) for own in memories]) for tag in memories[0].by_tag}
-        roomier = [_at(own.roomier, 0) for own in memories]
+        capacity_ratio = [_at(own.capacity_ratio, 0) for own in memories]
     else:
-        roomier = [1.0] * places
+        capacity_ratio = [1.0] * places
         memory = rank_memory(
             cases, question.rates, np.array(layers, dtype=np.float64), np.arange(places, dtype=np.float64),
             np.array([float(0 in own) for own in stages]), np.array([float(last in own) for own in stages]),
@@ -238,7 +238,7 @@ def _ranks(question: Question, config: TrialConfig, cases: Cases) -> tuple[RankE
             layers=layers[place],
             total=float(sum(values[place] for values in tags.values())),
             by_tag={tag: float(values[place]) for tag, values in tags.items()},
-            roomier=roomier[place],
+            capacity_ratio=capacity_ratio[place],
         )
         for place in range(places)
     )

@@ -1,4 +1,4 @@
-"""Ways of dividing a model over data-parallel ranks and main memory, from what costs the least time to what needs the least."""
+"""Ways of dividing a model over data-parallel ranks and main memory, from the fastest to the one needing the least memory."""
 
 import dataclasses
 import itertools
@@ -18,29 +18,29 @@ from autotune.prediction.planning.room import Room, room_of
 from autotune.request.engines import capability_of
 from search_spaces.context import SpaceContext
 from search_spaces.errors import IllegalConfigError
-from search_spaces.model import Position
-from search_spaces.rules import check_config
+from search_spaces.models.model import Position
+from search_spaces.rules.table import check_config
 from search_spaces.spaces import device_defaults, settled
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig, Value
 
 MICRO_BATCHES = 2
-"""Micro-batches of a step: gradients are held while they are summed, so that any further number needs no more."""
+"""Micro-batches per step: gradients are held for accumulation, so that more micro-batches need no more memory."""
 MOST_SAMPLES = 1 << 16
-"""Of a micro-batch, that are tried."""
+"""Largest micro-batch that is tried."""
 TOKENS = 128
-"""To which the longest samples are found."""
+"""Granularity of the longest samples."""
 SAVINGS: Mapping[str, tuple[Value, ...]] = {
     "activation_checkpointing": ("none", "selective", "full"),
     "loss_chunk_size": (0, 1024),
     "reduce_bucket_size": (40_000_000, 5_000_000),
 }
-"""What saves memory on any rung: knobs and their values, what costs the most time first."""
+"""Memory savings available on every rung: knobs and their values, slowest first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rung:
-    """How the states of a model are divided over ranks, and what of them is in main memory."""
+    """How a model's states are sharded over ranks, and which of them are in main memory."""
 
     zero_stage: int
     offload_optimizer: bool = False
@@ -68,7 +68,7 @@ LADDER = (
     Rung(zero_stage=3, offload_param=True),
     Rung(zero_stage=3, offload_optimizer=True, offload_param=True),
 )
-"""The rungs, what costs the least time first."""
+"""The rungs, in order of increasing time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,26 +77,26 @@ class RungAnswer:
 
     rung: Rung
     estimate: Estimate
-    """Of samples as long as was asked: with the savings that cost the least time, or, where none suffice, need the least."""
+    """For samples of the requested length: with the fastest savings that suffice, else with those needing the least memory."""
     lacks_card: float
-    """Bytes that a card would need to have more, so that this is likely enough to fit; 0: none."""
+    """Additional bytes per card needed to fit with the required probability; 0: none."""
     lacks_host: float
-    """Bytes that the main memory of a node would need to have more; 0: none."""
+    """Additional bytes of main memory needed per node; 0: none."""
     micro_batch: TrialConfig | None
-    """With the largest micro-batch of such samples; None: not even one fits."""
+    """With the largest micro-batch of such samples; None: not even one sample fits."""
     sequence_length: int
     """Tokens of the longest samples; 0: not even `TOKENS`."""
     sequence_config: TrialConfig | None
-    """What the longest samples take."""
+    """The configuration for the longest samples."""
 
     @property
     def fits(self) -> bool:
-        """Whether samples as long as was asked do."""
+        """Whether samples of the requested length fit."""
         return not self.lacks_card and not self.lacks_host
 
     @property
     def needed(self) -> float:
-        """Bytes of a card without which it does not run."""
+        """Bytes per card required to run."""
         return self.estimate.fullest.needed
 
     @property
@@ -108,10 +108,10 @@ class RungAnswer:
 class Ladder:
     """The rungs of one question.
 
-    Degrees other than data stand at 1 unless they are pinned; a pinned knob has its one value on every rung.
+    Degrees other than data are 1 unless pinned; a pinned knob has its one value on every rung.
 
     Raises:
-        RequestError: the probability is none, or a pin has several values.
+        RequestError: the probability is invalid, or a pin has several values.
         IllegalConfigError: the rules, the engine or the pins leave no rung; from `rungs`.
     """
 
@@ -123,11 +123,11 @@ class Ladder:
 
     @property
     def micro_batch_size(self) -> int:
-        """1, or what is pinned."""
+        """1, or the pinned value."""
         return self._base.micro_batch_size
 
     def rungs(self) -> list[Rung]:
-        """Those that pins, rules and the engine allow."""
+        """The rungs that pins, rules and the engine allow."""
         allowed = [rung for rung in LADDER if all(self._pins.get(name, value) == value for name, value in rung.knobs.items())]
         refused = {rung: self._refusals(rung) for rung in allowed}
         legal = [rung for rung in allowed if not refused[rung]]
@@ -137,12 +137,12 @@ class Ladder:
         return legal
 
     def ways(self, rung: Rung, micro_batch_size: int) -> list[TrialConfig]:
-        """The rung with every combination of savings, what costs the least time first."""
+        """The rung with every combination of savings, in order of increasing time."""
         fixed = {**rung.knobs, "micro_batch_size": micro_batch_size}
         return [self._base.replace({**fixed, **savings}) for savings in self._savings]
 
     def answer(self, rung: Rung) -> RungAnswer:
-        """What fits there; the largest micro-batch and the longest samples by halving, since memory grows with both."""
+        """What fits on the rung; the largest micro-batch and the longest samples by bisection, since memory grows with both."""
         question, size = self._question, self.micro_batch_size
         ways = self.ways(rung, size)
         held, host = self._needs(ways, question.sequence_length)
@@ -163,13 +163,13 @@ class Ladder:
         )
 
     def first_way(self, rung: Rung, micro_batch_size: int, tokens: int) -> TrialConfig | None:
-        """The way that costs the least time of those that fit; None: none does."""
+        """The fastest way that fits; None: none does."""
         ways = self.ways(rung, micro_batch_size)
         fits = np.flatnonzero(self._room.holds(*self._needs(ways, tokens)))
         return ways[int(fits[0])] if len(fits) else None
 
     def asked(self, config: TrialConfig, tokens: int) -> Question:
-        """The question with samples of so many tokens and the global batch of one step of the configuration."""
+        """The question with samples of `tokens` tokens and the global batch of one step of the configuration."""
         batch = self._workload(config, tokens).global_batch_size
         return dataclasses.replace(self._question, sequence_length=tokens, global_batch_size=batch)
 
@@ -185,7 +185,7 @@ class Ladder:
         return [self._settled(dict(zip(free, values, strict=True))) for values in itertools.product(*free.values())]
 
     def _settled(self, savings: dict[str, Value]) -> dict[str, Value]:
-        """The savings, without compiled blocks where these exclude them."""
+        """The savings, without compiled blocks if they are incompatible with these."""
         config = self._base.replace(savings)
         compiled = settled(config, self._context(config), self._pins).compile_blocks
         return savings if compiled == config.compile_blocks else {**savings, "compile_blocks": compiled}
@@ -210,7 +210,7 @@ class Ladder:
         return Workload(global_batch_size=MICRO_BATCHES * config.micro_batch_size * replicas, sequence_length=tokens)
 
     def _needs(self, configs: Sequence[TrialConfig], tokens: int) -> tuple[Array, Array]:
-        """Bytes of a rank on its card and in main memory, of each configuration."""
+        """Bytes per rank on its card and in main memory, for each configuration."""
         question = self._question
         workload = self._workload(configs[0], tokens)
         found = memory(cases_of(question.model, question.cluster, workload, configs, question.engine), self._rates)
@@ -223,11 +223,11 @@ class Ladder:
 
     def _no_rung(self) -> IllegalConfigError:
         pinned = ", ".join(f"{name}={self._pins[name]}" for name in LADDER[0].knobs if name in self._pins)
-        return IllegalConfigError("set", f"with {pinned} states can be divided in no way", "pin fewer of these knobs")
+        return IllegalConfigError("set", f"no ZeRO stage or offloading is possible with {pinned}", "pin fewer of these knobs")
 
 
 def _chosen(room: Room, held: Array, host: Array) -> int:
-    """The place of the first way that fits; where none does, of the first that fits the card, else of what needs least."""
+    """Index of the first way that fits; if none does, of the first that fits the card, else of the one that needs the least."""
     for good in (room.holds(held, host), held <= room.device):
         if good.any():
             return int(np.argmax(good))
@@ -235,12 +235,12 @@ def _chosen(room: Room, held: Array, host: Array) -> int:
 
 
 def _lacks(needed: float, room: float, whole: int) -> float:
-    """Bytes that something of `whole` bytes would need to have more, of which `room` may be predicted to be needed."""
+    """Additional bytes needed by memory of `whole` bytes, of which predictions may use `room`."""
     return max((needed / room - 1) * whole, 0.0)
 
 
 def _most(fits: Callable[[int], bool], ceiling: int) -> int:
-    """The largest count that fits, found by halving; 0: not even 1."""
+    """The largest count that fits, found by bisection; 0: not even 1."""
     low, high = 0, ceiling + 1
     while high - low > 1:
         middle = (low + high) // 2

@@ -1,4 +1,4 @@
-"""The largest sequence, micro-batch or model that some configuration of a space fits."""
+"""The largest sequence, micro-batch or model for which some configuration of a space fits."""
 
 import dataclasses
 import math
@@ -18,44 +18,44 @@ from autotune.prediction.planning.question_space import space_of
 from autotune.prediction.planning.room import Room, room_of
 from autotune.prediction.planning.scan import Bounds, require_within, uniform_parts, without_buckets
 from search_spaces.errors import IllegalConfigError
-from search_spaces.model import MOST_LAYERS, ModelSpec, Position
+from search_spaces.models.model import MOST_LAYERS, ModelSpec, Position
 
 SHORTEST, LONGEST = 128, 1 << 24
-"""Tokens of the sequences that are tried."""
+"""Range of sequence lengths that are tried, in tokens."""
 SCALES = tuple(2.0 ** (step / 24) for step in range(-96, 97))
-"""Factors on depth and width of the models that are tried: a sixteenth to sixteen times, parameters in steps of 9 %."""
+"""Factors on depth and width of the models that are tried: 1/16 to 16, parameters in steps of 9 %."""
 
 
 class Dimension(StrEnum):
-    """What is made as large as it fits."""
+    """The quantity that is maximised."""
 
     SEQUENCE_LENGTH = "sequence_length"
-    """Tokens in a sample, of eight sizes to a doubling."""
+    """Tokens per sample, eight sizes per doubling."""
     MICRO_BATCH_SIZE = "micro_batch_size"
-    """Samples that a rank runs at once, of the divisors of the global batch."""
+    """Samples that a rank processes at once, a divisor of the global batch."""
     MODEL = "model"
-    """The model with depth and width scaled alike; heads keep their size, and key-value heads their number."""
+    """The model with depth and width scaled equally; heads keep their size, and key-value heads their number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Largest:
-    """What fits."""
+    """The largest size that fits."""
 
     dimension: Dimension
     value: int
     """Tokens, samples, or parameters."""
     next: int | None
-    """The smallest that was found not to fit; None: all that was tried fits."""
+    """The smallest size found not to fit; None: all sizes tried fit."""
     question: Question
-    """The question with it."""
+    """The question with this size."""
 
 
 def largest(question: Question, dimension: str, probability: float, bounds: Bounds | None = None) -> Largest:
-    """The largest size of which some configuration fits with the probability.
+    """Return the largest size for which some configuration fits with the probability.
 
     Raises:
         NothingFeasibleError: not even the smallest fits.
-        RequestError: there is no such dimension.
+        RequestError: the dimension is unknown.
     """
     if dimension not in list(Dimension):
         raise RequestError("max", f"{dimension!r} is not known", f"use one of {', '.join(Dimension)}")
@@ -72,10 +72,10 @@ def largest(question: Question, dimension: str, probability: float, bounds: Boun
 
 
 def anything_fits(question: Question, room: Room, bounds: Bounds) -> bool:
-    """Whether a configuration of the question's space fits; buckets at their defaults."""
+    """Whether any configuration of the question's space fits, with default buckets."""
     try:
         space = space_of(question)
-    except IllegalConfigError:  # what is pinned goes with other sizes alone
+    except IllegalConfigError:  # pins may only be compatible with other sizes
         return False
     count = 0
     for part in uniform_parts(without_buckets(space)):
@@ -91,7 +91,7 @@ def anything_fits(question: Question, room: Room, bounds: Bounds) -> bool:
 
 
 def _last_that_fits(sizes: Sequence[Question], probability: float, bounds: Bounds) -> int:
-    """The place of the largest that fits, found by halving: a larger one is taken not to fit where a smaller one does not."""
+    """Index of the largest size that fits, by bisection: assumes that a larger size does not fit if a smaller one does not."""
     low, high = -1, len(sizes)
     while high - low > 1:
         middle = (low + high) // 2
@@ -104,7 +104,7 @@ def _last_that_fits(sizes: Sequence[Question], probability: float, bounds: Bound
 
 
 def _sizes(question: Question, dimension: Dimension) -> list[Question]:
-    """The question at every size, the smallest first."""
+    """The question at every size, smallest first."""
     match dimension:
         case Dimension.SEQUENCE_LENGTH:
             longest = max(question.document_lengths, default=0)

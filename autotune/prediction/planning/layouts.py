@@ -1,4 +1,4 @@
-"""What `pipeline_layout = "solved"` stands for, where a space is resolved."""
+"""The layouts for `pipeline_layout = "solved"`, determined when a space is resolved."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -10,10 +10,10 @@ if TYPE_CHECKING:
 
 
 def layouts_of(engine: str, known: "Coefficients | None" = None) -> Callable[[SearchSpace], Sequence[str]]:
-    """What proposes layouts for a space that an engine is to train in."""
+    """Return a function that proposes layouts for an engine's space."""
 
     def propose(space: SearchSpace) -> Sequence[str]:
-        # NumPy, SciPy and the equations: loaded for those who ask for layouts alone.
+        # Imports NumPy, SciPy and the equations: only when layouts are requested.
         from autotune.prediction.planning.solved_layouts import solved_layouts
 
         return solved_layouts(space, engine, known)

@@ -1,4 +1,4 @@
-"""Plans: the configurations of a space that are predicted to be best, by an objective, with the reason for each knob."""
+"""Plans: the configurations of a space that are predicted best for an objective, with the reason for each knob."""
 
 import dataclasses
 import math
@@ -17,35 +17,35 @@ from autotune.prediction.planning.buckets import Tuned, in_order, tuned
 from autotune.prediction.planning.estimate import Estimate, alike, estimates, learned
 from autotune.prediction.planning.question import Question
 from autotune.prediction.planning.question_space import space_of
-from autotune.prediction.planning.reasons import Cost, Goal, Reason, in_its_place, reasons_of
+from autotune.prediction.planning.reasons import Cost, Goal, Reason, reasons_of, single_knob_changes
 from autotune.prediction.planning.room import PROBABILITY, Room, room_of
 from autotune.prediction.planning.scan import Bounds, Leader, Scanned, require_within, scan
 from autotune.prediction.planning.simplicity import Group, grouped, plain_parts, resolution
-from search_spaces.cluster import ClusterSpec
+from search_spaces.clusters.cluster import ClusterSpec
 from search_spaces.plain import to_plain
 from search_spaces.space import SearchSpace
 from search_spaces.trial_config import TrialConfig
 
 MOST_PLANS = 100
 MOST_TIES = 20
-"""Configurations that are kept beside one that they tie with."""
+"""Maximum number of tied configurations reported per plan."""
 SIMPLE_KEPT = 40
-"""Configurations of each plain part of a space that are looked at beside the fastest of all."""
+"""Configurations of each plain part of a space that are considered besides the fastest of all."""
 SHARE = 0.8
-"""Of the best rate, what a plan of least memory reaches at least."""
+"""Default share of the best rate that a plan of least memory must reach."""
 
 
 class PlanObjective(StrEnum):
-    """What the best plan is best at."""
+    """The objective by which plans are ranked."""
 
     THROUGHPUT = "throughput"
-    """Most samples/s."""
+    """Highest samples/s."""
     MEMORY = "memory"
-    """Least peak memory of any rank among those that reach a share of the best rate."""
+    """Lowest peak memory of any rank among plans that reach a share of the best rate."""
     COST = "cost"
-    """Least price of a token, over clusters of fewer nodes too."""
+    """Lowest price per token, over clusters with fewer nodes too."""
     DEVICES = "devices"
-    """Fewest devices that reach a rate, over clusters of fewer nodes; then most samples/s."""
+    """Fewest devices that reach a rate, over clusters with fewer nodes; then highest samples/s."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,20 +53,20 @@ class PlanOptions:
     """How plans are ranked.
 
     Raises:
-        RequestError: a field is outside its range, or does not go with the objective.
+        RequestError: a field is out of range, or incompatible with the objective.
     """
 
     objective: PlanObjective = PlanObjective.THROUGHPUT
     top: int = 10
-    """Plans that are given."""
+    """Number of plans returned."""
     fit_probability: float = PROBABILITY
-    """How probable it must be that a plan fits."""
+    """Required probability that a plan fits."""
     share: float | None = None
-    """Objective `memory`: of the best rate, what a plan reaches at least; None: `SHARE`."""
+    """Objective `memory`: least share of the best rate that a plan reaches; None: `SHARE`."""
     price: float | None = None
-    """Of a device for an hour, in any currency; None: not known."""
+    """Price of a device-hour, in any currency; None: unknown."""
     rate: float | None = None
-    """Samples/s that a plan reaches at least; None: any."""
+    """Least samples/s of a plan; None: any."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "objective", _objective(self.objective))
@@ -81,39 +81,39 @@ class PlanOptions:
         if self.share is not None and self.objective is not PlanObjective.MEMORY:
             raise RequestError("share", "belongs to the objective memory", "leave it out, or choose that objective")
         if self.objective is PlanObjective.COST and self.price is None:
-            raise RequestError("price", "is missing", "give what a device costs for an hour (--price)")
+            raise RequestError("price", "is missing", "give the price of a device-hour (--price)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tie:
-    """A configuration that the equations cannot tell from the one that is shown."""
+    """A configuration whose predicted time is indistinguishable from the plan's."""
 
     config: TrialConfig
     step_seconds: float
     peak_memory_bytes: float
-    """Of the fullest rank, without what the allocator reserves beyond it."""
+    """Of the fullest rank, without bytes that the allocator reserves beyond those used."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """A configuration with what is predicted of it: the simplest of those that tie with it."""
+    """A configuration with its prediction: the simplest of those that tie."""
 
     estimate: Estimate
     base: TrialConfig
     """The device's defaults: what a sweep without pins measures first."""
     tied: int
-    """Further configurations that were looked at and tie with it."""
+    """Number of other configurations considered that tie with it."""
     ties: tuple[Tie, ...]
     """The fastest of them."""
     cluster: ClusterSpec
-    """All of the cluster, or so many of its nodes."""
+    """The cluster, or some of its nodes."""
     reasons: tuple[Reason, ...]
     goal: Goal
     cost_per_million_tokens: float | None
-    """None: no price is known."""
+    """None: the price is unknown."""
 
     def document(self) -> dict[str, Any]:
-        """As JSON holds it."""
+        """The JSON representation."""
         return {
             "world_size": self.cluster.world_size,
             "nodes": self.cluster.nodes,
@@ -135,23 +135,23 @@ class Plan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plans:
-    """What was found, the best first."""
+    """The plans, best first."""
 
     plans: tuple[Plan, ...]
     configurations: int
-    """That were predicted, over all sizes of the cluster."""
+    """Number of predicted configurations, over all sizes of the cluster."""
     fitting: int
     bucket_settings: int
-    """Further ones, with other buckets."""
+    """Number of further predictions, with other bucket sizes."""
     world_sizes: tuple[int, ...]
-    """Devices that were planned for."""
+    """Numbers of devices considered."""
     resolution: float
-    """Relative difference of step times up to which configurations tie; 0: they are told apart by memory, which repeats."""
+    """Relative difference of step times up to which configurations tie; 0: they are ranked by memory, which is reproducible."""
     seconds: float
-    """That it took."""
+    """Duration of planning."""
 
     def document(self) -> dict[str, Any]:
-        """As JSON holds it."""
+        """The JSON representation."""
         return {
             "configurations": self.configurations,
             "fitting": self.fitting,
@@ -164,16 +164,16 @@ class Plans:
 
 
 def plan(question: Question, options: PlanOptions, bounds: Bounds | None = None) -> Plans:
-    """Rank what the question's space holds.
+    """Rank the configurations of the question's space.
 
-    1. Predict every configuration with its buckets at their defaults; keep those that fit and are best.
-    2. Set the buckets of the best 1,000, and of the best that has each value of each knob, by which plans are explained.
-    3. Group those between which the equations cannot tell, the simplest of each group first (`simplicity`).
-    4. Objectives that choose the size of the cluster: the same for every power of two of nodes.
+    1. Predict every configuration with default buckets; keep the best that fit.
+    2. Set the buckets of the best 1,000, and of the best for each value of each knob, which explain the plans.
+    3. Group the configurations that the equations cannot distinguish, the simplest of each group first (`simplicity`).
+    4. Objectives that choose the size of the cluster: repeat for every power of two of nodes.
 
     Raises:
         NothingFeasibleError: nothing fits, or nothing reaches the rate.
-        SpaceTooLargeError: it takes more than the bounds allow.
+        SpaceTooLargeError: the bounds are exceeded.
         RequestError, SearchSpaceError: the question cannot be resolved.
     """
     started, bounds = time.monotonic(), bounds or Bounds()
@@ -186,7 +186,7 @@ def plan(question: Question, options: PlanOptions, bounds: Bounds | None = None)
         if found and options.objective is PlanObjective.DEVICES:
             break
     if not found:
-        raise _nothing(question, options, counted)
+        raise _no_plan_error(question, options, counted)
     if len(counted.sizes) > 1:
         found.sort(key=lambda item: _rank(item, options))
     return Plans(
@@ -206,14 +206,14 @@ class _Counted:
     fitting: int = 0
     settings: int = 0
     least: float = math.inf
-    """Bytes of the most sparing configuration."""
+    """Bytes of the configuration that needs the least."""
     fastest: float = math.inf
     """Seconds of the fastest step that fits."""
     sizes: list[int] = dataclasses.field(default_factory=list)
 
 
 def _plans_of(question: Question, options: PlanOptions, bounds: Bounds, counted: _Counted) -> list[Plan]:
-    """The best on one cluster."""
+    """The best plans on one cluster."""
     space, room = space_of(question), room_of(question, options.fit_probability)
     if space.is_empty():
         return []
@@ -236,17 +236,17 @@ def _plans_of(question: Question, options: PlanOptions, bounds: Bounds, counted:
         resolution=resolution(question.rates.time_spread),
     )  # fmt: skip
     shown = [group.first for group in groups]
-    costs = _costs(question, room, [config for item in shown for config in in_its_place(item, scanned.at_best, space)])
+    costs = _costs(question, room, [config for item in shown for config in single_knob_changes(item, scanned.at_best, space)])
     why = [reasons_of(item, scanned.at_best, best, space.context, goal, costs) for item in shown]
-    told = estimates(question, [item.config for item in shown])
+    predicted = estimates(question, [item.config for item in shown])
     return [
         _plan(question, space, estimate, group, reasons, goal, options)
-        for estimate, group, reasons in zip(told, groups, why, strict=True)
+        for estimate, group, reasons in zip(predicted, groups, why, strict=True)
     ]
 
 
 def _simple(question: Question, space: SearchSpace, room: Room, bounds: Bounds) -> list[Leader]:
-    """The best of each plain part of the space: what is simple may be a tie and yet be behind a thousand others."""
+    """The best of each plain part of the space: a simple configuration may tie and yet rank behind a thousand others."""
     within = Bounds(until=bounds.until)
     return [
         leader
@@ -256,7 +256,7 @@ def _simple(question: Question, space: SearchSpace, room: Room, bounds: Bounds) 
 
 
 def _costs(question: Question, room: Room, configs: Sequence[TrialConfig]) -> dict[TrialConfig, Cost]:
-    """What configurations take."""
+    """The predicted costs of configurations."""
     unique = list(dict.fromkeys(configs))
     found: dict[TrialConfig, Cost] = {}
     for places, cases in alike(question, unique):
@@ -272,18 +272,18 @@ def _costs(question: Question, room: Room, configs: Sequence[TrialConfig]) -> di
 
 
 def _with_lessons(question: Question, found: list[Tuned], by_memory: bool) -> list[Tuned]:
-    """The same with what earlier trials left over of predictions, the best first: what is ranked is what is shown."""
+    """Apply the residuals of earlier trials and sort, best first: the ranking uses the values shown."""
     if not question.lessons:
         return found
     longer = np.ones(len(found))
     configs = [item.config for item in found]
     for places, cases in alike(question, configs):
         longer[places] = learned(question, cases, [configs[place] for place in places])
-    corrected = [_slowed(item, factor) for item, factor in zip(found, longer.tolist(), strict=True)]
+    corrected = [_scaled_time(item, factor) for item, factor in zip(found, longer.tolist(), strict=True)]
     return in_order(corrected, by_memory)
 
 
-def _slowed(item: Tuned, factor: float) -> Tuned:
+def _scaled_time(item: Tuned, factor: float) -> Tuned:
     settings = {
         name: {value: dataclasses.replace(setting, seconds=setting.seconds * factor) for value, setting in values.items()}
         for name, values in item.settings.items()
@@ -294,7 +294,7 @@ def _slowed(item: Tuned, factor: float) -> Tuned:
 def _scanned(
     question: Question, space: SearchSpace, room: Room, options: PlanOptions, bounds: Bounds, counted: _Counted
 ) -> Scanned:
-    """All configurations; for the least memory a second time, when the best rate is known."""
+    """Scan all configurations; for the objective memory a second time, once the best rate is known."""
     left = bounds
     if bounds.configurations is not None:
         left = dataclasses.replace(bounds, configurations=max(bounds.configurations - counted.configurations, 0))
@@ -327,7 +327,7 @@ def _plan(
 
 
 def _rank(item: Plan, options: PlanOptions) -> tuple[float, float]:
-    """What is to be least."""
+    """The sort key, lower is better."""
     seconds, memory = item.estimate.step_seconds.mean, item.estimate.peak_memory_bytes.mean
     match options.objective:
         case PlanObjective.MEMORY:
@@ -339,16 +339,16 @@ def _rank(item: Plan, options: PlanOptions) -> tuple[float, float]:
 
 
 def _sizes(question: Question, options: PlanOptions) -> Iterator[Question]:
-    """The question on clusters of 1, 2, 4, … nodes and of all, where the objective chooses; parts of a node where it is one."""
+    """The question on 1, 2, 4, … and all nodes if the objective chooses the size; on parts of the node if there is only one."""
     if options.objective not in (PlanObjective.COST, PlanObjective.DEVICES):
         yield question
         return
     cluster = question.cluster
-    alone = cluster.nodes == 1
-    whole = cluster.devices_per_node if alone else cluster.nodes
+    single = cluster.nodes == 1
+    whole = cluster.devices_per_node if single else cluster.nodes
     for count in sorted({*(2**power for power in range(whole.bit_length())), whole}):
         if count <= whole:
-            yield dataclasses.replace(question, cluster=_part(cluster, count) if alone else _fewer(cluster, count))
+            yield dataclasses.replace(question, cluster=_part(cluster, count) if single else _fewer(cluster, count))
 
 
 def _fewer(cluster: ClusterSpec, nodes: int) -> ClusterSpec:
@@ -357,7 +357,7 @@ def _fewer(cluster: ClusterSpec, nodes: int) -> ClusterSpec:
 
 
 def _part(cluster: ClusterSpec, devices: int) -> ClusterSpec:
-    """So many devices of a node, with their share of its main memory and cores."""
+    """`devices` devices of a node, with their share of its main memory and cores."""
     if devices == cluster.devices_per_node:
         return cluster
     return dataclasses.replace(
@@ -368,10 +368,11 @@ def _part(cluster: ClusterSpec, devices: int) -> ClusterSpec:
     )
 
 
-def _nothing(question: Question, options: PlanOptions, counted: _Counted) -> NothingFeasibleError | RequestError:
-    """Why there is no plan."""
+def _no_plan_error(question: Question, options: PlanOptions, counted: _Counted) -> NothingFeasibleError | RequestError:
+    """The error that explains why there is no plan."""
     if not counted.configurations:
-        return RequestError("space", f"{question.space} has no legal configuration", "`autotune space` tells what refuses each")
+        problem = f"{question.space} has no legal configuration"
+        return RequestError("space", problem, "`autotune space` prints the rule that refuses each")
     if counted.fitting and options.rate is not None:
         most = question.global_batch_size / counted.fastest
         problem = f"no plan reaches {options.rate:g} samples/s: the fastest is predicted to reach {most:.4g}"
@@ -379,7 +380,7 @@ def _nothing(question: Question, options: PlanOptions, counted: _Counted) -> Not
     limit = question.cluster.device.memory_bytes
     problem = (
         f"none of {counted.configurations:,} configurations fits into {limit / 2**30:.3g} GiB a device with a probability of "
-        f"{options.fit_probability:.0%}: the most sparing is predicted to need {counted.least / 2**30:.3g} GiB"
+        f"{options.fit_probability:.0%}: the smallest is predicted to need {counted.least / 2**30:.3g} GiB"
     )
     return NothingFeasibleError("memory", problem, "plan for more devices, a smaller model or shorter samples")
 

@@ -1,4 +1,4 @@
-"""What is asked about: a model on a cluster under a workload, and the space of what may be chosen."""
+"""The input of a prediction or plan: a model on a cluster under a workload, and the space to choose from."""
 
 import dataclasses
 from collections.abc import Iterable, Mapping
@@ -11,23 +11,23 @@ from autotune.prediction.fitting.lessons import Lesson
 from autotune.request.engines import capability_of
 from autotune.request.request import SIMPLE_TARGETS
 from executor.detect import local_gpus
-from search_spaces.cluster import ClusterSpec
-from search_spaces.clusters import local_cluster, resolve_cluster
-from search_spaces.documents import documents_problem
+from search_spaces.clusters.cluster import ClusterSpec
+from search_spaces.clusters.presets import local_cluster, resolve_cluster
 from search_spaces.domains import parse_domain
 from search_spaces.errors import IllegalConfigError
-from search_spaces.huggingface import is_factory_reference, resolve_model
-from search_spaces.model import ModelSpec, Position
+from search_spaces.models.huggingface import is_factory_reference, resolve_model
+from search_spaces.models.model import ModelSpec, Position
 from search_spaces.space import SearchSpace
 from search_spaces.spaces import Pin, device_defaults, settled
+from search_spaces.training.documents import documents_problem
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig, Value
 
 SHIPPED = "shipped coefficients; `autotune calibrate` measures this cluster's own"
 SMALL_BATCH = 8
-"""Samples in a step where nothing is said, on clusters of fewer devices."""
+"""Default samples per step on clusters with fewer devices than this."""
 LOCAL_SEQUENCE = 128
-"""Tokens in a sample where nothing is said, on this machine; elsewhere as many as the model was made for."""
+"""Default tokens per sample on this machine; elsewhere the model's sequence length."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,37 +35,36 @@ class Question:
     """One model, cluster, workload and engine.
 
     Raises:
-        RequestError: a size is not positive, documents do not fit into samples, or the samples are longer than the model has
-            positions for.
+        RequestError: a size is not positive, documents do not fit into samples, or samples exceed the model's positions.
     """
 
     model: ModelSpec
     cluster: ClusterSpec
     engine: str = "native"
     global_batch_size: int
-    """Samples in an optimizer step, over all ranks."""
+    """Samples per optimizer step, over all ranks."""
     sequence_length: int
-    """Tokens in a sample."""
+    """Tokens per sample."""
     space: str = "parallel"
-    """A preset's name or the path of a TOML file: what a plan chooses from."""
+    """A preset's name or the path of a TOML file: the space of a plan."""
     pins: Mapping[str, Pin] = field(default_factory=dict)
-    """Knob -> the value, or the values, that it may have."""
+    """Knob -> its value or allowed values."""
     simple: str | None = None
-    """The framework whose export must say what is chosen without loss; None: any of the space."""
+    """The framework whose export must express the plan without loss; None: any configuration of the space."""
     nvme_path: str | None = None
-    """A folder for states that are offloaded to files, which is not looked at; None: nothing is offloaded to files."""
+    """A folder for states offloaded to files, which need not exist; None: nothing is offloaded to files."""
     training_steps: int | None = None
-    """Optimizer steps of the run, over which schedules of the data are weighed; None: nothing is scheduled."""
+    """Optimizer steps of the run, over which data schedules are averaged; None: nothing is scheduled."""
     document_lengths: tuple[int, ...] = ()
     """Tokens of each document of a sample of the data; empty: every sample is whole."""
     most_steps: int | None = None
-    """What asking the rules may take, as `SearchSpace.most_steps`."""
+    """Limit on evaluations of the rules, as `SearchSpace.most_steps`."""
     known: Coefficients | None = None
-    """What is known of this cluster; None: the shipped coefficients."""
+    """Coefficients for this cluster; None: the shipped ones."""
     lessons: tuple[Lesson, ...] = ()
-    """What earlier trials on this cluster left over of predictions by `known`."""
+    """Residuals of earlier trials on this cluster relative to `known`."""
     rests_on: str = SHIPPED
-    """In words, what the coefficients rest on."""
+    """The source of the coefficients, in words."""
 
     def __post_init__(self) -> None:
         for name in ("global_batch_size", "sequence_length", "training_steps"):
@@ -83,7 +82,7 @@ class Question:
 
     @property
     def workload(self) -> Workload:
-        """What every configuration trains on."""
+        """The workload of every configuration."""
         return Workload(
             global_batch_size=self.global_batch_size,
             sequence_length=self.sequence_length,
@@ -94,7 +93,7 @@ class Question:
 
     @property
     def rates(self) -> Coefficients:
-        """What predicts it."""
+        """The coefficients used for predictions."""
         return self.known or rates_for(self.cluster, self.engine)
 
     @property
@@ -103,7 +102,7 @@ class Question:
         return self.global_batch_size * self.sequence_length
 
     def config(self) -> TrialConfig:
-        """The one configuration that the pins say; other knobs stand at the device's defaults.
+        """Return the configuration given by the pins; other knobs have the device's defaults.
 
         Raises:
             RequestError: a pin has several values.
@@ -128,7 +127,7 @@ def question_of(
     nvme_path: str | None = None, training_steps: int | None = None, document_lengths: Iterable[int] = (),
     simple: str | None = None,
 ) -> Question:  # fmt: skip
-    """The question, with what holds where nothing is said."""
+    """Create a question; values not given get their defaults."""
     capability_of(engine)
     longest = min(model.sequence_length, LOCAL_SEQUENCE) if cluster.name == "local" else model.sequence_length
     batch = global_batch_size if global_batch_size is not None else max(SMALL_BATCH, cluster.world_size)
@@ -141,11 +140,11 @@ def question_of(
 
 
 def model_of(text: str | None, lora_rank: int | None, lora_targets: Iterable[str] | None, frozen_bits: int | None) -> ModelSpec:
-    """The model that `text` names, with low-rank adapters where a rank is given.
+    """Return the model that `text` names, with low-rank adapters if a rank is given.
 
     Raises:
-        RequestError: it is missing or a factory, or adapters are described without a rank.
-        SearchSpaceError: it cannot be resolved, or the adapters are none.
+        RequestError: it is missing or a factory, or adapter fields are given without a rank.
+        SearchSpaceError: it cannot be resolved, or the adapters are invalid.
     """
     if not text:
         raise RequestError("model", "is missing", "give a preset or a config.json")
@@ -157,11 +156,11 @@ def model_of(text: str | None, lora_rank: int | None, lora_targets: Iterable[str
 def with_adapters(
     model: ModelSpec, rank: int | None, targets: Iterable[str] | None = None, frozen_bits: int | None = None
 ) -> ModelSpec:
-    """The model with low-rank adapters, all other parameters frozen; as it is where no rank is given.
+    """The model with low-rank adapters and all other parameters frozen; unchanged without a rank.
 
     Raises:
         RequestError: targets or bits are given without a rank.
-        ModelFormatError: the adapters are none.
+        ModelFormatError: the adapters are invalid.
     """
     if not rank:
         for name, value in (("lora_targets", targets), ("frozen_bits", frozen_bits)):
@@ -177,7 +176,7 @@ def with_adapters(
 
 
 def cluster_of(text: str, ranks: int | None, memory_limit_bytes: int | None, live: ClusterSpec | None = None) -> ClusterSpec:
-    """The cluster that `text` names; `local` is this machine with its GPUs, where it has some, `ray` what was found: `live`."""
+    """The cluster that `text` names; `local` is this machine with its GPUs, if any; `ray` is the cluster found, `live`."""
     gpus = local_gpus() if text == "local" else None
     if gpus is not None:
         return local_cluster(ranks, memory_limit_bytes, gpus.name, gpus.count, gpus.memory_bytes)
@@ -185,10 +184,10 @@ def cluster_of(text: str, ranks: int | None, memory_limit_bytes: int | None, liv
 
 
 def single_values(pins: Mapping[str, Pin]) -> dict[str, Value]:
-    """The one value that each pin says.
+    """The single value of each pin.
 
     Raises:
-        RequestError: a pin has several.
+        RequestError: a pin has several values.
     """
     values: dict[str, Value] = {}
     for name, pin in pins.items():

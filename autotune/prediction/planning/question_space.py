@@ -1,4 +1,4 @@
-"""The space that a question's plan chooses from."""
+"""The space of a question's plan."""
 
 from autotune.exports.lossless import expressible
 from autotune.prediction.planning.layouts import layouts_of
@@ -9,7 +9,7 @@ from search_spaces.spaces import resolve_space
 
 
 def space_of(question: Question) -> SearchSpace:
-    """What a plan chooses from. Raises what `resolve_space` and `expressible` raise."""
+    """The space to choose from. Raises like `resolve_space` and `expressible`."""
     space = resolve_space(
         question.space, question.model, question.cluster, question.workload, capability_of(question.engine), question.pins,
         most_steps=question.most_steps, layouts=layouts_of(question.engine, question.known),

@@ -1,4 +1,4 @@
-"""Why a plan has the value that it has, knob by knob: what that value saves or hides, and what the others come to."""
+"""Reasons for the values of a plan, knob by knob: what each value saves or hides, and how the alternatives compare."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from autotune.prediction.planning.buckets import Setting, Tuned
 from autotune.prediction.planning.room import Room
 from autotune.prediction.planning.scan import AtBest
 from search_spaces.context import SpaceContext
-from search_spaces.knobs import KNOBS, value_text
+from search_spaces.knob_values import KNOBS, value_text
 from search_spaces.space import SearchSpace
 from search_spaces.trial_config import TrialConfig, Value
 
@@ -15,49 +15,49 @@ PARTS = {
     "compute": "compute", "tensor": "tensor, context and expert communication", "pipeline": "pipeline bubble and boundaries",
     "data": "gradient and parameter traffic", "optimizer": "optimizer update", "offload": "update and copies on the host",
 }  # fmt: skip
-"""Part of a step -> what it is called in a reason."""
+"""Part of a step -> its name in a reason."""
 HIDES = {
     "overlap_comm": "data", "overlap_param_gather": "data", "prefetch_bucket_size": "data", "reduce_bucket_size": "data",
     "allgather_bucket_size": "data", "async_tensor_parallel": "tensor", "reshard_after_forward": "data",
 }  # fmt: skip
 """Knob -> the part of a step that its values hide behind compute, or do not."""
 ALIKE = 1.001e-3
-"""Relative difference that is told as none: `buckets.WORTH`, by which less memory is chosen instead."""
+"""Relative difference that is reported as none: `buckets.WORTH`, below which the lower memory decides."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Goal:
-    """What plans are compared by."""
+    """The criterion by which plans are compared."""
 
     by_memory: bool
-    """Whether by memory; else by time."""
+    """True: by memory; False: by time."""
     room: Room
     limit: int
-    """Bytes that a device has, or was limited to."""
+    """Memory of a device, or its limit, in bytes."""
     resolution: float = 0.0
     """Relative difference of step times up to which plans tie."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alternative:
-    """Another value of a knob. Of a bucket: all else as in the plan. Of any other knob: the best configuration that has it."""
+    """Another value of a knob. For a bucket: all else as in the plan. For other knobs: the best configuration with it."""
 
     value: Value
     step_seconds: float | None
-    """None: nothing with it may be a plan."""
+    """None: no configuration with it qualifies as a plan."""
     peak_memory_bytes: float
-    """Of the same configuration; where there is none, the least that anything with it takes."""
+    """Of the same configuration; if there is none, the least of any configuration with the value."""
     change: float | None
-    """Of what plans are compared by (seconds, or bytes), relative to the plan; None: nothing with it may be a plan."""
+    """Relative difference to the plan in time or memory, depending on the goal; None: nothing with it qualifies as a plan."""
     more_memory_bytes: float
-    """That it takes beyond the plan."""
+    """Additional bytes compared to the plan."""
     refused: str
-    """Why nothing with it may be a plan; empty: something may."""
+    """Why nothing with it qualifies as a plan; empty: something does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """What a configuration takes."""
+    """The predicted cost of a configuration."""
 
     parts: Mapping[str, float]
     """Part of a step -> seconds."""
@@ -67,24 +67,24 @@ class Cost:
 
     @property
     def seconds(self) -> float:
-        """Of a step."""
+        """Seconds of a step."""
         return sum(self.parts.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cause:
-    """What the plan's value does: the plan with another value of this knob alone, all else as it is."""
+    """The effect of the plan's value: compared to the plan with only this knob changed."""
 
     value: Value
     """The other value."""
     parts: Mapping[str, float]
-    """Part of a step -> seconds that the other value takes beyond the plan."""
+    """Part of a step -> additional seconds with the other value."""
     needed: float
-    """Bytes that it needs."""
+    """Bytes needed with the other value."""
     fits: bool
 
     def text(self, knob: str) -> str:
-        """`hides 0.4 s of gradient and parameter traffic behind compute`; empty: nothing that could be told."""
+        """`hides 0.4 s of gradient and parameter traffic behind compute`; empty: no effect to report."""
         name = value_text(self.value) or "empty"
         if not self.fits:
             return f"{name} in its place needs {_gib(self.needed)}"
@@ -98,27 +98,27 @@ class Cause:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reason:
-    """One knob of a plan."""
+    """The reason for one knob of a plan."""
 
     knob: str
     value: Value
     cause: Cause | None
-    """None: no other value can take its place alone, or none does worse."""
+    """None: no other value is possible with all else unchanged, or none is worse."""
     alternatives: tuple[Alternative, ...]
-    """The nearest first; those that are legal somewhere."""
+    """Nearest first; only values that are legal somewhere."""
 
     def text(self, goal: Goal, most: int | None = None) -> str:
         """One line: `overlap_comm=true: hides 0.4 s of gradient and parameter traffic behind compute; false is 11% slower`."""
-        told = [_told(item, goal) for item in self.alternatives[:most]]
+        texts = [_alternative_text(item, goal) for item in self.alternatives[:most]]
         more = ["…"] if most is not None and len(self.alternatives) > most else []
         cause = self.cause.text(self.knob) if self.cause is not None and not goal.by_memory else ""
-        return f"{self.knob}={value_text(self.value)}: {'; '.join([*([cause] if cause else []), *told, *more])}"
+        return f"{self.knob}={value_text(self.value)}: {'; '.join([*([cause] if cause else []), *texts, *more])}"
 
 
 Costs = Mapping[TrialConfig, Cost]
 
 
-def in_its_place(plan: Tuned, at_best: Mapping[str, Mapping[Value, AtBest]], space: SearchSpace) -> list[TrialConfig]:
+def single_knob_changes(plan: Tuned, at_best: Mapping[str, Mapping[Value, AtBest]], space: SearchSpace) -> list[TrialConfig]:
     """The plan, and the legal configurations that differ from it in one knob."""
     knobs = {knob: list(values) for knob, values in (*at_best.items(), *plan.settings.items())}
     changed = [plan.config.replace({knob: value}) for knob, values in knobs.items() for value in values]
@@ -133,15 +133,15 @@ def reasons_of(
     goal: Goal,
     costs: Costs,
 ) -> tuple[Reason, ...]:
-    """A reason for each knob that matters in the plan and could have been otherwise.
+    """A reason for each knob that matters in the plan and has alternatives.
 
     Args:
-        plan: what is explained.
-        at_best: what each value of each knob came to.
-        others: configurations with their buckets set, the best one with each value of each knob among them.
-        context: where the knobs matter.
-        goal: what plans are compared by.
-        costs: of the configurations of `in_its_place`.
+        plan: the plan to explain.
+        at_best: the best result for each value of each knob.
+        others: configurations with their buckets set, including the best for each value of each knob.
+        context: context of the knobs' conditions.
+        goal: the criterion of comparison.
+        costs: of the configurations of `single_knob_changes`.
     """
     found = []
     for knob, values in at_best.items():
@@ -162,7 +162,7 @@ def _of_knob(
     alternatives = [
         _alternative(value, goal, plan, best[value].seconds, best[value].memory)
         if value in best
-        else _none(value, goal, plan, found.needed, found.fits)
+        else _unavailable(value, goal, plan, found.needed, found.fits)
         for value, found in values.items()
         if value != chosen
     ]
@@ -174,7 +174,7 @@ def _of_bucket(knob: str, settings: Mapping[Value, Setting], plan: Tuned, goal: 
     alternatives = [
         _alternative(value, goal, plan, item.seconds, item.memory)
         if item.fits
-        else _none(value, goal, plan, item.memory, False)
+        else _unavailable(value, goal, plan, item.memory, False)
         for value, item in settings.items()
         if value != chosen
     ]
@@ -182,11 +182,11 @@ def _of_bucket(knob: str, settings: Mapping[Value, Setting], plan: Tuned, goal: 
 
 
 def _cause(knob: str, values: Iterable[Value], plan: Tuned, costs: Costs) -> Cause | None:
-    """What another value in its place would do.
+    """The effect of another value in its place.
 
-    1. A faster one that does not fit: the plan's is there for memory.
-    2. Else the least slower one that fits.
-    3. Else one that does not fit. Of several that do not, the most sparing.
+    1. A faster value that does not fit: the plan's value saves memory.
+    2. Else the least slower value that fits.
+    3. Else one that does not fit. Of several that do not, the one that needs the least.
     """
     own, chosen = costs[plan.config], getattr(plan.config, knob)
     found = {value: costs.get(plan.config.replace({knob: value})) for value in values if value != chosen}
@@ -214,8 +214,8 @@ def _alternative(value: Value, goal: Goal, plan: Tuned, seconds: float, memory: 
     )
 
 
-def _none(value: Value, goal: Goal, plan: Tuned, needed: float, fits: bool) -> Alternative:
-    """Why nothing is there: too much for the device, too near to what it has, too much for its host, or too slow."""
+def _unavailable(value: Value, goal: Goal, plan: Tuned, needed: float, fits: bool) -> Alternative:
+    """Why nothing qualifies: too much for the device, too close to its limit, too much for the host, or too slow."""
     if fits:
         refused = "is too slow"
     elif needed > goal.limit:
@@ -238,7 +238,7 @@ def _in_order(found: Sequence[Alternative]) -> tuple[Alternative, ...]:
     return tuple(sorted(found, key=lambda item: (item.change is None, item.change or 0.0)))
 
 
-def _told(item: Alternative, goal: Goal) -> str:
+def _alternative_text(item: Alternative, goal: Goal) -> str:
     name = value_text(item.value) or "empty"
     if item.change is None:
         return f"{name} {item.refused}"
@@ -252,7 +252,7 @@ def _told(item: Alternative, goal: Goal) -> str:
 
 
 def _price(parts: Mapping[str, float], saved: str) -> str:
-    """What the value costs instead, where that is a tenth of what it saves or more."""
+    """The value's extra cost in another part, if it is at least a tenth of the saving."""
     part, seconds = min(parts.items(), key=lambda item: item[1])
     return f" for {_seconds(-seconds)} more {PARTS[part]}" if -seconds > 0.1 * parts[saved] else ""
 

@@ -1,4 +1,4 @@
-"""What fits: how sure it must be that a configuration's memory suffices, on the device and in its node's main memory."""
+"""What fits: the required probability that memory suffices, on the device and in its node's main memory."""
 
 import math
 from dataclasses import dataclass
@@ -11,35 +11,35 @@ from autotune.errors import RequestError
 from autotune.prediction.equations.cases import Array
 from autotune.prediction.equations.memory import USABLE
 from autotune.prediction.planning.question import Question
-from search_spaces.cluster import ClusterSpec
+from search_spaces.clusters.cluster import ClusterSpec
 
 PROBABILITY = 0.95
-"""How probable it must be that a plan fits: the upper edge of its 90 % band is what the device has."""
+"""Required probability that a plan fits: the upper edge of its 90 % band equals the device's memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
-    """Bytes that a prediction may come to.
+    """Upper limits of predicted bytes.
 
-    A prediction is the median of what is measured: measured / predicted is taken to be log-normal.
+    A prediction is the median of measurements: measured / predicted is assumed to be log-normal.
     """
 
     device: float
-    """Of a rank, on the device."""
+    """Per rank, on the device."""
     host: float
-    """Of a rank, in its node's main memory."""
+    """Per rank, in its node's main memory."""
 
     def holds(self, device: Array, host: Array) -> NDArray[np.bool_]:
-        """Which predictions stay within."""
+        """Which predictions are within the limits."""
         held: NDArray[np.bool_] = (device <= self.device) & (host <= self.host)
         return held
 
 
 def room_of(question: Question, probability: float = PROBABILITY) -> Room:
-    """What may be predicted so that it fits with that probability.
+    """The largest predictions that fit with that probability.
 
     Raises:
-        RequestError: the probability is none.
+        RequestError: the probability is invalid.
     """
     if not 0.0 < probability < 1.0:
         raise RequestError("fit_probability", f"{probability} is not between 0 and 1", f"give a share such as {PROBABILITY}")
@@ -51,7 +51,7 @@ def room_of(question: Question, probability: float = PROBABILITY) -> Room:
 
 
 def fit_probability(question: Question, device_bytes: float, host_bytes: float) -> float:
-    """How probable it is that neither a rank's device nor its share of the node's main memory runs out."""
+    """The probability that neither a rank's device nor its share of the node's main memory runs out."""
     cluster, spread = question.cluster, question.rates.memory_spread
     device = _chance(cluster.device.memory_bytes * USABLE, device_bytes, spread)
     return min(device, _chance(cluster.host_memory_bytes / ranks_of_node(cluster), host_bytes, spread))

@@ -1,4 +1,4 @@
-"""A space in one pass: the best configurations, and how well each value of each knob does at its best."""
+"""A space in one pass: the best configurations, and the best result for each value of each knob."""
 
 import dataclasses
 import itertools
@@ -18,87 +18,85 @@ from autotune.prediction.planning.question import Question
 from autotune.prediction.planning.room import Room
 from search_spaces.canonical import SEARCH_ORDER, canonical_value
 from search_spaces.errors import SpaceTooLargeError
-from search_spaces.model import ModelSpec
+from search_spaces.knob import Planning
+from search_spaces.knob_values import KNOBS
+from search_spaces.models.model import ModelSpec
 from search_spaces.space import SearchSpace
 from search_spaces.trial_config import TrialConfig, Value
 
-BUCKETS = (
-    "reduce_bucket_size", "prefetch_bucket_size", "param_persistence_threshold", "max_live_parameters", "overlap_comm",
-    "overlap_param_gather", "async_tensor_parallel", "loss_chunk_size", "allgather_bucket_size",
-)  # fmt: skip
-"""Knobs that are set for the best alone: how communication and the loss are cut, which changes little of the order."""
-UNSEEN = (
-    "contiguous_gradients", "fused_optimizer", "rank_order", "expandable_segments", "compile_blocks",
-    "gc_interval", "numa_binding",
-)  # fmt: skip
-"""Knobs that no equation looks at, but for `compile_blocks` in 8 bits: they stand near the device's defaults."""
-APART = frozenset({*BUCKETS, *UNSEEN})
+BUCKETS = tuple(
+    knob.name for knob in sorted(KNOBS.values(), key=lambda knob: knob.tuned) if knob.planning is Planning.TUNED_LAST
+)
+"""Knobs that are only set for the best: how communication and the loss are cut, which hardly changes the order."""
+UNMODELLED = tuple(knob.name for knob in KNOBS.values() if knob.planning is Planning.NOT_MODELLED)
+"""Knobs that no equation reads, but for `compile_blocks` in 8 bits: they stand near the device's defaults."""
+NOT_SCANNED = frozenset({*BUCKETS, *UNMODELLED})
 KEPT = 1000
-"""Configurations whose buckets are set."""
+"""Number of configurations whose buckets are set."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """What a scan may take."""
+    """Limits of a scan."""
 
     configurations: int | None = None
-    """None: as many as there are."""
+    """None: no limit."""
     until: float | None = None
-    """Time of `time.monotonic` at which it gives up; None: never."""
+    """Time of `time.monotonic` at which the scan is aborted; None: never."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leader:
-    """One of the best, before its buckets are set."""
+    """One of the best configurations, before its buckets are set."""
 
     config: TrialConfig
     seconds: float
-    """Of a step."""
+    """Seconds of a step."""
     memory: float
     """Bytes of the fullest rank."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AtBest:
-    """How well one value of one knob does, whatever the others have."""
+    """The best result for one value of one knob, over all values of the others."""
 
     leader: Leader | None
-    """The best that has it; None: none fits, or all that fit are too slow."""
+    """The best with the value; None: none fits, or all that fit are too slow."""
     needed: float
-    """Bytes of the most sparing that has it, whether it fits or not."""
+    """Least bytes with the value, whether it fits or not."""
     fits: bool
-    """Whether anything that has it fits, however slow."""
+    """Whether any configuration with the value fits, however slow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scanned:
-    """What a scan found."""
+    """The result of a scan."""
 
     leaders: tuple[Leader, ...]
-    """The best first, `KEPT` of them at most."""
+    """Best first, at most `KEPT`."""
     count: int
-    """Configurations that were predicted."""
+    """Number of predicted configurations."""
     fitting: int
     fastest: float
     """Seconds of the fastest step that fits; infinite: none fits."""
     least: float
-    """Bytes of the most sparing configuration, whether it fits or not."""
+    """Least bytes of any configuration, whether it fits or not."""
     at_best: dict[str, dict[Value, AtBest]]
-    """Knob -> value -> how well it does, of the knobs that had several."""
+    """Knob -> value -> its best result, for the knobs with several values."""
 
 
 def scan(question: Question, space: SearchSpace, room: Room, *, slowest: float | None, bounds: Bounds) -> Scanned:
     """Predict every configuration of the space, buckets at their defaults.
 
     Args:
-        question: what is planned for.
-        space: what is chosen from.
-        room: what fits.
-        slowest: None: the fastest lead. Seconds: those lead that need the least memory among all steps that take no longer.
-        bounds: what it may take.
+        question: the question.
+        space: the space to scan.
+        room: the memory limits.
+        slowest: None: rank by time. Seconds: rank by memory among all steps that take no longer.
+        bounds: limits of the scan.
 
     Raises:
-        SpaceTooLargeError: it takes more than the bounds allow.
+        SpaceTooLargeError: the bounds are exceeded.
     """
     found = _Found(by_memory=slowest is not None)
     for part in uniform_parts(without_buckets(space)):
@@ -130,18 +128,18 @@ def _predicted(
 
 
 def without_buckets(space: SearchSpace) -> SearchSpace:
-    """The space with each bucket, and what no equation sees, at the value that is nearest to the base's.
+    """The space with each bucket, and each knob that no equation reads, at the value nearest to the base's.
 
-    With less than a block gathered ahead, stage 3 waits in every layer, which does change the order: there it has a block.
+    With less than a block prefetched, stage 3 waits in every layer, which does change the order: there a block is prefetched.
     """
-    apart = {name: values for name, values in space.domains.items() if name in APART}
-    standing = {name: _nearest(getattr(space.base, name), values) for name, values in apart.items()}
-    sizes, model = [int(size) for size in apart.get("prefetch_bucket_size", ())], space.context.model
+    excluded = {name: values for name, values in space.domains.items() if name in NOT_SCANNED}
+    standing = {name: _nearest(getattr(space.base, name), values) for name, values in excluded.items()}
+    sizes, model = [int(size) for size in excluded.get("prefetch_bucket_size", ())], space.context.model
     if sizes and isinstance(model, ModelSpec) and space.base.prefetch_bucket_size < model.layer_parameters:
         standing["prefetch_bucket_size"] = min((size for size in sizes if size >= model.layer_parameters), default=max(sizes))
-    if False in apart.get("compile_blocks", ()):  # which excludes nothing else
+    if False in excluded.get("compile_blocks", ()):  # false excludes no other value
         standing["compile_blocks"] = False
-    domains = {name: values for name, values in space.domains.items() if name not in apart}
+    domains = {name: values for name, values in space.domains.items() if name not in excluded}
     return dataclasses.replace(space, domains=domains, base=space.base.replace(standing))
 
 
@@ -152,9 +150,9 @@ def _nearest(value: Value, values: Sequence[Value]) -> Value:
 
 
 def uniform_parts(space: SearchSpace) -> Iterator[SearchSpace]:
-    """The space divided into such that have one precision, one attention kernel and one kind of adapters each.
+    """Split the space into parts with one precision, one attention kernel and one kind of adapters each.
 
-    Values that come to the same, such as a kernel that is what torch chooses anyhow, are one: a configuration is in one part.
+    Equivalent values, such as a kernel that torch would choose anyway, count as one: each configuration is in one part.
     """
     varied = [name for name in UNIFORM if name in space.domains]
     domains = {name: values for name, values in space.domains.items() if name not in UNIFORM}
@@ -165,7 +163,7 @@ def uniform_parts(space: SearchSpace) -> Iterator[SearchSpace]:
 
 
 def _uniform(space: SearchSpace, values: Mapping[str, Value]) -> TrialConfig:
-    """The base with these values of uniform knobs, which stand in an order in which each reads those before it alone."""
+    """The base with these values of uniform knobs, which are ordered so that each reads only those before it."""
     base = space.base.replace(values)
     for name in UNIFORM:
         base = base.replace({name: canonical_value(name, getattr(base, name), base, space.context)})
@@ -174,19 +172,19 @@ def _uniform(space: SearchSpace, values: Mapping[str, Value]) -> TrialConfig:
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """What is predicted of rows with sides; arrays of shape (rows, sides)."""
+    """Predictions for rows x sides; arrays of shape (rows, sides)."""
 
     grid: Grid
     rows: Rows
     seconds: Array
     memory: Array
     leads: NDArray[np.bool_]
-    """Those that fit and are fast enough."""
+    """Configurations that fit and are fast enough."""
 
 
 @dataclass(slots=True)
 class _Value:
-    """What was found of one value of one knob so far."""
+    """Results so far for one value of one knob."""
 
     least: float = np.inf
     """Seconds or bytes of the best."""
@@ -198,22 +196,22 @@ class _Value:
 
 @dataclass(slots=True, kw_only=True)
 class _Found:
-    """What was found so far."""
+    """Results so far."""
 
     by_memory: bool
-    """Whether the least memory leads."""
+    """Whether configurations are ranked by memory."""
     count: int = 0
     fitting: int = 0
     fastest: float = np.inf
     least: float = np.inf
     _values: dict[str, dict[Value, _Value]] = field(default_factory=dict)
     _ranked: Array = field(default_factory=lambda: np.empty((0, 2)))
-    """Seconds and bytes of each that leads, the best first."""
+    """Seconds and bytes of each leader, best first."""
     _configs: list[tuple[Grid, Codes]] = field(default_factory=list)
-    """The grid and the codes of each."""
+    """The grid and the codes of each leader."""
 
     def count_all(self, grid: Grid, rows: Rows, held: Array, fits: NDArray[np.bool_]) -> None:
-        """Count what is predicted, and note how little memory each value of each knob needs."""
+        """Count predictions, and record the least memory for each value of each knob."""
         self.count += held.size
         self.fitting += int(np.count_nonzero(fits))
         self.least = min(self.least, float(held.min()))
@@ -222,19 +220,19 @@ class _Found:
             found.needed, found.fits = min(found.needed, least), found.fits or fitting == 0.0
 
     def add(self, block: _Block) -> None:
-        """Predictions of which some fit."""
+        """Add predictions of which some fit."""
         ranked = np.where(block.leads, block.memory if self.by_memory else block.seconds, np.inf)
         self.fastest = min(self.fastest, float(np.where(block.leads, block.seconds, np.inf).min()))
         self._compare(block, ranked)
         self._lead(block, ranked.ravel())
 
     def scanned(self) -> Scanned:
-        """All of it."""
+        """Return the results."""
         leaders = [
             Leader(config=grid.config_of(codes), seconds=float(seconds), memory=float(memory))
             for (grid, codes), (seconds, memory) in zip(self._configs, self._ranked, strict=True)
         ]
-        varied = {name: values for name, values in self._values.items() if len(values) > 1 and name not in APART}
+        varied = {name: values for name, values in self._values.items() if len(values) > 1 and name not in NOT_SCANNED}
         return Scanned(
             leaders=tuple(leaders),
             count=self.count,
@@ -245,7 +243,7 @@ class _Found:
         )
 
     def _lead(self, block: _Block, ranked: Array) -> None:
-        """Let those of the block that are better than the last of the leaders take their places."""
+        """Merge those of the block that are better than the last leader into the leaders."""
         last = self._ranked[-1, 1 if self.by_memory else 0] if len(self._ranked) == KEPT else np.inf
         places = np.flatnonzero(ranked < last)
         if not len(places):
@@ -260,7 +258,7 @@ class _Found:
         self._ranked = both[order]
 
     def _compare(self, block: _Block, ranked: Array) -> None:
-        """Note the best that has each value of each knob."""
+        """Record the best for each value of each knob."""
         for column, name, code, value, (least,) in _by_value(block.grid, block.rows, (ranked,)):
             found = self._values[name][value]
             if least >= found.least:
@@ -277,10 +275,10 @@ class _Found:
 
 
 def _by_value(grid: Grid, rows: Rows, arrays: Sequence[Array]) -> Iterator[tuple[Codes, str, int, Value, tuple[float, ...]]]:
-    """The least of each array over the configurations that have a value: of each knob and value, with the knob's codes."""
+    """The minimum of each array over the configurations with a value: for each knob and value, with the knob's codes."""
     by_row, by_side = [array.min(axis=1) for array in arrays], [array.min(axis=0) for array in arrays]
     for depth, name in enumerate(SEARCH_ORDER):
-        if name in APART:
+        if name in NOT_SCANNED:
             continue
         side = name in grid.on_side
         column, least = (grid.sides if side else rows).columns[depth], by_side if side else by_row
@@ -300,10 +298,10 @@ def _at_best(found: _Value) -> AtBest:
 
 
 def require_within(bounds: Bounds, count: int) -> None:
-    """Give up where more than the bounds allow was taken.
+    """Raise if the bounds are exceeded.
 
     Raises:
-        SpaceTooLargeError: it was.
+        SpaceTooLargeError: they are.
     """
     if bounds.configurations is not None and count > bounds.configurations:
         raise SpaceTooLargeError(

@@ -1,4 +1,4 @@
-"""Which configurations the equations cannot tell apart, and which of these an expert would try first."""
+"""Which configurations the equations cannot distinguish, and which of these an expert would try first."""
 
 import dataclasses
 import itertools
@@ -8,53 +8,50 @@ from dataclasses import dataclass
 
 from autotune.prediction.equations.step import Z90
 from autotune.prediction.planning.buckets import Tuned
-from autotune.prediction.planning.scan import APART
+from autotune.prediction.planning.scan import NOT_SCANNED
+from search_spaces.knob import Value
+from search_spaces.knob_values import KNOBS
 from search_spaces.space import SearchSpace
-from search_spaces.trial_config import TrialConfig, Value
+from search_spaces.trial_config import TrialConfig
 
 RESOLUTION = 0.3
-"""Of the spread of step times, what two good configurations are off against each other. At the shipped spread of 0.22 that is
-6.6 %: the median over 1,018 pairs of measured configurations of one sweep, both predicted to be within 25 % of the best
-[Hagemann et al. 2023: 6.3 %; BigScience BLOOM: 6.7 %]. An error that all predictions of a model share orders nothing."""
-PLAIN: Mapping[str, tuple[Value, ...]] = {
-    "offload_optimizer": ("none",), "offload_param": ("none",), "offload_activations": (False,),
-    "pipeline_schedule": ("1f1b", "interleaved_1f1b"), "pipeline_layout": ("",), "reduce_dtype": ("fp32", "bf16"),
-    "gather_dtype": ("same",), "secondary_shard_size": (0,), "context_parallel_method": ("gather",),
-    "optimizer": ("adamw",), "precision": ("fp32", "bf16"), "async_tensor_parallel": (False,), "cuda_graphs": (False,),
-    "fused_kernels": ("none",), "attention_backend": ("best",),
-}  # fmt: skip
-"""Knob -> the values that published recipes use as a matter of course; others are chosen for a gain that is certain."""
+"""Relative error between two good configurations, as a share of the spread of step times. At the shipped spread of 0.22 it is
+6.6 %: the median over 1,018 pairs of measured configurations of one sweep, both predicted within 25 % of the best
+[Hagemann et al. 2023: 6.3 %; BigScience BLOOM: 6.7 %]. An error common to a model's predictions does not affect the order."""
+PLAIN: Mapping[str, tuple[Value, ...]] = {knob.name: knob.plain for knob in KNOBS.values() if knob.plain}
+"""Knob -> the values that published recipes use by default; others are chosen only for a certain gain."""
 DIMENSIONS = ("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size", "expert_parallel_size")
-_COUNTED_APART = frozenset({*PLAIN, *DIMENSIONS, *APART, "zero_stage", "micro_batch_size"})
+_COUNTED_SEPARATELY = frozenset({*PLAIN, *DIMENSIONS, *NOT_SCANNED, "zero_stage", "micro_batch_size"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """Configurations between which the equations cannot tell the faster one."""
+    """Configurations whose times the equations cannot distinguish."""
 
     first: Tuned
     """The simplest."""
     ties: tuple[Tuned, ...]
-    """The others, the fastest first."""
+    """The others, fastest first."""
 
 
 def resolution(time_spread: float) -> float:
-    """Relative difference of step times up to which two configurations are a tie."""
+    """Relative difference of step times up to which two configurations tie."""
     return math.exp(RESOLUTION * time_spread) - 1
 
 
 def unusual(config: TrialConfig, space: SearchSpace) -> list[str]:
-    """Knobs at values that are not plain, of those that the space gives a choice of."""
+    """Knobs at values that are not plain, if the space offers plain ones."""
     return [name for name, plain in PLAIN.items() if _is_choice(name, space) and getattr(config, name) not in plain]
 
 
 def effort(config: TrialConfig, space: SearchSpace) -> tuple[int, ...]:
-    """What is to be least: unusual values, dimensions of parallelism, ranks of a copy, stages a rank, settings off the base's.
+    """The sort key, lower is better: unusual values, dimensions of parallelism, ranks per copy, stages per rank, other changed
+    settings.
 
-    Division of the states and the micro-batch cost nobody anything, and buckets are found by themselves.
+    Sharding of the states and the micro-batch add no complexity, and buckets are set automatically.
     """
     degrees = [getattr(config, name) for name in DIMENSIONS]
-    rest = [name for name in space.domains if name not in _COUNTED_APART]
+    rest = [name for name in space.domains if name not in _COUNTED_SEPARATELY]
     return (
         len(unusual(config, space)),
         sum(degree > 1 for degree in degrees),
@@ -65,7 +62,7 @@ def effort(config: TrialConfig, space: SearchSpace) -> tuple[int, ...]:
 
 
 def plain_parts(space: SearchSpace) -> Iterator[SearchSpace]:
-    """The plain part of a space, cut by which dimensions of parallelism are used: together they hold it once."""
+    """The plain part of a space, split by the dimensions of parallelism in use: the parts are disjoint and cover it."""
     plain = {
         name: tuple(value for value in values if value in PLAIN[name]) or values if name in PLAIN else values
         for name, values in space.domains.items()
@@ -78,11 +75,11 @@ def plain_parts(space: SearchSpace) -> Iterator[SearchSpace]:
 
 
 def grouped(found: Sequence[Tuned], space: SearchSpace, time_spread: float, most: int) -> list[Group]:
-    """The configurations as groups of ties, each with its simplest first; `found`: the fastest first.
+    """Group the configurations into ties, each with its simplest first; `found`: fastest first.
 
-    1. The first group is led by the fastest plain configuration. Unusual values come first only where they gain more than the
-       stated uncertainty over every plain one, for only then is the gain certain.
-    2. It holds all that are no more than the resolution slower than its leader, and faster ones as far as they tie with it.
+    1. The fastest plain configuration leads the first group. Unusual values lead only if they gain more than the stated
+       uncertainty over every plain configuration, because only then is the gain certain.
+    2. A group contains all that are at most the resolution slower than its leader, and faster ones that tie with it.
     3. The fastest of the rest leads the next group, and so on.
     """
     if not found:
@@ -107,5 +104,5 @@ def _is_choice(name: str, space: SearchSpace) -> bool:
 
 
 def _sides(name: str, values: Sequence[Value]) -> list[tuple[str, tuple[Value, ...]]]:
-    alone, several = tuple(value for value in values if value == 1), tuple(value for value in values if value != 1)
-    return [(name, side) for side in (alone, several) if side]
+    single, several = tuple(value for value in values if value == 1), tuple(value for value in values if value != 1)
+    return [(name, side) for side in (single, several) if side]

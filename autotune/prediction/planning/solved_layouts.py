@@ -1,4 +1,4 @@
-"""Layouts that a space offers beside the even ones: what the integer program makes of the most promising pipelines."""
+"""Pipeline layouts offered besides the even ones: solutions of the integer program for the most promising pipelines."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -12,17 +12,17 @@ from autotune.prediction.planning.scan import Bounds, scan
 from autotune.prediction.planning.stage_options import Menu
 from autotune.prediction.planning.stage_program import solved
 from search_spaces.errors import SpaceTooLargeError
-from search_spaces.model import ModelSpec
-from search_spaces.rules import check_config
+from search_spaces.models.model import ModelSpec
+from search_spaces.rules.table import check_config
 from search_spaces.space import SearchSpace
 from search_spaces.trial_config import TrialConfig
 
 MOST = 6
-"""Layouts that a space gets: each stands beside every other knob of its pipelines."""
+"""Number of layouts added to a space: each is combined with every other knob of its pipelines."""
 LARGEST = 250_000
-"""Configurations of one number of ranks that are weighed; a space that has more gets no layouts, rather than late ones."""
+"""Largest number of configurations compared per number of ranks; a larger space gets no layouts, to save time."""
 EACH = 2
-"""Pipelines of one number of ranks that are solved."""
+"""Number of pipelines solved per number of ranks."""
 GAIN = 0.001
 """Share of a step by which a layout must be predicted to beat the best even one; less is a tie."""
 WEIGHED = (
@@ -30,18 +30,18 @@ WEIGHED = (
     "context_parallel_size", "expert_parallel_size", "sequence_parallel", "micro_batch_size", "zero_stage",
     "activation_checkpointing", "offload_optimizer",
 )  # fmt: skip
-"""Knobs that are weighed against each other to find the pipelines worth solving; the others stand at the base's values."""
+"""Knobs that are compared to find the pipelines worth solving; the others have the base's values."""
 CHOSEN = ("pipeline_split", "activation_checkpointing", "checkpoint_every_k")
 """Knobs that the program chooses itself."""
 
 
 def solved_layouts(space: SearchSpace, engine: str, known: Coefficients | None = None) -> tuple[str, ...]:
-    """Values for `pipeline_layout`, those of the pipeline that is predicted to be fastest first; none beat the even ones: none.
+    """Values for `pipeline_layout`, by predicted time of their pipelines; empty if none beats the even ones.
 
     Args:
-        space: what is searched beside layouts.
-        engine: what trains.
-        known: what is known of the cluster; None: the shipped coefficients.
+        space: the space searched besides layouts.
+        engine: the engine.
+        known: coefficients for the cluster; None: the shipped ones.
     """
     model = space.model
     if not isinstance(model, ModelSpec) or (space.capability and space.capability.honoured("pipeline_layout") is not None):
@@ -64,13 +64,13 @@ def solved_layouts(space: SearchSpace, engine: str, known: Coefficients | None =
 
 
 def _menu(space: SearchSpace) -> Menu:
-    """What the space leaves open."""
+    """The choices that the space leaves open."""
     policies = space.domains.get("activation_checkpointing", (space.base.activation_checkpointing,))
     return Menu(policies=tuple(dict.fromkeys(("none", *(str(policy) for policy in policies)))))
 
 
 def _pipelines(question: Question, space: SearchSpace, room: Room) -> Iterator[tuple[float, TrialConfig]]:
-    """The best of each number of pipeline ranks, with the seconds of the step that even stages make of it."""
+    """The best for each number of pipeline ranks, with the step seconds of even stages."""
     weighed = {name: values for name, values in space.domains.items() if name in WEIGHED}
     for ranks in space.domains.get("pipeline_parallel_size", (space.base.pipeline_parallel_size,)):
         if int(ranks) == 1:

@@ -1,4 +1,4 @@
-"""What a rank of a pipeline may hold, and what is predicted of each choice: the columns of the integer program."""
+"""The possible contents of a pipeline rank with their predictions: the columns of the integer program."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -12,79 +12,79 @@ from autotune.prediction.equations.cases import RECOMPUTE, Array, Cases, Flags, 
 from autotune.prediction.equations.coefficients import Coefficients
 from autotune.prediction.equations.memory import share_memory
 from autotune.prediction.equations.step import after_backward
-from autotune.prediction.equations.uneven import Paces, RankShare, paces_of, rank_seconds, where_it_runs
+from autotune.prediction.equations.uneven import Paces, RankShare, on_own_device, paces_of, rank_seconds
 from autotune.prediction.planning.room import Room
 
 ALWAYS = scalar(1)
 MOST = 400_000
-"""Choices that a program is made of at most; 80 layers on 16 ranks have 70,000."""
+"""Maximum number of choices in a program; 80 layers on 16 ranks have 70,000."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """Choices, each for one rank. Arrays of one element a choice."""
+    """Choices, each for one rank. Arrays with one element per choice."""
 
     rank: NDArray[np.int64]
     device: NDArray[np.int64]
-    """Of the rank: place in `Cases.devices`."""
+    """Of the rank: index in `Cases.devices`."""
     layers: NDArray[np.int64]
     policy: NDArray[np.int64]
-    """Place in `RECOMPUTE`."""
+    """Index in `RECOMPUTE`."""
     again: NDArray[np.int64]
-    """Layers that are computed again."""
+    """Recomputed layers."""
     offloads: NDArray[np.int64]
-    """1 where the optimizer state is in host memory."""
+    """1 if the optimizer state is in host memory."""
     work: Array
     """Seconds of a micro-batch in the rank's layers and its output projection."""
     pace: Array
-    """Seconds of a micro-batch on the rank, all told."""
+    """Total seconds of a micro-batch on the rank."""
 
     def __len__(self) -> int:
         return len(self.rank)
 
     def take(self, chosen: NDArray[np.int64] | Flags) -> "Options":
-        """Some of them."""
+        """A subset of the choices."""
         return Options(**{item.name: getattr(self, item.name)[chosen] for item in dataclasses.fields(self)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class End:
-    """What a rank of the pipeline has beside its layers."""
+    """Properties of a pipeline rank besides its layers."""
 
     first: bool
     """The input table."""
     last: bool
     """The output projection."""
     device: int
-    """Place in `Cases.devices` of what it runs on; 0 where all devices are alike."""
+    """Index of its device in `Cases.devices`; 0 if all devices are alike."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Menu:
-    """What may be chosen for a rank beside its layers."""
+    """Choices for a rank besides its number of layers."""
 
     policies: tuple[str, ...] = RECOMPUTE
     offloads: bool = False
-    """Whether a rank's optimizer state may be in host memory, the others' on their devices."""
+    """Whether each rank's optimizer state may be offloaded individually."""
 
 
 def too_many(layers: int, ranks: int, virtual: int, menu: Menu) -> bool:
-    """Whether a pipeline has more choices than a program is made of: they grow with the square of the layers."""
+    """Whether a pipeline has more choices than `MOST`: they grow with the square of the layers."""
     most = layers - virtual * (ranks - 1)
     again = sum(1 for policy in menu.policies if policy != "none")
     return ranks * (most * (most + 1) // 2 * again + most) * (2 if menu.offloads else 1) > MOST
 
 
 def options_of(cases: Cases, rates: Coefficients, ends: Sequence[End], least: int, menu: Menu, room: Room) -> Options:
-    """Every choice of every rank that its memory holds, the fastest of those that have as many layers and offload alike.
+    """All choices of every rank that fit its memory; of those with equal layers and offloading, the fastest.
 
     Args:
         cases: one configuration.
-        rates: what predicts it.
+        rates: coefficients.
         ends: of each rank.
-        least: layers of a rank: one for each of its stages.
-        menu: what may be chosen.
-        room: what a rank may come to.
+        least: minimum layers of a rank: one for each of its stages.
+        menu: the possible choices.
+        room: memory limits of a rank.
     """
     most = int(cases.shapes.layers[0]) - least * (len(ends) - 1)
     columns = _columns(least, most, menu)
@@ -98,7 +98,7 @@ def options_of(cases: Cases, rates: Coefficients, ends: Sequence[End], least: in
 
 
 def seconds_after(cases: Cases, rates: Coefficients, options: Options, pace: float) -> Array:
-    """Of each choice, from the end of the micro-batches to the end of the step, where the slowest rank takes `pace` for one."""
+    """For each choice, the seconds from the end of the micro-batches to the end of the step; `pace`: of the slowest rank."""
     nothing = scalar(0)
     share = RankShare(
         place=options.rank.astype(np.float64), layers=options.layers.astype(np.float64), selective=nothing, full=nothing,
@@ -118,7 +118,7 @@ def _fastest(options: Options) -> Options:
 
 
 def _columns(least: int, most: int, menu: Menu) -> NDArray[np.int64]:
-    """Layers, policy, layers computed again, offloaded: a row for each choice there is."""
+    """Layers, policy, recomputed layers, offloaded: one row per choice."""
     policies = [RECOMPUTE.index(policy) for policy in menu.policies]
     rows = [
         (layers, policy, again, offloads)
@@ -143,7 +143,7 @@ def _of_rank(
     fits = np.broadcast_to(room.holds(held.needed, held.host), layers.shape)
     compute, tensor = rank_seconds(paces, share, ALWAYS)
     work = compute + tensor
-    pace = work + where_it_runs(share, [own.knobs.embedding for own in paces])
+    pace = work + on_own_device(share, [own.knobs.embedding for own in paces])
     return Options(
         rank=np.full(layers.shape, place), device=np.full(layers.shape, end.device), layers=layers, policy=policy,
         again=again, offloads=offloads, work=np.broadcast_to(work, layers.shape), pace=np.broadcast_to(pace, layers.shape),

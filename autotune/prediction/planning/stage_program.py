@@ -1,12 +1,12 @@
-"""Uneven stages: the layers of every pipeline rank, and what it computes again and offloads, by an integer program.
+"""Uneven stages: the layers, recomputation and offloading of every pipeline rank, by an integer program.
 
 minimise    m T + i / p * sum(work) + W
 subject to  one choice for each rank; layers of all choices sum to the model's
-            T >= pace of each rank's choice, W >= what follows the micro-batches on it at the pace T
+            T >= pace of each rank's choice, W >= seconds after the micro-batches on it at the pace T
 
-with m micro-batches, i idle micro-batches of the schedule and p ranks: the equations of `step` for a pipeline whose layers are
-written out. Choices that a rank's memory does not hold are not offered, so that memory needs no constraint and may be any
-function of the choice. Solved to the end by HiGHS [Huangfu and Hall 2018, through scipy.optimize.milp].
+with m micro-batches, i idle micro-batches of the schedule and p ranks: the equations of `step` for a pipeline with explicit
+layers. Choices that exceed a rank's memory are excluded, so memory needs no constraint and may be any function of the
+choice. Solved to optimality by HiGHS [Huangfu and Hall 2018, through scipy.optimize.milp].
 """
 
 import dataclasses
@@ -26,19 +26,19 @@ from autotune.prediction.equations.pipeline import idle_micro_batches
 from autotune.prediction.planning.question import Question
 from autotune.prediction.planning.room import Room
 from autotune.prediction.planning.stage_options import End, Menu, Options, options_of, seconds_after, too_many
-from search_spaces.canonical import canonical, is_split
+from search_spaces.canonical import canonical
 from search_spaces.context import SpaceContext
-from search_spaces.pipeline import fill, head_in_layers, stages_of_rank
-from search_spaces.stage_layout import Stage, layout_text
+from search_spaces.models.pipeline import fill, head_in_layers, is_split, stages_of_rank
+from search_spaces.models.stage_layout import Stage, layout_text
 from search_spaces.trial_config import TrialConfig, Value
 
 SECONDS = 30.0
-"""What the solver may take. It needs a small part of it; a solution that is not proved best by then is none."""
+"""Time limit of the solver. It needs a fraction of it; a solution not proved optimal by then is discarded."""
 GAP = 1e-9
-"""Of the objective, by which a solution may be off the best."""
+"""Relative optimality gap of a solution."""
 _OPTIMAL = 0
 _FOREVER = 1e12
-"""Seconds: behind a micro-batch of so many everything hides that can."""
+"""Seconds: a micro-batch long enough to hide everything that can be hidden."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,25 +46,24 @@ class Program:
     """Weights of the objective."""
 
     micro_batches: float
-    """Of the slowest rank's pace."""
+    """Weight of the slowest rank's pace."""
     idle: float
-    """Of all ranks' work: idle time of the schedule, in micro-batches of the mean rank, divided by the ranks."""
+    """Weight of all ranks' work: idle time of the schedule, in micro-batches of the mean rank, divided by the ranks."""
 
 
 def solved(question: Question, config: TrialConfig, room: Room, menu: Menu | None = None) -> TrialConfig | None:
-    """The configuration with the layers of its stages, and what they compute again, so that its predicted step is shortest.
+    """Return the configuration with the layers and recomputation of its stages that minimise its predicted step time.
 
-    What it says of `pipeline_split`, `activation_checkpointing` and, where the menu offloads, `offload_optimizer` is not
-    looked at.
+    Its `pipeline_split`, `activation_checkpointing` and, if the menu offloads, `offload_optimizer` are ignored.
 
     Args:
         question: the model, the cluster and the workload.
         config: the rest: degrees, schedule, micro-batch, ZeRO stage.
-        room: what a rank's memory holds.
-        menu: what may be chosen; None: layers and recomputation.
+        room: memory limits of a rank.
+        menu: the possible choices; None: layers and recomputation.
 
     Returns:
-        It, in canonical form; None: no choice of stages fits, none can be made, or there are too many.
+        The canonical configuration; None: no choice of stages fits or exists, or there are too many.
     """
     ranks, virtual = config.pipeline_parallel_size, config.virtual_stages
     if ranks == 1 or ranks * virtual > question.model.num_layers:
@@ -85,30 +84,30 @@ def solved(question: Question, config: TrialConfig, room: Room, menu: Menu | Non
         return seconds_after(cases, question.rates, options, pace)
 
     chosen = best_choice(offered, after, ranks, question.model.num_layers, _program(cases))
-    return None if chosen is None else _written(question, config, held, chosen)
+    return None if chosen is None else _as_config(question, config, held, chosen)
 
 
 def _program(cases: Cases) -> Program:
-    """Where ranks share cores, micro-batches go at the mean rank's pace as far as waiting ranks leave theirs to the others."""
-    alone, micro_batches = cases.hardware.idle_cost[0], cases.layouts.accumulation[0]
-    at_mean = (idle_micro_batches(cases)[0] + (1 - alone) * micro_batches) / cases.layouts.pipeline[0]
-    return Program(micro_batches=float(alone * micro_batches), idle=float(at_mean))
+    """If ranks share cores, micro-batches run at the mean rank's pace to the degree that waiting ranks free their cores."""
+    idle_cost, micro_batches = cases.hardware.idle_cost[0], cases.layouts.accumulation[0]
+    at_mean = (idle_micro_batches(cases)[0] + (1 - idle_cost) * micro_batches) / cases.layouts.pipeline[0]
+    return Program(micro_batches=float(idle_cost * micro_batches), idle=float(at_mean))
 
 
 def best_choice(
     offered: Options, after: Callable[[Options, float], Array], ranks: int, layers: int, program: Program
 ) -> Options | None:
-    """Each rank's option; None: none sum to the layers.
+    """Return each rank's option; None: no options sum to the layers.
 
-    What follows the micro-batches hides behind them, and so depends on T. So T is tried, from the least pace at which the ranks
-    hold all layers: for each an integer program over the options that are no slower. m T grows by more than W falls, so that a
-    program whose slowest option is faster than its T is the answer of an earlier T; it ends when T alone costs as much as the
-    best found.
+    Communication after the micro-batches is hidden by them, and so depends on T. T is enumerated from the least pace at which
+    the ranks can hold all layers; for each value, an integer program is solved over the options that are not slower. m T grows
+    faster than W falls, so a program whose slowest option is faster than its T repeats the answer of an earlier T; the loop
+    ends when T by itself costs as much as the best found.
     """
     least, best = np.inf, None
     smallest = program.idle * layers * float((offered.work / offered.layers).min(initial=np.inf))
     hidden = after(offered, _FOREVER).min(initial=np.inf)
-    for pace in paces_that_hold(offered, ranks, layers):
+    for pace in feasible_paces(offered, ranks, layers):
         spent = program.micro_batches * pace + smallest
         if spent + hidden >= least:
             break
@@ -126,9 +125,9 @@ def best_choice(
 def _solve(
     offered: Options, after: Array, floor: float, ranks: int, layers: int, program: Program
 ) -> tuple[float, NDArray[np.int64]] | None:
-    """The least of i / p * sum(work) + W, and the places of the options; None: the solver did not prove it in time.
+    """The minimum of i / p * sum(work) + W, and the indices of the options; None: not proved within the time limit.
 
-    W is bounded by the least that lets the ranks hold all layers: without that bound a program over equal ranks tries them in
+    W is bounded below by the least that lets the ranks hold all layers: without that bound the solver tries equal ranks in
     every order.
     """
     count = len(offered)
@@ -151,15 +150,15 @@ def _solve(
     return (float(found.fun), np.flatnonzero(found.x[:count] > 0.5)) if found.status == _OPTIMAL else None
 
 
-def paces_that_hold(offered: Options, ranks: int, layers: int) -> Array:
-    """The paces, from the fastest, at which the ranks hold all layers."""
+def feasible_paces(offered: Options, ranks: int, layers: int) -> Array:
+    """The paces, fastest first, at which the ranks can hold all layers."""
     least = least_bottleneck(offered.pace, offered, ranks, layers)
     paces = np.unique(offered.pace)
     return paces[paces >= least] if least is not None else paces[:0]
 
 
 def least_bottleneck(values: Array, offered: Options, ranks: int, layers: int) -> float | None:
-    """The least that the largest of the ranks' `values` can be while they hold all layers; None: they cannot."""
+    """The minimum of the largest of the ranks' `values` such that they hold all layers; None: they cannot."""
     steps = np.unique(values)
     low, high = 0, len(steps)
     while low < high:
@@ -172,7 +171,7 @@ def least_bottleneck(values: Array, offered: Options, ranks: int, layers: int) -
 
 
 def _most_layers(able: NDArray[np.bool_], offered: Options, ranks: int) -> int:
-    """Layers that the ranks hold together at most; less than none where a rank has no option."""
+    """The most layers that the ranks can hold together; negative if a rank has no option."""
     most = np.full(ranks, -(10**9))
     np.maximum.at(most, offered.rank[able], offered.layers[able])
     return int(most.sum())
@@ -182,8 +181,8 @@ def _matrix(rows: NDArray[np.int64], columns: NDArray[np.int64], values: Array, 
     return coo_array((values, (rows, columns)), shape=shape)
 
 
-def _written(question: Question, config: TrialConfig, held: Sequence[tuple[int, ...]], chosen: Options) -> TrialConfig:
-    """The configuration that says what was chosen, by the fewest knobs."""
+def _as_config(question: Question, config: TrialConfig, held: Sequence[tuple[int, ...]], chosen: Options) -> TrialConfig:
+    """The configuration that expresses the choice with the fewest knobs."""
     head = head_in_layers(question.model, question.sequence_length)
     last = config.pipeline_parallel_size * config.virtual_stages - 1
     stages: dict[int, Stage] = {}
@@ -201,7 +200,7 @@ def _written(question: Question, config: TrialConfig, held: Sequence[tuple[int, 
 
 
 def named(question: Question, config: TrialConfig, stages: Sequence[Stage]) -> TrialConfig:
-    """The configuration with these stages in canonical form: what all do alike is said by the knobs that say it of all."""
+    """The canonical configuration with these stages: settings common to all stages are expressed by the global knobs."""
     policies = {stage.recompute for stage in stages}
     if len(policies) == 1 and all(stage.recomputed == stage.layers for stage in stages):
         config = config.replace({"activation_checkpointing": policies.pop()})
@@ -213,6 +212,6 @@ def named(question: Question, config: TrialConfig, stages: Sequence[Stage]) -> T
         model=question.model, cluster=question.cluster, workload=question.workload, world_size=question.cluster.world_size
     )
     text, even = layout_text(stages), config.replace({"pipeline_split": "even"})
-    if is_split(text, even, context):
+    if is_split(text, even, question.model, question.sequence_length):
         return canonical(even, context)
     return canonical(config.replace({"pipeline_layout": text}), context)

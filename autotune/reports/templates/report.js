@@ -1,4 +1,4 @@
-// Draws every plot of the report, in the colours that the reader's system asks for.
+// Draws every plot of the report, in the light or dark colours of the reader's system.
 "use strict";
 (() => {
   const { plots, dark } = JSON.parse(document.getElementById("data").textContent);
@@ -18,7 +18,7 @@
     Plotly.react(host, data, layout, config);
   };
 
-  // As they come into view: a long report is there at once.
+  // Draw plots as they come into view, so that a long report opens at once.
   const seen = new IntersectionObserver((entries) => {
     for (const entry of entries) {
       if (entry.isIntersecting) {

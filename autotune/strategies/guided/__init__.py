@@ -1,1 +1,1 @@
-"""Guided search: predictions, corrected by what the trials so far measured."""
+"""Guided search: predictions, corrected by the measurements of the trials so far."""

@@ -1,4 +1,4 @@
-"""Which candidates are worth the next trials: expected improvement for a second of trial, times the chance that it runs."""
+"""The acquisition function: expected improvement per second of trial, times the probability that the trial runs."""
 
 import numpy as np
 
@@ -10,137 +10,141 @@ from autotune.strategies.guided.surrogate import Surrogate
 from autotune.strategies.guided.trial_cost import with_moves
 
 LEAST_GAIN = 0.02
-"""Expected improvement, as a share of the best, below which the most probable winner is taken: gains so small are mostly what
-is not known of candidates far away, not what is known to be good."""
-SURELY = 2.0
-"""Standard deviations above what is expected, beyond which nothing is hoped for."""
+"""Expected improvement, as a share of the best, below which the most probable winner is taken: smaller gains mostly reflect
+uncertainty about distant candidates, not candidates known to be good."""
+OPTIMISM = 2.0
+"""Standard deviations above the mean that count as the most optimistic outcome of a candidate."""
 LIKELY = 0.5
-"""Candidates that run less probably are tried when no others are left."""
-REACHED = 200_000
-"""Of more candidates those are looked at whose rate, without what trials nearby say of it, is expected to be highest."""
-LOOKED = 512
-"""Candidates of which it is told first how near they are to trials that failed."""
+"""Candidates that are less likely to run are tried only if no others are left."""
+PRESELECTED = 200_000
+"""Of more candidates, only this many are considered: those with the highest expected rate, ignoring nearby trials."""
+FIRST_BATCH = 512
+"""Number of candidates for which the distance to failed trials is computed first."""
 CONSIDERED = 20_000
-"""Candidates whose spread is computed, and that are held against each trial that ran out of memory."""
+"""Number of candidates whose spread is computed and that are compared with each trial that ran out of memory."""
 
 
 def choose(
     pool: Described,
-    told: Observations,
-    open_: Flags,
+    observations: Observations,
+    available: Flags,
     count: int,
     running: Described | None = None,
-    besides: Described | None = None,
+    extra: Described | None = None,
 ) -> list[int]:
-    """Return up to `count` places that are worth a trial, the best first; places beyond the pool's are those of `besides`.
+    """Return up to `count` positions worth a trial, best first; positions beyond the pool's are those of `extra`.
 
-    1. What runs is taken to end as it is expected to [kriging believer: Ginsbourger 2010], and so is each choice for the next.
-    2. Before anything ran: the highest expected rate times the chance to run.
-    3. Then expected improvement [Mockus 1975; Jones 1998] times that chance, for each second of trial, while it is worth
-       something anywhere; else again the highest expected rate times the chance, and every second time only of those that a
-       trial could tell from the best: what is ahead by less than a trial's noise, at its best, wins by luck. (But neighbours
-       that seem to be equal may also differ by what nobody has thought of, which is found by trying them.)
+    1. A running trial is assumed to end as expected [kriging believer: Ginsbourger 2010]; so is each choice, for the next one.
+    2. Before any trial has run: the highest expected rate times the probability to run.
+    3. Then expected improvement [Mockus 1975; Jones 1998] times that probability, per second of trial, while any candidate
+       exceeds `LEAST_GAIN`. Otherwise again the highest expected rate times the probability; every second time only among
+       candidates that a trial could distinguish from the best: one that leads by less than a trial's noise, at its best, wins
+       by luck. (But apparently equal neighbours may also differ for unmodelled reasons, which only a trial can reveal.)
 
     Args:
         pool: the candidates.
-        told: what trials told.
-        open_: (n + k,) which candidates, and then which of those besides, may be chosen.
+        observations: results of the trials so far.
+        available: (n + k,) which of the candidates, then of `extra`, may be chosen.
         count: how many are wanted.
-        running: what is wanted or running.
-        besides: k further candidates.
+        running: pending configurations.
+        extra: k further candidates.
     """
     chosen: list[int] = []
-    free = open_.copy()
-    # What is only believed to run tells nothing of memory.
-    feasibility = Feasibility(told)
+    free = available.copy()
+    # A trial that is only assumed to run provides no information about memory.
+    feasibility = Feasibility(observations)
     if running is not None and len(running):
-        told = told.believing(running, Surrogate(told).mean(running))
+        observations = observations.with_assumed(running, Surrogate(observations).mean(running))
     while len(chosen) < count and free.any():
-        belief = Surrogate(told)
-        places, asked = _considered(pool, belief, feasibility, np.flatnonzero(free[: len(pool)]))
-        if besides is not None:
+        surrogate = Surrogate(observations)
+        places, asked = _considered(pool, surrogate, feasibility, np.flatnonzero(free[: len(pool)]))
+        if extra is not None:
             more = np.flatnonzero(free[len(pool) :])
-            places, asked = np.concatenate([places, len(pool) + more]), joined(asked, besides.take(more))
-        mean, spread = belief.mean_and_spread(asked)
-        apart = _told_apart(asked, mean, spread, belief) if len(told) % 2 else np.ones(len(asked), dtype=bool)
-        first = _first(asked, mean, spread, apart, with_moves(asked, told.last_mesh), belief.best, feasibility)
+            places, asked = np.concatenate([places, len(pool) + more]), joined(asked, extra.take(more))
+        mean, spread = surrogate.mean_and_spread(asked)
+        distinguishable = (
+            _distinguishable(asked, mean, spread, surrogate) if len(observations) % 2 else np.ones(len(asked), dtype=bool)
+        )
+        first = _first(
+            asked, mean, spread, distinguishable, with_moves(asked, observations.last_mesh), surrogate.best, feasibility
+        )
         chosen.append(int(places[first]))
         free[chosen[-1]] = False
-        told = told.believing(asked.take(np.array([first])), mean[first : first + 1])
+        observations = observations.with_assumed(asked.take(np.array([first])), mean[first : first + 1])
     return chosen
 
 
-def _considered(pool: Described, belief: Surrogate, feasibility: Feasibility, free: Index) -> tuple[Index, Described]:
-    """The most promising of the free candidates, with their places; all where they are few."""
+def _considered(pool: Described, surrogate: Surrogate, feasibility: Feasibility, free: Index) -> tuple[Index, Described]:
+    """Return the most promising free candidates with their positions; all of them if there are few."""
     if len(free) <= CONSIDERED:
         return free, pool.take(free)
-    trend = belief.trend(pool)[free]
-    free = free[_highest(trend, REACHED)]
+    trend = surrogate.trend(pool)[free]
+    free = free[_highest(trend, PRESELECTED)]
     asked = pool.take(free)
     runs = feasibility.quick_probability(asked)
-    near = _highest(belief.mean(asked) + np.log(np.maximum(runs, 1e-12)), CONSIDERED)
+    near = _highest(surrogate.mean(asked) + np.log(np.maximum(runs, 1e-12)), CONSIDERED)
     return free[near], asked.take(near)
 
 
-def _told_apart(asked: Described, mean: Array, spread: Array, belief: Surrogate) -> Flags:
-    """Which candidates a trial could find to be better than the best; all where nothing won yet, or no noise was told."""
-    if not belief.has_best or not belief.trial_noise:
+def _distinguishable(asked: Described, mean: Array, spread: Array, surrogate: Surrogate) -> Flags:
+    """Which candidates a trial could find to be better than the best; all if nothing has won yet or the noise is unknown."""
+    if not surrogate.has_best or not surrogate.trial_noise:
         return np.ones(len(asked), dtype=bool)
-    ahead, unsure = belief.ahead(asked, mean, spread)
-    found: Flags = ahead + SURELY * unsure > belief.trial_noise
+    ahead, unsure = surrogate.ahead(asked, mean, spread)
+    found: Flags = ahead + OPTIMISM * unsure > surrogate.trial_noise
     return found
 
 
 def _first(
-    asked: Described, mean: Array, spread: Array, apart: Flags, seconds: Array, best: float, feasibility: Feasibility
+    asked: Described, mean: Array, spread: Array, distinguishable: Flags, seconds: Array, best: float, feasibility: Feasibility
 ) -> int:
-    """Place of the highest worth.
+    """Position of the candidate with the highest worth.
 
-    Failures of unknown cause only lower it, and are dear to tell: they are told of the most promising, and of more until what
-    the others are worth at most is less.
+    Failures of unknown cause only lower the worth and are expensive to compute. They are computed for the most promising
+    candidates, then for more until the upper bound of the rest is lower than the best found.
     """
     cost, fits = seconds / seconds.min(), feasibility.fits(asked)
-    at_most = worth(mean, spread, apart, fits, cost, best)
-    order, looked = np.argsort(-at_most, kind="stable"), LOOKED
+    at_most = worth(mean, spread, distinguishable, fits, cost, best)
+    order, size = np.argsort(-at_most, kind="stable"), FIRST_BATCH
     while True:
-        index = np.sort(order[:looked])
+        index = np.sort(order[:size])
         runs = fits[index] * (1 - feasibility.failing(asked.take(index)))
-        found = worth(mean[index], spread[index], apart[index], runs, cost[index], best)
+        found = worth(mean[index], spread[index], distinguishable[index], runs, cost[index], best)
         first = int(found.argmax())
-        if looked >= len(order) or found[first] > at_most[order[looked]]:
+        if size >= len(order) or found[first] > at_most[order[size]]:
             return int(index[first])
-        looked *= 4
+        size *= 4
 
 
-def worth(mean: Array, spread: Array, apart: Flags, runs: Array, cost: Array, best: float) -> Array:
-    """(n,) The order in which candidates are tried: higher is sooner.
+def worth(mean: Array, spread: Array, distinguishable: Flags, runs: Array, cost: Array, best: float) -> Array:
+    """(n,) Worth by which candidates are ordered: higher is tried sooner.
 
     Args:
-        mean, spread: of the logarithm of each one's rate.
-        apart: whether a trial could tell it from the best.
-        runs: the chance to run.
-        cost: of a trial, the cheapest being 1.
+        mean, spread: of the logarithm of each candidate's rate.
+        distinguishable: whether a trial could distinguish it from the best.
+        runs: the probability to run.
+        cost: of a trial, relative to the cheapest.
         best: logarithm of the best rate.
     """
     chance = np.log(np.maximum(runs, 1e-12))
-    order = np.where(apart, mean, mean - 50) + chance
+    order = np.where(distinguishable, mean, mean - 50) + chance
     if np.isfinite(best):
         gain = expected_gain(mean, spread, best) * runs
-        # Twenty: beyond all that rates can differ by.
+        # 20 exceeds any difference between logarithms of rates.
         order = np.where(gain > LEAST_GAIN, 20 + np.log(np.maximum(gain, 1e-12)) - np.log(cost), order)
-    told: Array = np.where(runs < LIKELY, order - 100 + chance, order)
-    return told
+    worths: Array = np.where(runs < LIKELY, order - 100 + chance, order)
+    return worths
 
 
 def expected_gain(mean: Array, spread: Array, best: float) -> Array:
-    """(n,) Expected improvement over the best, as a share of it: logarithms are near enough to shares."""
+    """(n,) Expected improvement over the best as a share of it; differences of logarithms approximate shares."""
     ahead = (mean - best) / spread
-    told: Array = spread * (ahead * probability_below(ahead) + density(ahead))
-    return told
+    gain: Array = spread * (ahead * probability_below(ahead) + density(ahead))
+    return gain
 
 
 def _highest(values: Array, count: int) -> Index:
-    """Places of the highest values, in the order of the places, so that equals stay in theirs."""
+    """Positions of the highest values, in ascending order, so that ties keep their order."""
     if len(values) <= count:
         return np.arange(len(values))
     return np.sort(np.argpartition(-values, count - 1)[:count])

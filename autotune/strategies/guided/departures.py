@@ -1,7 +1,7 @@
-"""How far configurations depart from the base of their space.
+"""The number of settings in which configurations depart from the base of their space.
 
-Equations count what a knob is for, and not all that it costs: hooks, copies, one more thing to wait for. Where predictions
-cannot tell configurations apart, the one with the fewest settings of its own is the better guess, and easier to read.
+Equations count a knob's purpose but not its full cost: hooks, copies, one more event to wait for. If predictions cannot
+distinguish configurations, the one with the fewest changed settings is the better guess, and easier to read.
 """
 
 from functools import partial
@@ -13,17 +13,17 @@ from autotune.strategies.guided.described import Array
 from search_spaces.space import SearchSpace
 from search_spaces.trial_config import Value
 
-DOUBT = 0.01
-"""Of the logarithm of a rate, for each setting that is not the base's."""
+PENALTY = 0.01
+"""Subtracted from the logarithm of a rate for each setting that differs from the base."""
 
 
-def doubts(space: SearchSpace, numbers: Numbers, count: int) -> Array:
-    """(n,) What is taken off the logarithm of each one's rate."""
+def penalties(space: SearchSpace, numbers: Numbers, count: int) -> Array:
+    """(n,) The penalty subtracted from the logarithm of each configuration's rate."""
     settings = np.zeros(count)
     for name, values in space.domains.items():
         if len(values) > 1:
             settings += numbers(name, partial(_departs, getattr(space.base, name)))
-    return DOUBT * settings
+    return PENALTY * settings
 
 
 def _departs(base: Value, value: Value) -> float:

@@ -1,4 +1,4 @@
-"""Configurations as arrays: what is predicted of each, and what tells them apart."""
+"""Configurations as arrays: their predictions and the features that distinguish them."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
@@ -17,54 +17,54 @@ Index = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Described:
-    """What is predicted of n configurations. No figure of a trial of theirs is in it."""
+    """Predictions for n configurations. Contains no result of a trial of these configurations."""
 
     log_rate: Array
-    """(n,) Logarithm of the samples/s that the equations predict, or of what else is made the most of (`Guide.value`)."""
+    """(n,) Logarithm of the samples/s that the equations predict, or of another maximised value (`Guide.value`)."""
     learned: Array
-    """(n,) What earlier measurements of other jobs add to it; 0 where there are none."""
-    doubt: Array
-    """(n,) What is taken off it for settings that depart from the base, whose whole cost no equation counts."""
+    """(n,) Correction learned from earlier jobs' measurements; 0 without any."""
+    penalty: Array
+    """(n,) Penalty for settings that depart from the base, whose full cost no equation counts."""
     features: Array
-    """(n, f) What tells configurations apart, degrees and sizes in doublings."""
+    """(n, f) Features that distinguish configurations; degrees and sizes in doublings."""
     needed: Array
     """(n,) Bytes of the fullest rank."""
     outside: Array
-    """(n,) Those of them that are outside of torch's allocator."""
+    """(n,) The part of these bytes outside of torch's allocator."""
     tags: Array
-    """(n, t) The same by tag."""
+    """(n, t) Bytes by tag."""
     room: Array
     """(n,) Bytes that a rank may use."""
     memory_spread: Array
     """(n,) Standard deviation of the logarithm of measured / predicted bytes."""
     kind: Index
-    """(n,) Equal where bytes may be compared tag by tag: equal buckets, same side of one micro-batch a step."""
+    """(n,) Equal if bytes are comparable tag by tag: equal buckets, same side of one micro-batch per step."""
     cost: Array
-    """(n,) Seconds that a trial is predicted to take; the same for all where it is not known."""
+    """(n,) Predicted seconds of a trial; the same for all if unknown."""
     mesh: Index
-    """(n,) Equal where a trial can use the process groups of another."""
+    """(n,) Equal if a trial can reuse the process groups of the other."""
 
     def __len__(self) -> int:
         return len(self.log_rate)
 
     def part(self, places: slice) -> "Described":
-        """Configurations in a row, without copying them."""
+        """A contiguous range of configurations, without a copy."""
         return Described(**{item.name: getattr(self, item.name)[places] for item in fields(Described)})
 
     def take(self, index: Index) -> "Described":
-        """The configurations of an index."""
+        """The configurations at these indices."""
         return Described(**{item.name: getattr(self, item.name)[index] for item in fields(Described)})
 
 
 def joined(one: Described, other: Described) -> Described:
-    """Both, in this order."""
+    """Concatenate both, in this order."""
     return Described(
         **{item.name: np.concatenate([getattr(one, item.name), getattr(other, item.name)]) for item in fields(Described)}
     )
 
 
 class Pool(Protocol):
-    """Candidates with what is predicted of them."""
+    """Candidates with their predictions."""
 
     @property
     def described(self) -> Described:
@@ -72,16 +72,16 @@ class Pool(Protocol):
         ...
 
     def config(self, place: int) -> TrialConfig:
-        """The candidate at a place of that order."""
+        """The candidate at a position in that order."""
         ...
 
     def places(self, configs: Sequence[TrialConfig]) -> Index:
-        """Where these configurations stand; -1: they are none of the pool."""
+        """Positions of these configurations; -1: not in the pool."""
         ...
 
 
 class Pools:
-    """The pools of a forecaster, each made once."""
+    """The pools of a forecaster, each created once."""
 
     def __init__(self, forecaster: "Forecaster") -> None:
         self.forecaster = forecaster
@@ -95,29 +95,29 @@ class Pools:
 
 
 class Forecaster(Protocol):
-    """Predicts for one model on one cluster. What it says follows from its arguments and from what it was made with."""
+    """Predicts for one model on one cluster. Results depend only on the arguments and on the constructor's arguments."""
 
     def pool(self, candidates: Candidates) -> Pool:
-        """The candidates, or those of them that are predicted to be worth a trial."""
+        """The candidates, or those that are predicted to be worth a trial."""
         ...
 
     def after(self, history: Sequence[TrialRecord]) -> "Forecaster":
-        """One that knows the coefficients of its equations better after these trials, of the same job; or this one."""
+        """A forecaster with coefficients refined by these trials of the same job; or this one."""
         ...
 
     def around(self, best: TrialConfig, log_rate: float) -> Sequence[TrialConfig]:
-        """Configurations that the pool leaves out and that may beat the best, which was measured at that rate."""
+        """Configurations outside the pool that may beat the best, which was measured at that rate."""
         ...
 
     def describe(self, configs: Sequence[TrialConfig]) -> Described:
-        """Configurations that need not be of the pool; there may be none."""
+        """Predictions for any configurations, in the pool or not; there may be none."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Guide:
-    """What strategies that predict need beside the score."""
+    """What predicting strategies need besides the score."""
 
     forecaster: Forecaster
     value: Callable[[TrialRecord], float]
-    """What the forecaster predicts, positive, also of trials that may not win; 0: not measured."""
+    """What the forecaster predicts: positive, also for trials that cannot win; 0: not measured."""

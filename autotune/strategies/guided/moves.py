@@ -1,49 +1,31 @@
-"""The second stage: knobs that only cut communication and the loss, tuned around the best configuration."""
+"""The second stage: knobs that only split communication and the loss, tuned around the best configuration."""
 
 from collections.abc import Mapping, Sequence
 
-from autotune.prediction.planning.scan import APART
+from autotune.prediction.planning.scan import NOT_SCANNED
+from search_spaces.knob_values import KNOBS
 from search_spaces.space import SearchSpace
 from search_spaces.trial_config import TrialConfig
 
-ACTS_ON: Mapping[str, tuple[str, ...]] = {
-    "reduce_bucket_size": ("data",),
-    "allgather_bucket_size": ("data",),
-    "prefetch_bucket_size": ("data",),
-    "param_persistence_threshold": ("data",),
-    "max_live_parameters": ("data",),
-    "overlap_comm": ("data",),
-    "overlap_param_gather": ("data",),
-    "async_tensor_parallel": ("tensor",),
-    "contiguous_gradients": ("data",),
-    "loss_chunk_size": ("compute",),
-    "fused_optimizer": ("optimizer",),
-    "rank_order": ("data", "tensor", "pipeline"),
-    "expandable_segments": ("compute",),
-    "compile_blocks": ("compute",),
-    "gc_interval": ("compute",),
-    "numa_binding": ("compute", "data", "optimizer", "offload"),
-}
-"""Knob -> the parts of a step (`step.PARTS`) that it changes."""
 LEAST_SHARE = 0.01
-"""Share of the step that a knob must act on: no move gains more than that."""
+"""Share of the step that a knob must act on: no move can gain more."""
 
 
 def moves(space: SearchSpace, best: TrialConfig, parts: Mapping[str, float], measured: float) -> Sequence[TrialConfig]:
-    """Legal configurations one such move away from the best, of the knobs that act on something.
+    """Legal configurations one move away from the best, for knobs that act on a relevant part of the step.
 
-    What a knob acts on is bounded by what was measured: its parts as predicted, and all that the prediction does not explain.
+    The time a knob acts on is bounded by measurement: its predicted parts plus all that the prediction does not explain.
 
     Args:
-        space: what may be chosen.
+        space: the space to choose from.
         best: the best so far.
         parts: predicted seconds of a step by part.
         measured: seconds of a step.
     """
     unexplained = max(measured - sum(parts.values()), 0.0)
     found: dict[TrialConfig, None] = {}
-    for knob in (name for name in space.domains if name in APART):
-        acted_on = sum(parts.get(part, 0.0) for part in ACTS_ON[knob]) + unexplained
+    for knob in (name for name in space.domains if name in NOT_SCANNED):
+        acted_on = sum(parts.get(part, 0.0) for part in KNOBS[knob].acts_on) + unexplained
         if acted_on < LEAST_SHARE * measured:
             continue
         for value in space.domains[knob]:

@@ -1,4 +1,4 @@
-"""What trials told, as arrays: rates, endings, peaks."""
+"""Results of trials as arrays: rates, outcomes, peaks."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
@@ -14,45 +14,45 @@ from storage.records import TrialRecord
 Flags = NDArray[np.bool_]
 RAN = frozenset({Outcome.OK, Outcome.PRUNED})
 """Outcomes of trials that ran far enough to have a rate."""
-SILENT = frozenset({Outcome.CANCELLED, Outcome.LOST, Outcome.PREEMPTED})
-"""Outcomes that say nothing of the configuration."""
+UNINFORMATIVE = frozenset({Outcome.CANCELLED, Outcome.LOST, Outcome.PREEMPTED})
+"""Outcomes that carry no information about the configuration."""
 Value = Callable[[TrialRecord], float]
-"""What is made the most of, positive, whether or not the trial may win; 0: not measured."""
+"""The maximised value, positive, whether or not the trial can win; 0: not measured."""
 HALF_WIDTHS = 1.96
 """Standard deviations between the mean and the edge of an interval."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Observations:
-    """k trials that say something."""
+    """k informative trials."""
 
     described: Described
     log_rate: Array
-    """(k,) Logarithm of samples/s; NaN: none was measured."""
+    """(k,) Logarithm of samples/s; NaN: not measured."""
     noise: Array
-    """(k,) Standard deviation of it that the trial tells of itself; 0: not told."""
+    """(k,) Its standard deviation as measured within the trial; 0: unknown."""
     ran: Flags
     out_of_memory: Flags
     peak: Array
-    """(k,) Bytes that the allocator had given out; NaN: not measured."""
+    """(k,) Peak bytes allocated; NaN: not measured."""
     wins: Flags
-    """(k,) Whether it may be the best."""
+    """(k,) Whether the trial can be the best."""
 
     def __len__(self) -> int:
         return len(self.log_rate)
 
     @property
     def last_mesh(self) -> int | None:
-        """The process groups of the last trial; None: there was none."""
+        """The process groups of the last trial; None: there was no trial."""
         return int(self.described.mesh[-1]) if len(self) else None
 
     def take(self, index: Index) -> "Observations":
-        """The trials of an index."""
+        """The trials at these indices."""
         kept = {item.name: getattr(self, item.name)[index] for item in fields(Observations) if item.name != "described"}
         return Observations(described=self.described.take(index), **kept)
 
-    def believing(self, described: Described, log_rate: Array) -> "Observations":
-        """With further trials that are taken to have ended so: what is still running."""
+    def with_assumed(self, described: Described, log_rate: Array) -> "Observations":
+        """Add further trials with assumed results: those still running."""
         count = len(log_rate)
         more = {
             "log_rate": log_rate, "noise": np.zeros(count), "ran": np.ones(count, dtype=bool),
@@ -64,21 +64,23 @@ class Observations:
         )
 
 
-def speaking(history: Sequence[TrialRecord]) -> list[TrialRecord]:
-    """The trials that say something of their configuration."""
-    return [trial for trial in history if trial.attempts > 0 and trial.outcome is not None and trial.outcome not in SILENT]
+def select_informative(history: Sequence[TrialRecord]) -> list[TrialRecord]:
+    """The trials that are informative about their configuration."""
+    return [
+        trial for trial in history if trial.attempts > 0 and trial.outcome is not None and trial.outcome not in UNINFORMATIVE
+    ]
 
 
-def nothing_told(described: Described) -> Observations:
-    """Before any trial; `described`: of none."""
+def no_observations(described: Described) -> Observations:
+    """The state before any trial; `described`: an empty one."""
     return Observations(
         described=described, log_rate=np.empty(0), noise=np.empty(0), ran=np.empty(0, dtype=bool),
         out_of_memory=np.empty(0, dtype=bool), peak=np.empty(0), wins=np.empty(0, dtype=bool),
     )  # fmt: skip
 
 
-def told_by(trials: Sequence[TrialRecord], described: Described, value: Value, score: Score) -> Observations:
-    """What these trials, which say something, told; `described`: their configurations, in the same order."""
+def observe(trials: Sequence[TrialRecord], described: Described, value: Value, score: Score) -> Observations:
+    """Results of these informative trials; `described`: their configurations, in the same order."""
     ran = np.array([trial.outcome in RAN for trial in trials], dtype=bool)
     return Observations(
         described=described,
@@ -97,7 +99,7 @@ def _log_value(trial: TrialRecord, value: Value) -> float:
 
 
 def noise_of(trial: TrialRecord) -> float:
-    """Standard deviation of the logarithm of a trial's rate that the trial tells of itself; 0: not told."""
+    """Standard deviation of the logarithm of a trial's rate, as measured within the trial; 0: unknown."""
     interval = trial.result.samples_per_second if trial.result is not None else None
     if interval is None or not 0 < interval.low <= interval.high < float("inf"):
         return 0.0

@@ -1,4 +1,4 @@
-"""What further trials may bring: how much is expected of the next one, and how sure it is that nothing much better is left."""
+"""What further trials may gain: the expected gain of the next one, and the probability that something much better is left."""
 
 import numpy as np
 
@@ -12,37 +12,37 @@ from autotune.strategies.guided.trial_cost import with_moves
 from autotune.strategies.strategy import Outlook
 
 TOGETHER = 400
-"""Candidates whose rates are drawn together: those that are most probably the best."""
+"""Number of candidates whose rates are drawn jointly: those most likely to be the best."""
 DRAWS = 2_000
 
 
-def outlook(pool: Described, told: Observations, open_: Flags, margin: float) -> Outlook | None:
-    """What the candidates that were not tried may bring; None: nothing that may win was measured.
+def outlook(pool: Described, observations: Observations, available: Flags, margin: float) -> Outlook | None:
+    """What the untried candidates may gain; None: no trial that can win was measured.
 
-    1. Expected gain: the largest expected improvement times the chance to run, as a share of the best.
-    2. Chance that any is faster than the best by more than `margin`: rates of the `TOGETHER` most promising are drawn from
-       their joint distribution, since what one lacks its neighbours lack too; whether each runs is drawn beside.
-       Of all others the chances are summed.
+    1. Expected gain: the largest expected improvement times the probability to run, as a share of the best.
+    2. Probability that any candidate is faster than the best by more than `margin`: rates of the `TOGETHER` most promising
+       are drawn from their joint distribution, since neighbours are correlated; whether each runs is drawn independently.
+       For all others the probabilities are summed.
     """
-    belief, feasibility = Surrogate(told), Feasibility(told)
-    free = np.flatnonzero(open_)
-    if not np.isfinite(belief.best):
+    surrogate, feasibility = Surrogate(observations), Feasibility(observations)
+    free = np.flatnonzero(available)
+    if not np.isfinite(surrogate.best):
         return None
     if not len(free):
         return Outlook(expected_gain=0.0, chance_of_more=0.0, margin=margin, trial_seconds=0.0)
     asked = pool.take(free)
-    mean, spread = belief.mean_and_spread(asked)
+    mean, spread = surrogate.mean_and_spread(asked)
     runs = feasibility.probability(asked) if len(free) <= CONSIDERED else feasibility.quick_probability(asked)
-    gains = expected_gain(mean, spread, belief.best) * runs
-    chances = runs * _above(mean, spread, belief.best + np.log1p(margin))
+    gains = expected_gain(mean, spread, surrogate.best) * runs
+    chances = runs * _above(mean, spread, surrogate.best + np.log1p(margin))
     near = np.argsort(-chances, kind="stable")[:TOGETHER]
     rest = float(np.delete(chances, near).sum())
-    drawn = _any_above(belief, asked.take(near), runs[near], belief.best + float(np.log1p(margin)))
+    drawn = _any_above(surrogate, asked.take(near), runs[near], surrogate.best + float(np.log1p(margin)))
     return Outlook(
         expected_gain=float(gains.max()),
         chance_of_more=min(drawn + rest, 1.0),
         margin=margin,
-        trial_seconds=float(with_moves(asked, told.last_mesh)[int(gains.argmax())]),
+        trial_seconds=float(with_moves(asked, observations.last_mesh)[int(gains.argmax())]),
     )
 
 
@@ -50,10 +50,10 @@ def _above(mean: Array, spread: Array, bar: float) -> Array:
     return probability_below((mean - bar) / spread)
 
 
-def _any_above(belief: Surrogate, asked: Described, runs: Array, bar: float) -> float:
-    mean, covariance = belief.joint(asked)
+def _any_above(surrogate: Surrogate, asked: Described, runs: Array, bar: float) -> float:
+    mean, covariance = surrogate.joint(asked)
     random = np.random.default_rng(0)
-    # Eigenvalues that rounding made negative are none.
+    # Eigenvalues that rounding made negative are set to 0.
     values, vectors = np.linalg.eigh(covariance)
     root = vectors * np.sqrt(np.maximum(values, 0.0))
     drawn = mean + random.standard_normal((DRAWS, len(mean))) @ root.T

@@ -1,4 +1,4 @@
-"""The coefficients of the equations, fitted to the first trials of the job that is running."""
+"""The equations' coefficients, fitted to the first trials of the running job."""
 
 import bisect
 from collections.abc import Sequence
@@ -16,24 +16,24 @@ from search_spaces.outcome import Outcome
 from storage.records import TrialRecord
 
 MILESTONES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
-"""Trials after which coefficients are fitted anew. In between what is left over is learned candidate by candidate."""
+"""Numbers of trials after which coefficients are refitted. In between, residuals are learned candidate by candidate."""
 REPEATS = 0.08
-"""Standard deviation of the logarithm of a rate from one trial to the next, beyond what each says of itself."""
+"""Standard deviation of the logarithm of a rate between repeated trials, beyond the noise measured within each."""
 
 
 def milestone(count: int) -> int:
-    """The last one that so many trials have reached; 0: none."""
+    """The last milestone that this many trials have reached; 0: none."""
     place = bisect.bisect_right(MILESTONES, count)
     return MILESTONES[place - 1] if place else 0
 
 
 def timed_trials(history: Sequence[TrialRecord]) -> list[TrialRecord]:
-    """Those whose step time was measured."""
+    """Trials whose step time was measured."""
     return [trial for trial in history if trial.outcome is Outcome.OK and rate(trial) > 0]
 
 
 def fitted_to(timed: Sequence[TrialRecord], setting: Setting, before: Coefficients) -> Coefficients:
-    """The most probable coefficients after these trials; `before` are the prior."""
+    """The most probable coefficients given these trials, with `before` as the prior."""
     alike: dict[tuple[str, str], list[TrialRecord]] = {}
     for trial in timed:
         alike.setdefault((trial.config.precision, trial.config.attention_backend), []).append(trial)

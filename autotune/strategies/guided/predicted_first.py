@@ -1,4 +1,4 @@
-"""A strategy that begins with what is predicted best, whatever comes of it, and then goes its own way."""
+"""A strategy that tries the predicted best configurations first, whatever their results, then follows another strategy."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ import numpy as np
 from autotune.strategies.guided.acquisition import LIKELY
 from autotune.strategies.guided.described import Forecaster, Guide, Pools
 from autotune.strategies.guided.feasibility import Feasibility
-from autotune.strategies.guided.observations import nothing_told
+from autotune.strategies.guided.observations import no_observations
 from autotune.strategies.guided.surrogate import prior
 from autotune.strategies.strategy import Candidates, Score, Strategy, known_hashes
 from autotune.strategies.tpe import TpeStrategy
@@ -15,11 +15,11 @@ from search_spaces.trial_config import TrialConfig
 from storage.records import TrialRecord
 
 FIRST = 5
-"""Trials that are chosen by prediction alone."""
+"""Number of trials that are chosen only by prediction."""
 
 
 class PredictedFirst(Strategy):
-    """What a user of another optimizer does who has a planner: enqueues its answers."""
+    """Enqueues a planner's answers before another optimizer starts, as a user who has a planner would."""
 
     def __init__(self, forecaster: Forecaster, then: Strategy) -> None:
         self._pools, self._then = Pools(forecaster), then
@@ -40,11 +40,11 @@ class PredictedFirst(Strategy):
     def _planned(self, candidates: Candidates) -> list[TrialConfig]:
         pool = self._pools.of(candidates)
         described = pool.described
-        fits = Feasibility(nothing_told(described.take(np.empty(0, dtype=np.int64)))).quick_probability(described)
+        fits = Feasibility(no_observations(described.take(np.empty(0, dtype=np.int64)))).quick_probability(described)
         order = np.argsort(-np.where(fits < LIKELY, -np.inf, prior(described)), kind="stable")
         return [pool.config(int(place)) for place in order[:FIRST]]
 
 
 def make_tpe_predicted(score: Score, guide: Guide) -> PredictedFirst:
-    """What the registry calls."""
+    """Create the strategy; called by the registry."""
     return PredictedFirst(guide.forecaster, TpeStrategy(score))

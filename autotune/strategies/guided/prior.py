@@ -1,4 +1,4 @@
-"""What is known before a job's first trial: coefficients, and what earlier jobs' trials left over of predictions."""
+"""Knowledge before a job's first trial: coefficients, and residuals learned from earlier jobs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,40 +9,40 @@ from autotune.prediction.fitting.lessons import Lesson
 from autotune.prediction.fitting.trial_history import Runs, jobs_elsewhere
 from autotune.prediction.planning.calibrated import calibrated
 from autotune.prediction.planning.question import SHIPPED
-from search_spaces.cluster import ClusterSpec
+from search_spaces.clusters.cluster import ClusterSpec
 from storage.store import Store
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prior:
-    """Frozen when a job begins, so that it decides the same whenever it is resumed."""
+    """Frozen when a job begins, so that a resumed job makes the same decisions."""
 
     rates: Coefficients
     lessons: tuple[Lesson, ...] = ()
     source: str = SHIPPED
-    """In words, what it rests on."""
+    """The source of the coefficients, in words."""
     left_out: int = 0
-    """Jobs of the database that ran on other hardware: nothing of them is carried over."""
+    """Jobs in the database that ran on other hardware and are not used."""
 
     @property
     def note(self) -> str:
-        """In words, for people who begin a job."""
-        told = f"predictions rest on {self.source}"
+        """A sentence for users who start a job."""
+        text = f"predictions rest on {self.source}"
         if self.lessons:
-            told += f", and on what {len(self.lessons)} of them taught"
+            text += f", with residuals learned from {len(self.lessons)} of them"
         if self.left_out:
-            told += f"; left out, because they ran on other hardware: {self.left_out} job{'s' * (self.left_out > 1)}"
-        return told
+            text += f"; left out, because they ran on other hardware: {self.left_out} job{'s' * (self.left_out > 1)}"
+        return text
 
 
 def learn_prior(store: Store, cluster: ClusterSpec, engine: str, earlier: Sequence[Runs] = ()) -> Prior:
-    """What the database knows of the cluster: its micro-benchmark, and trials of the same hardware and engine.
+    """Learn from the database: the cluster's micro-benchmark, and trials on the same hardware and engine.
 
     Args:
         store: the database.
         cluster: where the job runs.
-        engine: what runs it.
-        earlier: trials from elsewhere; they count before those of the database.
+        engine: the engine of the job.
+        earlier: trials from other sources; they precede those of the database.
     """
     known = calibrated(store, cluster, engine, rates_for(cluster, engine), earlier)
     return Prior(
@@ -54,5 +54,5 @@ def learn_prior(store: Store, cluster: ClusterSpec, engine: str, earlier: Sequen
 
 
 def shipped_prior(cluster: ClusterSpec, engine: str) -> Prior:
-    """What is known without a database."""
+    """The prior without a database."""
     return Prior(rates=rates_for(cluster, engine))

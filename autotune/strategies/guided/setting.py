@@ -1,4 +1,4 @@
-"""What a job searches for: the model on the cluster under its workload, and how much memory a winner may take."""
+"""What a job optimises: the model on the cluster under its workload, and the memory that a winner may use."""
 
 import math
 from collections.abc import Sequence
@@ -8,9 +8,9 @@ from autotune.objective.ranking import Ranking
 from autotune.prediction.equations.memory import USABLE
 from autotune.prediction.planning.room import ranks_of_node
 from autotune.request.request import Objective
-from search_spaces.cluster import ClusterSpec
-from search_spaces.command import CommandModel
-from search_spaces.model import FactoryModel, Model, ModelSpec
+from search_spaces.clusters.cluster import ClusterSpec
+from search_spaces.models.command import CommandModel
+from search_spaces.models.model import FactoryModel, Model, ModelSpec
 from search_spaces.space import SearchSpace
 from search_spaces.trial import Fidelity, Workload
 from search_spaces.trial_config import TrialConfig
@@ -18,12 +18,12 @@ from search_spaces.trial_config import TrialConfig
 PARAMETERS_OF_WIDTH = 12
 """Of a layer of width h: 12 h² [Kaplan 2020, 2.1]."""
 LAYERS_OF_WIDTH = 64
-"""Width for each layer, about, of transformers of all sizes."""
+"""Approximate ratio of width to number of layers in transformers of all sizes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """Does not change while a job runs."""
+    """The setting of a job; constant while it runs."""
 
     model: ModelSpec
     space: SearchSpace
@@ -33,17 +33,17 @@ class Setting:
 
     @property
     def cluster(self) -> ClusterSpec:
-        """Where trials run."""
+        """The cluster on which trials run."""
         return self.space.cluster
 
     @property
     def workload(self) -> Workload:
-        """What every trial trains on."""
+        """The workload of every trial."""
         return self.space.workload
 
     @property
     def memory_share(self) -> float:
-        """Of memory in what is made the most of, (1 - share) log rate - share log peak: 1 where the smallest peak wins."""
+        """Share of memory in the maximised value, (1 - share) log rate - share log peak: 1 if the smallest peak wins."""
         return 1.0 if self.ranking.objective is Objective.MEMORY else self.ranking.memory_share
 
     @property
@@ -53,24 +53,24 @@ class Setting:
 
     @property
     def room(self) -> float:
-        """Bytes that a rank may take so that it runs and may win."""
+        """Bytes that a rank may use to run and to be able to win."""
         usable = self.cluster.device.memory_bytes * (USABLE if self.cluster.device.kind == "cuda" else 1.0)
         return min(usable, self.ranking.capacity_bytes)
 
     def base_configs(self) -> Sequence[TrialConfig]:
-        """One configuration."""
+        """The base configuration, as a sequence of one."""
         return (self.space.base,)
 
 
 def setting_of(model: Model, space: SearchSpace, engine: str, ranking: Ranking, fidelity: Fidelity) -> Setting:
-    """The setting of a job; a module or a script of the user's own is predicted as a transformer of its size."""
+    """Return the setting of a job; a user's own module or script is predicted as a transformer of its size."""
     stages = _most_stages(space) if isinstance(model, CommandModel) else 1
     spec = model if isinstance(model, ModelSpec) else transformer_of(model, space.workload.sequence_length, stages)
     return Setting(model=spec, space=space, engine=engine, ranking=ranking, fidelity=fidelity)
 
 
 def transformer_of(model: FactoryModel | CommandModel, sequence_length: int, least_layers: int = 1) -> ModelSpec:
-    """A transformer with about as many parameters: of a module nothing else is known, and of a script at times not even that.
+    """A transformer with about as many parameters: the only fact known of a module, and for a script sometimes not even that.
 
     Trials correct what it predicts.
     """
@@ -89,5 +89,5 @@ def transformer_of(model: FactoryModel | CommandModel, sequence_length: int, lea
 
 
 def _most_stages(space: SearchSpace) -> int:
-    """Of a pipeline in this space: each has a layer."""
+    """Largest number of pipeline stages in this space: each has at least one layer."""
     return math.prod(max(map(int, space.domains.get(name, (1,)))) for name in ("pipeline_parallel_size", "virtual_stages"))

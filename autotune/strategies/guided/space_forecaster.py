@@ -1,4 +1,4 @@
-"""What is predicted of the configurations of a search space, for guided search."""
+"""Predictions for the configurations of a search space, for guided search."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -14,7 +14,7 @@ from autotune.prediction.equations.memory import Memory, memory
 from autotune.prediction.equations.step import predict, seconds_of
 from autotune.prediction.fitting.knob_features import Numbers, knob_features, numbers_of
 from autotune.prediction.fitting.lessons import Lessons
-from autotune.strategies.guided.departures import doubts
+from autotune.strategies.guided.departures import penalties
 from autotune.strategies.guided.described import Array, Described, Index, joined
 from autotune.strategies.guided.moves import moves
 from autotune.strategies.guided.own_fit import fitted_to, milestone, timed_trials
@@ -28,16 +28,16 @@ from search_spaces.trial_config import TrialConfig
 from storage.records import TrialRecord
 
 COMPARED = ("parameters", "gradients", "optimizer_state", "activations", "buffers")
-"""Tags that memory is compared by; what is reserved or outside of the allocator follows from them."""
+"""Tags by which memory is compared; reserved bytes and those outside of the allocator follow from them."""
 _BUCKETS = ("reduce_bucket", "prefetch_bucket", "persistence", "max_live", "loss_chunk", "overlap")
-"""Settings between which bytes are not compared tag by tag."""
+"""Layout settings; bytes are comparable tag by tag only if these are equal."""
 
 
 class SpaceForecaster:
-    """Predicts with the equations and what earlier jobs taught."""
+    """Predicts with the equations and the residuals learned from earlier jobs."""
 
     def __init__(self, setting: Setting, prior: Prior, kept: dict[str, SpacePool] | None = None) -> None:
-        """`kept`: the candidates that were chosen from spaces, by the space's hash; None: none yet."""
+        """`kept`: pools already selected, by hash of the space; None: none yet."""
         self._setting, self._prior = setting, prior
         self._lessons = Lessons(prior.lessons)
         self._kept = kept if kept is not None else {}
@@ -47,21 +47,21 @@ class SpaceForecaster:
         """The candidates that are predicted to be fastest; all of a space of up to `LARGEST_POOL`.
 
         Raises:
-            SpaceTooLargeError: there are more than can be looked at.
-            TypeError: the candidates are no search space.
+            SpaceTooLargeError: there are too many to predict.
+            TypeError: the candidates are not a search space.
         """
         if not isinstance(candidates, SearchSpace):
             raise TypeError("only configurations of a search space can be predicted by the equations")
         if candidates.hash not in self._kept:
             make_cases = partial(_grid_cases, setting=self._setting)
-            order = Order(seconds=self._first_sight, margin=self._margin)
+            order = Order(seconds=self._ranking_key, margin=self._margin)
             self._kept[candidates.hash] = SpacePool(candidates, make_cases, order)
         return _DescribedPool(self._kept[candidates.hash], self._described)
 
     def after(self, history: Sequence[TrialRecord]) -> "SpaceForecaster":
-        """With coefficients fitted to the first of these trials, up to a milestone, so that few decisions wait for a fit.
+        """Return a forecaster with coefficients fitted to the first trials, up to a milestone, so that fits are rare.
 
-        Where earlier jobs of the same hardware have been learned from, theirs stay: what these left over is told against them.
+        If there are residuals of earlier jobs on the same hardware, the coefficients stay: the residuals are relative to them.
         """
         timed = [] if self._prior.lessons else timed_trials(history)
         timed = timed[: milestone(len(timed))]
@@ -74,7 +74,7 @@ class SpaceForecaster:
         return self._later[1]
 
     def describe(self, configs: Sequence[TrialConfig]) -> Described:
-        """Any configurations of the model on the cluster."""
+        """Predictions for any configurations of the model on the cluster."""
         alike: dict[tuple[str, str], list[int]] = {}
         for place, config in enumerate(configs):
             alike.setdefault((config.precision, config.attention_backend), []).append(place)
@@ -87,7 +87,7 @@ class SpaceForecaster:
         return described.take(np.argsort(np.concatenate([np.array(places) for places in alike.values()])))
 
     def around(self, best: TrialConfig, log_rate: float) -> Sequence[TrialConfig]:
-        """Moves of the knobs that the pool leaves where they stand, as far as what they act on takes time."""
+        """Moves of the knobs that the pool keeps fixed, for knobs that act on a relevant part of the step."""
         setting = self._setting
         cases = cases_of(setting.model, setting.cluster, setting.workload, [best], setting.engine)
         parts = {name: float(seconds[0]) for name, seconds in predict(cases, self._prior.rates).parts.items()}
@@ -111,7 +111,7 @@ class SpaceForecaster:
         return Described(
             log_rate=(1 - share) * rate + share * small,
             learned=(1 - share) * lessons,
-            doubt=doubts(self._setting.space, numbers, count),
+            penalty=penalties(self._setting.space, numbers, count),
             features=features,
             needed=np.broadcast_to(needed, count),
             outside=np.broadcast_to(held.by_tag["context"] + 0 * needed, count),
@@ -124,12 +124,12 @@ class SpaceForecaster:
         )
 
     def _tightest(self, held: Memory) -> tuple[Array, Array]:
-        """Bytes that are needed and those there are, of the device or of the host's share, whichever is fuller."""
+        """Bytes needed and available, of the device or of the rank's share of the host, whichever is fuller."""
         room = self._setting.room + 0 * held.needed
         host = held.host / self._setting.host_room
         return held.needed * np.maximum(1.0, host / (held.needed / room)), room
 
-    def _first_sight(self, cases: Cases) -> Array:
+    def _ranking_key(self, cases: Cases) -> Array:
         share = self._setting.memory_share
         if share == 0:
             return seconds_of(cases, self._prior.rates)
@@ -144,7 +144,7 @@ class SpaceForecaster:
 
 
 class _DescribedPool:
-    """The pool of a space with what is predicted of it, made once."""
+    """The pool of a space with its predictions, computed once."""
 
     def __init__(self, pool: SpacePool, describe: Callable[[Cases, Numbers], Described]) -> None:
         self._pool = pool
@@ -162,13 +162,13 @@ def _grid_cases(space: SearchSpace, grid: Grid, setting: Setting) -> GridCases:
 
 
 def _kinds(cases: Cases) -> Index:
-    """Numbers that are equal where buckets are, on the same side of one micro-batch a step."""
-    alone = np.broadcast_to(cases.layouts.accumulation == 1, len(cases)).astype(np.int64)
-    return _mixed(cases, _BUCKETS) * 2 + alone
+    """Numbers that are equal for equal buckets on the same side of one micro-batch per step."""
+    single = np.broadcast_to(cases.layouts.accumulation == 1, len(cases)).astype(np.int64)
+    return _mixed(cases, _BUCKETS) * 2 + single
 
 
 def _mixed(cases: Cases, names: Sequence[str]) -> Index:
-    """A number for each combination of what these layouts say, the same in every process."""
+    """A number for each combination of these layout settings, the same in every process."""
     mixed = np.zeros(len(cases), dtype=np.int64)
     for name in names:
         mixed = (mixed * 1_000_003 + getattr(cases.layouts, name).astype(np.int64)) % (1 << 40)

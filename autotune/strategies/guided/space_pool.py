@@ -1,4 +1,4 @@
-"""The candidates of a search space, as arrays: those that are predicted to be fastest among those that may fit."""
+"""The candidates of a search space as arrays: those predicted to be fastest among those that may fit."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,17 +18,17 @@ from search_spaces.space import SearchSpace
 from search_spaces.trial_config import TrialConfig, Value
 
 LARGEST_POOL = 200_000
-"""Candidates that are kept, the fastest predicted of those that may fit; all of a smaller space."""
+"""Number of candidates kept: the fastest predicted ones that may fit; all of a smaller space."""
 WHOLE = 20_000
-"""Configurations of a space up to which knobs that only cut communication are candidates like all others: `choose` looks at
-so many at once. In a larger space they are set around the best."""
+"""Largest space in which knobs that only split communication are searched like all others: `choose` considers this many at
+once. In a larger space they are tuned around the best."""
 MOST_PREDICTED = 10_000_000
-"""Configurations that are looked at before a space is refused as too large: some 30 seconds."""
-HOPELESS = 1e-4
-"""Chance to fit below which a candidate of a large space is left out."""
+"""Number of configurations predicted before a space is refused as too large: about 30 seconds."""
+LEAST_FIT_CHANCE = 1e-4
+"""Probability to fit below which a candidate of a large space is dropped."""
 
 Describe = Callable[[Cases, Numbers], Described]
-"""Makes what is predicted of cases; the numbers are those of knobs that no equation looks at."""
+"""Makes the predictions for cases; the numbers are those of knobs that no equation uses."""
 
 
 @dataclass(slots=True)
@@ -39,18 +39,18 @@ class _Part:
     cases: GridCases
     codes: Codes
     order: Array
-    """What the best are kept by, lower being better."""
+    """Key by which the best are kept; lower is better."""
 
 
 class SpacePool:
-    """The candidates that `describe` can be asked about at once.
+    """The candidates that `describe` predicts together.
 
-    In a space of more than `WHOLE` configurations knobs that only cut communication stand where they are (`without_buckets`):
-    they are set around the best, later.
+    In a space of more than `WHOLE` configurations, knobs that only split communication stay fixed (`without_buckets`): they are
+    tuned around the best later.
     """
 
     def __init__(self, space: SearchSpace, make_cases: Callable[[SearchSpace, Grid], GridCases], order: "Order") -> None:
-        """Raises SpaceTooLargeError where the space has more than `MOST_PREDICTED` configurations."""
+        """Raises SpaceTooLargeError if the space has more than `MOST_PREDICTED` configurations."""
         self._parts = _kept(space, make_cases, order)
         self._firsts = np.cumsum([0, *(len(part.codes) for part in self._parts)])
         self._at = {
@@ -60,7 +60,7 @@ class SpacePool:
         }
 
     def describe(self, describe: Describe) -> Described:
-        """All candidates, in a fixed order."""
+        """Predictions for all candidates, in a fixed order."""
         found = [describe(part.cases.at(part.codes), _numbers(part)) for part in self._parts]
         described = found[0]
         for more in found[1:]:
@@ -68,13 +68,13 @@ class SpacePool:
         return described
 
     def config(self, place: int) -> TrialConfig:
-        """The candidate at a place."""
+        """The candidate at a position."""
         number = int(np.searchsorted(self._firsts, place, side="right")) - 1
         part = self._parts[number]
         return part.grid.config_of(part.codes[place - self._firsts[number]])
 
     def places(self, configs: Sequence[TrialConfig]) -> Index:
-        """Where configurations stand; -1: nowhere."""
+        """Positions of configurations; -1: not in the pool."""
         return np.array([self._place(config) for config in configs], dtype=np.int64)
 
     def _place(self, config: TrialConfig) -> int:
@@ -87,30 +87,30 @@ class SpacePool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """What is predicted of candidates at first sight, to keep the best of a large space."""
+    """Quick predictions for candidates, used to keep the best of a large space."""
 
     seconds: Callable[[Cases], Array]
     margin: Callable[[Cases], Array]
-    """Standard deviations of memory between what is predicted and what there is."""
+    """Standard deviations between predicted and available memory."""
 
 
 def _kept(space: SearchSpace, make_cases: Callable[[SearchSpace, Grid], GridCases], order: Order) -> list[_Part]:
     parts: list[_Part] = []
-    looked_at = 0
+    predicted = 0
     for uniform in uniform_parts(space if space.count() <= WHOLE else without_buckets(space)):
         grid = Grid(uniform)
         part = _Part(grid, make_cases(uniform, grid), np.empty((0, len(SEARCH_ORDER)), dtype=np.int16), np.empty(0))
         parts.append(part)
         for rows in grid.blocks():
-            looked_at += rows.count * grid.sides.count
-            if looked_at > MOST_PREDICTED:
+            predicted += rows.count * grid.sides.count
+            if predicted > MOST_PREDICTED:
                 problem = f"it has more than {MOST_PREDICTED:,} configurations, and guided search predicts each of them"
                 raise SpaceTooLargeError("space", problem, "pin some knobs, choose a smaller space, or use --strategy tpe")
             cases, shape = part.cases.of(rows), (rows.count, grid.sides.count)
             seconds = np.broadcast_to(order.seconds(cases), shape).ravel()
             fits = probability_below(np.broadcast_to(order.margin(cases), shape).ravel())
-            # Those that hardly fit come last, and are kept where there is room for all.
-            ranked = np.where(fits < HOPELESS, 1e12 * (2 - fits), seconds)
+            # Candidates that hardly fit come last and are kept if there is space for all.
+            ranked = np.where(fits < LEAST_FIT_CHANCE, 1e12 * (2 - fits), seconds)
             part.codes = np.concatenate([part.codes, grid.codes_at(rows, np.arange(len(ranked)))])
             part.order = np.concatenate([part.order, ranked])
             if sum(len(each.codes) for each in parts) > 2 * LARGEST_POOL:
@@ -130,14 +130,14 @@ def _prune(parts: Sequence[_Part]) -> None:
 
 
 def _numbers(part: _Part) -> Numbers:
-    def told(name: str, meaning: Callable[[Value], float]) -> Array:
+    def numbers_of_knob(name: str, meaning: Callable[[Value], float]) -> Array:
         return numbers(part.grid, name, part.codes[:, SEARCH_ORDER.index(name)], meaning)
 
-    return told
+    return numbers_of_knob
 
 
 def _codes(grid: Grid, config: TrialConfig) -> Codes | None:
-    """The codes of a configuration; None: the grid has not all of its values."""
+    """The codes of a configuration; None: the grid lacks one of its values."""
     found = []
     for name, values in zip(SEARCH_ORDER, grid.values, strict=True):
         value = getattr(config, name)

@@ -1,4 +1,4 @@
-"""The `guided` strategy: the candidates that are predicted best, corrected by each trial."""
+"""The `guided` strategy: the candidates with the best predictions, corrected by each trial."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,26 +8,26 @@ import numpy as np
 from autotune.objective.ranking import rate
 from autotune.strategies.guided.acquisition import choose
 from autotune.strategies.guided.described import Forecaster, Guide, Pool, Pools, joined
-from autotune.strategies.guided.observations import Flags, Observations, Value, speaking, told_by
+from autotune.strategies.guided.observations import Flags, Observations, Value, observe, select_informative
 from autotune.strategies.guided.outlook import outlook
 from autotune.strategies.random import RandomStrategy
 from autotune.strategies.strategy import Candidates, LeastMemory, Outlook, Score, Strategy, known_hashes
 from search_spaces.trial_config import TrialConfig
 from storage.records import TrialRecord
 
-SETTLED = 4
-"""Measured trials after which what no equation tells apart is tried around the best."""
+MIN_MEASURED = 4
+"""Number of measured trials after which knobs that no equation distinguishes are tuned around the best."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Options:
-    """What can be chosen from, and what is known."""
+    """The candidates and the knowledge of them."""
 
     pool: Pool
-    told: Observations
+    observations: Observations
     around: Sequence[TrialConfig]
-    open_: Flags
-    """(n + k,) Of the pool and of those around the best, which were not tried."""
+    available: Flags
+    """(n + k,) Which of the pool, then of those around the best, are untried."""
 
 
 class GuidedStrategy(Strategy):
@@ -36,16 +36,16 @@ class GuidedStrategy(Strategy):
     1. Describe every candidate once: predicted rate, memory by tag, features (`Forecaster.pool`).
     2. Fit the equations' coefficients to the trials (`Forecaster.after`). Learn the residuals of rates (`Surrogate`) and of
        memory (`Feasibility`).
-    3. Once there are `SETTLED` rates, moves around the best join the candidates: knobs that the pool leaves where they stand.
+    3. After `MIN_MEASURED` measured rates, moves around the best join the candidates: knobs that the pool keeps fixed.
     4. Choose (`choose`).
 
-    The seed decides nothing but what is tried when all of the pool was: there is nothing to draw.
+    The seed matters only after all of the pool was tried: nothing else is random.
     """
 
     seeded = False
 
     def __init__(self, score: Score, forecaster: Forecaster, value: Value = rate) -> None:
-        """`score`: None for a trial that may not win; `value`: what is made the most of, which the forecaster predicts."""
+        """`score`: None for a trial that cannot win; `value`: the maximised value, which the forecaster predicts."""
         self._score, self._value = score, value
         self._random = RandomStrategy()
         self._first = forecaster
@@ -63,13 +63,13 @@ class GuidedStrategy(Strategy):
         options = self._options(forecaster, candidates, history, pending)
         pool = options.pool
         chosen = choose(
-            pool.described, options.told, options.open_, count,
+            pool.described, options.observations, options.available, count,
             running=forecaster.describe(pending) if pending else None,
-            besides=forecaster.describe(options.around) if options.around else None,
+            extra=forecaster.describe(options.around) if options.around else None,
         )  # fmt: skip
         first = len(pool.described)
         configs = [pool.config(place) if place < first else options.around[place - first] for place in chosen]
-        # What a pool leaves out of a large space is tried when nothing else is left.
+        # What a pool drops from a large space is tried when nothing else is left.
         left = count - len(configs)
         return configs + (self._random.propose(candidates, history, [*pending, *configs], left, seed) if left else [])
 
@@ -81,7 +81,7 @@ class GuidedStrategy(Strategy):
         described = options.pool.described
         if options.around:
             described = joined(described, forecaster.describe(options.around))
-        return outlook(described, options.told, options.open_, margin)
+        return outlook(described, options.observations, options.available, margin)
 
     def least_memory(self, candidates: Candidates) -> LeastMemory | None:
         pool = self._pool(self._first, candidates)
@@ -100,28 +100,30 @@ class GuidedStrategy(Strategy):
         self, forecaster: Forecaster, candidates: Candidates, history: Sequence[TrialRecord], pending: Sequence[TrialConfig]
     ) -> "_Options":
         pool = self._pool(forecaster, candidates)
-        spoken = speaking(history)
+        informative_trials = select_informative(history)
         known = known_hashes(history, pending)
-        around = [config for config in self._around(forecaster, spoken) if config.hash not in known]
+        around = [config for config in self._around(forecaster, informative_trials) if config.hash not in known]
         around = [config for config, place in zip(around, pool.places(around), strict=True) if place < 0]
-        open_ = np.ones(len(pool.described) + len(around), dtype=bool)
+        available = np.ones(len(pool.described) + len(around), dtype=bool)
         tried = pool.places([*(trial.config for trial in history), *pending])
-        open_[tried[tried >= 0]] = False
-        return _Options(pool=pool, told=self._told(forecaster, spoken), around=around, open_=open_)
+        available[tried[tried >= 0]] = False
+        return _Options(
+            pool=pool, observations=self._observe(forecaster, informative_trials), around=around, available=available
+        )
 
-    def _told(self, forecaster: Forecaster, spoken: Sequence[TrialRecord]) -> Observations:
-        described = forecaster.describe([trial.config for trial in spoken])
-        return told_by(spoken, described, self._value, self._score)
+    def _observe(self, forecaster: Forecaster, informative_trials: Sequence[TrialRecord]) -> Observations:
+        described = forecaster.describe([trial.config for trial in informative_trials])
+        return observe(informative_trials, described, self._value, self._score)
 
-    def _around(self, forecaster: Forecaster, spoken: Sequence[TrialRecord]) -> Sequence[TrialConfig]:
-        """Moves that no equation tells apart, around the best, once enough is measured to know about where it is."""
-        scores = {trial.number: score for trial in spoken if (score := self._score(trial)) is not None}
-        if len(scores) < SETTLED:
+    def _around(self, forecaster: Forecaster, informative_trials: Sequence[TrialRecord]) -> Sequence[TrialConfig]:
+        """Moves around the best that no equation distinguishes, once enough trials were measured to locate it."""
+        scores = {trial.number: score for trial in informative_trials if (score := self._score(trial)) is not None}
+        if len(scores) < MIN_MEASURED:
             return ()
-        best = max(spoken, key=lambda trial: scores.get(trial.number, -np.inf))
+        best = max(informative_trials, key=lambda trial: scores.get(trial.number, -np.inf))
         return forecaster.around(best.config, float(np.log(rate(best))))
 
 
 def make_guided(score: Score, guide: Guide) -> GuidedStrategy:
-    """What the registry calls."""
+    """Create the strategy; called by the registry."""
     return GuidedStrategy(score, guide.forecaster, guide.value)

@@ -1,4 +1,4 @@
-"""What trials teach of the candidates' rates: predictions times a residual, learned as a Gaussian process."""
+"""Learns the candidates' rates from trials: predictions times a residual, modelled as a Gaussian process."""
 
 import math
 from collections.abc import Iterator
@@ -11,20 +11,20 @@ from autotune.strategies.guided.described import Array, Described
 from autotune.strategies.guided.observations import Observations
 
 COMMON = 0.6
-"""Standard deviation of what all residuals of a job share: it orders nothing, and is learned by the first trial."""
+"""Standard deviation of the part common to all residuals of a job: irrelevant to the order, learned from the first trial."""
 ROUNDS = 4
-"""Times that outliers are weighed down anew."""
+"""Number of iterations that down-weight outliers."""
 SIZES = (0.1, 0.2, 0.4, 0.8)
-"""Standard deviations of the residual that are compared by how well they tell each trial from the others."""
+"""Candidate standard deviations of the residual, compared by how well they predict each trial from the others."""
 USUAL_SIZE = 0.2
 SLOPES = (0.05, 0.5)
-"""Of the share of the prediction's differences that is wrong: little, or half. The second lets the data overrule it."""
+"""Candidate errors of the prediction's slope: small, or half. The second lets the data overrule the prediction."""
 UNUSUAL = 2.0
-"""Logarithm of how much less probable a doubling of the residual is, or a wrong slope, before any trial."""
+"""Log-probability penalty, before any trial, for each doubling or halving of the residual's size and for a wrong slope."""
 MOST = 300
-"""Trials that are learned from: the newest."""
+"""Maximum number of trials used: the newest."""
 ENTRIES = 2**16
-"""Pairs of a candidate and a trial that are looked at in one go, so that matrices stay in a processor's cache."""
+"""Number of candidate-trial pairs per block, so that matrices stay in a processor's cache."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,95 +39,95 @@ class _Fit:
     inverse: Array
     weights: Array
     likelihood: float
-    """Logarithm of how well each trial is told by all others."""
+    """Log-probability of each trial given all others."""
 
 
 class Surrogate:
-    """The rates of candidates, after trials.
+    """The rates of candidates, given the trials so far.
 
-    1. Before any trial log rate = equations + what earlier measurements add.
-    2. The residual is a Gaussian process over the features, Matérn 3/2 [Rasmussen and Williams 2006, 4.2.1], with a part
-       that all share, and one along the prediction itself: its slope may be wrong, so that a prediction that does not order
-       the trials is believed less, in the end next to nothing.
-    3. Sizes of the residual and of the slope's error are those that tell each trial best from all others [Rasmussen and
-       Williams 2006, 5.4.2], the usual ones being more probable.
-    4. Trials far off are weighed down by their own leave-one-out errors, as a Student t with three degrees of freedom would.
+    1. Before any trial, log rate = equations + correction learned from earlier measurements.
+    2. The residual is a Gaussian process over the features, Matérn 3/2 [Rasmussen and Williams 2006, 4.2.1], plus a part
+       common to all, and one along the prediction itself: its slope may be wrong, so a prediction that does not order the
+       trials loses weight, down to almost none.
+    3. The sizes of the residual and of the slope's error maximise the leave-one-out likelihood [Rasmussen and Williams 2006,
+       5.4.2], with a prior in favour of the usual ones.
+    4. Outliers are down-weighted by their leave-one-out errors, as a Student t with three degrees of freedom would.
     """
 
-    def __init__(self, told: Observations) -> None:
-        timed = np.flatnonzero(np.isfinite(told.log_rate))
-        self.best = float(told.log_rate[timed][told.wins[timed]].max(initial=-np.inf))
-        """Logarithm of the highest rate of those that may win."""
-        known = told.take(timed[-MOST:])
+    def __init__(self, observations: Observations) -> None:
+        timed = np.flatnonzero(np.isfinite(observations.log_rate))
+        self.best = float(observations.log_rate[timed][observations.wins[timed]].max(initial=-np.inf))
+        """Logarithm of the highest rate among trials that can win."""
+        known = observations.take(timed[-MOST:])
         self._seen = known.described
         self._noise = np.hypot(known.noise, NOISE)
         self.trial_noise = float(np.median(known.noise)) if len(known) else 0.0
-        """Standard deviation of a trial's logarithm that trials tell of themselves; 0: they tell none."""
+        """Median standard deviation of a trial's log rate, as measured within the trials; 0: unknown."""
         self._wins = known.wins
         self._centre = float(prior(self._seen).mean()) if len(known) else 0.0
         self._fit = self._learn(known.log_rate - prior(self._seen)) if len(known) else None
 
     @property
     def agreement(self) -> float:
-        """Share of the prediction's differences that is believed, from 1 (as before any trial) down to 0."""
+        """Weight of the prediction's differences, from 1 (as before any trial) down to 0."""
         return 1.0 if self._fit is None or self._fit.kernel.slope == SLOPES[0] else 1.0 - self._fit.kernel.slope
 
     def trend(self, asked: Described) -> Array:
-        """(n,) Expected logarithm of each one's rate but for what trials nearby tell, and for what all share."""
+        """(n,) Expected logarithm of each rate, without the effect of nearby trials and without the common part."""
         expected = prior(asked)
         if self._fit is None:
             return expected
         along = prior(self._seen) - self._centre
-        told: Array = expected + self._fit.kernel.slope**2 * (expected - self._centre) * float(along @ self._fit.weights)
-        return told
+        corrected: Array = expected + self._fit.kernel.slope**2 * (expected - self._centre) * float(along @ self._fit.weights)
+        return corrected
 
     def mean(self, asked: Described) -> Array:
-        """Expected logarithm of each one's rate."""
+        """Expected logarithm of each rate."""
         return self.mean_and_spread(asked, spread=False)[0]
 
     def mean_and_spread(self, asked: Described, *, spread: bool = True) -> tuple[Array, Array]:
-        """Expected logarithm of each one's rate and its standard deviation (not computed: that before any trial)."""
+        """Expected logarithm of each rate and its standard deviation (`spread=False`: the prior one)."""
         parts = [self._part(asked.part(block), spread) for block in blocks(len(asked), len(self._seen))]
         return np.concatenate([mean for mean, _ in parts]), np.concatenate([wide for _, wide in parts])
 
     @property
     def has_best(self) -> bool:
-        """Whether any of the trials that are learned from may win."""
+        """Whether any of the trials used can win."""
         return bool(self._wins.any())
 
     def ahead(self, asked: Described, mean: Array, spread: Array) -> tuple[Array, Array]:
-        """By how much each one's logarithm is expected to be above that of the best trial, and the standard deviation of that.
+        """Expected lead of each log rate over that of the best trial, and its standard deviation.
 
-        The best: of those that may win, the one that is expected to be fastest, which need not be the one that was measured so.
-        What both share is uncertain of neither: of a close neighbour little is left to be found out.
+        The best is the trial with the highest expected rate among those that can win, not necessarily the highest measured one.
+        The common uncertainty cancels: little uncertainty remains about the difference to a close neighbour.
 
         Args:
             asked: candidates.
-            mean, spread: what `mean_and_spread` says of them.
+            mean, spread: results of `mean_and_spread` for them.
 
         Raises:
-            ValueError: there is none that may win.
+            ValueError: no timed trial can win.
         """
         if self._fit is None or not self.has_best:
             raise ValueError("no trial that may win was timed")
         expected = np.where(self._wins, self.mean(self._seen), -np.inf)
         best = self._seen.take(np.array([expected.argmax()]))
         its_mean, its_own = self.joint(best)
-        told = self._fit.inverse @ self._between(self._fit.kernel, best, prior(best) - self._centre)[0]
-        parts = [self._shared(asked.part(block), best, told) for block in blocks(len(asked), len(self._seen))]
+        projection = self._fit.inverse @ self._between(self._fit.kernel, best, prior(best) - self._centre)[0]
+        parts = [self._shared(asked.part(block), best, projection) for block in blocks(len(asked), len(self._seen))]
         variance = spread**2 + its_own[0, 0] - 2 * np.concatenate(parts)
         return mean - its_mean[0], np.sqrt(np.maximum(variance, 0.0))
 
-    def _shared(self, asked: Described, best: Described, told: Array) -> Array:
-        """Covariance of each one with the best, of which the trials told so much."""
+    def _shared(self, asked: Described, best: Described, projection: Array) -> Array:
+        """Covariance of each candidate with the best, given the trials; `projection`: of the best on the trials."""
         assert self._fit is not None
         kernel, along = self._fit.kernel, prior(asked) - self._centre
         alike = _covariance(kernel, matern(asked.features, best.features, LENGTH), along, prior(best) - self._centre)
-        shared: Array = alike[:, 0] - self._between(kernel, asked, along) @ told
+        shared: Array = alike[:, 0] - self._between(kernel, asked, along) @ projection
         return shared
 
     def joint(self, asked: Described) -> tuple[Array, Array]:
-        """Expected logarithms of the rates and their covariance, for few candidates."""
+        """Expected logarithms of the rates and their covariance, for a small number of candidates."""
         expected = prior(asked)
         along = expected - self._centre
         kernel = self._fit.kernel if self._fit is not None else _Kernel(size=USUAL_SIZE, slope=SLOPES[0])
@@ -172,13 +172,13 @@ class Surrogate:
 
 
 def _likelihood(left_out: Array, inverse: Array) -> float:
-    """Logarithm of the probability of each trial by all others, Student t with three degrees of freedom, summed."""
+    """Sum of the log-probabilities of each trial given all others, Student t with three degrees of freedom."""
     variance = 1 / np.diag(inverse)
     return float((-2 * np.log1p(left_out**2 / (3 * variance)) - 0.5 * np.log(variance)).sum())
 
 
 def _cost(kernel: _Kernel) -> float:
-    """Minus the logarithm of how probable sizes are before any trial: a few trials overrule the usual ones, one does not."""
+    """Negative log prior of the sizes: a few trials overrule the usual ones, a single trial does not."""
     return UNUSUAL * (abs(math.log2(kernel.size / USUAL_SIZE)) + (kernel.slope != SLOPES[0]))
 
 
@@ -187,7 +187,7 @@ def _kernels() -> list[_Kernel]:
 
 
 def _covariance(kernel: _Kernel, alike: Single, along: Array, across: Array) -> Array:
-    """Of candidates and trials: how alike their features are, and how far each one's prediction is from the middle."""
+    """Covariance of candidates and trials, from the similarity of features and each prediction's distance from the centre."""
     total = np.multiply(alike, kernel.size**2, dtype=np.float64)
     total += along[:, None] * (kernel.slope**2 * across)
     total += COMMON**2
@@ -195,13 +195,13 @@ def _covariance(kernel: _Kernel, alike: Single, along: Array, across: Array) -> 
 
 
 def prior(asked: Described) -> Array:
-    """Logarithm of each one's rate before any trial."""
-    told: Array = asked.log_rate + asked.learned - asked.doubt
-    return told
+    """Logarithm of each rate before any trial."""
+    log_rates: Array = asked.log_rate + asked.learned - asked.penalty
+    return log_rates
 
 
 def blocks(count: int, others: int) -> Iterator[slice]:
-    """Candidates in parts, to be held against so many trials."""
+    """Slices of the candidates, sized for comparison with `others` trials."""
     size = max(ENTRIES // max(others, 1), 1)
     for first in range(0, count, size):
         yield slice(first, min(first + size, count))

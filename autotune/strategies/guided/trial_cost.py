@@ -1,4 +1,4 @@
-"""What a trial costs: the seconds that the search spends."""
+"""The cost of a trial: seconds of search time."""
 
 import numpy as np
 
@@ -6,23 +6,23 @@ from autotune.strategies.guided.described import Array, Described
 from search_spaces.trial import Fidelity
 
 REBUILD_SECONDS = 0.15
-"""Of a trial on warm ranks beside its steps [docs/trial-overhead.md]."""
+"""Seconds of a trial on warm ranks besides its steps [docs/trial-overhead.md]."""
 GROUP_SECONDS = 0.3
-"""More where process groups are made anew: other degrees than the trial before."""
+"""Additional seconds if process groups are rebuilt: other degrees than the previous trial."""
 WARM_STEPS = 4
-"""Steps that are not timed: warm-up, and the one whose memory is accounted for."""
+"""Untimed steps: warm-up, and the one whose memory is recorded."""
 
 
 def trial_seconds(step_seconds: Array, fidelity: Fidelity) -> Array:
-    """(n,) Seconds of trials whose steps take so long, by the fewest steps that a measurement takes."""
+    """(n,) Seconds of trials with these step times, for the minimum number of steps of a measurement."""
     timed = np.minimum(fidelity.min_steps * step_seconds, np.maximum(fidelity.max_seconds, step_seconds))
-    told: Array = REBUILD_SECONDS + WARM_STEPS * step_seconds + timed
-    return told
+    seconds: Array = REBUILD_SECONDS + WARM_STEPS * step_seconds + timed
+    return seconds
 
 
 def with_moves(described: Described, last_mesh: int | None) -> Array:
-    """(n,) The cost of each with what moving to it costs, from the mesh of the trial before."""
+    """(n,) The cost of each trial plus that of a mesh change after the previous trial."""
     if last_mesh is None:
         return described.cost
-    told: Array = described.cost + GROUP_SECONDS * (described.mesh != last_mesh)
-    return told
+    seconds: Array = described.cost + GROUP_SECONDS * (described.mesh != last_mesh)
+    return seconds

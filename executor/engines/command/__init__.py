@@ -1,1 +1,1 @@
-"""A training script of the user's own: run as it is on every rank, measured by what it tells."""
+"""A user's training script: run unchanged on every rank, measured by what it reports."""

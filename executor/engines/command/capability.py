@@ -1,4 +1,4 @@
-"""What the command engine honours. Imports no torch: the search reads it."""
+"""The knobs that the command engine honours. Does not import torch, since the search reads it."""
 
 from collections.abc import Mapping
 
@@ -11,6 +11,6 @@ COMMAND = "command"
 
 
 def command_capability(turned: Mapping[str, tuple[Value, ...] | None]) -> Capability:
-    """Of a script's command: knob -> the values that its placeholders tell apart; None: all. No other knob reaches it, but for
-    the environment, which the script has from the rank that starts it."""
+    """Capability of a script's command; `turned`: knob -> the values that its placeholders distinguish; None: all. No other knob
+    reaches the script, except the environment, which it inherits from the rank that starts it."""
     return Capability(engine=COMMAND, knobs={**turned, ENVIRONMENT: None})

@@ -1,4 +1,4 @@
-"""What is started on this rank for one trial: where it stands, its words, its variables, the files that it reads."""
+"""Prepares the launch of a script on this rank: placement, command, environment variables and rendered files."""
 
 import contextlib
 import os
@@ -11,18 +11,18 @@ from typing import Any
 
 from executor.engine import RankContext
 from executor.engines import leftovers
-from executor.engines.command.launchers import REPORT_VARIABLE, Place, inherited, launcher_environment, launcher_words
-from executor.engines.command.process import Launch, python_words
+from executor.engines.command.launchers import REPORT_VARIABLE, Placement, inherited, launcher_command, launcher_environment
+from executor.engines.command.process import Launch, python_command
 from executor.measurement.agreement import gather_plain
 from executor.measurement.limits import SLACK_BYTES
 from executor.measurement.trial_state import Trial
-from search_spaces.command import CommandModel
+from search_spaces.models.command import CommandModel
 from search_spaces.placeholders import environment_of, words_of
 
 
 @contextlib.contextmanager
 def trial_folder() -> Iterator[Path]:
-    """A folder of this rank's own, for as long as the trial runs."""
+    """A temporary folder of this rank, removed when the trial ends."""
     folder = Path(tempfile.mkdtemp(prefix="autotune-trial-"))
     try:
         yield folder
@@ -30,32 +30,32 @@ def trial_folder() -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def launch_of(trial: Trial, command: CommandModel, place: Place, folder: Path, on_cpu: bool) -> Launch:
-    """What this rank runs."""
+def make_launch(trial: Trial, command: CommandModel, placement: Placement, folder: Path, on_cpu: bool) -> Launch:
+    """Build the launch of this rank's script."""
     request = trial.request
     config, work = request.config, request.workload
-    files = _written(request.files, folder)
+    files = _write_files(request.files, folder)
     words = words_of(command, config, work, request.world_size, {name: str(path) for name, path in files.items()})
     accumulation = config.gradient_accumulation_steps(work.global_batch_size, request.world_size)
     variables = {
-        **launcher_environment(command, place, config, accumulation, files, on_cpu),
-        **_extensions(command, files),
+        **launcher_environment(command, placement, config, accumulation, files, on_cpu),
+        **_extensions_variable(command, files),
         REPORT_VARIABLE: str(folder / "report.jsonl"),
         **environment_of(command, config),
     }
     limit = request.memory_limit_bytes
     return Launch(
-        words=tuple(launcher_words(command.launcher, python_words(words), place)),
+        words=tuple(launcher_command(command.launcher, python_command(words), placement)),
         environment=inherited(variables),
         folder=command.folder,
-        # The verdict is the resident set's; this is for a process that would bring down the host before it is looked at.
+        # The resident set decides the outcome; this limit stops a process that would exhaust the host before the next look.
         data_limit=2 * limit + SLACK_BYTES if on_cpu and limit is not None else None,
-        shared_memory=leftovers.shared_memory(place.address, place.port),
+        shared_memory=leftovers.shared_memory(placement.address, placement.port),
     )
 
 
-def _written(files: tuple[tuple[str, str], ...], folder: Path) -> dict[str, Path]:
-    """Placeholder -> path of each file."""
+def _write_files(files: tuple[tuple[str, str], ...], folder: Path) -> dict[str, Path]:
+    """Write the files; return placeholder -> path of each."""
     written: dict[str, Path] = {}
     for name, content in files:
         path = folder / name
@@ -64,16 +64,16 @@ def _written(files: tuple[tuple[str, str], ...], folder: Path) -> dict[str, Path
     return written
 
 
-def _extensions(command: CommandModel, files: Mapping[str, Path]) -> dict[str, str]:
-    """For a script that may be DeepSpeed's. A folder that the user has set is the user's affair."""
+def _extensions_variable(command: CommandModel, files: Mapping[str, Path]) -> dict[str, str]:
+    """The folder of compiled extensions, for a script that may use DeepSpeed. A folder that the user has set is kept."""
     compiles = command.launcher == "deepspeed" or "config" in files
     if not compiles or leftovers.VARIABLE in os.environ:
         return {}
     return {leftovers.VARIABLE: str(leftovers.extensions_folder())}
 
 
-def agreed_place(context: RankContext) -> Place:
-    """Where this rank's script stands, from what every rank tells of itself."""
+def gather_placement(context: RankContext) -> Placement:
+    """Gather the hosts, port and devices of all ranks; return the placement of this rank's script."""
     rows: list[dict[str, Any]] = gather_plain(
         context,
         {
@@ -86,7 +86,7 @@ def agreed_place(context: RankContext) -> Place:
     hosts = list(dict.fromkeys(row["host"] for row in rows))
     mine = rows[context.rank]["host"]
     beside = [rank for rank, row in enumerate(rows) if row["host"] == mine]
-    return Place(
+    return Placement(
         rank=context.rank,
         world_size=context.world_size,
         local_rank=beside.index(context.rank),
@@ -100,7 +100,7 @@ def agreed_place(context: RankContext) -> Place:
 
 
 def devices_of_host(visible: list[str | None]) -> str | None:
-    """Where each rank sees a device of its own (as under Ray), all of them together, in the order of the ranks."""
+    """All devices of the host in rank order, if each rank sees a different one (as under Ray); else None."""
     if len(set(visible)) < 2:
         return None
     devices = [device for shown in visible for device in (shown or "").split(",") if device]

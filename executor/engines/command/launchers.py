@@ -1,19 +1,19 @@
-"""What torchrun, deepspeed and accelerate tell the process of a rank: environment variables, and an argument."""
+"""What torchrun, deepspeed and accelerate pass to the process of a rank: environment variables and an argument."""
 
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from search_spaces.command import CommandModel, program_at
+from search_spaces.models.command import CommandModel, program_at
 from search_spaces.trial_config import TrialConfig
 
 REPORT_VARIABLE = "AUTOTUNE_REPORT"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """Where a rank's script stands among all."""
+class Placement:
+    """Position of a rank's script among all ranks."""
 
     rank: int
     world_size: int
@@ -22,61 +22,61 @@ class Place:
     node: int
     nodes: int
     address: str
-    """Of rank 0."""
+    """Address of rank 0."""
     port: int
-    """Free on rank 0's host a moment ago: the script's rank 0 binds it."""
+    """Port that was free on rank 0's host when it was chosen; the script's rank 0 binds it."""
     visible_devices: str | None = None
-    """CUDA_VISIBLE_DEVICES for the ranks of this host alike, so that LOCAL_RANK chooses among them; None: as it is."""
+    """CUDA_VISIBLE_DEVICES for every rank of this host, so that LOCAL_RANK indexes into them; None: unchanged."""
 
 
 def launcher_environment(
-    command: CommandModel, place: Place, config: TrialConfig, accumulation: int, files: Mapping[str, Path], on_cpu: bool
+    command: CommandModel, placement: Placement, config: TrialConfig, accumulation: int, files: Mapping[str, Path], on_cpu: bool
 ) -> dict[str, str]:
     """The variables that the command's launcher sets on this rank.
 
     `files`: placeholder -> the rendered file. `accumulation`: micro-batches in a step.
     """
-    devices = {} if place.visible_devices is None else {"CUDA_VISIBLE_DEVICES": place.visible_devices}
+    devices = {} if placement.visible_devices is None else {"CUDA_VISIBLE_DEVICES": placement.visible_devices}
     own = {
-        "torchrun": lambda: _torchrun(place),
-        "deepspeed": lambda: _deepspeed(place, on_cpu),
-        "accelerate": lambda: _torchrun(place) | _accelerate(command.plugin, config, accumulation, files, on_cpu),
+        "torchrun": lambda: _torchrun(placement),
+        "deepspeed": lambda: _deepspeed(placement, on_cpu),
+        "accelerate": lambda: _torchrun(placement) | _accelerate(command.plugin, config, accumulation, files, on_cpu),
     }
-    return {**_everyones(place), **devices, **own[command.launcher]()}
+    return {**_common_variables(placement), **devices, **own[command.launcher]()}
 
 
 def inherited(variables: Mapping[str, str]) -> dict[str, str]:
-    """What a script finds: the rank's own variables, and these in their place. Output comes at once, faults tell where."""
+    """The script's environment: the rank's own, overridden by `variables`; output is unbuffered, faults print a traceback."""
     return {**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1", **variables}
 
 
-def launcher_words(launcher: str, words: Sequence[str], place: Place) -> list[str]:
-    """The words as the launcher passes them on: deepspeed's tells the script its local rank, right after its name."""
+def launcher_command(launcher: str, words: Sequence[str], placement: Placement) -> list[str]:
+    """The command as the launcher passes it on: deepspeed inserts `--local_rank` directly after the script's name."""
     program = program_at(words) if launcher == "deepspeed" else None
     if program is None:
         return list(words)
-    return [*words[: program + 1], f"--local_rank={place.local_rank}", *words[program + 1 :]]
+    return [*words[: program + 1], f"--local_rank={placement.local_rank}", *words[program + 1 :]]
 
 
-def _everyones(place: Place) -> dict[str, str]:
+def _common_variables(placement: Placement) -> dict[str, str]:
     return {
-        "RANK": str(place.rank),
-        "LOCAL_RANK": str(place.local_rank),
-        "WORLD_SIZE": str(place.world_size),
-        "LOCAL_WORLD_SIZE": str(place.local_world_size),
-        "MASTER_ADDR": place.address,
-        "MASTER_PORT": str(place.port),
+        "RANK": str(placement.rank),
+        "LOCAL_RANK": str(placement.local_rank),
+        "WORLD_SIZE": str(placement.world_size),
+        "LOCAL_WORLD_SIZE": str(placement.local_world_size),
+        "MASTER_ADDR": placement.address,
+        "MASTER_PORT": str(placement.port),
     }
 
 
-def _torchrun(place: Place) -> dict[str, str]:
-    """Of torch.distributed.elastic.agent.server.local_elastic_agent (2.13), without an agent's store: rank 0 makes its own."""
+def _torchrun(placement: Placement) -> dict[str, str]:
+    """As torch.distributed.elastic.agent.server.local_elastic_agent (2.13), without an agent's store: rank 0 creates it."""
     return {
-        "GROUP_RANK": str(place.node),
-        "GROUP_WORLD_SIZE": str(place.nodes),
-        "ROLE_RANK": str(place.rank),
+        "GROUP_RANK": str(placement.node),
+        "GROUP_WORLD_SIZE": str(placement.nodes),
+        "ROLE_RANK": str(placement.rank),
         "ROLE_NAME": "default",
-        "ROLE_WORLD_SIZE": str(place.world_size),
+        "ROLE_WORLD_SIZE": str(placement.world_size),
         "TORCHELASTIC_RESTART_COUNT": "0",
         "TORCHELASTIC_MAX_RESTARTS": "0",
         "TORCHELASTIC_RUN_ID": "autotune",
@@ -84,19 +84,19 @@ def _torchrun(place: Place) -> dict[str, str]:
     }
 
 
-def _deepspeed(place: Place, on_cpu: bool) -> dict[str, str]:
-    """Of deepspeed.launcher.launch (0.19.8)."""
+def _deepspeed(placement: Placement, on_cpu: bool) -> dict[str, str]:
+    """As deepspeed.launcher.launch (0.19.8)."""
     accelerator = {"DS_ACCELERATOR": "cpu"} if on_cpu else {}
     return {
-        "CROSS_RANK": str(place.node),
-        "CROSS_SIZE": str(place.nodes),
-        "LOCAL_SIZE": str(place.local_world_size),
+        "CROSS_RANK": str(placement.node),
+        "CROSS_SIZE": str(placement.nodes),
+        "LOCAL_SIZE": str(placement.local_world_size),
         **accelerator,
     }
 
 
 def _accelerate(plugin: str, config: TrialConfig, accumulation: int, files: Mapping[str, Path], on_cpu: bool) -> dict[str, str]:
-    """Of accelerate.utils.launch: `prepare_multi_gpu_env`."""
+    """As `prepare_multi_gpu_env` of accelerate.utils.launch."""
     found = {
         "ACCELERATE_MIXED_PRECISION": {"bf16": "bf16", "fp16": "fp16"}.get(config.precision, "no"),
         "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": str(accumulation),

@@ -1,4 +1,4 @@
-"""Memory and processor time of a script with everything that it has started."""
+"""Memory and CPU time of a script and all its child processes."""
 
 import contextlib
 import os
@@ -31,43 +31,43 @@ COMPILERS = frozenset(
         "cudafe++",
     }
 )
-"""Programs that extensions are built by when a script first needs them: they hold gigabytes, once, and train nothing."""
+"""Programs that build extensions when a script first needs them. They use gigabytes once and are not part of training."""
 
 
 class ProcessTree:
-    """The processes below a supervisor. Where the system has no /proc, everything stays 0."""
+    """The descendants of a supervisor process. On a system without /proc, everything stays 0."""
 
     def __init__(self, supervisor: int, script: int) -> None:
         self._supervisor, self._script = supervisor, script
         self._own_peak = 0
         self._others_peak = 0
         self.cpu_seconds = 0.0
-        """Of all processes that lived at the last look, since each began."""
+        """CPU time of all processes that were alive at the last look, since each one started."""
         self.processes: tuple[int, ...] = ()
 
     @property
     def peak_bytes(self) -> int:
-        """Highest resident set of the script's own process, which the system keeps exactly, and the most that the others were
-        seen to hold together, what processes share being divided among them; compilers are left out. At most what was needed at
-        one time, or more."""
+        """Peak resident set of the script's own process (exact, from the kernel), plus the highest total PSS that was sampled
+        for the other processes, without compilers. The two peaks may be at different times, so the sum is an upper bound up to
+        sampling."""
         return self._own_peak + self._others_peak
 
     def look(self) -> None:
-        """Look at what there is now."""
+        """Sample the current processes."""
         parents, ticks, names = _table()
         self.processes = tuple(below(self._supervisor, parents))
         self.cpu_seconds = sum(ticks[process] for process in self.processes) / _TICKS
-        self.take_own_peak(_kilobytes(self._script, "status", _PEAK))
+        self.record_own_peak(_bytes_in(self._script, "status", _PEAK))
         others = [one for one in self.processes if one != self._script and names[one] not in COMPILERS]
-        self._others_peak = max(self._others_peak, sum(_kilobytes(process, "smaps_rollup", _SHARE) for process in others))
+        self._others_peak = max(self._others_peak, sum(_bytes_in(process, "smaps_rollup", _SHARE) for process in others))
 
-    def take_own_peak(self, peak: int) -> None:
-        """Take what is known of the script's own process: the system tells it, too, when the process has ended."""
+    def record_own_peak(self, peak: int) -> None:
+        """Record a peak of the script's own process [bytes]; the kernel also reports it when the process has ended."""
         self._own_peak = max(self._own_peak, peak)
 
 
 def device_bytes(processes: Iterable[int]) -> int | None:
-    """Device memory of these processes by the driver; None: it does not tell, or they have none."""
+    """Device memory of these processes according to the driver [bytes]; None: it is not reported, or they use none."""
     query = ["nvidia-smi", "--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits"]
     try:
         rows = subprocess.run(query, capture_output=True, text=True, timeout=10, check=True).stdout.splitlines()
@@ -82,7 +82,7 @@ def device_bytes(processes: Iterable[int]) -> int | None:
 
 
 def _table() -> tuple[dict[int, int], dict[int, int], dict[int, str]]:
-    """Every process of the machine: its parent, its processor time in clock ticks, and its program's name."""
+    """Parent, CPU time [clock ticks] and program name of every process of the machine."""
     parents: dict[int, int] = {}
     ticks: dict[int, int] = {}
     names: dict[int, str] = {}
@@ -94,13 +94,13 @@ def _table() -> tuple[dict[int, int], dict[int, int], dict[int, str]]:
                 before, _, rest = file.read().rpartition(b")")
                 fields = rest.split()
                 parents[int(name)] = int(fields[1])
-                ticks[int(name)] = sum(map(int, fields[11:15]))  # its own, and of the children that it has waited for
+                ticks[int(name)] = sum(map(int, fields[11:15]))  # its own and that of children that it has waited for
                 names[int(name)] = before.partition(b"(")[2].decode(errors="replace")
     return parents, ticks, names
 
 
-def _kilobytes(process: int, file: str, pattern: re.Pattern[str]) -> int:
-    """In bytes; 0 where it is not told."""
+def _bytes_in(process: int, file: str, pattern: re.Pattern[str]) -> int:
+    """The value in a file of /proc, in bytes; 0 if it is missing."""
     try:
         found = pattern.search(Path(f"/proc/{process}/{file}").read_text())
     except OSError:

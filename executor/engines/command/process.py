@@ -1,4 +1,4 @@
-"""A user's script on one rank, as the rank holds it."""
+"""A rank's handle on the process of a user's script."""
 
 import contextlib
 import json
@@ -13,24 +13,25 @@ from typing import Any
 
 SUPERVISOR = str(Path(__file__).with_name("supervisor.py"))
 START_SECONDS = 30.0
-"""Time for the supervisor, a Python without packages, to start the script."""
+"""Time limit for the supervisor, a Python without packages, to start the script."""
 END_SECONDS = 10.0
-"""Time for killed processes to be gone."""
+"""Time limit for killed processes to end."""
 _POLL_SECONDS = 0.01
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """What is run."""
+    """The command to run and its surroundings."""
 
     words: tuple[str, ...]
+    """Program and arguments."""
     environment: Mapping[str, str]
     folder: str
-    """Its working folder; empty: the rank's."""
+    """Working folder; empty: the rank's."""
     data_limit: int | None = None
-    """Bytes of private memory that one of its processes may ask for; None: no limit."""
+    """Limit on the private memory of each of its processes [bytes]; None: no limit."""
     shared_memory: str = ""
-    """Pattern of the files of shared memory that it may leave; empty: none."""
+    """Pattern of the shared-memory files that it may leave; empty: none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,17 +39,17 @@ class Exit:
     """How a script ended."""
 
     code: int
-    """Negative: the signal that ended it."""
+    """Exit code; negative: the signal that ended it."""
     peak_bytes: int = 0
-    """Highest resident set of its own process."""
+    """Peak resident set of its own process."""
     problem: str = ""
-    """Why it could not be started; empty: it ran."""
+    """Why the script could not be started; empty: it ran."""
 
 
 class ScriptProcess:
     """One script under its supervisor (`supervisor.py`). Used from one thread.
 
-    However this process ends, the script and all that it has started end with it.
+    However this process ends, the script and all its child processes end with it.
     """
 
     def __init__(self, launch: Launch, folder: Path, output: Path) -> None:
@@ -69,36 +70,36 @@ class ScriptProcess:
         )
         assert self._supervisor.stdout is not None
         os.set_blocking(self._supervisor.stdout.fileno(), False)
-        self._heard = b""
+        self._received = b""
         self.exit: Exit | None = None
-        """How it ended; None: it runs, as far as `poll` has seen."""
+        """How the script ended; None: it was running at the last `poll`."""
         self.pid = 0
-        """Of the script's own process; 0: it could not be started."""
+        """Process ID of the script's own process; 0: it could not be started."""
         self._wait_for(lambda: self.pid != 0, START_SECONDS)
 
     @property
     def supervisor_pid(self) -> int:
-        """The process below which everything of the script is."""
+        """The process that all processes of the script descend from."""
         return self._supervisor.pid
 
     def poll(self) -> Exit | None:
-        """How it ended; None: it runs."""
+        """How the script ended; None: it is running."""
         if self.exit is None:
-            gone = self._supervisor.poll() is not None  # before its messages, so that its end is read after the last of them
-            self._hear()
+            gone = self._supervisor.poll() is not None  # before reading its messages, so that the last ones are read
+            self._read_messages()
             if self.exit is None and gone:
                 self.exit = Exit(code=-9, problem="the supervisor of the script was killed")
         return self.exit
 
     def signal(self, letter: bytes) -> None:
-        """Send a signal, by its letter in `supervisor.SIGNALS`. To a script that has ended: ignored."""
+        """Send a signal, by its letter in `supervisor.SIGNALS`. Ignored if the script has ended."""
         assert self._supervisor.stdin is not None
         with contextlib.suppress(OSError, ValueError):  # it is gone, or was closed
             self._supervisor.stdin.write(letter)
             self._supervisor.stdin.flush()
 
     def end(self, grace: float) -> None:
-        """Ask it to end, kill it after `grace` seconds, and return when all of it is gone. May be called twice."""
+        """Terminate the script, kill it after `grace` seconds, and return when all its processes are gone. May be called twice."""
         if self.poll() is None and grace > 0:
             self.signal(b"t")
             self._wait_for(lambda: False, grace)
@@ -107,18 +108,18 @@ class ScriptProcess:
             self._wait_for(lambda: False, END_SECONDS)
         self._close()
 
-    def _wait_for(self, happened: Any, seconds: float) -> None:
-        """Wait until something has happened, or the script has ended."""
+    def _wait_for(self, condition: Any, seconds: float) -> None:
+        """Wait until the condition holds, the script has ended or the time is over."""
         until = time.monotonic() + seconds
-        while self.poll() is None and not happened() and time.monotonic() < until:
+        while self.poll() is None and not condition() and time.monotonic() < until:
             time.sleep(_POLL_SECONDS)
 
-    def _hear(self) -> None:
+    def _read_messages(self) -> None:
         assert self._supervisor.stdout is not None
         with contextlib.suppress(BlockingIOError):
             while chunk := os.read(self._supervisor.stdout.fileno(), 65_536):
-                self._heard += chunk
-        *lines, self._heard = self._heard.split(b"\n")
+                self._received += chunk
+        *lines, self._received = self._received.split(b"\n")
         for line in lines:
             message = json.loads(line)
             self.pid = message.get("pid", self.pid)
@@ -131,13 +132,13 @@ class ScriptProcess:
         for stream in (self._supervisor.stdin, self._supervisor.stdout):
             if stream is not None:
                 with contextlib.suppress(OSError):
-                    stream.close()  # the end of its input: the supervisor kills whatever there still is
+                    stream.close()  # at the end of its input the supervisor kills all remaining processes
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._supervisor.wait(END_SECONDS)
 
 
-def python_words(words: Sequence[str]) -> list[str]:
-    """The words as they are run: `python`, and a script alone, mean the Python of the ranks, as they do to torchrun."""
+def python_command(words: Sequence[str]) -> list[str]:
+    """The command with the ranks' Python in place of `python`, and before a bare script, as torchrun does."""
     if words[0] in ("python", "python3"):
         return [sys.executable, *words[1:]]
     return [sys.executable, *words] if words[0].endswith(".py") else list(words)

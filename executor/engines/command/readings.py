@@ -1,4 +1,4 @@
-"""What one rank's script told of its steps."""
+"""Reads what one rank's script reports about its steps."""
 
 import contextlib
 import json
@@ -14,79 +14,79 @@ from typing import Any
 from search_spaces.patterns import compiled
 
 TAIL_BYTES = 32_768
-"""How much of the end of a script's output is kept."""
+"""Bytes kept from the end of a script's output."""
 LARGEST_OUTPUT = 16 * 2**20
-"""Bytes of output after which the file is emptied: what was read is not needed any more."""
+"""Bytes of output after which the file is truncated, since everything in it has been read."""
 _COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """What a step of the job's workload is, for rates that are told by samples or tokens."""
+    """The size of a step of the job's workload, to convert rates in samples or tokens."""
 
     samples: int
-    """In a step, over all ranks."""
+    """Samples in a step, over all ranks."""
     sequence_length: int
     world_size: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepTold:
-    """One optimizer step, or as many samples as are in one."""
+class ReportedStep:
+    """One optimizer step, or the equivalent number of samples."""
 
     seconds: float
     waited: float | None
-    """Seconds of them that it waited for data; None: it does not tell."""
+    """Part of `seconds` that it waited for data; None: not reported."""
 
 
 @dataclass(slots=True)
 class Readings:
-    """Turns what a script reports into steps. Rows come in their order."""
+    """Converts a script's reports to steps. Rows arrive in order."""
 
     batch: Batch
     count: int = 0
-    """Rows that told how fast the script is."""
+    """Rows that reported the speed of the script."""
     losses: list[float] = field(default_factory=list)
     not_finite: str = ""
-    """The first loss that is no number, in words; empty: none."""
+    """Message about the first loss that is not finite; empty: none."""
     problem: str = ""
-    """Why a row cannot be used; empty: all could."""
+    """Why a row is invalid; empty: all rows are valid."""
     samples: float | None = None
-    """Of a report, as told last."""
+    """Samples of the last report."""
     device_bytes: int | None = None
-    """Peak of the device's allocator, as told by the script's own torch."""
+    """Peak of the device's allocator, as reported by the script's own torch."""
     reserved_bytes: int | None = None
     _before: float | None = None
-    """When the last report was made."""
+    """Time of the last report."""
 
-    def take(self, row: Mapping[str, Any]) -> StepTold | None:
-        """Take one row; returns the step that it tells, None where it tells none (the first report, a loss alone)."""
+    def take(self, row: Mapping[str, Any]) -> ReportedStep | None:
+        """Take one row; return the step that it reports, or None if it reports none (the first report, or only a loss)."""
         try:
             return self._take({name: _number(name, value) for name, value in row.items() if name in _NUMBERS})
         except ValueError as error:
             self.problem = self.problem or str(error)
             return None
 
-    def _take(self, row: Mapping[str, float]) -> StepTold | None:
+    def _take(self, row: Mapping[str, float]) -> ReportedStep | None:
         if "loss" in row:
             self._take_loss(row["loss"])
         for name in ("device_bytes", "reserved_bytes"):
             if name in row:
                 setattr(self, name, max(int(row[name]), getattr(self, name) or 0))
-        told = self._seconds(row)
-        if told is None:
+        timing = self._seconds(row)
+        if timing is None:
             return None
-        seconds, share = told
+        seconds, scale = timing
         self.count += 1
         if seconds is None:
             return None
         waited = row.get("waited")
-        return StepTold(seconds=seconds, waited=None if waited is None else min(waited * share, seconds))
+        return ReportedStep(seconds=seconds, waited=None if waited is None else min(waited * scale, seconds))
 
     def _seconds(self, row: Mapping[str, float]) -> tuple[float | None, float] | None:
-        """Seconds for as many samples as a step has (None: a first report), and what the row's own seconds are multiplied by.
+        """Seconds for the samples of one step (None: the first report), and the factor that scales the row's own seconds to it.
 
-        None: the row tells nothing of time.
+        None: the row reports no time.
         """
         batch = self.batch
         tokens = batch.samples * batch.sequence_length
@@ -103,8 +103,8 @@ class Readings:
         self.samples = row["samples"]
         now, before = row["clock"], self._before
         self._before = now
-        share = batch.samples / self.samples
-        return (None if before is None else max(now - before, 1e-9) * share), share
+        scale = batch.samples / self.samples
+        return (None if before is None else max(now - before, 1e-9) * scale), scale
 
     def _take_loss(self, loss: float) -> None:
         self.losses.append(loss)
@@ -122,11 +122,11 @@ _NOT_NEGATIVE = _NUMBERS - _POSITIVE - {"loss"}
 
 
 def _number(name: str, value: Any) -> float:
-    """`1,234.5` too: logs are for people."""
+    """Parse a number; `1,234.5` is accepted, since logs are written for people."""
     try:
         number = float(value.replace(",", "") if isinstance(value, str) else value)
     except (TypeError, ValueError):
-        raise ValueError(f"{name} is reported as {value!r}, which is no number") from None
+        raise ValueError(f"{name} is reported as {value!r}, which is not a number") from None
     if name in _POSITIVE and not 0 < number < math.inf:
         raise ValueError(f"{name} is reported as {value!r}, which is not above 0")
     if name in _NOT_NEGATIVE and not 0 <= number < math.inf:
@@ -135,30 +135,30 @@ def _number(name: str, value: Any) -> float:
 
 
 class ReportFile:
-    """The JSON lines that a script appends."""
+    """The JSON lines that a script appends to its report file."""
 
     def __init__(self, path: Path) -> None:
-        self._path, self._at = path, 0
+        self._path, self._offset = path, 0
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """Those that were completed since the last call."""
-        new = _read_on(self._path, self._at)
+        """The lines that were completed since the last call."""
+        new = _read_from(self._path, self._offset)
         whole = new[: new.rfind(b"\n") + 1]
-        self._at += len(whole)
+        self._offset += len(whole)
         for line in whole.splitlines():
             try:
                 row = json.loads(line)
             except ValueError:
-                continue  # of a script that writes the file itself
+                continue  # the script writes the file itself
             if isinstance(row, dict):
-                yield {"clock": time.monotonic(), **row}  # of a script that does not tell when: now
+                yield {"clock": time.monotonic(), **row}  # if the script reports no time, use now
 
 
 class Output:
-    """The output of a script: its end, and what a pattern finds in it."""
+    """The output of a script: its tail, and the matches of a pattern in it."""
 
     def __init__(self, path: Path, pattern: str | None) -> None:
-        self._path, self._at = path, 0
+        self._path, self._offset = path, 0
         self._pattern = None if pattern is None else compiled(pattern)
         self._kept = b""
         self._unfinished = b""
@@ -167,19 +167,19 @@ class Output:
 
     @property
     def tail(self) -> str:
-        """The end of it, without colours."""
+        """The end of the output, without colour codes."""
         return _COLOURS.sub("", self._kept.decode(errors="replace")).strip()
 
     def rows(self) -> list[dict[str, Any]]:
-        """Read on; return what the pattern's groups found in new lines."""
-        new = _read_on(self._path, self._at)
+        """Read new output; return what the pattern's groups match in new lines."""
+        new = _read_from(self._path, self._offset)
         _pass_on(new)
-        self._at += len(new)
+        self._offset += len(new)
         self.length += len(new)
-        if self._at > LARGEST_OUTPUT:
+        if self._offset > LARGEST_OUTPUT:
             with self._path.open("rb+") as file:
-                file.truncate(0)  # the script appends: it goes on at the start
-            self._at = 0
+                file.truncate(0)  # the script appends, so it continues at the start
+            self._offset = 0
         self._kept = (self._kept + new)[-TAIL_BYTES:]
         if self._pattern is None:
             return []
@@ -194,17 +194,17 @@ class Output:
 
 
 def _pass_on(new: bytes) -> None:
-    """Print it as the rank's own: what ranks print is kept with their trial."""
-    with contextlib.suppress(OSError):  # nobody holds the other end any more
+    """Print it as the rank's own output, which is kept with the trial."""
+    with contextlib.suppress(OSError):  # the reader is gone
         while new:
             new = new[os.write(1, new) :]
 
 
-def _read_on(path: Path, at: int) -> bytes:
-    """What the file has from there on; nothing where there is no file yet."""
+def _read_from(path: Path, offset: int) -> bytes:
+    """The file's content from `offset` on; empty if there is no file yet."""
     try:
         with path.open("rb") as file:
-            file.seek(at)
+            file.seek(offset)
             return file.read()
     except FileNotFoundError:
         return b""

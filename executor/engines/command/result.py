@@ -1,4 +1,4 @@
-"""The result of a script's trial, from what every rank knows of its own script."""
+"""Makes the result of a script's trial from the facts that every rank collects about its own script."""
 
 import dataclasses
 import shlex
@@ -17,9 +17,9 @@ from executor.measurement.flops import convention_of, flops_utilization, tflops_
 from executor.measurement.timing import step_time
 from executor.measurement.trial_report import rate_of
 from executor.measurement.trial_state import Trial
-from search_spaces.command import CommandModel
 from search_spaces.failure import Evidence, FailureTable, Sign
-from search_spaces.model import Model
+from search_spaces.models.command import CommandModel
+from search_spaces.models.model import Model
 from search_spaces.outcome import Outcome
 from search_spaces.placeholders import TELLS_BATCH, names_in
 from search_spaces.trial import Interval, RankMeasurement, TrialResult
@@ -30,13 +30,13 @@ REMEDY = "call autotune.report(samples=…) after every optimizer step, or give 
 _TAKEN_FROM_OUTSIDE = (Outcome.LOST, Outcome.PREEMPTED)
 
 _LIMIT = Evidence(exceptions=("MemoryLimitError",))
-"""Of a script that holds more than a rank may."""
+"""Evidence for a script that uses more memory than a rank may."""
 Facts = dict[str, Any]
-"""What a rank knows of its script, as plain data."""
+"""What a rank knows about its script, as plain data."""
 
 
 def facts_of(watch: Watch, rank: int, table: FailureTable) -> Facts:
-    """What this rank tells the others when its script has ended."""
+    """What this rank sends to the others when its script has ended."""
     ended, readings = watch.process.exit, watch.readings
     failure = read_failure(watch.output.tail)
     evidence = failure.evidence(None if ended is None else ended.code, watch.killed_for_memory)
@@ -54,7 +54,7 @@ def facts_of(watch: Watch, rank: int, table: FailureTable) -> Facts:
         "cause": row.name,
         "killed_for_memory": watch.killed_for_memory,
         "port_taken": watch.state is State.BROKEN and failure.port_taken,
-        "told": readings.not_finite or readings.problem,
+        "report_problem": readings.not_finite or readings.problem,
         "reports": readings.count,
         "samples": readings.samples,
         "losses": readings.losses[:KEPT_LOSSES],
@@ -71,31 +71,31 @@ def facts_of(watch: Watch, rank: int, table: FailureTable) -> Facts:
 
 
 def result_of(trial: Trial, end: str, rows: Sequence[Facts], words: Sequence[str]) -> TrialResult:
-    """The same on every rank. `end`: a value of `trial.End`."""
+    """The trial's result, the same on every rank. `end`: a value of `trial.End`."""
     if any(State(row["state"]) in FAILURES for row in rows):
         return _failed(trial, rows)
     if end == "hanging":
         return _hanging(trial, rows)
     if end == "silent":
         seconds = trial.phase_seconds.get("build", 0.0)
-        message = f"the script runs, and has told nothing of its steps within {seconds:.0f} s; {REMEDY}"
-        return _ended(trial, Outcome.FAILED, message, rows[0]["text"])
-    told = max(rows, key=lambda row: (State(row["state"]) is State.ENOUGH, len(row["seconds"]), -row["rank"]))
-    if len(told["seconds"]) < FEWEST_TIMED:
+        message = f"the script runs but has reported no steps within {seconds:.0f} s; {REMEDY}"
+        return _without_timing(trial, Outcome.FAILED, message, rows[0]["text"])
+    timed = max(rows, key=lambda row: (State(row["state"]) is State.ENOUGH, len(row["seconds"]), -row["rank"]))
+    if len(timed["seconds"]) < FEWEST_TIMED:
         message = f"the script exited with code 0 without a measurement; {REMEDY}"
-        if told["reports"]:
-            message = f"the script exited with code 0 after {told['reports']} reports, too few to time; let it run for 20 steps"
-        return _ended(trial, Outcome.FAILED, message, told["text"])
-    return _measured(trial, told, rows, words)
+        if timed["reports"]:
+            message = f"the script exited with code 0 after {timed['reports']} reports, too few to time; let it run for 20 steps"
+        return _without_timing(trial, Outcome.FAILED, message, timed["text"])
+    return _measured(trial, timed, rows, words)
 
 
 def _failed(trial: Trial, rows: Sequence[Facts]) -> TrialResult:
-    """The cause, and not its consequences: a memory's end before an error, an error before a broken collective."""
+    """Report the cause, not its consequences: out of memory before an error, an error before a broken collective."""
     table = failure_table(trial.request.failures)
     failures = [row for row in rows if State(row["state"]) in FAILURES]
     cause = min(failures, key=lambda row: _order(row, table))
-    told = table.row(cause["cause"])
-    assert told is not None
+    failure = table.row(cause["cause"])
+    assert failure is not None
     where, state = f"rank {cause['rank']}", State(cause["state"])
     if state is State.OVER:
         limit = trial.request.memory_limit_bytes or 0
@@ -103,52 +103,52 @@ def _failed(trial: Trial, rows: Sequence[Facts]) -> TrialResult:
             f"{where} holds {cause['peak']:,} bytes, the limit is {limit:,}; "
             "use a smaller micro-batch, a higher ZeRO stage or activation checkpointing"
         )
-        return _ended(trial, told.outcome, message, None, rows, cause)
+        return _without_timing(trial, failure.outcome, message, None, rows, cause)
     if state is State.WRONG:
-        return _ended(trial, Outcome.WRONG, cause["told"], None, rows)
+        return _without_timing(trial, Outcome.WRONG, cause["report_problem"], None, rows)
     if state is State.MISUSED:
-        return _ended(trial, Outcome.FAILED, f"{where}: {cause['told']}; {REMEDY}", cause["text"], rows)
+        return _without_timing(trial, Outcome.FAILED, f"{where}: {cause['report_problem']}; {REMEDY}", cause["text"], rows)
     if cause["problem"]:
-        return _ended(trial, Outcome.FAILED, f"{where}: {cause['problem']}", cause["text"], rows)
+        return _without_timing(trial, Outcome.FAILED, f"{where}: {cause['problem']}", cause["text"], rows)
     how = ": ".join(filter(None, [f"the script {_exit_text(cause['exit'])}", cause["line"]]))
     message = f"{where}: {how}"
-    if told.outcome is Outcome.INFEASIBLE:
-        message = f"{where}: the kernel killed the script for want of memory" if cause["killed_for_memory"] else cause["line"]
-    elif told.signals and told.outcome in _TAKEN_FROM_OUTSIDE:
+    if failure.outcome is Outcome.INFEASIBLE:
+        message = f"{where}: the kernel killed the script: out of memory" if cause["killed_for_memory"] else cause["line"]
+    elif failure.signals and failure.outcome in _TAKEN_FROM_OUTSIDE:
         message = f"{where}: the script was killed from outside"
-    return _ended(trial, told.outcome, message, cause["text"], rows, cause)
+    return _without_timing(trial, failure.outcome, message, cause["text"], rows, cause)
 
 
 def _order(row: Facts, table: FailureTable) -> tuple[int, int]:
-    told = table.row(row["cause"])
-    if State(row["state"]) is not State.BROKEN or (told is not None and told.outcome is Outcome.INFEASIBLE):
+    failure = table.row(row["cause"])
+    if State(row["state"]) is not State.BROKEN or (failure is not None and failure.outcome is Outcome.INFEASIBLE):
         return 0, row["rank"]
-    return 2 if told is not None and told.consequence else 1, row["rank"]
+    return 2 if failure is not None and failure.consequence else 1, row["rank"]
 
 
 def _exit_text(code: int) -> str:
     if code >= 0:
         return f"exited with code {code}"
     try:
-        return f"was ended by {signal.Signals(-code).name}"
+        return f"was terminated by {signal.Signals(-code).name}"
     except ValueError:
-        return f"was ended by signal {-code}"
+        return f"was terminated by signal {-code}"
 
 
 def _hanging(trial: Trial, rows: Sequence[Facts]) -> TrialResult:
-    """Where each rank stands, as Python's fault handler printed it."""
+    """A trial that ran out of time, with the stack traces of each rank as Python's fault handler printed them."""
     reports = max(row["reports"] for row in rows)
-    seen = f"last heard of after {reports} reports" if reports else "nothing was heard of it"
-    message = f"no result within {trial.request.timeout_seconds:g} s ({seen}); the script was killed on every rank"
+    progress = f"no further report after {reports} reports" if reports else "no report was received"
+    message = f"no result within {trial.request.timeout_seconds:g} s ({progress}); the script was killed on every rank"
     text = "\n".join(f"rank {row['rank']}:\n{without_handler_words(row['text'])}" for row in rows if row["text"])
     row, _ = failure_table(trial.request.failures).find(Evidence(signs=(Sign.TIME_LIMIT,)))
-    return dataclasses.replace(_ended(trial, row.outcome, message, text), cause=row.name)
+    return dataclasses.replace(_without_timing(trial, row.outcome, message, text), cause=row.name)
 
 
-def _ended(
+def _without_timing(
     trial: Trial, outcome: Outcome, message: str, text: str | None, rows: Sequence[Facts] = (), cause: Facts | None = None
 ) -> TrialResult:
-    """A trial that measured no time; `cause`: the rank whose failure a row of the failure table tells."""
+    """The result of a trial without a measurement; `cause`: facts of the rank whose failure is in the failure table."""
     return TrialResult(
         attempt=trial.request.attempt,
         outcome=outcome,
@@ -161,18 +161,18 @@ def _ended(
     )
 
 
-def _measured(trial: Trial, told: Facts, rows: Sequence[Facts], words: Sequence[str]) -> TrialResult:
+def _measured(trial: Trial, timed: Facts, rows: Sequence[Facts], words: Sequence[str]) -> TrialResult:
     request = trial.request
-    timing = step_time(told["seconds"])
-    lost = _lost(trial, told)
+    timing = step_time(timed["seconds"])
+    lost = _lost_rate(trial, timed)
     rate = lost or rate_of(timing, request.workload.global_batch_size)
     tflops = tflops_per_device(request.model, request.workload, rate.mean, request.world_size)
     return TrialResult(
         attempt=request.attempt,
         outcome=Outcome.PRUNED if lost else Outcome.OK,
-        message=_message(trial, told, rows, lost),
-        losses=tuple(told["losses"]),
-        step_seconds=tuple(told["seconds"]),
+        message=_message(trial, timed, rows, lost),
+        losses=tuple(timed["losses"]),
+        step_seconds=tuple(timed["seconds"]),
         samples_per_second=rate,
         within_relative_error=timing.relative_error,
         peak_memory_bytes=max(row["peak"] for row in rows) or None,
@@ -180,54 +180,54 @@ def _measured(trial: Trial, told: Facts, rows: Sequence[Facts], words: Sequence[
         tflops_per_device=tflops,
         mfu=flops_utilization(tflops, request.peak_flops_per_device),
         flops_convention=convention_of(request.model),
-        unstable=lost is None and not told["settled"],
+        unstable=lost is None and not timed["settled"],
         phase_seconds=dict(trial.phase_seconds),
         environment={**environment(trial.context.device), "command": shlex.join(words)},
     )
 
 
-def _lost(trial: Trial, told: Facts) -> Interval | None:
-    """The rate by which it lost its race, with its bound; None: it did not."""
-    if trial.race is None or State(told["state"]) is not State.ENOUGH:
+def _lost_rate(trial: Trial, timed: Facts) -> Interval | None:
+    """The rate with which the trial lost its race, and its bound; None: it did not lose."""
+    if trial.race is None or State(timed["state"]) is not State.ENOUGH:
         return None
-    if told["hopeless"]:
-        return trial.race.hopeless_interval(told["warm"])
-    return trial.race.interval(told["seconds"]) if trial.race.is_lost(told["seconds"]) else None
+    if timed["hopeless"]:
+        return trial.race.hopeless_interval(timed["warm"])
+    return trial.race.interval(timed["seconds"]) if trial.race.is_lost(timed["seconds"]) else None
 
 
-def _message(trial: Trial, told: Facts, rows: Sequence[Facts], lost: Interval | None) -> str:
+def _message(trial: Trial, timed: Facts, rows: Sequence[Facts], lost: Interval | None) -> str:
     parts = []
     if lost is not None and trial.race is not None:
-        steps = "in warm-up" if told["hopeless"] else f"after {len(told['seconds'])} timed steps"
+        steps = "in warm-up" if timed["hopeless"] else f"after {len(timed['seconds'])} timed steps"
         parts.append(f"ended {steps}: at most {lost.high:.4g} samples/s, and the best has {trial.race.rate_to_beat:.4g}")
-    elif not told["settled"]:
-        ended = State(told["state"]) is State.ENDED
+    elif not timed["settled"]:
+        ended = State(timed["state"]) is State.ENDED
         why = (
             "the script ended before its steps settled" if ended else "step times still drifted when the allowed warm-up ended"
         )
         parts.append(f"unstable: {why}")
-    parts += filter(None, (_wait_text(rows, trial.request.model), _samples_text(trial, told)))
+    parts += filter(None, (_wait_text(rows, trial.request.model), _samples_text(trial, timed)))
     return "; ".join(parts)
 
 
 def _wait_text(rows: Sequence[Facts], command: Model) -> str:
-    """Of the rank that waits longest."""
+    """The share of time that the slowest rank waits for data."""
     shares = [row["waited"] / statistics.fmean(row["seconds"]) for row in rows if row["waited"] and row["seconds"]]
     return waiting_text(max(shares, default=0.0), command)
 
 
-def _samples_text(trial: Trial, told: Facts) -> str:
-    """Where a report is of other samples than a step has: the rate holds, but the batch is not the one that was asked for."""
+def _samples_text(trial: Trial, timed: Facts) -> str:
+    """A warning if the reported samples differ from a step's: the rate is valid, but the batch size is not the requested one."""
     command, batch = trial.request.model, trial.request.workload.global_batch_size
-    if told["samples"] is None or told["samples"] == batch or not isinstance(command, CommandModel):
+    if timed["samples"] is None or timed["samples"] == batch or not isinstance(command, CommandModel):
         return ""
     if not TELLS_BATCH & set(names_in(command.arguments)):
         return ""
-    if told["samples"] % batch == 0:
-        return ""  # it reports every so many steps
-    own = told["samples"] * trial.request.world_size == batch
-    remedy = "report those of all ranks, which must train together" if own else "tell the script {gradient_accumulation_steps}"
-    return f"reports {told['samples']:g} samples at a time, and the global batch is {batch}: {remedy}"
+    if timed["samples"] % batch == 0:
+        return ""  # it reports once per several steps
+    own = timed["samples"] * trial.request.world_size == batch
+    remedy = "report those of all ranks, which must train together" if own else "pass {gradient_accumulation_steps} to the script"
+    return f"reports {timed['samples']:g} samples at a time, and the global batch is {batch}: {remedy}"
 
 
 def _rank(row: Facts) -> RankMeasurement:

@@ -1,39 +1,39 @@
-"""The steps that a script tells, as a trial times them: warm-up dropped, then timed until the interval is narrow."""
+"""Times the steps that a script reports: drops the warm-up, then times steps until the interval is narrow."""
 
-from executor.engines.command.readings import StepTold
+from executor.engines.command.readings import ReportedStep
 from executor.measurement.timing import has_trend
 from executor.measurement.trial_state import Trial, is_enough
 
 FEWEST_TIMED = 2
-"""Steps that an interval needs."""
+"""Minimum number of steps for an interval."""
 
 
 class ReportedSteps:
-    """Takes steps in their order. The rules are those of the engines' own steps (`executor.trial.run`)."""
+    """Takes steps in order. The rules are those for steps of the other engines (`executor.trial.run`)."""
 
     def __init__(self, trial: Trial) -> None:
         self._trial = trial
-        self._warm: list[StepTold] = []
-        self._timed: list[StepTold] = []
+        self._warm: list[ReportedStep] = []
+        self._timed: list[ReportedStep] = []
         self.settled = False
         self.measuring = False
         self.enough = False
         self.hopeless = False
-        """Whether warm-up alone showed that the trial cannot win."""
+        """Whether the warm-up already showed that the trial cannot win."""
 
     @property
     def warm_seconds(self) -> list[float]:
-        """Of every step of warm-up."""
+        """Duration of every warm-up step."""
         return [step.seconds for step in self._warm]
 
     @property
     def latest_rate(self) -> float:
-        """Samples/s of the last step; 0: there is none."""
+        """Samples/s of the last step; 0: no step yet."""
         last = (self._timed or self._warm)[-1:]
         return self._trial.request.workload.global_batch_size / last[0].seconds if last else 0.0
 
-    def add(self, step: StepTold) -> None:
-        """Take one step; those after the last that is needed are passed over."""
+    def add(self, step: ReportedStep) -> None:
+        """Add one step. Steps are ignored once there are enough."""
         if self.enough:
             return
         if self.measuring:
@@ -46,8 +46,8 @@ class ReportedSteps:
         self.measuring = self.settled or len(self._warm) >= fidelity.max_warmup_steps
         self.enough = self.hopeless = race is not None and race.is_hopeless(self.warm_seconds)
 
-    def timed(self) -> list[StepTold]:
-        """The timed steps. Of a script that ended before there were enough, the later half of all: then nothing has settled."""
+    def timed(self) -> list[ReportedStep]:
+        """The timed steps. If the script ended before there were enough: the later half of all steps, marked as not settled."""
         if len(self._timed) >= FEWEST_TIMED:
             return self._timed
         every = [*self._warm, *self._timed]

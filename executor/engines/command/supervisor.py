@@ -1,17 +1,17 @@
-"""The parent of a user's script on one rank: starts it, passes signals on, and leaves nothing of it behind.
+"""The parent process of a user's script on one rank: starts it, forwards signals, and cleans up after it.
 
     rank                                      supervisor
-      │ starts it with a JSON file ───────►      starts the script in a process group of its own
+      │ starts it with a JSON file ───────►      starts the script in a new process group
       │ ◄──────────────────── {"pid": …}         or {"failed": why}
-      │ one letter: a signal ─────────────►      any number
-      │ ◄──────────────────── {"exit": …}        the script has ended, and all that it had started
-      │ end of file ──────────────────────►      the rank is gone: everything is killed, its folder and shared memory removed
+      │ one letter: a signal ─────────────►      any number of times
+      │ ◄──────────────────── {"exit": …}        the script and all its child processes have ended
+      │ end of file ──────────────────────►      the rank is gone: kill everything, remove its folder and shared memory
 
-It is no part of the rank's process group: the rank is killed with all its group when a trial runs out of time, and then nobody
-would be left to end what the script has started (data-loader workers, daemons in sessions of their own). What it starts is
-adopted by it when its own parent ends, and it dies with this process.
+The supervisor is not in the rank's process group: when a trial runs out of time, the rank is killed with its whole group, and
+no process would be left to kill the script's children (data-loader workers, daemons in their own sessions). As a subreaper,
+it adopts orphans among them. The script dies with this process.
 
-This file imports the standard library alone, and is started by its path with `-I -S`: in some 20 ms.
+This file imports only the standard library and is started by its path with `-I -S`, which takes about 20 ms.
 """
 
 import contextlib
@@ -29,25 +29,25 @@ from pathlib import Path
 from typing import Any
 
 SIGNALS = {b"t": signal.SIGTERM, b"a": signal.SIGABRT, b"k": signal.SIGKILL}
-"""Letter -> what the script gets. SIGABRT goes to its own process alone, which tells where it stands (faulthandler)."""
+"""Letter -> signal to the script. SIGABRT goes only to its own process, which then prints its stack traces (faulthandler)."""
 POLL_SECONDS = 0.02
 KILL_SECONDS = 5.0
-"""Longest that is waited for killed processes to be gone."""
+"""Maximum wait for killed processes to end."""
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
 
 def main() -> None:
-    """Run the script that the JSON file describes to its end, or to the end of whoever asked for it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the program that was started: that one ends its ranks
+    """Run the script that the JSON file describes, until it ends or the rank is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the main program, which ends its ranks
     launch = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     _control(_PR_SET_CHILD_SUBREAPER, 1)
     try:
         script = _start(launch)
     except (OSError, subprocess.SubprocessError) as error:
-        _tell({"failed": f"{launch['words'][0]} cannot be started in {launch['folder'] or Path.cwd()}: {error}"})
+        _send({"failed": f"{launch['words'][0]} cannot be started in {launch['folder'] or Path.cwd()}: {error}"})
         return
-    _tell({"pid": script.pid})
+    _send({"pid": script.pid})
     ended = _watch(script.pid)
     kill_rest(script.pid)
     if ended is None:
@@ -56,11 +56,11 @@ def main() -> None:
             for path in Path(pattern).parent.glob(Path(pattern).name):
                 path.unlink(missing_ok=True)
     else:
-        _tell(ended)
+        _send(ended)
 
 
 def _start(launch: dict[str, Any]) -> "subprocess.Popen[bytes]":
-    def before_it_runs() -> None:
+    def prepare_child() -> None:
         _control(_PR_SET_PDEATHSIG, signal.SIGKILL)
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -78,12 +78,12 @@ def _start(launch: dict[str, Any]) -> "subprocess.Popen[bytes]":
             stdout=output,
             stderr=subprocess.STDOUT,
             process_group=0,
-            preexec_fn=before_it_runs,
+            preexec_fn=prepare_child,
         )
 
 
 def _watch(pid: int) -> dict[str, Any] | None:
-    """Pass signals on until the script ends; returns how, or None where whoever asked is gone."""
+    """Forward signals until the script ends; return how it ended, or None if the rank is gone."""
     while True:
         found, status, usage = os.wait4(pid, os.WNOHANG)
         if found:
@@ -97,7 +97,7 @@ def _watch(pid: int) -> dict[str, Any] | None:
 
 
 def kill_rest(group: int) -> None:
-    """Kill what is left of the script: its group, and all that it started elsewhere, which are our children by now."""
+    """Kill what is left of the script: its group, and its other descendants, which are now children of this process."""
     until = time.monotonic() + KILL_SECONDS
     with contextlib.suppress(ProcessLookupError):
         os.killpg(group, signal.SIGKILL)
@@ -125,7 +125,7 @@ def _control(option: int, value: int) -> None:
         ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
-def _tell(message: dict[str, Any]) -> None:
+def _send(message: dict[str, Any]) -> None:
     with contextlib.suppress(BrokenPipeError):
         os.write(1, json.dumps(message).encode() + b"\n")
 

@@ -1,4 +1,4 @@
-"""One trial of a user's script: start it on every rank, watch it, agree on its end, tell what came of it."""
+"""One trial of a user's script: starts it on every rank, watches it, agrees on when it is over, and makes the result."""
 
 import dataclasses
 import time
@@ -7,7 +7,7 @@ from enum import StrEnum
 
 import torch
 
-from executor.engines.command.launch import agreed_place, launch_of, trial_folder
+from executor.engines.command.launch import gather_placement, make_launch, trial_folder
 from executor.engines.command.result import facts_of, result_of
 from executor.engines.command.watch import FAILURES, State, Watch
 from executor.engines.leftovers import remove_shared_memory
@@ -15,19 +15,19 @@ from executor.errors import EngineRefusalError
 from executor.failures import failure_table
 from executor.measurement.agreement import gather_numbers, gather_plain
 from executor.measurement.trial_state import Trial
-from search_spaces.command import CommandModel
+from search_spaces.models.command import CommandModel
 from search_spaces.trial import TrialRequest, TrialResult
 
 TICK_SECONDS = 0.1
-"""How often ranks look at their scripts and tell each other."""
+"""Interval at which ranks look at their scripts and exchange their state."""
 TERM_SECONDS = 1.0
-"""Time for a script whose steps were timed to end by itself."""
+"""Time for a measured script to end after SIGTERM."""
 ABORT_SECONDS = 0.5
-"""Time for a script that hangs to print where."""
+"""Time for a hanging script to print its stack traces."""
 GRACE_SECONDS = 1.0
-"""How long after the first failure the other ranks are heard: the cause may come after its consequences."""
+"""Wait after the first failure for other ranks' failures, since the cause may be reported after its consequences."""
 PORTS = 3
-"""Ports that are tried for a script's own process group, should another program take one in between."""
+"""Number of ports that are tried for a script's process group, in case another program takes one in between."""
 _PHASES = ("build", "warmup", "measure")
 
 
@@ -39,14 +39,14 @@ class End(StrEnum):
     FAILED = "failed"
     """A rank's script is in one of `FAILURES`."""
     SILENT = "silent"
-    """It runs, and has told nothing in the time that it is given."""
+    """It runs, and has reported nothing within `first_report` seconds."""
     HANGING = "hanging"
     """The trial's time is over."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """What a rank tells the others after every look: numbers alone, since it is told ten times a second."""
+    """What a rank sends to the others after every look: only numbers, since it is sent ten times a second."""
 
     state: float
     reports: float
@@ -59,12 +59,12 @@ class Row:
 def run_script(trial: Trial) -> TrialResult:
     """Run the user's command on every rank; every rank of the gang calls it, and gets the same result.
 
-    1. Fill in the command and write the files that it reads; agree on a port; start the script as its launcher would.
-    2. Look at it ten times a second (`Watch`): reports, output, memory, its end. Tell the other ranks.
-    3. All ranks come to the same conclusion from the same rows (`conclude`), so that no error has to be raised: the ranks stay
-       warm, whatever becomes of the script.
-    4. End the scripts: those that hang are made to print where first.
-    5. Gather what each rank knows, and make one result of it (`result_of`).
+    1. Fill in the command and write its files; agree on a port; start the script as its launcher would.
+    2. Look at it ten times a second (`Watch`): reports, output, memory, exit. Send the state to the other ranks.
+    3. All ranks reach the same conclusion from the same rows (`conclude`), so that no error has to be raised and the ranks stay
+       warm however the script ends.
+    4. End the scripts; those that hang first print their stack traces.
+    5. Gather the facts of each rank and make one result from them (`result_of`).
 
     Raises:
         EngineRefusalError: the request has no command.
@@ -83,33 +83,33 @@ def _run_once(trial: Trial, command: CommandModel) -> tuple[TrialResult, bool]:
     on_cpu = runs_on_cpu(trial.request)
     with trial_folder() as folder:
         began = trial.enter("build")
-        place = agreed_place(trial.context)
-        launch = launch_of(trial, command, place, folder, on_cpu)
+        placement = gather_placement(trial.context)
+        launch = make_launch(trial, command, placement, folder, on_cpu)
         watch = Watch(trial, command, launch, folder, on_cpu)
         try:
-            end = _watched(trial, command, watch, began)
+            end = _watch_until_end(trial, command, watch, began)
             began = trial.enter("close")
             _end(watch, end)
         finally:
             watch.close(0.0)
-            remove_shared_memory(place.address, place.port)
+            remove_shared_memory(placement.address, placement.port)
         rows = gather_plain(trial.context, facts_of(watch, trial.context.rank, failure_table(trial.request.failures)))
         trial.leave(began)
     return result_of(trial, end.value, rows, launch.words), any(row["port_taken"] for row in rows)
 
 
 def runs_on_cpu(request: TrialRequest) -> bool:
-    """Whether the script has processors alone. What the job is for decides: the script may have a torch of its own."""
+    """Whether the script runs on CPUs only. The job's device kind decides, because the script may use another torch."""
     return request.device_kind == "cpu" if request.device_kind is not None else not torch.cuda.is_available()
 
 
 def conclude(rows: list[Row], waited: float, first_report: float, limit: float) -> End | None:
-    """Why the trial is over, from what every rank told; None: it goes on.
+    """Why the trial is over, from the state of every rank; None: it goes on.
 
-    1. A rank's script has failed: after a grace, in which the others may tell the cause, or when none runs any more.
-    2. One has been timed for long enough: so have all, since they train in step.
+    1. A rank's script has failed, and the grace period is over, in which others may report the cause, or none runs any more.
+    2. One has been timed for long enough; this holds for all, since they train in lockstep.
     3. All have ended by themselves.
-    4. None has told anything in `first_report` seconds, and one does something all the time: it will never tell.
+    4. None has reported anything within `first_report` seconds, and one is busy: it does not report at all.
     5. The time is over.
     """
     states = [State(int(row.state)) for row in rows]
@@ -125,36 +125,36 @@ def conclude(rows: list[Row], waited: float, first_report: float, limit: float) 
     return End.HANGING if elapsed > limit else None
 
 
-def _watched(trial: Trial, command: CommandModel, watch: Watch, began: float) -> End:
-    """Look and tell until the trial is over."""
+def _watch_until_end(trial: Trial, command: CommandModel, watch: Watch, began: float) -> End:
+    """Look at the script and exchange states until the trial is over."""
     timeout = trial.request.timeout_seconds
-    limit = timeout - min(0.02 * timeout + 1.0 + ABORT_SECONDS, timeout / 2)  # before the ranks themselves are killed for it
+    limit = timeout - min(0.02 * timeout + 1.0 + ABORT_SECONDS, timeout / 2)  # before the ranks themselves are killed
     first_report = min(command.report_seconds or timeout / 2, limit)
     failed_at: float | None = None
     while True:
-        rows = _told(trial, watch, first_report)
+        rows = _gather_rows(trial, watch, first_report)
         if failed_at is None and any(State(int(row.state)) in FAILURES for row in rows):
             failed_at = max(row.elapsed for row in rows)
-        # By the same clocks on every rank, so that all conclude in the same turn.
+        # From the gathered clocks, so that all ranks conclude in the same iteration.
         waited = 0.0 if failed_at is None else max(row.elapsed for row in rows) - failed_at
         phase = _PHASES[int(max(row.phase for row in rows))]
         if phase != trial.phase:
             trial.leave(began)
             began = trial.enter(phase)
         trial.step = int(max(row.reports for row in rows))
-        trial.tell(max(row.rate for row in rows) or None)
+        trial.report_progress(max(row.rate for row in rows) or None)
         if (end := conclude(rows, waited, first_report, limit)) is not None:
             trial.leave(began)
             return end
         time.sleep(TICK_SECONDS)
 
 
-def _told(trial: Trial, watch: Watch, first_report: float) -> list[Row]:
-    """What every rank sees, on every rank."""
+def _gather_rows(trial: Trial, watch: Watch, first_report: float) -> list[Row]:
+    """Look at this rank's script; return the rows of all ranks."""
     state = watch.look()
     elapsed, silent = watch.elapsed, not watch.readings.count
     if silent and elapsed > first_report / 2:
-        watch.note_half()
+        watch.record_activity()
     mine = Row(
         state=float(state),
         reports=float(watch.readings.count),

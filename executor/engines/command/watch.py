@@ -1,4 +1,4 @@
-"""One rank's script while it runs: what it told, what it holds, and whether anything speaks for its end."""
+"""Watches one rank's script while it runs: its reports, its memory, and whether it should end."""
 
 import time
 from dataclasses import dataclass
@@ -7,34 +7,34 @@ from pathlib import Path
 
 from executor.engines.command.memory import ProcessTree, device_bytes
 from executor.engines.command.process import Launch, ScriptProcess
-from executor.engines.command.readings import Batch, Output, Readings, ReportFile, StepTold
+from executor.engines.command.readings import Batch, Output, Readings, ReportedStep, ReportFile
 from executor.engines.command.stopwatch import ReportedSteps
 from executor.measurement.trial_state import Trial
 from executor.process_tree import out_of_memory_kills
-from search_spaces.command import CommandModel
+from search_spaces.models.command import CommandModel
 
 TREE_SECONDS = 0.5
-"""How often the processes of a script are looked at."""
+"""Interval at which the processes of a script are sampled."""
 BUSY_SHARE = 0.05
-"""Of a processor that a script which does something takes at least."""
+"""Minimum CPU utilization of a busy script, as a fraction of one core."""
 
 
 class State(IntEnum):
-    """Where one rank's script stands. A number, because ranks tell it each other as one."""
+    """State of one rank's script. A number, because ranks exchange it as one."""
 
     RUNNING = 0
     ENOUGH = 1
-    """Its steps were timed as long as they had to be."""
+    """Enough of its steps were timed."""
     ENDED = 2
     """It ended by itself, without an error."""
     BROKEN = 3
-    """It ended otherwise, or could not be started."""
+    """It ended with an error, or could not be started."""
     OVER = 4
-    """It holds more memory than a rank may."""
+    """It uses more memory than a rank may."""
     WRONG = 5
-    """It told a loss that is no number."""
+    """It reported a loss that is not finite."""
     MISUSED = 6
-    """It told something that cannot be read."""
+    """It reported something that cannot be parsed."""
 
 
 FAILURES = (State.BROKEN, State.OVER, State.WRONG, State.MISUSED)
@@ -42,7 +42,7 @@ FAILURES = (State.BROKEN, State.OVER, State.WRONG, State.MISUSED)
 
 @dataclass(slots=True)
 class _Activity:
-    """What a silent script did since the middle of the time that it is given."""
+    """CPU time, output and elapsed time of a silent script, halfway through the time for its first report."""
 
     cpu_seconds: float
     output: int
@@ -50,7 +50,7 @@ class _Activity:
 
 
 class Watch:
-    """Starts the script, and looks at it again and again. Used from one thread; `close` it."""
+    """Starts the script and polls it. Use it from one thread and `close` it."""
 
     def __init__(self, trial: Trial, command: CommandModel, launch: Launch, folder: Path, on_cpu: bool) -> None:
         request = trial.request
@@ -80,32 +80,32 @@ class Watch:
 
     @property
     def peak_bytes(self) -> int:
-        """What counts against the limit: of the device where the script uses one, else of its processes."""
+        """Peak memory that counts against the limit: the device's if the script uses one, else that of its processes."""
         if self._on_cpu:
             return self.tree.peak_bytes
         return self.readings.device_bytes or self._device_bytes or 0
 
     def look(self) -> State:
-        """Read on; the state stays what it is once it is not RUNNING, but for an end that comes after."""
-        ended = self.process.poll()  # before what it told, so that its end is seen after the last of it
+        """Read new reports and output; return the state, which no longer changes once it is not RUNNING."""
+        ended = self.process.poll()  # before reading its reports, so that the last ones are read
         self._read()
         if self.elapsed - self._looked >= TREE_SECONDS or ended is not None:
             self._looked = self.elapsed
             self.tree.look()
         if ended is not None:
-            self.tree.take_own_peak(ended.peak_bytes)
+            self.tree.record_own_peak(ended.peak_bytes)
         if self.state is State.RUNNING:
-            self.state = self._judged()
+            self.state = self._next_state()
         return self.state
 
-    def note_half(self) -> None:
-        """Remember what it has done up to now, for `is_busy`."""
+    def record_activity(self) -> None:
+        """Record the CPU time and output so far, for `is_busy`. Only the first call has an effect."""
         if self._half is None:
             self.tree.look()
             self._half = _Activity(self.tree.cpu_seconds, self.output.length, self.elapsed)
 
     def is_busy(self) -> bool:
-        """Whether it has done something since `note_half`: a script that waits for ever does not."""
+        """Whether the script used the CPU or printed since `record_activity`; a script that waits for ever does not."""
         if self._half is None or self.process.exit is not None:
             return False
         self.tree.look()
@@ -113,17 +113,17 @@ class Watch:
         return self.output.length > self._half.output or used > BUSY_SHARE * (self.elapsed - self._half.at)
 
     def look_at_memory(self) -> None:
-        """The last look while it lives; at the device by the driver, where its own torch does not tell of it."""
+        """Sample memory a last time while the script lives; ask the driver if its torch did not report device memory."""
         self.tree.look()
         if not self._on_cpu and self.readings.device_bytes is None:
             self._device_bytes = device_bytes(self.tree.processes)
 
     def close(self, grace: float) -> None:
-        """End the script and read the last of what it told. May be called twice."""
+        """End the script and read its last reports. May be called twice."""
         self.process.end(grace)
         self._read()
         if self.process.exit is not None:
-            self.tree.take_own_peak(self.process.exit.peak_bytes)
+            self.tree.record_own_peak(self.process.exit.peak_bytes)
 
     def _read(self) -> None:
         rows = [*self._reports.rows()]
@@ -131,14 +131,14 @@ class Watch:
         for row in rows if not self._by_pattern else found:
             self._take(self.readings.take(row))
         if self._by_pattern:
-            for row in rows:  # of a script that does both, memory alone is taken
+            for row in rows:  # if a script does both, only the memory of its reports is used
                 self.readings.take({name: row[name] for name in ("device_bytes", "reserved_bytes") if name in row})
 
-    def _take(self, step: StepTold | None) -> None:
+    def _take(self, step: ReportedStep | None) -> None:
         if step is not None:
             self.steps.add(step)
 
-    def _judged(self) -> State:
+    def _next_state(self) -> State:
         if self.readings.not_finite:
             return State.WRONG
         if self.readings.problem:
@@ -149,7 +149,7 @@ class Watch:
         if ended is None and not self.steps.enough:
             return State.RUNNING
         if ended is None:
-            # Steps may be told between two looks at memory: what it holds by now decides whether they count.
+            # Steps may be reported between two samples of memory: the current memory decides whether they count.
             self.tree.look()
             return State.OVER if self._is_over() else State.ENOUGH
         self.killed_for_memory = ended.code in (-9, 137) and out_of_memory_kills() > self._kills

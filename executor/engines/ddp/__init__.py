@@ -1,1 +1,1 @@
-"""torch's DistributedDataParallel, to hold the native engine against at stage 0."""
+"""torch's DistributedDataParallel, a reference for the native engine at stage 0."""

@@ -17,7 +17,7 @@ from executor.parallel.groups import ParallelGroups
 from executor.parallel.initialization import materialise
 from executor.parallel.part import ModelPart
 from executor.parallel.replica import Replica
-from search_spaces.model import Model, ModelSpec
+from search_spaces.models.model import Model, ModelSpec
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
 
@@ -29,7 +29,7 @@ class DdpEngine(Engine):
 
     def build(self, context: RankContext, model: Model, config: TrialConfig, workload: Workload) -> ParallelSession:
         refuse(DDP, context, model, config, workload)
-        # Branches of a user's module get no gradient on ranks whose samples do not meet them.
+        # Branches of a user's module get no gradient on ranks whose samples do not take them.
         unused = not isinstance(model, ModelSpec)
 
         def make_replica(part: ModelPart, groups: ParallelGroups) -> Replica:
@@ -39,7 +39,7 @@ class DdpEngine(Engine):
 
 
 class DdpReplica(Replica):
-    """A whole copy of the module, whose gradients are summed in buckets while backward runs. One rank needs no wrapper."""
+    """A whole copy of the module; gradients are summed in buckets during backward. A single rank needs no wrapper."""
 
     sharded = False
 
@@ -56,8 +56,8 @@ class DdpReplica(Replica):
         dtype = torch.promote_types(next(part.module.parameters()).dtype, torch.float32)
         materialise(part.module, part.values, device, dtype)
         bare = part.module.to(device=device, dtype=dtype)
-        # Of an object of the user's DDP would not find the loss, and take every parameter for unused.
-        inner = _LossAlone(bare) if unused_parameters else bare
+        # DDP would not find the loss in a user-defined object, and would treat every parameter as unused.
+        inner = _LossOnly(bare) if unused_parameters else bare
         inner = _Autocast(inner, device.type) if DTYPES[config.precision] == torch.bfloat16 else inner
         self.bare, self.module = bare, inner
         if groups.shard.size > 1:
@@ -83,20 +83,20 @@ class DdpReplica(Replica):
 
     def begin_micro_batch(self, last: bool) -> None:
         if isinstance(self.module, DistributedDataParallel):
-            # What `no_sync()` sets, over forward and backward: earlier micro-batches accumulate alone.
+            # Set as by `no_sync()`, for forward and backward: earlier micro-batches only accumulate.
             self.module.require_backward_grad_sync = last
 
     def end_micro_batch(self) -> None:
-        """Nothing: its own hooks have reduced."""
+        """Nothing to do: DDP's hooks have reduced the gradients."""
 
     def finish_gradients(self) -> None:
-        """Nothing: backward ends when the last bucket has been reduced."""
+        """Nothing to do: backward ends when the last bucket has been reduced."""
 
     def tied_gradient(self) -> Tensor | None:
         return None
 
     @torch.no_grad()
-    def squared_norm(self, counts_tied: bool) -> Tensor:  # noqa: ARG002  without a pipeline nothing is there twice
+    def squared_norm(self, counts_tied: bool) -> Tensor:  # noqa: ARG002  without a pipeline nothing is duplicated
         return nn.utils.get_total_norm(self._gradients(), foreach=True).square()
 
     @torch.no_grad()
@@ -126,7 +126,7 @@ class DdpReplica(Replica):
         return [parameter.grad for parameter in self.bare.parameters() if parameter.grad is not None]
 
     def _sum(self, _state: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:  # type: ignore[name-defined]
-        """Sum, not mean: losses are scaled before backward."""
+        """Communication hook: sum instead of mean, since losses are scaled before backward."""
         gradients = bucket.buffer()
         self.groups.shard.count("all_reduce", gradients)
         work: Any = dist.all_reduce(gradients, group=self.groups.shard.group, async_op=True)
@@ -134,8 +134,8 @@ class DdpReplica(Replica):
         return future
 
 
-class _LossAlone(nn.Module):
-    """Gives the loss of what a user's module returns."""
+class _LossOnly(nn.Module):
+    """Returns only the loss of a user's module."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()

@@ -1,1 +1,1 @@
-"""DeepSpeed itself (extra `deepspeed`): its ZeRO 0-3, offload, AutoTP and pipeline module, in warm ranks."""
+"""The deepspeed engine (extra `deepspeed`): ZeRO 0-3, offload, AutoTP and pipeline module of DeepSpeed, in warm ranks."""

@@ -1,22 +1,22 @@
-"""What the deepspeed engine honours and refuses, and whether its package can be used. Imports neither torch nor DeepSpeed."""
+"""What the deepspeed engine honours and refuses, and whether the package is usable. Imports neither torch nor DeepSpeed."""
 
 import importlib.metadata
 import re
 
-from search_spaces.capability import Capability, Combination
-from search_spaces.deepspeed_config import REDUCTION
+from search_spaces.capability import Capability, Combination, honoured_by
+from search_spaces.deepspeed.config import REDUCTION
 from search_spaces.refusal import Refusal
 from search_spaces.trial_config import TrialConfig
 
 PACKAGE = "deepspeed"
 LEAST_VERSION = (0, 19)
-"""Before it AutoTP has no partition_config, and DeepSpeed no way to give back what an engine holds."""
+"""Older versions have no partition_config for AutoTP and cannot free the memory of an engine."""
 INSTALL = "pip install autotune[deepspeed]"
 _DEFAULTS = TrialConfig()
 
 
 def installed_version() -> str | None:
-    """The version of the package that is installed; None: none is."""
+    """The installed version of the package; None: it is not installed."""
     try:
         return importlib.metadata.version(PACKAGE)
     except importlib.metadata.PackageNotFoundError:
@@ -24,12 +24,12 @@ def installed_version() -> str | None:
 
 
 def unusable(version: str | None) -> Refusal | None:
-    """Why an installation of this version (None: there is none) cannot run trials; None: it can."""
+    """Why this version (None: not installed) cannot run trials; None: it can."""
     if version is None:
         return Refusal("deepspeed-installed", "the package is not installed", INSTALL)
     if tuple(map(int, re.findall(r"\d+", version)[:2])) < LEAST_VERSION:
         least = ".".join(map(str, LEAST_VERSION))
-        return Refusal("deepspeed-version", f"the package is {version}, and {least} is the oldest that is supported", INSTALL)
+        return Refusal("deepspeed-version", f"the package is {version}, but {least} is the oldest supported version", INSTALL)
     return None
 
 
@@ -68,39 +68,18 @@ def _copies_across_tensor_ranks(config: TrialConfig, _: int) -> bool:
 
 DEEPSPEED = Capability(
     engine="deepspeed",
-    knobs={
-        "zero_stage": None,
-        "micro_batch_size": None,
-        "reduce_bucket_size": None,
-        "prefetch_bucket_size": None,
-        "param_persistence_threshold": None,
-        "max_live_parameters": None,
-        "overlap_comm": None,
-        "contiguous_gradients": None,
+    knobs=honoured_by("deepspeed", {
         "reduce_dtype": ("fp32", "bf16"),
-        "reshard_after_forward": None,
-        "hsdp_shard_size": None,
         "offload_optimizer": ("none", "cpu"),
         "offload_param": ("none", "cpu"),
-        "tensor_parallel_size": None,
-        "pipeline_parallel_size": None,
-        "pipeline_split": None,
-        "activation_checkpointing": None,
-        "checkpoint_every_k": None,
         "precision": ("fp32", "bf16"),
-        "loss_chunk_size": None,
-        "fused_optimizer": None,
-        "expandable_segments": None,
-        "environment": None,
-        "gc_interval": None,
-        "numa_binding": None,
-    },
+    }),
     specific=frozenset({"micro_batch_size", "reduce_bucket_size"}),
     combinations=(
         Combination(
             rule="deepspeed-pipeline-stage",
             reads=("pipeline_parallel_size", "zero_stage"),
-            problem="a PipelineModule runs with ZeRO stages 0 and 1 alone",
+            problem="a PipelineModule supports only ZeRO stages 0 and 1",
             remedy="use zero_stage 0 or 1, or the native engine",
             holds=_shards_in_a_pipeline,
         ),
@@ -114,36 +93,36 @@ DEEPSPEED = Capability(
         Combination(
             rule="deepspeed-pipeline-overlap",
             reads=("pipeline_parallel_size", "overlap_comm"),
-            problem="a PipelineModule never reduces beside backward, whatever overlap_comm says",
+            problem="a PipelineModule never overlaps reduction with backward, whatever overlap_comm says",
             remedy="leave overlap_comm at true",
             holds=_waits_in_a_pipeline,
         ),
         Combination(
             rule="deepspeed-stage-0-reduction",
             reads=("zero_stage", *REDUCTION),
-            problem="at stage 0 DeepSpeed reduces after backward in buckets of its own, whatever these knobs say",
+            problem="at stage 0 DeepSpeed reduces after backward in its own buckets and ignores these knobs",
             remedy="leave them at their defaults, or use a higher zero_stage",
             holds=_reduces_otherwise_at_stage_0,
         ),
         Combination(
             rule="deepspeed-bf16-norm",
             reads=("precision", "zero_stage", "tensor_parallel_size", "pipeline_parallel_size"),
-            problem="at stage 0 in bf16 DeepSpeed clips by a norm that leaves out what other tensor or pipeline ranks hold",
+            problem="at stage 0 in bf16 DeepSpeed clips by a norm that omits the parameters of other tensor or pipeline ranks",
             remedy="use zero_stage=1 or precision=fp32",
             holds=_clips_by_a_part,
         ),
         Combination(
             rule="deepspeed-offload-contiguous",
             reads=("offload_optimizer", "contiguous_gradients"),
-            problem="offloading copies gradients into one buffer, whatever contiguous_gradients says",
+            problem="offloading copies gradients into one buffer and ignores contiguous_gradients",
             remedy="leave contiguous_gradients at true",
             holds=_scatters_what_it_offloads,
         ),
         Combination(
             rule="deepspeed-hpz-off",
             reads=("hsdp_shard_size",),
-            problem="as zero_hpz_partition_size, 1 is off",
-            remedy="set hsdp_shard_size to at least 2, or use stage 2, whose parameters are whole",
+            problem="zero_hpz_partition_size=1 turns hpZ off",
+            remedy="set hsdp_shard_size to at least 2, or use stage 2, which keeps parameters whole",
             holds=_copies_whole_parameters,
         ),
         Combination(
@@ -156,4 +135,4 @@ DEEPSPEED = Capability(
     ),
     divides_states_over_all_ranks=True,
 )
-"""The deepspeed engine. What DeepSpeed accepts and never reads (`allgather_bucket_size`) is not honoured."""
+"""The deepspeed engine. Settings that DeepSpeed accepts but never reads (`allgather_bucket_size`) are not honoured."""

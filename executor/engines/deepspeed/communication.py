@@ -1,4 +1,4 @@
-"""DeepSpeed's collectives as they are, entered in an account of what was sent, by operation and mesh dimension."""
+"""Counts the bytes that DeepSpeed's unmodified collectives send, by operation and mesh dimension."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -9,9 +9,9 @@ from torch import Tensor
 from search_spaces.mesh import DIMENSIONS, PIPELINE, Mesh
 
 WORLD = "world"
-"""The dimension of a group whose ranks differ in more than one."""
+"""The dimension of a group whose ranks differ along more than one mesh dimension."""
 
-# Method of DeepSpeed's backend -> its name here, the place of the full message among its arguments, and of the group.
+# Method of DeepSpeed's backend -> its name here, keyword and index of the full message, and index of the group.
 _CALLS: Mapping[str, tuple[str, str, int, int]] = {
     "all_reduce": ("all_reduce", "tensor", 0, 2),
     "inference_all_reduce": ("all_reduce", "tensor", 0, 2),
@@ -27,70 +27,70 @@ _CALLS: Mapping[str, tuple[str, str, int, int]] = {
 }
 _SENDS = ("send", "isend")
 _MESSAGE_EACH = ("all_gather_coalesced",)
-"""Methods that send every tensor of their list by itself."""
+"""Methods that send every tensor of their list in its own message."""
 
 
 class Account:
     """Counts what a backend of DeepSpeed sends, from `attach` to `detach`."""
 
     def __init__(self, mesh: Mesh) -> None:
-        self._places = [mesh.coordinates(rank) for rank in range(mesh.world_size)]
+        self._coordinates = [mesh.coordinates(rank) for rank in range(mesh.world_size)]
         self._dimensions: dict[int, str | None] = {}
         self._backend: Any = None
         self.sent: dict[tuple[str, str], tuple[int, int]] = {}
         """(operation, mesh dimension) -> (count, bytes of the full messages) so far."""
 
     def attach(self, backend: Any) -> None:
-        """Stand between `backend`'s methods and their callers."""
+        """Wrap the methods of `backend`."""
         self._backend = backend
-        for method, (operation, message, place, group) in _CALLS.items():
+        for method, (operation, message, index, group) in _CALLS.items():
             if hasattr(backend, method):
-                setattr(backend, method, self._counted(method, getattr(backend, method), operation, message, place, group))
+                setattr(backend, method, self._counted(method, getattr(backend, method), operation, message, index, group))
         for method in _SENDS:
             setattr(backend, method, self._counted_send(getattr(backend, method)))
 
     def detach(self) -> None:
-        """Give the backend its own methods back. May be called twice."""
+        """Restore the backend's methods. May be called twice."""
         backend, self._backend = self._backend, None
         for method in (*_CALLS, *_SENDS) if backend is not None else ():
             backend.__dict__.pop(method, None)
 
     def _counted(
-        self, method: str, call: Callable[..., Any], operation: str, message: str, place: int, group: int
+        self, method: str, call: Callable[..., Any], operation: str, message: str, index: int, group: int
     ) -> Callable[..., Any]:
         each = method in _MESSAGE_EACH
 
         def counted(*args: Any, **kwargs: Any) -> Any:
-            value = kwargs[message] if message in kwargs else args[place]
-            of = kwargs["group"] if "group" in kwargs else args[group] if len(args) > group else None
+            value = kwargs[message] if message in kwargs else args[index]
+            process_group = kwargs["group"] if "group" in kwargs else args[group] if len(args) > group else None
             parts = [value] if isinstance(value, Tensor) else list(value)
-            self._enter(operation, self._dimension(of), len(parts) if each else 1, parts)
+            self._record(operation, self._dimension(process_group), len(parts) if each else 1, parts)
             return call(*args, **kwargs)
 
         return counted
 
     def _counted_send(self, call: Callable[..., Any]) -> Callable[..., Any]:
         def counted(tensor: Tensor, dst: int, *args: Any, **kwargs: Any) -> Any:
-            self._enter("send", PIPELINE, 1, [tensor])
+            self._record("send", PIPELINE, 1, [tensor])
             return call(tensor, dst, *args, **kwargs)
 
         return counted
 
-    def _enter(self, operation: str, dimension: str | None, count: int, messages: Iterable[Tensor]) -> None:
+    def _record(self, operation: str, dimension: str | None, count: int, messages: Iterable[Tensor]) -> None:
         if dimension is None:
             return
         before, size = self.sent.get((operation, dimension), (0, 0))
         self.sent[operation, dimension] = (before + count, size + sum(message.nbytes for message in messages))
 
     def _dimension(self, group: Any) -> str | None:
-        """Along which dimension the group's ranks lie; None: it has one rank, to which nothing is sent."""
+        """The mesh dimension along which the group's ranks differ; None: it has one rank, so nothing is sent."""
         if id(group) not in self._dimensions:
             self._dimensions[id(group)] = self._of_ranks(dist.get_process_group_ranks(group))
         return self._dimensions[id(group)]
 
     def _of_ranks(self, ranks: Iterable[int]) -> str | None:
-        places = [self._places[rank] for rank in ranks]
-        differing = [name for name in DIMENSIONS if len({place[name] for place in places}) > 1]
+        coordinates = [self._coordinates[rank] for rank in ranks]
+        differing = [name for name in DIMENSIONS if len({one[name] for one in coordinates}) > 1]
         if not differing:
             return None
         return differing[0] if len(differing) == 1 else WORLD

@@ -1,4 +1,4 @@
-"""The deepspeed engine behind the contract."""
+"""The deepspeed engine: implements the engine contract with DeepSpeed."""
 
 import importlib
 from collections.abc import Iterator, Mapping
@@ -21,27 +21,27 @@ from executor.engines.deepspeed.memory import (
     is_partitioned,
 )
 from executor.engines.deepspeed.package import Traces, load, quiet, some_group
-from executor.engines.session import in_training, keep_still, refuse
+from executor.engines.session import in_training, suppress_randomness, refuse
 from executor.engines.sources import DTYPES
 from executor.errors import EngineRefusalError
 from executor.parallel.collectives import accounting, mark
-from search_spaces.deepspeed_config import deepspeed_config, torch_optimizer
+from search_spaces.deepspeed.config import deepspeed_config, torch_optimizer
 from search_spaces.mesh import DATA, PIPELINE, make_mesh
-from search_spaces.model import Model, ModelSpec
+from search_spaces.models.model import Model, ModelSpec
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
 
 NEVER = 10**9
-"""Steps between two reports on standard output."""
+"""Steps between two prints on standard output."""
 SETTLED_STEPS = 2
-"""Stage 3 records its trace in the first step and follows it from the second on; optimizer state is made in the first."""
+"""Stage 3 records its trace in the first step and follows it from the second on. The first step creates optimizer state."""
 
 
 class DeepSpeedEngine(Engine):
-    """DeepSpeed's own engine, with torch's AdamW, so that nothing is compiled while a trial runs.
+    """DeepSpeed's engine, with torch's AdamW, so that nothing is compiled while a trial runs.
 
-    An offloaded optimizer of a CUDA device is DeepSpeed's own, for torch's is many times slower on the host: it is compiled
-    when it is first used, within that trial's time limit.
+    On a CUDA device an offloaded optimizer is DeepSpeed's, since torch's is many times slower on the host. It is compiled on
+    first use, within that trial's time limit.
     """
 
     capability = DEEPSPEED
@@ -52,13 +52,13 @@ class DeepSpeedEngine(Engine):
 
 
 class DeepSpeedSession(EngineSession):
-    """A model that DeepSpeed holds. It is told which micro-batch is the last, so that a step may have fewer of them."""
+    """A model held by DeepSpeed. The session marks the last micro-batch explicitly, so that a step may have fewer of them."""
 
     def __init__(self, package: Any, context: RankContext, model: Model, config: TrialConfig, workload: Workload) -> None:
         self.package, self.context, self.config, self.workload = package, context, config, workload
         mesh = make_mesh(config, context.world_size)
-        places = mesh.coordinates(context.rank)
-        self._replicas, self._replica = mesh.data, places[DATA]
+        coordinates = mesh.coordinates(context.rank)
+        self._replicas, self._replica = mesh.data, coordinates[DATA]
         self.accumulation = config.gradient_accumulation_steps(workload.global_batch_size, context.world_size)
         self._prepared = self.accumulation
         self._dtype = DTYPES[config.precision]
@@ -70,9 +70,9 @@ class DeepSpeedSession(EngineSession):
         self._traces: Traces | None = Traces()
         self._account = Account(mesh)
         try:
-            module, self.data = self._make_module(model, places[PIPELINE])
+            module, self.data = self._make_module(model, coordinates[PIPELINE])
             self._in_training = in_training(model, module)
-            # Before DeepSpeed adds its own, which reduce a gradient and let go of it.
+            # Before DeepSpeed adds its own hooks, which reduce and free gradients.
             self._hooks = follow_gradients(module, self._mark_gradient)
             with quiet():
                 self.engine = package.initialize(model=module, config=self._settings(model), dist_init_required=False)[0]
@@ -81,11 +81,11 @@ class DeepSpeedSession(EngineSession):
             raise
         if config.zero_stage == 3:
             self._hooks += follow_gathers(module, self._mark_parameter)
-        _tell_norm(self.engine)
+        _keep_norm(self.engine)
         self._account.attach(importlib.import_module("deepspeed.comm.comm").cdb)
 
     def prepare(self, step: int, micro_batches: int | None = None) -> None:
-        keep_still(self._in_training, step)
+        suppress_randomness(self._in_training, step)
         self._prepared = micro_batches or self.accumulation
         mine = cut_batch(
             self.data.global_batch(step),
@@ -94,8 +94,8 @@ class DeepSpeedSession(EngineSession):
             micro_batch_size=self.config.micro_batch_size,
             global_batch_size=self.workload.global_batch_size,
         )[: self._prepared]
-        self._batches = [{name: self._place(value) for name, value in batch.items()} for batch in mine]
-        # Losses are divided by the number of micro-batches that follows from it.
+        self._batches = [{name: self._to_device(value) for name, value in batch.items()} for batch in mine]
+        # DeepSpeed derives the number of micro-batches from it and divides losses by that number.
         self.engine.set_train_batch_size(self._prepared * self.config.micro_batch_size * self._replicas)
 
     def train_step(self) -> StepReport:
@@ -118,7 +118,7 @@ class DeepSpeedSession(EngineSession):
         return self._account.sent
 
     def full_parameters(self) -> dict[str, Tensor]:
-        """This rank's parameters, whole over data-parallel ranks, by name. Every rank must call it."""
+        """This rank's parameters by name, gathered over data-parallel ranks. Every rank must call it."""
         named = dict(self.engine.module.named_parameters())
         if self.config.zero_stage < 3:
             return {name: value.detach().clone() for name, value in named.items()}
@@ -162,7 +162,7 @@ class DeepSpeedSession(EngineSession):
         return {**settings, "steps_per_print": NEVER}
 
     def _accumulate(self) -> Tensor:
-        """Forward and backward of every micro-batch, then the update. Returns their mean loss."""
+        """Forward and backward of every micro-batch, then the update. Returns the mean loss."""
         losses = []
         for index, batch in enumerate(self._batches):
             self.engine.set_gradient_accumulation_boundary(index == len(self._batches) - 1)
@@ -174,13 +174,13 @@ class DeepSpeedSession(EngineSession):
         return torch.stack(losses).mean()
 
     def _run_pipeline(self) -> Tensor:
-        """The mean loss over every replica's micro-batches, the same on every rank."""
+        """Run a step; return the mean loss over all replicas' micro-batches, the same on every rank."""
         samples = iter([(batch["tokens"], batch["labels"]) for batch in self._batches])
         loss: Tensor = self.engine.train_batch(samples)
         return loss
 
     def _renew_parameters(self) -> None:
-        """Where memory is accounted for, have the step make what stage 3 keeps whole, since the step also lets go of it."""
+        """While memory is accounted for, reallocate the parameters that stage 3 keeps whole, since a step also frees them."""
         for parameter in self.engine.module.parameters() if accounting() else ():
             if is_partitioned(parameter) and parameter.numel():
                 parameter.data = parameter.data.clone()
@@ -197,24 +197,24 @@ class DeepSpeedSession(EngineSession):
                 mark("gradients", value)
 
     def _mark_gradients(self) -> None:
-        """What the reductions of a backward have left, and the second copy of the parameters that hpZ gathers from in it."""
+        """Mark the gradients that a backward's reductions leave, and the second copy of the parameters that hpZ gathers from."""
         if accounting():
             for tag, value in held_tensors(self.engine, self.config, self.context.device):
                 if tag in ("gradients", "parameters"):
                     mark(tag, value)
 
-    def _place(self, value: Tensor) -> Tensor:
-        """On the device, floating inputs in the model's type. A copy, so that no micro-batch keeps the whole batch alive."""
+    def _to_device(self, value: Tensor) -> Tensor:
+        """Move to the device, floating inputs in the model's dtype. Copies, so that no micro-batch keeps the whole batch alive."""
         dtype = self._dtype if value.is_floating_point() else value.dtype
         return value.to(device=self.context.device, dtype=dtype, copy=True)
 
 
-def _tell_norm(engine: Any) -> None:
-    """At stage 0 in fp32 DeepSpeed clips by the norm of the gradients and forgets it: keep it where the other stages do."""
+def _keep_norm(engine: Any) -> None:
+    """At stage 0 in fp32 DeepSpeed discards the gradient norm after clipping: store it where the other stages do."""
     clip = importlib.import_module("deepspeed.runtime.engine").clip_grad_norm_
 
-    def clip_and_tell() -> None:
-        parameters, most = engine.module.parameters(), engine.gradient_clipping()
-        engine._global_grad_norm = clip(parameters=parameters, max_norm=most, mpu=engine.mpu)
+    def clip_and_keep_norm() -> None:
+        parameters, max_norm = engine.module.parameters(), engine.gradient_clipping()
+        engine._global_grad_norm = clip(parameters=parameters, max_norm=max_norm, mpu=engine.mpu)
 
-    engine.clip_fp32_gradients = clip_and_tell
+    engine.clip_fp32_gradients = clip_and_keep_norm

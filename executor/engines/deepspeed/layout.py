@@ -1,4 +1,4 @@
-"""The module that DeepSpeed is given: whole, with the plan by which AutoTP divides it, or cut into the stages of a pipeline."""
+"""The module that DeepSpeed gets: whole, with a plan for AutoTP, or cut into pipeline stages."""
 
 import dataclasses
 import functools
@@ -15,8 +15,8 @@ from executor.errors import EngineRefusalError
 from executor.parallel.checkpointing import checkpoint_blocks
 from executor.parallel.model import Part, Transformer, build_transformer, whole
 from executor.user_module.factory import load_factory
-from search_spaces.model import FactoryModel, Model, ModelSpec
-from search_spaces.pipeline import split_layers
+from search_spaces.models.model import FactoryModel, Model, ModelSpec
+from search_spaces.models.pipeline import split_layers
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
 
@@ -29,48 +29,48 @@ TENSOR_PLAN: Mapping[str, Any] = {
         {"patterns": [r"head\.output\.weight$"], "partition_type": "column", "gather_output": True},
     ],
 }
-"""AutoTP's `partition_config` for our Transformer, as DeepSpeed has it for Llama. Embeddings and norms stay whole on each rank;
-so does the output projection where it is the embedding's table."""
+"""AutoTP's `partition_config` for our Transformer, like DeepSpeed's for Llama. Embeddings and norms stay whole on each rank, and
+so does the output projection if it is tied to the embedding."""
 
 
 def whole_module(model: Model, config: TrialConfig, workload: Workload, dtype: torch.dtype) -> tuple[nn.Module, Data]:
-    """The model in one piece on the CPU, and what it is trained on: the weights and samples that every other engine has.
+    """The whole model on the CPU and its data: the same weights and samples as on every other engine.
 
     Raises:
-        EngineRefusalError: the model has adapters, or is a user's own and to be divided.
-        FactoryError, DataError: the user's module or text cannot be used.
+        EngineRefusalError: the model has adapters, or is a user's module that the configuration divides.
+        FactoryError, DataError: the user's module or text is invalid.
     """
     if isinstance(model, ModelSpec):
         module = _transformer(model, config, workload, dtype, whole(model))
         return module, text_data(workload, model.vocab_size)
-    assert isinstance(model, FactoryModel)  # a user's command has an engine of its own
+    assert isinstance(model, FactoryModel)  # the command engine runs a user's command
     if config.tensor_parallel_size > 1:
-        # AutoTP takes the plan for ours without a word, finds nothing of it, and every rank computes the whole.
+        # AutoTP silently accepts the plan of our Transformer, matches nothing, and every rank computes the whole module.
         raise EngineRefusalError(
             "factory-shape", "the plan of a module:factory is not AutoTP's; use tensor_parallel_size=1, or the native engine"
         )
     torch.manual_seed(workload.seed)
     user = load_factory(model.reference, workload)
     checkpoint_blocks(blocks_of(user), config)
-    # Its hooks find tensors in tuples and dicts: of another object stage 3 would not see that a backward begins.
-    user.module.forward = functools.partial(_loss_alone, user.module.forward)
+    # DeepSpeed's hooks find tensors only in tuples and dicts: with other objects, stage 3 would miss the start of a backward.
+    user.module.forward = functools.partial(_loss_only, user.module.forward)
     return user.module.to(dtype), FactoryData(batch=user.batch, workload=workload)
 
 
 def pipeline_module(
     package: Any, spec: ModelSpec, config: TrialConfig, workload: Workload, dtype: torch.dtype, stage: int
 ) -> tuple[nn.Module, Data]:
-    """A PipelineModule with this rank's stage as its only layer here, and what it is trained on.
+    """A PipelineModule whose only real layer on this rank is the rank's stage, and its data.
 
-    The head is the loss function of the last stage, for DeepSpeed hands the labels to that alone. As a module it is part of
-    the PipelineModule all the same.
+    The head is the loss function of the last stage, because DeepSpeed passes the labels only to that. Being a module, it is
+    still part of the PipelineModule.
 
     Raises:
-        EngineRefusalError: the model has adapters, or one weight at both ends.
-        DataError: the text cannot be used.
+        EngineRefusalError: the model has adapters or tied embeddings.
+        DataError: the text is invalid.
     """
     if spec.tied_embeddings:
-        problem = "the embedding's table is the output projection too, and they are on different ranks"
+        problem = "the output projection is tied to the embedding, and they are on different ranks"
         raise EngineRefusalError(
             "deepspeed-tied-pipeline", f"{problem}; use a model without tied embeddings, or the native engine"
         )
@@ -80,19 +80,19 @@ def pipeline_module(
     mine = _transformer(spec, config, workload, dtype, part)
     head, mine.head = mine.head, None
     module: nn.Module = package.PipelineModule(
-        # One layer a stage, of which only this rank's is ever used.
+        # One layer per stage; only this rank's is ever used.
         layers=[mine if other == stage else nn.Identity() for other in range(len(layers))],
         num_stages=len(layers),
         loss_fn=head if last else _no_loss,
         partition_method="uniform",
     )
     for parameter in module.parameters():
-        # Else the norm of the gradients, at stage 0, would be that of the first stage's alone.
+        # Otherwise the gradient norm at stage 0 would include only the first pipeline stage.
         parameter.model_parallel = True  # type: ignore[attr-defined]
     return module, text_data(workload, spec.vocab_size)
 
 
-def _loss_alone(call: Callable[..., object], *args: Any, **batch: Any) -> Tensor:
+def _loss_only(call: Callable[..., object], *args: Any, **batch: Any) -> Tensor:
     return loss_from(call(*args, **batch))
 
 

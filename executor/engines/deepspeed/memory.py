@@ -1,4 +1,4 @@
-"""Which tensors a DeepSpeed engine holds between steps, and what each is for."""
+"""Finds the tensors that a DeepSpeed engine holds between steps, and tags each by its purpose."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -12,17 +12,17 @@ from executor.engine import HOST
 from search_spaces.trial_config import TrialConfig
 
 _GRADIENT = re.compile("grad|ipg|bucket")
-"""In the name of an attribute: what it holds are gradients, or the buffers that they are reduced in."""
+"""Matches names of attributes that hold gradients or the buffers in which gradients are reduced."""
 _PARTITIONS = ("ds_tensor", "ds_secondary_tensor")
-"""Attributes of a stage-3 parameter that hold this rank's share of it."""
+"""Attributes of a stage-3 parameter that hold this rank's partition of it."""
 
 
 def held_tensors(engine: Any, config: TrialConfig, device: torch.device) -> Iterator[tuple[str, Tensor]]:
-    """Every tensor, once for each storage, with its tag. What is offloaded, or stands on another device, is `HOST`.
+    """Every tensor with its tag, once per storage. Offloaded tensors and those on another device are `HOST`.
 
-    1. The module's parameters, this rank's share of them, and their gradients.
-    2. The master weights and the state of the optimizer inside.
-    3. Whatever else DeepSpeed's own objects reach: gradients by their attribute's name, else buffers.
+    1. The module's parameters, this rank's partition of them, and their gradients.
+    2. The master weights and the state of the wrapped optimizer.
+    3. All other tensors reachable from DeepSpeed's objects: gradients by the name of their attribute, else buffers.
     """
     seen: set[int] = set()
     for tag, value in _all(engine, config):
@@ -33,13 +33,13 @@ def held_tensors(engine: Any, config: TrialConfig, device: torch.device) -> Iter
 
 
 def follow_gradients(module: nn.Module, follow: Callable[[Tensor], None]) -> list[RemovableHandle]:
-    """Call `follow` with a parameter whenever a backward has made its gradient. What is returned ends that."""
+    """Call `follow` with a parameter whenever a backward has computed its gradient. Returns the handles of the hooks."""
     trained: list[Any] = [value for value in module.parameters() if value.requires_grad]
     return [value.register_post_accumulate_grad_hook(follow) for value in trained]
 
 
 def follow_gathers(module: nn.Module, follow: Callable[[Tensor], None]) -> list[RemovableHandle]:
-    """Call `follow` with a parameter whenever a forward is about to use it. To be called when DeepSpeed has added its own."""
+    """Call `follow` with a parameter whenever a forward is about to use it. Call this after DeepSpeed has added its own hooks."""
 
     def before(used: nn.Module, _: object) -> None:
         for parameter in used.parameters(recurse=False):
@@ -81,7 +81,7 @@ def _all(engine: Any, config: TrialConfig) -> Iterator[tuple[str, Tensor]]:
 
 
 def _tag(name: str, state: str) -> str:
-    """By an attribute's name. Gradients of an offloaded optimizer are where it is, but for those still to be copied there."""
+    """Tag for the name of an attribute. Gradients of an offloaded optimizer are on the host, except those not yet copied."""
     if "fp32" in name:
         return state
     if state == HOST and any(word in name for word in ("cpu", "grad_partitions", "accumulated")):
@@ -90,7 +90,7 @@ def _tag(name: str, state: str) -> str:
 
 
 def _reached(engine: Any) -> Iterator[tuple[str, Tensor]]:
-    """Tensors within DeepSpeed's own objects, each with the name of the attribute that it was found under."""
+    """Tensors reachable from DeepSpeed's objects, each with the name of the attribute that holds it."""
     visited: set[int] = set()
     todo: list[tuple[str, Any]] = [*vars(engine).items(), *vars(engine.optimizer).items()]
     while todo:
@@ -113,13 +113,13 @@ def _children(name: str, value: Any) -> list[tuple[str, Any]]:
     if isinstance(value, list | tuple | set) or type(value).__name__ == "deque":
         return [(name, item) for item in value]
     if type(value).__module__.startswith("deepspeed.") and hasattr(value, "__dict__"):
-        # Below a name that says what it holds, names say less: a bucket's `buffer` is a buffer of gradients.
+        # Keep a name that identifies gradients as a prefix: a bucket's `buffer` is a buffer of gradients.
         return [(f"{name}.{key}" if _GRADIENT.search(name) else key, item) for key, item in vars(value).items()]
     return []
 
 
 def is_partitioned(parameter: Tensor) -> bool:
-    """Whether stage 3 has it. What such a parameter is whole in between steps, a step lets go of and makes again."""
+    """Whether stage 3 partitions it. If such a parameter is whole between steps, a step frees and reallocates that tensor."""
     return hasattr(parameter, _PARTITIONS[0])
 
 

@@ -1,4 +1,4 @@
-"""DeepSpeed as a rank uses it: loaded late, without its launcher, quiet, and put back as it was after each trial."""
+"""Loads DeepSpeed in a rank, lazily and without its launcher, silences it, and undoes its global changes after each trial."""
 
 import contextlib
 import functools
@@ -21,10 +21,10 @@ from executor.errors import EngineRefusalError
 
 
 def load(context: RankContext) -> Any:
-    """The package, ready to initialize an engine on this rank, whose default process group is up.
+    """Return the package, ready to initialize an engine on this rank. The default process group must exist.
 
     Raises:
-        EngineRefusalError: it is not installed, or too old.
+        EngineRefusalError: the package is not installed, or too old.
     """
     refusal = unusable(installed_version())
     if refusal is not None:
@@ -32,24 +32,24 @@ def load(context: RankContext) -> Any:
     _set_environment(context)
     package = _imported()
     with quiet():
-        # Makes its backend the first time; the process group is the rank's own.
+        # Creates DeepSpeed's backend on the first call; the process group is the rank's.
         package.init_distributed(dist.get_backend(), dist_init_required=False, verbose=False)
     return package
 
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Let DeepSpeed print nothing: it tells layers, groups and settings on standard output."""
+    """Silence DeepSpeed, which prints layers, groups and settings on standard output."""
     with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
 
 
 class Traces:
-    """What a trial changes in this process beyond its own objects, to be undone: the next trial may be another engine's.
+    """Global changes that a trial makes in this process, to be undone, since the next trial may use another engine.
 
-    Stage 3 puts a function of its own in the place of `torch.nn.functional.linear`; process groups, the mesh and AutoTP's mode
-    are global; and a cache and a list of stage 3 keep every module that they have seen, with all its tensors.
+    Stage 3 replaces `torch.nn.functional.linear`; process groups, the mesh and AutoTP's mode are global; and a cache and a list
+    of stage 3 keep every module that they have seen alive, with all its tensors.
     """
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ class Traces:
         self._groups = set(_process_groups())
 
     def remove(self, package: Any) -> None:
-        """Undo it. Every rank must call it, and nothing may be in flight."""
+        """Undo the changes. Every rank must call it, with no collective in flight."""
         functional.linear = self._linear
         for group in [group for group in _process_groups() if group not in self._groups]:
             dist.destroy_process_group(group)
@@ -68,7 +68,8 @@ class Traces:
 
 @contextlib.contextmanager
 def some_group() -> Iterator[None]:
-    """Have a process group, of this rank alone where all were aborted after a failure: what DeepSpeed frees asks for a rank."""
+    """Ensure that a process group exists while DeepSpeed frees objects, which ask for a rank. If all groups were aborted after a
+    failure, create one of this rank only."""
     if dist.is_initialized():
         yield
         return
@@ -80,7 +81,7 @@ def some_group() -> Iterator[None]:
 
 
 def _process_groups() -> list[dist.ProcessGroup]:
-    """Every process group of this process, in the order in which they were made."""
+    """Every process group of this process, in order of creation."""
     return list(dist.distributed_c10d._world.pg_map)
 
 
@@ -90,39 +91,39 @@ def _forget_modules() -> None:
         "deepspeed.runtime.zero.partitioned_param_coordinator"
     ).PartitionedParameterCoordinator
     release = coordinator.__dict__.get("_PartitionedParameterCoordinator__params_to_release")
-    # The cache is inside of a wrapper that does not tell what it wraps.
+    # The cache is inside a wrapper that does not expose the wrapped function.
     for cell in getattr(release, "__closure__", None) or ():
         if hasattr(cell.cell_contents, "cache_clear"):
             cell.cell_contents.cache_clear()
 
 
 def _set_environment(context: RankContext) -> None:
-    """What its launcher would set; the rest the rank has from joining its gang."""
+    """Set the variables that DeepSpeed's launcher would set; the others were set when the rank joined its gang."""
     os.environ["DS_ACCELERATOR"] = context.device.type
     os.environ["LOCAL_SIZE"] = os.environ.get("LOCAL_WORLD_SIZE", str(context.world_size))
     if context.device.type == "cuda" and context.device.index is not None:
-        # It takes the device of this number; where each rank sees one device alone, all of them are number 0.
+        # DeepSpeed uses the device of this index; if each rank sees only one device, the index is 0 on every rank.
         os.environ["LOCAL_RANK"] = str(context.device.index)
     os.environ.setdefault("LOCAL_RANK", str(context.rank))
 
 
 @functools.lru_cache(maxsize=1)
 def _imported() -> Any:
-    """The package; the first time it is imported, without what it would compile for every rank."""
+    """The package, imported on the first call, without the extension that it would compile for every rank."""
     remove_orphaned_memory()
     os.environ[VARIABLE] = str(extensions_folder())
     with quiet():
         package = importlib.import_module("deepspeed")
-        # By its full name: the attribute `deepspeed.comm.torch` is torch itself. The shared-memory operator compiles, leaves
-        # files of killed ranks behind, and goes around the network that a trial is to measure.
+        # By its full name: the attribute `deepspeed.comm.torch` is torch itself. The shared-memory operator needs compilation,
+        # leaves files of killed ranks behind, and bypasses the network that a trial must measure.
         backend: Any = importlib.import_module("deepspeed.comm.torch")
         backend.build_shm_op = lambda: None
-        # Seconds that the first trial of stage 1, 2 or 3 would take otherwise: its optimizers ask whether they are Muon.
+        # Import it here, since it takes seconds in the first trial of stage 1, 2 or 3, whose optimizers test for Muon.
         importlib.import_module("deepspeed.runtime.zero.muon.muon_optimizer")
     package.logger.setLevel(logging.ERROR)
     for handler in package.logger.handlers:
         handler.setLevel(logging.ERROR)
         handler.setStream(sys.stderr)
-    # torch renamed collectives that DeepSpeed calls by their old names, and says so at every call.
+    # DeepSpeed calls collectives by old names, and torch warns about that at every call.
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"deepspeed\.|torch\.distributed")
     return package

@@ -1,1 +1,1 @@
-"""torch's fully_shard (FSDP2), to hold the native engine against at stages 2 and 3."""
+"""torch's fully_shard (FSDP2), a reference for the native engine at stages 2 and 3."""

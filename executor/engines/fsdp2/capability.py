@@ -1,8 +1,8 @@
-"""What the fsdp2 engine honours and refuses. Imports no torch: the search reads it."""
+"""What the fsdp2 engine honours and refuses. Does not import torch, since the search reads it."""
 
 from executor.engines.compiling_rules import COMPILE_SELECTIVE, COMPILE_ZERO_BUBBLE
-from search_spaces.capability import Capability, Combination
-from search_spaces.pipeline import ZERO_BUBBLE_SCHEDULES
+from search_spaces.capability import Capability, Combination, honoured_by
+from search_spaces.models.pipeline import ZERO_BUBBLE_SCHEDULES
 from search_spaces.trial_config import TrialConfig
 
 
@@ -25,39 +25,14 @@ def _casts_nothing(config: TrialConfig, world_size: int) -> bool:
 
 FSDP2 = Capability(
     engine="fsdp2",
-    knobs={
+    knobs=honoured_by("fsdp2", {
         # 2: parameters stay gathered until their last use in the step. 3: they are released after every use.
         "zero_stage": (2, 3),
-        "micro_batch_size": None,
         "reduce_dtype": ("fp32", "bf16"),
-        "hsdp_shard_size": None,
-        "reshard_after_forward": None,
         "offload_optimizer": ("none", "cpu"),
         "offload_param": ("none", "cpu"),
-        "tensor_parallel_size": None,
-        "sequence_parallel": None,
-        "pipeline_parallel_size": None,
-        "virtual_stages": None,
-        "pipeline_schedule": None,
-        "pipeline_split": None,
-        "context_parallel_size": None,
-        "activation_checkpointing": None,
-        "checkpoint_every_k": None,
         "precision": ("fp32", "bf16", "fp64"),
-        "attention_backend": None,
-        "loss_chunk_size": None,
-        "fused_optimizer": None,
-        "rank_order": None,
-        "expandable_segments": None,
-        "environment": None,
-        "compile_blocks": None,
-        "context_parallel_method": None,
-        "attention_window": None,
-        "attention_global_tokens": None,
-        "gc_interval": None,
-        "numa_binding": None,
-        "pack_sequences": None,
-    },
+    }),
     specific=frozenset({"micro_batch_size"}),
     combinations=(
         COMPILE_SELECTIVE,
@@ -73,20 +48,20 @@ FSDP2 = Capability(
             rule="fsdp2-offloads-both",
             reads=("offload_optimizer", "offload_param"),
             problem="CPUOffloadPolicy moves parameters, gradients and optimizer state together, not one without the other",
-            remedy="set offload_optimizer and offload_param alike, or use the native engine",
+            remedy="set offload_optimizer and offload_param to the same value, or use the native engine",
             holds=_offloads_one,
         ),
         Combination(
             rule="fsdp2-copies-alone",
             reads=("hsdp_shard_size", "tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size"),
-            problem="shards of one rank are whole copies, which fully_shard does not make",
+            problem="shards over one rank are whole copies, which fully_shard does not support",
             remedy="set hsdp_shard_size to at least 2, or use the ddp or the native engine",
             holds=_shards_over_one,
         ),
         Combination(
             rule="fsdp2-bf16-alone",
             reads=("precision", "tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size"),
-            problem="fully_shard is what casts to bf16, and over one data x context rank there is nothing to shard",
+            problem="only fully_shard casts to bf16, and with one data x context rank there is nothing to shard",
             remedy="use precision=fp32, more data or context ranks, or the native engine",
             holds=_casts_nothing,
         ),

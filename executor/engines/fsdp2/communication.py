@@ -1,4 +1,4 @@
-"""FSDP2's collectives as they are, entered in the account of what was sent."""
+"""Counts the bytes that FSDP2's unmodified collectives send."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -15,7 +15,7 @@ from executor.parallel.groups import ParallelGroups
 
 
 class CountedAllGather(AllGather):
-    """The default all-gather."""
+    """The default all-gather, counted."""
 
     def __init__(self, account: Group) -> None:
         self._account = account
@@ -31,7 +31,7 @@ class CountedAllGather(AllGather):
 
 
 class CountedReduceScatter(ReduceScatter):
-    """The default reduce-scatter; with copies of the shards, FSDP2 sends an all-reduce of its result after it."""
+    """The default reduce-scatter, counted. With copies of the shards (HSDP), FSDP2 then all-reduces its result."""
 
     def __init__(self, groups: ParallelGroups) -> None:
         self._groups = groups
@@ -54,9 +54,9 @@ class CountedReduceScatter(ReduceScatter):
 
 
 def reduce_unused(module: FSDPModule) -> None:
-    """Have parameters that got no gradient reduced as zeros: ranks that run other branches would send other collectives.
+    """Reduce zeros for parameters without a gradient: otherwise ranks that run other branches would send other collectives.
 
-    torch 2.11 has no method for it. There every group of parameters gets its zeros before its own reduction.
+    torch 2.11 has no method for it. There every parameter group sets the zeros before its own reduction.
     """
     if hasattr(module, "set_reduce_scatter_unused_params"):
         module.set_reduce_scatter_unused_params(True)

@@ -21,7 +21,7 @@ from executor.parallel.initialization import FirstValues, Share, materialise
 from executor.parallel.part import ModelPart
 from executor.parallel.replica import Replica
 from search_spaces.mesh import CONTEXT, DATA
-from search_spaces.model import Model, ModelSpec
+from search_spaces.models.model import Model, ModelSpec
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
 
@@ -33,7 +33,7 @@ class Fsdp2Engine(Engine):
 
     def build(self, context: RankContext, model: Model, config: TrialConfig, workload: Workload) -> ParallelSession:
         refuse(FSDP2, context, model, config, workload)
-        # Branches of a user's module get no gradient on ranks whose samples do not meet them.
+        # Branches of a user's module get no gradient on ranks whose samples do not take them.
         unused = not isinstance(model, ModelSpec)
 
         def make_replica(part: ModelPart, groups: ParallelGroups) -> Replica:
@@ -43,10 +43,10 @@ class Fsdp2Engine(Engine):
 
 
 class FullyShardedReplica(Replica):
-    """A module whose parameters are DTensors over the data x context ranks, in fp32 with bf16 copies while they are whole.
+    """A module whose parameters are DTensors over the data x context ranks, in fp32, with bf16 copies while gathered.
 
-    Reductions are sums, since losses are scaled before backward. Over one rank there is nothing to shard, and the module
-    stays as it is.
+    Reductions are sums, since losses are scaled before backward. With one rank there is nothing to shard, and the module is
+    not wrapped.
     """
 
     def __init__(
@@ -81,11 +81,11 @@ class FullyShardedReplica(Replica):
     def begin_micro_batch(self, last: bool) -> None:
         if isinstance(self.module, FSDPModule):
             self.module.set_is_last_backward(last)
-            # Stage 2 gathers once a step; stage 3 lets go after every backward, whatever it does after forward.
+            # Stage 2 gathers once per step; stage 3 frees after every backward, whatever it does after forward.
             self.module.set_reshard_after_backward(last or self.reshards)
 
     def end_micro_batch(self) -> None:
-        """Nothing: its own hooks have reduced."""
+        """Nothing to do: FSDP2's hooks have reduced the gradients."""
 
     @torch.no_grad()
     def finish_gradients(self) -> None:
@@ -134,11 +134,11 @@ class FullyShardedReplica(Replica):
         }
 
     def close(self) -> None:
-        """Nothing is held outside of the module."""
+        """Nothing to do: nothing is held outside the module."""
 
     @torch.no_grad()
     def _gather(self, parameter: DTensor) -> Tensor:
-        """The whole parameter from everyone's rows. Not `full_tensor()`: DTensor remembers the groups of trials before."""
+        """The whole parameter, gathered from all ranks' rows. Not `full_tensor()`: DTensor caches groups of earlier trials."""
         group = self.groups.shard
         rows = -(-parameter.shape[0] // group.size)
         own = torch.zeros(rows, *parameter.shape[1:], dtype=parameter.dtype)
@@ -160,11 +160,11 @@ class FullyShardedReplica(Replica):
             offload = CPUOffloadPolicy(pin_memory=device.type == "cuda")
         mesh = self._device_mesh(device)
         for unit in (*_units(self.part), self.module):
-            # Backward gathers again where torch finds a tensor in what the call returned; a user's may return any object.
+            # Backward gathers again only if torch finds a tensor in the module's output; a user's module may return any object.
             again = reshard and not (unit is self.module and unused_parameters)
             sharded = fully_shard(unit, mesh=mesh, reshard_after_forward=again, mp_policy=policy, offload_policy=offload)
             sharded.set_gradient_divide_factor(1.0)
-            # In fp32 and bf16 a factor of our own would be a kind of sum that NCCL alone has.
+            # In fp32 and bf16 a custom divide factor would need a reduce op that only NCCL has.
             sharded.set_force_sum_reduction_for_comms(True)
             if any(True for _ in unit.parameters(recurse=False)) or unit is not self.module:
                 sharded.set_custom_all_gather(CountedAllGather(self.groups.shard))
@@ -176,7 +176,7 @@ class FullyShardedReplica(Replica):
                 setattr(module, name, buffer.to(device))
 
     def _shares(self) -> dict[str, FirstValues]:
-        """This rank's rows of the parameters that are on the meta device: as many for each rank, and fewer for the last."""
+        """This rank's rows of the parameters on the meta device: equal numbers for all ranks, fewer for the last."""
         shares: dict[str, FirstValues] = {}
         for name, values in self.part.values.items():
             parameter = self.module.get_parameter(name)
@@ -202,7 +202,7 @@ class FullyShardedReplica(Replica):
 
 
 def _units(part: ModelPart) -> list[nn.Module]:
-    """What is gathered together. A tied table is used at both ends of the model, so that it belongs to the model as a whole."""
+    """The modules that are gathered as a unit. A tied table is used at both ends, so it belongs to the model as a whole."""
     owners = Counter(id(parameter) for unit in part.units for parameter in unit.parameters())
     return [unit for unit in part.units if all(owners[id(parameter)] == 1 for parameter in unit.parameters())]
 

@@ -1,1 +1,1 @@
-"""Our sharded engine: ZeRO 0-3 on torch collectives, every knob real."""
+"""Our sharded engine: ZeRO 0-3 on torch collectives, with every knob implemented."""

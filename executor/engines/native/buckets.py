@@ -1,4 +1,4 @@
-"""Gradient reduction: gradients of ZeRO 0-3 into flat shards, through fixed buckets."""
+"""Gradient reduction of ZeRO 0-3 into flat shards, through fixed buckets."""
 
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -15,58 +15,58 @@ from search_spaces.compression import INT8
 from search_spaces.trial_config import TrialConfig
 
 NARROW = {"bf16": torch.bfloat16, "fp16": torch.float16}
-"""Types that gradients may be sent or summed in beside the master's own, which `fp32` stands for."""
+"""Dtypes in which gradients may be sent or summed, besides the master's, which `fp32` stands for."""
 IN_FLIGHT = 2
-"""Buckets that may be on the way at once where communication overlaps: one sends while the next one fills."""
+"""Buckets in flight at once if communication overlaps: one is sent while the next one fills."""
 PIECE_ELEMENTS = 4_000_000
-"""Gradients that wait for one another to be moved by one operation. Moving more takes a GPU longer than starting the operation,
-so that larger pieces would cost memory and gain nothing."""
+"""Maximum number of elements moved by one operation. Moving more takes a GPU longer than launching the operation, so larger
+pieces would cost memory and gain nothing."""
 CASTS = {(torch.bfloat16, torch.float32)}
-"""Pairs of types between which `_chunk_cat` casts on every device."""
+"""Pairs of dtypes between which `_chunk_cat` casts on every device."""
 
 
 @dataclass(slots=True)
 class _Piece:
-    """Neighbours in a bucket whose gradients are moved into it together."""
+    """Adjacent slots of a bucket whose gradients are moved into it together."""
 
     slots: tuple[Slot, ...]
     waiting: set[Slot] = field(default_factory=set)
-    """Those whose gradients are in `parameter.grad`."""
+    """Slots whose gradients are in `parameter.grad`."""
 
 
 @dataclass(slots=True)
 class _Sent:
-    """A bucket on its way: its tensors must live until the collective has ended."""
+    """A bucket in flight: its tensors must live until the collective has ended."""
 
     work: InFlight | QuantisedReduceScatter | QuantisedAllReduce
     bucket: int
     rows: Tensor | None
     output: Tensor | None
-    """None: what `work` gives when it is waited for."""
+    """None: `work.wait()` returns the output."""
     first: bool
-    """Whether it is the bucket's first reduction in this step: later ones are added to it."""
+    """Whether it is the bucket's first reduction in this step; later ones are added to it."""
     last: bool
     """Whether it is the bucket's last reduction in this step."""
 
 
 class GradientReducer:
-    """Turns the gradients of a step into this rank's share of their sum.
+    """Reduces the gradients of a step to this rank's share of their sum.
 
-    1. Gradients that are ready are moved out of `parameter.grad` into their bucket: a matrix [ranks, columns] whose row r is
-       what rank r owns. They wait for their neighbours until there are up to `PIECE_ELEMENTS`, which one operation moves.
-       (`contiguous_gradients` off: they stay where they are, where autograd adds to them if the type is that of sums, until
-       the whole bucket is ready, and the bucket is put together then.)
-    2. When all of a bucket's parameters are declared ready and all buckets before it are sent, it is reduced: all-reduce at
-       stage 0, reduce-scatter above. The order is the layout's on every rank; at the end of a micro-batch buckets that are
-       still waiting are sent, with zeros for parameters that had no gradient on this rank.
-       Of `reduce_dtype=int8` it is quantised, sent by all-to-all and summed where it arrives; at stage 0 what each rank has
-       summed is gathered then, and so are sums over copies of the shards.
-    3. What arrives is added to the flat gradient shard. After its last reduction in a step, a bucket's share becomes one of
-       the master's type and is summed over the copies of the shards (HSDP) while others are still on the way.
+    1. Ready gradients are moved from `parameter.grad` into their bucket: a matrix [ranks, columns] whose row r belongs to rank
+       r. Adjacent gradients are collected until there are up to `PIECE_ELEMENTS`, which one operation moves.
+       (`contiguous_gradients` off: gradients stay in place until the whole bucket is ready, and the bucket is assembled then.
+       Autograd accumulates into them if their dtype is the accumulation dtype.)
+    2. When all parameters of a bucket are declared ready and all earlier buckets are sent, it is reduced: all-reduce at
+       stage 0, reduce-scatter above. The order is the layout's on every rank. At the end of a micro-batch the remaining
+       buckets are sent, with zeros for parameters that had no gradient on this rank.
+       With `reduce_dtype=int8` it is quantised, sent by all-to-all and summed by the receiver; at stage 0 the partial sums are
+       then gathered, and so are sums over copies of the shards.
+    3. Received sums are added to the flat gradient shard. After its last reduction in a step, a bucket's share is cast to the
+       master's dtype and summed over the copies of the shards (HSDP), while other buckets are still in flight.
 
     Stages 0 and 1, and stage 2 with `defer_gradient_reduction`, sum full gradients over the micro-batches of a step and reduce
     at the last one; stages 2 and 3 reduce at every micro-batch and sum their shares [Rajbhandari et al. 2020, ZeRO, 5.2]. Both
-    sum in `accumulation_dtype`, whatever the type that is sent. Losses are scaled before backward, so sums are means.
+    sum in `accumulation_dtype`, whatever dtype is sent. Losses are scaled before backward, so the sums are means.
     """
 
     def __init__(
@@ -81,46 +81,46 @@ class GradientReducer:
     ) -> None:
         """`accumulates`: a step may have several micro-batches."""
         self.layout, self.group, self.replicas, self.device = layout, group, replicas, device
-        # In a pipeline another micro-batch's work follows at once: what is on the way may be beside it.
+        # In a pipeline another micro-batch's work follows at once, so reductions may overlap with it.
         self.lands_at_once = config.pipeline_parallel_size == 1
         self.master_dtype = master_dtype
         self.reduce_dtype = NARROW.get(config.reduce_dtype, master_dtype)
         self.integers = config.reduce_dtype == INT8
         self.stays = False
-        """Whether gradients stay this rank's own: the optimizer sums what ranks send."""
+        """Whether gradients are not reduced here, because the optimizer itself sums over ranks."""
         self.sum_dtype = NARROW.get(config.accumulation_dtype, master_dtype)
         self.contiguous = config.contiguous_gradients
         self.overwritten = config.cuda_graphs
-        """Whether the next micro-batch's backward writes its gradients where this one's are, so that what stays is copied."""
+        """Whether the next backward overwrites this micro-batch's gradients (graph replay), so that kept ones are copied."""
         self.limit = IN_FLIGHT if config.overlap_comm else 0
         self.every_micro_batch = config.zero_stage == 3 or (config.zero_stage == 2 and not config.defer_gradient_reduction)
         self._shares: dict[int, Tensor] = {}
-        # Not where each micro-batch is reduced: the next one would overwrite what the last has left there.
-        alone = layout.ranks == 1 and not self.every_micro_batch
+        # Not if each micro-batch is reduced: the next one would overwrite the sum so far.
+        in_place = layout.ranks == 1 and not self.every_micro_batch
         self.rows_dtype = self.sum_dtype if accumulates and not self.every_micro_batch else self.reduce_dtype
-        """Of full gradients: what is sent as soon as it is there is not summed before."""
-        self._in_share = alone and self.reduce_dtype == self.rows_dtype == master_dtype
+        """Dtype of full gradients: the accumulation dtype only if they are summed over micro-batches before they are sent."""
+        self._in_share = in_place and self.reduce_dtype == self.rows_dtype == master_dtype
         self._rows: dict[int, Tensor] = {}
         self._held: dict[Slot, Tensor] = {}
-        # Nor more than one parameter, whose gradient waits anyway until it is moved: waiting takes no more memory than that.
+        # At most the size of the largest parameter, whose gradient must wait in any case, so that waiting needs no extra memory.
         most = min(PIECE_ELEMENTS, max((slot.elements for slot in layout.slots), default=0))
         self._pieces = [[_Piece(slots) for slots in cut(bucket, lambda slot: slot.elements, most)] for bucket in layout.buckets]
         self._piece_of = {slot: piece for pieces in self._pieces for piece in pieces for slot in piece.slots}
         self._ready: set[Slot] = set()
         self._missing: list[int] = []
-        """Of each bucket, parameters that are not declared ready in this micro-batch."""
+        """Number of parameters of each bucket that are not yet declared ready in this micro-batch."""
         self._filled: set[Slot] = set()
         self._begun: set[int] = set()
         self._sent: deque[_Sent] = deque()
         self._next = 0
         self._reduces = self._last = True
         self._gathering: deque[QuantisedAllReduce] = deque()
-        """Stage 0: sums of integers of which every rank gathers the others' parts."""
+        """Stage 0: quantised sums whose parts are being gathered from the other ranks."""
         self._last_sums: list[InFlight | QuantisedAllReduce] = []
-        """Of shares, in place: nothing is added to them any more."""
+        """In-place sums of finished shares over the copies of the shards."""
 
     def begin_micro_batch(self, last: bool) -> None:
-        """Every micro-batch but the last only accumulates, unless the stage reduces each."""
+        """Start a micro-batch. All but the last only accumulate, unless the stage reduces every micro-batch."""
         self._last = last
         self._reduces = last or self.every_micro_batch
         self._next = 0
@@ -129,10 +129,10 @@ class GradientReducer:
 
     @torch.no_grad()
     def declare_ready(self, slots: Iterable[Slot]) -> None:
-        """These parameters get no more gradient in this micro-batch; send the buckets that this completes.
+        """Declare that these parameters get no more gradient in this micro-batch; send the buckets that this completes.
 
-        Where other collectives run during backward (stage 3), it must be called at the same point between them on every
-        rank, whether or not the rank has these gradients.
+        If other collectives run during backward (stage 3), every rank must call it at the same point between them, whether or
+        not the rank has these gradients.
         """
         for slot in slots:
             if slot not in self._ready:
@@ -143,7 +143,7 @@ class GradientReducer:
 
     @torch.no_grad()
     def end_micro_batch(self) -> None:
-        """Send what is waiting; outside of a pipeline, wait for what is on the way."""
+        """Send the remaining buckets; outside a pipeline, wait for all reductions in flight."""
         for bucket in range(self._next, len(self.layout.buckets)):
             self._collect_rest(bucket)
         while self._reduces and self._next < len(self.layout.buckets):
@@ -153,7 +153,7 @@ class GradientReducer:
 
     @torch.no_grad()
     def take_shares(self) -> list[Tensor]:
-        """This rank's share of the mean gradient, in the master's type, flat by bucket; the reducer forgets it."""
+        """This rank's share of the mean gradient, in the master's dtype, one flat tensor per bucket; the reducer drops it."""
         self._land_all()
         while self._gathering:
             self._gathering.popleft().wait()
@@ -179,7 +179,7 @@ class GradientReducer:
 
     @torch.no_grad()
     def take(self, slot: Slot) -> None:
-        """The gradient in `parameter.grad` has this micro-batch's summand; called once per parameter and micro-batch."""
+        """Take this micro-batch's gradient from `parameter.grad`. Called once per parameter and micro-batch."""
         gradient = slot.parameter.grad
         if gradient is None:
             return
@@ -199,7 +199,7 @@ class GradientReducer:
         self._filled.add(slot)
 
     def _collect(self, piece: _Piece) -> None:
-        """Move what waits of a piece into the bucket, all at once where nothing is missing."""
+        """Move the waiting gradients of a piece into the bucket, in one operation if none is missing."""
         waiting = [slot for slot in piece.slots if slot in piece.waiting]
         gradients = {slot: slot.parameter.grad for slot in waiting if slot.parameter.grad is not None}
         filled = self._filled.intersection(waiting)
@@ -212,14 +212,14 @@ class GradientReducer:
         piece.waiting.clear()
 
     def _collect_rest(self, bucket: int) -> None:
-        """Pieces of which a parameter had no gradient."""
+        """Collect the pieces in which a parameter had no gradient."""
         for piece in self._pieces[bucket]:
             if piece.waiting:
                 self._collect(piece)
 
     def _put(self, slots: Sequence[Slot], gradients: Sequence[Tensor], adds: bool) -> None:
-        """Copy or add the gradients of neighbours to their bucket: one operation, or two where a sum or a place between others
-        needs them side by side first.
+        """Copy or add the gradients of adjacent slots to their bucket. This takes one operation, or two if they must first be
+        concatenated because they are added or the target is not contiguous.
         """
         ranks, first, last = self.layout.ranks, slots[0], slots[-1]
         target = self._bucket_rows(first.bucket)[:, first.column : last.column + last.shard_elements]
@@ -246,7 +246,7 @@ class GradientReducer:
         target.add_(rows) if adds else target.copy_(rows)
 
     def _bucket_rows(self, bucket: int) -> Tensor:
-        """The bucket's matrix; at stage 0 the share itself, so that nothing is copied back."""
+        """The bucket's matrix; at stage 0 the share itself, so that no copy back is needed."""
         if bucket not in self._rows:
             columns, ranks = self.layout.columns(bucket), self.layout.ranks
             if self._in_share:
@@ -257,7 +257,7 @@ class GradientReducer:
         return self._rows[bucket]
 
     def _share(self, bucket: int) -> Tensor:
-        """What this rank has of a bucket's gradient; made when the bucket comes, since activations are fewer by then."""
+        """This rank's share of a bucket's gradient; allocated when the bucket is reduced, when fewer activations are live."""
         if bucket not in self._shares:
             dtype = self._share_dtype(bucket)
             self._shares[bucket] = torch.empty(self.layout.columns(bucket), dtype=dtype, device=self.device)
@@ -265,13 +265,13 @@ class GradientReducer:
         return self._shares[bucket]
 
     def _share_dtype(self, bucket: int) -> torch.dtype:
-        """Of the share that is there, or would be made now: the type of sums where others are still to be added."""
+        """Dtype of the existing share, or of one created now: the accumulation dtype if more sums will be added to it."""
         if bucket in self._shares:
             return self._shares[bucket].dtype
         return self.master_dtype if self._last or not self.every_micro_batch else self.sum_dtype
 
     def _finish_share(self, bucket: int) -> Tensor:
-        """The share in the master's type, once nothing more is added to it."""
+        """The share in the master's dtype, after the last sum was added to it."""
         share = self._share(bucket)
         if share.dtype != self.master_dtype:
             self._shares[bucket] = share.to(self.master_dtype)
@@ -297,7 +297,7 @@ class GradientReducer:
     def _reduce(
         self, bucket: int, rows: Tensor, first: bool
     ) -> tuple[InFlight | QuantisedReduceScatter | QuantisedAllReduce, Tensor | None]:
-        """Start the sum over ranks; where it lands."""
+        """Start the sum over ranks; return it and its output."""
         if self.layout.ranks == 1:
             whole = rows.view(-1)
             if self.integers and self.group.size > 1 and not self.stays:
@@ -306,11 +306,11 @@ class GradientReducer:
         if self.integers:
             widths = self._widths(bucket)
             return QuantisedReduceScatter(self.group, torch.split(rows, widths, dim=1), widths, rows.dtype), None
-        output = self._landing_place(bucket, rows, first)
+        output = self._reduce_output(bucket, rows, first)
         return self.group.reduce_scatter(output, rows), output
 
     def _assemble(self, bucket: int) -> Tensor:
-        """The bucket's matrix with zeros where this rank has no gradient."""
+        """The bucket's matrix, with zeros for parameters without a gradient on this rank."""
         slots = self.layout.buckets[bucket]
         self._collect_rest(bucket)
         if not self.contiguous:
@@ -324,7 +324,7 @@ class GradientReducer:
         return rows
 
     def _put_held(self, slots: Sequence[Slot], together: bool) -> None:
-        """Put gradients into the bucket that have stayed where they were; `together`: it lacks none."""
+        """Put gradients that stayed in place into the bucket; `together`: none is missing."""
         held = [self._held.pop(slot) if slot in self._held else slot.parameter.grad for slot in slots]
         gradients = [gradient for gradient in held if gradient is not None]
         if together:
@@ -335,8 +335,9 @@ class GradientReducer:
         for slot in slots:
             slot.parameter.grad = None
 
-    def _landing_place(self, bucket: int, rows: Tensor, first: bool) -> Tensor:
-        """The share itself where the types are alike; what a later reduction adds to it goes into this rank's own row first."""
+    def _reduce_output(self, bucket: int, rows: Tensor, first: bool) -> Tensor:
+        """Output of a reduce-scatter: the share itself if the dtypes match. A later reduction first adds the share to this
+        rank's row."""
         if self.reduce_dtype == self._share_dtype(bucket):
             share = self._share(bucket)
             if not first:
@@ -348,7 +349,7 @@ class GradientReducer:
         return output
 
     def _land_until(self, bucket: int) -> None:
-        """Wait for what is on the way of this bucket."""
+        """Wait for the reductions of this bucket in flight."""
         while any(sent.bucket == bucket for sent in self._sent):
             self._land(self._sent.popleft())
 
@@ -376,7 +377,7 @@ class GradientReducer:
         return [slot.shard_elements for slot in self.layout.buckets[bucket]]
 
     def _land_parts(self, work: QuantisedAllReduce, bucket: int, whole: Tensor) -> None:
-        """Stage 0, which reduces once a step: the parts that ranks have summed are gathered in the share itself."""
+        """Stage 0, which reduces once per step: gather the ranks' partial sums in the share itself."""
         work.gather()
         if bucket not in self._shares:
             self._shares[bucket] = whole
@@ -387,7 +388,7 @@ class GradientReducer:
 
 
 def _flat(gradient: Tensor, slot: Slot, ranks: int) -> Tensor:
-    """The gradient as `_chunk_cat` takes it, which pads it to equal shares by itself; here to whole blocks."""
+    """The flat gradient for `_chunk_cat`, which pads to equal shares; padded here if shares are whole blocks."""
     flat = gradient.reshape(-1)
     if -(-slot.elements // ranks) == slot.shard_elements:
         return flat

@@ -1,4 +1,4 @@
-"""What the native engine honours and refuses. Imports no torch: the search reads it."""
+"""What the native engine honours and refuses. Does not import torch, since the search reads it."""
 
 from executor.engines.adapter_rules import PROMPT_CONTEXT, VIRTUAL_TOKENS_MUON
 from executor.engines.compiling_rules import COMPILE_SELECTIVE, COMPILE_ZERO_BUBBLE
@@ -9,9 +9,9 @@ from executor.engines.native.graph_rules import GRAPHED
 from executor.engines.native.overlap_rules import OVERLAPPED
 from executor.engines.native.schedule_rules import RANDOM_LTD_CURRICULUM, RANDOM_LTD_DIVIDED, SCHEDULE_COMPILED
 from executor.engines.onebit_rules import ONEBIT_DIMENSIONS, ONEBIT_STAGE
-from search_spaces.capability import Capability, Combination
-from search_spaces.pipeline import ZERO_BUBBLE_SCHEDULES
-from search_spaces.stage_layout import marks_offloading, marks_recomputation, policies
+from search_spaces.capability import Capability, Combination, honoured_by
+from search_spaces.models.pipeline import ZERO_BUBBLE_SCHEDULES
+from search_spaces.models.stage_layout import marks_offloading, marks_recomputation, policies
 from search_spaces.trial_config import TrialConfig
 
 
@@ -40,77 +40,15 @@ def _offloads_what_is_compiled(config: TrialConfig, _: int) -> bool:
 NATIVE = Capability(
     engine="native",
     keeps_copy_beside_gradients=True,
-    knobs={
-        "zero_stage": None,
-        "micro_batch_size": None,
-        "reduce_bucket_size": None,
-        "allgather_bucket_size": None,
-        "prefetch_bucket_size": None,
-        "param_persistence_threshold": None,
-        "max_live_parameters": None,
-        "overlap_comm": None,
-        "contiguous_gradients": None,
-        "defer_gradient_reduction": None,
-        "reduce_dtype": None,
-        "hsdp_shard_size": None,
-        "reshard_after_forward": None,
-        "offload_optimizer": None,
-        "offload_param": None,
-        "offload_ratio": None,
-        "tensor_parallel_size": None,
-        "sequence_parallel": None,
-        "pipeline_parallel_size": None,
-        "virtual_stages": None,
-        "pipeline_schedule": None,
-        "pipeline_split": None,
-        "context_parallel_size": None,
-        "expert_parallel_size": None,
-        "activation_checkpointing": None,
-        "checkpoint_every_k": None,
-        "attention_backend": None,
-        "precision": None,
-        "loss_chunk_size": None,
-        "fused_optimizer": None,
-        "rank_order": None,
-        "expandable_segments": None,
-        "environment": None,
-        "compile_blocks": None,
-        "pipeline_layout": None,
-        "accumulation_dtype": None,
-        "optimizer": None,
-        "lora_rank": None,
-        "lora_targets": None,
-        "frozen_dtype": None,
-        "adapter_size": None,
-        "prefix_length": None,
-        "prompt_length": None,
-        "context_parallel_method": None,
-        "attention_window": None,
-        "attention_global_tokens": None,
-        "gc_interval": None,
-        "numa_binding": None,
-        "overlap_param_gather": None,
-        "offload_activations": None,
-        "curriculum_start_length": None,
-        "curriculum_steps": None,
-        "random_ltd_start_tokens": None,
-        "random_ltd_steps": None,
-        "gather_dtype": None,
-        "secondary_shard_size": None,
-        "onebit_warmup_steps": None,
-        "async_tensor_parallel": None,
-        "pack_sequences": None,
-        "fused_kernels": None,
-        "cuda_graphs": None,
-    },
+    knobs=honoured_by("native"),
     combinations=(
         COMPILE_SELECTIVE,
         Combination(
             rule="compile-selective-stages",
             reads=("compile_blocks", "pipeline_layout"),
-            problem="a stage is computed again selectively, which watches single operators, and what is watched torch.compile "
-            "leaves as it is",
-            remedy="set compile_blocks=false, or mark stages with f in the place of s",
+            problem="selective recomputation of a stage intercepts single operators, and torch.compile does not compile "
+            "intercepted code",
+            remedy="set compile_blocks=false, or mark stages with f instead of s",
             holds=_compiles_selective_stages,
         ),
         COMPILE_ZERO_BUBBLE,
@@ -122,30 +60,29 @@ NATIVE = Capability(
         Combination(
             rule="zero-bubble-reshard",
             reads=("zero_stage", "reshard_after_forward", "pipeline_parallel_size", "pipeline_schedule"),
-            problem="zero-bubble schedules compute the gradients of weights after the backward that gathers them, "
-            "when stage 3 has released them again",
+            problem="zero-bubble schedules compute weight gradients after the backward that gathers the parameters, "
+            "when stage 3 has already released them",
             remedy="set reshard_after_forward=false, or use another schedule or stage",
             holds=_reshards_under_zero_bubble,
         ),
         Combination(
             rule="offload-selective",
             reads=("offload_activations", "activation_checkpointing", "pipeline_layout"),
-            problem="selective checkpointing holds what it keeps itself, so that it stays on the device",
-            remedy="set offload_activations=false, or compute again in full or not at all",
+            problem="selective checkpointing keeps its saved tensors on the device",
+            remedy="set offload_activations=false, or activation_checkpointing to full or none",
             holds=_offloads_what_is_recalled,
         ),
         Combination(
             rule="offload-compiled",
             reads=("offload_activations", "compile_blocks"),
-            problem="torch.compile takes what moves saved tensors into its graphs, and fails on it where a block falls into "
-            "several",
+            problem="torch.compile traces the hooks that move saved tensors, and fails if a block is split into several graphs",
             remedy="set compile_blocks=false or offload_activations=false",
             holds=_offloads_what_is_compiled,
         ),
         Combination(
             rule="optimizer-on-device",
             reads=("optimizer", "offload_optimizer", "pipeline_layout"),
-            problem="AdamW alone is updated on the host, where torch has a kernel for it; other updates run on the device",
+            problem="only AdamW is updated on the host, where torch has a kernel for it; other updates run on the device",
             remedy="set offload_optimizer=none and mark no stage with o, or set optimizer=adamw",
             holds=_updates_another_on_host,
         ),

@@ -1,4 +1,4 @@
-"""The native engine behind the contract: ZeRO 0-3 in every parallel dimension."""
+"""The native engine: implements the engine contract with ZeRO 0-3 in every parallel dimension."""
 
 from executor.engine import Engine, RankContext
 from executor.engines.native.capability import NATIVE
@@ -9,8 +9,8 @@ from executor.parallel.graphs import Capture, CudaCapture, refuse_graphs
 from executor.parallel.groups import ParallelGroups
 from executor.parallel.part import ModelPart
 from executor.parallel.replica import Replica
-from search_spaces.model import Model
-from search_spaces.stage_layout import stage_config
+from search_spaces.models.model import Model
+from search_spaces.models.stage_layout import stage_config
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
 
@@ -21,7 +21,7 @@ class NativeEngine(Engine):
     capability = NATIVE
 
     def __init__(self, capture: type[Capture] = CudaCapture) -> None:
-        """`capture`: what makes graphs of blocks."""
+        """`capture`: the class that captures graphs of blocks."""
         self._capture = capture
 
     def build(self, context: RankContext, model: Model, config: TrialConfig, workload: Workload) -> ParallelSession:

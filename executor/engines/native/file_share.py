@@ -1,4 +1,4 @@
-"""The share of an AdamW in a file: chunks are read ahead of their update and written behind it (ZeRO-Infinity)."""
+"""The offloaded share of an AdamW in a file: chunks are read ahead of their update and written after it (ZeRO-Infinity)."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,31 +13,31 @@ from executor.files.file_stream import Extent, FileStream
 from executor.files.rank_file import RankFile, folder_of, rounded_up
 from executor.parallel.host_pool import HostPool
 from executor.parallel.initialization import FirstValues
-from search_spaces.offload_files import BUFFERS
+from search_spaces.training.offload_files import BUFFERS
 from search_spaces.trial import Workload
 
 _LINE = 64
-"""Bytes of a cache line, where each part of a record begins."""
+"""Bytes of a cache line; each part of a record is aligned to it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """Where a chunk's master, first and second moments lie, one after the other."""
+    """Location of a chunk's master, first moment and second moment, which are stored consecutively."""
 
     extent: Extent
     elements: int
     part: int
-    """Bytes from the beginning of one part to that of the next."""
+    """Bytes from the start of one part to the start of the next."""
 
     def parts(self, buffer: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
         """Master and moments [elements] in a buffer of bytes."""
-        of = (buffer[place * self.part : (place + 1) * self.part].view(dtype)[: self.elements] for place in range(3))
-        master, first, second = of
+        parts = (buffer[index * self.part : (index + 1) * self.part].view(dtype)[: self.elements] for index in range(3))
+        master, first, second = parts
         return master, first, second
 
 
 def records(chunks: Sequence[Span], itemsize: int) -> list[Record]:
-    """The records of chunks, one after the other."""
+    """The records of chunks, stored consecutively."""
     found, offset = [], 0
     for chunk in chunks:
         elements = chunk.end - chunk.start
@@ -49,10 +49,10 @@ def records(chunks: Sequence[Span], itemsize: int) -> list[Record]:
 
 
 class FileShare(OffloadedShare):
-    """Master and moments in a file of this rank; four buffers in host memory. See `FileStream` for the order of things.
+    """Master and moments in a file of this rank, with four buffers in host memory. See `FileStream` for the order of transfers.
 
-    The first chunks are read while gradients are still made. A step moves every byte of the share once in each direction,
-    both at a time [Rajbhandari et al. 2021, ZeRO-Infinity, 5.2].
+    The first chunks are read while gradients are still being computed. A step moves every byte of the share once in each
+    direction, both directions concurrently [Rajbhandari et al. 2021, ZeRO-Infinity, 5.2].
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class FileShare(OffloadedShare):
         """See `MakeShare`.
 
         Raises:
-            EngineRefusalError: `folder` cannot be written to, or has too little room.
+            EngineRefusalError: `folder` cannot be written to, or has too little space.
         """
         self._dtype, self._hyperparameters = initial.dtype, hyperparameters
         self._records = records(chunks, initial.dtype.itemsize)
@@ -113,9 +113,9 @@ class FileShare(OffloadedShare):
 
 
 def share_in_files(workload: Workload) -> MakeShare:
-    """What makes shares in the folder that the job names.
+    """A function that creates shares in the job's `nvme_path`.
 
     Raises:
-        EngineRefusalError: it names none.
+        EngineRefusalError: the job sets no `nvme_path`.
     """
     return partial(FileShare, folder=folder_of(workload))

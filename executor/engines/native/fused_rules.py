@@ -1,9 +1,9 @@
-"""What fused kernels are refused with. Imports no torch: the search reads it."""
+"""Settings that fused kernels cannot be combined with. Does not import torch, since the search reads it."""
 
 from search_spaces.capability import Combination
 from search_spaces.fused_kernels import FUSED_KERNELS, LIGER, NONE, OFF
-from search_spaces.pipeline import ZERO_BUBBLE_SCHEDULES
-from search_spaces.stage_layout import marks_recomputation, policies
+from search_spaces.models.pipeline import ZERO_BUBBLE_SCHEDULES
+from search_spaces.models.stage_layout import marks_recomputation, policies
 from search_spaces.trial_config import TrialConfig
 
 
@@ -21,17 +21,16 @@ FUSED = (
     Combination(
         rule="fused-kernels-zero-bubble",
         reads=(FUSED_KERNELS, "pipeline_parallel_size", "pipeline_schedule"),
-        problem="zero-bubble schedules run backward once for inputs and once for weights, and that of these kernels can run "
-        "once alone",
+        problem="zero-bubble schedules run backward once for inputs and once for weights, but the backward of these kernels "
+        "can run only once",
         remedy=f"use another schedule, or {OFF}",
         holds=_runs_backward_in_parts,
     ),
     Combination(
         rule="fused-kernels-selective",
         reads=(FUSED_KERNELS, "activation_checkpointing", "pipeline_layout"),
-        problem="Liger rotates queries and keys in place, and what selective checkpointing keeps of them would be rotated a "
-        "second time",
-        remedy=f"compute again in full or not at all (mark no stage with s), or {OFF}",
+        problem="Liger rotates queries and keys in place, so those that selective checkpointing saves would be rotated twice",
+        remedy=f"use full or no recomputation (mark no stage with s), or {OFF}",
         holds=_recalls_products,
     ),
 )

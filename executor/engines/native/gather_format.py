@@ -1,4 +1,4 @@
-"""What a gather of parameters carries: their shares as they are, or large ones in blocks of 8-bit integers."""
+"""Format of gathered parameters: shares as they are, or large ones quantised to blocks of 8-bit integers."""
 
 from collections.abc import Iterator, Sequence
 
@@ -14,29 +14,29 @@ from search_spaces.trial_config import TrialConfig
 
 
 class GatherFormat:
-    """Of one group's gathers. Where integers are sent, what a rank gives is bytes, parameter by parameter.
+    """Format of the gathers of one group. If integers are sent, each rank contributes bytes, parameter by parameter.
 
-    All ranks make parameters of the same bytes, their own shares too, so that they compute with the same numbers; the master
-    stays as it is, and is rounded anew for each gather [Wang et al. 2023, ZeRO++, 3.1: qwZ]. Shares begin where blocks do
-    (`make_layout` is told so): the numbers depend neither on the ranks nor on what is gathered together.
+    All ranks dequantise the same bytes, including their own shares, so that they compute with the same numbers. The master is
+    not changed and is rounded anew for each gather [Wang et al. 2023, ZeRO++, 3.1: qwZ]. Shares start at block boundaries
+    (`share_block` of `make_layout`), so the numbers depend neither on the ranks nor on what is gathered together.
     """
 
     def __init__(self, config: TrialConfig, group: Group) -> None:
-        # Over one rank nothing is sent that could be smaller.
+        # A single rank sends nothing.
         self.integers = config.gather_dtype == INT8 and group.size > 1
 
     def packs(self, slot: Slot) -> bool:
-        """Whether gathers of this parameter's type are bytes: quantised parameters are bytes already."""
+        """Whether gathers of this parameter's dtype are packed as bytes; quantised parameters already are bytes."""
         return self.integers and slot.parameter.is_floating_point()
 
     def width(self, slot: Slot) -> int:
-        """Elements of a gather's row that are this parameter's."""
+        """Elements of this parameter in a gather's row."""
         if not self.packs(slot):
             return slot.shard_elements
         return integer_bytes(slot.shard_elements) if _is_large(slot) else slot.shard_elements * slot.parameter.element_size()
 
     def packed(self, values: Tensor, slots: Sequence[Slot]) -> Tensor:
-        """The bytes of this rank's shares of `slots`, whose values are one after the other."""
+        """The bytes of this rank's shares of `slots`, whose values are concatenated."""
         shares = torch.split(values, [slot.shard_elements for slot in slots])
         return torch.cat([
             pack(share[None]).view(-1) if _is_large(slot) else share.view(torch.uint8)
@@ -57,7 +57,7 @@ class GatherFormat:
             return rows
         if _is_large(slot):
             return unpack(rows, slot.shard_elements, dtype)
-        # A copy, since a number need not begin at any byte.
+        # Copy, since the view needs aligned bytes.
         return rows.clone(memory_format=torch.contiguous_format).view(dtype)
 
 

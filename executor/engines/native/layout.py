@@ -1,4 +1,4 @@
-"""Where every parameter lives: its shard in one flat master vector, and its bucket."""
+"""The layout of parameters: each one's shard in a flat master vector, and its reduce bucket."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ class Slot:
     shard_elements: int
     """Elements of one rank's share: `elements / ranks`, rounded up, perhaps to whole blocks."""
     offset: int
-    """First element of this rank's share in the flat master vector, which frozen parameters follow."""
+    """First element of this rank's share in the flat master vector; frozen parameters come after it."""
     bucket: int
     column: int
     """First column of the share in the bucket's matrix of shape [ranks, columns]."""
@@ -32,22 +32,22 @@ class Slot:
 class Layout:
     """All slots in the order in which gradients are expected (last parameter first), cut into fixed reduce buckets.
 
-    The order is fixed once and the same on every rank, so that ranks on which a parameter got no gradient still reduce the
-    same buckets in the same order.
+    The order is fixed and the same on every rank, so that ranks on which a parameter got no gradient still reduce the same
+    buckets in the same order.
     """
 
     ranks: int
     slots: tuple[Slot, ...]
     buckets: tuple[tuple[Slot, ...], ...]
     master_elements: int
-    """Where this rank's flat master vector ends, padding included."""
+    """End of this rank's flat master vector, including padding."""
 
     def columns(self, bucket: int) -> int:
         """Elements that each rank owns of a bucket."""
         return sum(slot.shard_elements for slot in self.buckets[bucket])
 
     def start(self, bucket: int) -> int:
-        """Where a bucket's share begins in the flat master vector: buckets follow one another in it."""
+        """Offset of a bucket's share in the flat master vector, in which buckets are consecutive."""
         return self.buckets[bucket][0].offset
 
 
@@ -58,14 +58,14 @@ def make_layout(
     share_block: Callable[[int], int] = lambda _: 1,
     offset: int = 0,
 ) -> Layout:
-    """Fill buckets up to `reduce_bucket_size` elements; a larger parameter has a bucket of its own.
+    """Fill buckets up to `reduce_bucket_size` elements; a larger parameter gets its own bucket.
 
     Args:
-        parameters: by name, in the order of forward.
-        ranks: among which each is shared out.
+        parameters: names and parameters, in the order of forward.
+        ranks: number of ranks over which each parameter is sharded.
         reduce_bucket_size: in elements.
-        share_block: elements of a parameter -> of what a share is a multiple, where there are several.
-        offset: where the vector begins.
+        share_block: elements of a parameter -> the number that a share is a multiple of, if there are several ranks.
+        offset: first element of the vector.
     """
     buckets: list[tuple[Slot, ...]] = []
     for named in cut([*reversed(parameters)], lambda item: item[1].numel(), reduce_bucket_size):
@@ -86,7 +86,7 @@ def make_layout(
 
 
 def cut(items: Sequence[Item], elements: Callable[[Item], int], limit: int) -> Iterator[tuple[Item, ...]]:
-    """Neighbouring items in groups of at most `limit` elements; a larger one alone."""
+    """Adjacent items in groups of at most `limit` elements; a larger item forms its own group."""
     group: list[Item] = []
     filled = 0
     for item in items:
@@ -112,7 +112,7 @@ def from_rows(rows: Tensor, slot: Slot) -> Tensor:
 
 
 def unpack(rows: Tensor, slots: Sequence[Slot]) -> Iterator[tuple[Slot, Tensor]]:
-    """The flat parameters in gathered rows [ranks, shares of `slots` side by side]."""
+    """The flat parameters in gathered rows [ranks, concatenated shares of `slots`]."""
     column = 0
     for slot in slots:
         yield slot, from_rows(rows[:, column : column + slot.shard_elements], slot)
@@ -120,7 +120,7 @@ def unpack(rows: Tensor, slots: Sequence[Slot]) -> Iterator[tuple[Slot, Tensor]]
 
 
 def ranges(slots: Sequence[Slot]) -> list[tuple[int, int]]:
-    """First element and the one after the last of this rank's shares of `slots` in the master vector, neighbours merged."""
+    """Half-open ranges of this rank's shares of `slots` in the master vector; adjacent ones are merged."""
     found: list[tuple[int, int]] = []
     for slot in slots:
         end = slot.offset + slot.shard_elements
@@ -132,7 +132,7 @@ def ranges(slots: Sequence[Slot]) -> list[tuple[int, int]]:
 
 
 def master_shards(master: Tensor, slots: Sequence[Slot]) -> Tensor:
-    """This rank's shares of `slots` (in the order of their offsets) in one vector; a view where they are neighbours."""
+    """This rank's shares of `slots` (in the order of their offsets) in one vector; a view if they are adjacent."""
     first, last = slots[0], slots[-1]
     end = last.offset + last.shard_elements
     if end - first.offset == sum(slot.shard_elements for slot in slots):

@@ -1,4 +1,4 @@
-"""A second copy of the sharded parameters among few neighbouring ranks, which gathers need not leave."""
+"""A second copy of the sharded parameters within a small group of nearby ranks, from which later gathers read."""
 
 from collections.abc import Iterator, Sequence
 
@@ -10,15 +10,15 @@ from executor.parallel.collectives import Group, mark
 
 
 class NearCopies:
-    """What a gather over all ranks has brought, shared out over a group of neighbours [Wang et al. 2023, ZeRO++, 3.2: hpZ].
+    """Shards the result of a gather over all ranks over a group of nearby ranks [Wang et al. 2023, ZeRO++, 3.2: hpZ].
 
-    A rank keeps, of the rows that a gather has of each parameter, as many as make its part: the k-th of s neighbours the
-    k-th s-th of them. Neighbours' parts in their order are the rows again, to the bit, in whatever format they were sent. They
-    are there from the first gather after an update to the next update, those of frozen parameters for good.
+    Of the gathered rows of each parameter, rank k of the s ranks in the group keeps the k-th of s equal parts. Concatenated,
+    the parts are bitwise equal to the rows, in whatever format they were sent. They are valid from the first gather after an
+    update to the next update, and permanently for frozen parameters.
     """
 
     def __init__(self, group: Group, ranks: int) -> None:
-        """`ranks`: among which parameters are sharded, a multiple of the group's."""
+        """`ranks`: number of ranks over which parameters are sharded, a multiple of the group's size."""
         self.group = group
         self._rows = ranks // group.size
         self._kept: dict[Slot, Tensor] = {}
@@ -38,15 +38,15 @@ class NearCopies:
         self._current.add(slot)
 
     def read(self, slots: Sequence[Slot]) -> Tensor:
-        """This rank's rows of `slots`, those of each rank of a gather side by side, one after the other."""
+        """This rank's rows of `slots`, flattened; each row concatenates the shares of one rank of the gather."""
         joined = torch.cat([self._kept[slot] for slot in slots], dim=1).view(-1)
         mark("buffers", joined)
         return joined
 
     def parameters_changed(self) -> None:
-        """What is trained is stale."""
+        """Invalidate the copies of trained parameters."""
         self._current = {slot for slot in self._current if not slot.parameter.requires_grad}
 
     def tensors(self) -> Iterator[Tensor]:
-        """What it keeps."""
+        """The kept tensors."""
         yield from self._kept.values()

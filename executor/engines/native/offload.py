@@ -1,4 +1,4 @@
-"""AdamW with a share of its state off the device, updated by the host's processors."""
+"""AdamW with a share of its state offloaded and updated by the host's CPUs."""
 
 import itertools
 from abc import ABC, abstractmethod
@@ -13,19 +13,19 @@ from executor.engines.native.parameter_shard import ParameterShard
 from executor.parallel.copies import CopyEngine, Staging
 from executor.parallel.host_pool import HostPool
 from executor.parallel.initialization import FirstValues
-from search_spaces.offload_files import CHUNK_ELEMENTS
+from search_spaces.training.offload_files import CHUNK_ELEMENTS
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Elements of the master vector that are updated together; they lie in one piece of the gradient."""
+    """Elements of the master vector that are updated together; all belong to one piece of the gradient."""
 
     piece: int
     start: int
     end: int
     """The element after the last."""
     offset: int
-    """Where in its piece the span begins."""
+    """Start of the span in its piece."""
 
     def of(self, gradient: Sequence[Tensor]) -> Tensor:
         """The span's elements of a gradient in pieces."""
@@ -34,66 +34,66 @@ class Span:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hyperparameters:
-    """What every AdamW of a model has in common."""
+    """Hyperparameters shared by all AdamW instances of a model."""
 
     learning_rate: float
     weight_decay: float
     fused: bool
-    """Whether the device's share is updated by one kernel; off: by one for each operation (`foreach`)."""
+    """Whether one fused kernel updates the device's share; off: one kernel per operation (`foreach`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Initial:
-    """How the master vector begins. Its parts are made where they will be, so that it is nowhere twice."""
+    """Initial values of the master vector. Parts are created where they will be stored, so that there is never a second copy."""
 
     values: FirstValues
     dtype: torch.dtype
     device: torch.device
 
-    def made(self, first: int, end: int) -> Tensor:
-        """The elements from `first` to before `end`, on the device."""
+    def make(self, first: int, end: int) -> Tensor:
+        """Create the elements [`first`, `end`) on the device."""
         part = torch.empty(end - first, dtype=self.dtype, device=self.device)
         self.values.fill(part, first)
         return part
 
 
 class OffloadedShare(ABC):
-    """The share of an AdamW that is not on the device: master and moments of chunks, updated in order, once a step."""
+    """The share of an AdamW that is not on the device: master and moments in chunks, each updated in order once per step."""
 
-    def begin(self) -> None:  # noqa: B027  what a share in memory does not need it leaves as it is
-        """A step is near: what can be made ready for it may be. May be called more than once before it."""
+    def begin(self) -> None:  # noqa: B027  a share in memory needs no preparation
+        """Prepare for the next step, such as by reading ahead. May be called more than once before a step."""
 
     @abstractmethod
     def step(self, index: int, gradient: Tensor) -> Tensor:
-        """Update chunk `index` with its gradient on the host; its new values, which the next call may overwrite."""
+        """Update chunk `index` with its gradient on the host; return its new values, which the next call may overwrite."""
 
     @abstractmethod
     def values(self) -> Iterator[Tensor]:
-        """The master's chunks in order, each there until the next is asked for."""
+        """The master's chunks in order; each is valid until the next one is requested."""
 
     def finish(self) -> None:  # noqa: B027
-        """The step's last chunk is done: return when everything is where it stays."""
+        """Called after the step's last chunk: return when everything is stored."""
 
     def close(self) -> None:  # noqa: B027
-        """Free what is not memory."""
+        """Free resources other than memory."""
 
 
 MakeShare = Callable[[Initial, Hyperparameters, Sequence[Span], HostPool], OffloadedShare]
-"""From the first values of the master vector, with whose elements the share begins, and chunks that cover the share."""
+"""Creates a share from the initial values of the master vector, whose first elements are the share, and the share's chunks."""
 
 
 class SplitAdamW:
-    """AdamW over this rank's flat master vector, whose first `round(ratio * elements)` elements are off the device.
+    """AdamW over this rank's flat master vector, whose first `round(ratio * elements)` elements are offloaded.
 
     A step [Ren et al. 2021, ZeRO-Offload, 4]:
 
-    1. The gradient of the first chunk of the host's share leaves for the host.
-    2. The device updates its own share meanwhile.
-    3. For each chunk: the next chunk's gradient leaves; the host updates this one; its parameters, cast to their own type, are
-       handed to the `ParameterShard`, which sends them beside the next chunk's update.
+    1. Start to copy the gradient of the host share's first chunk to the host.
+    2. Meanwhile the device updates its own share.
+    3. For each chunk: start to copy the next chunk's gradient; the host updates this chunk; pass its parameters, cast to their
+       dtype, to the `ParameterShard`, which sends them during the next chunk's update.
 
-    Both shares are exactly what one AdamW over the whole vector would make of them: the update is element by element. The
-    gradient comes in pieces, one a reduce bucket, so that it need never be there as one vector.
+    The result equals that of one AdamW over the whole vector exactly, since the update is elementwise. The gradient comes in
+    pieces, one per reduce bucket, so that it never has to exist as one vector.
     """
 
     sums_itself = False
@@ -110,27 +110,27 @@ class SplitAdamW:
         chunk_elements: int = CHUNK_ELEMENTS,
         make_share: MakeShare | None = None,
     ) -> None:
-        """`make_share` makes what holds the offloaded share; None: it is in host memory. `pieces` are the
-        elements of the gradient's pieces in order; none: it comes whole.
+        """`make_share` creates the offloaded share; None: it is in host memory. `pieces` are the numbers of elements of the
+        gradient's pieces in order; empty: the gradient is one piece.
 
         Raises:
-            ValueError: the ratio is not from 0 to 1.
+            ValueError: the ratio is not between 0 and 1.
         """
         if not 0 <= ratio <= 1:
-            raise ValueError(f"a share of {ratio} of the optimizer state cannot be offloaded; choose one from 0 to 1")
+            raise ValueError(f"ratio {ratio}: this share of the optimizer state cannot be offloaded; choose one from 0 to 1")
         elements = initial.values.elements
         self.host_elements = round(ratio * elements)
         self.chunk_elements = min(chunk_elements, self.host_elements)
         spans = [*_spans(pieces or (elements,), self.host_elements, max(self.chunk_elements, 1))]
         self._chunks = [span for span in spans if span.end <= self.host_elements]
-        self._device = _DevicePart(initial.made(self.host_elements, elements), hyperparameters, spans[len(self._chunks) :])
+        self._device = _DevicePart(initial.make(self.host_elements, elements), hyperparameters, spans[len(self._chunks) :])
         make = HostShare if make_share is None or not self.host_elements else make_share
         self.share: OffloadedShare = make(initial, hyperparameters, self._chunks, pool)
         self._gradients = Staging(self.chunk_elements, initial.dtype, pool, copies)
 
     @torch.no_grad()
     def step(self, gradient: Sequence[Tensor], shard: ParameterShard, scale: Tensor | None = None) -> None:
-        """Update with the `gradient` in pieces on the device, in the master's type, times `scale`; bring `shard` up to date."""
+        """Update with the `gradient` (pieces on the device, in the master's dtype) times `scale`; bring `shard` up to date."""
         chunks = self._chunks
         self.share.begin()
         if scale is not None and chunks:
@@ -150,17 +150,17 @@ class SplitAdamW:
         shard.finish()
 
     def handed_over(self) -> list[tuple[int, int]]:
-        """The parts in which a shard may take updated values: chunks of the host's share, and as large ones of the device's."""
+        """The ranges in which a shard may take updated values: chunks of the host's share, and equal ones of the device's."""
         device = parts_of(self.host_elements, self.host_elements + self._device.elements)
         return [*((chunk.start, chunk.end) for chunk in self._chunks), *device]
 
     def begin(self) -> None:
-        """The gradients of a step are being made: what the update reads first may be on its way meanwhile."""
+        """Called while the gradients of a step are computed: start to read what the update needs first."""
         self.share.begin()
 
     @torch.no_grad()
     def publish(self, shard: ParameterShard) -> None:
-        """Hand every element to `shard` as it is: once, after building."""
+        """Pass the current value of every element to `shard`; called once, after construction."""
         if self._device.elements:
             shard.accept_from_device(self.host_elements, self._device.master)
         for chunk, values in zip(self._chunks, self.share.values(), strict=True):
@@ -168,29 +168,29 @@ class SplitAdamW:
         shard.finish()
 
     def full_master(self) -> Tensor:
-        """The whole master vector on the device: for checks, since this is the memory that offloading saves."""
+        """The whole master vector on the device. Only for checks, since this is the memory that offloading saves."""
         device = self._device.master
         if not self.host_elements:
             return device
         return torch.cat((*(values.to(device.device, copy=True) for values in self.share.values()), device))
 
     def settled(self) -> bool:
-        """Whether all state exists: the host's does from the start."""
+        """Whether all state exists; the host's exists from the start."""
         return bool(self._device.optimizer.state) or not self._device.elements
 
     def close(self) -> None:
-        """Free what is not memory. May be called twice."""
+        """Free resources other than memory. May be called twice."""
         self.share.close()
 
     def device_tensors(self) -> Iterator[Tensor]:
-        """What lives on the device between steps."""
+        """The tensors on the device between steps."""
         yield self._device.master
         for state in self._device.optimizer.state.values():
             yield from (value for value in state.values() if isinstance(value, Tensor))
 
 
 def _spans(pieces: Sequence[int], host_elements: int, chunk_elements: int) -> Iterator[Span]:
-    """The vector cut at the pieces' ends, at the end of the host's share, and within that into chunks."""
+    """The vector, cut at the ends of pieces and of the host's share, and within that share into chunks."""
     starts = [0, *itertools.accumulate(pieces)]
     for piece, (first, last) in enumerate(itertools.pairwise(starts)):
         middle = min(max(host_elements, first), last)
@@ -200,13 +200,13 @@ def _spans(pieces: Sequence[int], host_elements: int, chunk_elements: int) -> It
 
 
 def parts_of(first: int, last: int) -> Iterator[tuple[int, int]]:
-    """The elements from `first` to before `last`, in parts of a chunk each."""
+    """The range [`first`, `last`) in parts of one chunk each."""
     for start in range(first, last, CHUNK_ELEMENTS):
         yield start, min(start + CHUNK_ELEMENTS, last)
 
 
 class _DevicePart:
-    """The share that stays: an ordinary AdamW over views of one vector, one for each span."""
+    """The share on the device: an ordinary AdamW over views of one vector, one per span."""
 
     def __init__(self, master: Tensor, hyperparameters: Hyperparameters, spans: Sequence[Span]) -> None:
         self.master, self.elements, self._spans = master, master.numel(), spans
@@ -231,8 +231,8 @@ class _DevicePart:
 
 
 def update_groups(parameters: Sequence[nn.Parameter], fused: bool) -> list[dict[str, Sequence[nn.Parameter]]]:
-    """Parameter groups for an optimizer of torch: `foreach` makes temporaries as large as a group, so that none is larger than
-    the largest parameter. A fused update makes none.
+    """Parameter groups for a torch optimizer. `foreach` creates temporaries as large as a group, so groups are limited to the
+    size of the largest parameter. A fused update creates none, so it uses one group.
     """
     if fused:
         return [{"params": parameters}]
@@ -240,7 +240,7 @@ def update_groups(parameters: Sequence[nn.Parameter], fused: bool) -> list[dict[
 
 
 def step_scaled(optimizer: torch.optim.Optimizer, scale: Tensor | None) -> None:
-    """Step on the gradients times `scale`: a fused update divides as it reads them, and needs no pass of its own before."""
+    """Step on the gradients times `scale`. A fused update scales while it reads them and needs no separate pass."""
     fused = optimizer.defaults["fused"]
     if scale is not None and not fused:
         every = (value.grad for group in optimizer.param_groups for value in group["params"])
@@ -249,13 +249,13 @@ def step_scaled(optimizer: torch.optim.Optimizer, scale: Tensor | None) -> None:
         optimizer.grad_scale = None if scale is None else scale.reciprocal()  # type: ignore[attr-defined]
     optimizer.step()
     if fused:
-        optimizer.grad_scale = None  # type: ignore[attr-defined]  # which would stay in memory until the next update
+        optimizer.grad_scale = None  # type: ignore[attr-defined]  # else it stays in memory until the next update
 
 
 class HostShare(OffloadedShare):
-    """The share in host memory: one AdamW a chunk, on views of vectors that the pool has made.
+    """The share in host memory: one AdamW per chunk, on views of vectors from the pool.
 
-    Master and moments never travel, so that they need not be pinned.
+    Master and moments are never copied to the device, so they need not be pinned.
     """
 
     def __init__(self, initial: Initial, hyperparameters: Hyperparameters, chunks: Sequence[Span], pool: HostPool) -> None:
@@ -282,9 +282,9 @@ class HostShare(OffloadedShare):
 def host_adamw(
     master: Tensor, moments: tuple[Tensor, Tensor], step: Tensor, hyperparameters: Hyperparameters
 ) -> torch.optim.AdamW:
-    """An AdamW over one vector on the host, with state that is there already; `step`: its counter."""
+    """An AdamW over one vector on the host, with existing state; `step`: its step counter."""
     parameter = nn.Parameter(master)
-    # Always one kernel: others make temporaries in host memory that no pool counts, and take several times as long.
+    # Always fused: the others create temporaries in host memory outside the pool's count, and take several times as long.
     optimizer = torch.optim.AdamW(
         [parameter], lr=hyperparameters.learning_rate, weight_decay=hyperparameters.weight_decay, fused=True
     )
@@ -293,7 +293,7 @@ def host_adamw(
 
 
 def updated(optimizer: torch.optim.AdamW, gradient: Tensor) -> Tensor:
-    """Step an AdamW over one vector; its new values."""
+    """Step an AdamW over one vector; return its new values."""
     parameter: nn.Parameter = optimizer.param_groups[0]["params"][0]
     parameter.grad = gradient
     optimizer.step()

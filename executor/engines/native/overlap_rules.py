@@ -1,7 +1,7 @@
-"""What tensor parallelism beside its products is refused with. Imports no torch: the search reads it."""
+"""Settings that async tensor parallelism cannot be combined with. Does not import torch, since the search reads it."""
 
 from search_spaces.capability import Combination
-from search_spaces.pipeline import ZERO_BUBBLE_SCHEDULES
+from search_spaces.models.pipeline import ZERO_BUBBLE_SCHEDULES
 from search_spaces.trial_config import TrialConfig
 
 
@@ -18,15 +18,15 @@ OVERLAPPED = (
     Combination(
         rule="async-tensor-zero-bubble",
         reads=("async_tensor_parallel", "tensor_parallel_size", "pipeline_parallel_size", "pipeline_schedule"),
-        problem="zero-bubble schedules compute gradients of inputs and of weights apart, and what makes both at once would "
-        "send the first ones twice",
+        problem="zero-bubble schedules compute gradients of inputs and of weights separately, and the overlapped backward, which "
+        "computes both, would send the input gradients twice",
         remedy="set async_tensor_parallel=false, or use another schedule",
         holds=_runs_backward_in_parts,
     ),
     Combination(
         rule="async-tensor-quantised",
         reads=("async_tensor_parallel", "tensor_parallel_size", "frozen_dtype"),
-        problem="frozen matrices in integers are made whole inside of each product, which is not made in parts",
+        problem="quantised frozen matrices are dequantised inside each product, which is therefore not split",
         remedy="set async_tensor_parallel=false or frozen_dtype=same",
         holds=_multiplies_integers,
     ),

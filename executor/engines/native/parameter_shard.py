@@ -1,4 +1,4 @@
-"""This rank's share of the parameters in the type that forward uses: where gathers read it and the update writes it."""
+"""This rank's shard of the parameters in the dtype of forward: gathers read it, and the update writes it."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
@@ -13,47 +13,47 @@ from executor.parallel.copies import Copy, CopyEngine, Staging
 from executor.parallel.host_pool import HostPool
 
 Range = tuple[int, int]
-"""First element and the one after the last, in the flat master vector and the frozen parameters that follow it."""
+"""Half-open range of elements of the flat master vector and the frozen parameters after it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A part of the share on the device; `copies` that fill it are on their way."""
+    """A part of the shard on the device; `copies` are the transfers in flight that fill it."""
 
     values: Tensor
     copies: tuple[Copy, ...] = ()
 
     def wait(self) -> None:
-        """Let the current stream use the values."""
+        """Make the current stream wait for the values."""
         for copy in self.copies:
             copy.wait()
 
     def before(self) -> AbstractContextManager[object]:
-        """A collective that is started inside finds the values there, and the current stream need not wait for them."""
+        """Context in which a started collective waits for the values; the current stream need not wait for them."""
         return self.copies[-1].followed() if self.copies else nullcontext()
 
 
 class ParameterShard(ABC):
-    """A flat vector of parameters in their own type: those that the optimizer updates, handed over in the master's type, and
-    behind them frozen ones, which are written once.
+    """A flat vector of parameters in their own dtype: first those that the optimizer updates and passes in the master's dtype,
+    then frozen ones, which are written once.
     """
 
     reads_ahead = 0
     """Units that may be expected at once; 0: `expect` does nothing."""
 
-    def expect(self, ranges: Sequence[Range]) -> None:  # noqa: B027  what is in memory need not be fetched ahead
-        """These are going to be read, though not next."""
+    def expect(self, ranges: Sequence[Range]) -> None:  # noqa: B027  values in memory need not be prefetched
+        """Announce that these ranges will be read soon, though not next."""
 
     @abstractmethod
     def read(self, ranges: Sequence[Range]) -> Loaded:
-        """The elements of `ranges` one after the other on the device; a view where nothing has to move."""
+        """The concatenated elements of `ranges` on the device; a view if nothing has to move."""
 
     def copy_to(self, targets: Sequence[Tensor], ranges: Sequence[Range]) -> None:
-        """Copy the elements of each range to the flat tensor in its place: one operation, which casts as it copies."""
+        """Copy the elements of each range to the target with the same index, in one operation, which also casts."""
         torch._foreach_copy_([*targets], self._views(ranges))
 
     def _views(self, ranges: Sequence[Range]) -> list[Tensor]:
-        """The elements of each range, in whatever type they are kept."""
+        """The elements of each range, in the dtype in which they are stored."""
         loaded = [self.read((found,)) for found in ranges]
         for one in loaded:
             one.wait()
@@ -61,11 +61,11 @@ class ParameterShard(ABC):
 
     @abstractmethod
     def accept_from_device(self, start: int, values: Tensor) -> None:
-        """Updated elements from `start` on, on the device; not changed before the next update."""
+        """Take updated elements from `start` on, on the device; the caller does not change them before the next update."""
 
     @abstractmethod
     def accept_from_host(self, start: int, values: Tensor) -> None:
-        """Updated elements from `start` on, in host memory; at most a chunk of the optimizer."""
+        """Take updated elements from `start` on, in host memory; at most one chunk of the optimizer."""
 
     @abstractmethod
     def finish(self) -> None:
@@ -73,14 +73,14 @@ class ParameterShard(ABC):
 
     @abstractmethod
     def tensors(self) -> Iterator[Tensor]:
-        """What it keeps on the device between steps."""
+        """The tensors kept on the device between steps."""
 
     def close(self) -> None:  # noqa: B027
-        """Free what is not memory."""
+        """Free resources other than memory."""
 
 
 class MasterShard(ParameterShard):
-    """The master vector itself, wholly on the device, cast when it is read; and `frozen` parameters in the type to cast to."""
+    """The master vector itself, on the device and cast when read, followed by `frozen` parameters in the target dtype."""
 
     def __init__(self, master: Tensor, dtype: torch.dtype, frozen: Tensor | None = None) -> None:
         self.master, self.dtype = master, dtype
@@ -98,16 +98,16 @@ class MasterShard(ParameterShard):
         return Loaded(values)
 
     def _views(self, ranges: Sequence[Range]) -> list[Tensor]:
-        return [self.master[start:end] for start, end in ranges]  # trained ones alone are written by an update
+        return [self.master[start:end] for start, end in ranges]  # an update writes only trained parameters
 
     def accept_from_device(self, start: int, values: Tensor) -> None:
-        """Nothing to do: the values are the master's own."""
+        """Nothing to do: the values are the master vector's memory."""
 
     def accept_from_host(self, start: int, values: Tensor) -> None:
         self.master[start : start + values.numel()].copy_(values)
 
     def finish(self) -> None:
-        """Nothing is on its way."""
+        """Nothing to do: no transfers are in flight."""
 
     def tensors(self) -> Iterator[Tensor]:
         if self.frozen.numel():
@@ -115,7 +115,7 @@ class MasterShard(ParameterShard):
 
 
 class DeviceShard(ParameterShard):
-    """On the device, for an optimizer that has its master vector, or a part of it, on the host."""
+    """Parameters on the device, for an optimizer whose master vector is at least partly on the host."""
 
     def __init__(self, elements: int, dtype: torch.dtype, device: torch.device, arrivals: Staging) -> None:
         self._values = torch.empty(elements, dtype=dtype, device=device)
@@ -141,10 +141,10 @@ class DeviceShard(ParameterShard):
 
 
 class HostShard(ParameterShard):
-    """In pinned host memory (`offload_param`): read over the host link each time it is gathered.
+    """Parameters in pinned host memory (`offload_param`), read over the host link for each gather.
 
-    The optimizer may overwrite it at once: a gradient reaches the host after everything that the device's current stream had
-    waited for, and that includes every gather of the step.
+    The optimizer may overwrite it immediately: a gradient reaches the host after everything that the device's current stream
+    has waited for, including every gather of the step.
     """
 
     def __init__(self, elements: int, dtype: torch.dtype, device: torch.device, pool: HostPool, copies: CopyEngine) -> None:
@@ -177,7 +177,7 @@ class HostShard(ParameterShard):
 
 
 class WithQuantised(ParameterShard):
-    """`others`, and from `start` on the `quantised` parameters, byte by byte. A read is of the one or of the other."""
+    """`others`, followed from `start` on by the bytes of the `quantised` parameters. A read is from only one of the two."""
 
     def __init__(self, others: ParameterShard, quantised: ParameterShard, start: int) -> None:
         self.others, self.quantised, self.start = others, quantised, start
@@ -205,7 +205,7 @@ class WithQuantised(ParameterShard):
 
 
 def joined(vector: Tensor, ranges: Sequence[Range]) -> Tensor:
-    """The elements of `ranges` in one vector; a view where there is one range alone."""
+    """The elements of `ranges` in one vector; a view if there is only one range."""
     if len(ranges) == 1:
         return vector[ranges[0][0] : ranges[0][1]]
     return torch.cat([vector[start:end] for start, end in ranges])

@@ -1,4 +1,4 @@
-"""Stage 3: parameters are gathered when their unit is used, ahead of time along a recorded trace, and let go after."""
+"""Stage 3: gathers the parameters of a unit for its use, prefetches along a recorded trace, and releases them afterwards."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -24,53 +24,53 @@ TABLES = (nn.Embedding, VocabularyEmbedding, Prompt)
 
 @dataclass(slots=True, eq=False)
 class Unit:
-    """Parameters that are gathered together: those of a module that every rank calls."""
+    """Parameters that are gathered together: those of one module that every rank calls."""
 
     module: nn.Module
     slots: tuple[Slot, ...]
     encloses: bool = False
-    """Whether other units run inside it, so that in backward its parameters are needed until the end."""
+    """Whether other units run inside it, so that backward needs its parameters until the end."""
     reads_in_backward: bool = True
-    """Whether backward looks at the parameters: that of a table which is looked up does not."""
+    """Whether backward reads the parameters; that of an embedding lookup does not."""
 
 
 @dataclass(slots=True)
 class _Gather:
-    """A gather on its way; the tensors must live until it has ended."""
+    """A gather in flight; its tensors must live until it has ended."""
 
     work: InFlight
     slots: tuple[Slot, ...]
     rows: Tensor
-    """[ranks, what each has of `slots`]"""
+    """[ranks, each rank's shares of `slots`]"""
     loaded: Loaded
     near: bool
-    """Whether it came from the near copies."""
+    """Whether it reads from the near copies."""
     done: bool = field(default=False)
 
 
 class ParameterGatherer:
-    """Keeps the parameters of the units in use whole, and of no others.
+    """Keeps whole only the parameters of the units in use.
 
-    1. Before a unit runs forward, and before the gradient of its output runs backward, its parameters are gathered in one
-       collective (those that are not there or on the way already), quantised ones in one of their own.
-    2. The first window records the order of uses. Afterwards, at each use, parameters of the uses to come are gathered
-       ahead in that order, in one collective: one after the other, while those that are ahead and not used yet have fewer
-       than `prefetch_bucket_size` elements, and up to `max_live_parameters` whole in all. Of a unit that is larger, a part
-       is gathered ahead, and the rest when it is used. The trace covers a window: a micro-batch; a step in a pipeline,
-       where several are under way at once, and where parameters are kept.
-    3. After forward a unit's parameters are let go, unless `reshard_after_forward` is off or the trace says that the unit is
-       used again before `prefetch_bucket_size` other elements are. In backward a parameter's memory goes when its gradient
-       is done; for the account that decides what is gathered next, a unit ends when the next one begins, since that is the
-       same on every rank even where only some ranks used a branch.
+    1. Before a unit runs forward, and before the gradient of its output runs backward, its missing parameters are gathered in
+       one collective (those that are neither present nor in flight), quantised ones in a separate one.
+    2. The first window records the order of uses. Afterwards, each use prefetches the parameters of later uses in that order,
+       in one collective, while the prefetched but unused ones have fewer than `prefetch_bucket_size` elements, and at most
+       `max_live_parameters` elements are whole in total. A unit that is larger is prefetched in part; the rest is gathered
+       when it is used. The trace covers a window: a micro-batch, or a step if there is a pipeline, in which several
+       micro-batches run at once, or if parameters are kept.
+    3. After forward a unit's parameters are released, unless `reshard_after_forward` is off or, according to the trace, the
+       unit is used again before `prefetch_bucket_size` other elements are. In backward a parameter's memory is freed when its
+       gradient is done. For the account that decides what to gather next, a unit ends when the next one begins, because that
+       is the same on every rank even if only some ranks used a branch.
        With `reshard_after_forward` off they stay whole from their first use in a step to the last micro-batch's backward.
-    4. A parameter of at most `param_persistence_threshold` elements stays whole until the optimizer changes it, a frozen one
-       for good.
-    5. A frozen parameter has no gradient that would tell when backward is done with it: it goes when its unit ends.
-    6. With `near`, what a gather over all ranks has brought is kept there too, shared out among few: until the next update it
-       is gathered from these.
+    4. A parameter of at most `param_persistence_threshold` elements stays whole until the optimizer changes it; a frozen one
+       stays whole permanently.
+    5. A frozen parameter has no gradient whose completion shows that backward is done with it; it is released with its unit.
+    6. With `near`, the result of a gather over all ranks is also kept there, sharded over few ranks; later gathers read these
+       copies until the next update.
 
-    Sizes in elements (of a quantised parameter its bytes), meanings as in DeepSpeed's stage 3 [Rajbhandari et al. 2021,
-    ZeRO-Infinity].
+    Sizes are in elements (in bytes for quantised parameters), with the meanings of DeepSpeed's stage 3 [Rajbhandari et al.
+    2021, ZeRO-Infinity].
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class ParameterGatherer:
         self._live_elements = 0
         self._pending: dict[Slot, _Gather] = {}
         self._ahead: set[Slot] = set()
-        """Gathered before their use, and not used yet, whether they are on the way or there."""
+        """Prefetched and not used yet, whether in flight or present."""
         self._in_backward: Unit | None = None
         self._gradients_come = False
         self._units_left: Counter[Slot] = Counter()
@@ -120,38 +120,38 @@ class ParameterGatherer:
         self._hooks.clear()
 
     def begin_backward(self, last: bool) -> None:
-        """Call before a micro-batch's gradients are made: count anew in how many units each parameter is still to be used."""
+        """Call before a micro-batch's backward: reset the count of remaining units of each parameter."""
         self.holds = not self.reshard and not last
         self._units_left = Counter(slot for unit in self.units for slot in unit.slots)
         self._gradients_come = True
 
     def end_backward(self) -> None:
-        """Call after a micro-batch's gradients are made: let go of the unit that came last, and of those around the others."""
+        """Call after a micro-batch's backward: release the last unit and the enclosing units."""
         last, self._in_backward = self._in_backward, None
         self._gradients_come = False
         for unit in self.units:
             if not self.holds and (unit is last or unit.encloses):
                 for slot in unit.slots:
-                    self._let_go(slot)
+                    self._release(slot)
 
     def gradient_done(self, slot: Slot) -> None:
-        """Autograd needs the parameter no more in this micro-batch: free its memory."""
+        """Free the parameter's memory, since autograd no longer needs it in this micro-batch."""
         if slot.elements > self.persistence_threshold and not self.holds:
             slot.parameter.data.untyped_storage().resize_(0)
 
     def end_window(self) -> None:
-        """Let go of all that is still there, and start the trace anew."""
+        """Release all remaining parameters and go back to the start of the trace."""
         self.holds = not self.reshard
         for slot in self._all:
             if slot in self._pending:
                 self._finish(self._pending[slot])
-            self._let_go(slot)
+            self._release(slot)
         self._ahead.clear()
         self.recording = False
         self._position = -1
 
     def parameters_changed(self) -> None:
-        """The optimizer has changed the master: what persists is stale, unless it is frozen."""
+        """Invalidate persistent trained parameters after the optimizer has changed the master."""
         self._live = {slot for slot in self._live if not slot.parameter.requires_grad}
         self._live_elements = sum(slot.elements for slot in self._live)
         if self.near is not None:
@@ -165,28 +165,28 @@ class ParameterGatherer:
             self._advance(unit)
         ahead = not self.recording and self.prefetch_elements > 0
         self._fetch(unit, ahead and not (self.overlap and unit.reads_in_backward))
-        if ahead and (wanted := self._wanted()):
-            gathers = self._issue(wanted)
+        if ahead and (prefetched := self._prefetch_candidates()):
+            gathers = self._issue(prefetched)
             if not self.overlap:
                 self._finish(*gathers)
         if not self.recording and self.parameters.reads_ahead:
             self._expect()
 
     def _expect(self) -> None:
-        """What the gathers after those on the way lack may be on its way to where it is gathered from."""
-        there = {*self._live, *self._pending}
+        """Start to load what the gathers after those in flight will read, such as from files."""
+        present = {*self._live, *self._pending}
         expected = 0
         for unit in self.trace[self._position + 1 :]:
-            missing = [slot for slot in unit.slots if slot not in there and not self._is_near(slot)]
+            missing = [slot for slot in unit.slots if slot not in present and not self._is_near(slot)]
             if missing:
-                there.update(missing)
+                present.update(missing)
                 self.parameters.expect(ranges(sorted(missing, key=lambda slot: slot.offset)))
                 expected += 1
             if expected == self.parameters.reads_ahead:
                 return
 
     def _use_backward(self, unit: Unit) -> None:
-        if not unit.encloses:  # what encloses others does not end them, also where its output is the last one's
+        if not unit.encloses:  # an enclosing unit does not end the inner ones, even if its output is the last one's
             previous, self._in_backward = self._in_backward, unit
             if previous is not None:
                 self._leave_backward(previous, unit)
@@ -196,7 +196,7 @@ class ParameterGatherer:
     def _leave_backward(self, unit: Unit, entered: Unit) -> None:
         for slot in unit.slots:
             if slot not in entered.slots and not self.holds:
-                self._let_go(slot)
+                self._release(slot)
         if self._gradients_come:
             self._units_left.subtract(unit.slots)
             self.declare_ready(slot for slot in unit.slots if self._units_left[slot] == 0)
@@ -207,23 +207,23 @@ class ParameterGatherer:
             register_multi_grad_hook(outputs, lambda _gradient: self._use_backward(unit), mode="any")
         if self.reshard and not self._used_soon(unit):
             for slot in unit.slots:
-                self._let_go(slot)
+                self._release(slot)
 
     def _used_soon(self, unit: Unit) -> bool:
-        """Whether the next use is so near in the trace that the parameters would be gathered ahead again at once."""
+        """Whether the next use in the trace is so near that the parameters would be prefetched again immediately."""
         now = None if self.recording else self._find(unit, max(self._position, 0))
         later = None if now is None else self._find(unit, now + 1)
         if now is None or later is None:
             return False
         others = {slot for other in self.trace[now + 1 : later] for slot in other.slots} - set(unit.slots)
         elements = sum(slot.elements for slot in others)
-        lacking = sum(slot.elements for slot in others - self._live)
-        return elements <= self.prefetch_elements and (not lacking or self._live_elements + lacking <= self.max_live)
+        missing = sum(slot.elements for slot in others - self._live)
+        return elements <= self.prefetch_elements and (not missing or self._live_elements + missing <= self.max_live)
 
     def _advance(self, unit: Unit) -> None:
-        """Move to this use in the trace; a use that it does not hold leaves the position where it is.
+        """Move to this use in the trace; a use that is not in the trace leaves the position unchanged.
 
-        What is used is ahead no more, nor is what was passed over.
+        Slots that are used or skipped no longer count as prefetched.
         """
         found = self._find(unit, self._position + 1)
         reached = self._position if found is None else found
@@ -232,43 +232,43 @@ class ParameterGatherer:
         self._position = reached
 
     def _find(self, unit: Unit, start: int) -> int | None:
-        return next((place for place in range(start, len(self.trace)) if self.trace[place] is unit), None)
+        return next((index for index in range(start, len(self.trace)) if self.trace[index] is unit), None)
 
     def _fetch(self, unit: Unit, with_next: bool) -> None:
-        """Return when a unit's parameters are there.
+        """Return when a unit's parameters are present.
 
-        `with_next`: what is gathered ahead comes along, one collective instead of two, since nothing would hide it:
-        communication does not overlap, or the unit looks something up and computes nothing.
+        `with_next`: prefetch in the same collective, because no computation would hide a second one: communication does not
+        overlap, or the unit is only a lookup.
         """
         missing = tuple(slot for slot in unit.slots if slot not in self._live and slot not in self._pending)
         if missing:
-            self._issue((*missing, *(self._wanted(missing) if with_next else ())))
+            self._issue((*missing, *(self._prefetch_candidates(missing) if with_next else ())))
         self._finish(*[self._pending[slot] for slot in unit.slots if slot in self._pending])
 
-    def _wanted(self, fetched: Sequence[Slot] = ()) -> tuple[Slot, ...]:
-        """What is gathered ahead now beside what is being fetched, in the order of the trace, up to the two limits.
+    def _prefetch_candidates(self, fetched: Sequence[Slot] = ()) -> tuple[Slot, ...]:
+        """What to prefetch now in addition to `fetched`, in the order of the trace, up to the two limits.
 
-        As in DeepSpeed, the parameter that reaches `prefetch_bucket_size` still comes along, so that one which is larger does
-        not stop those behind it; one that would exceed `max_live_parameters` does not.
+        As in DeepSpeed, the parameter that reaches `prefetch_bucket_size` is included, so that a larger one does not block
+        those after it; one that would exceed `max_live_parameters` is not.
         """
-        there = {*fetched, *self._live, *self._pending}
+        present = {*fetched, *self._live, *self._pending}
         live = self._live_elements + sum(slot.elements for slot in {*fetched, *self._pending})
         ahead = sum(slot.elements for slot in self._ahead)
-        wanted: list[Slot] = []
+        prefetched: list[Slot] = []
         for slot in (slot for unit in self.trace[self._position + 1 :] for slot in unit.slots):
-            if slot in there:
+            if slot in present:
                 continue
             if ahead >= self.prefetch_elements or live + slot.elements > self.max_live:
                 break
-            wanted.append(slot)
-            there.add(slot)
+            prefetched.append(slot)
+            present.add(slot)
             ahead += slot.elements
             live += slot.elements
-        self._ahead.update(wanted)
-        return tuple(wanted)
+        self._ahead.update(prefetched)
+        return tuple(prefetched)
 
     def _issue(self, slots: tuple[Slot, ...]) -> list[_Gather]:
-        """One collective for each type and for each group that they come from."""
+        """Start one collective for each dtype and each group that is gathered from."""
         kinds = {slot: (self._is_near(slot), str(slot.parameter.dtype)) for slot in slots}
         ordered = sorted(slots, key=lambda slot: (kinds[slot][0], slot.offset))
         return [self._gather(tuple(alike), kind[0]) for kind, alike in groupby(ordered, key=kinds.__getitem__)]
@@ -284,17 +284,17 @@ class ParameterGatherer:
         shard = loaded.values
         rows = torch.empty(group.size, shard.numel(), dtype=shard.dtype, device=shard.device)
         mark("buffers", rows)
-        if group.size == 1:  # what would be a collective is a copy on the current stream, which reads the result right after
+        if group.size == 1:  # instead of a collective, a copy on the current stream reads the values directly
             loaded.wait()
         with loaded.before() if group.size > 1 else nullcontext():
             work = group.all_gather(rows, shard)
-        # Each of few ranks has what several of all have, in their order.
+        # Each rank of the near group holds the rows of several ranks, in order.
         gather = _Gather(work, slots, rows.view(self.group.size, -1), loaded, near)
         self._pending.update(dict.fromkeys(slots, gather))
         return gather
 
     def _read(self, slots: tuple[Slot, ...]) -> Loaded:
-        """What this rank gives to a gather over all ranks."""
+        """This rank's input to a gather over all ranks."""
         loaded = self.parameters.read(ranges(slots))
         if not self.format.packs(slots[0]):
             return loaded
@@ -319,14 +319,14 @@ class ParameterGatherer:
             if storage.size() == 0:
                 storage.resize_(slot.elements * data.element_size())
                 mark("parameters", data)
-            # Through `.data`: weights that autograd saved must not look modified.
+            # Through `.data`, so that autograd does not see saved weights as modified.
             data.view(-1).copy_(flat)
             del self._pending[slot]
             self._live.add(slot)
             self._live_elements += slot.elements
 
     def _keep_near(self, near: NearCopies, gather: _Gather) -> None:
-        """What persists is not gathered again before it changes."""
+        """Keep the gathered rows, except of persistent parameters, which are not gathered again before they change."""
         column = 0
         for slot in gather.slots:
             width = self.format.width(slot)
@@ -334,7 +334,7 @@ class ParameterGatherer:
                 near.keep(slot, gather.rows[:, column : column + width])
             column += width
 
-    def _let_go(self, slot: Slot) -> None:
+    def _release(self, slot: Slot) -> None:
         if slot in self._live and slot.elements > self.persistence_threshold:
             slot.parameter.data.untyped_storage().resize_(0)
             self._live.remove(slot)
@@ -342,7 +342,7 @@ class ParameterGatherer:
 
 
 def find_units(model: nn.Module, modules: Sequence[nn.Module], slots: Sequence[Slot]) -> list[Unit]:
-    """What is gathered together: the parameters of each of `modules`; what they leave belongs to the model as a whole."""
+    """One unit for the parameters of each of `modules`; the remaining ones form a unit of the whole model."""
     by_parameter = {id(slot.parameter): slot for slot in slots}
     units = [
         Unit(module, slots_of, reads_in_backward=not _only_tables(module))
@@ -370,7 +370,7 @@ def _unique(slots: Iterable[Slot]) -> tuple[Slot, ...]:
 
 
 def _tensors(output: object) -> list[Tensor]:
-    """Tensors in a module's output: itself, or those inside tuples, lists, dicts and plain objects."""
+    """Tensors in a module's output: the output itself, or those inside tuples, lists, dicts and plain objects."""
     if isinstance(output, Tensor):
         return [output]
     if isinstance(output, dict):

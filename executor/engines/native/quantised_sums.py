@@ -1,4 +1,4 @@
-"""Sums over ranks that are sent as 8-bit integers: rounded where they leave, summed in full where they arrive."""
+"""Sums over ranks sent as 8-bit integers: quantised by the sender, summed in full precision by the receiver."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -6,20 +6,22 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from executor.parallel.block_integers import few, pack, unpack
+from executor.parallel.block_integers import pack, row_chunks, unpack
 from executor.parallel.collectives import Group, InFlight, mark
 from search_spaces.compression import integer_bytes
 
 
 class QuantisedReduceScatter:
-    """Every rank sends each other its row in blocks of integers, and sums what it gets [Wang et al. 2023, ZeRO++, 3.3: qgZ].
+    """Every rank sends each other rank its row in blocks of integers and sums what it receives [Wang et al. 2023, ZeRO++, 3.3:
+    qgZ].
 
-    A ring would round sums again at every rank. The own row is rounded too: the result is that of any rank that had the rows.
-    Each parameter has blocks of its own: one that two tensor ranks hold is rounded alike on both, whatever lies beside it.
+    A ring would round sums again at every rank. A rank's own row is rounded too, so that the result does not depend on the rank
+    that sums. Each parameter has its own blocks, so that one that two tensor ranks hold is rounded alike on both.
     """
 
     def __init__(self, group: Group, parameters: Iterable[Tensor], widths: Sequence[int], dtype: torch.dtype) -> None:
-        """Of each of `parameters` [ranks, width] the rows for each rank; each is free when the next is asked for."""
+        """`parameters` yields for each parameter the rows for every rank [ranks, width]; each may be freed when the next is
+        requested."""
         self._widths, self._dtype = widths, dtype
         self._sent = _packed(parameters)
         self._received = torch.empty_like(self._sent)
@@ -29,7 +31,7 @@ class QuantisedReduceScatter:
         self._work = group.all_to_all(self._received, self._sent, each, each)
 
     def wait(self) -> Tensor:
-        """The sum of this rank's rows over all ranks, parameter by parameter [sum of widths]."""
+        """The sum of this rank's rows over all ranks, concatenated over parameters [sum of widths]."""
         self._work.wait()
         total = torch.cat([self._summed(part, width) for part, width in _by_parameter(self._received, self._widths)])
         mark("buffers", total)
@@ -37,32 +39,33 @@ class QuantisedReduceScatter:
 
     def _summed(self, packed: Tensor, width: int) -> Tensor:
         total = torch.zeros(width, dtype=self._dtype, device=packed.device)
-        for some in few(packed):
+        for some in row_chunks(packed):
             total.add_(unpack(some, width, self._dtype).sum(dim=0))
         return total
 
 
 class QuantisedAllReduce:
-    """The same, whose parts every rank then gathers, rounded once more: `value` [n] becomes the same sum on all ranks.
+    """A quantised reduce-scatter and then an all-gather of its parts, quantised again: `value` [n] becomes the same sum on all
+    ranks.
 
-    Three calls in one order on all ranks: making it, `gather`, `wait`; what is started by one is on its way until the next.
+    Three calls in the same order on all ranks: constructor, `gather`, `wait`. A collective started by one ends in the next.
     """
 
     def __init__(self, group: Group, value: Tensor, sizes: Sequence[int]) -> None:
-        """`sizes` sum to n: elements of each parameter, of which every rank has a part, padded with zeros."""
+        """`sizes` (sum n): elements of each parameter. Every rank sums an equal part of it, padded with zeros."""
         self._group = group
-        self._places = torch.split(value, list(sizes))
+        self._targets = torch.split(value, list(sizes))
         self._widths = [-(-size // group.size) for size in sizes]
-        rows = (_as_rows(place, group.size) for place in self._places)
+        rows = (_as_rows(target, group.size) for target in self._targets)
         self._scatter: QuantisedReduceScatter | None = QuantisedReduceScatter(group, rows, self._widths, value.dtype)
         self._gathered: tuple[InFlight, Tensor, Tensor] | None = None
 
     def gather(self) -> None:
-        """Send what this rank has summed to the others; a second call does nothing."""
+        """Send this rank's sums to the others; a second call does nothing."""
         if self._scatter is None:
             return
         own = _packed(torch.split(self._scatter.wait()[None], self._widths, dim=1))
-        self._scatter = None  # with what was sent and came
+        self._scatter = None  # frees its buffers
         rows = torch.empty(self._group.size, own.shape[1], dtype=own.dtype, device=own.device)
         for buffer in (own, rows):
             mark("buffers", buffer)
@@ -74,25 +77,25 @@ class QuantisedAllReduce:
         assert self._gathered is not None
         work, rows, _ = self._gathered
         work.wait()
-        for place, (part, width) in zip(self._places, _by_parameter(rows, self._widths), strict=True):
+        for target, (part, width) in zip(self._targets, _by_parameter(rows, self._widths), strict=True):
             start = 0
-            for some in few(part):
-                target = place[start : start + len(some) * width]
-                target.copy_(unpack(some, width, place.dtype).reshape(-1)[: len(target)])
+            for some in row_chunks(part):
+                values = target[start : start + len(some) * width]
+                values.copy_(unpack(some, width, target.dtype).reshape(-1)[: len(values)])
                 start += len(some) * width
 
 
 def _as_rows(flat: Tensor, ranks: int) -> Tensor:
-    """[ranks, …], with zeros at the end."""
+    """Reshape to [ranks, …], padded with zeros."""
     padding = -len(flat) % ranks
     return (functional.pad(flat, (0, padding)) if padding else flat).view(ranks, -1)
 
 
 def _packed(parameters: Iterable[Tensor]) -> Tensor:
-    """The bytes of each row, parameter by parameter."""
+    """The packed bytes of each row, concatenated over parameters."""
     return torch.cat([pack(part) for part in parameters], dim=1)
 
 
 def _by_parameter(packed: Tensor, widths: Sequence[int]) -> Iterator[tuple[Tensor, int]]:
-    """The bytes of each parameter, and its width."""
+    """The packed bytes of each parameter, and its width."""
     return zip(torch.split(packed, [integer_bytes(width) for width in widths], dim=1), widths, strict=True)

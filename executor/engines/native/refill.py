@@ -1,4 +1,4 @@
-"""Stages 1 and 2: updated parameters on their way back to every rank, at the end of a step or beside the next forward."""
+"""Stages 1 and 2: all-gathers updated parameters, at the end of a step or during the next forward."""
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -16,12 +16,12 @@ from executor.parallel.collectives import Group, InFlight, mark
 from search_spaces.trial_config import TrialConfig
 
 Bucket = tuple[Slot, ...]
-"""What one all-gather carries, in the order of the offsets."""
+"""The slots of one all-gather, in the order of their offsets."""
 
 
 @dataclass(slots=True)
 class _Sent:
-    """A bucket on its way: its tensors must live until the gather has ended."""
+    """A bucket in flight; its tensors must live until the gather has ended."""
 
     work: InFlight
     bucket: Bucket
@@ -30,12 +30,12 @@ class _Sent:
 
 
 class Refill:
-    """All-gathers of `allgather_bucket_size` elements, one after the other: the next is sent while the last one is copied,
-    where communication overlaps.
+    """All-gathers of `allgather_bucket_size` elements, one after the other. If communication overlaps, the next one is sent
+    while the last one is copied.
     """
 
     spans_steps: ClassVar[bool] = False
-    """Whether what an update has changed is gathered in the step after it."""
+    """Whether updated parameters are gathered in the next step."""
 
     def __init__(self, slots: Sequence[Slot], group: Group, config: TrialConfig) -> None:
         self.group, self.limit = group, IN_FLIGHT if config.overlap_comm else 1
@@ -45,22 +45,22 @@ class Refill:
         self._sent: deque[_Sent] = deque()
 
     def update(self, shard: ParameterShard) -> None:
-        """Bring every parameter up to date: the optimizer has changed all; `shard` holds this rank's share of them."""
-        self._wait_for(shard)
+        """Bring every parameter up to date after an update; `shard` holds this rank's share of them."""
+        self._enqueue(shard)
         self._send()
         while self._sent:
             self._land()
         self._shard = None
 
     def begin_step(self) -> None:
-        """A step begins."""
+        """Called at the begin of a step."""
 
     def close(self) -> None:
-        """Forget what was not sent."""
+        """Drop the buckets that were not sent."""
         self._waiting.clear()
         self._shard = None
 
-    def _wait_for(self, shard: ParameterShard) -> None:
+    def _enqueue(self, shard: ParameterShard) -> None:
         self._shard, self._waiting = shard, deque(self.buckets)
 
     @torch.no_grad()
@@ -75,26 +75,26 @@ class Refill:
 
     @torch.no_grad()
     def _land(self) -> Bucket:
-        """Copy the oldest to where it belongs, with the next one on its way."""
+        """Copy the oldest bucket in flight to the parameters, and send the next one."""
         sent = self._sent.popleft()
         sent.work.wait()
         bucket = sent.bucket
         fill(bucket, sent.rows)
-        del sent  # its memory is free before the next bucket's is taken
+        del sent  # frees its memory before the next bucket is allocated
         self._send()
         return bucket
 
 
 class RefillBesideForward(Refill):
-    """The same beside the next step's first forward (`overlap_param_gather`) [Narayanan et al., Megatron-LM].
+    """Gathers during the next step's first forward (`overlap_param_gather`) [Narayanan et al., Megatron-LM].
 
-    1. The update sends nothing. The step that follows begins with the first gathers.
-    2. A unit's parameters are waited for right before it runs, and the next gathers are sent, in the order of forward:
-       `IN_FLIGHT` are on the way at once (one, where communication does not overlap). A gather carries parameters of one unit
-       alone: who waits for it needs it.
-    3. Whoever runs the module between steps finds them in the same way. The master is always up to date.
+    1. The update sends nothing. The next step begins with the first gathers.
+    2. Right before a unit runs, it waits for its parameters and sends the next gathers, in the order of forward. `IN_FLIGHT`
+       gathers are in flight at once (one if communication does not overlap). A gather contains parameters of only one unit, so
+       that a unit waits only for gathers that it needs.
+    3. A forward between steps gathers them in the same way. The master is always up to date.
 
-    Between two steps nothing is on its way. The order of gathers is that of forward, the same on every rank.
+    Between two steps nothing is in flight. The order of gathers is that of forward, the same on every rank.
     """
 
     spans_steps = True
@@ -106,12 +106,12 @@ class RefillBesideForward(Refill):
         self._hooks = [unit.module.register_forward_pre_hook(self._before(unit)) for unit in units]
 
     def update(self, shard: ParameterShard) -> None:
-        """Send nothing yet: parameters are stale until their unit runs."""
-        self._wait_for(shard)
+        """Mark all parameters as stale until their unit runs; send nothing yet."""
+        self._enqueue(shard)
         self._stale.update(slot for bucket in self.buckets for slot in bucket)
 
     def begin_step(self) -> None:
-        """Send the first gathers: in a pipeline, while other stages still work."""
+        """Send the first gathers; in a pipeline this overlaps with the work of other stages."""
         self._send()
 
     def close(self) -> None:
@@ -130,25 +130,25 @@ class RefillBesideForward(Refill):
 
 
 def fill(slots: Sequence[Slot], rows: Tensor) -> None:
-    """Copy gathered rows [ranks, shares of `slots` side by side] to the parameters: one operation for all without padding."""
+    """Copy gathered rows [ranks, concatenated shares of `slots`] to the parameters, those without padding in one operation."""
     ranks = len(rows)
     fits = [slot.shard_elements * ranks == slot.elements and slot.parameter.dtype == rows.dtype for slot in slots]
     widths = [slot.shard_elements for slot in slots]
-    places = [
+    outputs = [
         slot.parameter.data.view(ranks, width) if whole else rows.new_empty(ranks, width)
         for slot, width, whole in zip(slots, widths, fits, strict=True)
     ]
-    torch.split_with_sizes_copy(rows, widths, dim=1, out=places)
-    beside = [(slot, place) for slot, place, whole in zip(slots, places, fits, strict=True) if not whole]
-    if beside:
-        targets = [slot.parameter.data.view(-1) for slot, _ in beside]
-        torch._foreach_copy_(targets, [from_rows(place, slot) for slot, place in beside])
+    torch.split_with_sizes_copy(rows, widths, dim=1, out=outputs)
+    padded = [(slot, output) for slot, output, whole in zip(slots, outputs, fits, strict=True) if not whole]
+    if padded:
+        targets = [slot.parameter.data.view(-1) for slot, _ in padded]
+        torch._foreach_copy_(targets, [from_rows(output, slot) for slot, output in padded])
 
 
 def _buckets(units: Sequence[Unit], limit: int) -> Iterator[Bucket]:
-    """Of each unit in turn what no unit before it has, in gathers of at most `limit` elements."""
-    met: set[Slot] = set()
+    """Buckets of at most `limit` elements; each unit's contain its slots that no earlier unit has."""
+    seen: set[Slot] = set()
     for unit in units:
-        own = sorted((slot for slot in unit.slots if slot not in met), key=lambda slot: slot.offset)
-        met.update(own)
+        own = sorted((slot for slot in unit.slots if slot not in seen), key=lambda slot: slot.offset)
+        seen.update(own)
         yield from cut(own, lambda slot: slot.elements, limit)

@@ -1,4 +1,4 @@
-"""ZeRO 0-3 around any module: sharding, the hooks of a micro-batch, and the update."""
+"""ZeRO 0-3 for any module: sharding, the hooks of a micro-batch, and the update."""
 
 from collections.abc import Callable, Iterable, Iterator
 
@@ -32,21 +32,21 @@ from search_spaces.trial_config import TrialConfig
 
 
 class ShardedModel(Replica):
-    """A module whose optimizer state (stage 1), gradients (2) and parameters (3) are shared out over the data-parallel ranks.
+    """A module whose optimizer state (stage 1), gradients (2) and parameters (3) are sharded over the data-parallel ranks.
 
-    1. Each trainable parameter is cut into one padded share a rank. A rank's shares are one flat master vector in fp32 (fp64
-       for fp64 parameters), which AdamW updates. At stage 0 everyone holds the whole vector, and parameters of the master's
-       own type are views of it.
-    2. During a micro-batch's backward gradients leave through `GradientReducer`.
-    3. `update` scales, steps, and brings changed parameters back: nothing at stage 0, all-gathers of
-       `allgather_bucket_size` elements at stages 1 and 2 (`Refill`), on next use at stage 3 (`ParameterGatherer`).
+    1. Each trainable parameter is cut into one padded share per rank. A rank's shares form one flat master vector in fp32
+       (fp64 for fp64 parameters), which the optimizer updates. At stage 0 every rank holds the whole vector, and parameters of
+       the master's dtype are views of it.
+    2. During a micro-batch's backward `GradientReducer` reduces the gradients.
+    3. `update` scales, steps, and updates the parameters: in place at stage 0, by all-gathers of `allgather_bucket_size`
+       elements at stages 1 and 2 (`Refill`), on next use at stage 3 (`ParameterGatherer`).
 
-    Frozen parameters have neither gradient nor master nor optimizer state. They stay whole on every rank; at stage 3, where
-    `ModelPart.reads_in_units` allows it, each rank keeps its shares in the parameters' own type, and gathers bring them along.
+    Frozen parameters have neither gradient nor master nor optimizer state. They stay whole on every rank; at stage 3, if
+    `ModelPart.reads_in_units` allows it, each rank keeps its shares in the parameters' dtype, and gathers include them.
     [Rajbhandari et al. 2020, ZeRO; 2021, ZeRO-Infinity]
     """
 
-    tells_waits = True
+    reports_waits = True
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class ShardedModel(Replica):
         device: torch.device,
         has: Callable[[str], bool] = lambda _: True,
     ) -> None:
-        """`has`: whether a parameter of this name is shared out here; others have a sharding of their own."""
+        """`has`: whether a parameter of this name is sharded here; the others have their own sharding."""
         self.part, self.module, self._workload = part, part.module, workload
         self.config, self.group, self.device = config, groups.shard, device
         self.tensor = groups.tensor
@@ -126,7 +126,7 @@ class ShardedModel(Replica):
 
     @torch.no_grad()
     def finish_gradients(self) -> None:
-        """Sum over the tensor-parallel ranks once a step, on the share that is left after all other reductions."""
+        """Sum over the tensor-parallel ranks once per step, on the share that results from all other reductions."""
         self._gradient = self.reducer.take_shares()
         self.tensor.all_reduce_parts([self._share(slot) for slot in self._summands])
 
@@ -136,16 +136,16 @@ class ShardedModel(Replica):
 
     @torch.no_grad()
     def squared_norm(self, counts_tied: bool) -> Tensor:
-        """Where gradients stay each rank's own: the mean of the squares of their norms, which is at least the mean's."""
+        """If gradients are not reduced: the mean of the squared norms of the ranks' gradients, an upper bound."""
         gradient = self._finished()
         skipped = set(self._whole) if self.tensor.rank else set()
         if not counts_tied:
             skipped |= {slot for slot in self.layout.slots if slot.name in self.part.tied}
         parts = gradient if not skipped else [self._share(slot) for slot in self.layout.slots if slot not in skipped]
-        nothing = torch.zeros((), dtype=self.master_dtype, device=self.device)
-        squared = nn.utils.get_total_norm(parts, foreach=True).square() if parts else nothing
+        zero = torch.zeros((), dtype=self.master_dtype, device=self.device)
+        squared = nn.utils.get_total_norm(parts, foreach=True).square() if parts else zero
         if self.reducer.stays:
-            # Each rank's gradient is one summand of the mean: what stands for the mean's square is that of so many times it.
+            # Each rank's gradient is a summand of the mean, 1/R of its own gradient: the mean of squares is R times their sum.
             self.group.all_reduce(squared).wait()
             squared = squared * self.group.size
         return squared
@@ -153,7 +153,7 @@ class ShardedModel(Replica):
     @torch.no_grad()
     def update(self, scale: Tensor | None) -> None:
         gradient, self._gradient = self._finished(), None
-        # Below stage 3 the share in the parameters' type is needed until it has been gathered, mostly no longer.
+        # Below stage 3 the share in the parameters' dtype is mostly needed only until it has been gathered.
         shard = self._shard or self._device_shard()
         self.optimizer.step(gradient, shard, scale)
         del gradient
@@ -163,11 +163,11 @@ class ShardedModel(Replica):
         self._gradient = None
 
     def settled(self) -> bool:
-        """Whether the gather trace is recorded and the optimizer's state exists."""
+        """Whether the gather trace has been recorded and the optimizer's state exists."""
         return self.optimizer.settled() and not (self.gatherer and self.gatherer.recording)
 
     def full_parameters(self) -> dict[str, Tensor]:
-        """Every trainable parameter whole, as the optimizer left it, by name. Every rank must call it."""
+        """Every trainable parameter, whole, by name, from the master vector. Every rank must call it."""
         whole = {}
         master = self.optimizer.full_master()
         for slot in self.layout.slots:
@@ -188,7 +188,7 @@ class ShardedModel(Replica):
             yield "buffers", buffer
         for gradient in self.reducer.held_tensors():
             yield "gradients", gradient
-        # At stage 0 with parameters as views, the master is the parameters and was counted with them.
+        # At stage 0 with parameters as views, the master shares their storage and was yielded with them.
         yield from (("optimizer_state", value) for value in self.optimizer.device_tensors())
         if self._shard is not None:
             yield from (("parameters", value) for value in self._shard.tensors())
@@ -216,15 +216,16 @@ class ShardedModel(Replica):
 
     @torch.no_grad()
     def _place_parameters(self) -> FirstValues:
-        """Bring the trainable parameters to the device in the form that the stage keeps, and say how the master begins.
+        """Move the trainable parameters to the device in the stage's form; return the initial values of the master.
 
-        What is whole is made there, and the master is copied from it; else the master alone is made, where it will be.
+        Whole parameters are created on the device, and the master is copied from them; otherwise only the master is created,
+        where it will be stored.
         """
         shares: list[FirstValues] = []
         for slot in self.layout.slots:
             values = self.part.values_of(slot.name, slot.parameter)
             if self.config.zero_stage == 3:
-                # A storage of its own, since it is emptied and filled in place.
+                # It needs its own storage, which is freed and filled in place.
                 slot.parameter.data = self._without_memory(slot)
             elif not self._views:
                 self._place_whole(slot.name, slot.parameter)
@@ -236,10 +237,10 @@ class ShardedModel(Replica):
         return Share(values, self.own_row * slot.shard_elements, slot.shard_elements)
 
     def _without_memory(self, slot: Slot) -> Tensor:
-        """A parameter's shape on the device."""
-        made = torch.empty(slot.shape, dtype=slot.parameter.dtype, device=self.device)
-        made.untyped_storage().resize_(0)
-        return made
+        """A tensor of a parameter's shape on the device, with an empty storage."""
+        empty = torch.empty(slot.shape, dtype=slot.parameter.dtype, device=self.device)
+        empty.untyped_storage().resize_(0)
+        return empty
 
     def _place_whole(self, name: str, parameter: nn.Parameter) -> None:
         if name in self.part.values:
@@ -255,7 +256,7 @@ class ShardedModel(Replica):
 
     @torch.no_grad()
     def _shard_frozen(self, layout: Layout, start: int, dtype: torch.dtype) -> Tensor:
-        """This rank's shares of the frozen parameters that stage 3 gathers, on the device; none at other stages."""
+        """This rank's shares of the frozen parameters that stage 3 gathers, on the device; empty at other stages."""
         vector = torch.empty(layout.master_elements - start, dtype=dtype, device=self.device)
         for slot in layout.slots:
             own = vector[slot.offset - start : slot.offset - start + slot.shard_elements]
@@ -264,7 +265,7 @@ class ShardedModel(Replica):
         return vector
 
     def _place_rest(self) -> None:
-        """Frozen parameters that stay whole, and buffers."""
+        """Move frozen parameters that stay whole, and buffers, to the device."""
         sharded = {slot.name for layout in (self._frozen, self._packed) for slot in layout.slots}
         for name, parameter in self.module.named_parameters():
             if not parameter.requires_grad and name not in sharded:
@@ -284,20 +285,20 @@ class ShardedModel(Replica):
                 layout=layout, own_row=self.own_row, group=self.group, tensor=self.tensor, split=self.part.split,
                 matrices=matrices,
             )  # fmt: skip
-            return device_optimizer(config, initial.made(0, layout.master_elements), shares, hyperparameters)
+            return device_optimizer(config, initial.make(0, layout.master_elements), shares, hyperparameters)
         ratio = config.offload_ratio if config.offload_optimizer != "none" else 0.0
         pieces = [layout.columns(bucket) for bucket in range(len(layout.buckets))]
         make_share = share_in_files(workload) if config.offload_optimizer == "nvme" else None
         return SplitAdamW(initial, ratio, hyperparameters, self.pool, self._copies, pieces, make_share=make_share)
 
     def _make_refill(self) -> Refill | None:
-        """What brings whole parameters up to date; None: nothing does, or gathers on use do."""
+        """The refill that updates whole parameters; None: not needed, or parameters are gathered on use."""
         config = self.config
         if config.zero_stage not in (1, 2) or self.ranks == 1:
             return None
         if not config.overlap_param_gather:
             return Refill(self.layout.slots, self.group, config)
-        # A user's module may read a parameter anywhere, so that all are up to date before it runs.
+        # A user's module may read a parameter anywhere, so all must be up to date before it runs.
         units = find_units(self.module, self.part.units if self.part.reads_in_units else (), self.layout.slots)
         return RefillBesideForward(units, self.group, config)
 
@@ -308,15 +309,15 @@ class ShardedModel(Replica):
         return ParameterGatherer(units, self._shard, self.group, self.config, self._declare_ready, copies)
 
     def _declare_ready(self, slots: Iterable[Slot]) -> None:
-        """Frozen parameters are gathered with the others, and never reduced."""
+        """Skip frozen parameters, which are gathered with the others but never reduced."""
         self.reducer.declare_ready(slot for slot in slots if slot.parameter.requires_grad)
 
     def _make_shard(self, frozen: Tensor) -> ParameterShard | None:
-        """What gathers read. None: made for each update."""
+        """The shard that gathers read; None: one is created for each update."""
         if not self.optimizer.host_elements and self.config.offload_param == "none":
             return MasterShard(self.optimizer.full_master(), self.dtype, frozen)
         if self.config.zero_stage < 3:
-            # Read in the next step, it stays between steps.
+            # If gathers of the next step read it, it is kept between steps.
             return self._device_shard() if self.refill is not None and self.refill.spans_steps else None
         shard: ParameterShard
         if self.config.offload_param == "cpu":
@@ -334,7 +335,7 @@ class ShardedModel(Replica):
         if shard is None or not len(quantised):
             return shard
         packed: ParameterShard = DeviceShard(len(quantised), torch.uint8, self.device, self._arrivals)
-        if self.config.offload_param != "none":  # they are a few bits each: with files, too, host memory has them
+        if self.config.offload_param != "none":  # they are small, so that they are in host memory even if offload_param is nvme
             packed = HostShard(len(quantised), torch.uint8, self.device, self.pool, self._copies)
         packed.accept_from_device(0, quantised)
         packed.finish()
@@ -367,7 +368,7 @@ class ShardedModel(Replica):
 
     def _finished(self) -> list[Tensor]:
         if self._gradient is None:
-            raise RuntimeError("finish_gradients() comes before what reads the gradient")
+            raise RuntimeError("the gradient is not reduced yet; call finish_gradients() first")
         return self._gradient
 
     def _share(self, slot: Slot) -> Tensor:

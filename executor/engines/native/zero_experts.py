@@ -1,4 +1,4 @@
-"""ZeRO 0-3 where ranks divide the experts: two shardings of one module side by side."""
+"""ZeRO 0-3 with expert parallelism: two shardings of one module."""
 
 from collections.abc import Iterator
 
@@ -14,14 +14,14 @@ from search_spaces.trial_config import TrialConfig
 
 
 class ShardedExperts(Replica):
-    """What all data-parallel ranks hold is shared out over all of them; experts over the ranks that hold the same ones.
+    """Common parameters are sharded over all data-parallel ranks; experts over the ranks that hold the same ones.
 
-    A rank's expert meets the tokens of all ranks that divide the experts, so that its gradient is their sum already: it is
-    reduced over the other ranks alone [Rajbhandari et al. 2022, DeepSpeed-MoE, 5.2]. Bucket and prefetch sizes hold for each
-    of the two by itself.
+    An expert processes the tokens of all ranks of its expert-parallel group, so its gradient already is the sum over them; it
+    is reduced only over the ranks with the same experts [Rajbhandari et al. 2022, DeepSpeed-MoE, 5.2]. Bucket and prefetch
+    sizes apply to each of the two shardings separately.
     """
 
-    tells_waits = True
+    reports_waits = True
 
     def __init__(
         self, part: ModelPart, config: TrialConfig, workload: Workload, groups: ParallelGroups, device: torch.device
@@ -64,7 +64,7 @@ class ShardedExperts(Replica):
 
     @torch.no_grad()
     def squared_norm(self, counts_tied: bool) -> Tensor:
-        """Where nothing is sharded, ranks have all of what is common, but of the experts each its own."""
+        """Without sharding, every rank holds all common parameters but only its own experts, whose norm must be summed."""
         experts = self._experts.squared_norm(counts_tied)
         if not self.sharded:
             self._ranks.all_reduce(experts).wait()
@@ -86,7 +86,7 @@ class ShardedExperts(Replica):
             yield from shards.tagged_storages()
 
     def full_parameters(self) -> dict[str, Tensor]:
-        """This rank's experts and what is common, by name."""
+        """This rank's experts and the common parameters, by name."""
         return {name: value for shards in self._both for name, value in shards.full_parameters().items()}
 
     def close(self) -> None:

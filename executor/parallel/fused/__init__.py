@@ -1,1 +1,1 @@
-"""Kernels of others' packages in the place of operators of our modules (`fused_kernels`)."""
+"""Third-party kernels that replace operators of our modules (`fused_kernels`)."""

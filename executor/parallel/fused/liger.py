@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from executor.parallel.operators import Operators
 from search_spaces.fused_kernels import GATE, LOSS, NORM, ROTATION
-from search_spaces.model import ModelSpec
+from search_spaces.models.model import ModelSpec
 
 Function = Any
 """An autograd function's class: what torch.compile follows is its `apply`, called on the class."""

@@ -21,7 +21,7 @@ from search_spaces.fused_kernels import (
     kernel_refusals,
     replaced,
 )
-from search_spaces.model import ModelSpec
+from search_spaces.models.model import ModelSpec
 from search_spaces.trial_config import TrialConfig
 
 LIGER_ARGUMENTS: Mapping[str, Sequence[str]] = {

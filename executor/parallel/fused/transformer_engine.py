@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from executor.parallel.operators import Operators
-from search_spaces.model import ModelSpec, Norm
+from search_spaces.models.model import ModelSpec, Norm
 
 
 class TransformerEngineOperators(Operators):

@@ -1,4 +1,4 @@
-"""Trials on Ray: one actor a rank, each with a rank process of ours as its child."""
+"""Trials on Ray: one actor per rank, each with a rank process as its child."""
 
 from executor.runners.ray.runner import RayRunner
 

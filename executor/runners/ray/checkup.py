@@ -1,4 +1,4 @@
-"""A look at every node of a Ray cluster, and at what lies between them. Nothing is judged here."""
+"""Collects facts about every node of a Ray cluster and the network between them. It does not judge them."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -16,11 +16,11 @@ from executor.runners.transport import RANK_MAIN
 from search_spaces.plain import from_plain
 
 SMALL_BYTES = 4 * 1024
-"""A message whose time is all latency."""
+"""A message whose time is dominated by latency."""
 LARGE_BYTES = 16 * 2**20
-"""One whose time is all bandwidth."""
+"""A message whose time is dominated by bandwidth."""
 ALL_PAIRS = 8
-"""Nodes up to which every pair is measured; of more, each with the next: a bad node shows in both of its pairs."""
+"""Most nodes for which every pair is measured; of more, each with the next: a bad node shows in both of its pairs."""
 ANSWER_SECONDS = 60.0
 """Time for the probes of all nodes to start and answer."""
 PAIR_SECONDS = 120.0
@@ -28,7 +28,7 @@ PAIR_SECONDS = 120.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeFacts:
-    """A node as a process on it finds it."""
+    """The facts about a node, as a process on it sees them."""
 
     node: str
     """Its name; see `RayNode`."""
@@ -36,19 +36,19 @@ class NodeFacts:
     """Where Ray reaches it."""
     host: str
     resolved: str
-    """The address that the host's own name resolves to; empty: none."""
+    """The address to which the host's own name resolves; empty: none."""
     interfaces: dict[str, str]
     """Name -> IPv4 address."""
     environment: dict[str, str]
-    """The variables that choose an interface, where they are set."""
+    """The variables that choose an interface, if set."""
     versions: dict[str, str]
-    """python, ray, torch, autotune; with GPUs driver and NCCL. What is not there is left out."""
+    """python, ray, torch, autotune; with GPUs also driver and NCCL. Missing packages are left out."""
     rank_main: bool
-    """Whether the ranks' program is where it is on this machine."""
+    """Whether the ranks' program is at the same path as on this machine."""
     shared_memory_bytes: int | None
-    """Free in /dev/shm; None: there is none."""
+    """Free bytes in /dev/shm; None: there is no /dev/shm."""
     locked_memory_bytes: int | None
-    """The limit of memory that a process may lock; None: there is no limit."""
+    """Limit of the memory that a process may lock; None: no limit."""
     infiniband: bool
     gpus: tuple[str, ...]
     topology: tuple[str, ...]
@@ -57,7 +57,7 @@ class NodeFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unreached:
-    """A port of one node that another could not connect to."""
+    """A port of one node that another node could not connect to."""
 
     listener: str
     caller: str
@@ -70,30 +70,30 @@ class Pair:
 
     nodes: tuple[str, str]
     small_seconds: float = 0.0
-    """Of `SMALL_BYTES`."""
+    """For `SMALL_BYTES`."""
     large_seconds: float = 0.0
-    """Of `LARGE_BYTES`."""
+    """For `LARGE_BYTES`."""
     problem: str = ""
-    """Why there are no seconds; empty: there are."""
+    """Why there is no measurement; empty: there is one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkup:
-    """What was found."""
+    """The collected facts."""
 
     nodes: tuple[RayNode, ...]
     facts: tuple[NodeFacts, ...]
     """Of the nodes that answered."""
     silent: tuple[tuple[str, str], ...]
-    """Node and reason of those that Ray calls alive and that did not answer."""
+    """(node, reason) of the nodes that Ray reports as alive and that did not answer."""
     unreached: tuple[Unreached, ...]
     pairs: tuple[Pair, ...]
     backend: str
-    """Of the pairs: gloo or nccl."""
+    """Backend of the pairs: gloo or nccl."""
 
 
 def check_up(address: str) -> Checkup:
-    """Look at every node that is alive, all at the same time, then at the pairs of them one after the other.
+    """Check all live nodes at the same time, then their pairs one after the other.
 
     Raises:
         RunnerError: no Ray answers at the address.
@@ -108,7 +108,7 @@ def check_up(address: str) -> Checkup:
 
 
 def pairs_of(nodes: Sequence[RayNode]) -> list[tuple[RayNode, RayNode]]:
-    """The pairs that are measured."""
+    """Return the pairs to measure."""
     if len(nodes) <= ALL_PAIRS:
         return list(itertools.combinations(nodes, 2))
     return list(zip(nodes, [*nodes[1:], nodes[0]], strict=True))
@@ -119,18 +119,18 @@ def _check_up(nodes: tuple[RayNode, ...]) -> Checkup:
     probes = {name: _probe(node, gpus=0) for name, node in living.items()}
     try:
         answers = _each(probes, "facts", RANK_MAIN)
-        told = {name: answer for name, answer in answers.items() if not isinstance(answer, str)}
-        ports = _each({name: probes[name] for name in told}, "listen")
+        facts = {name: answer for name, answer in answers.items() if not isinstance(answer, str)}
+        ports = _each({name: probes[name] for name in facts}, "listen")
         listening = {name: (living[name].address, port) for name, port in ports.items() if isinstance(port, int)}
         unreached = _unreached(probes, listening)
     finally:
         for probe in probes.values():
             ray.kill(probe)
-    measured = [living[name] for name in told]
+    measured = [living[name] for name in facts]
     backend = "nccl" if measured and all(node.resources.get("GPU", 0) >= 1 for node in measured) else "gloo"
     return Checkup(
         nodes=nodes,
-        facts=tuple(from_plain(NodeFacts, {**answer, "node": name}) for name, answer in told.items()),
+        facts=tuple(from_plain(NodeFacts, {**answer, "node": name}) for name, answer in facts.items()),
         silent=tuple((name, answer) for name, answer in answers.items() if isinstance(answer, str)),
         unreached=tuple(unreached),
         pairs=tuple(_pairs(measured, backend)),
@@ -139,13 +139,13 @@ def _check_up(nodes: tuple[RayNode, ...]) -> Checkup:
 
 
 def _probe(node: RayNode, gpus: int) -> Any:
-    """A probe that takes no core: it is to run on a busy node too."""
+    """Start a probe that occupies no core, so that it also runs on a busy node."""
     here = NodeAffinitySchedulingStrategy(node.node_id, soft=False)
     return ray.remote(max_restarts=0)(NodeProbe).options(num_cpus=0, num_gpus=gpus, scheduling_strategy=here).remote()
 
 
 def _each(probes: Mapping[str, Any], method: str, *words: Any) -> dict[str, Any]:
-    """The answer of each probe, or, as text, why there is none."""
+    """Call a method of every probe. Return the answers, or as text the reason why there is none."""
     calls = {name: getattr(probe, method).remote(*words) for name, probe in probes.items()}
     if calls:
         ray.wait(list(calls.values()), num_returns=len(calls), timeout=ANSWER_SECONDS)
@@ -163,21 +163,21 @@ def _answer(call: Any, seconds: float = 1.0) -> Any:
 
 
 def _unreached(probes: Mapping[str, Any], listening: Mapping[str, tuple[str, int]]) -> list[Unreached]:
-    """Every listener from every other node."""
+    """Try to reach every listener from every other node."""
     others = {name: [other for other in listening if other != name] for name in listening}
     calls = {name: probes[name].reach.remote([listening[other] for other in others[name]]) for name in listening}
     limit = ANSWER_SECONDS + on_node.CONNECT_SECONDS * len(listening)
     found = []
     for caller, call in calls.items():
-        told = _answer(call, limit)
-        problems = [told] * len(others[caller]) if isinstance(told, str) else told
+        answer = _answer(call, limit)
+        problems = [answer] * len(others[caller]) if isinstance(answer, str) else answer
         asked = zip(others[caller], problems, strict=True)
         found += [Unreached(listener=to, caller=caller, problem=problem) for to, problem in asked if problem]
     return found
 
 
 def _pairs(nodes: Sequence[RayNode], backend: str) -> list[Pair]:
-    """One pair after the other, so that none is measured in another's way; a rank serves all pairs of its node."""
+    """Measure one pair after the other, so that they do not disturb each other. A rank serves all pairs of its node."""
     ranks: dict[str, Any] = {}
     found = []
     try:
@@ -186,7 +186,7 @@ def _pairs(nodes: Sequence[RayNode], backend: str) -> list[Pair]:
                 if node.name not in ranks:
                     ranks[node.name] = _probe(node, gpus=1 if backend == "nccl" else 0)
             found.append(_measured(pair, [ranks[node.name] for node in pair], backend))
-            if found[-1].problem:  # what is left of it in its ranks is not known
+            if found[-1].problem:  # the state of its ranks is unknown
                 for node in pair:
                     ray.kill(ranks.pop(node.name))
     finally:
@@ -205,9 +205,9 @@ def _measured(nodes: tuple[RayNode, RayNode], ranks: Sequence[Any], backend: str
         return Pair(nodes=names, problem=port)
     sizes = [SMALL_BYTES, LARGE_BYTES]
     calls = [rank.all_reduce.remote(number, address, port, sizes, backend) for number, rank in enumerate(ranks)]
-    told = [_answer(call, PAIR_SECONDS) for call in calls]
-    problems = [answer if isinstance(answer, str) else answer.get("problem", "") for answer in told]
+    answers = [_answer(call, PAIR_SECONDS) for call in calls]
+    problems = [answer if isinstance(answer, str) else answer.get("problem", "") for answer in answers]
     if any(problems):
         return Pair(nodes=names, problem=next(filter(None, problems)))
-    small, large = (max(answer["seconds"][place] for answer in told) for place in range(2))
+    small, large = (max(answer["seconds"][place] for answer in answers) for place in range(2))
     return Pair(nodes=names, small_seconds=small, large_seconds=large)

@@ -1,4 +1,4 @@
-"""Ray itself: joined where it runs, started where it does not."""
+"""The connection to Ray: joins a running cluster or starts one."""
 
 import contextlib
 import logging
@@ -15,7 +15,7 @@ import ray
 
 from executor.errors import RunnerError
 from executor.runners.rank_environment import hidden_from_children
-from executor.runners.ray.token import MODE, put_mode_back, token_told
+from executor.runners.ray.token import MODE, explain_token_error, restore_token_mode
 
 log = logging.getLogger(__name__)
 OBJECT_STORE_BYTES = 100 * 1024 * 1024
@@ -23,13 +23,13 @@ OBJECT_STORE_BYTES = 100 * 1024 * 1024
 CONNECT_SECONDS = 3.0
 """Time for the head of a cluster to accept a connection, and again to answer it."""
 HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
-"""What a client of HTTP/2 begins with, and an empty SETTINGS frame."""
+"""The connection preface of an HTTP/2 client, with an empty SETTINGS frame."""
 FRAME_HEADER_BYTES, SETTINGS = 9, b"\x04"
 """A frame's type is the fourth byte of its header."""
 
 
 class RayCluster:
-    """The connection to Ray. One that is there already is used and left alone; one that is made here is ended by `close`."""
+    """The connection to Ray. An existing connection is used and kept open; one that is made here is closed by `close`."""
 
     def __init__(self, address: str | None, cores: int) -> None:
         began = time.monotonic()
@@ -37,7 +37,7 @@ class RayCluster:
         self._token_mode = os.environ.get(MODE)
         if self.started:
             try:
-                with _handlers_kept(), token_told(address):
+                with _preserve_signal_handlers(), explain_token_error(address):
                     _connect(address, cores)
             except BaseException:
                 self.close()
@@ -45,58 +45,58 @@ class RayCluster:
         self.startup_seconds = time.monotonic() - began
 
     def close(self) -> None:
-        """Disconnect, and end the Ray that was started here. May be called twice."""
+        """Disconnect, and stop the Ray that was started here. May be called twice."""
         if self.started:
             if ray.is_initialized():
                 ray.shutdown()
-            put_mode_back(self._token_mode)
+            restore_token_mode(self._token_mode)
         self.started = False
 
 
 @contextlib.contextmanager
-def _handlers_kept() -> Iterator[None]:
-    """Let Ctrl-C take effect afterwards: a Ray that was interrupted while it started leaves its agents behind.
+def _preserve_signal_handlers() -> Iterator[None]:
+    """Delay Ctrl-C until the block has ended: if Ray's start is interrupted, its agents are left behind.
 
-    And leave SIGTERM to whoever handles it: Ray takes it for itself and ends the process by it, whatever is under way.
+    Also restore the existing SIGTERM handler: Ray installs its own, which ends the process immediately.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    came: list[tuple[int, FrameType | None]] = []
-    former = signal.signal(signal.SIGINT, lambda number, frame: came.append((number, frame)))
+    interrupts: list[tuple[int, FrameType | None]] = []
+    former = signal.signal(signal.SIGINT, lambda number, frame: interrupts.append((number, frame)))
     terminated = signal.getsignal(signal.SIGTERM)
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, former)
-        if callable(terminated):  # where nobody does, Ray's own way ends what it has started
+        if callable(terminated):  # without a handler, Ray's own ends the processes that it has started
             signal.signal(signal.SIGTERM, terminated)
-    if came and callable(former):
-        former(*came[0])
+    if interrupts and callable(former):
+        former(*interrupts[0])
 
 
 def _require_answer(address: str) -> None:
-    """Connect before Ray does, which tries for minutes and logs each attempt from native code.
+    """Check that the head answers before Ray connects: Ray retries for minutes and logs each attempt from native code.
 
-    The head speaks gRPC, so it answers the preface of HTTP/2 with a SETTINGS frame [RFC 9113, 3.4]. Another program on that
-    port does not, nor does a head that hangs.
+    The head speaks gRPC, so it answers the HTTP/2 preface with a SETTINGS frame [RFC 9113, 3.4]. Another program on that port
+    does not, and neither does a head that hangs.
 
     Raises:
-        RunnerError: the address is none, nobody listens there, or it is no Ray that does.
+        RunnerError: the address is invalid, nothing listens there, or the listener is not Ray.
     """
     if address == "auto":
         return
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit() or "/" in address:
-        raise RunnerError(f"{address} is no address of a Ray cluster; give the head's HOST:PORT (6379 where none was chosen)")
+        raise RunnerError(f"{address} is not the address of a Ray cluster; give the head's HOST:PORT (default port: 6379)")
     try:
         with socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS) as head:
-            if os.environ.get("RAY_USE_TLS", "0") in ("", "0"):  # else it answers a TLS handshake first
+            if os.environ.get("RAY_USE_TLS", "0") in ("", "0"):  # with TLS a handshake comes first
                 head.sendall(HTTP2_PREFACE)
                 with head.makefile("rb") as answer:
                     header = answer.read(FRAME_HEADER_BYTES)
                 if header[3:4] != SETTINGS:
-                    raise _no_answer(address, "what listens there is no Ray head")
+                    raise _no_answer(address, "what listens there is not a Ray head")
     except (OSError, OverflowError) as error:
         why = getattr(error, "strerror", None) or str(error) or type(error).__name__
         raise _no_answer(address, why) from error
@@ -114,13 +114,13 @@ def _connect(address: str | None, cores: int) -> None:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         options |= {"num_cpus": cores, "include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES}
     try:
-        # A Ray that starts here gives its processes this one's environment.
+        # A Ray that is started here passes this process's environment to its processes.
         with hidden_from_children() if address is None else contextlib.nullcontext():
             ray.init(address=address or "local", **options)
         _keep_out_of_stdout()
     except Exception as error:
-        # It is not initialized, but of a cluster that has refused Ray keeps a client, by which the next start hangs, and which
-        # ends this process without a word a minute after that cluster is gone.
+        # Ray is not initialized, but it keeps the client of a cluster that has refused it. With that client the next start
+        # hangs, and this process ends silently a minute after that cluster has ended.
         ray.shutdown()
         lines = str(error).split("\n") if str(error).strip() else [type(error).__name__]
         if lines[0].startswith("Version mismatch"):
@@ -131,10 +131,10 @@ def _connect(address: str | None, cores: int) -> None:
 
 
 def _keep_out_of_stdout() -> None:
-    """Log what Ray would print there, with `log_to_driver` off too, when a node dies: there a command writes its JSON.
+    """Log what Ray would print to stdout when a node dies, even with `log_to_driver` off: commands write their JSON to stdout.
 
-    `print_to_stdstream` is Ray's own and has no switch (2.60: `listen_error_messages`); where another version has it not, its
-    notes are printed as Ray prints them.
+    `print_to_stdstream` is private to Ray and cannot be switched off (2.60: `listen_error_messages`). In a version without it,
+    Ray prints its notes.
     """
     module = ray._private.worker
     if hasattr(module, "print_to_stdstream"):
@@ -142,7 +142,7 @@ def _keep_out_of_stdout() -> None:
 
 
 def _version_mismatch(lines: list[str]) -> str:
-    """Ray's own lines, "Ray: VERSION" and "Python: VERSION" of the cluster and then of this process, as one."""
-    told = [line.strip().replace(":", "") for line in lines if line.strip().startswith(("Ray:", "Python:"))]
-    theirs, ours = " and ".join(told[:2]), " and ".join(told[2:4])
+    """Join Ray's own lines, "Ray: VERSION" and "Python: VERSION" of the cluster and then of this process, into one."""
+    versions = [line.strip().replace(":", "") for line in lines if line.strip().startswith(("Ray:", "Python:"))]
+    theirs, ours = " and ".join(versions[:2]), " and ".join(versions[2:4])
     return f"the Ray cluster runs {theirs}, this process {ours}; use the same versions on every node"

@@ -1,4 +1,4 @@
-"""The Ray cluster that is there, described: its nodes, their devices and cores."""
+"""Describes a running Ray cluster: its nodes, their devices and cores."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -11,47 +11,47 @@ from executor.errors import RunnerError
 from executor.runners.ray.cluster import RayCluster
 from executor.runners.ray.nodes import node_name, own_name
 from executor.runners.ray.packages import kernel_packages
-from search_spaces.cluster import ClusterSpec, DeviceSpec
-from search_spaces.clusters import CPU_MEMORY_BANDWIDTH, CPU_PEAK_FLOPS_PER_CORE, device_preset
+from search_spaces.clusters.cluster import ClusterSpec, DeviceSpec
+from search_spaces.clusters.presets import CPU_MEMORY_BANDWIDTH, CPU_PEAK_FLOPS_PER_CORE, device_preset
 from search_spaces.preset_files import preset_tables
 
 ACCELERATOR = "accelerator_type:"
-"""What Ray's resources call a node's accelerators by."""
+"""Prefix of Ray's resource for a node's accelerators."""
 LINK_BANDWIDTH = 3.1e10
-"""Bytes/s between two GPUs of a node, a rough estimate of PCIe 4.0: Ray does not tell of links, a calibration does."""
+"""Bytes/s between two GPUs of a node, a rough estimate for PCIe 4.0: Ray does not report links, a calibration measures them."""
 LOOPBACK_BANDWIDTH = 2e9
 NETWORK_BANDWIDTH = 2.5e9
-"""Bytes/s between two nodes, a rough estimate of 25 Gb/s."""
+"""Bytes/s between two nodes, a rough estimate for 25 Gb/s."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RayNode:
-    """A node as Ray tells of it."""
+    """A node as Ray reports it."""
 
     name: str
-    """As trials and the quarantine name it: Ray's name of it, its address where nobody gave it one; with some digits of its id
-    where several live nodes share a name."""
+    """The name that trials and the quarantine use: Ray's node name, or its address if it has no name; with some digits of its
+    ID if several live nodes share a name."""
     node_id: str
-    """Ray's own: a node that was started again has another."""
+    """Ray's ID. A node that is restarted gets a new one."""
     address: str
-    """Where Ray reaches it: also what ranks on it listen at."""
+    """The address at which Ray reaches it and its ranks listen."""
     host: str
     alive: bool
     resources: Mapping[str, float] = field(default_factory=dict)
-    """Ray's names -> amounts; memory in bytes. Empty of a node that is gone."""
+    """Ray's names -> amounts; memory in bytes. Empty if the node is lost."""
     why_gone: str = ""
 
     @property
     def accelerator(self) -> str:
-        """What Ray calls its accelerators, such as H100; empty: it has none, or Ray does not know them."""
+        """Ray's name of its accelerators, such as H100; empty: it has none, or Ray does not recognise them."""
         return _name(self.resources)
 
 
 def ray_nodes(address: str = "auto") -> tuple[RayNode, ...]:
-    """The nodes of the Ray cluster at `address`, by name, those that are gone last; `auto`: this machine's cluster.
+    """Return the nodes of the Ray cluster at `address`, sorted by name, lost ones last; `auto`: this machine's cluster.
 
     Raises:
-        RunnerError: there is none.
+        RunnerError: there is no such cluster.
     """
     cluster = RayCluster(address, 1)
     try:
@@ -61,7 +61,7 @@ def ray_nodes(address: str = "auto") -> tuple[RayNode, ...]:
 
 
 def nodes_of(table: Sequence[Mapping[str, Any]]) -> tuple[RayNode, ...]:
-    """Nodes from Ray's own table of them. Of those that are gone, the last of each name that no live one has."""
+    """Return the nodes in Ray's own table. Of the lost ones, return the last with each name that no live node has."""
     living = [row for row in table if row["Alive"]]
     alike = Counter(own_name(row) for row in living)
     here = sorted((_node(row, shared=alike[own_name(row)] > 1) for row in living), key=lambda node: node.name)
@@ -70,10 +70,10 @@ def nodes_of(table: Sequence[Mapping[str, Any]]) -> tuple[RayNode, ...]:
 
 
 def describe_cluster(address: str = "auto") -> ClusterSpec:
-    """The live nodes of the Ray cluster at `address`; `auto`: the cluster that this machine belongs to.
+    """Describe the live nodes of the Ray cluster at `address`; `auto`: this machine's cluster.
 
     Raises:
-        RunnerError: there is none, or its nodes differ in devices.
+        RunnerError: there is no such cluster, or its nodes differ in devices.
     """
     living = [node for node in ray_nodes(address) if node.alive]
     cluster = cluster_of([node.resources for node in living])
@@ -84,7 +84,7 @@ def describe_cluster(address: str = "auto") -> ClusterSpec:
 
 
 def cluster_of(nodes: Sequence[Mapping[str, Any]]) -> ClusterSpec:
-    """The cluster of nodes with these Ray resources. Nodes without a GPU are left out where others have some.
+    """Describe a cluster of nodes with these Ray resources. If some nodes have GPUs, nodes without a GPU are left out.
 
     Raises:
         RunnerError: the nodes differ in devices.
@@ -126,7 +126,7 @@ def _name(node: Mapping[str, Any]) -> str:
 
 
 def _gpu(name: str) -> DeviceSpec:
-    """The preset of the family that Ray names: H100, A100-40G, …"""
+    """Return the preset of the device family that Ray names: H100, A100-40G, …"""
     family = name.lower().partition("-")[0]
     fitting = [key for key in preset_tables("devices") if key.partition("-")[0] == family]
     if not fitting:

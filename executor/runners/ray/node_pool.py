@@ -1,4 +1,4 @@
-"""What the nodes of a Ray cluster have room for, and the seats that are reserved on them."""
+"""The capacity of a Ray cluster's nodes, and the slots that are reserved on them."""
 
 import itertools
 import os
@@ -10,62 +10,62 @@ from collections.abc import Mapping
 import ray
 from ray.util.placement_group import placement_group, remove_placement_group
 
-from executor.runners.ray.nodes import Node, NodeWatch
-from executor.runners.ray.rank_slots import Mailbox, RankSlot, SeatTerms, end_ranks
+from executor.runners.ray.nodes import Node, NodeTracker
+from executor.runners.ray.rank_slots import Mailbox, RankSlot, SlotSettings, end_ranks
 
 RESERVE_SECONDS = 2.0
-"""Time for Ray to reserve what it told to be free."""
+"""Time for Ray to reserve resources that it has reported as free."""
 REFUSED_SECONDS = 10.0
-"""How long a node counts as full on which something could not be reserved."""
+"""How long a node counts as full after a reservation on it has failed."""
 VIEW_SECONDS = 1.0
-"""How old the view of what others have taken may be."""
+"""Maximum age of the cached view of free resources."""
 NODE_LABEL = "ray.io/node-id"
 
 
 class NodePool:
-    """Seats on the nodes, made where they are wanted and kept until the end. Used from one thread.
+    """Slots on the nodes, created on demand and kept until the end. Used from one thread.
 
-    `own_cores`: cores that each seat has to itself; 0: seats are bound to none.
+    `own_cores`: exclusive cores of each slot; 0: slots are not bound to cores.
     """
 
-    def __init__(self, terms: SeatTerms, watch: NodeWatch, post: Mailbox, own_cores: int = 0) -> None:
-        self._terms = terms
-        self._watch = watch
-        self._post = post
+    def __init__(self, settings: SlotSettings, tracker: NodeTracker, mailbox: Mailbox, own_cores: int = 0) -> None:
+        self._settings = settings
+        self._tracker = tracker
+        self._mailbox = mailbox
         self.own_cores = own_cores
-        self.seats: list[RankSlot] = []
+        self.slots: list[RankSlot] = []
         self._full_until: dict[str, float] = {}
         self._free: Mapping[str, Mapping[str, float]] = {}
         self._viewed_at = -VIEW_SECONDS
 
-    def whole(self) -> dict[str, int]:
-        """Node -> seats that it could hold if nobody else used it."""
+    def total_capacities(self) -> dict[str, int]:
+        """Node -> slots that it could hold if nothing else used it."""
         left = {node.host: cores_of(node) // self.own_cores for node in self._nodes} if self.own_cores else {}
-        rooms = {}
+        capacities = {}
         for node in self._nodes:
-            rooms[node.name] = _fitting(self._terms.bundle, node.resources)
+            capacities[node.name] = _fitting(self._settings.bundle, node.resources)
             if self.own_cores:
-                rooms[node.name] = min(rooms[node.name], left[node.host])
-                left[node.host] -= rooms[node.name]
-        return rooms
+                capacities[node.name] = min(capacities[node.name], left[node.host])
+                left[node.host] -= capacities[node.name]
+        return capacities
 
-    def growth(self) -> dict[str, int]:
-        """Node -> further seats that it has room for now."""
+    def spare_capacities(self) -> dict[str, int]:
+        """Node -> further slots that it can hold now."""
         self._view()
         now = time.monotonic()
-        mine = Counter(seat.node.name for seat in self.seats)
-        rooms = {}
-        for name, whole in self.whole().items():
-            # Ray tells late of what was taken just now, so what is ours is counted by ourselves.
-            free = _fitting(self._terms.bundle, self._free.get(self._watch.nodes[name].node_id, {}))
+        mine = Counter(slot.node.name for slot in self.slots)
+        capacities = {}
+        for name, whole in self.total_capacities().items():
+            # Ray reports recent reservations late, so our own slots are counted here.
+            free = _fitting(self._settings.bundle, self._free.get(self._tracker.nodes[name].node_id, {}))
             full = now < self._full_until.get(name, 0.0)
-            rooms[name] = 0 if full else max(0, min(whole - mine[name], free))
-        return rooms
+            capacities[name] = 0 if full else max(0, min(whole - mine[name], free))
+        return capacities
 
-    def grow(self, name: str, count: int) -> list[RankSlot]:
-        """Reserve `count` further seats on a node; none where Ray does not give them."""
-        node = self._watch.nodes[name]
-        bundles = [dict(self._terms.bundle) for _ in range(count)]
+    def reserve(self, name: str, count: int) -> list[RankSlot]:
+        """Reserve `count` further slots on a node; empty if Ray does not grant them."""
+        node = self._tracker.nodes[name]
+        bundles = [dict(self._settings.bundle) for _ in range(count)]
         selector = [{NODE_LABEL: node.node_id} for _ in range(count)]
         group = placement_group(bundles, strategy="STRICT_PACK", bundle_label_selector=selector)
         if not group.wait(RESERVE_SECONDS):
@@ -75,52 +75,52 @@ class NodePool:
         self._viewed_at = -VIEW_SECONDS
         made = []
         for index in range(count):
-            made.append(RankSlot(self._terms, node, group, index, self._free_cores(node), self._post))
-            self.seats.append(made[-1])
+            made.append(RankSlot(self._settings, node, group, index, self._free_cores(node), self._mailbox))
+            self.slots.append(made[-1])
         return made
 
-    def await_room(self, world_size: int, seconds: float) -> bool:
-        """Wait until Ray has room for so many ranks; return whether it has. What is asked for is what an autoscaler goes by."""
-        group = placement_group([dict(self._terms.bundle) for _ in range(world_size)], strategy="PACK")
+    def await_capacity(self, world_size: int, seconds: float) -> bool:
+        """Wait until Ray has capacity for `world_size` ranks; return whether it has. The request triggers an autoscaler."""
+        group = placement_group([dict(self._settings.bundle) for _ in range(world_size)], strategy="PACK")
         there = bool(group.wait(seconds))
         remove_placement_group(group)
         self._viewed_at = -VIEW_SECONDS
-        self._watch.look()
+        self._tracker.refresh()
         return there
 
     def missing(self, world_size: int, seconds: float) -> str:
-        """One line: what a gang of so many ranks lacks."""
+        """Return one line: the resources that a gang of `world_size` ranks lacks."""
         total, free = ray.cluster_resources(), ray.available_resources()
         short = []
-        for name, amount in self._terms.bundle.items():
-            has = free.get(name, 0.0) + len(self.seats) * amount
+        for name, amount in self._settings.bundle.items():
+            has = free.get(name, 0.0) + len(self.slots) * amount
             if world_size * amount > has:
-                short.append(f"{world_size * amount:g} {name} wanted, {has:g} free of {total.get(name, 0):g}")
-        told = "; ".join(short or [f"no node has room for {_listed(self._terms.bundle)}"])
-        return f"{world_size} ranks cannot be placed on Ray within {seconds:g} s: {told}; give fewer ranks or add nodes"
+                short.append(f"{world_size * amount:g} {name} needed, {has:g} free of {total.get(name, 0):g}")
+        lacking = "; ".join(short or [f"no node has room for {_listed(self._settings.bundle)}"])
+        return f"{world_size} ranks cannot be placed on Ray within {seconds:g} s: {lacking}; give fewer ranks or add nodes"
 
     def drop(self, name: str) -> None:
-        """Forget the seats of a node that is gone."""
-        gone = [seat for seat in self.seats if seat.node.name == name]
-        self.seats = [seat for seat in self.seats if seat.node.name != name]
-        for seat in gone:
-            seat.ask_to_end()  # a node that is only cut off ends it when it hears of it
-            seat.end_actor()
+        """Drop the slots of a lost node."""
+        gone = [slot for slot in self.slots if slot.node.name == name]
+        self.slots = [slot for slot in self.slots if slot.node.name != name]
+        for slot in gone:
+            slot.request_end()  # a node that is only disconnected ends its rank when it gets the request
+            slot.end_actor()
         _give_back(gone)
 
     def close(self) -> None:
-        """End every rank and actor, and give the reservations back."""
-        seats, self.seats = self.seats, []
-        if not ray.is_initialized():  # it has taken all of them along
+        """End every rank and actor, and release the reservations."""
+        slots, self.slots = self.slots, []
+        if not ray.is_initialized():  # Ray's end has ended all of them
             return
-        end_ranks(seats)
-        for seat in seats:
-            seat.end_actor()
-        _give_back(seats)
+        end_ranks(slots)
+        for slot in slots:
+            slot.end_actor()
+        _give_back(slots)
 
     @property
     def _nodes(self) -> list[Node]:
-        return list(self._watch.nodes.values())
+        return list(self._tracker.nodes.values())
 
     def _view(self) -> None:
         if time.monotonic() - self._viewed_at >= VIEW_SECONDS:
@@ -130,12 +130,12 @@ class NodePool:
     def _free_cores(self, node: Node) -> tuple[int, ...] | None:
         if not self.own_cores:
             return None
-        taken = {core for seat in self.seats if seat.node.host == node.host for core in seat.cores or ()}
+        taken = {core for slot in self.slots if slot.node.host == node.host for core in slot.cores or ()}
         return tuple(itertools.islice((core for core in itertools.count() if core not in taken), self.own_cores))
 
 
 def cores_of(node: Node) -> int:
-    """Cores that ranks on the node can use: counted on this machine, as told to Ray elsewhere."""
+    """Return the cores that ranks on the node can use: counted on this machine, as configured in Ray on others."""
     if node.host == socket.gethostname():
         return len(os.sched_getaffinity(0))
     return int(node.resources.get("CPU", 0))
@@ -149,6 +149,6 @@ def _listed(bundle: Mapping[str, float]) -> str:
     return ", ".join(f"{amount:g} {name}" for name, amount in bundle.items())
 
 
-def _give_back(seats: list[RankSlot]) -> None:
-    for group in {seat.group.id: seat.group for seat in seats}.values():
+def _give_back(slots: list[RankSlot]) -> None:
+    for group in {slot.group.id: slot.group for slot in slots}.values():
         remove_placement_group(group)

@@ -1,7 +1,7 @@
-"""What a checkup runs on a node.
+"""The part of a checkup that runs on a node.
 
-Ray's workers get this file by value, as they get `actor`: it imports the standard library alone, and torch where it is
-needed, and returns plain data.
+Ray's workers get this file by value, like `actor`: it imports only the standard library and Ray, torch inside functions, and
+returns plain data.
 """
 
 import fcntl
@@ -26,22 +26,22 @@ import ray
 COMMAND_SECONDS = 20.0
 CONNECT_SECONDS = 3.0
 JOIN_SECONDS = 30.0
-"""Time for the two ranks of a pair to find each other; a run of a collective may take as long."""
+"""Timeout for the two ranks of a pair to connect, and for each collective."""
 _GET_ADDRESS = 0x8915
-"""SIOCGIFADDR of Linux."""
+"""Linux's SIOCGIFADDR."""
 _RUNS = 7
-"""Of each message; the median counts."""
+"""Runs of each message, of which the median is taken."""
 
 
 class NodeProbe:
-    """Tells of its node, listens on it, reaches others from it, and is one rank of a pair."""
+    """Reports facts about its node, listens on it, connects to other nodes, and acts as one rank of a pair."""
 
     def __init__(self) -> None:
         self._listener: socket.socket | None = None
         self._store: Any = None
 
     def facts(self, rank_main: str) -> dict[str, Any]:
-        """Versions, limits and interfaces as a rank on this node finds them."""
+        """Return versions, limits and interfaces as a rank on this node sees them."""
         cards = [
             line.rsplit(", ", 1) for line in _command("nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader")
         ]
@@ -65,26 +65,26 @@ class NodeProbe:
         }
 
     def listen(self) -> int:
-        """Listen at a port that the system chooses, as a rank does; return it."""
+        """Listen on a port that the system chooses, as a rank does; return the port."""
         self._listener = listener = socket.create_server(("", 0), backlog=128)
         threading.Thread(target=_accept_all, args=(listener,), daemon=True).start()
         return int(listener.getsockname()[1])
 
     def reach(self, places: list[tuple[str, int]]) -> list[str]:
-        """For each address and port why it cannot be reached from here; empty: it can."""
+        """Return for each (address, port) why it cannot be reached from here; empty: it can be reached."""
         return [_why_unreached(place) for place in places]
 
     def ready(self) -> bool:
-        """The probe is placed."""
+        """Return once the probe has been placed."""
         return True
 
     def open_store(self, address: str) -> int:
-        """Be where the ranks of a pair meet; return the port."""
+        """Open the rendezvous store for the ranks of a pair; return the port."""
         self._store = _store(address, 0, is_master=True)
         return int(self._store.port)
 
     def all_reduce(self, rank: int, address: str, port: int, sizes: list[int], backend: str) -> dict[str, Any]:
-        """Seconds of an all-reduce over the pair for each size in bytes, or why there is none."""
+        """Return the seconds of an all-reduce over the pair for each size in bytes, or the problem."""
         import torch
         import torch.distributed as dist
 
@@ -126,16 +126,16 @@ def _median_seconds(message: Any) -> float:
 
 
 def _command(*words: str) -> list[str]:
-    """Lines of a command's output; none where it is not there or fails."""
+    """Return the lines of a command's output; empty if the command does not exist or fails."""
     try:
-        told = subprocess.run(words, capture_output=True, text=True, timeout=COMMAND_SECONDS, check=True)
+        process = subprocess.run(words, capture_output=True, text=True, timeout=COMMAND_SECONDS, check=True)
     except (OSError, subprocess.SubprocessError):
         return []
-    return [line for line in told.stdout.splitlines() if line.strip()]
+    return [line for line in process.stdout.splitlines() if line.strip()]
 
 
 def installed(distributions: dict[str, str]) -> dict[str, str]:
-    """Name -> version, of the distributions that this Python has; nothing is imported."""
+    """Return name -> version of the installed distributions, without importing them."""
     found = {}
     for name, distribution in distributions.items():
         with suppress(importlib.metadata.PackageNotFoundError):
@@ -159,18 +159,18 @@ def _cuda_versions(cards: list[list[str]]) -> dict[str, str]:
 
 
 def _interfaces() -> dict[str, str]:
-    """Interface -> its IPv4 address, of those that have one."""
+    """Return interface -> IPv4 address, for interfaces with one."""
     found = {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
         for _, name in socket.if_nameindex():
             with suppress(OSError):
-                told = fcntl.ioctl(asked.fileno(), _GET_ADDRESS, struct.pack("256s", name.encode()[:15]))
-                found[name] = socket.inet_ntoa(told[20:24])
+                answer = fcntl.ioctl(asked.fileno(), _GET_ADDRESS, struct.pack("256s", name.encode()[:15]))
+                found[name] = socket.inet_ntoa(answer[20:24])
     return found
 
 
 def _resolved() -> str:
-    """What the host's own name resolves to: there gloo listens, where no interface is named."""
+    """Return the address to which the host's own name resolves. gloo listens there if no interface is set."""
     try:
         return socket.gethostbyname(socket.gethostname())
     except OSError:

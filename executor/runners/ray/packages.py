@@ -1,4 +1,4 @@
-"""Which packages of fused kernels the nodes of a Ray cluster have."""
+"""Finds the fused-kernel packages that are installed on the nodes of a Ray cluster."""
 
 from collections.abc import Mapping, Sequence
 
@@ -14,7 +14,7 @@ ANSWER_SECONDS = 60.0
 
 
 def kernel_packages(address: str, node_ids: Sequence[str]) -> dict[str, str] | None:
-    """Module -> version, of those that the Pythons of all these nodes have alike; None: one of them did not answer.
+    """Return module -> version of the packages that all these nodes have in the same version; None: a node did not answer.
 
     Raises:
         RunnerError: no Ray answers at the address.
@@ -29,13 +29,13 @@ def kernel_packages(address: str, node_ids: Sequence[str]) -> dict[str, str] | N
 
 
 def in_common(answers: Sequence[Mapping[str, str]]) -> dict[str, str]:
-    """What all have in one version."""
+    """Return the packages that all have in the same version."""
     first = answers[0] if answers else {}
     return {name: version for name, version in first.items() if all(one.get(name) == version for one in answers)}
 
 
 def _asked(node_ids: Sequence[str]) -> dict[str, str] | None:
-    """By a process on each that takes no core: it answers on a busy node too."""
+    """Query each node by a process that occupies no core, so that it also answers on a busy node."""
     wanted = {package.module: package.distribution for package in PACKAGES.values()}
     ask = ray.remote(max_retries=0)(on_node.installed)
     places = [NodeAffinitySchedulingStrategy(node_id, soft=False) for node_id in node_ids]

@@ -9,30 +9,30 @@ from executor.errors import RunnerError
 from executor.runners.gang_runner import GangsRunner
 from executor.runners.rank_environment import passed_variables
 from executor.runners.ray.cluster import RayCluster
-from executor.runners.ray.pool import Pool, PoolTerms
-from executor.runners.ray.rank_slots import SeatTerms
+from executor.runners.ray.pool import Pool, PoolSettings
+from executor.runners.ray.rank_slots import SlotSettings
 from executor.runners.transport import RUN_TRIAL
 
 
 class RayRunner(GangsRunner):
-    """Runs trials on a Ray cluster: several side by side where it is larger than a trial, on ranks that stay warm between them.
+    """Runs trials on a Ray cluster, several side by side if it is larger than a trial, on ranks that stay warm between trials.
 
-    `world_size` is the usual one of a trial; each is run with its own. At most `gangs` trials run at a time; None: as many as
-    fit on a cluster that is joined, and on the GPUs of a Ray that is started here; one on the CPUs of that.
+    `world_size` is a trial's usual number of ranks; each trial runs with its own. At most `gangs` trials run at a time; None:
+    as many as fit on a joined cluster or on the GPUs of a Ray that is started here, and one on the CPUs of the latter.
     A tensor-parallel group stays within a node, unless `tensor_across_nodes`.
 
-    Without `address` a Ray on this machine is started, with as many CPU slots as ranks where there are fewer cores, and
-    ended by `close`. Where the process is connected to Ray already, that connection is used and left alone.
-    A rank takes `cpus_per_rank` and `gpus_per_rank`: None is one GPU each for the device `cuda`, and for `auto` where the
-    cluster has that many. `resources` are further Ray resources for each rank; `environment` is added to the ranks'.
+    Without `address` a Ray is started on this machine, with as many CPU slots as ranks if there are fewer cores, and stopped by
+    `close`. If the process is already connected to Ray, that connection is used and kept open.
+    A rank takes `cpus_per_rank` and `gpus_per_rank`; None: one GPU each for the device `cuda`, and for `auto` if the cluster
+    has that many. `resources` are further Ray resources of each rank; `environment` is added to the ranks'.
 
     Raises:
-        RunnerError: Ray does not start or answer, has no GPUs where they are wanted, or has no room for the ranks within
-            `placement_seconds`.
+        RunnerError: Ray does not start or answer, has no GPUs although they are required, or has no capacity for the ranks
+            within `placement_seconds`.
     """
 
     startup_seconds: float
-    """What it took to start Ray, or to connect."""
+    """Time to start Ray, or to connect."""
 
     def __init__(
         self,
@@ -56,9 +56,9 @@ class RayRunner(GangsRunner):
         try:
             gpus = _gpus(world_size, gpus_per_rank, device)
             bundle = {"CPU": cpus_per_rank, **({"GPU": gpus} if gpus else {}), **(resources or {})}
-            terms = PoolTerms(
+            settings = PoolSettings(
                 world_size=world_size,
-                # Trials side by side on the CPUs of one machine would be measured in each other's way, for its memory is one.
+                # Trials side by side on the CPUs of one machine would disturb each other, because they share its memory.
                 gangs=1 if gangs is None and self._cluster.started and address is None and not gpus else gangs,
                 tensor_across_nodes=tensor_across_nodes,
                 placement_seconds=placement_seconds,
@@ -67,7 +67,7 @@ class RayRunner(GangsRunner):
                 own_cores=0 if gpus else max(1, int(cpus_per_rank)),
             )
             variables = {**passed_variables(os.environ), **(environment or {})}
-            pool = Pool(terms, SeatTerms(bundle=bundle, environment=variables, trial_function=trial_function))
+            pool = Pool(settings, SlotSettings(bundle=bundle, environment=variables, trial_function=trial_function))
         except BaseException:
             self._cluster.close()
             raise
@@ -80,7 +80,7 @@ class RayRunner(GangsRunner):
 
 
 def _gpus(world_size: int, wanted: float | None, device: str) -> float:
-    """GPUs of a rank."""
+    """Return the GPUs of a rank."""
     there = ray.cluster_resources().get("GPU", 0)
     if wanted is None:
         wanted = 1.0 if device == "cuda" or (device == "auto" and there >= world_size) else 0.0

@@ -1,7 +1,8 @@
-"""Ray's token: a head that finds one on its machine asks for it, and whoever joins by address sends none unless told to.
+"""Ray's authentication token. A head that finds one on its machine requires it; a client that joins by address sends none by
+default.
 
-It is not sent unasked: then this process would ask the nodes for it in turn, and those of a cluster without one have none.
-A Ray that is started here asks for one, and Ray has this whole process do so from then on, unless it is made to forget it.
+We do not send it by default: this process would then require it from the nodes in turn, and a cluster without a token has none.
+A Ray that is started here requires one, and Ray applies that to this whole process from then on, unless it is reset.
 """
 
 import contextlib
@@ -13,13 +14,13 @@ import ray
 from executor.errors import RunnerError
 
 MODE = "RAY_AUTH_MODE"
-"""The variable by which Ray is told whether to ask for a token and to send it."""
+"""The variable that makes Ray require and send a token."""
 
 
-def put_mode_back(former: str | None) -> None:
-    """Have this process send and ask for a token as it did before: a Ray that was started here, and has ended, changed that.
+def restore_token_mode(former: str | None) -> None:
+    """Restore this process's token mode, which a Ray that was started here has changed. That Ray must have ended.
 
-    `former`: what `MODE` was before the start; None: it was not set.
+    `former`: the value of `MODE` before the start; None: it was not set.
     """
     if os.environ.get(MODE) == former:
         return
@@ -27,18 +28,18 @@ def put_mode_back(former: str | None) -> None:
     if former is not None:
         os.environ[MODE] = former
     raylet = ray._raylet
-    if hasattr(raylet, "AuthenticationTokenLoader"):  # Ray's own, without a switch (2.60); older ones know of no token
-        # In this order: a thread of the Ray that has ended may still look for the token.
+    if hasattr(raylet, "AuthenticationTokenLoader"):  # private to Ray (2.60); older versions have no tokens
+        # In this order: a thread of the ended Ray may still look for the token.
         raylet.Config.initialize("")
         raylet.AuthenticationTokenLoader.instance().reset_cache()
 
 
 @contextlib.contextmanager
-def token_told(address: str | None) -> Iterator[None]:
-    """Inside it, a cluster that asks for its token is told as that, with what to do.
+def explain_token_error(address: str | None) -> Iterator[None]:
+    """Replace the error of a cluster that requires its token by one that says so, with the remedy.
 
     Raises:
-        RunnerError: in the place of another that came of it.
+        RunnerError: in place of the original error.
     """
     try:
         yield

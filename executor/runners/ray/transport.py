@@ -1,4 +1,4 @@
-"""The seats of a gang as its transport."""
+"""The transport of a gang on slots."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -10,60 +10,64 @@ from executor.runners.transport import NO_VARIABLES, Death, Transport
 THREADS = "OMP_NUM_THREADS"
 
 
-class SeatTransport(Transport):
-    """Ranks on seats, numbered in their order. Rank processes that a seat has already are taken as they are.
+class SlotTransport(Transport):
+    """Ranks on slots, numbered in the order of the slots. Existing rank processes of a slot are reused.
 
-    `sharing`: ranks that share the cores of a host, by its name; None: those of this gang do. `post` is that of the seats.
+    `sharing`: host -> ranks that share its cores; None: the ranks of this gang. `mailbox` is that of the slots.
     """
 
     def __init__(
-        self, seats: Sequence[RankSlot], post: Mailbox, environment: Mapping[str, str], sharing: Mapping[str, int] | None = None
+        self,
+        slots: Sequence[RankSlot],
+        mailbox: Mailbox,
+        environment: Mapping[str, str],
+        sharing: Mapping[str, int] | None = None,
     ) -> None:
-        self.world_size = len(seats)
-        self.address = seats[0].node.address
-        self.seats = tuple(seats)
-        self._post = post
-        self._sharing = sharing or Counter(seat.node.host for seat in seats)
-        self._threads_are_told = THREADS in environment
+        self.world_size = len(slots)
+        self.address = slots[0].node.address
+        self.slots = tuple(slots)
+        self._mailbox = mailbox
+        self._sharing = sharing or Counter(slot.node.host for slot in slots)
+        self._threads_are_set = THREADS in environment
 
     def start(self, python_path: Sequence[str], variables: Mapping[str, str] = NO_VARIABLES) -> None:
-        """Have a process in every seat; see `Transport`."""
-        # A seat with cores of its own shares them with nobody.
-        sharing = [1 if seat.cores else self._sharing[seat.node.host] for seat in self.seats]
-        stayed = [seat.start(python_path, share, variables) for seat, share in zip(self.seats, sharing, strict=True)]
+        """Ensure a process in every slot; see `Transport`."""
+        # A slot with its own cores does not share them.
+        sharing = [1 if slot.cores else self._sharing[slot.node.host] for slot in self.slots]
+        stayed = [slot.start(python_path, share, variables) for slot, share in zip(self.slots, sharing, strict=True)]
         self.reused = any(stayed)
 
     def send(self, rank: int, message: Message) -> None:
-        """Send to a rank; see `Transport`."""
-        seat = self.seats[rank]
-        if message["kind"] == Kind.JOIN and seat.cores is None and not self._threads_are_told:
-            # A process that stays from a gang of another size has another share of its host's cores now.
-            message = {**message, "cores_shared_by": self._sharing[seat.node.host]}
-        seat.send(message)
+        """Send a message to a rank; see `Transport`."""
+        slot = self.slots[rank]
+        if message["kind"] == Kind.JOIN and slot.cores is None and not self._threads_are_set:
+            # A process that is reused from a gang of another size now has another share of its host's cores.
+            message = {**message, "cores_shared_by": self._sharing[slot.node.host]}
+        slot.send(message)
 
     def receive(self, timeout: float) -> list[tuple[int, Message | Death]]:
-        """What came; see `Transport`. Without a timeout: what the post has collected."""
-        if timeout and not any(seat.inbox for seat in self.seats):
-            self._post.collect(timeout)
-        heard = []
-        for rank, seat in enumerate(self.seats):
-            while seat.inbox:
-                heard.append((rank, seat.inbox.popleft()))
-        return heard
+        """Return the new messages; see `Transport`. Without a timeout: those that the mailbox has collected."""
+        if timeout and not any(slot.inbox for slot in self.slots):
+            self._mailbox.collect(timeout)
+        received = []
+        for rank, slot in enumerate(self.slots):
+            while slot.inbox:
+                received.append((rank, slot.inbox.popleft()))
+        return received
 
     def node_of(self, rank: int) -> str:
-        """The name of the rank's node; see `Transport`."""
-        return self.seats[rank].node.name
+        """Return the name of the rank's node; see `Transport`."""
+        return self.slots[rank].node.name
 
     def stacks(self, seconds: float) -> Mapping[int, str]:
-        """Where the ranks stand; see `Transport`."""
-        told = stacks_of(self.seats, seconds)
-        return {rank: told[seat] for rank, seat in enumerate(self.seats) if seat in told}
+        """Return the ranks' stacks; see `Transport`."""
+        stacks = stacks_of(self.slots, seconds)
+        return {rank: stacks[slot] for rank, slot in enumerate(self.slots) if slot in stacks}
 
     def kill(self) -> None:
         """End every rank; see `Transport`."""
-        end_ranks(self.seats)
+        end_ranks(self.slots)
 
     def close(self) -> None:
-        """End every rank; see `Transport`. The seats are the pool's."""
+        """End every rank; see `Transport`. The slots belong to the pool."""
         self.kill()

@@ -189,7 +189,7 @@ def test_the_explanation_and_the_report(desk: JobBackend, store: Store) -> None:
     assert told == explain(store, job.id)
     assert (told.job, told.measured) == (job.id, 3)
     assert desk.report(job.id, "md") == report_text(store, job.id, "md")
-    with pytest.raises((UnknownFormatError, LookupError), match="there is none named pdf; use html or md"):
+    with pytest.raises((UnknownFormatError, LookupError), match="'pdf' is not known; use html or md"):
         desk.report(job.id, "pdf")
     for call in (desk.explain, lambda unknown: desk.report(unknown, "md")):
         with pytest.raises(LookupError, match="there is no job"):

@@ -12,7 +12,14 @@ from autotune.cli.calibrate_table import TOLD
 from autotune.prediction.equations.coefficients import names
 from autotune.session import calibrate
 from executor.errors import RunnerError
-from search_spaces.microbenchmark import ALONE, GroupShape, Measured, MicrobenchmarkRequest, MicrobenchmarkResult, Operation
+from search_spaces.clusters.microbenchmark import (
+    ALONE,
+    GroupShape,
+    Measured,
+    MicrobenchmarkRequest,
+    MicrobenchmarkResult,
+    Operation,
+)
 from search_spaces.outcome import Outcome
 
 TORCH = calibrate._release(calibrate.importlib.metadata.version("torch"))

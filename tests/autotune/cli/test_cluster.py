@@ -12,7 +12,7 @@ from autotune.prediction.planning.calibrated import fingerprint
 from autotune.request.request import JobRequest, request_to_row
 from executor.errors import RunnerError
 from executor.runners.ray.describe import RayNode, cluster_of, nodes_of
-from search_spaces.microbenchmark import ALONE, GroupShape, Measured, MicrobenchmarkResult, Operation
+from search_spaces.clusters.microbenchmark import ALONE, GroupShape, Measured, MicrobenchmarkResult, Operation
 from search_spaces.outcome import Outcome
 from storage.records import Owner
 from storage.sql import open_store

@@ -16,7 +16,7 @@ from autotune.request.request import request_from_fields
 from autotune.session.resolve import prepare
 from autotune.session.runners import make_runner
 from executor.runners.runner import Runner
-from search_spaces.command import CommandModel
+from search_spaces.models.command import CommandModel
 from search_spaces.placeholders import words_of
 
 ROOT = Path(__file__).parents[3]

@@ -15,7 +15,7 @@ from autotune.cli.finding import Finding
 from executor.errors import RunnerError
 from executor.runners.ray.checkup import Checkup, NodeFacts, Pair, Unreached, pairs_of
 from executor.runners.ray.describe import RayNode
-from search_spaces.microbenchmark import GroupShape, Measured, Operation
+from search_spaces.clusters.microbenchmark import GroupShape, Measured, Operation
 
 VERSIONS = {"python": "3.11.2", "ray": "2.60.0", "torch": "2.13.0", "autotune": "0.1.0"}
 TOPOLOGY = (

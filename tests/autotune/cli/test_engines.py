@@ -8,7 +8,7 @@ from called import Command
 from autotune.cli.engine_reference import engines_page_markdown
 from autotune.request import engines
 from autotune.request.engines import CAPABILITIES
-from search_spaces.knobs import KNOBS
+from search_spaces.knob_values import KNOBS
 
 
 def test_it_shows_every_knob_schedule_and_refusal(command: Command) -> None:

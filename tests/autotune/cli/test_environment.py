@@ -8,7 +8,7 @@ import pytest
 from called import Command
 
 from autotune.exports.best_config_file import SCHEMA_PATH
-from autotune.outcome.job_snapshot import read_book
+from autotune.outcome.job_snapshot import read_snapshot
 from search_spaces.outcome import Outcome, Purpose
 from storage.sql import open_store
 
@@ -26,9 +26,9 @@ def test_ranks_have_the_variables_of_their_trial_and_no_others(command: Command,
     answer = command(*SWEEP)
     assert answer.status == 0
     with open_store(str(folder / "jobs.db")) as store:
-        book = read_book(store, store.job().id)
-        trials = [book.whole(trial) for trial in book.trials]
-        active = book.job.active_seconds
+        snapshot = read_snapshot(store, store.job().id)
+        trials = [snapshot.whole(trial) for trial in snapshot.trials]
+        active = snapshot.job.active_seconds
     assert [t.config.environment for t in trials if t.purpose is Purpose.SEARCH] == ["", "", ARENA, PASSIVE]
     results = [trial.result for trial in trials if trial.result is not None]
     assert [result.outcome for result in results] == [Outcome.OK] * len(trials)

@@ -14,7 +14,7 @@ from autotune.errors import RequestError
 from autotune.exports.best_config_file import best_config_text
 from autotune.loop.loop import run_job
 from autotune.outcome.best_config import build_best_config
-from autotune.outcome.job_snapshot import read_book
+from autotune.outcome.job_snapshot import read_snapshot
 from autotune.request.request import request_from_fields, request_to_row
 from autotune.session.resolve import prepare, resolve
 from autotune.session.session import Session
@@ -48,7 +48,7 @@ def test_what_people_have_is_trial_0(tmp_path: Path) -> None:
     # Every trial computes in their precision: a gain is of the layout alone.
     assert {(config.precision, config.reduce_dtype) for config in session.space.enumerate()} == {("bf16", "bf16")}
     assert told == [
-        "ds.json: zero_allow_untested_optimizer=true: is no knob here; trials do without it",
+        "ds.json: zero_allow_untested_optimizer=true: is not a knob; trials run without it",
         BASELINE,
     ]
 
@@ -58,7 +58,7 @@ def test_of_another_engines_best_only_what_is_its_own_is_tuned(tmp_path: Path) -
     with open_store(str(tmp_path / "jobs.db")) as store:
         job = store.create_job(request_to_row(sweep.request))
         run_job(sweep, store, job.id, table.runner())
-        best = build_best_config(sweep, read_book(store, job.id))
+        best = build_best_config(sweep, read_snapshot(store, job.id))
     (tmp_path / "best-config.json").write_text(best_config_text(best))
     given: dict[str, Any] = {
         "model": str(tmp_path / "config.json"), "ranks": 2, "sequence_length": 64, "strategy": "random", "engine": "fsdp2",

@@ -13,7 +13,7 @@ from called import Command
 from ranks import a_trial_runs, ranks_are_gone
 
 from autotune.cli import sweep
-from autotune.outcome.job_snapshot import read_book
+from autotune.outcome.job_snapshot import read_snapshot
 from executor.runners.runner import Runner
 from search_spaces.outcome import JobState
 from storage.sql import open_store
@@ -56,8 +56,8 @@ def test_the_first_stops_and_says_how_to_go_on(folder: Path, command: Command) -
     assert "written to best-config.json" in out  # the trial that ran was let end
     assert ranks_are_gone(folder)
     with open_store(str(folder / "jobs.db")) as store:
-        book = read_book(store, found[1])
-        assert (book.job.state, book.spent, book.open) == (JobState.PAUSED, 1, [])
+        snapshot = read_snapshot(store, found[1])
+        assert (snapshot.job.state, snapshot.spent, snapshot.open) == (JobState.PAUSED, 1, [])
     resumed = command("sweep", "--resume", found[1], "--json")
     assert (resumed.status, resumed.err) == (0, "")
 
@@ -77,8 +77,8 @@ def test_the_second_kills(folder: Path) -> None:
     assert err.splitlines()[-1].startswith("  autotune sweep --resume ")
     assert ranks_are_gone(folder)
     with open_store(str(folder / "jobs.db")) as store:
-        book = read_book(store, store.job().id)
-        assert (book.job.state, len(book.open)) == (JobState.PAUSED, 1)
+        snapshot = read_snapshot(store, store.job().id)
+        assert (snapshot.job.state, len(snapshot.open)) == (JobState.PAUSED, 1)
 
 
 def test_while_ranks_are_started_no_job_is_opened(folder: Path, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:

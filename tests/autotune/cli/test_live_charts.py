@@ -16,7 +16,7 @@ from autotune.cli.canvas import Canvas
 from autotune.cli.live import LiveTable
 from autotune.cli.live_charts import LiveCharts, charts
 from autotune.loop.loop import run_job
-from autotune.outcome.job_snapshot import JobSnapshot, read_book
+from autotune.outcome.job_snapshot import JobSnapshot, read_snapshot
 from autotune.outcome.verdict import decide
 from autotune.request.request import Objective, request_to_row
 from autotune.session.session import Session
@@ -49,17 +49,17 @@ def made(tmp_path: Path, store: Store) -> Made:
         session = table.session(tmp_path, **{"trials": 24, "memory_limit": LIMIT, "strategy": "grid", **changes})
         job = store.create_job(request_to_row(session.request))
         run_job(session, store, job.id, table.runner(result))
-        return session, read_book(store, job.id)
+        return session, read_snapshot(store, job.id)
 
     return run
 
 
-def lines_of(session: Session, book: JobSnapshot, width: int, height: int) -> list[Text]:
-    return charts(session, book, decide(book, session.ranking, session.prior, session.baselines), width, height)
+def lines_of(session: Session, snapshot: JobSnapshot, width: int, height: int) -> list[Text]:
+    return charts(session, snapshot, decide(snapshot, session.ranking, session.prior, session.baselines), width, height)
 
 
-def drawn(session: Session, book: JobSnapshot, width: int, height: int) -> str:
-    return "\n".join(line.plain.rstrip() for line in lines_of(session, book, width, height)) + "\n"
+def drawn(session: Session, snapshot: JobSnapshot, width: int, height: int) -> str:
+    return "\n".join(line.plain.rstrip() for line in lines_of(session, snapshot, width, height)) + "\n"
 
 
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (120, 40), (64, 24)])
@@ -81,8 +81,8 @@ def test_no_line_is_wider_than_the_terminal_and_the_table_keeps_half_of_it(made:
 
 
 def test_what_searches_for_memory_draws_the_least_so_far(made: Made) -> None:
-    session, book = made(objective=Objective.MEMORY)
-    text = drawn(session, book, 120, 40)
+    session, snapshot = made(objective=Objective.MEMORY)
+    text = drawn(session, snapshot, 120, 40)
     assert "least peak memory of a rank so far" in text
     assert "best samples/s" not in text
 
@@ -95,8 +95,8 @@ def test_a_limit_far_off_is_told_and_not_drawn(made: Made) -> None:
 
 def test_one_trial_is_a_chart_and_none_is_not(made: Made) -> None:
     assert "★" in drawn(*made(trials=1, confirm_repeats=0), 80, 24)
-    session, book = made(result=lambda _: table.ended(Outcome.INFEASIBLE, "does not fit"))
-    assert lines_of(session, book, 80, 24) == []
+    session, snapshot = made(result=lambda _: table.ended(Outcome.INFEASIBLE, "does not fit"))
+    assert lines_of(session, snapshot, 80, 24) == []
 
 
 @pytest.mark.parametrize(("width", "height"), [(59, 40), (120, 19)])
@@ -108,27 +108,27 @@ def test_there_are_none_where_there_is_no_room(made: Made, width: int, height: i
     ("encoding", "terminal", "able"), [("utf-8", True, True), ("latin-1", True, False), ("utf-8", False, False)]
 )
 def test_there_are_none_where_they_cannot_be_shown(made: Made, encoding: str, terminal: bool, able: bool) -> None:
-    session, book = made()
+    session, snapshot = made()
     file = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
     console = Console(file=file, force_terminal=terminal, width=120, height=40, _environ={"TERM": "xterm"})
-    assert bool(LiveCharts(session, console).lines(book, None)) is able
+    assert bool(LiveCharts(session, console).lines(snapshot, None)) is able
 
 
 def test_a_dumb_terminal_has_none(made: Made) -> None:
-    session, book = made()
+    session, snapshot = made()
     console = Console(file=io.StringIO(), force_terminal=True, width=120, height=40, _environ={"TERM": "dumb"})
-    assert LiveCharts(session, console).lines(book, None) == []
+    assert LiveCharts(session, console).lines(snapshot, None) == []
 
 
-def test_another_book_or_size_draws_anew_and_the_same_does_not(made: Made) -> None:
-    session, book = made()
+def test_another_snapshot_or_size_draws_anew_and_the_same_does_not(made: Made) -> None:
+    session, snapshot = made()
     console = Console(file=io.StringIO(), force_terminal=True, width=120, height=40, _environ={"TERM": "xterm"})
     seen = LiveCharts(session, console)
-    first = seen.lines(book, None)
-    assert seen.lines(book, None) is first
+    first = seen.lines(snapshot, None)
+    assert seen.lines(snapshot, None) is first
     console.size = (80, 24)
-    assert len(seen.lines(book, None)) < len(first)
-    assert seen.lines(dataclasses.replace(book), None) is not first
+    assert len(seen.lines(snapshot, None)) < len(first)
+    assert seen.lines(dataclasses.replace(snapshot), None) is not first
 
 
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (60, 24), (120, 40)])

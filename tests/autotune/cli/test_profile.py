@@ -11,7 +11,7 @@ from autotune.cli.profile_tree import OWN, rows_of
 from executor.measurement.module_profile import ModelProfile, ModuleCost, Phases
 from executor.runners import rank_process
 from executor.runners.local import LocalRunner
-from search_spaces.huggingface import resolve_model
+from search_spaces.models.huggingface import resolve_model
 from search_spaces.trial import Fidelity, TrialRequest, Workload
 from search_spaces.trial_config import TrialConfig
 

@@ -13,7 +13,7 @@ from called import Command
 
 from autotune.request.engines import CAPABILITIES
 from executor.runners import probe, rank_process
-from search_spaces.rules import RULES
+from search_spaces.rules.table import RULES
 
 PLAIN = {
     "tensor_parallel_size": 1,

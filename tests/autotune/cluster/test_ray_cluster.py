@@ -8,8 +8,8 @@ from autotune.cluster.machine import require_here
 from autotune.cluster.ray_cluster import address_of, asked_cluster, named_address, require_devices, run_by, with_address
 from autotune.errors import RequestError
 from autotune.request.request import JobRequest, request_from_fields
-from search_spaces.cluster import ClusterSpec, NodeGroup, mixed_cluster
-from search_spaces.clusters import device_preset, resolve_cluster
+from search_spaces.clusters.cluster import ClusterSpec, NodeGroup, mixed_cluster
+from search_spaces.clusters.presets import device_preset, resolve_cluster
 
 GPUS = {"CPU": 64.0, "GPU": 8.0}
 CORES = {"CPU": 4.0}
@@ -143,7 +143,7 @@ def test_every_kind_of_nodes_that_differ_must_be_there(nodes: list[dict[str, flo
 
 def test_kinds_that_ray_cannot_tell_apart_are_refused() -> None:
     for resources in ({}, {"h100": "GPU", "a100": "GPU"}):
-        with pytest.raises(RequestError, match=r"it is not said how Ray tells each kind; give each \[\[nodes\]\] table"):
+        with pytest.raises(RequestError, match=r"it is not stated how Ray distinguishes each kind; give each \[\[nodes\]\] table"):
             require_devices(nodes_that_differ(**resources), [FAST, SLOW, SLOW], "a:1")
 
 

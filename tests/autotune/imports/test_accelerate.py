@@ -162,7 +162,7 @@ megatron_lm_config:
             "distributed_type: FSDP\nmixed_precision: fp12\n",
             "mixed_precision: 'fp12' in accelerate.yaml is not known; use one of no",
         ),
-        ("distributed_type: FSDP\nnum_processes: many\n", "num_processes: 'many' in accelerate.yaml is no count"),
+        ("distributed_type: FSDP\nnum_processes: many\n", "num_processes: 'many' in accelerate.yaml is not a whole number"),
         (
             "distributed_type: DEEPSPEED\ndeepspeed_config:\n  zero_stage: 9\n",
             "deepspeed_config.zero_stage: 9 .* give 0, 1, 2 or 3",

@@ -10,7 +10,7 @@ import pytest
 from autotune.errors import RequestError
 from autotune.exports import exporter
 from autotune.imports.read import read_imported
-from search_spaces.deepspeed_config import KEEP_ALL
+from search_spaces.deepspeed.config import KEEP_ALL
 from search_spaces.trial_config import TrialConfig
 
 PRESENT: dict[str, Any] = {
@@ -138,11 +138,14 @@ def test_torchs_optimizer_is_fused_where_it_says_so(tmp_path: Path) -> None:
         ({"zero_optimization": {"reduce_bucket_size": 0.5}}, "zero_optimization.reduce_bucket_size: 0.5 in ds.json"),
         (
             {"zero_optimization": {"stage": 3, "stage3_max_reuse_distance": -1}},
-            "stage3_max_reuse_distance: -1 in ds.json is no number; give a number of at least 0",
+            "stage3_max_reuse_distance: -1 in ds.json is not a valid number; give a number of at least 0",
         ),
-        ({"tensor_parallel": {"autotp_size": 2.5}}, "tensor_parallel.autotp_size: 2.5 in ds.json is no count; give a whole"),
-        ({"train_batch_size": "many"}, "train_batch_size: 'many' in ds.json is no count; give a whole number"),
-        ({"bf16": {"enabled": "perhaps"}}, "bf16.enabled: 'perhaps' in ds.json is no switch; give true or false"),
+        (
+            {"tensor_parallel": {"autotp_size": 2.5}},
+            "tensor_parallel.autotp_size: 2.5 in ds.json is not a whole number; give a whole",
+        ),
+        ({"train_batch_size": "many"}, "train_batch_size: 'many' in ds.json is not a whole number; give a whole number"),
+        ({"bf16": {"enabled": "perhaps"}}, "bf16.enabled: 'perhaps' in ds.json is not a boolean; give true or false"),
         ({"communication_data_type": "int8"}, "communication_data_type: 'int8' in ds.json is not known; use one of fp32"),
     ],
 )
@@ -156,7 +159,7 @@ def test_a_value_that_cannot_be_names_its_key(tmp_path: Path, change: dict[str, 
     ("name", "text", "says"),
     [
         ("none.json", None, "from: .*none.json cannot be read"),
-        ("list.json", "[]", "from: .*list.json holds no table"),
+        ("list.json", "[]", "from: .*list.json does not hold a table"),
         ("words.json", "{words", "from: .*words.json is neither JSON nor YAML"),
         ("words.yaml", "a: [", "from: .*words.yaml is neither JSON nor YAML"),
         (

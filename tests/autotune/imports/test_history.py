@@ -132,7 +132,7 @@ def test_a_job_as_a_study_and_back(tmp_path: Path, store: Store) -> None:
     assert {trial.config.hash for trial in found.trials} == {
         trial.config_hash for trial in trials if trial.outcome is Outcome.OK
     }
-    with pytest.raises(RequestError, match=r"name: .* has a study 'mine' already; give another --name"):
+    with pytest.raises(RequestError, match=r"name: .* already has a study 'mine'; give another --name"):
         write_study(storage, "mine", job, trials)
     with pytest.raises(RequestError, match=r"has no study 'other' \(it has mine\); write STORAGE#NAME"):
         read_history(f"{storage}#other")

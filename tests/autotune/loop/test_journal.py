@@ -74,10 +74,10 @@ def test_a_worker_is_seen_while_it_lives_and_says_why_ranks_do_not_start(store: 
         raise RunnerError("ray", "no room", "free some")
 
     worker = Worker(store, make, poll_seconds=0.02)
-    worker._beats = WorkerHeartbeat(store, seconds=0.01)
-    done = worker._beats.keeps
+    worker._heartbeat = WorkerHeartbeat(store, seconds=0.01)
+    done = worker._heartbeat.set_runner
 
-    def keeps(runner: str, problem: str = "") -> None:
+    def set_runner(runner: str, problem: str = "") -> None:
         done(runner, problem)
         limit = time.monotonic() + 60.0
         while problem and not any(item.problem for item in store.workers()):
@@ -85,7 +85,7 @@ def test_a_worker_is_seen_while_it_lives_and_says_why_ranks_do_not_start(store: 
             time.sleep(0.01)
         seen.append(store.workers())
 
-    worker._beats.keeps = keeps  # type: ignore[method-assign]
+    worker._heartbeat.set_runner = set_runner  # type: ignore[method-assign]
     worker.run(StopSignal(), most_jobs=1)
     assert store.job(job_id).state is JobState.FAILED
     assert (seen[-1][0].pid, seen[-1][0].job_id, seen[-1][0].runner) == (os.getpid(), job_id, "ray")

@@ -9,12 +9,12 @@ from played import run
 
 from autotune.loop.step_forecast import StepForecast, forecast_of
 from autotune.objective.ranking import rate
-from autotune.outcome.job_snapshot import read_book
+from autotune.outcome.job_snapshot import read_snapshot
 from autotune.prediction.planning.estimate import estimates
 from autotune.prediction.planning.question import question_of
 from autotune.request.request import request_to_row
 from autotune.session.session import Session
-from search_spaces.model import ModelSpec
+from search_spaces.models.model import ModelSpec
 from search_spaces.outcome import Purpose
 from search_spaces.trial import TrialResult
 from search_spaces.trial_config import TrialConfig
@@ -35,19 +35,19 @@ def predicted(session: Session, config: TrialConfig) -> float:
 
 def test_before_any_trial_it_is_the_prediction(tmp_path: Path, store: Store) -> None:
     session = table.session(tmp_path)
-    book = read_book(store, store.create_job(request_to_row(session.request)).id)
+    snapshot = read_snapshot(store, store.create_job(request_to_row(session.request)).id)
     config = session.baselines[0]
-    assert shipped(session).seconds(config, book) == pytest.approx(predicted(session, config))
+    assert shipped(session).seconds(config, snapshot) == pytest.approx(predicted(session, config))
 
 
 def test_what_trials_took_corrects_it_once_each(tmp_path: Path, store: Store) -> None:
     session = table.session(tmp_path)
-    book = run(session, store, table.runner())
-    ratios = [8 / rate(trial) / predicted(session, trial.config) for trial in book.searched]
+    snapshot = run(session, store, table.runner())
+    ratios = [8 / rate(trial) / predicted(session, trial.config) for trial in snapshot.searched]
     config = session.baselines[0]
     forecast = shipped(session)
     expected = pytest.approx(median(ratios) * predicted(session, config))
-    assert (forecast.seconds(config, book), forecast.seconds(config, book)) == (expected, expected)
+    assert (forecast.seconds(config, snapshot), forecast.seconds(config, snapshot)) == (expected, expected)
 
 
 def test_one_trial_that_met_a_neighbour_moves_little(tmp_path: Path, store: Store) -> None:
@@ -57,18 +57,18 @@ def test_one_trial_that_met_a_neighbour_moves_little(tmp_path: Path, store: Stor
         met = config == session.baselines[0]
         return table.ok(0.01) if met else table.ok(8 / predicted(session, config) / 3)
 
-    book = run(session, store, table.runner(disturbed))
-    assert [rate(trial) for trial in book.searched].count(0.01) == 1
+    snapshot = run(session, store, table.runner(disturbed))
+    assert [rate(trial) for trial in snapshot.searched].count(0.01) == 1
     config = session.baselines[0]
-    assert shipped(session).seconds(config, book) == pytest.approx(3 * predicted(session, config))
+    assert shipped(session).seconds(config, snapshot) == pytest.approx(3 * predicted(session, config))
 
 
 @pytest.mark.parametrize("strategy", ["random", "guided"])
 def test_every_trial_is_asked_for_with_it(tmp_path: Path, store: Store, strategy: str) -> None:
     session, runner = table.session(tmp_path, strategy=strategy), table.Recorded()
-    book = run(session, store, runner)
+    snapshot = run(session, store, runner)
     first, last = runner.requests[0], runner.requests[-1]
     assert first.expected_step_seconds == pytest.approx(predicted(session, first.config))
-    assert book.trials[-1].purpose is Purpose.CONFIRM
-    assert last.expected_step_seconds == pytest.approx(shipped(session).seconds(last.config, book))
+    assert snapshot.trials[-1].purpose is Purpose.CONFIRM
+    assert last.expected_step_seconds == pytest.approx(shipped(session).seconds(last.config, snapshot))
     assert last.expected_step_seconds != pytest.approx(predicted(session, last.config))

@@ -9,7 +9,7 @@ import table
 
 from autotune.errors import RequestError
 from autotune.loop.loop import run_job
-from autotune.outcome.job_snapshot import read_book
+from autotune.outcome.job_snapshot import read_snapshot
 from autotune.request.request import JobRequest, Objective, request_to_row
 from search_spaces.outcome import JobState, Outcome
 from search_spaces.trial import TrialResult
@@ -24,7 +24,7 @@ def run(folder: Path, **changes: Any) -> tuple[JobRecord, int]:
     with open_store(str(folder / "jobs.db")) as store:
         job = store.create_job(request_to_row(session.request))
         ended = run_job(session, store, job.id, table.runner())
-        return ended, read_book(store, job.id).spent
+        return ended, read_snapshot(store, job.id).spent
 
 
 def test_it_ends_when_nothing_better_is_likely_to_be_left(tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_a_job_whose_first_trials_end_for_one_cause_has_that_cause_as_its_reason
     with open_store(str(tmp_path / "jobs.db")) as store:
         job = store.create_job(request_to_row(session.request))
         ended = run_job(session, store, job.id, table.runner(unreachable))
-        assert read_book(store, job.id).spent == 3
+        assert read_snapshot(store, job.id).spent == 3
     assert (ended.state, ended.reason) == (JobState.FAILED, "collective-timeout")
     assert ended.message.count("the ranks did not meet at 10.0.0.1:300") == 1
 
@@ -116,7 +116,7 @@ def test_what_does_not_fit_or_has_two_causes_is_not_the_jobs_failure(tmp_path: P
         for answer, reason in ((full, "NOTHING_FEASIBLE"), (mixed, "EVERY_TRIAL_FAILED")):
             job = store.create_job(request_to_row(session.request))
             assert run_job(session, store, job.id, table.runner(answer)).reason == reason
-            assert read_book(store, job.id).spent == 6
+            assert read_snapshot(store, job.id).spent == 6
 
 
 def test_errors_that_differ_do_not_end_the_search(tmp_path: Path) -> None:
@@ -134,5 +134,5 @@ def test_errors_that_differ_do_not_end_the_search(tmp_path: Path) -> None:
             job.id,
             table.runner(lambda config: table.ended(Outcome.FAILED, "".join(chr(97 + ord(c) % 26) for c in config.hash))),
         )
-        assert read_book(store, job.id).spent == 8
+        assert read_snapshot(store, job.id).spent == 8
     assert ended.message == "every one of 8 of 8 trials failed (8 FAILED); see `autotune show`"

@@ -16,7 +16,7 @@ from autotune.session.session import Session
 from executor.errors import RunnerError
 from executor.runners.replay import ReplayRunner
 from executor.runners.runner import Runner
-from search_spaces.command import CommandModel
+from search_spaces.models.command import CommandModel
 from search_spaces.outcome import JobState, Outcome
 from search_spaces.trial import TrialRequest
 from storage.owners import current_owner

@@ -14,13 +14,13 @@ from autotune.exports import exporter
 from autotune.exports.best_config_file import SCHEMA_PATH, best_config_text, read_best_config, request_of
 from autotune.loop.loop import run_job
 from autotune.outcome.best_config import build_best_config
-from autotune.outcome.job_snapshot import JobSnapshot, read_book
+from autotune.outcome.job_snapshot import JobSnapshot, read_snapshot
 from autotune.request.request import request_to_row
 from autotune.session.placement import launch_of
 from autotune.session.resolve import prepare
 from autotune.session.session import Session
 from search_spaces.mesh import make_mesh
-from search_spaces.model import FactoryModel
+from search_spaces.models.model import FactoryModel
 from search_spaces.outcome import Outcome
 from search_spaces.trial_config import TrialConfig
 from storage.store import Store
@@ -36,7 +36,7 @@ def schema() -> dict[str, Any]:
 def swept(session: Session, store: Store, answer: Any = table.measured) -> JobSnapshot:
     job = store.create_job(request_to_row(session.request))
     run_job(session, store, job.id, table.runner(answer))
-    return read_book(store, job.id)
+    return read_snapshot(store, job.id)
 
 
 @pytest.mark.parametrize(
@@ -176,8 +176,8 @@ def test_alternatives_are_the_front_of_throughput_and_memory(tmp_path: Path, sto
 
 def test_the_same_rows_give_the_same_document(tmp_path: Path, store: Store) -> None:
     session = table.session(tmp_path)
-    book = swept(session, store)
-    first, second = build_best_config(session, book), build_best_config(session, book)
+    snapshot = swept(session, store)
+    first, second = build_best_config(session, snapshot), build_best_config(session, snapshot)
     for document in (first, second):
         document["provenance"].pop("time")
     assert best_config_text(first) == best_config_text(second)
@@ -209,9 +209,9 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
 
 def test_a_job_with_nothing_feasible_has_no_best(tmp_path: Path, store: Store) -> None:
     session = table.session(tmp_path)
-    book = swept(session, store, lambda config: table.ended(Outcome.INFEASIBLE))
+    snapshot = swept(session, store, lambda config: table.ended(Outcome.INFEASIBLE))
     with pytest.raises(NoBestError):
-        build_best_config(session, book)
+        build_best_config(session, snapshot)
 
 
 def test_an_unknown_format_is_refused() -> None:

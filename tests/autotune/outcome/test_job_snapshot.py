@@ -1,4 +1,4 @@
-"""The book: what is closed is read once, and a book stays what it was when it was read."""
+"""The snapshot: what is closed is read once, and a snapshot stays what it was when it was read."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from autotune.objective.intervals import Repeat, Spread, pooled_spread
-from autotune.outcome.job_snapshot import SnapshotReader, read_book
+from autotune.outcome.job_snapshot import SnapshotReader, read_snapshot
 from search_spaces.outcome import Outcome, Purpose
 from search_spaces.trial import Interval, TrialResult
 from search_spaces.trial_config import TrialConfig
@@ -40,7 +40,7 @@ def measure(store: Store, lease: Lease, number: int, rate: float = 10.0) -> None
     )  # fmt: skip
 
 
-def test_books_of_one_reader_are_those_that_are_read_afresh_and_old_ones_stay(store: Store, lease: Lease) -> None:
+def test_snapshots_of_one_reader_are_those_that_are_read_afresh_and_old_ones_stay(store: Store, lease: Lease) -> None:
     reader = SnapshotReader(store, lease.job_id)
     for number in range(4):
         store.add_trial(lease, config(number), Purpose.SEARCH)
@@ -49,16 +49,20 @@ def test_books_of_one_reader_are_those_that_are_read_afresh_and_old_ones_stay(st
     # Out of order: trial 1 is closed after 2 and 3.
     for number in (0, 2, 3, 4, 1):
         measure(store, lease, number, rate=10.0 + number)
-        book = reader.read()
-        seen.append((book, book.trials, book.searched, book.spent, book.open, book.confirmations(config(0))))
-        fresh = read_book(store, lease.job_id)
-        assert (book.trials, book.searched, book.spent) == (fresh.trials, fresh.searched, fresh.spent)
-        assert [trial.number for trial in book.searched] == [t.number for t in book.trials if t.outcome and t.number < 4]
-        assert book.spread(Spread()) == fresh.spread(Spread())
-        assert [book.trial(place).number for place in range(5)] == list(range(5))
-    for book, trials, searched, spent, still_open, confirmations in seen:
-        assert (book.trials, book.searched, book.spent, book.open) == (trials, searched, spent, still_open)
-        assert book.confirmations(config(0)) == confirmations
+        snapshot = reader.read()
+        seen.append(
+            (snapshot, snapshot.trials, snapshot.searched, snapshot.spent, snapshot.open, snapshot.confirmations(config(0)))
+        )
+        fresh = read_snapshot(store, lease.job_id)
+        assert (snapshot.trials, snapshot.searched, snapshot.spent) == (fresh.trials, fresh.searched, fresh.spent)
+        assert [trial.number for trial in snapshot.searched] == [
+            t.number for t in snapshot.trials if t.outcome and t.number < 4
+        ]
+        assert snapshot.spread(Spread()) == fresh.spread(Spread())
+        assert [snapshot.trial(place).number for place in range(5)] == list(range(5))
+    for snapshot, trials, searched, spent, still_open, confirmations in seen:
+        assert (snapshot.trials, snapshot.searched, snapshot.spent, snapshot.open) == (trials, searched, spent, still_open)
+        assert snapshot.confirmations(config(0)) == confirmations
     groups = [[Repeat(rate=10.0, within=0.0), Repeat(rate=14.0, within=0.0)]]
     assert seen[-1][0].spread(Spread()) == pooled_spread(groups, Spread())
     assert seen[-1][0].search_trial(config(9)) is None
@@ -79,14 +83,14 @@ def test_what_is_closed_is_read_once(store: Store, lease: Lease, monkeypatch: py
     assert asked == [0, 0, 1, 2, 3]
 
 
-def test_a_book_has_figures_and_reads_the_whole_result_when_it_is_asked_for(store: Store, lease: Lease) -> None:
+def test_a_snapshot_has_figures_and_reads_the_whole_result_when_it_is_asked_for(store: Store, lease: Lease) -> None:
     store.add_trial(lease, config(0), Purpose.SEARCH)
     measure(store, lease, 0)
-    book = read_book(store, lease.job_id)
-    [trial] = book.trials
+    snapshot = read_snapshot(store, lease.job_id)
+    [trial] = snapshot.trials
     assert trial.result is not None
     assert (trial.result.losses, trial.result.attempt) == ((), "")
-    whole = book.whole(trial)
+    whole = snapshot.whole(trial)
     assert whole.result is not None
     assert whole.result.losses == (1.0, 2.0)
     assert dataclasses.replace(whole, result=trial.result) == trial

@@ -15,7 +15,7 @@ from autotune.loop.loop import run_job
 from autotune.objective.intervals import Spread
 from autotune.objective.posterior import Observation, posterior_of
 from autotune.outcome.best_config import build_best_config
-from autotune.outcome.job_snapshot import JobSnapshot, read_book
+from autotune.outcome.job_snapshot import JobSnapshot, read_snapshot
 from autotune.outcome.standings import standings_of
 from autotune.outcome.verdict import Verdict, answer_document, decide
 from autotune.request.request import request_to_row
@@ -50,36 +50,36 @@ class Scripted(ReplayRunner):
 
 def play(folder: Path, store: Store, rates: Rates, **changes: Any) -> tuple[Session, JobSnapshot, Verdict]:
     session = table.session(folder, trials=24, **changes)
-    book = run(session, store, Scripted(rates, session.baselines[0]))
-    verdict = decide(book, session.ranking, session.prior, session.baselines)
+    snapshot = run(session, store, Scripted(rates, session.baselines[0]))
+    verdict = decide(snapshot, session.ranking, session.prior, session.baselines)
     assert verdict is not None
-    return session, book, verdict
+    return session, snapshot, verdict
 
 
-def confirmations(book: JobSnapshot) -> list[TrialRecord]:
-    return [trial for trial in book.trials if trial.purpose is Purpose.CONFIRM]
+def confirmations(snapshot: JobSnapshot) -> list[TrialRecord]:
+    return [trial for trial in snapshot.trials if trial.purpose is Purpose.CONFIRM]
 
 
 def test_what_was_lucky_in_the_search_does_not_replace_a_better_baseline(tmp_path: Path, store: Store) -> None:
     rates = {(0, 1): (100.0, 104.0), (1, 2): (118.0, 94.0), (2, 4): (116.0, 93.0)}
-    session, book, verdict = play(tmp_path, store, rates)
-    document = build_best_config(session, book)
+    session, snapshot, verdict = play(tmp_path, store, rates)
+    document = build_best_config(session, snapshot)
     assert verdict.keeps and verdict.best.config == session.baselines[0]
     assert (verdict.gain and verdict.gain.mean) == 1.0
     assert document["decision"]["keeps_baseline"] and document["best"]["config"] == document["baseline"]["config"]
     assert verdict.runner_up_ratio is not None and verdict.runner_up_ratio.high < 1.05
     assert document["decision"] == answer_document(verdict)
-    row = store.job(book.job.id).answer
+    row = store.job(snapshot.job.id).answer
     assert row == {name: value for name, value in document["decision"].items() if name != "standings"}
 
 
 def test_what_was_unlucky_in_the_search_gets_another_chance(tmp_path: Path, store: Store) -> None:
     """Two lucky ones stand above it, and fall back when they are measured again."""
     rates = {(0, 1): (80.0, 80.0), (1, 2): (112.0, 101.0), (2, 2): (111.0, 100.0), (1, 4): (108.0, 125.0)}
-    _, book, verdict = play(tmp_path, store, rates)
+    _, snapshot, verdict = play(tmp_path, store, rates)
     assert (verdict.best.config.zero_stage, verdict.best.config.micro_batch_size) == (1, 4)
     assert not verdict.keeps and verdict.gain is not None and verdict.gain.low > 1.3
-    assert len(confirmations(book)) <= 9
+    assert len(confirmations(snapshot)) <= 9
 
 
 def test_a_gain_that_is_not_sure_keeps_the_baseline(tmp_path: Path, store: Store) -> None:
@@ -89,16 +89,16 @@ def test_a_gain_that_is_not_sure_keeps_the_baseline(tmp_path: Path, store: Store
 
 
 def test_repeats_end_when_the_answer_is_separated(tmp_path: Path, store: Store) -> None:
-    _, book, verdict = play(tmp_path, store, {(0, 1): (100.0, 100.0), (1, 2): (300.0, 300.0)})
+    _, snapshot, verdict = play(tmp_path, store, {(0, 1): (100.0, 100.0), (1, 2): (300.0, 300.0)})
     assert verdict.probability_best > 0.99 and verdict.expected_loss < 0.001
-    assert len(confirmations(book)) < 9
+    assert len(confirmations(snapshot)) < 9
 
 
 def test_never_more_repeats_than_three_times_the_rounds(tmp_path: Path, store: Store) -> None:
     alike = {(stage, size): (100.0, 100.0) for stage in range(4) for size in (1, 2, 4)}
     for rounds in (0, 1, 2):
-        _, book, verdict = play(tmp_path, store, alike, confirm_repeats=rounds)
-        assert len(confirmations(book)) <= 3 * rounds
+        _, snapshot, verdict = play(tmp_path, store, alike, confirm_repeats=rounds)
+        assert len(confirmations(snapshot)) <= 3 * rounds
         assert verdict.keeps
 
 
@@ -110,8 +110,8 @@ def test_a_baseline_beyond_the_headroom_still_competes(tmp_path: Path, store: St
         return table.ok(100.0 if own else 90.0, 9_900_000 if own else 5_000_000)
 
     session = table.session(tmp_path, trials=6, memory_limit=10_000_000)
-    book = run(session, store, table.runner(answer))
-    verdict = decide(book, session.ranking, session.prior, session.baselines)
+    snapshot = run(session, store, table.runner(answer))
+    verdict = decide(snapshot, session.ranking, session.prior, session.baselines)
     assert verdict is not None and verdict.keeps
 
 
@@ -140,8 +140,8 @@ def test_a_round_goes_on_in_another_process(tmp_path: Path, store: Store, killed
         run_job(session, store, job.id, runner)
     runner._left = 1000
     assert run_job(session, store, job.id, runner).state is JobState.SUCCEEDED
-    again = read_book(store, job.id)
-    made = [[(trial.config_hash, trial.repeat) for trial in confirmations(book)] for book in (whole, again)]
+    again = read_snapshot(store, job.id)
+    made = [[(trial.config_hash, trial.repeat) for trial in confirmations(snapshot)] for snapshot in (whole, again)]
     assert made[0] == made[1]
     assert next_round(session, again) == []
 
@@ -209,8 +209,8 @@ def test_probabilities_mean_what_they_say() -> None:
 
 
 def test_standings_name_every_contender_once(tmp_path: Path, store: Store) -> None:
-    session, book, verdict = play(tmp_path, store, {(0, 1): (100.0, 100.0), (1, 2): (120.0, 120.0)})
-    standings = standings_of(book, session.ranking, session.prior, session.baselines)
+    session, snapshot, verdict = play(tmp_path, store, {(0, 1): (100.0, 100.0), (1, 2): (120.0, 120.0)})
+    standings = standings_of(snapshot, session.ranking, session.prior, session.baselines)
     assert standings is not None
     hashes = [trial.config_hash for trial in standings.contenders]
     assert len(hashes) == len(set(hashes)) == len(answer_document(verdict)["standings"])

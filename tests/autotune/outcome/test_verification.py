@@ -13,12 +13,12 @@ from autotune.errors import RequestError
 from autotune.exports.best_config_file import SCHEMA_PATH, best_config_text
 from autotune.loop.loop import run_job
 from autotune.outcome.best_config import build_best_config
-from autotune.outcome.job_snapshot import read_book
-from autotune.outcome.verification import target_session, translated, verified, verify
+from autotune.outcome.job_snapshot import read_snapshot
+from autotune.outcome.verification import target_session, translate, verified, verify
 from autotune.request.engines import capability_of
 from autotune.request.request import request_to_row
 from autotune.session.trial_requests import trial_request
-from search_spaces.command import CommandModel
+from search_spaces.models.command import CommandModel
 from search_spaces.outcome import Outcome
 from search_spaces.trial import TrialResult
 from search_spaces.trial_config import TrialConfig
@@ -33,7 +33,7 @@ def document(tmp_path: Path, store: Store) -> dict[str, Any]:
     session = table.session(tmp_path, pins=SHARDED, trials=6, baseline={"zero_stage": 3, "micro_batch_size": 1})
     job = store.create_job(request_to_row(session.request))
     run_job(session, store, job.id, table.runner())
-    return build_best_config(session, read_book(store, job.id))
+    return build_best_config(session, read_snapshot(store, job.id))
 
 
 def test_delivered_is_told_against_promised_and_both_gains(document: dict[str, Any]) -> None:
@@ -114,11 +114,11 @@ def test_a_script_that_cannot_be_told_it_is_one_line(
 
 def test_a_knob_without_a_place_is_left_out_and_told() -> None:
     config = TrialConfig().replace({"zero_stage": 2, "reduce_bucket_size": 13_000, "overlap_comm": False})
-    there = translated(config, capability_of("fsdp2"), 2)
+    there = translate(config, capability_of("fsdp2"), 2)
     assert there.left_out == ("reduce_bucket_size=13000", "overlap_comm=False")
     assert there.config == TrialConfig().replace({"zero_stage": 2})
 
 
 def test_a_layout_that_the_engine_does_not_have_is_refused() -> None:
     with pytest.raises(RequestError, match="engine: the ddp engine does not honour zero_stage=2; sweep with --engine"):
-        translated(TrialConfig().replace({"zero_stage": 2}), capability_of("ddp"), 2)
+        translate(TrialConfig().replace({"zero_stage": 2}), capability_of("ddp"), 2)

@@ -10,9 +10,9 @@ from autotune.prediction.equations.cases import Cases
 from autotune.prediction.equations.coefficients import Coefficients
 from autotune.prediction.equations.step import Prediction, predict
 from executor.dry.dry_run import dry_run
-from search_spaces.clusters import resolve_cluster
-from search_spaces.huggingface import resolve_model
-from search_spaces.states import states_lower_bound_bytes
+from search_spaces.clusters.presets import resolve_cluster
+from search_spaces.models.huggingface import resolve_model
+from search_spaces.training.states import states_lower_bound_bytes
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig, Value
 

@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from autotune.forecast.initial_forecast import foresight_of
+from autotune.forecast.initial_forecast import initial_forecaster_of
 from autotune.forecast.job_forecast import expected
 from autotune.forecast.job_question import question_of_session
 from autotune.prediction.cases.config_cases import cases_of
@@ -75,7 +75,7 @@ def test_all_doors_show_one_rate_after_trials_that_no_coefficient_explains(train
     told = estimates(asked_here(trained, asked()), configs)
     lease = trained.acquire(trained.create_job(request_to_row(session.request)).id, current_owner())
     with_prior(session, trained, lease)
-    page = foresight_of(trained, lease.job_id, session)
+    page = initial_forecaster_of(trained, lease.job_id, session)
     assert page is not None
     rates = [one.samples_per_second.mean for one in told]
     assert [form.baseline.samples_per_second.mean, form.best.samples_per_second.mean] == pytest.approx(rates)

@@ -10,8 +10,8 @@ from autotune.prediction.equations.coefficients import Coefficients
 from autotune.prediction.equations.memory import kept_layer_bytes
 from autotune.prediction.equations.overlap_param_gather import gathers_late
 from autotune.prediction.equations.step import Prediction, predict
-from search_spaces.clusters import resolve_cluster
-from search_spaces.huggingface import resolve_model
+from search_spaces.clusters.presets import resolve_cluster
+from search_spaces.models.huggingface import resolve_model
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
 

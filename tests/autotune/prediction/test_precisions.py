@@ -9,9 +9,9 @@ from autotune.prediction.cases.config_cases import cases_of
 from autotune.prediction.equations.memory import memory
 from autotune.prediction.equations.rates import rates_for
 from autotune.prediction.equations.step import predict
-from search_spaces.clusters import resolve_cluster
-from search_spaces.huggingface import resolve_model
-from search_spaces.model import ModelSpec
+from search_spaces.clusters.presets import resolve_cluster
+from search_spaces.models.huggingface import resolve_model
+from search_spaces.models.model import ModelSpec
 from search_spaces.optimizers import OPTIMIZERS
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig

@@ -9,10 +9,10 @@ from autotune.prediction.cases.bench_cases import predicted_rows
 from autotune.prediction.cases.config_cases import cases_of
 from autotune.prediction.equations.coefficients import Coefficients
 from autotune.prediction.equations.step import predict
-from search_spaces.cluster import ClusterSpec
-from search_spaces.clusters import local_cluster, resolve_cluster
-from search_spaces.huggingface import resolve_model
-from search_spaces.microbenchmark import GroupShape, Measured, Operation
+from search_spaces.clusters.cluster import ClusterSpec
+from search_spaces.clusters.microbenchmark import GroupShape, Measured, Operation
+from search_spaces.clusters.presets import local_cluster, resolve_cluster
+from search_spaces.models.huggingface import resolve_model
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
 

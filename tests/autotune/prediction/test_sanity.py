@@ -20,8 +20,8 @@ from autotune.prediction.equations.pipeline import split_layers
 from autotune.prediction.equations.rates import rates_for
 from autotune.prediction.equations.step import PARTS, Prediction, predict
 from autotune.request.engines import CAPABILITIES
-from search_spaces.clusters import resolve_cluster
-from search_spaces.huggingface import resolve_model
+from search_spaces.clusters.presets import resolve_cluster
+from search_spaces.models.huggingface import resolve_model
 from search_spaces.spaces import resolve_space
 from search_spaces.trial import Workload
 

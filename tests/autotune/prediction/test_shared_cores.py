@@ -9,8 +9,8 @@ from autotune.prediction.cases.config_cases import cases_of
 from autotune.prediction.equations.coefficients import Coefficients
 from autotune.prediction.equations.pipeline import idle_micro_batches
 from autotune.prediction.equations.step import predict
-from search_spaces.clusters import local_cluster, resolve_cluster
-from search_spaces.huggingface import resolve_model
+from search_spaces.clusters.presets import local_cluster, resolve_cluster
+from search_spaces.models.huggingface import resolve_model
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
 

@@ -10,12 +10,12 @@ import pytest
 from autotune.cli.engine_reference import engines_page_markdown, schedule_rows
 from autotune.request.engines import CAPABILITIES
 from search_spaces.capability import Capability, Combination
-from search_spaces.clusters import resolve_cluster
+from search_spaces.clusters.presets import resolve_cluster
 from search_spaces.context import SpaceContext
-from search_spaces.huggingface import resolve_model
-from search_spaces.knobs import KNOBS, check_value
+from search_spaces.knob_values import KNOBS, check_value
+from search_spaces.models.huggingface import resolve_model
 from search_spaces.plain import to_plain
-from search_spaces.rules import RULES, check_config
+from search_spaces.rules.table import RULES, check_config
 from search_spaces.space import SearchSpace
 from search_spaces.spaces import device_defaults, resolve_space
 from search_spaces.trial import Workload

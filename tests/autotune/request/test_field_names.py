@@ -19,12 +19,12 @@ from autotune.errors import RequestError
 from autotune.exports.best_config_file import SCHEMA_PATH, request_of
 from autotune.loop.loop import run_job
 from autotune.outcome.best_config import build_best_config
-from autotune.outcome.job_snapshot import read_book
+from autotune.outcome.job_snapshot import read_snapshot
 from autotune.request.config_file import read_config_file
 from autotune.request.field_names import OLD_NAMES, OLD_OPTION_NAMES, OLD_OPTIONS, option_name
 from autotune.request.request import FIELDS, JobRequest, request_from_fields, request_from_row, request_to_row
 from autotune.tuning import resume_job
-from search_spaces.command import CommandModel
+from search_spaces.models.command import CommandModel
 from storage.store import Store
 
 # Where an entry point differs from the fields of `JobRequest`, and why. A new field needs an entry here or a place everywhere.
@@ -183,7 +183,7 @@ def test_a_row_with_old_names_is_read_resumed_and_exported(tmp_path: Path, store
     _, resumed = resume_job(store, job.id)
     assert (resumed.request, resumed.ranking.memory_limit_bytes) == (session.request, 7_000_000)
     run_job(resumed, store, job.id, table.runner())
-    document = build_best_config(resumed, read_book(store, job.id))
+    document = build_best_config(resumed, read_snapshot(store, job.id))
     assert (document["objective"]["memory_limit"], document["job"]["request"]) == (7_000_000, row)
     written = {**document, "job": {**document["job"], "request": former}}
     assert request_of(written) == session.request

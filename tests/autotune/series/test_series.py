@@ -175,7 +175,7 @@ def test_the_longest_sequence_is_found_from_wherever_predictions_begin(tmp_path:
     found = run(tmp_path, Told(longest=begin), sweep, objective="sequence", fields=given)
     assert found.answer is not None
     assert found.answer.sequence_length == end
-    assert "384 tokens run, and of 512 no configuration that was tried does (step 128)" in found.message
+    assert "384 tokens run, and no tried configuration runs 512 (step 128)" in found.message
     assert len(lengths) == len(set(lengths))
     assert trials.count(384) == 1  # ended by the first that runs
 
@@ -228,7 +228,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "none": ({"objective": "cost", "price": 1.0, "ranks": (0, 2)}, "ranks: 0,2 are not different whole numbers"),
     "several": ({"objective": "sequence", "ranks": (1, 2)}, "ranks: has several values for the objective sequence"),
     "no limit": ({"objective": "sequence"}, "memory_limit: is missing for the objective sequence"),
-    "unknown": ({"objective": "speed"}, "objective: 'speed' is no series; use one of cost, devices, sequence, scale"),
+    "unknown": ({"objective": "speed"}, "objective: 'speed' is not a series; use one of cost, devices, sequence, scale"),
     "no batch": ({"objective": "cost", "price": 1.0, "ranks": (1, 3)}, "space: zero has no legal configuration"),
     "for": ({"objective": "sequence", "fields": {"answer_for": "4x2"}}, "answer_for: does not go with the objective sequence"),
 }

@@ -11,8 +11,8 @@ from autotune.loop.stop import StopSignal
 from autotune.loop.worker import Worker
 from autotune.request.request import JobRequest, request_to_row
 from autotune.session.allowed import AllowList
-from search_spaces.command import CommandModel
-from search_spaces.model import FactoryModel
+from search_spaces.models.command import CommandModel
+from search_spaces.models.model import FactoryModel
 from search_spaces.outcome import JobState
 from storage.records import ORIGIN, Submission
 from storage.store import Store

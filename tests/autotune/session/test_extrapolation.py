@@ -79,10 +79,10 @@ def test_the_best_there_wins_not_the_fastest_here(tmp_path: Path, store: Store) 
     def answer(config: TrialConfig) -> TrialResult:
         return table.ok((101.0 if config.zero_stage == 1 else 100.0) / of(tuned).efficiency(config))
 
-    book = run(tuned, store, table.runner(answer))
-    document = build_best_config(tuned, book)
+    snapshot = run(tuned, store, table.runner(answer))
+    document = build_best_config(tuned, snapshot)
     assert document["best"]["config"]["zero_stage"] == 1
-    assert max(book.searched, key=rate).config.zero_stage != 1
+    assert max(snapshot.searched, key=rate).config.zero_stage != 1
 
 
 def test_no_trial_races_since_a_slower_one_may_be_faster_there(tmp_path: Path, store: Store) -> None:
@@ -101,8 +101,8 @@ def test_no_trial_races_since_a_slower_one_may_be_faster_there(tmp_path: Path, s
 
 def test_what_is_illegal_there_is_refused_before_a_trial(tmp_path: Path, store: Store) -> None:
     tuned = session(tmp_path, space="3d", answer_for="8x1", trials=8)
-    book = run(tuned, store)
-    refused = [trial for trial in book.searched if trial.config.tensor_parallel_size > 1]
+    snapshot = run(tuned, store)
+    refused = [trial for trial in snapshot.searched if trial.config.tensor_parallel_size > 1]
     assert refused
     for trial in refused:
         assert (trial.outcome, trial.attempts) == (Outcome.INVALID, 0)
@@ -142,8 +142,8 @@ def test_a_resume_asks_the_same(tmp_path: Path) -> None:
         ({"tune_on": "0x2"}, "tune_on: '0x2' is no NODESxDEVICES"),
         ({"answer_for": 8}, "answer_for: 8 is no NODESxDEVICES"),
         ({"answer_for": None}, "answer_for: is missing; say what the answer is for"),
-        ({"answer_for": "1x3"}, "answer_for: 1x3 is no multiple of the 2 devices"),
-        ({"answer_for": "1x2"}, "answer_for: 1x2 is no multiple of the 2 devices"),
+        ({"answer_for": "1x3"}, "answer_for: 1x3 is not a multiple of the 2 devices"),
+        ({"answer_for": "1x2"}, "answer_for: 1x2 is not a multiple of the 2 devices"),
         ({"tune_on": "2x1"}, "tune_on: 2x1 has 2 nodes, and local is one"),
         ({"ranks": 2}, "ranks: is said by tune_on already"),
     ],

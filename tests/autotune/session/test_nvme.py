@@ -13,13 +13,13 @@ from autotune.errors import RequestError
 from autotune.loop.checks import refusal
 from autotune.loop.planned_trial import PlannedTrial
 from autotune.request.request import JobRequest, request_from_fields, request_from_row, request_to_row
-from autotune.session.nvme import slowness
+from autotune.session.nvme import speed_warning
 from autotune.session.resolve import prepare
 from autotune.session.trial_requests import trial_request
 from executor.errors import EngineRefusalError
 from search_spaces.errors import IllegalConfigError
-from search_spaces.offload_files import file_bytes
 from search_spaces.outcome import Outcome, Purpose
+from search_spaces.training.offload_files import file_bytes
 from search_spaces.trial import Fidelity
 from search_spaces.trial_config import TrialConfig
 
@@ -43,7 +43,7 @@ def test_a_folder_that_ranks_cannot_write_to_is_refused_by_name(tmp_path: Path, 
     with pytest.raises(RequestError, match=r"nvme_path: .*gone does not exist; name a folder .* \(--nvme-path\)"):
         prepare(request(nvme_path=str(tmp_path / "gone")))
     (tmp_path / "file").touch()
-    with pytest.raises(RequestError, match=r"nvme_path: .*file is no folder"):
+    with pytest.raises(RequestError, match=r"nvme_path: .*file is not a folder"):
         prepare(request(nvme_path=str(tmp_path / "file")))
     monkeypatch.setattr(os, "access", lambda *_: False)
     with pytest.raises(RequestError, match="cannot be written to"):
@@ -78,22 +78,22 @@ def test_a_full_file_system_is_told_with_the_bytes_that_are_needed(tmp_path: Pat
 def test_a_slow_folder_is_told_with_its_measured_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = request(nvme_path=str(tmp_path))
     monkeypatch.setattr(file_rates, "quick_rate", lambda _: (9e7, False))
-    told = slowness(asked)
+    told = speed_warning(asked)
     assert told is not None
     assert told.startswith(f"nvme_path: {tmp_path} moves 0.09 GB/s, without direct I/O, which its file system refuses; ")
     monkeypatch.setattr(file_rates, "quick_rate", lambda _: (9e9, True))
-    assert slowness(asked) is None
+    assert speed_warning(asked) is None
     monkeypatch.setattr(file_rates, "quick_rate", lambda _: (9e9, False))
-    assert str(slowness(asked)).endswith(
+    assert str(speed_warning(asked)).endswith(
         "moves 9 GB/s, without direct I/O, which its file system refuses: through the page cache"
     )
-    assert slowness(request()) is None
+    assert speed_warning(request()) is None
 
     def full(_: Path) -> tuple[float, bool]:
         raise EngineRefusalError("nvme-space", "a rank needs 64 bytes")
 
     monkeypatch.setattr(file_rates, "quick_rate", full)
-    assert slowness(asked) == "a rank needs 64 bytes"
+    assert speed_warning(asked) == "a rank needs 64 bytes"
 
 
 def test_a_real_folder_has_a_figure(tmp_path: Path) -> None:

@@ -15,8 +15,8 @@ from autotune.session.quick_calibration import SWITCH, calibrate_for, calibrate_
 from autotune.session.resolve import resolve
 from executor.errors import RunnerError
 from executor.runners.quick import measure_processors
-from search_spaces.clusters import local_cluster, resolve_cluster
-from search_spaces.microbenchmark import MicrobenchmarkResult, Operation
+from search_spaces.clusters.microbenchmark import MicrobenchmarkResult, Operation
+from search_spaces.clusters.presets import local_cluster, resolve_cluster
 from storage.store import Store
 
 

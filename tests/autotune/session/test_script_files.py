@@ -13,8 +13,8 @@ from autotune.session.script_files import notes_of
 from autotune.session.session import Session
 from autotune.session.trial_requests import trial_request
 from autotune.strategies.guided.setting import setting_of
-from search_spaces.command import CommandModel
 from search_spaces.errors import SearchSpaceError
+from search_spaces.models.command import CommandModel
 from search_spaces.trial_config import TrialConfig
 
 PLAIN = ["python", "train.py", "--deepspeed_config", "{config}"]
@@ -78,7 +78,7 @@ def test_a_trainer_is_left_what_its_arguments_say() -> None:
     assert content["zero_optimization"]["stage"] == 3
     assert content["train_micro_batch_size_per_gpu"] == content["train_batch_size"] == content["gradient_clipping"] == "auto"
     assert "optimizer" not in content
-    assert any("is not told {gradient_accumulation_steps}" in note for note in notes_of(found))
+    assert any("does not receive {gradient_accumulation_steps}" in note for note in notes_of(found))
     assert not any("accumulation" in note for note in notes_of(session([*TRAINER, "{gradient_accumulation_steps}"])))
 
 

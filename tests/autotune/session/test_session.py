@@ -15,9 +15,9 @@ from autotune.session.baselines import baselines_of
 from autotune.session.resolve import prepare, session_of
 from autotune.session.session import Session
 from autotune.session.trial_requests import trial_request
-from search_spaces.clusters import resolve_cluster
+from search_spaces.clusters.presets import resolve_cluster
 from search_spaces.errors import SearchSpaceError
-from search_spaces.huggingface import resolve_model
+from search_spaces.models.huggingface import resolve_model
 from search_spaces.spaces import device_defaults, resolve_space
 from search_spaces.trial import Workload
 from storage.store import Store

@@ -16,7 +16,7 @@ from autotune.errors import RequestError
 from autotune.objective.ranking import Ranking, rate
 from autotune.request.strategy_names import STRATEGIES
 from autotune.session.session import Session
-from autotune.strategies.adviser import Told
+from autotune.strategies.adviser import ObservedTrial
 from autotune.strategies.axes import Axes
 from autotune.strategies.guided.described import Forecaster, Guide
 from autotune.strategies.guided.prior import shipped_prior
@@ -129,8 +129,8 @@ def test_the_genetic_algorithm_breeds_from_the_generation_before() -> None:
     axes = Axes(
         FewCandidates([TrialConfig(micro_batch_size=size, zero_stage=stage) for size in range(1, 41) for stage in (0, 3)])
     )
-    told = [Told(places={"micro_batch_size": 3, "zero_stage": 1}, score=1.0, wins=True)] * 16
-    children = list(islice(Nsga2Strategy(Ranking().score).answers(axes, told, [], seed=0), 20))
+    observed = [ObservedTrial(places={"micro_batch_size": 3, "zero_stage": 1}, score=1.0, wins=True)] * 16
+    children = list(islice(Nsga2Strategy(Ranking().score).answers(axes, observed, [], seed=0), 20))
     # All parents are equal: what is not mutated is as theirs.
     assert sum(child["micro_batch_size"] == 3 for child in children) >= 8
 

@@ -91,10 +91,10 @@ def test_a_listener_hears_everything_beside_the_bar(tmp_path: Path, monkeypatch:
         trials: list[int] = []  # noqa: RUF012
         states: list[JobState] = []  # noqa: RUF012
 
-        def on_trial(self, trial: Any, book: Any) -> None:
+        def on_trial(self, trial: Any, snapshot: Any) -> None:
             self.trials.append(trial.number)
 
-        def on_state(self, state: JobState, message: str, book: Any) -> None:
+        def on_state(self, state: JobState, message: str, snapshot: Any) -> None:
             self.states.append(state)
 
     monkeypatch.setattr(sys, "stderr", io.StringIO())

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from autotune.loop.loop import run_job
 from autotune.outcome.best_config import build_best_config
-from autotune.outcome.job_snapshot import read_book
+from autotune.outcome.job_snapshot import read_snapshot
 from autotune.request.request import request_from_fields, request_to_row
 from autotune.session.resolve import resolve
 from autotune.text.result import print_result
@@ -26,7 +26,7 @@ def told(folder: Path, store: Store, **measured: Any) -> str:
     job = store.create_job(request_to_row(session.request))
     run_job(session, store, job.id, table.runner(answer))
     console = Console(record=True, width=120, file=(folder / "told.txt").open("w"))
-    print_result(build_best_config(session, read_book(store, job.id)), console)
+    print_result(build_best_config(session, read_snapshot(store, job.id)), console)
     console.file.close()
     return console.export_text()
 
@@ -57,7 +57,7 @@ def test_a_script_comes_with_the_line_that_launches_it(tmp_path: Path, store: St
     job = store.create_job(request_to_row(session.request))
     run_job(session, store, job.id, table.runner())
     console = Console(record=True, width=60, file=(tmp_path / "told.txt").open("w"))
-    print_result(build_best_config(session, read_book(store, job.id)), console)
+    print_result(build_best_config(session, read_snapshot(store, job.id)), console)
     console.file.close()
     text = console.export_text()
     launch = "torchrun --nnodes=1 --nproc-per-node=2 train.py --batch 2 --deepspeed_config config.json"

@@ -10,7 +10,7 @@ import pytest
 from executor.dry.dry_run import dry_run_places
 from executor.runners.local import LocalRunner
 from search_spaces.mesh import PIPELINE, make_mesh
-from search_spaces.model import ModelSpec
+from search_spaces.models.model import ModelSpec
 from search_spaces.outcome import Outcome
 from search_spaces.trial import Fidelity, TrialRequest, Workload
 from search_spaces.trial_config import TrialConfig

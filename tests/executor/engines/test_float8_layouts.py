@@ -17,7 +17,7 @@ from executor.engine import RankContext
 from executor.engines.native.engine import NativeEngine
 from executor.engines.torch_versions import version_refusals
 from executor.errors import EngineRefusalError
-from search_spaces.model import FactoryModel, ModelSpec
+from search_spaces.models.model import FactoryModel, ModelSpec
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig, Value
 
@@ -150,7 +150,7 @@ def build(model: ModelSpec | FactoryModel) -> None:
 
 
 def test_a_module_of_the_users_own_is_refused() -> None:
-    with pytest.raises(EngineRefusalError, match="multiplies for itself; use precision=bf16") as caught:
+    with pytest.raises(EngineRefusalError, match="has its own matrix products; use precision=bf16") as caught:
         build(FactoryModel(reference="module:factory", parameter_count=10))
     assert caught.value.rule == "float8-model"
 

@@ -13,8 +13,8 @@ from benchmarks.parity import run
 from benchmarks.parity_cases import CAPABILITIES, Case
 from benchmarks.parity_matrix import matrix, some, untested
 from benchmarks.parity_rank import compare
-from search_spaces.knobs import KNOBS
-from search_spaces.rules import check_config
+from search_spaces.knob_values import KNOBS
+from search_spaces.rules.table import check_config
 
 PARITY = Path(__file__).parents[3] / "benchmarks" / "parity.py"
 EVERY = {2: 41, 4: 47}

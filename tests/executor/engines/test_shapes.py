@@ -9,8 +9,8 @@ from executor.dry.dry_run import dry_run
 from executor.engine import RankContext
 from executor.errors import EngineRefusalError
 from executor.trial.run import ENGINES
-from search_spaces.model import ModelSpec
-from search_spaces.rules import RULES, SHAPES
+from search_spaces.models.model import ModelSpec
+from search_spaces.rules.table import RULES, SHAPES
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig, Value
 

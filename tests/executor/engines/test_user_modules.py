@@ -11,7 +11,7 @@ from benchmarks.parity import run
 from benchmarks.parity_cases import BRANCH, HUGGING_FACE, USER, Case, make_model
 from benchmarks.parity_rank import compare
 from executor.user_module.description import describe
-from search_spaces.model import FactoryModel
+from search_spaces.models.model import FactoryModel
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
 

@@ -15,7 +15,7 @@ from executor.measurement import flop_counter
 from executor.measurement.flop_counter import FlopCounter
 from executor.measurement.flops import flops_utilization, hardware_tflops_per_device, tflops_per_device
 from executor.runners.local import LocalRunner
-from search_spaces.model import ModelSpec, Norm, Position
+from search_spaces.models.model import ModelSpec, Norm, Position
 from search_spaces.trial import Fidelity, TrialRequest, Workload
 from search_spaces.trial_config import TrialConfig
 

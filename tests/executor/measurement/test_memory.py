@@ -10,7 +10,7 @@ from executor.engine import HOST, TAGS, RankContext
 from executor.engines.native.engine import NativeEngine
 from executor.measurement.memory import account_step, peak_resident_set, reset_peak_resident_set
 from executor.parallel.collectives import mark
-from search_spaces.model import ModelSpec
+from search_spaces.models.model import ModelSpec
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
 
@@ -25,7 +25,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from executor.engine import RankContext
 from executor.engines.native.engine import NativeEngine
 from executor.measurement.memory import account_step
-from search_spaces.model import ModelSpec
+from search_spaces.models.model import ModelSpec
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
 spec = ModelSpec(name="m", family="llama", num_layers=2, hidden_size=64, num_attention_heads=4, num_key_value_heads=2,

@@ -15,7 +15,13 @@ from executor.measurement.links import group_layouts
 from executor.measurement.microbenchmark import _Bench, _free_bytes
 from executor.measurement.stopwatch import LEAST_SAMPLES, MOST_SAMPLES, Stopwatch
 from executor.runners.local import LocalRunner
-from search_spaces.microbenchmark import COLLECTIVES, GroupShape, MicrobenchmarkRequest, MicrobenchmarkResult, Operation
+from search_spaces.clusters.microbenchmark import (
+    COLLECTIVES,
+    GroupShape,
+    MicrobenchmarkRequest,
+    MicrobenchmarkResult,
+    Operation,
+)
 from search_spaces.outcome import Outcome
 from search_spaces.plain import from_plain, to_plain
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from executor.engine import RankContext
 from executor.parallel.activation_offload import LEAST_BYTES, ActivationOffload
 from executor.trial.run import run_trial
-from search_spaces.model import ModelSpec
+from search_spaces.models.model import ModelSpec
 from search_spaces.outcome import Outcome
 from search_spaces.trial import Fidelity, RankMeasurement, TrialRequest, Workload
 from search_spaces.trial_config import TrialConfig

@@ -19,7 +19,7 @@ from executor.measurement.memory import account_step
 from executor.parallel import selective
 from executor.parallel.checkpointing import checkpoint_blocks
 from executor.runners.local import LocalRunner
-from search_spaces.model import FactoryModel, ModelSpec
+from search_spaces.models.model import FactoryModel, ModelSpec
 from search_spaces.outcome import Outcome
 from search_spaces.trial import Fidelity, TrialRequest, TrialResult, Workload
 from search_spaces.trial_config import TrialConfig

@@ -15,7 +15,7 @@ from executor.parallel.chunked_loss import chunked_loss
 from executor.parallel.collectives import Group
 from executor.parallel.model import Transformer, build_transformer, whole
 from executor.parallel.tensor import TensorParallel
-from search_spaces.model import ModelSpec
+from search_spaces.models.model import ModelSpec
 
 ALONE = TensorParallel(Group(None, 1, 0), sequence_parallel=False)
 PRODUCTS = {torch.ops.aten.mm, torch.ops.aten.addmm}

@@ -13,7 +13,7 @@ from executor.measurement.flop_counter import FlopCounter
 from executor.parallel.checkpointing import checkpoint_blocks
 from executor.parallel.compiling import compile_blocks, compile_seconds, forget_compiled
 from executor.trial.run import run_trial
-from search_spaces.model import ModelSpec
+from search_spaces.models.model import ModelSpec
 from search_spaces.outcome import Outcome
 from search_spaces.trial import Fidelity, TrialRequest, TrialResult, Workload
 from search_spaces.trial_config import TrialConfig

@@ -13,7 +13,7 @@ from executor.engines.native.engine import NativeEngine
 from executor.engines.session import ParallelSession
 from executor.parallel.data_schedule import kept_tokens, through_kept
 from executor.parallel.model import Transformer, build_transformer
-from search_spaces.model import ModelSpec, Norm, Position
+from search_spaces.models.model import ModelSpec, Norm, Position
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig, Value
 

@@ -13,12 +13,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from executor.parallel import experts as module_of_experts
 from executor.parallel.collectives import Group, InFlight, rows_of
-from executor.parallel.experts import Experts, balanced, capped, tell_loss_scale
+from executor.parallel.experts import Experts, balanced, capped, set_loss_scale
 from executor.parallel.grouped import together
 from executor.parallel.model import Transformer, build_transformer, whole
 from search_spaces.errors import ModelFormatError
-from search_spaces.huggingface import model_spec_from_config
-from search_spaces.model import ModelSpec
+from search_spaces.models.huggingface import model_spec_from_config
+from search_spaces.models.model import ModelSpec
 
 EXACT = 1e-12
 SPEC = ModelSpec(
@@ -123,7 +123,7 @@ def test_micro_batches_sum_to_the_whole_batch() -> None:
 
 
 def gradients_of_mean(experts: Experts, x: Tensor, scale: float) -> tuple[Tensor, ...]:
-    tell_loss_scale([experts], scale)
+    set_loss_scale([experts], scale)
     return torch.autograd.grad(experts(x).square().mean() * scale, list(experts.parameters()))
 
 

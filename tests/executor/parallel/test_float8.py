@@ -11,8 +11,8 @@ from executor.parallel.collectives import Group
 from executor.parallel.float8 import E4M3, E5M2, Scaled, float8_linear, scaled
 from executor.parallel.model import build_transformer
 from executor.parallel.tensor import ColumnLinear, RowLinear, TensorParallel
-from search_spaces.huggingface import resolve_model
-from search_spaces.model import ModelSpec
+from search_spaces.models.huggingface import resolve_model
+from search_spaces.models.model import ModelSpec
 
 HALF = {E4M3: 2.0**-4, E5M2: 2.0**-3}
 """Largest relative error of rounding: half of the last bit of 3 and of 2."""

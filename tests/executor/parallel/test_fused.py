@@ -175,5 +175,5 @@ def test_a_package_that_cannot_be_imported_is_refused(packages: None, monkeypatc
 
 def test_a_dry_run_has_no_device_for_them() -> None:
     tried = case("liger", {"precision": "bf16"})
-    with pytest.raises(EngineRefusalError, match="dry-run-kernels: kernels of liger run on devices alone; use fused_kernels="):
+    with pytest.raises(EngineRefusalError, match="dry-run-kernels: kernels of liger run only on devices; use fused_kernels="):
         dry_run(tried.model_of(), tried.config, tried.workload(), RANKS)

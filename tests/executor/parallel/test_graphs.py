@@ -28,7 +28,7 @@ from executor.errors import EngineRefusalError
 from executor.measurement.memory import account_step
 from executor.parallel.graphs import EAGER_STEPS, BlockGraphs
 from executor.trial.run import ENGINES, run_trial
-from search_spaces.model import FactoryModel, ModelSpec
+from search_spaces.models.model import FactoryModel, ModelSpec
 from search_spaces.outcome import Outcome
 from search_spaces.trial import Fidelity, TrialRequest, Workload
 from search_spaces.trial_config import TrialConfig, Value

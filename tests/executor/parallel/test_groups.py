@@ -14,7 +14,7 @@ from search_spaces.trial_config import TrialConfig
 def test_a_trial_takes_over_the_groups_of_the_same_ranks() -> None:
     dist.init_process_group("fake", store=FakeStore(), rank=3, world_size=8)
     try:
-        warm = RankContext(rank=3, world_size=8, device=torch.device("cpu"), groups_of_before={})
+        warm = RankContext(rank=3, world_size=8, device=torch.device("cpu"), reusable_groups={})
 
         def groups_of(context: RankContext, **knobs: int) -> ParallelGroups:
             return ParallelGroups(make_mesh(TrialConfig().replace(dict(knobs)), 8), context)

@@ -26,8 +26,8 @@ from executor.parallel import initialization
 from executor.parallel.initialization import INITIAL_DEVIATION, Given, Joined, Share, draw
 from executor.parallel.model import build_transformer
 from executor.trial.run import _build_bytes
-from search_spaces.configured import configured
-from search_spaces.model import ModelSpec
+from search_spaces.models.model import ModelSpec
+from search_spaces.training.configured import configured
 from search_spaces.trial import TrialRequest, Workload
 from search_spaces.trial_config import TrialConfig
 

@@ -14,9 +14,9 @@ from executor.engines.session import ParallelSession
 from executor.errors import WrongResultError
 from executor.parallel.loss_scaling import LossScaler
 from executor.trial.run import run_trial
-from search_spaces.loss_scale import GROWTH_INTERVAL
-from search_spaces.model import ModelSpec
+from search_spaces.models.model import ModelSpec
 from search_spaces.outcome import Outcome
+from search_spaces.training.loss_scale import GROWTH_INTERVAL
 from search_spaces.trial import Fidelity, TrialRequest, Workload
 from search_spaces.trial_config import TrialConfig
 

@@ -19,7 +19,7 @@ from executor.parallel.model import Transformer, build_transformer
 from executor.parallel.packed import Documents, attend_in_documents, block_mask, documents_in
 from executor.parallel.windowed import _plain_flex
 from search_spaces.capability import Capability
-from search_spaces.model import ModelSpec, Norm, Position
+from search_spaces.models.model import ModelSpec, Norm, Position
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig, Value
 

@@ -7,8 +7,8 @@ from torch import Tensor
 from executor.parallel.model import build_transformer
 from executor.parallel.quantised import NF4, QuantisedMatrix, dequantise, quantise
 from executor.parallel.tensor import ColumnLinear, RowLinear
-from search_spaces.adapters import QUANTISED_BLOCK, adapted
-from search_spaces.huggingface import resolve_model
+from search_spaces.models.huggingface import resolve_model
+from search_spaces.training.adapters import QUANTISED_BLOCK, adapted
 from search_spaces.trial_config import TrialConfig
 
 LEVELS = {4: torch.tensor(NF4, dtype=torch.float64), 8: torch.arange(-127, 128, dtype=torch.float64) / 127}

@@ -9,7 +9,7 @@ from torch.distributed.pipelining.schedules import PipelineScheduleSingle
 
 from executor.parallel.pipeline import SCHEDULES
 from executor.parallel.schedule import actions_of
-from search_spaces.pipeline import FOLDED_SCHEDULES, ONE_STAGE_SCHEDULES, stages_of_rank
+from search_spaces.models.pipeline import FOLDED_SCHEDULES, ONE_STAGE_SCHEDULES, stages_of_rank
 from search_spaces.trial_config import TrialConfig
 
 KINDS = {"F": "forward", "B": "backward", "I": "input_gradient", "W": "weight_gradient"}

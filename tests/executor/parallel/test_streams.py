@@ -31,7 +31,7 @@ from executor.files.file_stream import FileStream
 from executor.parallel.activation_offload import _Piece
 from executor.parallel.collectives import Group, InFlight
 from executor.parallel.copies import Copy
-from search_spaces.model import ModelSpec
+from search_spaces.models.model import ModelSpec
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig, Value
 

@@ -12,9 +12,9 @@ from executor.measurement.flop_counter import FlopCounter
 from executor.parallel import packed, windowed
 from executor.parallel.attention_kernel import choose_attention_kernel
 from executor.parallel.collectives import Group
-from executor.parallel.context import Ulysses, _up_to_the_end, attend_alone
+from executor.parallel.context import Ulysses, _causal_mask, attend_local
 from executor.parallel.windowed import attend_by_blocks, attend_by_flex, sees
-from search_spaces.windows import Window
+from search_spaces.training.windows import Window
 
 CASES = [
     (40, Window(6), 4, 0),
@@ -78,7 +78,7 @@ def test_flops_are_those_of_the_pairs_that_are_visited(window: Window) -> None:
     length = 512
     inputs = tensors(length, 4, 0, torch.float32)
     with FlopCounter() as counter:
-        attend_alone(*inputs, window, grouped=False).sum().backward()
+        attend_local(*inputs, window, grouped=False).sum().backward()
     pairs = window.visited_pairs(length) if window.tokens else length**2
     samples, heads, width = 2, 4, 8
     assert counter.total == 14 * samples * heads * width * pairs  # two products forward, five backward
@@ -96,7 +96,7 @@ def test_a_window_keeps_less_than_every_score() -> None:
             return x
 
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
-            held = attend_alone(*tensors(length, 4, 0, torch.float32), window, grouped=False)
+            held = attend_local(*tensors(length, 4, 0, torch.float32), window, grouped=False)
         assert held.requires_grad
         return sum(sizes.values())
 
@@ -107,7 +107,7 @@ def test_one_rank_exchanges_nothing() -> None:
     group = Group(None, 1, 0)
     alone = Ulysses(group)
     query, key, value = tensors(40, 2, 0)
-    assert torch.equal(alone.attend(query, key, value, Window(0), True), attend_alone(query, key, value, Window(0), True))
+    assert torch.equal(alone.attend(query, key, value, Window(0), True), attend_local(query, key, value, Window(0), True))
     assert group.sent == {}
     assert alone.positions(6).tolist() == [*range(6)]
     assert Ulysses(Group(None, 3, 1)).positions(6).tolist() == [2, 3]
@@ -131,7 +131,7 @@ def test_attention_of_a_device_takes_its_kernels_forms(monkeypatch: pytest.Monke
     monkeypatch.setattr(windowed, "compiled_flex", plain)
     monkeypatch.setattr(packed, "compiled_flex", plain)
     last = query[:, :, 16:]
-    bias, plain_mask = (_up_to_the_end(one, 24) for one in (last.as_subclass(OnCuda), last))
+    bias, plain_mask = (_causal_mask(one, 24) for one in (last.as_subclass(OnCuda), last))
     found = functional.scaled_dot_product_attention(last, key, value, attn_mask=bias)
     wanted = functional.scaled_dot_product_attention(last, key, value, attn_mask=plain_mask)
     assert (found - wanted).abs().max() < 1e-5

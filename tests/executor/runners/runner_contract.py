@@ -11,7 +11,7 @@ import pytest
 
 from executor.process_tree import start_of
 from executor.runners.runner import Runner
-from search_spaces.model import FactoryModel, ModelSpec
+from search_spaces.models.model import FactoryModel, ModelSpec
 from search_spaces.outcome import Outcome
 from search_spaces.trial import LogLines, Progress, TrialRequest, TrialResult, Workload
 from search_spaces.trial_config import TrialConfig

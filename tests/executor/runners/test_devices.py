@@ -44,7 +44,7 @@ def test_ranks_run_on_the_cpu_where_there_is_no_device_or_it_is_asked_for(rank: 
 
 NO_BUILD = "torch 2.13.0+cpu on host b is built for cpu; install the CUDA build of torch there"
 NO_DEVICE = (
-    "torch 2.13.0 on host b finds no cuda device (CUDA_VISIBLE_DEVICES=-1); look at nvidia-smi and CUDA_VISIBLE_DEVICES there, "
+    "torch 2.13.0 on host b finds no cuda device (CUDA_VISIBLE_DEVICES=-1); check nvidia-smi and CUDA_VISIBLE_DEVICES there, "
     "or use fewer ranks"
 )
 

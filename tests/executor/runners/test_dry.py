@@ -8,7 +8,7 @@ import pytest
 from runner_contract import ENVIRONMENT, TRIAL_FUNCTION, RunnerContract, request_for
 
 from executor.runners.dry import DryRunner
-from search_spaces.model import FactoryModel
+from search_spaces.models.model import FactoryModel
 from search_spaces.outcome import Outcome
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig

@@ -16,7 +16,7 @@ from executor.runners.messages import Message
 from executor.runners.transport import NO_VARIABLES, Death, Transport
 from search_spaces.errors import KnobValueError
 from search_spaces.failure import rows_from
-from search_spaces.model import FactoryModel
+from search_spaces.models.model import FactoryModel
 from search_spaces.outcome import Outcome
 from search_spaces.plain import to_plain
 from search_spaces.trial import TrialResult
@@ -187,7 +187,8 @@ def test_the_transport_may_know_the_node_by_a_better_name(monkeypatch: pytest.Mo
     transport.answers = {"run": [Death(exit_code=137, out_of_memory_kill=True)]}
     result = one(Gang(transport))
     assert (result.outcome, result.cause, result.node) == (Outcome.INFEASIBLE, "kernel-oom", "node-of-0")
-    assert result.message == "rank 0 exited with code 137 before the trial ended: the kernel killed for want of memory"
+    ended = "rank 0 exited with code 137 before the trial ended"
+    assert result.message == f"{ended}: the kernel killed a process for lack of memory"
 
 
 def test_a_users_row_decides_of_a_death() -> None:

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from runner_contract import request_for
 
-from executor.runners.layout import how_often, lay_out, lay_out_kinds, tensor_span
+from executor.runners.layout import count_gangs, lay_out, lay_out_kinds, tensor_span
 from search_spaces.trial_config import TrialConfig
 
 
@@ -58,7 +58,7 @@ def test_without_a_tensor_group_any_rank_may_be_anywhere() -> None:
 
 @pytest.mark.parametrize(("world_size", "most", "expected"), [(2, 9, 3), (2, 2, 2), (4, 9, 1), (8, 9, 0)])
 def test_how_many_gangs_fit_side_by_side(world_size: int, most: int, expected: int) -> None:
-    assert how_often(world_size, {"a": 5, "b": 2, "c": 0}, most) == expected
+    assert count_gangs(world_size, {"a": 5, "b": 2, "c": 0}, most) == expected
 
 
 RESOURCES = {"a": {"fast": 1.0}, "b": {"slow": 1.0}, "c": {"slow": 1.0}}

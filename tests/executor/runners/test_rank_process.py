@@ -110,7 +110,7 @@ def test_shared_memory_with_the_pid_of_a_killed_rank_is_removed(
 def test_a_ledger_goes_with_its_last_rank(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setattr(leftovers, "_ledger", [])
-    monkeypatch.setattr(leftovers, "_noted", set())
+    monkeypatch.setattr(leftovers, "_recorded", set())
     ranks = [start("tell('x'); time.sleep(3600)") for _ in range(2)]
     (ledger,) = tmp_path.glob("autotune-runs-*/*")
     assert len(ledger.read_text().split()) == 2

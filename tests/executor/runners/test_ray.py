@@ -45,13 +45,13 @@ class TestRayRunner(ProcessRunnerContract):
     """The contract on Ray, and what is its own."""
 
     def test_ranks_that_cannot_be_placed_are_told_with_what_is_missing(self, runner: RayRunner) -> None:
-        with pytest.raises(RunnerError, match=r"2 ranks cannot be placed .*: 200 CPU wanted, \d free of 4"):
+        with pytest.raises(RunnerError, match=r"2 ranks cannot be placed .*: 200 CPU needed, \d free of 4"):
             make(cpus_per_rank=100.0, placement_seconds=0.5)
         assert ray.is_initialized()  # it was there before, so it is not ended
 
     def test_an_actor_that_is_gone_is_LOST_and_made_anew(self, runner: RayRunner) -> None:
         run(runner)
-        actor = runner._gangs._ground.seats[1]._actor
+        actor = runner._gangs._node_pool.slots[1]._actor
         ray.kill(actor)
         with pytest.raises(ray.exceptions.RayActorError):
             while True:  # nobody waits for a kill: until it has come. Of no life, this ends nothing
@@ -85,7 +85,7 @@ def test_an_address_where_nobody_listens_is_one_clear_line(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize(
-    ("says", "why"), [(None, "timed out"), (b"HTTP/1.1 400 Bad Request\r\n\r\n", "what listens there is no Ray head")]
+    ("says", "why"), [(None, "timed out"), (b"HTTP/1.1 400 Bad Request\r\n\r\n", "what listens there is not a Ray head")]
 )
 def test_an_address_where_no_ray_listens_is_one_clear_line(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], says: bytes | None, why: str
@@ -117,7 +117,7 @@ def test_an_address_where_no_ray_listens_is_one_clear_line(
 @pytest.mark.parametrize("address", ["here", "ray://head:10001", "head:"])
 def test_what_is_no_address_is_one_clear_line(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
-    with pytest.raises(RunnerError, match=rf"^{address} is no address of a Ray cluster; give the head's HOST:PORT"):
+    with pytest.raises(RunnerError, match=rf"^{address} is not the address of a Ray cluster; give the head's HOST:PORT"):
         make(address=address)
 
 

@@ -45,21 +45,21 @@ def both_run(events: list) -> bool:
 
 
 def nodes_of(runner: RayRunner, handle: str) -> set[str]:
-    return {seat.node.name for seat in runner._gangs._running[handle].seats}
+    return {slot.node.name for slot in runner._gangs._running[handle].slots}
 
 
 class TestSideBySide:
     """Several gangs at once, and of several sizes."""
 
     def test_as_many_trials_run_at_once_as_fit_and_they_share_no_device(self, runner: RayRunner, tmp_path: Path) -> None:
-        assert runner.rooms() == {"node-0": SEATS, "node-1": SEATS}
+        assert runner.node_capacities() == {"node-0": SEATS, "node-1": SEATS}
         assert runner.capacity() == 2
         runner.warm_up(request_for().model)
         assert runner.capacity() == 2
         handles = [runner.submit(request_for(f"held:{tmp_path / 'end'}")) for _ in range(3)]
         assert runner.capacity() == 0
         seen = watch(runner, both_run)
-        held = [seat for formed in runner._gangs._running.values() for seat in formed.seats]
+        held = [slot for formed in runner._gangs._running.values() for slot in formed.slots]
         assert len(held) == len(set(held)) == 2 * SEATS
         (tmp_path / "end").touch()
         seen += watch(runner, lambda events: len(results(seen + events)) == 3)
@@ -104,18 +104,18 @@ class TestTopology:
         for first, second in (("node-1", "node-0"), ("node-0", "node-1")):
             kinds = ((first, SEATS), (second, SEATS))
             handle = runner.submit(request_for("stream", world_size=2 * SEATS, node_kinds=kinds))
-            seats = runner._gangs._running[handle].seats
-            assert [seat.node.name for seat in seats] == [first] * SEATS + [second] * SEATS
+            slots = runner._gangs._running[handle].slots
+            assert [slot.node.name for slot in slots] == [first] * SEATS + [second] * SEATS
             assert results(watch(runner, results))[0].outcome is Outcome.OK
         refused = run(runner, world_size=2 * SEATS, node_kinds=(("node-0", 2 * SEATS),))
         assert (refused.outcome, refused.rule) == (Outcome.INVALID, "node_kinds")
-        assert "the trial wants 4 ranks on nodes with node-0, which the Ray cluster has no room for" in refused.message
+        assert "the trial needs 4 ranks on nodes with node-0, which the Ray cluster has no room for" in refused.message
 
     def test_too_few_seats_without_excluded_nodes_is_one_line(self, runner: RayRunner) -> None:
         left = run(runner, excluded_nodes=("node-0",), world_size=2 * SEATS)
         assert (left.outcome, left.message) == (
             Outcome.LOST,
-            "4 ranks are wanted, and there is room for 2 without node-0, which this trial must not use; add nodes",
+            "4 ranks are needed, but there is room for 2 without node-0, which this trial must not use; add nodes",
         )
 
 

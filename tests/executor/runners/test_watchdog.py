@@ -9,12 +9,12 @@ from types import SimpleNamespace
 import pytest
 from runner_contract import request_for
 
-from executor.runners import rank_heartbeat as pulse_module
+from executor.runners import rank_heartbeat as heartbeat_module
 from executor.runners.messages import Message
-from executor.runners.rank_heartbeat import RankHeartbeat, Standing
+from executor.runners.rank_heartbeat import RankHeartbeat, RankPosition
 from executor.runners.watchdog import COMPILE_SECONDS, FIRST_STEP_SECONDS, HANG_SECONDS, SLOW_FACTOR, Watchdog, stacks_text
-from executor.runners.wear import DESCRIPTORS, RESIDENT_BYTES, Rest, Wear, rest
-from search_spaces.command import CommandModel
+from executor.runners.wear import DESCRIPTORS, RESIDENT_BYTES, ProcessUsage, Wear, process_usage
+from search_spaces.models.command import CommandModel
 from search_spaces.plain import from_plain
 from search_spaces.trial import Progress
 from search_spaces.trial_config import TrialConfig
@@ -22,23 +22,23 @@ from search_spaces.trial_config import TrialConfig
 LATE = 1_000.0
 
 
-def watched(*standings: Standing, expected: float | None = None, **changes: object) -> Watchdog:
+def watched(*standings: RankPosition, expected: float | None = None, **changes: object) -> Watchdog:
     """Ranks that stood so at second 0."""
     request = request_for(world_size=len(standings), expected_step_seconds=expected, **changes)
     watchdog = Watchdog(request)
     for rank, standing in enumerate(standings):
-        watchdog.note(rank, standing, 0.0)
+        watchdog.record(rank, standing, 0.0)
     return watchdog
 
 
-def at(step: int, phase: str = "measure", since: float = 0.0, longest: float = 0.1) -> Standing:
-    return Standing(phase=phase, step=step, since=since, longest=longest)
+def at(step: int, phase: str = "measure", since: float = 0.0, longest: float = 0.1) -> RankPosition:
+    return RankPosition(phase=phase, step=step, since=since, longest=longest)
 
 
 def test_a_rank_that_comes_on_keeps_the_trial_alive() -> None:
     watchdog = watched(at(3), at(3))
-    assert "no rank has come on for 1000 s, and a step took 0.1 s" in watchdog.hang(LATE)
-    watchdog.note(1, at(4), LATE - 1)
+    assert "no rank has made progress for 1000 s, and a step took 0.1 s" in watchdog.hang(LATE)
+    watchdog.record(1, at(4), LATE - 1)
     assert watchdog.hang(LATE) == ""
 
 
@@ -79,18 +79,18 @@ def test_a_first_step_that_hangs_is_found_by_its_prediction() -> None:
     standing = at(0, "warmup", longest=0.0)
     watchdog = watched(standing, standing, expected=0.5)
     told = watchdog.hang(FIRST_STEP_SECONDS + 11.0)
-    assert told == "no rank has come on for 131 s, and a step is predicted to take 0.5 s"
+    assert told == "no rank has made progress for 131 s, and a step is predicted to take 0.5 s"
     assert watched(standing, standing).hang(LATE) == ""
 
 
 @pytest.mark.parametrize("standing", [at(0, "build"), at(0, "warmup", longest=0.0), at(9, "close")])
-def test_what_cannot_be_compared_has_the_limit_of_the_trial_alone(standing: Standing) -> None:
+def test_what_cannot_be_compared_has_the_limit_of_the_trial_alone(standing: RankPosition) -> None:
     assert watched(standing, standing).hang(LATE) == ""
 
 
 def test_a_rank_that_was_never_heard_may_still_build() -> None:
     watchdog = Watchdog(request_for(world_size=2))
-    watchdog.note(0, at(3), 0.0)
+    watchdog.record(0, at(3), 0.0)
     assert watchdog.hang(LATE) == ""
     assert watchdog.places(5.0) == "rank 0 in measure, step 3, for 5 s; nothing was heard of rank 1"
 
@@ -116,31 +116,31 @@ def test_a_pulse_goes_on_while_the_main_thread_waits() -> None:
         if message["kind"] == "beat" and message["standing"]["step"] == 4:
             beaten.set()
 
-    pulse = RankHeartbeat(send)
-    pulse.begin("a", reports=False)
-    pulse.tell(Progress(attempt="a", phase="measure", step=4))
+    heartbeat = RankHeartbeat(send)
+    heartbeat.begin("a", reports=False)
+    heartbeat.report(Progress(attempt="a", phase="measure", step=4))
     assert beaten.wait(60.0)
-    pulse.end()
+    heartbeat.end()
     last = sent[-1]
-    standing = from_plain(Standing, last["standing"])
+    standing = from_plain(RankPosition, last["standing"])
     assert (last["attempt"], standing.phase, standing.step) == ("a", "measure", 4)
     assert all(message["kind"] == "beat" for message in sent)
 
 
 def test_progress_is_told_as_often_as_it_can_be_read_and_every_new_phase(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pulse_module, "time", SimpleNamespace(monotonic=lambda: 100.0, sleep=time.sleep))
+    monkeypatch.setattr(heartbeat_module, "time", SimpleNamespace(monotonic=lambda: 100.0, sleep=time.sleep))
     sent: list[Message] = []
-    pulse = RankHeartbeat(lambda message: sent.append(message))
-    pulse.begin("a", reports=True)
+    heartbeat = RankHeartbeat(lambda message: sent.append(message))
+    heartbeat.begin("a", reports=True)
     for step in range(5):
-        pulse.tell(Progress(attempt="a", phase="warmup", step=step))
-    pulse.tell(Progress(attempt="a", phase="measure", step=5))
-    pulse.end()
+        heartbeat.report(Progress(attempt="a", phase="warmup", step=step))
+    heartbeat.report(Progress(attempt="a", phase="measure", step=5))
+    heartbeat.end()
     told = [(m["progress"]["phase"], m["progress"]["step"]) for m in sent if m["kind"] == "progress"]
     assert told == [("warmup", 0), ("measure", 5)]
 
 
-BASE = Rest(resident_bytes=10**9, descriptors=40, children=1)
+BASE = ProcessUsage(resident_bytes=10**9, descriptors=40, children=1)
 
 
 @pytest.mark.parametrize(
@@ -159,27 +159,27 @@ BASE = Rest(resident_bytes=10**9, descriptors=40, children=1)
 )
 def test_processes_that_do_not_come_back_to_their_base_are_worn(changes: dict, words: str) -> None:
     wear = Wear()
-    for first in (Rest(resident_bytes=1, descriptors=1, children=0), BASE, dataclasses.replace(BASE, **changes)):
+    for first in (ProcessUsage(resident_bytes=1, descriptors=1, children=0), BASE, dataclasses.replace(BASE, **changes)):
         for rank in range(2):
-            wear.note(rank, first if rank else BASE)
-    assert wear.worn().startswith(words)
-    assert bool(wear.worn()) is bool(words)
+            wear.record(rank, first if rank else BASE)
+    assert wear.restart_reason().startswith(words)
+    assert bool(wear.restart_reason()) is bool(words)
     wear.clear()
-    assert wear.worn() == ""
+    assert wear.restart_reason() == ""
 
 
 def test_a_failed_trial_is_no_base_for_memory_of_torch() -> None:
     wear = Wear()
-    wear.note(0, dataclasses.replace(BASE, pinned_bytes=10**9, failed=True))
-    assert wear.worn().startswith("rank 0 holds 1,000,000,000 bytes of pinned memory")
+    wear.record(0, dataclasses.replace(BASE, pinned_bytes=10**9, failed=True))
+    assert wear.restart_reason().startswith("rank 0 holds 1,000,000,000 bytes of pinned memory")
 
 
 def test_a_process_tells_what_it_holds() -> None:
     for _ in range(10):
-        before = rest()
+        before = process_usage()
         assert before is not None
         opened = [os.open("/dev/null", os.O_RDONLY) for _ in range(3)]
-        after = rest()
+        after = process_usage()
         for descriptor in opened:
             os.close(descriptor)
         assert after is not None

@@ -14,7 +14,7 @@ import ray
 
 from executor.errors import RunnerError
 from executor.runners.ray import RayRunner
-from search_spaces.huggingface import resolve_model
+from search_spaces.models.huggingface import resolve_model
 from search_spaces.plain import to_plain
 from search_spaces.trial import Fidelity, Progress, TrialRequest, TrialResult, Workload
 from search_spaces.trial_config import TrialConfig

@@ -9,7 +9,7 @@ import torch
 from executor.engine import RankContext
 from executor.trial.garbage import collected_by_steps
 from executor.trial.run import run_trial
-from search_spaces.model import ModelSpec
+from search_spaces.models.model import ModelSpec
 from search_spaces.trial import Fidelity, Progress, TrialRequest, TrialResult, Workload
 from search_spaces.trial_config import TrialConfig
 

@@ -9,7 +9,7 @@ from executor.engine import RankContext
 from executor.measurement.racing import race_of
 from executor.trial.run import run_trial
 from executor.trial.schedule import at_point, of_documents, over_schedule, points_of_request
-from search_spaces.model import ModelSpec
+from search_spaces.models.model import ModelSpec
 from search_spaces.outcome import Outcome
 from search_spaces.trial import Fidelity, Interval, Progress, RankMeasurement, TrialRequest, TrialResult, Workload
 from search_spaces.trial_config import TrialConfig

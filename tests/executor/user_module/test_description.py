@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from executor.measurement.flops import CONVENTION, COUNTED, convention_of, tflops_per_device
 from executor.user_module.description import describe
 from executor.user_module.plan import Style, own_plan
-from search_spaces.command import CommandModel
-from search_spaces.model import FactoryModel
+from search_spaces.models.command import CommandModel
+from search_spaces.models.model import FactoryModel
 from search_spaces.trial import Workload
 
 WORK = Workload(global_batch_size=4, sequence_length=128)

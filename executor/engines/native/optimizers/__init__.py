@@ -1,1 +1,1 @@
-"""Updates of a rank's flat master vector that need more than AdamW's numbers one by one."""
+"""Optimizers other than AdamW, over a rank's flat master vector."""

@@ -13,15 +13,15 @@ from executor.engines.native.optimizers.quantised import QuantisedVector
 from search_spaces.optimizers import BETAS, EPSILON, LEAST_QUANTISED, QUANTISED_BLOCK
 
 CHUNK_ELEMENTS = 1 << 20
-"""Elements whose moments are whole at once: 8 MiB of fp32; a multiple of a block."""
+"""Elements whose moments are dequantised at once: 8 MiB of fp32; a multiple of a block."""
 
 
 class AdamW8bit(DeviceOptimizer):
-    """A step [Dettmers et al. 2022]: read both moments, update as AdamW in the master's type, write them back in 8 bits.
+    """A step [Dettmers et al. 2022]: dequantise both moments, update as AdamW in the master's dtype, quantise them to 8 bits.
 
-    Shares begin where blocks do (`make_layout` is told so), so that the blocks, and with them every number, are those of one
-    rank that has the whole parameter; of tensor-parallel slices each is a parameter of its own. Parameters of fewer than
-    LEAST_QUANTISED elements keep their moments as they are.
+    Shares start at block boundaries (`share_block` of `make_layout`), so that the blocks, and with them every number, equal
+    those of one rank with the whole parameter. Each tensor-parallel slice counts as a separate parameter. Parameters of fewer
+    than LEAST_QUANTISED elements keep unquantised moments.
     """
 
     def __init__(self, master: Tensor, layout: Layout, hyperparameters: Hyperparameters) -> None:
@@ -29,7 +29,7 @@ class AdamW8bit(DeviceOptimizer):
         self._hyperparameters, self._steps = hyperparameters, 0
         self._large = [slot for slot in layout.slots if slot.elements >= LEAST_QUANTISED]
         small = [slot for slot in layout.slots if slot.elements < LEAST_QUANTISED]
-        # A last block that is a part of one is followed by the next parameter's first.
+        # The next parameter starts after the padded last block.
         lengths = [-(-slot.shard_elements // QUANTISED_BLOCK) * QUANTISED_BLOCK for slot in self._large]
         *self._starts, total = itertools.accumulate(lengths, initial=0)
         self._first = QuantisedVector(total, signed=True, device=master.device)
@@ -45,18 +45,18 @@ class AdamW8bit(DeviceOptimizer):
         for slot, start in zip(self._large, self._starts, strict=True):
             self._update_slot(start, self._weights(slot), share_of(gradient, slot), slot)
 
-    def _update_slot(self, at: int, weights: Tensor, gradient: Tensor, slot: Slot) -> None:
-        """`at`: where its moments begin."""
+    def _update_slot(self, offset: int, weights: Tensor, gradient: Tensor, slot: Slot) -> None:
+        """`offset`: start of the slot's moments."""
         rate, decay = self._hyperparameters.learning_rate, self._hyperparameters.weight_decay
         first_decay, second_decay = BETAS
         first_scale, second_scale = 1 - first_decay**self._steps, 1 - second_decay**self._steps
         for start, end in itertools.pairwise([*range(0, slot.shard_elements, CHUNK_ELEMENTS), slot.shard_elements]):
             part = gradient[start:end]
-            first = self._first.read(at + start, at + end, part.dtype).lerp_(part, 1 - first_decay)
-            second = self._second.read(at + start, at + end, part.dtype).mul_(second_decay)
+            first = self._first.read(offset + start, offset + end, part.dtype).lerp_(part, 1 - first_decay)
+            second = self._second.read(offset + start, offset + end, part.dtype).mul_(second_decay)
             second.addcmul_(part, part, value=1 - second_decay)
-            self._first.write(at + start, first)
-            self._second.write(at + start, second)
+            self._first.write(offset + start, first)
+            self._second.write(offset + start, second)
             root = second.sqrt_().div_(math.sqrt(second_scale)).add_(EPSILON)
             weights[start:end].mul_(1 - rate * decay).addcdiv_(first, root, value=-rate / first_scale)
 
@@ -67,5 +67,5 @@ class AdamW8bit(DeviceOptimizer):
 
 
 def share_block(elements: int) -> int:
-    """Elements of which a rank's share of a parameter is a multiple."""
+    """The number that a rank's share of a parameter is a multiple of [elements]."""
     return QUANTISED_BLOCK if elements >= LEAST_QUANTISED else 1

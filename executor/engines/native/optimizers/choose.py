@@ -1,4 +1,4 @@
-"""The optimizer that a configuration names."""
+"""Creates the optimizer that a configuration names."""
 
 from torch import Tensor
 
@@ -15,7 +15,7 @@ from search_spaces.trial_config import TrialConfig
 
 
 def device_optimizer(config: TrialConfig, master: Tensor, shares: Shares, hyperparameters: Hyperparameters) -> DeviceOptimizer:
-    """Any but AdamW, which may be split between device and host."""
+    """Create any optimizer except AdamW, which may be split between device and host (`SplitAdamW`)."""
     match config.optimizer:
         case "sgd":
             return Sgd(master, shares.layout, hyperparameters)
@@ -30,17 +30,17 @@ def device_optimizer(config: TrialConfig, master: Tensor, shares: Shares, hyperp
 
 
 def block_matrices(part: ModelPart) -> frozenset[str]:
-    """The matrices of the blocks that are trained, by name: neither embeddings nor the output projection are among them.
+    """Names of the trained matrices of the blocks, without embeddings and the output projection.
 
     Raises:
-        EngineRefusalError: there is none, so that muon would be AdamW by another name.
+        EngineRefusalError: there are none, so that muon would be the same as AdamW.
     """
     trained = (parameter for block in part.blocks for parameter in block.parameters() if parameter.requires_grad)
     inside = {id(parameter) for parameter in trained if parameter.dim() == 2}
     names = frozenset(name for name, parameter in part.module.named_parameters() if id(parameter) in inside)
     if not names:
         raise EngineRefusalError(
-            "muon-matrices", "muon updates the matrices of a model's blocks, and of this module no blocks are known; "
+            "muon-matrices", "muon updates the matrices of a model's blocks, but the blocks of this module are unknown; "
             "name them in the factory's plan, or use optimizer=adamw",
         )  # fmt: skip
     return names

@@ -1,4 +1,4 @@
-"""An optimizer over this rank's flat master vector on its device, and what it knows of the shares of others."""
+"""Base class of optimizers over this rank's flat master vector on its device."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -16,22 +16,23 @@ from search_spaces.optimizers import BETAS, EPSILON
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shares:
-    """Who holds what of the parameters."""
+    """How the parameters are distributed over ranks."""
 
     layout: Layout
     own_row: int
-    """This rank's place among those that share a parameter."""
+    """Index of this rank among those that shard a parameter."""
     group: Group
-    """The ranks that share; of them `layout.ranks` have a share each (1: everyone has everything)."""
+    """The ranks of the ZeRO group; `layout.ranks` of them hold a share each (1: every rank holds everything)."""
     tensor: Group
     split: Mapping[str, int]
-    """Parameter -> the dimension of which tensor-parallel ranks hold slices."""
+    """Parameter -> the dimension that is sliced over tensor-parallel ranks."""
     matrices: frozenset[str]
-    """The matrices of the blocks, by name."""
+    """Names of the matrices of the blocks."""
 
 
 class DeviceOptimizer(ABC):
-    """Keeps the master vector and its state on the device; `gradient` comes in pieces, one a reduce bucket, and is used up."""
+    """Keeps the master vector and its state on the device. `gradient` comes in pieces, one per reduce bucket, and may be
+    overwritten."""
 
     host_elements = 0
     """Elements whose state is in host memory."""
@@ -39,7 +40,7 @@ class DeviceOptimizer(ABC):
 
     @property
     def sums_itself(self) -> bool:
-        """Whether the next update wants the gradient of this rank alone, and sends what it needs of others' itself."""
+        """Whether the next update takes this rank's unreduced gradient and does its own communication."""
         return False
 
     def __init__(self, master: Tensor, layout: Layout) -> None:
@@ -47,21 +48,21 @@ class DeviceOptimizer(ABC):
 
     @torch.no_grad()
     def step(self, gradient: Sequence[Tensor], shard: ParameterShard, scale: Tensor | None = None) -> None:
-        """Update with the `gradient` in the master's type, times `scale`, and bring `shard` up to date."""
+        """Update with the `gradient` in the master's dtype, times `scale`, and bring `shard` up to date."""
         self._update_scaled(gradient, scale)
         self.publish(shard)
 
     def publish(self, shard: ParameterShard) -> None:
-        """Hand every element to `shard` as it is."""
+        """Pass the current value of every element to `shard`."""
         shard.accept_from_device(0, self.master)
         shard.finish()
 
     def handed_over(self) -> list[tuple[int, int]]:
-        """The parts in which a `ParameterShard` may take updated values."""
+        """The ranges in which a `ParameterShard` may take updated values."""
         return [*parts_of(0, self.master.numel())]
 
-    def begin(self) -> None:  # noqa: B027  nothing is off the device
-        """See `SplitAdamW`: everything is on the device already."""
+    def begin(self) -> None:  # noqa: B027  nothing is offloaded
+        """See `SplitAdamW`; nothing to do, since everything is on the device."""
 
     def close(self) -> None:  # noqa: B027
         """See `SplitAdamW`."""
@@ -75,7 +76,7 @@ class DeviceOptimizer(ABC):
         return True
 
     def device_tensors(self) -> Iterator[Tensor]:
-        """What lives on the device between steps."""
+        """The tensors on the device between steps."""
         yield self.master
         yield from self._states()
 
@@ -104,7 +105,7 @@ def share_of(gradient: Sequence[Tensor], slot: Slot) -> Tensor:
 
 
 class RestAdamW:
-    """AdamW of some parameters: what another optimizer leaves to it."""
+    """AdamW for the parameters that another optimizer does not update."""
 
     def __init__(self, weights: Mapping[Slot, Tensor], hyperparameters: Hyperparameters) -> None:
         """`weights` are views of the master vector."""
@@ -112,7 +113,7 @@ class RestAdamW:
         self._optimizer = adamw(list(self._parameters.values()), hyperparameters) if weights else None
 
     def step(self, gradient: Sequence[Tensor]) -> None:
-        """Update them in place."""
+        """Update the parameters in place."""
         if self._optimizer is None:
             return
         for slot, parameter in self._parameters.items():
@@ -131,7 +132,7 @@ class RestAdamW:
 
 
 def adamw(parameters: list[nn.Parameter], hyperparameters: Hyperparameters) -> torch.optim.AdamW:
-    """torch's AdamW, in one kernel where there is one for the type."""
+    """torch's AdamW, fused if there is a kernel for the dtype."""
     fused = hyperparameters.fused and parameters[0].dtype == torch.float32
     return torch.optim.AdamW(
         update_groups(parameters, fused), lr=hyperparameters.learning_rate, weight_decay=hyperparameters.weight_decay,

@@ -1,4 +1,4 @@
-"""Muon: momentum of which, for each matrix of the blocks, the orthogonal part is the step."""
+"""Muon: for each matrix of the blocks, the step is the orthogonalized momentum."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -14,21 +14,21 @@ from executor.parallel.collectives import mark
 from search_spaces.optimizers import MUON_MOMENTUM
 
 ADAMW_LENGTH = 0.2
-"""Root mean square of an element of AdamW's step, as a share of its learning rate: matrices step as far, so that the job's one
-learning rate and weight decay hold for both [Liu et al. 2025, Muon is Scalable for LLM Training, 2.2]."""
+"""Root mean square of an element of AdamW's step, as a fraction of its learning rate. Steps of matrices are scaled to it, so that
+one learning rate and weight decay fit both [Liu et al. 2025, Muon is Scalable for LLM Training, 2.2]."""
 
 
 class Muon(DeviceOptimizer):
     """`torch.optim.Muon` with the learning rate of AdamW (`match_rms_adamw`) for the blocks' matrices, AdamW for the rest.
 
-    A matrix is needed whole, and ZeRO cuts every one. So each has one owner among the ranks that share it. A step:
+    The update needs whole matrices, and ZeRO shards each of them. So each has one owner among the ranks that shard it. A step:
 
-    1. Every rank looks ahead along the momentum of its shares [Nesterov], in bf16, the type in which matrices are made
-       orthogonal, and sends each share to the matrix's owner: one all-to-all.
-    2. The owner makes its matrices orthogonal. Of a matrix in slices each tensor rank's owner gathers the others' slices.
-    3. Every share of the result goes back to its rank: another all-to-all.
+    1. Every rank computes the Nesterov momentum of its shares in bf16, the dtype in which matrices are orthogonalized, and
+       sends each share to the matrix's owner: one all-to-all.
+    2. The owner orthogonalizes its matrices. For a sliced matrix, the owner on each tensor rank gathers the other slices.
+    3. Every share of the result is sent back to its rank: another all-to-all.
 
-    So computation and what is sent shrink with the ranks that share, and none holds more than its share of matrices whole.
+    So computation and traffic per rank shrink with the number of ranks, and each rank holds only its own matrices whole.
     """
 
     def __init__(self, master: Tensor, shares: Shares, hyperparameters: Hyperparameters) -> None:
@@ -36,7 +36,7 @@ class Muon(DeviceOptimizer):
         self._shares, self._hyperparameters = shares, hyperparameters
         matrices = [slot for slot in self.layout.slots if slot.name in shares.matrices]
         rest = [slot for slot in self.layout.slots if slot.name not in shares.matrices]
-        owned = dealt(matrices, self.layout.ranks)
+        owned = assign_owners(matrices, self.layout.ranks)
         self._own, self._matrices = owned[shares.own_row], [slot for slots in owned for slot in slots]
         self._sent = [sum(slot.shard_elements for slot in slots) for slots in owned]
         self._momentum = torch.zeros(sum(self._sent), dtype=master.dtype, device=master.device)
@@ -56,8 +56,8 @@ class Muon(DeviceOptimizer):
         rows = self._to_owners(ahead)
         column = 0
         for slot, flat in unpack(rows, self._own):
-            place = rows[:, column : column + slot.shard_elements]
-            place.copy_(as_rows(self._orthogonalized(slot, flat.view(slot.shape)), slot, self.layout.ranks))
+            target = rows[:, column : column + slot.shard_elements]
+            target.copy_(as_rows(self._orthogonalized(slot, flat.view(slot.shape)), slot, self.layout.ranks))
             column += slot.shard_elements
         self._step(self._from_owners(rows, ahead))
 
@@ -69,11 +69,11 @@ class Muon(DeviceOptimizer):
             weights.add_(direction, alpha=-rate * length)
 
     def _parts(self, vector: Tensor) -> Sequence[Tensor]:
-        """Of a vector with every share in the order of the owners, the shares."""
+        """The shares in a vector that holds all of them in the order of the owners."""
         return torch.split(vector, [slot.shard_elements for slot in self._matrices])
 
     def _to_owners(self, shares: Tensor) -> Tensor:
-        """[ranks, this rank's shares of its own matrices side by side], from this rank's shares of all matrices."""
+        """[ranks, concatenated shares of this rank's own matrices], from this rank's shares of all matrices."""
         own = self._sent[self._shares.own_row]
         if self.layout.ranks == 1:
             return shares.view(1, -1)
@@ -83,14 +83,14 @@ class Muon(DeviceOptimizer):
         return rows
 
     def _from_owners(self, rows: Tensor, shares: Tensor) -> Tensor:
-        """The inverse, into the memory of `shares`."""
+        """The inverse of `_to_owners`, into the memory of `shares`."""
         if self.layout.ranks > 1:
             own = self._sent[self._shares.own_row]
             self._shares.group.all_to_all(shares, rows.view(-1), self._sent, [own] * self.layout.ranks).wait()
         return shares
 
     def _orthogonalized(self, slot: Slot, own: Tensor) -> Tensor:
-        """A matrix, or this rank's slice of one whose other slices other tensor ranks have."""
+        """Orthogonalize a matrix, or this rank's slice of a matrix that is sliced over the tensor ranks."""
         tensor = self._shares.tensor
         if slot.name not in self._shares.split or tensor.size == 1:
             return orthogonalized(own)
@@ -103,15 +103,15 @@ class Muon(DeviceOptimizer):
 
     def _whole_shape(self, slot: Slot) -> Sequence[int]:
         dimension = self._shares.split.get(slot.name)
-        return [size * (self._shares.tensor.size if place == dimension else 1) for place, size in enumerate(slot.shape)]
+        return [size * (self._shares.tensor.size if axis == dimension else 1) for axis, size in enumerate(slot.shape)]
 
     def _states(self) -> Iterator[Tensor]:
         yield self._momentum
         yield from self._rest.states()
 
 
-def dealt(matrices: Sequence[Slot], ranks: int) -> list[list[Slot]]:
-    """The matrices of each rank: the dearest first, each to the rank that has least to compute. The same on every rank."""
+def assign_owners(matrices: Sequence[Slot], ranks: int) -> list[list[Slot]]:
+    """The matrices of each rank: the most expensive first, each to the least loaded rank. The result is the same on all ranks."""
     owned: list[list[Slot]] = [[] for _ in range(ranks)]
     load = [0] * ranks
     for slot in sorted(matrices, key=lambda slot: (-flops(*slot.shape), slot.offset)):

@@ -1,4 +1,4 @@
-"""1-bit Adam: after a warm-up in which it is AdamW, ranks send the signs of their momenta instead of their gradients."""
+"""1-bit Adam: AdamW during a warm-up; afterwards ranks send the signs of their momenta instead of their gradients."""
 
 from collections.abc import Iterable, Sequence
 
@@ -14,26 +14,26 @@ from search_spaces.optimizers import BETAS, EPSILON, LEAST_ROOT
 
 
 class OneBitAdam(DeviceOptimizer):
-    """A step [Tang et al. 2021, 1-bit Adam, algorithm 1], with AdamW's decay and correction for bias:
+    """A step [Tang et al. 2021, 1-bit Adam, algorithm 1], with AdamW's weight decay and bias correction:
 
     1. In the first `warmup_steps` gradients are summed over the ranks, and the update is AdamW's.
-    2. Then the second moment stays as it is. Its root, at least LEAST_ROOT of the root of its parameter's mean, divides from
-       then on: without that bound the sign of an element that had no gradient yet would move it beyond all measure.
-    3. Each rank adds its own gradient (R times its summand of the mean, of R ranks) to the common momentum, divides it by the
-       root, and adds what it has left unsaid so far. Of that it sends every rank the signs of the part that is that rank's,
-       with the mean magnitude of each block, and keeps the difference for the next step (the worker's error).
-    4. Every rank averages its part, adds what it has left unsaid of that itself, and sends all the signs of it (the server's
-       error). What all then have is the common momentum, divided: the step, and times the root the momentum to go on from.
+    2. Then the second moment is frozen, and its root becomes the divisor. The root is clamped to at least LEAST_ROOT times the
+       root of the mean over its parameter: otherwise the sign of an element without a gradient so far would move it too far.
+    3. Each rank adds its own gradient (R times its summand of the mean, for R ranks) to the common momentum, divides it by the
+       root, and adds its residual error (the worker's error). It sends each rank the signs of that rank's part, with the mean
+       magnitude of each block, and keeps the difference as the error for the next step.
+    4. Every rank averages its part, adds its own residual of that part (the server's error), and sends the signs to all. All
+       ranks then have the divided common momentum: it is the step, and times the root it is the new momentum.
 
-    The paper sends the momentum itself. Over the root, which all ranks know, numbers of a block are of one size, as one
-    magnitude for all of them needs; sums and errors are the same but for that factor, which never changes.
+    The paper sends the momentum itself. Divided by the root, which all ranks know, the numbers of a block have similar
+    magnitudes, as one magnitude per block requires; sums and errors differ only by that constant factor.
     """
 
     def __init__(self, master: Tensor, shares: Shares, hyperparameters: Hyperparameters, warmup_steps: int) -> None:
         super().__init__(master, shares.layout)
         self._group, self._hyperparameters, self._warmup_steps = shares.group, hyperparameters, warmup_steps
         self._first, self._second = torch.zeros_like(master), torch.zeros_like(master)
-        """Of the second moment, after warm-up its root."""
+        """First moment; second moment, which after warm-up is replaced by its root."""
         self._part = sign_share(master.numel(), self._group.size)
         self._own_error = master.new_zeros(self._group.size * self._part)
         self._part_error = master.new_zeros(self._part)
@@ -45,7 +45,7 @@ class OneBitAdam(DeviceOptimizer):
         return self._steps >= self._warmup_steps
 
     def settled(self) -> bool:
-        """Whether steps are what they will be from now on."""
+        """Whether the warm-up is over, so that all further steps are alike."""
         return self.sums_itself
 
     def _update(self, gradient: Sequence[Tensor]) -> None:
@@ -53,7 +53,7 @@ class OneBitAdam(DeviceOptimizer):
         self._steps += 1
         if compressed:
             self._add_momentum(gradient)
-            self._step(self._common())
+            self._step(self._exchange_momentum())
             return
         for bucket, piece in enumerate(gradient):
             self._adamw(self.layout.start(bucket), piece)
@@ -69,7 +69,7 @@ class OneBitAdam(DeviceOptimizer):
         self._decay(self.master[part]).addcdiv_(first, root, value=-self._rate())
 
     def _freeze(self) -> None:
-        """The second moment becomes what steps are divided by from now on."""
+        """Replace the second moment by its root, the divisor of all further steps."""
         _, second_decay = BETAS
         for slot in self.layout.slots:
             second = self._second[slot.offset : slot.offset + slot.shard_elements].div_(1 - second_decay**self._steps)
@@ -77,7 +77,7 @@ class OneBitAdam(DeviceOptimizer):
             second.sqrt_().clamp_(min=least).add_(EPSILON)
 
     def _add_momentum(self, gradient: Sequence[Tensor]) -> None:
-        """Add this rank's own momentum, divided by the root, to what it has left unsaid."""
+        """Add this rank's own momentum, divided by the root, to its residual error."""
         first_decay, _ = BETAS
         for bucket, piece in enumerate(gradient):
             start = self.layout.start(bucket)
@@ -85,8 +85,8 @@ class OneBitAdam(DeviceOptimizer):
             own = piece.mul_(self._group.size * (1 - first_decay)).add_(self._first[part], alpha=first_decay)
             self._own_error[part].add_(own.div_(self._second[part]))
 
-    def _common(self) -> Tensor:
-        """The bytes of all parts of the common momentum [ranks, …], from this rank's own in `_own_error`."""
+    def _exchange_momentum(self) -> Tensor:
+        """The packed parts of the common momentum [ranks, …], from this rank's own momentum in `_own_error`."""
         rows = self._own_error.view(self._group.size, self._part)
         sent = pack(rows)
         received = torch.empty_like(sent)
@@ -94,38 +94,38 @@ class OneBitAdam(DeviceOptimizer):
             mark("buffers", buffer)
         each = [1] * self._group.size
         work = self._group.all_to_all(received, sent, each, each)
-        for row, said in zip(rows, torch.split(sent, 1), strict=True):
-            row.sub_(self._told(said))
-        self._forget_padding(self._own_error, 0)
+        for row, packed in zip(rows, torch.split(sent, 1), strict=True):
+            row.sub_(self._unpack(packed))
+        self._clear_padding(self._own_error, 0)
         work.wait()
         for row in torch.split(received, 1):
-            self._part_error.add_(self._told(row), alpha=1 / self._group.size)
+            self._part_error.add_(self._unpack(row), alpha=1 / self._group.size)
         own = pack(self._part_error[None])
-        self._part_error.sub_(self._told(own))
-        self._forget_padding(self._part_error, self._group.rank * self._part)
+        self._part_error.sub_(self._unpack(own))
+        self._clear_padding(self._part_error, self._group.rank * self._part)
         rows_of_all = torch.empty_like(received)
         mark("buffers", rows_of_all)
         self._group.all_gather(rows_of_all, own.view(-1)).wait()
         return rows_of_all
 
-    def _told(self, packed: Tensor) -> Tensor:
+    def _unpack(self, packed: Tensor) -> Tensor:
         return unpack(packed, self._part, self.master.dtype).view(-1)
 
-    def _forget_padding(self, errors: Tensor, start: int) -> None:
-        """Behind the last number there is nothing to make good. `start`: of `errors` in the vector."""
+    def _clear_padding(self, errors: Tensor, start: int) -> None:
+        """Set the errors of padding to zero. `start`: offset of `errors` in the vector."""
         errors[max(self.master.numel() - start, 0) :].zero_()
 
     def _step(self, parts: Tensor) -> None:
         rate = self._rate()
         for start, packed in zip(range(0, self.master.numel(), self._part), torch.split(parts, 1), strict=False):
             weights = self.master[start : start + self._part]
-            place = slice(start, start + weights.numel())
-            divided = self._told(packed)[: weights.numel()]
+            part = slice(start, start + weights.numel())
+            divided = self._unpack(packed)[: weights.numel()]
             self._decay(weights).sub_(divided, alpha=rate)
-            torch.mul(divided, self._second[place], out=self._first[place])
+            torch.mul(divided, self._second[part], out=self._first[part])
 
     def _rate(self) -> float:
-        """Of the learning, corrected for the first moment's bias."""
+        """Learning rate, corrected for the first moment's bias."""
         return self._hyperparameters.learning_rate / (1 - BETAS[0] ** self._steps)
 
     def _decay(self, weights: Tensor) -> Tensor:

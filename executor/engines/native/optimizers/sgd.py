@@ -12,7 +12,7 @@ from search_spaces.optimizers import SGD_MOMENTUM
 
 
 class Sgd(DeviceOptimizer):
-    """`torch.optim.SGD` over views of the master vector, one for each piece of the gradient; element by element."""
+    """`torch.optim.SGD` over views of the master vector, one per piece of the gradient; the update is elementwise."""
 
     def __init__(self, master: Tensor, layout: Layout, hyperparameters: Hyperparameters) -> None:
         super().__init__(master, layout)

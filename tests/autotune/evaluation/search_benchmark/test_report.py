@@ -14,7 +14,7 @@ from measurements import row, sweep, write_table
 from autotune.errors import RequestError
 from autotune.evaluation.search_benchmark import tournament
 from autotune.evaluation.search_benchmark.contest import play, score
-from autotune.evaluation.search_benchmark.markdown import how_told, markdown_page
+from autotune.evaluation.search_benchmark.markdown import markdown_page, method_lines
 from autotune.evaluation.search_benchmark.report import bench_search
 from autotune.evaluation.search_benchmark.tournament import Rounds, predict_groups
 from autotune.evaluation.table_predictor import TablePredictor
@@ -85,7 +85,7 @@ def test_no_group_at_all_is_a_document_too(tmp_path: Path) -> None:
     found = document(tmp_path, sweep(5), min_timed=9)
     assert (found["groups"], found["strategies"]["guided"]["share"]) == ([], {})
     assert found["small_groups"] == [{"source": "lab", "rank_group": "small-8", "timed": 5}]
-    assert "No group has enough" in how_told(found)[-1]
+    assert "No group has enough" in method_lines(found)[-1]
     assert "1 group with fewer than 9" in markdown_page(found)
 
 

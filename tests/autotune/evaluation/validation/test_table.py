@@ -180,8 +180,8 @@ def test_a_column_twice(tmp_path: Path) -> None:
 REFUSED = {
     "missing": (None, "no such file; give the path of a CSV file of measurements"),
     "empty": (b"", "is empty; give a CSV file of measurements with a header line"),
-    "binary": (b"\x89PNG\0\0", "is no UTF-8 text; give the path"),
-    "utf-16": ("source,row_id".encode("utf-16"), "is no UTF-8 text; give the path"),
+    "binary": (b"\x89PNG\0\0", "is not UTF-8 text; give the path"),
+    "utf-16": ("source,row_id".encode("utf-16"), "is not UTF-8 text; give the path"),
     "prose": (b"Once upon a time\n", ": num_layers, hidden, vocab, seq_len, gpu_type, num_gpus, zero_stage, tp,"),
     "semicolons": (";".join(COLUMNS).encode(), "give a comma-separated table"),
     "one-column-less": (",".join(set(COLUMNS) - {"hidden"}).encode(), ": hidden: no such column among its 44"),

@@ -23,7 +23,7 @@ from autotune.prediction.planning.question import Question
 from autotune.request.request import request_to_row
 from autotune.session.session import Session
 from autotune.text.explain_markdown import markdown_of
-from search_spaces.model import FactoryModel, ModelSpec
+from search_spaces.models.model import FactoryModel, ModelSpec
 from search_spaces.outcome import Outcome
 from search_spaces.plain import from_plain
 from search_spaces.trial import CollectiveCount, Interval, TrialResult

@@ -21,10 +21,10 @@ from autotune.explain.figures.source import Source
 from autotune.request.request import request_to_row
 from executor.parallel.schedule import actions_of
 from search_spaces.errors import UnknownNameError
-from search_spaces.huggingface import resolve_model
-from search_spaces.model import FactoryModel, ModelSpec
+from search_spaces.models.huggingface import resolve_model
+from search_spaces.models.model import FactoryModel, ModelSpec
+from search_spaces.models.pipeline import split_layers
 from search_spaces.outcome import Outcome
-from search_spaces.pipeline import split_layers
 from search_spaces.plain import to_plain
 from search_spaces.trial_config import TrialConfig
 from storage.store import Store

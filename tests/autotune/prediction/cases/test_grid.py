@@ -13,11 +13,11 @@ from autotune.prediction.equations.rates import rates_for
 from autotune.prediction.equations.step import predict
 from autotune.prediction.planning.scan import uniform_parts
 from autotune.request.engines import CAPABILITIES
-from search_spaces import pipeline
-from search_spaces.clusters import resolve_cluster
+from search_spaces.clusters.presets import resolve_cluster
 from search_spaces.errors import SpaceTooLargeError
-from search_spaces.huggingface import resolve_model
-from search_spaces.model import ModelSpec
+from search_spaces.models import pipeline
+from search_spaces.models.huggingface import resolve_model
+from search_spaces.models.model import ModelSpec
 from search_spaces.space import SearchSpace
 from search_spaces.spaces import resolve_space
 from search_spaces.trial import Workload

@@ -8,9 +8,9 @@ import pytest
 from autotune.prediction.cases.config_cases import cases_of
 from autotune.prediction.equations.coefficients import Coefficients
 from autotune.prediction.equations.step import Prediction, predict
-from search_spaces.adapters import adapted, layer_adapter_elements
-from search_spaces.clusters import resolve_cluster
-from search_spaces.huggingface import resolve_model
+from search_spaces.clusters.presets import resolve_cluster
+from search_spaces.models.huggingface import resolve_model
+from search_spaces.training.adapters import adapted, layer_adapter_elements
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig, Value
 

@@ -15,9 +15,9 @@ from autotune.prediction.planning.largest import Dimension, largest
 from autotune.prediction.planning.plan import PlanOptions, plan
 from autotune.prediction.planning.question import question_of
 from autotune.prediction.planning.room import PROBABILITY
-from search_spaces.clusters import resolve_cluster
-from search_spaces.documents import looked_at
-from search_spaces.huggingface import resolve_model
+from search_spaces.clusters.presets import resolve_cluster
+from search_spaces.models.huggingface import resolve_model
+from search_spaces.training.documents import looked_at
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
 

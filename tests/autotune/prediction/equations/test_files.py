@@ -11,10 +11,10 @@ from autotune.prediction.equations.coefficients import Coefficients
 from autotune.prediction.equations.step import Prediction, predict
 from autotune.prediction.fitting.calibration import coefficients_from_benchmark
 from autotune.prediction.fitting.knob_features import config_features
-from search_spaces.clusters import resolve_cluster
-from search_spaces.huggingface import resolve_model
-from search_spaces.microbenchmark import Measured, Operation
-from search_spaces.offload_files import BUFFERS, CHUNK_ELEMENTS
+from search_spaces.clusters.microbenchmark import Measured, Operation
+from search_spaces.clusters.presets import resolve_cluster
+from search_spaces.models.huggingface import resolve_model
+from search_spaces.training.offload_files import BUFFERS, CHUNK_ELEMENTS
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
 from storage.records import CalibrationRecord

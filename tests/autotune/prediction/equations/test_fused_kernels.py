@@ -11,8 +11,8 @@ from autotune.prediction.equations.coefficients import Coefficients
 from autotune.prediction.equations.fused_kernels import loss_kept, loss_peak, pieces
 from autotune.prediction.equations.memory import kept_layer_bytes, memory
 from autotune.prediction.equations.step import Prediction, predict
-from search_spaces.clusters import resolve_cluster
-from search_spaces.huggingface import resolve_model
+from search_spaces.clusters.presets import resolve_cluster
+from search_spaces.models.huggingface import resolve_model
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
 

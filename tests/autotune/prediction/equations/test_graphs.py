@@ -10,8 +10,8 @@ from autotune.prediction.equations.coefficients import Coefficients
 from autotune.prediction.equations.compute import micro_batch
 from autotune.prediction.equations.graphs import STATIC_MESSAGES, launches
 from autotune.prediction.equations.step import Prediction, predict
-from search_spaces.clusters import resolve_cluster
-from search_spaces.huggingface import resolve_model
+from search_spaces.clusters.presets import resolve_cluster
+from search_spaces.models.huggingface import resolve_model
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
 

@@ -20,9 +20,9 @@ from autotune.prediction.planning.question_space import space_of
 from autotune.prediction.planning.room import room_of
 from autotune.prediction.planning.stage_options import Menu
 from autotune.prediction.planning.stage_program import solved
-from search_spaces.cluster import ClusterSpec, DeviceSpec, NodeGroup, mixed_cluster
+from search_spaces.clusters.cluster import ClusterSpec, DeviceSpec, NodeGroup, mixed_cluster
 from search_spaces.errors import ClusterFormatError
-from search_spaces.pipeline import split_layers
+from search_spaces.models.pipeline import split_layers
 from search_spaces.trial_config import TrialConfig
 
 

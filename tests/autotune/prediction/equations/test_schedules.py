@@ -13,9 +13,9 @@ from autotune.prediction.equations.schedules import at_point
 from autotune.prediction.equations.step import predict, seconds_of
 from autotune.prediction.planning.estimate import estimates
 from autotune.prediction.planning.question import question_of
-from search_spaces.clusters import resolve_cluster
-from search_spaces.data_schedule import points_of, useful_share
-from search_spaces.huggingface import resolve_model
+from search_spaces.clusters.presets import resolve_cluster
+from search_spaces.models.huggingface import resolve_model
+from search_spaces.training.data_schedule import points_of, useful_share
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig, Value
 

@@ -11,11 +11,11 @@ from autotune.prediction.equations.cases import Cases
 from autotune.prediction.equations.coefficients import Coefficients
 from autotune.prediction.equations.compute import attention_forward, micro_batch
 from autotune.prediction.equations.memory import layer_bytes
-from search_spaces.clusters import resolve_cluster
-from search_spaces.huggingface import resolve_model
+from search_spaces.clusters.presets import resolve_cluster
+from search_spaces.models.huggingface import resolve_model
+from search_spaces.training.windows import Window
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
-from search_spaces.windows import Window
 
 MODEL, CLUSTER = resolve_model("llama-3-8b"), resolve_cluster("dgx-a100:2")
 WORK = Workload(global_batch_size=64, sequence_length=8192)

@@ -12,8 +12,8 @@ from autotune.prediction.equations.coefficients import Coefficients, names
 from autotune.prediction.equations.rates import ON_A_PROCESSOR
 from autotune.prediction.fitting.calibration import coefficients_from_benchmark
 from autotune.prediction.planning.calibrated import calibrated, fingerprint
-from search_spaces.clusters import local_cluster, resolve_cluster
-from search_spaces.microbenchmark import ALONE, GroupShape, Measured, MicrobenchmarkResult, Operation
+from search_spaces.clusters.microbenchmark import ALONE, GroupShape, Measured, MicrobenchmarkResult, Operation
+from search_spaces.clusters.presets import local_cluster, resolve_cluster
 from search_spaces.outcome import Outcome
 from storage.records import CalibrationRecord
 from storage.store import Store

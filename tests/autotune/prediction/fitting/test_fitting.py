@@ -11,8 +11,8 @@ from autotune.prediction.equations.coefficients import Coefficients, names
 from autotune.prediction.equations.step import predict
 from autotune.prediction.fitting.fitting import fitted
 from autotune.prediction.fitting.residual import learned
-from search_spaces.clusters import resolve_cluster
-from search_spaces.huggingface import resolve_model
+from search_spaces.clusters.presets import resolve_cluster
+from search_spaces.models.huggingface import resolve_model
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
 

@@ -5,9 +5,9 @@ import pytest
 
 from autotune.prediction.cases.config_cases import cases_of
 from autotune.prediction.fitting.knob_features import config_features
-from search_spaces.clusters import resolve_cluster
-from search_spaces.huggingface import resolve_model
-from search_spaces.knobs import KNOBS
+from search_spaces.clusters.presets import resolve_cluster
+from search_spaces.knob_values import KNOBS
+from search_spaces.models.huggingface import resolve_model
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
 

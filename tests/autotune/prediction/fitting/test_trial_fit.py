@@ -16,8 +16,8 @@ from autotune.prediction.fitting.trial_history import trial_history
 from autotune.prediction.planning.calibrated import calibrated
 from autotune.request.request import request_from_fields, request_to_row
 from autotune.session.resolve import resolve
-from search_spaces.cluster import ClusterSpec
-from search_spaces.clusters import local_cluster, resolve_cluster
+from search_spaces.clusters.cluster import ClusterSpec
+from search_spaces.clusters.presets import local_cluster, resolve_cluster
 from search_spaces.outcome import JobState, Outcome, Purpose
 from search_spaces.trial import Interval, TrialResult
 from search_spaces.trial_config import TrialConfig

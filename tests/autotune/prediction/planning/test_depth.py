@@ -10,12 +10,12 @@ from autotune.errors import RequestError
 from autotune.prediction.planning import depth
 from autotune.prediction.planning.depth import correlation, require_same_order
 from autotune.request.engines import capability_of
-from search_spaces.clusters import resolve_cluster
-from search_spaces.fewer import fewer_layers
-from search_spaces.huggingface import resolve_model
-from search_spaces.model import FactoryModel
+from search_spaces.clusters.presets import resolve_cluster
+from search_spaces.models.huggingface import resolve_model
+from search_spaces.models.model import FactoryModel
 from search_spaces.space import SearchSpace
 from search_spaces.spaces import resolve_space
+from search_spaces.training.fewer import fewer_layers
 from search_spaces.trial import Fidelity, Workload
 
 

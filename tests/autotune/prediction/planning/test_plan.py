@@ -19,9 +19,9 @@ from autotune.prediction.planning.question_space import space_of
 from autotune.prediction.planning.room import PROBABILITY, fit_probability, room_of
 from autotune.prediction.planning.scan import Bounds, scan, without_buckets
 from search_spaces.errors import IllegalConfigError, SpaceTooLargeError
-from search_spaces.huggingface import resolve_model
-from search_spaces.knobs import KNOBS
-from search_spaces.rules import check_config
+from search_spaces.knob_values import KNOBS
+from search_spaces.models.huggingface import resolve_model
+from search_spaces.rules.table import check_config
 from search_spaces.trial_config import TrialConfig
 
 SMALL = {

@@ -15,7 +15,7 @@ def described(rates: Sequence[float], features: Sequence[Sequence[float]] | None
     fields: dict[str, Any] = {
         "log_rate": np.log(np.array(rates, dtype=np.float64)),
         "learned": np.zeros(count),
-        "doubt": np.zeros(count),
+        "penalty": np.zeros(count),
         "features": np.array(features if features is not None else [[float(place)] for place in range(count)]),
         "needed": np.full(count, 50.0),
         "outside": np.zeros(count),

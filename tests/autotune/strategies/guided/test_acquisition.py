@@ -48,8 +48,8 @@ def test_process_groups_that_are_there_are_cheaper() -> None:
 
 
 def test_candidates_besides_are_chosen_too() -> None:
-    pool, besides = described([10.0, 11.0]), described([90.0], features=[[60.0]])
-    assert choose(pool, told(pool, [0], [10.0]), np.array([False, True, True]), 1, besides=besides) == [2]
+    pool, extra = described([10.0, 11.0]), described([90.0], features=[[60.0]])
+    assert choose(pool, told(pool, [0], [10.0]), np.array([False, True, True]), 1, extra=extra) == [2]
 
 
 @pytest.mark.parametrize(
@@ -73,12 +73,12 @@ def test_a_large_pool_gives_what_all_of_it_would_give() -> None:
     open_ = everything(pool)
     open_[places] = False
     whole = choose(pool, known, open_, 3)
-    considered, reached = module.CONSIDERED, module.REACHED
+    considered, reached = module.CONSIDERED, module.PRESELECTED
     try:
-        module.CONSIDERED, module.REACHED = 300, 1500
+        module.CONSIDERED, module.PRESELECTED = 300, 1500
         assert choose(pool, known, open_, 3) == whole
     finally:
-        module.CONSIDERED, module.REACHED = considered, reached
+        module.CONSIDERED, module.PRESELECTED = considered, reached
 
 
 @given(st.floats(-3, 3), st.floats(0.01, 2), st.floats(0.0, 0.5))

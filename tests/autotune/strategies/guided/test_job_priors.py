@@ -5,7 +5,7 @@ from pathlib import Path
 import table
 
 from autotune.loop.loop import run_job
-from autotune.outcome.job_snapshot import read_book
+from autotune.outcome.job_snapshot import read_snapshot
 from autotune.request.request import request_to_row
 from autotune.session.resolve import session_of
 from search_spaces.outcome import Purpose
@@ -18,8 +18,8 @@ def run(store: Store, folder: Path, trials: int) -> tuple[str, list[str]]:
     session = table.session(folder, strategy="guided", trials=trials, confirm_repeats=0, racing=False)
     job = store.create_job(request_to_row(session.request))
     run_job(session, store, job.id, table.runner())
-    book = read_book(store, job.id)
-    return job.id, [trial.config_hash for trial in book.trials if trial.purpose is Purpose.SEARCH]
+    snapshot = read_snapshot(store, job.id)
+    return job.id, [trial.config_hash for trial in snapshot.trials if trial.purpose is Purpose.SEARCH]
 
 
 def test_the_next_job_begins_with_what_the_first_one_found(tmp_path: Path) -> None:

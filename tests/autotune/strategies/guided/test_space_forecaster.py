@@ -11,18 +11,19 @@ import table
 from autotune.objective.ranking import Ranking
 from autotune.prediction.equations.coefficients import Coefficients
 from autotune.prediction.fitting.lessons import Lesson
-from autotune.prediction.planning.scan import APART, without_buckets
+from autotune.prediction.planning.scan import NOT_SCANNED, without_buckets
 from autotune.request.request import Objective
 from autotune.strategies.guided import space_pool
-from autotune.strategies.guided.departures import DOUBT
+from autotune.strategies.guided.departures import PENALTY
 from autotune.strategies.guided.described import Described
-from autotune.strategies.guided.moves import ACTS_ON, moves
+from autotune.strategies.guided.moves import moves
 from autotune.strategies.guided.prior import Prior, shipped_prior
 from autotune.strategies.guided.setting import Setting, setting_of, transformer_of
 from autotune.strategies.guided.space_forecaster import SpaceForecaster
 from autotune.strategies.guided.surrogate import prior
 from search_spaces.errors import SpaceTooLargeError
-from search_spaces.model import FactoryModel
+from search_spaces.knob_values import KNOBS
+from search_spaces.models.model import FactoryModel
 from search_spaces.outcome import Outcome, Purpose
 from search_spaces.space import SearchSpace
 from search_spaces.trial import Fidelity
@@ -95,7 +96,7 @@ def test_a_knob_that_acts_on_next_to_nothing_is_not_moved(tmp_path: Path) -> Non
 
 
 def test_every_knob_that_the_pool_leaves_acts_on_something() -> None:
-    assert set(ACTS_ON) == APART
+    assert {knob.name for knob in KNOBS.values() if knob.acts_on} == NOT_SCANNED
 
 
 def test_of_a_large_space_the_fastest_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,8 +136,8 @@ def test_of_what_is_predicted_alike_the_one_with_fewest_settings_of_its_own_is_b
     base = found.space.base
     asked = [base, base.replace({"offload_activations": True}), base.replace({"offload_activations": True, "gc_interval": 50})]
     described = forecaster(found).describe(asked)
-    assert described.doubt == pytest.approx([0.0, DOUBT, 2 * DOUBT])
-    assert prior(described) == pytest.approx(described.log_rate - described.doubt)
+    assert described.penalty == pytest.approx([0.0, PENALTY, 2 * PENALTY])
+    assert prior(described) == pytest.approx(described.log_rate - described.penalty)
 
 
 def trials(found: Setting, rates: Coefficients, count: int) -> list[TrialRecord]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from executor.runners.local import LocalRunner
-from search_spaces.command import CommandModel
+from search_spaces.models.command import CommandModel
 from search_spaces.outcome import Outcome
 from search_spaces.trial import Fidelity, TrialRequest, TrialResult, Workload
 from search_spaces.trial_config import TrialConfig

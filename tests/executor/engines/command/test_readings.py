@@ -14,7 +14,7 @@ from executor.engines.command.readings import Batch, Output, Readings, ReportFil
 from executor.engines.command.trial import End, Row, conclude
 from executor.engines.command.watch import State
 from executor.failures import failure_table
-from search_spaces.command import CommandModel
+from search_spaces.models.command import CommandModel
 from search_spaces.outcome import Outcome
 from search_spaces.trial_config import TrialConfig
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from executor.engines.deepspeed.layout import whole_module
 from executor.errors import EngineRefusalError
-from search_spaces.model import FactoryModel
+from search_spaces.models.model import FactoryModel
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
 

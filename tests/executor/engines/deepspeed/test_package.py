@@ -9,7 +9,7 @@ from executor.engines.deepspeed.capability import unusable
 from executor.engines.deepspeed.engine import DeepSpeedEngine
 from executor.errors import EngineRefusalError
 from executor.runners.failures import classify
-from search_spaces.huggingface import resolve_model
+from search_spaces.models.huggingface import resolve_model
 from search_spaces.outcome import Outcome
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
@@ -22,7 +22,7 @@ from search_spaces.trial_config import TrialConfig
         (
             "0.16.2",
             "deepspeed-version",
-            "engine deepspeed: the package is 0.16.2, and 0.19 is the oldest that is supported; pip ",
+            "engine deepspeed: the package is 0.16.2, but 0.19 is the oldest supported version; pip ",
         ),
     ],
 )

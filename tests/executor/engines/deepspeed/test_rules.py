@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from executor.engines.deepspeed.capability import installed_version
-from search_spaces.deepspeed_keys import FORBIDS_OTHERS
-from search_spaces.deepspeed_rules import Effect, findings
+from search_spaces.deepspeed.keys import FORBIDS_OTHERS
+from search_spaces.deepspeed.lint import Effect, findings
 
 pytestmark = pytest.mark.skipif(
     installed_version() != "0.19.8", reason="DeepSpeed 0.19.8 is not installed: pip install autotune[deepspeed]"

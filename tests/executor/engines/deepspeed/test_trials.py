@@ -10,8 +10,8 @@ from benchmarks import user_model
 from benchmarks.parity_cases import USER_PARAMETERS
 from executor.engines.deepspeed.capability import installed_version, unusable
 from executor.runners.local import LocalRunner
-from search_spaces.huggingface import resolve_model
-from search_spaces.model import FactoryModel, Model, ModelSpec, Norm, Position
+from search_spaces.models.huggingface import resolve_model
+from search_spaces.models.model import FactoryModel, Model, ModelSpec, Norm, Position
 from search_spaces.outcome import Outcome
 from search_spaces.trial import Fidelity, TrialRequest, TrialResult, Workload
 from search_spaces.trial_config import TrialConfig

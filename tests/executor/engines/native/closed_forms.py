@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from search_spaces.mesh import PIPELINE, make_mesh
-from search_spaces.model import ModelSpec
+from search_spaces.models.model import ModelSpec
+from search_spaces.models.pipeline import ZERO_BUBBLE_SCHEDULES, rank_of_stage, split_layers, stages_of_rank
 from search_spaces.overlap import ROW_PARTS
-from search_spaces.pipeline import ZERO_BUBBLE_SCHEDULES, rank_of_stage, split_layers, stages_of_rank
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
 

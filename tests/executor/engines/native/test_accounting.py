@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from two_ranks import RANKS, Measure, measuring
 
-from search_spaces.model import ModelSpec
+from search_spaces.models.model import ModelSpec
 from search_spaces.trial import Workload
 
 BYTES = 4  # fp32

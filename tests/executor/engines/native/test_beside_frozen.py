@@ -10,8 +10,8 @@ from two_ranks import RANKS, Measure, measuring
 
 from executor.data.batches import text_data
 from executor.parallel.model import Transformer, build_transformer
-from search_spaces.adapters import adapted
-from search_spaces.model import ModelSpec, Position
+from search_spaces.models.model import ModelSpec, Position
+from search_spaces.training.adapters import adapted
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
 

@@ -17,7 +17,7 @@ from executor.engines.native.optimizers.device_optimizer import Shares as Holder
 from executor.engines.native.optimizers.onebit_adam import OneBitAdam
 from executor.engines.native.parameter_shard import MasterShard
 from executor.parallel.collectives import Group
-from search_spaces.model import ModelSpec
+from search_spaces.models.model import ModelSpec
 from search_spaces.optimizers import LEAST_ROOT
 from search_spaces.trial import TrialResult
 from search_spaces.trial_config import TrialConfig

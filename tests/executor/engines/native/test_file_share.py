@@ -22,7 +22,7 @@ from executor.files.rank_file import RankFile
 from executor.parallel.copies import CopyEngine, Staging
 from executor.parallel.host_pool import HostPool
 from executor.parallel.initialization import Given
-from search_spaces.offload_files import BUFFERS, UNITS
+from search_spaces.training.offload_files import BUFFERS, UNITS
 from search_spaces.trial import Workload
 
 CPU = torch.device("cpu")

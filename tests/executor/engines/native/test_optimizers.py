@@ -17,13 +17,13 @@ from executor.engines.native.engine import NativeEngine
 from executor.engines.native.layout import make_layout
 from executor.engines.native.optimizers.adamw8bit import share_block
 from executor.engines.native.optimizers.choose import block_matrices
-from executor.engines.native.optimizers.muon import dealt
+from executor.engines.native.optimizers.muon import assign_owners
 from executor.engines.native.optimizers.newton_schulz import flops, orthogonalized
 from executor.engines.native.optimizers.quantised import QuantisedVector, codes
 from executor.errors import EngineRefusalError
 from executor.measurement.flop_counter import FlopCounter
 from executor.parallel.part import ModelPart
-from search_spaces.model import ModelSpec
+from search_spaces.models.model import ModelSpec
 from search_spaces.optimizers import LEAST_QUANTISED, OPTIMIZERS, QUANTISED_BLOCK
 from search_spaces.trial import TrialResult, Workload
 from search_spaces.trial_config import TrialConfig
@@ -102,11 +102,11 @@ def test_matrices_are_dealt_out_evenly_and_completely() -> None:
     layout = make_layout(
         [(str(n), nn.Parameter(torch.empty(shape, device="meta"))) for n, shape in enumerate(shapes)], 3, 10**9
     )
-    owned = dealt(layout.slots, 3)
+    owned = assign_owners(layout.slots, 3)
     assert sorted(slot.name for slots in owned for slot in slots) == sorted(slot.name for slot in layout.slots)
     loads = [sum(flops(*slot.shape) for slot in slots) for slots in owned]
     assert max(loads) - min(loads) <= flops(96, 64)
-    assert [len(slots) for slots in dealt(layout.slots[:1], 3)] == [1, 0, 0]
+    assert [len(slots) for slots in assign_owners(layout.slots[:1], 3)] == [1, 0, 0]
 
 
 def test_sums_in_the_precision_take_two_bytes_instead_of_four(measure: Measure) -> None:
@@ -173,8 +173,8 @@ def test_a_number_in_8_bits_is_the_nearest_code(elements: int, signed: bool, see
 @pytest.mark.parametrize("signed", [True, False])
 def test_a_number_between_two_codes_is_the_nearer(signed: bool) -> None:
     """The number nearest to each middle, and those on both sides of it."""
-    book = torch.tensor(codes(signed))
-    middles = (book[1:] + book[:-1]) / 2
+    codebook = torch.tensor(codes(signed))
+    middles = (codebook[1:] + codebook[:-1]) / 2
     beside = [torch.nextafter(middles, torch.full_like(middles, way)) for way in (-2.0, 2.0)]
     for values in (middles, *beside):
         vector = QuantisedVector(256, signed, torch.device("cpu"))
@@ -182,17 +182,17 @@ def test_a_number_between_two_codes_is_the_nearer(signed: bool) -> None:
         kept = vector.read(0, 255, torch.float32)
         assert torch.equal(kept, quantised(torch.cat([values, torch.ones(1)]), signed)[:255])
         off = (kept.double() - values.double()).abs()
-        assert bool((off <= (book[1:].double() - values.double()).abs()).all())
-        assert bool((off <= (book[:-1].double() - values.double()).abs()).all())
+        assert bool((off <= (codebook[1:].double() - values.double()).abs()).all())
+        assert bool((off <= (codebook[:-1].double() - values.double()).abs()).all())
 
 
 @pytest.mark.parametrize("signed", [True, False])
 def test_the_codes_reach_from_nothing_to_one(signed: bool) -> None:
-    book = codes(signed)
-    assert len({*book}) == 256
-    assert book == sorted(book)
-    assert (book[-1], 0.0 in book) == (1.0, True)
-    assert book[0] == pytest.approx(-0.993, abs=1e-3) if signed else book[0] == 0.0
+    codebook = codes(signed)
+    assert len({*codebook}) == 256
+    assert codebook == sorted(codebook)
+    assert (codebook[-1], 0.0 in codebook) == (1.0, True)
+    assert codebook[0] == pytest.approx(-0.993, abs=1e-3) if signed else codebook[0] == 0.0
 
 
 @settings(max_examples=50)

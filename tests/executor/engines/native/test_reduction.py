@@ -17,7 +17,7 @@ from executor.engines.native.parameter_shard import MasterShard
 from executor.engines.native.refill import fill
 from executor.parallel import collectives
 from executor.parallel.collectives import Group, InFlight, group_options
-from search_spaces.model import ModelSpec
+from search_spaces.models.model import ModelSpec
 from search_spaces.trial_config import TrialConfig
 
 SHAPES = ((4, 6), (5,), (3, 3), (7,), (1,), (8, 2))

@@ -12,7 +12,7 @@ from executor.engines.native.engine import NativeEngine
 from executor.engines.native.refill import IN_FLIGHT, RefillBesideForward
 from executor.engines.native.zero import ShardedModel
 from executor.engines.session import ParallelSession
-from search_spaces.model import ModelSpec
+from search_spaces.models.model import ModelSpec
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
 

@@ -1,0 +1,168 @@
+"""Commands that take a tuning request: `sweep`, `scale` and `submit`. They are built when one of them is asked for, because the
+declarations of a request's fields take time to load; `app` and `jobs_app` hold their names and help lines.
+"""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from autotune.cli import options
+from autotune.cli.command_words import command_of
+from autotune.cli.foreground_options import DEFAULT_OUT, SweepOptions
+from autotune.cli.options import Database, Json, Url
+from autotune.cli.request_options import PanelCommand, with_request_options
+from autotune.cli.status import end
+from autotune.request.field import Panel
+
+request_app = typer.Typer(rich_markup_mode=None)
+Fields = dict[str, Any]
+Out = Annotated[
+    Path, typer.Option(metavar="FILE", help="Where the best configuration is written.", rich_help_panel=Panel.BASIC.value)
+]
+
+
+@request_app.command(cls=PanelCommand)
+@with_request_options("sweep")
+def sweep(
+    context: typer.Context,
+    request: Fields,
+    price: options.Price = None,
+    rate: options.Rate = None,
+    step: options.Step = None,
+    pin: options.Pins = None,
+    trial_seconds: options.TrialSeconds = None,
+    baseline: options.Baseline = None,
+    from_: options.From = None,
+    history: options.History = None,
+    out: Out = DEFAULT_OUT,
+    launcher: options.Launcher = None,
+    plugin: options.Plugin = None,
+    folder: options.Folder = None,
+    pattern: options.Pattern = None,
+    parameter_count: options.ParameterCount = None,
+    script_knob: options.ScriptKnobs = None,
+    environment_knob: options.EnvironmentKnobs = None,
+    report_seconds: options.ReportSeconds = None,
+    pass_environment: options.PassEnvironment = None,
+    config: options.Config = None,
+    resume: Annotated[
+        str | None,
+        typer.Option(
+            metavar="JOB",
+            help="Go on with a job; `latest` for the latest. With --trials N, also one that has succeeded.",
+            rich_help_panel=Panel.BASIC.value,
+        ),
+    ] = None,
+    db: Database = None,
+    json: Json = False,
+) -> None:
+    """Tune a model: real trials, the best configuration as JSON. Or your own script: everything after -- is its command."""
+    from autotune.cli.sweep import sweep_command
+
+    command = command_of(
+        context, launcher=launcher, plugin=plugin, folder=folder, pattern=pattern, parameter_count=parameter_count,
+        script_knobs=script_knob, environment_knobs=environment_knob, report_seconds=report_seconds,
+    )  # fmt: skip
+    fidelity = None if trial_seconds is None else {"max_seconds": trial_seconds}
+    end(
+        lambda: sweep_command(
+            SweepOptions(
+                fields=request | options.given(command=command, fidelity=fidelity),
+                series=options.given(price=price, rate=rate, step=step),
+                pins=tuple(pin or ()),
+                baseline=baseline,
+                imported=from_,
+                history=history,
+                out=out,
+                pass_environment=tuple(pass_environment or ()),
+                config=config,
+                resume=resume,
+                database=options.only_database("sweep", db, "submit the job with `autotune submit`, "),
+                json=json,
+            )
+        )
+    )
+
+
+@request_app.command(cls=PanelCommand)
+@with_request_options("scale")
+def scale(
+    request: Fields,
+    ranks: Annotated[
+        str,
+        typer.Option(metavar="N,N", help="Sizes that are swept, one after the other.", rich_help_panel=Panel.BASIC.value),
+    ] = "1,2,4",
+    pin: options.Pins = None,
+    out: Annotated[
+        Path,
+        typer.Option(
+            metavar="FILE", help="Where the fastest size's configuration is written.", rich_help_panel=Panel.BASIC.value
+        ),
+    ] = DEFAULT_OUT,
+    config: options.Config = None,
+    db: Database = None,
+    json: Json = False,
+) -> None:
+    """Sweep a model on 1, 2, 4 ranks: samples/s and efficiency of each size, and where more ranks are slower."""
+    from autotune.cli.sweep import sweep_command
+
+    end(
+        lambda: sweep_command(
+            SweepOptions(
+                fields=request | {"ranks": ranks, "objective": "scale"},
+                series={},
+                pins=tuple(pin or ()),
+                baseline=None,
+                out=out,
+                config=config,
+                resume=None,
+                imported=None,
+                history=None,
+                database=options.only_database("scale", db),
+                json=json,
+            )
+        )
+    )
+
+
+@request_app.command(cls=PanelCommand)
+@with_request_options("submit")
+def submit(
+    context: typer.Context,
+    request: Fields,
+    pin: options.Pins = None,
+    baseline: options.Baseline = None,
+    from_: options.From = None,
+    launcher: options.Launcher = None,
+    plugin: options.Plugin = None,
+    folder: options.Folder = None,
+    pattern: options.Pattern = None,
+    parameter_count: options.ParameterCount = None,
+    script_knob: options.ScriptKnobs = None,
+    environment_knob: options.EnvironmentKnobs = None,
+    report_seconds: options.ReportSeconds = None,
+    config: options.Config = None,
+    priority: Annotated[
+        int, typer.Option(min=-100, max=100, metavar="N", help="Higher ones go first.", rich_help_panel=Panel.JOB.value)
+    ] = 0,
+    watch: Annotated[bool, typer.Option("--watch", help="Follow the job to its end.", rich_help_panel=Panel.JOB.value)] = False,
+    url: Url = None,
+    db: Database = None,
+    json: Json = False,
+) -> None:
+    """Submit a tuning job for a worker to run; standard output has its id."""
+    from autotune.cli.submit import SubmitOptions, submit_command
+
+    command = command_of(
+        context, launcher=launcher, plugin=plugin, folder=folder, pattern=pattern, parameter_count=parameter_count,
+        script_knobs=script_knob, environment_knobs=environment_knob, report_seconds=report_seconds,
+    )  # fmt: skip
+    end(
+        lambda: submit_command(
+            SubmitOptions(
+                fields=request | options.given(command=command), pins=tuple(pin or ()), baseline=baseline, imported=from_,
+                config=config, priority=priority, watch=watch, url=url, database=db, json=json,
+            )
+        )
+    )  # fmt: skip

@@ -1,0 +1,1 @@
+"""Clusters: nodes, devices and links; presets; what a micro-benchmark measures."""

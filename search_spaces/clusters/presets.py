@@ -1,0 +1,326 @@
+"""Clusters by name: this machine, presets from public data sheets, so many cards, a user's TOML file, a live Ray cluster."""
+
+import math
+import os
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from search_spaces.clusters.cards import CARDS, machine_of_cards
+from search_spaces.clusters.cluster import ClusterSpec, DeviceSpec, NodeGroup, mixed_cluster
+from search_spaces.clusters.numa import numa_nodes
+from search_spaces.errors import ClusterFormatError
+from search_spaces.file_kinds import CLUSTER_FILE, mistaken
+from search_spaces.fused_kernels import PACKAGES, installed_kernels
+from search_spaces.preset_files import preset_tables, unknown_name
+from search_spaces.quantities import Quantity, read_quantity
+
+GIVE = "give the path of a TOML file, local, or NAME:NODES"
+RANKS_PER_CORE = 4
+"""Ranks that `local` puts on a core at most: more only take turns."""
+CPU_PEAK_FLOPS_PER_CORE = 1e11
+"""fp32 FLOP/s of a core, a rough estimate: 3 GHz x 2 fused multiply-add units x 8 lanes x 2. MFU on a CPU is of this."""
+CPU_MEMORY_BANDWIDTH = 2e10
+"""Bytes/s of a machine's memory, a rough estimate of two DDR4 channels in use; ranks share it."""
+LOOPBACK_BANDWIDTH = 2e9
+"""Bytes/s between two ranks of this machine through gloo, a rough estimate."""
+
+
+def cluster_preset_names() -> tuple[str, ...]:
+    """The names that `resolve_cluster` knows beside `local` and `ray`."""
+    return tuple(preset_tables("clusters"))
+
+
+def device_preset(name: str) -> DeviceSpec:
+    """A device from its public data sheet.
+
+    Raises:
+        UnknownNameError: there is no such preset.
+    """
+    devices = preset_tables("devices")
+    if name not in devices:
+        raise unknown_name("device preset", name, devices)
+    return _device(name, devices[name])
+
+
+def resolve_cluster(
+    text: str, ranks: int | None = None, memory_limit_bytes: int | None = None, live: ClusterSpec | None = None
+) -> ClusterSpec:
+    """The cluster that `text` names: `local`, `NAME` or `NAME:NODES`, cards (`2x24GB`), the path of a TOML file, or `ray`.
+
+    `ranks` sets the ranks of `local`, is a part of what `ray` finds, on as few nodes as possible and equally many on each,
+    and must elsewhere be the devices of the cluster. `memory_limit_bytes` lowers the memory of each device. `live` is what
+    the caller, who may import torch and ray, found: the answer to `ray`, and to `local` where this machine has GPUs.
+
+    Raises:
+        UnknownNameError: there is no such preset, and it is no path either.
+        ClusterFormatError: the text or the file cannot be read, or more ranks are asked for than there is room for.
+    """
+    if text == "local" and live is None:
+        return local_cluster(ranks, memory_limit_bytes)
+    cluster = _described(text, live)
+    if text == "ray" and ranks is not None:
+        cluster = _part(cluster, ranks)
+    if ranks is not None and ranks != cluster.world_size:
+        raise ClusterFormatError(
+            "ranks",
+            f"{ranks} is not the {cluster.world_size} devices of {text}",
+            "leave it out, or change the nodes (NAME:NODES)",
+        )
+    return _limited(cluster, memory_limit_bytes)
+
+
+def is_cluster_name(text: str) -> bool:
+    """Whether `text` is `local` or names a preset or cards, and is surely no path."""
+    name = text.partition(":")[0]
+    known = name in preset_tables("clusters") or machine_of_cards(name, device_preset) is not None
+    return text == "local" or (known and re.fullmatch(r"(:[1-9][0-9]{0,5})?", text[len(name) :]) is not None)
+
+
+def local_cluster(
+    ranks: int | None = None,
+    memory_limit_bytes: int | None = None,
+    gpu_name: str | None = None,
+    gpu_count: int = 0,
+    gpu_memory_bytes: int = 0,
+) -> ClusterSpec:
+    """This machine: a rank a GPU where GPUs are handed in (this package cannot look for them itself), else ranks on its cores.
+
+    Raises:
+        ClusterFormatError: `ranks` is not positive, or more than `RANKS_PER_CORE` a core, or more than the GPUs.
+    """
+    cores = _cores()
+    most = gpu_count or RANKS_PER_CORE * cores
+    if ranks is None:
+        ranks = gpu_count or min(2, cores)
+    if not 1 <= ranks <= most:
+        room = f"{gpu_count} GPUs" if gpu_count else f"{cores} cores at {RANKS_PER_CORE} ranks a core"
+        raise ClusterFormatError("ranks", f"{ranks} is not between 1 and {most} ({room})", f"use at most {most} ranks")
+    device = _gpu(gpu_name or "gpu", gpu_memory_bytes) if gpu_count else _cpu_share(ranks, cores)
+    cluster = ClusterSpec(
+        name="local",
+        nodes=1,
+        devices_per_node=ranks,
+        device=device,
+        intra_node_bandwidth=3.1e10 if gpu_count else LOOPBACK_BANDWIDTH,
+        inter_node_bandwidth=LOOPBACK_BANDWIDTH,
+        host_memory_bytes=host_memory_bytes(),
+        cores_per_node=cores,
+        numa_nodes=len(numa_nodes()) or None,
+        kernel_packages=installed_kernels() if gpu_count else None,
+    )
+    return _limited(cluster, memory_limit_bytes)
+
+
+def read_cluster_file(path: str | Path) -> ClusterSpec:
+    """The cluster of a TOML file: the fields of ClusterSpec, `device` being a preset's name or a table of DeviceSpec's fields.
+
+    Nodes that differ are [[nodes]] tables in the place of `nodes`, each with a `count` and whichever fields are its own.
+
+    Raises:
+        ClusterFormatError: the file cannot be read, or a key is missing or of the wrong type; the message names both.
+    """
+    file = Path(path).expanduser()
+    try:
+        table = tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        reason = (error.strerror or "cannot be read").lower()
+        raise ClusterFormatError(str(file), reason, GIVE) from None
+    except ValueError as error:
+        if other := mistaken(file, CLUSTER_FILE):
+            raise ClusterFormatError(str(file), other, GIVE) from None
+        raise ClusterFormatError(str(file), f"is not TOML ({error})", "correct the file") from None
+    if "devices_per_node" not in table and (other := mistaken(file, CLUSTER_FILE)):
+        raise ClusterFormatError(str(file), other, GIVE)
+    name, nodes = str(table.get("name", file.stem)), table.get("nodes", 1)
+    try:
+        return _mixed(name, table, nodes) if isinstance(nodes, list) else _cluster(name, table, nodes)
+    except ClusterFormatError as error:
+        raise ClusterFormatError(f"{file}: {error.field}", error.problem, error.remedy) from None
+
+
+def _described(text: str, live: ClusterSpec | None) -> ClusterSpec:
+    if text in ("ray", "local"):
+        if live is None:
+            raise ClusterFormatError("ray", "is described where something runs on it alone", "give NAME:NODES or a TOML file")
+        return live
+    name, _, nodes = text.partition(":")
+    presets, cards = preset_tables("clusters"), machine_of_cards(name, device_preset)
+    if name in presets or cards is not None:
+        if nodes and re.fullmatch(r"[1-9][0-9]{0,5}", nodes) is None:
+            raise ClusterFormatError(text, f"{nodes!r} is no number of nodes", f"write {name}:4 for 4 nodes")
+        count = int(nodes or 1)
+        return replace(cards, name=text, nodes=count) if cards is not None else _cluster(text, presets[name], count)
+    if Path(text).expanduser().exists() or text.endswith(".toml") or "/" in text:
+        return read_cluster_file(text)
+    otherwise = f"or give NAME:NODES, {CARDS}, or the path of a TOML file"
+    raise unknown_name("cluster preset", name, ("local", "ray", *presets), otherwise)
+
+
+def _part(cluster: ClusterSpec, ranks: int) -> ClusterSpec:
+    """So many devices of the cluster: on as few nodes as possible, equally many on each."""
+    most = cluster.devices_per_node
+    fitting = (nodes for nodes in range(1, cluster.nodes + 1) if ranks % nodes == 0 and 1 <= ranks // nodes <= most)
+    nodes = next(fitting, None)
+    if nodes is None:
+        problem = f"{ranks} cannot be laid out evenly on {cluster.nodes} nodes of {most} devices"
+        raise ClusterFormatError("ranks", problem, f"give at most {most}, or a multiple of it up to {cluster.world_size}")
+    return replace(cluster, nodes=nodes, devices_per_node=ranks // nodes)
+
+
+def _mixed(name: str, table: Mapping[str, Any], nodes: list[Any]) -> ClusterSpec:
+    """Of each [[nodes]] table what it leaves open is the cluster's."""
+    groups = []
+    for place, own in enumerate(nodes):
+        if not isinstance(own, Mapping):
+            raise ClusterFormatError("nodes", f"{own!r} is no table", "write [[nodes]] and a count below it")
+        if "devices_per_node" in own:
+            problem = "nodes of several numbers of devices are not supported"
+            raise ClusterFormatError(f"nodes[{place}].devices_per_node", problem, "write it once, above the [[nodes]] tables")
+        try:
+            groups.append(_group(f"{name}-{place}", {**table, **own}))
+        except ClusterFormatError as error:
+            raise ClusterFormatError(f"nodes[{place}].{error.field}", error.problem, error.remedy) from None
+    return replace(mixed_cluster(name, _count(table, "devices_per_node"), groups), kernel_packages=_packages(table))
+
+
+def _group(name: str, table: Mapping[str, Any]) -> NodeGroup:
+    return NodeGroup(
+        nodes=_count(table, "count"),
+        device=_stated_device(name, table),
+        intra_node_bandwidth=_number(table, "intra_node_bandwidth", Quantity.RATE),
+        inter_node_bandwidth=_number(table, "inter_node_bandwidth", Quantity.RATE),
+        host_memory_bytes=_count(table, "host_memory_bytes", Quantity.BYTES),
+        cores_per_node=_count(table, "cores_per_node"),
+        ray_resource=str(table.get("ray_resource", "")),
+    )
+
+
+def _stated_device(name: str, table: Mapping[str, Any]) -> DeviceSpec:
+    stated = table.get("device")
+    if isinstance(stated, Mapping):
+        return _device(str(stated.get("name", name)), stated)
+    return device_preset(str(stated)) if stated is not None else _missing("device")
+
+
+def _cluster(name: str, table: Mapping[str, Any], nodes: Any) -> ClusterSpec:
+    return ClusterSpec(
+        name=name,
+        nodes=_count({"nodes": nodes}, "nodes"),
+        devices_per_node=_count(table, "devices_per_node"),
+        device=_stated_device(name, table),
+        intra_node_bandwidth=_number(table, "intra_node_bandwidth", Quantity.RATE),
+        inter_node_bandwidth=_number(table, "inter_node_bandwidth", Quantity.RATE),
+        host_memory_bytes=_count(table, "host_memory_bytes", Quantity.BYTES),
+        cores_per_node=_count(table, "cores_per_node"),
+        numa_nodes=_count(table, "numa_nodes") if "numa_nodes" in table else None,
+        kernel_packages=_packages(table),
+    )
+
+
+def _device(name: str, table: Mapping[str, Any]) -> DeviceSpec:
+    flops = table.get("peak_flops", {})
+    if not isinstance(flops, Mapping):
+        raise ClusterFormatError("peak_flops", f"{flops!r} is no table", "write peak_flops = { bf16 = 312e12 }")
+    return DeviceSpec(
+        name=name,
+        kind=str(table.get("kind", "cuda")),
+        memory_bytes=_count(table, "memory_bytes", Quantity.BYTES),
+        peak_flops={str(precision): _number(flops, precision, Quantity.FLOPS) for precision in flops},
+        memory_bandwidth=_number(table, "memory_bandwidth", Quantity.RATE) if "memory_bandwidth" in table else None,
+        source=str(table.get("source", "")),
+    )
+
+
+def _packages(table: Mapping[str, Any]) -> dict[str, str] | None:
+    if (stated := table.get("kernel_packages")) is None:
+        return None
+    known = [package.module for package in PACKAGES.values()]
+    if not isinstance(stated, Mapping) or not set(stated) <= {*known}:
+        remedy = f'write kernel_packages = {{ {known[0]} = "0.8.5" }}, with any of {", ".join(known)}'
+        raise ClusterFormatError("kernel_packages", f"{stated!r} is no table of packages and versions", remedy)
+    return {str(module): str(version) for module, version in stated.items()}
+
+
+def _missing(key: str) -> Any:
+    raise ClusterFormatError(key, "is missing", "add this key")
+
+
+def _number(table: Mapping[str, Any], key: str, quantity: Quantity | None = None) -> float:
+    """The number at `key`; one of a quantity may be a text with its unit."""
+    value = table[key] if key in table else _missing(key)
+    if isinstance(value, str) and quantity is not None:
+        if (read := read_quantity(quantity, value)) is None:
+            raise ClusterFormatError(key, f"{value!r} has no known unit", f"write {quantity}")
+        value = read
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise ClusterFormatError(key, f"{value!r} is not a positive number", "give a positive number")
+    return float(value)
+
+
+def _count(table: Mapping[str, Any], key: str, quantity: Quantity | None = None) -> int:
+    value = _number(table, key, quantity)
+    if not value.is_integer() and not isinstance(table[key], str):
+        raise ClusterFormatError(key, f"{value!r} is not a whole number", "give a positive integer")
+    return int(value)
+
+
+def _limited(cluster: ClusterSpec, memory_limit_bytes: int | None) -> ClusterSpec:
+    """The cluster with each device's memory lowered to the limit."""
+    if memory_limit_bytes is None:
+        return cluster
+    if memory_limit_bytes < 1:
+        raise ClusterFormatError("memory limit", f"{memory_limit_bytes} is not positive", "give a positive number of bytes")
+    groups = tuple(replace(group, device=_with_limit(group.device, memory_limit_bytes)) for group in cluster.groups)
+    return replace(cluster, device=_with_limit(cluster.device, memory_limit_bytes), groups=groups)
+
+
+def _with_limit(device: DeviceSpec, memory_limit_bytes: int) -> DeviceSpec:
+    return replace(device, memory_bytes=min(memory_limit_bytes, device.memory_bytes))
+
+
+def _gpu(name: str, memory_bytes: int) -> DeviceSpec:
+    """The data sheet's figures where the driver's name for the device holds a preset's; else its memory alone.
+
+    PCIe boards have other peaks than the modules of the same name.
+    """
+    words = re.findall(r"[a-z0-9]+", name.lower())
+    fitting = [
+        device_preset(preset)
+        for preset in preset_tables("devices")
+        if preset.split("-")[0] in words and ("pcie" in preset) == ("pcie" in words)
+    ]
+    if not fitting:
+        return DeviceSpec(name=name, kind="cuda", memory_bytes=memory_bytes, peak_flops={}, source="the driver")
+    nearest = min(fitting, key=lambda device: abs(device.memory_bytes - memory_bytes))
+    return replace(nearest, name=name, memory_bytes=memory_bytes)
+
+
+def _cpu_share(ranks: int, cores: int) -> DeviceSpec:
+    peak = CPU_PEAK_FLOPS_PER_CORE * cores / ranks
+    return DeviceSpec(
+        name="cpu",
+        kind="cpu",
+        memory_bytes=host_memory_bytes() // ranks,
+        peak_flops={"fp32": peak, "fp64": peak / 2},
+        memory_bandwidth=CPU_MEMORY_BANDWIDTH / ranks,
+        source="a rough estimate per core; memory as this machine's kernel states it",
+    )
+
+
+def _cores() -> int:
+    """Cores that this process may run on, where the system tells."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def host_memory_bytes() -> int:
+    """Main memory, or the control group's limit where that is lower (containers)."""
+    installed = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        limit = Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii").strip()
+    except OSError:
+        return installed
+    return min(installed, int(limit)) if limit.isdigit() else installed

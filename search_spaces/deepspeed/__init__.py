@@ -1,0 +1,1 @@
+"""DeepSpeed's configuration: written, read and checked."""

@@ -1,0 +1,144 @@
+"""The configuration that DeepSpeed (0.19.8) is given for a TrialConfig, by the engine and by the export."""
+
+from typing import Any
+
+from search_spaces.compression import INT8
+from search_spaces.optimizers import MUON_MOMENTUM, SGD_MOMENTUM
+from search_spaces.training.loss_scale import GROWTH_INTERVAL, INITIAL_SCALE_POWER, LEAST_SCALE
+from search_spaces.training.offload_files import REQUEST_BYTES, REQUEST_THREADS
+from search_spaces.trial import Workload
+from search_spaces.trial_config import TrialConfig
+
+REDUCTION = ("reduce_bucket_size", "overlap_comm", "contiguous_gradients")
+"""Knobs of which stage 0 reads nothing: it reduces after backward, in buckets of its own."""
+LOSS_SCALE = {
+    "loss_scale": 0, "initial_scale_power": INITIAL_SCALE_POWER, "loss_scale_window": GROWTH_INTERVAL, "hysteresis": 1,
+    "min_loss_scale": int(LEAST_SCALE),
+}  # fmt: skip
+"""0: it changes with what the gradients allow. Without hysteresis each overflow lowers it."""
+KEEP_ALL = 10**12
+"""As `stage3_max_reuse_distance`: farther than any step reaches, so that gathered parameters are kept until backward."""
+
+
+def deepspeed_config(config: TrialConfig, workload: Workload, world_size: int, parameter_count: int) -> dict[str, Any]:
+    """What `deepspeed.initialize(config=…)` takes: batch, ZeRO, types, clipping and optimizer. Only what it reads there.
+
+    Tensor and pipeline parallelism are not part of it: they need the module. A `parameter_count` of 0 is not known.
+    """
+    return {
+        **_batch(config, workload, world_size),
+        "zero_optimization": _zero(config, workload, parameter_count),
+        # Integers are asked for by another key, at stage 3.
+        "communication_data_type": "fp32" if config.reduce_dtype == INT8 else config.reduce_dtype,
+        "bf16": {"enabled": config.precision in ("bf16", "fp8")},
+        "fp16": {"enabled": config.precision == "fp16", **(LOSS_SCALE if config.precision == "fp16" else {})},
+        **_sums(config),
+        "gradient_clipping": workload.gradient_clipping,
+        **_optimizer_section(config, workload),
+        **_requests(config),
+    }
+
+
+def torch_optimizer(config: TrialConfig, workload: Workload) -> dict[str, Any]:
+    """AdamW as torch has it, fused or not. DeepSpeed's own is compiled where it is first used, which takes a minute."""
+    parameters = {"lr": workload.learning_rate, "weight_decay": workload.weight_decay}
+    return {"type": "AdamW", "params": {**parameters, "torch_adam": True, "fused": config.fused_optimizer}}
+
+
+def _sums(config: TrialConfig) -> dict[str, Any]:
+    if config.accumulation_dtype == TrialConfig().accumulation_dtype:
+        return {}
+    return {"data_types": {"grad_accum_dtype": config.accumulation_dtype}}
+
+
+def _batch(config: TrialConfig, workload: Workload, world_size: int) -> dict[str, Any]:
+    sizes = {
+        "train_batch_size": workload.global_batch_size,
+        "train_micro_batch_size_per_gpu": config.micro_batch_size,
+        "gradient_accumulation_steps": config.gradient_accumulation_steps(workload.global_batch_size, world_size),
+    }
+    if config.tensor_parallel_size > 1:
+        # Where AutoTP divides the ranks, DeepSpeed still counts each of them as a replica when it checks the product.
+        del sizes["train_batch_size"]
+    return sizes
+
+
+def _zero(config: TrialConfig, workload: Workload, parameter_count: int) -> dict[str, Any]:
+    zero: dict[str, Any] = {"stage": config.zero_stage}
+    if config.zero_stage > 0:
+        zero |= {
+            # DeepSpeed allocates the whole bucket, however few gradients there are.
+            "reduce_bucket_size": min(config.reduce_bucket_size, parameter_count or config.reduce_bucket_size),
+            "overlap_comm": config.overlap_comm,
+            "contiguous_gradients": config.contiguous_gradients,
+        }
+    if config.zero_stage == 3:
+        zero |= _stage_3(config)
+        if config.optimizer == "muon":  # which needs whole gradients there
+            zero["reduce_scatter"] = False
+    if config.offload_optimizer != "none":
+        zero["offload_optimizer"] = {**_place(config.offload_optimizer, workload), **_ratio(config)}
+        if config.offload_optimizer == "nvme":
+            zero["offload_optimizer"] |= {"pipeline_read": True, "pipeline_write": True}
+    if config.offload_param != "none":
+        zero["offload_param"] = _place(config.offload_param, workload)
+    return zero
+
+
+def _place(device: str, workload: Workload) -> dict[str, Any]:
+    named = {"nvme_path": workload.nvme_path} if device == "nvme" and workload.nvme_path is not None else {}
+    return {"device": device, **named}
+
+
+def _requests(config: TrialConfig) -> dict[str, Any]:
+    """Sizes of requests to files as the native engine makes them; DeepSpeed's own are of 1 MiB, one thread's at a time."""
+    if "nvme" not in (config.offload_optimizer, config.offload_param):
+        return {}
+    return {"aio": {"block_size": REQUEST_BYTES, "thread_count": REQUEST_THREADS, "overlap_events": True}}
+
+
+def offloads_a_part(config: TrialConfig) -> bool:
+    """Whether DeepSpeed can leave a part of the optimizer state on the device, and is to: at stage 3 alone."""
+    return config.offload_optimizer != "none" and config.offload_ratio < 1.0 and config.zero_stage == 3
+
+
+def _ratio(config: TrialConfig) -> dict[str, Any]:
+    return {"ratio": config.offload_ratio} if offloads_a_part(config) else {}
+
+
+def _stage_3(config: TrialConfig) -> dict[str, Any]:
+    # A second, nearer copy of the parameters that backward gathers from (hpZ of ZeRO++). States stay divided over all ranks.
+    size = config.secondary_shard_size or config.hsdp_shard_size
+    return {
+        **({"zero_hpz_partition_size": size} if size else {}),
+        **({"zero_quantized_weights": True} if config.gather_dtype == INT8 else {}),
+        **({"zero_quantized_gradients": True} if config.reduce_dtype == INT8 else {}),
+        "stage3_prefetch_bucket_size": config.prefetch_bucket_size,
+        "stage3_param_persistence_threshold": config.param_persistence_threshold,
+        "stage3_max_live_parameters": config.max_live_parameters,
+        # DeepSpeed keeps what it needs again within so many parameters, beyond any limit; left to its default, within 1e9.
+        "stage3_max_reuse_distance": 0 if config.reshard_after_forward else KEEP_ALL,
+    }
+
+
+def _optimizer_section(config: TrialConfig, workload: Workload) -> dict[str, Any]:
+    """The optimizer, where DeepSpeed can make it, and its leave to be sharded where DeepSpeed has not tried that itself."""
+    untested = config.zero_stage > 0 and config.optimizer not in ("adamw", "muon")
+    leave: dict[str, Any] = {"zero_allow_untested_optimizer": True} if untested else {}
+    if config.optimizer == "adamw8bit":
+        return leave
+    return {**leave, "optimizer": _optimizer(config, workload)}
+
+
+def _optimizer(config: TrialConfig, workload: Workload) -> dict[str, Any]:
+    parameters: dict[str, Any] = {"lr": workload.learning_rate, "weight_decay": workload.weight_decay}
+    match config.optimizer:
+        case "sgd":
+            return {"type": "SGD", "params": {**parameters, "momentum": SGD_MOMENTUM}}
+        case "lamb":
+            return {"type": "Lamb", "params": parameters}
+        case "muon":
+            return {"type": "Muon", "params": {**parameters, "momentum": MUON_MOMENTUM}}
+    if not config.fused_optimizer and not offloads_a_part(config):  # which DeepSpeed's own Adam alone can
+        parameters["torch_adam"] = True
+    return {"type": "AdamW", "params": parameters}

@@ -1,0 +1,286 @@
+"""What DeepSpeed makes of a configuration without a word, or stops at: a table of rules, by its version.
+
+DeepSpeed checks the batch sizes and the keys of some sections; everything else it takes. Checked against 0.19.8 in source and,
+where it is installed, by tests against its own classes. Values "auto" are left to who fills them in.
+"""
+
+import difflib
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from search_spaces.deepspeed.keys import (
+    FORBIDS_OTHERS,
+    IGNORES_OTHERS,
+    NEVER_READ,
+    REMOVED,
+    REMOVED_OPTIMIZERS,
+    REMOVED_VERSION,
+    STAGE_3_KEYS,
+    TOP_LEVEL,
+)
+
+Config = Mapping[str, Any]
+
+
+class Effect(StrEnum):
+    """What DeepSpeed does. The values are exported: never rename one."""
+
+    REFUSED = "refused"
+    """It stops when it reads the configuration."""
+    FAILS = "fails"
+    """It takes the configuration, and stops when it builds its engine."""
+    IGNORED = "ignored"
+    """It takes the key, and nothing reads it there."""
+    CHANGED = "changed"
+    """It does something else than the key says."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One thing that a configuration does not do as it says."""
+
+    rule: str
+    key: str
+    """Path of the key, with dots."""
+    effect: Effect
+    problem: str
+    """One clause without the remedy."""
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.key}: {self.effect}: {self.problem}; {self.remedy}"
+
+
+def findings(config: Config, version: str, world_size: int | None = None) -> list[Finding]:
+    """Everything that DeepSpeed of this version stops at, ignores or changes, in the order of the rules.
+
+    `world_size`: ranks of the run; None: what depends on them is not looked at.
+    """
+    found = [finding for rule in _RULES for finding in rule(config, _numbers(version))]
+    return found if world_size is None else [*found, *_ranks(config, world_size)]
+
+
+def _unknown_keys(config: Config, _: tuple[int, ...]) -> Iterator[Finding]:
+    """Keys that nothing reads; the likeliest meant one is named."""
+    removed = {path for path in REMOVED if "." not in path}
+    for key in config:
+        if key not in TOP_LEVEL and key not in removed:
+            yield _ignored("unknown-key", key, "no part of DeepSpeed reads this key", _meant(key, TOP_LEVEL))
+    for path, known in IGNORES_OTHERS.items():
+        for key in _section(config, path):
+            if key not in known:
+                yield _ignored("unknown-key", f"{path}.{key}", "no part of DeepSpeed reads this key", _meant(key, known))
+    for path, known in FORBIDS_OTHERS.items():
+        for key in _section(config, path):
+            if key not in known and f"{path}.{key}" not in REMOVED:
+                yield _refused("unknown-key", f"{path}.{key}", "the section has no such key", _meant(key, known))
+
+
+def _removed_keys(config: Config, version: tuple[int, ...]) -> Iterator[Finding]:
+    if version < _numbers(REMOVED_VERSION):
+        return
+    for path, instead in REMOVED.items():
+        section, _, key = path.rpartition(".")
+        if key in (_section(config, section) if section else config):
+            yield _refused("removed-key", path, "DeepSpeed has removed it", f"leave it out: {instead}")
+    kind = _section(config, "optimizer").get("type")
+    if isinstance(kind, str) and kind.lower() in REMOVED_OPTIMIZERS:
+        yield _make("removed-key", "optimizer.type", Effect.FAILS, f"DeepSpeed has removed {kind}", "use AdamW or Lamb")
+
+
+def _dead_keys(config: Config, _version: tuple[int, ...]) -> Iterator[Finding]:
+    for path, instead in NEVER_READ.items():
+        section, _, key = path.rpartition(".")
+        if key in (_section(config, section) if section else config):
+            yield _ignored("never-read", path, f"it is never read: {instead}", "leave it out")
+
+
+def _stage(config: Config, _: tuple[int, ...]) -> Iterator[Finding]:
+    """Keys that act at other stages than the one that is asked for."""
+    zero = config.get("zero_optimization")
+    if isinstance(zero, bool):
+        yield _make(
+            "stage-as-flag",
+            "zero_optimization",
+            Effect.CHANGED,
+            f"{str(zero).lower()} means stage {int(zero)}",
+            "name the stage",
+        )
+    if not isinstance(zero, Mapping):
+        return
+    if "stage" not in zero:
+        yield _make(
+            "stage-missing", "zero_optimization", Effect.CHANGED, "without a stage nothing is divided", "name the stage"
+        )
+    stage = zero.get("stage", 0)
+    if not isinstance(stage, int) or stage >= 3:
+        return
+    for key in sorted(STAGE_3_KEYS & zero.keys()):
+        yield _ignored(
+            "stage-3-key", f"zero_optimization.{key}", f"stage {stage} does not read it", "use stage 3, or leave it out"
+        )
+    if zero.get("zero_hpz_partition_size", 1) != 1:
+        yield _ignored(
+            "stage-3-key", "zero_optimization.zero_hpz_partition_size", f"stage {stage} has no parameters to divide twice",
+            "use stage 3, or leave it out",
+        )  # fmt: skip
+    if _device(config, "offload_param") != "none":
+        yield _ignored(
+            "offload-param-stage", "zero_optimization.offload_param", f"stage {stage} keeps its parameters where they are",
+            "use stage 3, or leave it out",
+        )  # fmt: skip
+    if stage == 0:
+        yield from _stage_0(config, zero)
+
+
+def _stage_0(config: Config, zero: Config) -> Iterator[Finding]:
+    for key in ("reduce_bucket_size", "overlap_comm", "contiguous_gradients", "reduce_scatter", "round_robin_gradients"):
+        if key in zero:
+            problem = "stage 0 reduces after backward in buckets of its own"
+            yield _ignored("stage-0-key", f"zero_optimization.{key}", problem, "use a higher stage, or leave it out")
+    if _device(config, "offload_optimizer") != "none":
+        yield _make(
+            "offload-optimizer-stage", "zero_optimization.offload_optimizer", Effect.CHANGED,
+            "stage 0 offloads nothing, but takes the optimizer for the host", "use stage 1, 2 or 3, or leave it out",
+        )  # fmt: skip
+
+
+def _offload(config: Config, _: tuple[int, ...]) -> Iterator[Finding]:
+    zero, optimizer = _section(config, "zero_optimization"), _section(config, "zero_optimization.offload_optimizer")
+    for name in ("offload_param", "offload_optimizer"):
+        if _device(config, name) == "nvme" and not _section(config, f"zero_optimization.{name}").get("nvme_path"):
+            path = f"zero_optimization.{name}.nvme_path"
+            yield _make("nvme-path", path, Effect.FAILS, "nvme needs a folder, and none is given", "give nvme_path")
+    ratio = optimizer.get("ratio", 1.0)
+    if isinstance(ratio, int | float) and ratio < 1.0:
+        path = "zero_optimization.offload_optimizer.ratio"
+        if zero.get("stage") != 3:
+            yield _refused("offload-ratio-stage", path, "stage 3 alone offloads a part", "use stage 3, or leave it out")
+        elif _section(config, "optimizer.params").get("torch_adam"):
+            problem = "a part is offloaded with DeepSpeed's own Adam alone"
+            yield _make("offload-ratio-optimizer", path, Effect.FAILS, problem, "leave out torch_adam")
+    if (
+        _device(config, "offload_optimizer") != "none"
+        and zero.get("contiguous_gradients") is False
+        and zero.get("stage") in (1, 2)
+    ):
+        problem = "gradients are copied into one buffer to be offloaded"
+        yield _ignored("offload-contiguous", "zero_optimization.contiguous_gradients", problem, "leave it out")
+
+
+def _types(config: Config, _: tuple[int, ...]) -> Iterator[Finding]:
+    if _section(config, "bf16").get("enabled") is True and _section(config, "fp16").get("enabled") is True:
+        yield _refused("two-precisions", "fp16.enabled", "bf16 and fp16 exclude each other", "enable one of them")
+    if "max_grad_norm" in _section(config, "optimizer.params"):
+        problem = "an optimizer has no such parameter"
+        yield _make("max-grad-norm", "optimizer.params.max_grad_norm", Effect.FAILS, problem, "set gradient_clipping")
+    size = _section(config, "zero_optimization").get("allgather_bucket_size", 0)
+    if isinstance(size, int) and size % 2 and _section(config, "zero_optimization").get("stage") in (1, 2):
+        path = "zero_optimization.allgather_bucket_size"
+        yield _make("odd-bucket", path, Effect.FAILS, "it must be even, though it is never read", "leave it out")
+
+
+def _sections(config: Config, _version: tuple[int, ...]) -> Iterator[Finding]:
+    """A section that is something else than an object."""
+    for path in ("optimizer", *FORBIDS_OTHERS):
+        section, dot, key = path.rpartition(".")
+        value = (_section(config, section) if dot else config).get(key)
+        as_flag = path == "zero_optimization" and isinstance(value, bool)
+        if not (value in (None, "auto") or isinstance(value, Mapping) or as_flag):
+            yield _refused("section-type", path, f"{value!r} is no object", 'write its keys, as in {"enabled": true}')
+
+
+def _batch(config: Config, _: tuple[int, ...]) -> Iterator[Finding]:
+    names = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+    for name in names:
+        value = config.get(name)
+        if isinstance(value, int) and value < 1:
+            yield _refused("batch-positive", name, f"{value} is no count", "give a whole number of at least 1")
+    if config.get(names[0]) is None and config.get(names[1]) is None:
+        yield _refused("batch-missing", names[0], "neither it nor the micro-batch is given", f"give {names[1]}")
+    divided = _section(config, "tensor_parallel").get("autotp_size", 0)
+    if isinstance(divided, int) and divided > 1 and all(isinstance(config.get(name), int) for name in names):
+        problem = "with AutoTP DeepSpeed still counts every rank as a replica, and refuses the product of the three"
+        yield _refused("autotp-batch", names[0], problem, f"leave {names[0]} out")
+
+
+def _tensor(config: Config, _: tuple[int, ...]) -> Iterator[Finding]:
+    section = _section(config, "tensor_parallel")
+    size = section.get("autotp_size")
+    if not section or size is None or size in (0, 1):
+        inert = [key for key in section if key not in ("autotp_size", "dtype")]
+        if inert:
+            path = f"tensor_parallel.{inert[0]}"
+            yield _ignored("autotp-off", path, "without an autotp_size above 1 nothing is divided", "set autotp_size")
+    elif "partition_config" not in section and "preset_model" not in section:
+        problem = "without a plan AutoTP goes by the names of the layers, and leaves those that it does not know whole"
+        yield _make(
+            "autotp-plan",
+            "tensor_parallel",
+            Effect.CHANGED,
+            problem,
+            "give partition_config, or a model with a tp_plan of its own",
+        )
+
+
+def _ranks(config: Config, world_size: int) -> Iterator[Finding]:
+    """What DeepSpeed could have compared with the ranks."""
+    size = _section(config, "tensor_parallel").get("autotp_size") or 1
+    if isinstance(size, int) and world_size % size:
+        path = "tensor_parallel.autotp_size"
+        yield _make(
+            "autotp-ranks", path, Effect.FAILS, f"{size} does not divide {world_size} ranks", "give a divisor of the ranks"
+        )
+        return
+    hpz = _section(config, "zero_optimization").get("zero_hpz_partition_size", 1)
+    if isinstance(hpz, int) and hpz > 1 and world_size % min(hpz, world_size):
+        path = "zero_optimization.zero_hpz_partition_size"
+        yield _make("hpz-ranks", path, Effect.FAILS, f"{hpz} does not divide {world_size} ranks", "give a divisor of the ranks")
+    batch, micro = config.get("train_batch_size"), config.get("train_micro_batch_size_per_gpu")
+    if isinstance(batch, int) and isinstance(micro, int) and min(batch, micro) > 0 and size == 1:
+        steps = config.get("gradient_accumulation_steps")
+        steps = steps if isinstance(steps, int) else batch // (micro * world_size)
+        if micro * steps * world_size != batch:
+            problem = f"{batch} is not {micro} samples x {steps} micro-batches x {world_size} ranks"
+            yield _refused("batch-product", "train_batch_size", problem, "give two of the three")
+
+
+_RULES: tuple[Callable[[Config, tuple[int, ...]], Iterator[Finding]], ...] = (
+    _removed_keys, _unknown_keys, _sections, _batch, _types, _stage, _offload, _tensor, _dead_keys,
+)  # fmt: skip
+
+
+def _section(config: Config, path: str) -> Config:
+    """The section at a path with dots; empty where there is none."""
+    section: Any = config
+    for name in path.split("."):
+        section = section.get(name) if isinstance(section, Mapping) else None
+    return section if isinstance(section, Mapping) else {}
+
+
+def _device(config: Config, name: str) -> str:
+    return str(_section(config, f"zero_optimization.{name}").get("device", "none"))
+
+
+def _meant(key: str, known: frozenset[str]) -> str:
+    close = difflib.get_close_matches(key, sorted(known), n=1)
+    return f"did you mean {close[0]}?" if close else "leave it out"
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"\d+", version)[:3]))
+
+
+def _make(rule: str, key: str, effect: Effect, problem: str, remedy: str) -> Finding:
+    return Finding(rule=rule, key=key, effect=effect, problem=problem, remedy=remedy)
+
+
+def _refused(rule: str, key: str, problem: str, remedy: str) -> Finding:
+    return _make(rule, key, Effect.REFUSED, problem, remedy)
+
+
+def _ignored(rule: str, key: str, problem: str, remedy: str) -> Finding:
+    return _make(rule, key, Effect.IGNORED, problem, remedy)

@@ -1,0 +1,100 @@
+"""Every knob by name, and how a value for it is read and checked."""
+
+import re
+from collections.abc import Mapping
+
+from search_spaces.errors import KnobValueError
+from search_spaces.knob import Kind, Knob, Value, knobs_of
+from search_spaces.preset_files import unknown_name
+from search_spaces.trial_config import TrialConfig
+
+KNOBS: Mapping[str, Knob] = knobs_of(TrialConfig)
+"""Every knob by its name, in the order of their numbers."""
+
+_TRUE = ("true", "on", "yes")
+_FALSE = ("false", "off", "no")
+_WHOLE = re.compile(r"[+-]?\d+(_\d+)*")
+_NUMBER = re.compile(r"[+-]?(\d+(_\d+)*\.?\d*|\.\d+)([eE][+-]?\d+)?")
+
+
+def knob(name: str) -> Knob:
+    """The knob of that name.
+
+    Raises:
+        UnknownNameError: there is none.
+    """
+    if name not in KNOBS:
+        raise unknown_name("knob", name, KNOBS)
+    return KNOBS[name]
+
+
+def parse_value(name: str, text: str) -> Value:
+    """The value that a user wrote for a knob: 5e8, 1_000_000, true, off, bf16.
+
+    Raises:
+        UnknownNameError: there is no such knob.
+        KnobValueError: the text is no value of its domain.
+    """
+    spelled = text.strip()
+    kind = knob(name).kind
+    if kind is Kind.BOOL and spelled.lower() in _TRUE + _FALSE:
+        return spelled.lower() in _TRUE
+    if kind in (Kind.INT, Kind.FLOAT) and _NUMBER.fullmatch(spelled):
+        return check_value(name, int(spelled) if _WHOLE.fullmatch(spelled) else float(spelled))
+    return check_value(name, spelled.lower() if kind is Kind.CHOICE and knob(name).choices else spelled)
+
+
+def check_value(name: str, value: object) -> Value:
+    """`value` in the knob's own type (5e8 becomes 500000000 for whole numbers).
+
+    Raises:
+        UnknownNameError: there is no such knob.
+        KnobValueError: the value is not in its domain.
+    """
+    the_knob = knob(name)
+    checked = _typed(the_knob, value)
+    if the_knob.choices and checked not in the_knob.choices:
+        raise _refused(the_knob, value)
+    if isinstance(checked, int | float) and not the_knob.choices and not the_knob.holds(checked):
+        raise _refused(the_knob, value)
+    return checked if the_knob.normalise is None else the_knob.normalise(str(checked))
+
+
+def domain_text(the_knob: Knob) -> str:
+    """The domain in words: `0, 1, 2 or 3`; `a whole number of elements, at least 1`."""
+    if the_knob.kind is Kind.BOOL:
+        return "true or false"
+    if the_knob.choices:
+        *others, last = (str(choice) for choice in the_knob.choices)
+        return f"{', '.join(others)} or {last}"
+    if the_knob.kind is Kind.CHOICE:
+        return the_knob.unit
+    what = f"a whole number of {the_knob.unit}" if the_knob.kind is Kind.INT else f"a {the_knob.unit}"
+    if the_knob.maximum is not None:
+        return f"{what} from {the_knob.minimum:g} to {the_knob.maximum:g}"
+    return f"{what}, at least {the_knob.minimum:g}"
+
+
+def value_text(value: object) -> str:
+    """A knob's value as it can be given back with --pin."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _typed(the_knob: Knob, value: object) -> Value:
+    kind = the_knob.kind
+    if isinstance(value, bool):
+        if kind is Kind.BOOL:
+            return value
+    elif isinstance(value, str):
+        if kind is Kind.CHOICE:
+            return value
+    elif isinstance(value, int | float):
+        if kind is Kind.FLOAT:
+            return float(value)
+        if kind is Kind.INT and (isinstance(value, int) or value.is_integer()):
+            return int(value)
+    raise _refused(the_knob, value)
+
+
+def _refused(the_knob: Knob, value: object) -> KnobValueError:
+    return KnobValueError(the_knob.name, f"{value!r} is not in its domain", f"give {domain_text(the_knob)}")

@@ -1,0 +1,168 @@
+"""How a rank computes: checkpointing, types, kernels, compilation."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from search_spaces.fused_kernels import FUSED_KERNELS, KERNEL_CHOICES, LOSS, replaced
+from search_spaces.knob import EVERY_ENGINE, TORCH_ENGINES, Applies, Canonical, Distance, Numerics, Planning, Value, knob
+from search_spaces.knobs import conditions
+from search_spaces.knobs.parallelism import layers_of
+from search_spaces.models.model import ModelSpec
+
+MOST_CHECKPOINTED_APART = 8
+
+
+def _kernels(value: Value, config: Any, context: Any) -> Value:
+    """Fused kernels that replace nothing in the model: none."""
+    model = context.model
+    return value if not isinstance(model, ModelSpec) or replaced(str(value), model, config.tensor_parallel_size) else "none"
+
+
+def _loss_chunk(value: Value, config: Any, context: Any) -> Value:
+    """Tokens whose logits are held at once, where a kernel of the loss decides that: the default."""
+    model = context.model
+    decided = isinstance(model, ModelSpec) and LOSS in replaced(config.fused_kernels, model, config.tensor_parallel_size)
+    return 0 if decided else value
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComputationKnobs:
+    """How a rank computes: checkpointing, types, kernels, compilation."""
+
+    __slots__ = ()
+
+    compile_blocks: bool = knob(
+        False,
+        "Whether torch.compile makes kernels of each block's own; they are made in the first step.",
+        number=33,
+        numerics=Numerics.REORDERS,
+        applies=Applies.REBUILD,
+        on_cuda=True,
+        searched_after="micro_batch_size",
+        engines=TORCH_ENGINES,
+        spaces={"full": "all"},
+        planning=Planning.NOT_MODELLED,
+        acts_on=("compute",),
+        distance=Distance.CHOICE,
+        remedy="compile each block in the program: block.compile()",
+    )
+    fused_kernels: str = knob(
+        "none",
+        "Whose kernels compute norms and, of Liger, rotations, SiLU gates and the output projection with its loss; none: "
+        "operators of torch.",
+        number=60,
+        unit="name",
+        numerics=Numerics.REORDERS,
+        applies=Applies.REBUILD,
+        choices=KERNEL_CHOICES,
+        spaces={"full": "all"},
+        plain=("none",),
+        distance=Distance.CHOICE,
+        remedy=(
+            "put them into the model: liger_kernel.transformers patches models of Transformers, and norms of "
+            "transformer_engine.pytorch take the place of torch's"
+        ),
+        canonical=Canonical(("tensor_parallel_size",), _kernels),
+    )
+    cuda_graphs: bool = knob(
+        False,
+        "Whether each block's forward and backward are captured as CUDA graphs after two steps, and replayed from then on.",
+        number=61,
+        numerics=Numerics.REORDERS,
+        applies=Applies.REBUILD,
+        condition=conditions.ON_CUDA,
+        spaces={"full": "all"},
+        plain=(False,),
+        distance=Distance.CHOICE,
+        remedy=("wrap blocks that are on the device in torch.cuda.make_graphed_callables, before anything hooks them"),
+    )
+    activation_checkpointing: str = knob(
+        "none",
+        "Which activations are computed again in backward instead of kept.",
+        number=24,
+        unit="policy",
+        numerics=Numerics.EXACT,
+        applies=Applies.REBUILD,
+        choices=("none", "selective", "full"),
+        condition=conditions.RECOMPUTES_ALIKE,
+        searched_after="allgather_bucket_size",
+        engines=EVERY_ENGINE,
+        spaces={"zero": ("none", "full"), "3d": "all"},
+        remedy="switch it on in the model",
+    )
+    checkpoint_every_k: int = knob(
+        1,
+        "Every which layer is checkpointed.",
+        number=25,
+        unit="layers",
+        numerics=Numerics.EXACT,
+        applies=Applies.REBUILD,
+        minimum=1,
+        condition=conditions.CHECKPOINTS,
+        engines=EVERY_ENGINE,
+        spaces={"parallel": "powers_of_two", "full": "powers_of_two"},
+        remedy="set it in the model",
+        counts_to=lambda context, _: min(layers_of(context) // 2, MOST_CHECKPOINTED_APART),
+    )
+    precision: str = knob(
+        "fp32",
+        "Type of parameters and activations in forward and backward.",
+        number=26,
+        unit="dtype",
+        numerics=Numerics.CHANGES,
+        applies=Applies.REBUILD,
+        choices=("fp32", "bf16", "fp16", "fp64", "fp8"),
+        on_cuda="bf16",
+        searched_after="reduce_dtype",
+        planning=Planning.FIXED,
+        plain=("fp32", "bf16"),
+    )
+    attention_backend: str = knob(
+        "best",
+        "Kernel of scaled dot-product attention; best lets torch choose.",
+        number=27,
+        unit="name",
+        numerics=Numerics.REORDERS,
+        applies=Applies.REBUILD,
+        choices=("best", "flash", "efficient", "cudnn", "math"),
+        engines=TORCH_ENGINES,
+        spaces={"full": "all"},
+        planning=Planning.FIXED,
+        plain=("best",),
+        distance=Distance.CHOICE,
+        remedy="choose it around the model, with torch.nn.attention.sdpa_kernel",
+        canonical=Canonical(
+            (), lambda value, _, context: "best" if (value, context.cluster.device.kind) == ("flash", "cpu") else value
+        ),
+    )
+    loss_chunk_size: int = knob(
+        0,
+        "Tokens whose logits are held at once; 0: all.",
+        number=28,
+        unit="tokens",
+        numerics=Numerics.REORDERS,
+        applies=Applies.REBUILD,
+        searched_after="pack_sequences",
+        engines=EVERY_ENGINE,
+        spaces={"full": (0, 1024, 4096)},
+        planning=Planning.TUNED_LAST,
+        tuned=8,
+        acts_on=("compute",),
+        remedy="compute the loss of so many tokens at a time in the model",
+        counts_to=lambda context, _: context.workload.sequence_length,
+        canonical=Canonical(("tensor_parallel_size", FUSED_KERNELS), _loss_chunk),
+    )
+    fused_optimizer: bool = knob(
+        True,
+        "Whether the update is one kernel instead of one an operation.",
+        number=29,
+        numerics=Numerics.REORDERS,
+        applies=Applies.REBUILD,
+        condition=conditions.HAS_KERNEL,
+        engines=EVERY_ENGINE,
+        spaces={"full": "all"},
+        planning=Planning.NOT_MODELLED,
+        acts_on=("optimizer",),
+        distance=Distance.DETAIL,
+        remedy="choose it where the optimizer is made",
+    )

@@ -1,0 +1,216 @@
+"""How ranks divide the model, the sequence and the batch."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from search_spaces.knob import EVERY_ENGINE, Applies, Canonical, Distance, Numerics, Planning, Value, knob
+from search_spaces.knobs import conditions
+from search_spaces.models.model import FactoryModel, ModelSpec
+from search_spaces.models.pipeline import is_split, split_layers
+from search_spaces.models.stage_layout import layout_text, parse_layout
+
+MOST_VIRTUAL_STAGES = 8
+
+
+def layers_of(context: Any) -> int:
+    """Layers of the model; of a module whose layers are not known, as many as there are ranks."""
+    return context.model.num_layers if isinstance(context.model, ModelSpec) else int(context.world_size)
+
+
+def _split(value: Value, config: Any, context: Any) -> Value:
+    """A split that gives every stage what the default gives it: the default."""
+    default, model = ParallelismKnobs.pipeline_split, context.model
+    if value == default:
+        return value
+    if not isinstance(model, ModelSpec):
+        # Of a module's blocks nothing is known that would make one more expensive; how a script splits is up to the script.
+        return default if isinstance(model, FactoryModel) else value
+    if config.pipeline_parallel_size * config.virtual_stages >= model.num_layers:
+        return default  # a layer each, where there are enough: found without a list of however many stages were asked for
+    first, other = (config.replace({"pipeline_split": split}) for split in (default, value))
+    length = context.workload.sequence_length
+    return default if split_layers(model, first, length) == split_layers(model, other, length) else value
+
+
+def _written_layout(value: Value, config: Any, context: Any) -> Value:
+    """A layout without marks that gives every stage what the default split does: none."""
+    split = config.replace({"pipeline_split": ParallelismKnobs.pipeline_split, "pipeline_layout": ""})
+    return "" if value and is_split(str(value), split, context.model, context.workload.sequence_length) else value
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParallelismKnobs:
+    """How ranks divide the model, the sequence and the batch."""
+
+    __slots__ = ()
+
+    tensor_parallel_size: int = knob(
+        1,
+        "Ranks that divide each matrix.",
+        number=16,
+        unit="ranks",
+        numerics=Numerics.REORDERS,
+        applies=Applies.PROCESS_GROUP,
+        minimum=1,
+        engines=("native", "fsdp2", "deepspeed"),
+        spaces={"3d": "powers_of_two"},
+        counts_to=lambda context, _: min(context.cluster.devices_per_node, context.world_size),
+    )
+    pipeline_parallel_size: int = knob(
+        1,
+        "Ranks that divide the layers.",
+        number=18,
+        unit="ranks",
+        numerics=Numerics.REORDERS,
+        applies=Applies.PROCESS_GROUP,
+        minimum=1,
+        engines=("native", "fsdp2", "deepspeed"),
+        spaces={"3d": "powers_of_two"},
+        counts_to=lambda context, _: min(context.world_size, layers_of(context)),
+    )
+    context_parallel_size: int = knob(
+        1,
+        "Ranks that divide each sequence.",
+        number=22,
+        unit="ranks",
+        numerics=Numerics.REORDERS,
+        applies=Applies.PROCESS_GROUP,
+        minimum=1,
+        engines=("native", "fsdp2"),
+        spaces={"parallel": "powers_of_two", "full": "powers_of_two"},
+        counts_to=lambda context, _: context.world_size,
+    )
+    micro_batch_size: int = knob(
+        1,
+        "Samples that a rank runs at once; gradient accumulation follows from the global batch.",
+        number=1,
+        unit="samples",
+        numerics=Numerics.REORDERS,
+        applies=Applies.STEP,
+        minimum=1,
+        engines=EVERY_ENGINE,
+        spaces={"zero": "powers_of_two"},
+        counts_to=lambda context, replicas: context.workload.global_batch_size // replicas,
+    )
+    pipeline_schedule: str = knob(
+        "1f1b",
+        "Order in which a rank runs the micro-batches of its stages.",
+        number=20,
+        unit="name",
+        numerics=Numerics.REORDERS,
+        applies=Applies.REBUILD,
+        choices=("gpipe", "1f1b", "interleaved_1f1b", "looped_bfs", "interleaved_zero_bubble", "zbv", "dualpipev"),
+        condition=conditions.PIPELINED,
+        searched_after="cuda_graphs",
+        engines=("native", "fsdp2"),
+        spaces={"3d": "all"},
+        plain=("1f1b", "interleaved_1f1b"),
+    )
+    virtual_stages: int = knob(
+        1,
+        "Pipeline stages that each rank holds.",
+        number=19,
+        unit="stages a rank",
+        numerics=Numerics.REORDERS,
+        applies=Applies.REBUILD,
+        minimum=1,
+        condition=conditions.PIPELINED,
+        engines=("native", "fsdp2"),
+        spaces={"3d": "powers_of_two"},
+        counts_to=lambda context, _: min(layers_of(context) // 2, MOST_VIRTUAL_STAGES),
+    )
+    pipeline_layout: str = knob(
+        "",
+        "Layers of every pipeline stage, such as 6-7f3-7s-4o, marked where a stage computes its first layers again (f in "
+        "full, s selectively) or offloads its optimizer state (o); empty: as pipeline_split says.",
+        number=34,
+        unit="layers a stage",
+        numerics=Numerics.REORDERS,
+        applies=Applies.REBUILD,
+        condition=conditions.PIPELINED,
+        spaces={"full": "solved"},
+        plain=("",),
+        remedy="it lays no stages out layer by layer",
+        normalise=lambda text: layout_text(parse_layout(text)),
+        canonical=Canonical(("pipeline_parallel_size", "virtual_stages"), _written_layout),
+    )
+    pipeline_split: str = knob(
+        "balanced",
+        "How layers are shared out over stages: in equal numbers, or in equal FLOPs with the output projection counted in.",
+        number=21,
+        unit="name",
+        numerics=Numerics.REORDERS,
+        applies=Applies.REBUILD,
+        choices=("even", "balanced"),
+        condition=conditions.SPLITS,
+        engines=("native", "fsdp2", "deepspeed"),
+        spaces={"full": "all"},
+        canonical=Canonical(("pipeline_parallel_size", "virtual_stages"), _split),
+    )
+    sequence_parallel: bool = knob(
+        False,
+        "Whether tensor-parallel ranks divide the norms' sequence too.",
+        number=17,
+        numerics=Numerics.REORDERS,
+        applies=Applies.REBUILD,
+        condition=conditions.TENSOR_PARALLEL,
+        engines=("native", "fsdp2"),
+        spaces={"3d": "all"},
+    )
+    async_tensor_parallel: bool = knob(
+        False,
+        "Whether sums of tensor-parallel products travel part by part beside them, and those of input gradients beside the "
+        "weights' gradients.",
+        number=58,
+        numerics=Numerics.REORDERS,
+        applies=Applies.REBUILD,
+        condition=conditions.TENSOR_PARALLEL,
+        spaces={"full": "all"},
+        planning=Planning.TUNED_LAST,
+        tuned=7,
+        acts_on=("tensor",),
+        plain=(False,),
+        remedy="it overlaps tensor-parallel communication in its own way, or not at all",
+    )
+    context_parallel_method: str = knob(
+        "gather",
+        "How ranks that divide a sequence attend to all of it: gather brings every rank's keys and values together, ulysses "
+        "exchanges tokens for heads and back.",
+        number=44,
+        unit="name",
+        numerics=Numerics.REORDERS,
+        applies=Applies.REBUILD,
+        choices=("gather", "ulysses"),
+        condition=conditions.CONTEXT_PARALLEL,
+        engines=("native", "fsdp2"),
+        spaces={"full": "all"},
+        plain=("gather",),
+        remedy="it divides sequences in its own way",
+    )
+    expert_parallel_size: int = knob(
+        1,
+        "Data-parallel ranks that divide the experts.",
+        number=23,
+        unit="ranks",
+        numerics=Numerics.REORDERS,
+        applies=Applies.PROCESS_GROUP,
+        minimum=1,
+        spaces={"parallel": "powers_of_two", "full": "powers_of_two"},
+        counts_to=lambda context, _: min(context.world_size, getattr(context.model, "num_experts", 1)),
+    )
+    rank_order: str = knob(
+        "tp-cp-dp-pp",
+        "Which dimension's ranks are neighbours, innermost first.",
+        number=30,
+        unit="mesh order",
+        numerics=Numerics.REORDERS,
+        applies=Applies.PROCESS,
+        choices=("tp-cp-dp-pp", "tp-cp-pp-dp"),
+        condition=conditions.DATA_AND_PIPELINE,
+        engines=("native", "fsdp2"),
+        spaces={"full": "all"},
+        planning=Planning.NOT_MODELLED,
+        acts_on=("data", "tensor", "pipeline"),
+        distance=Distance.CHOICE,
+        remedy="give the mesh these axes",
+    )

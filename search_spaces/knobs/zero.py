@@ -1,0 +1,246 @@
+"""What data-parallel ranks divide, and how they communicate: ZeRO and hybrid sharding."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from search_spaces.compression import INT8
+from search_spaces.knob import Applies, Canonical, Distance, Numerics, Planning, Value, knob
+from search_spaces.knobs import conditions
+from search_spaces.knobs.conditions import PARALLEL_SIZES
+
+
+def _reduced(value: Value, config: Any, context: Any) -> Value:
+    """Integers over one rank: nothing is sent."""
+    return "fp32" if value == INT8 and config.zero_ranks(context.world_size) == 1 else value
+
+
+@dataclass(frozen=True, kw_only=True)
+class ZeroKnobs:
+    """What data-parallel ranks divide, and how they communicate: ZeRO and hybrid sharding."""
+
+    __slots__ = ()
+
+    zero_stage: int = knob(
+        0,
+        "What data-parallel ranks divide: 1 the optimizer state, 2 the gradients too, 3 the parameters too.",
+        number=0,
+        unit="stage",
+        numerics=Numerics.REORDERS,
+        applies=Applies.REBUILD,
+        choices=(0, 1, 2, 3),
+        searched_after="rank_order",
+        engines=("native", "deepspeed"),
+        spaces={"zero": (0, 1, 2, 3)},
+    )
+    reshard_after_forward: bool = knob(
+        True,
+        "Whether gathered parameters are released after forward and gathered again for backward.",
+        number=12,
+        numerics=Numerics.EXACT,
+        applies=Applies.REBUILD,
+        condition=conditions.STAGE_3,
+        engines=("native", "fsdp2", "deepspeed"),
+        spaces={"full": "all"},
+    )
+    defer_gradient_reduction: bool = knob(
+        False,
+        "Whether gradients are reduced once a step instead of once a micro-batch; whole gradients are then held.",
+        number=9,
+        numerics=Numerics.REORDERS,
+        applies=Applies.REBUILD,
+        condition=conditions.DEFERS,
+        spaces={"zero-buckets": "all"},
+        remedy="it decides by itself when gradients are reduced",
+    )
+    accumulation_dtype: str = knob(
+        "fp32",
+        "Type in which gradients of micro-batches are summed: fp32, or the precision's own.",
+        number=35,
+        unit="dtype",
+        numerics=Numerics.CHANGES,
+        applies=Applies.REBUILD,
+        choices=("fp32", "bf16", "fp16"),
+        condition=conditions.ACCUMULATES,
+        remedy="it decides by itself in which type gradients are summed",
+    )
+    hsdp_shard_size: int = knob(
+        0,
+        "Ranks that share one copy of the sharded states, copies kept in step by all-reduce; 0: all data-parallel ranks.",
+        number=11,
+        unit="ranks",
+        numerics=Numerics.REORDERS,
+        applies=Applies.PROCESS_GROUP,
+        searched_after="onebit_warmup_steps",
+        engines=("native", "fsdp2", "deepspeed"),
+        spaces={"full": "powers_of_two"},
+        zero=True,
+        counts_to=lambda context, _: context.world_size // 2,
+        canonical=Canonical(
+            PARALLEL_SIZES, lambda value, config, context: 0 if value == config.zero_ranks(context.world_size) else value
+        ),
+    )
+    secondary_shard_size: int = knob(
+        0,
+        "Neighbours that share a second copy of the parameters, from which they are gathered again within a step (hpZ of "
+        "ZeRO++); 0: there is none.",
+        number=56,
+        unit="ranks",
+        numerics=Numerics.EXACT,
+        applies=Applies.PROCESS_GROUP,
+        condition=conditions.GATHERS_AGAIN,
+        spaces={"full": "powers_of_two"},
+        plain=(0,),
+        remedy="it keeps no second copy of sharded parameters",
+        zero=True,
+        counts_to=lambda context, _: context.world_size // 2,
+        canonical=Canonical(
+            (*PARALLEL_SIZES, "hsdp_shard_size"),
+            lambda value, config, context: 0 if value == config.shard_ranks(context.world_size) else value,
+        ),
+    )
+    gather_dtype: str = knob(
+        "same",
+        "What gathers of parameters carry: the precision, or blocks of 8-bit integers (qwZ of ZeRO++).",
+        number=55,
+        unit="dtype",
+        numerics=Numerics.CHANGES,
+        applies=Applies.REBUILD,
+        choices=("same", "int8"),
+        condition=conditions.STAGE_3,
+        plain=("same",),
+        remedy="it gathers parameters in the type that they are computed with",
+        canonical=Canonical(
+            (*PARALLEL_SIZES, "hsdp_shard_size"),
+            lambda value, config, context: "same" if config.shard_ranks(context.world_size) == 1 else value,
+        ),
+    )
+    prefetch_bucket_size: int = knob(
+        50_000_000,
+        "Parameters gathered ahead and not used yet, at most; 0 gathers none ahead.",
+        number=4,
+        unit="elements",
+        numerics=Numerics.EXACT,
+        applies=Applies.REBUILD,
+        condition=conditions.STAGE_3,
+        searched_after="offload_param",
+        engines=("native", "deepspeed"),
+        spaces={"zero-buckets": "element_sizes"},
+        planning=Planning.TUNED_LAST,
+        tuned=2,
+        acts_on=("data",),
+        remedy="it prefetches whole modules",
+        zero=True,
+    )
+    param_persistence_threshold: int = knob(
+        100_000,
+        "Parameters smaller than this stay whole on every rank.",
+        number=5,
+        unit="elements",
+        numerics=Numerics.REORDERS,
+        applies=Applies.REBUILD,
+        condition=conditions.STAGE_3,
+        engines=("native", "deepspeed"),
+        spaces={"zero-buckets": (0, 10_000, 100_000, 1_000_000)},
+        planning=Planning.TUNED_LAST,
+        tuned=3,
+        acts_on=("data",),
+        remedy="it shards every parameter",
+    )
+    max_live_parameters: int = knob(
+        1_000_000_000,
+        "Gathered parameters that may be held at once.",
+        number=6,
+        unit="elements",
+        numerics=Numerics.EXACT,
+        applies=Applies.REBUILD,
+        minimum=1,
+        condition=conditions.STAGE_3,
+        engines=("native", "deepspeed"),
+        spaces={"zero-buckets": "element_sizes"},
+        planning=Planning.TUNED_LAST,
+        tuned=4,
+        acts_on=("data",),
+        remedy="it frees each module after its use",
+    )
+    allgather_bucket_size: int = knob(
+        500_000_000,
+        "Updated parameters that one all-gather carries.",
+        number=3,
+        unit="elements",
+        numerics=Numerics.EXACT,
+        applies=Applies.REBUILD,
+        minimum=1,
+        condition=conditions.STAGES_1_2,
+        spaces={"zero-buckets": "element_sizes"},
+        planning=Planning.TUNED_LAST,
+        tuned=9,
+        acts_on=("data",),
+        remedy="it gathers parameter by parameter, or module by module",
+    )
+    reduce_bucket_size: int = knob(
+        40_000_000,
+        "Gradients that one reduction carries. The default is Megatron-LM's: models of 100 million parameters have several, "
+        "so that all but the last run beside backward.",
+        number=2,
+        unit="elements",
+        numerics=Numerics.REORDERS,
+        applies=Applies.REBUILD,
+        minimum=1,
+        searched_after="offload_activations",
+        engines=("native", "ddp", "deepspeed"),
+        spaces={"zero-buckets": "element_sizes"},
+        planning=Planning.TUNED_LAST,
+        tuned=1,
+        acts_on=("data",),
+        remedy="it has no bucket of so many elements",
+    )
+    overlap_comm: bool = knob(
+        True,
+        "Whether communication runs beside computation.",
+        number=7,
+        numerics=Numerics.EXACT,
+        applies=Applies.REBUILD,
+        engines=("native", "deepspeed"),
+        spaces={"zero-buckets": "all"},
+        planning=Planning.TUNED_LAST,
+        tuned=5,
+        acts_on=("data",),
+        remedy="it always overlaps",
+    )
+    overlap_param_gather: bool = knob(
+        False,
+        "Whether updated parameters are gathered beside the next step's forward instead of at the end of a step.",
+        number=48,
+        numerics=Numerics.EXACT,
+        applies=Applies.REBUILD,
+        condition=conditions.GATHERS_UPDATED,
+        spaces={"full": "all"},
+        planning=Planning.TUNED_LAST,
+        tuned=6,
+        acts_on=("data",),
+        remedy="it gathers updated parameters where it always does",
+    )
+    contiguous_gradients: bool = knob(
+        True,
+        "Whether gradients are copied into one buffer as they are made.",
+        number=8,
+        numerics=Numerics.EXACT,
+        applies=Applies.REBUILD,
+        engines=("native", "deepspeed"),
+        spaces={"zero-buckets": "all"},
+        planning=Planning.NOT_MODELLED,
+        acts_on=("data",),
+        distance=Distance.DETAIL,
+        remedy="it lays gradients out itself",
+    )
+    reduce_dtype: str = knob(
+        "fp32",
+        "Type in which gradients are sent between ranks; int8: blocks of integers, summed in fp32 (qgZ of ZeRO++).",
+        number=10,
+        unit="dtype",
+        numerics=Numerics.CHANGES,
+        applies=Applies.REBUILD,
+        choices=("fp32", "bf16", "fp16", "int8"),
+        plain=("fp32", "bf16"),
+        canonical=Canonical(PARALLEL_SIZES, _reduced),
+    )

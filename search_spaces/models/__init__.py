@@ -1,0 +1,1 @@
+"""Models: what is trained, by shape, by Hugging Face configuration, as a user's module or script."""

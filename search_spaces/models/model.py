@@ -1,0 +1,339 @@
+"""What is trained: decoder-only transformers by their shape, a module of the user's own, or a script of the user's own."""
+
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+
+from search_spaces.errors import ModelFormatError
+from search_spaces.models.command import CommandModel
+
+MOST_LAYERS = 10_000
+"""Layers of a model: a hundred times what is trained, so that a mistake is told and not counted through."""
+LARGEST_SIZE = 2**31 - 1
+"""Of any other size of a model: the longest dimension that kernels index."""
+
+
+LORA_TARGETS = ("query", "key", "value", "output", "gate", "up", "down")
+"""Matrices of a layer that can carry a low-rank adapter."""
+
+
+class Norm(StrEnum):
+    """Normalisation layer: RMSNorm has a weight, LayerNorm a weight and a bias."""
+
+    RMSNORM = "rmsnorm"
+    LAYERNORM = "layernorm"
+
+
+class Position(StrEnum):
+    """How positions enter: rotated queries and keys, or a learned table added to the embeddings."""
+
+    ROTARY = "rotary"
+    LEARNED = "learned"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSpec:
+    """A decoder-only transformer by its shape.
+
+    Raises:
+        ModelFormatError: a size is not positive, or heads do not divide as they must.
+    """
+
+    name: str
+    family: str
+    """llama, mistral, qwen2, gpt2, opt, gpt_neox or mixtral."""
+    num_layers: int
+    hidden_size: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    ffn_hidden_size: int
+    """Width of the MLP's hidden layer (of one expert where there are experts)."""
+    vocab_size: int
+    sequence_length: int
+    """Longest sequence, in tokens."""
+    tied_embeddings: bool = False
+    """Whether the output projection is the embedding table."""
+    norm: Norm = Norm.RMSNORM
+    norm_epsilon: float = 1e-5
+    activation: str = "silu"
+    """silu, gelu, gelu_tanh or relu."""
+    gated_mlp: bool = True
+    """Whether the MLP multiplies by a gate (three matrices instead of two)."""
+    qkv_bias: bool = False
+    attention_output_bias: bool = False
+    mlp_bias: bool = False
+    position: Position = Position.ROTARY
+    rotary_fraction: float = 1.0
+    """Share of each head's dimensions that is rotated."""
+    rope_theta: float = 10_000.0
+    position_offset: int = 0
+    """Rows of the learned position table before position 0 (2 in OPT)."""
+    parallel_residual: bool = False
+    """Whether attention and MLP read the same input (GPT-NeoX)."""
+    pre_norm: bool = True
+    """Whether norms stand before the sub-layers, with a final norm (False in OPT-350M: after them, no final norm)."""
+    embedding_size: int = 0
+    """Width of the embedding table where it differs from `hidden_size` (OPT-350M), projected in and out; 0: the same."""
+    num_experts: int = 0
+    """Experts a layer; 0: a dense MLP."""
+    experts_per_token: int = 0
+    capacity_factor: float = 0.0
+    """Tokens of a sequence that an expert takes at most, as a multiple of its even share; 0: all, none is dropped."""
+    load_balance: float = 0.0
+    """Weight of each router's load-balance loss, which gradients have and the loss that is told has not; 0: none."""
+    sliding_window: int = 0
+    """Tokens that attention looks back; 0: all."""
+    global_tokens: int = 0
+    """First tokens of a sequence that attention looks at besides its sliding window."""
+    lora_rank: int = 0
+    """Rank of low-rank adapters; all other parameters are frozen then. 0: every parameter is trained."""
+    lora_targets: tuple[str, ...] = ("query", "value")
+    """Matrices of a layer that carry an adapter: names of `LORA_TARGETS`."""
+    frozen_bits: int = 16
+    """Bits of a frozen parameter: 16, or 8 or 4 where the base weights are quantised."""
+    adapter_size: int = 0
+    """Columns of the bottlenecks behind attention and MLP of each layer; all else is frozen then. 0: none."""
+    prefix_length: int = 0
+    """Trained keys and values before those of the tokens, in each layer; all else is frozen then. 0: none."""
+    prompt_length: int = 0
+    """Trained embeddings before those of the tokens; all else is frozen then. 0: none."""
+
+    def __post_init__(self) -> None:
+        for field in (
+            "num_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim",
+            "ffn_hidden_size", "vocab_size", "sequence_length",
+        ):  # fmt: skip
+            if getattr(self, field) < 1:
+                raise ModelFormatError(field, f"{getattr(self, field)} is not positive", "give a positive integer")
+            self._require_at_most(field, MOST_LAYERS if field == "num_layers" else LARGEST_SIZE)
+        for field in (
+            "position_offset",
+            "embedding_size",
+            "num_experts",
+            "experts_per_token",
+            "sliding_window",
+            "global_tokens",
+        ):
+            self._require_at_most(field, LARGEST_SIZE)
+        if self.num_attention_heads % self.num_key_value_heads:
+            raise ModelFormatError(
+                "num_key_value_heads",
+                f"{self.num_key_value_heads} does not divide {self.num_attention_heads} attention heads",
+                "give a divisor of num_attention_heads",
+            )
+        if self.activation not in ("silu", "gelu", "gelu_tanh", "relu"):
+            raise ModelFormatError("activation", f"{self.activation!r} is not known", "use silu, gelu, gelu_tanh or relu")
+        if self.num_experts and not 1 <= self.experts_per_token <= self.num_experts:
+            raise ModelFormatError(
+                "experts_per_token",
+                f"{self.experts_per_token} is not between 1 and {self.num_experts}",
+                "route each token to at least one and at most every expert",
+            )
+
+        for field in ("capacity_factor", "load_balance"):
+            value = getattr(self, field)
+            if not 0 <= value < math.inf:
+                raise ModelFormatError(field, f"{value} is negative or not finite", "give a positive number, or 0 for none")
+            if value and not self.num_experts:
+                raise ModelFormatError(field, "is of a router, and there are no experts", "leave it at 0, or give num_experts")
+
+        self._check_adapters()
+
+    def _check_adapters(self) -> None:
+        for field in ("lora_rank", "adapter_size", "prefix_length", "prompt_length"):
+            self._require_at_most(field, LARGEST_SIZE)
+            if getattr(self, field) < 0:
+                raise ModelFormatError(field, f"{getattr(self, field)} is negative", "give a positive integer, or 0 for none")
+        unknown = [name for name in self.lora_targets if name not in LORA_TARGETS]
+        if unknown or (self.lora_rank and not self.lora_targets):
+            named = ", ".join(unknown) or "nothing"
+            raise ModelFormatError("lora_targets", f"names {named}", f"name some of {', '.join(LORA_TARGETS)}")
+        if self.frozen_bits not in (16, 8, 4):
+            raise ModelFormatError("frozen_bits", f"{self.frozen_bits} is not known", "use 16, 8 or 4")
+
+    def _require_at_most(self, field: str, most: int) -> None:
+        if getattr(self, field) > most:
+            raise ModelFormatError(field, "is larger than that of any model", f"give at most {most:,}")
+
+    def expert_capacity(self, tokens: int) -> int:
+        """Places that an expert has for a sequence of so many tokens: its even share x `capacity_factor`; 0: no limit.
+
+        [Lepikhin et al. 2021, GShard, 2.2]
+        """
+        even = tokens * self.experts_per_token / max(self.num_experts, 1)
+        return min(math.ceil(even * self.capacity_factor), tokens)
+
+    @property
+    def input_embedding_parameters(self) -> int:
+        """Parameters of the tables that are looked up, not multiplied: tokens and learned positions."""
+        table = self.vocab_size * self.table_width
+        if self.position is Position.LEARNED:
+            table += (self.sequence_length + self.position_offset) * self.hidden_size
+        return table
+
+    @property
+    def layer_parameters(self) -> int:
+        """Parameters of one layer, all experts included."""
+        return self._attention_parameters + self._mlp_parameters(max(self.num_experts, 1)) + 2 * self._norm_parameters
+
+    @property
+    def parameter_count(self) -> int:
+        """Parameters in all, tied tables counted once."""
+        return (
+            self.input_embedding_parameters
+            + self.num_layers * self.layer_parameters
+            + self._projection_parameters
+            + (self._norm_parameters if self.pre_norm else 0)
+            + (0 if self.tied_embeddings else self.vocab_size * self.table_width)
+        )
+
+    @property
+    def expert_parameters(self) -> int:
+        """Parameters of all experts, routers not counted."""
+        routers = self.num_experts * self.hidden_size
+        return self.num_layers * (self._mlp_parameters(self.num_experts) - routers) if self.num_experts else 0
+
+    @property
+    def active_parameter_count(self) -> int:
+        """Parameters that one token meets: all but the experts that it is not routed to."""
+        if not self.num_experts:
+            return self.parameter_count
+        idle = self._mlp_parameters(self.num_experts) - self._mlp_parameters(self.experts_per_token)
+        router_in_idle = (self.num_experts - self.experts_per_token) * self.hidden_size
+        return self.parameter_count - self.num_layers * (idle - router_in_idle)
+
+    @property
+    def adapts(self) -> bool:
+        """Whether little is trained beside a model that is frozen: adapters or virtual tokens."""
+        return max(self.lora_rank, self.adapter_size, self.prefix_length, self.prompt_length) > 0
+
+    @property
+    def adapter_parameters(self) -> int:
+        """Trainable parameters where all else is frozen."""
+        prefix = 2 * self.prefix_length * self.num_key_value_heads * self.head_dim
+        layer = self._factor_parameters + self.bottleneck_parameters + prefix
+        return self.num_layers * layer + self.prompt_length * self.table_width
+
+    @property
+    def table_width(self) -> int:
+        """Width of the embedding table."""
+        return self.embedding_size or self.hidden_size
+
+    @property
+    def adapted_matrices(self) -> list[tuple[str, int, int]]:
+        """Target, inputs and outputs of each matrix of a layer that `lora_targets` name, every expert's own."""
+        queries, keys = self.num_attention_heads * self.head_dim, self.num_key_value_heads * self.head_dim
+        hidden, ffn = self.hidden_size, self.ffn_hidden_size
+        sides = {
+            "query": (hidden, queries), "key": (hidden, keys), "value": (hidden, keys), "output": (queries, hidden),
+            "gate": (hidden, ffn), "up": (hidden, ffn), "down": (ffn, hidden),
+        }  # fmt: skip
+        here = [name for name in self.lora_targets if name != "gate" or self.gated_mlp]
+        copies = {name: max(self.num_experts, 1) for name in ("gate", "up", "down")}
+        return [(name, *sides[name]) for name in here for _ in range(copies.get(name, 1))]
+
+    @property
+    def frozen_bytes(self) -> float:
+        """Bytes of a frozen parameter, the quantisation's scales (one fp32 for 64 values) included; 0: nothing is frozen."""
+        if not self.adapts:
+            return 0.0
+        return 2.0 if self.frozen_bits == 16 else self.frozen_bits / 8 + 4 / 64
+
+    def flops_per_token(self, sequence_length: int) -> float:
+        """FLOPs that training needs for a token, forward and backward, recomputation not counted.
+
+        6 N + 12 L H Q T [Chowdhery et al. 2022, PaLM, appendix B], N being the active parameters that are multiplied (a
+        tied table once, as the output projection; lookup tables not), T `sequence_length` or, where there are fewer, the tokens
+        of the sliding window and the global ones. Causality is not discounted. Virtual tokens of a prompt pass the layers with
+        the others, and a prefix is looked at by every token.
+        """
+        multiplied = self.active_parameter_count - self.input_embedding_parameters
+        if self.tied_embeddings:
+            multiplied += self.vocab_size * self.table_width
+        attention = 12.0 * self.num_layers * self.num_attention_heads * self.head_dim
+        if not self.adapts:
+            return 6.0 * multiplied + attention * self._looked_at(sequence_length)
+        # Of a frozen matrix no gradient is computed.
+        length = sequence_length + self.prompt_length
+        passing = 6.0 * self.num_layers * (self._factor_parameters + self.bottleneck_parameters)
+        passing += attention * (self._looked_at(length) + self.prefix_length)
+        head = 4.0 * self.vocab_size * self.table_width
+        return head + (4.0 * multiplied - head + passing) * length / sequence_length
+
+    def _looked_at(self, length: int) -> int:
+        """Tokens that a token of a sequence of so many looks at, causality not discounted."""
+        return min(self.sliding_window + self.global_tokens, length) if self.sliding_window else length
+
+    @property
+    def _factor_parameters(self) -> int:
+        """Of a layer's low-rank adapters [Hu et al. 2021, LoRA]: rank x (inputs + outputs) of each target."""
+        return self.lora_rank * sum(inputs + outputs for _, inputs, outputs in self.adapted_matrices)
+
+    @property
+    def bottleneck_parameters(self) -> int:
+        """Of a layer's bottlenecks [Houlsby et al. 2019, 2.1]: two, of two matrices and two biases each."""
+        one = 2 * self.hidden_size * self.adapter_size + self.adapter_size + self.hidden_size
+        return 2 * one if self.adapter_size else 0
+
+    @property
+    def _norm_parameters(self) -> int:
+        return self.hidden_size * (2 if self.norm is Norm.LAYERNORM else 1)
+
+    @property
+    def _projection_parameters(self) -> int:
+        return 2 * self.embedding_size * self.hidden_size if self.embedding_size else 0
+
+    @property
+    def _attention_parameters(self) -> int:
+        queries = self.num_attention_heads * self.head_dim
+        keys_values = 2 * self.num_key_value_heads * self.head_dim
+        weights = self.hidden_size * (2 * queries + keys_values)
+        biases = (queries + keys_values if self.qkv_bias else 0) + (self.hidden_size if self.attention_output_bias else 0)
+        return weights + biases
+
+    def _mlp_parameters(self, experts: int) -> int:
+        """Parameters of `experts` expert MLPs and the router's rows for them; of one dense MLP where there is no router."""
+        matrices = 3 if self.gated_mlp else 2
+        mlp = matrices * self.hidden_size * self.ffn_hidden_size
+        if self.mlp_bias:
+            mlp += (matrices - 1) * self.ffn_hidden_size + self.hidden_size
+        router = experts * self.hidden_size if self.num_experts else 0
+        return experts * mlp + router
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FactoryModel:
+    """A module of the user's own, built in the ranks by `module:factory`, with what a look at it told."""
+
+    reference: str
+    """`module:factory`; `factory()` returns `(module, batch)`."""
+    parameter_count: int
+    """Trainable and frozen parameters, tied ones counted once."""
+    python_path: tuple[str, ...] = ()
+    """Folders that the ranks put first on `sys.path` before they import the factory."""
+    frozen_parameter_count: int = 0
+    """Those of the parameters that are not trained: they have neither gradients nor optimizer state."""
+    tensor_divisor: int = 0
+    """What a number of tensor-parallel ranks must divide; 0: the module has no plan by which they could divide it."""
+    pipeline_stages: int = 1
+    """The most stages that the module can be cut into."""
+    no_stages: str = ""
+    """Why it is but one, in a clause."""
+    flops_per_sample: float | None = None
+    """FLOPs of a sample, forward and backward, counted on the module; None: it was not counted."""
+
+    @property
+    def name(self) -> str:
+        """The reference: what the user calls the model."""
+        return self.reference
+
+
+Model = ModelSpec | FactoryModel | CommandModel
+
+
+def tokens_seen(model: Model, sequence_length: int) -> int:
+    """Tokens that the model's own attention sees back at most; 0: it is not ours."""
+    if not isinstance(model, ModelSpec):
+        return 0
+    return min(model.sliding_window or sequence_length, sequence_length)

@@ -1,0 +1,102 @@
+"""Which layers a pipeline stage holds and which rank a stage is on."""
+
+import heapq
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+from search_spaces.knob import Config
+from search_spaces.models.model import ModelSpec
+from search_spaces.models.stage_layout import Stage, layout_text, parse_layout
+
+ONE_STAGE_SCHEDULES = ("gpipe", "1f1b")
+"""Schedules that run one stage a rank."""
+LOOPED_SCHEDULES = ("interleaved_1f1b", "looped_bfs", "interleaved_zero_bubble")
+"""Schedules that give stage i to rank i modulo the ranks."""
+FOLDED_SCHEDULES = ("zbv", "dualpipev")
+"""Schedules that fold the stages into a V, so that the first rank holds the first and the last stage."""
+ZERO_BUBBLE_SCHEDULES = ("interleaved_zero_bubble", "zbv", "dualpipev")
+"""Schedules that compute the gradients of inputs and of weights apart."""
+
+
+def losses_wait(config: Config) -> bool:
+    """Whether the last stage computes the losses of further micro-batches before the backward of one is through."""
+    return config.pipeline_parallel_size > 1 and config.pipeline_schedule not in ("1f1b", "interleaved_1f1b")
+
+
+def stages_of_rank(config: Config, pipeline_rank: int) -> tuple[int, ...]:
+    """The stages that a rank of the pipeline holds, in order."""
+    ranks, stages = config.pipeline_parallel_size, config.pipeline_parallel_size * config.virtual_stages
+    if config.pipeline_schedule in FOLDED_SCHEDULES:
+        return (pipeline_rank, stages - 1 - pipeline_rank)
+    return tuple(range(pipeline_rank, stages, ranks))
+
+
+def rank_of_stage(config: Config, stage: int) -> int:
+    """The place along the pipeline of the rank that holds a stage."""
+    return next(rank for rank in range(config.pipeline_parallel_size) if stage in stages_of_rank(config, rank))
+
+
+def split_layers(spec: ModelSpec, config: Config, sequence_length: int) -> tuple[range, ...]:
+    """The layers of every stage, each at least one: those of `pipeline_layout`, else as `pipeline_split` shares them out.
+
+    `pipeline_split` even: as equal as can be, later stages taking the rest. balanced: as equal as can be in FLOPs, the output
+    projection counted in layers on the last stage. Looking up embeddings costs next to no FLOPs.
+    """
+    if config.pipeline_layout and config.pipeline_parallel_size > 1:
+        return _ranges([stage.layers for stage in parse_layout(config.pipeline_layout)])
+    stages = config.pipeline_parallel_size * config.virtual_stages
+    costs = [0.0] * stages
+    if config.pipeline_split == "balanced":
+        costs[-1] = head_in_layers(spec, sequence_length)
+    return _ranges(fill(costs, spec.num_layers))
+
+
+def _ranges(counts: Sequence[int]) -> tuple[range, ...]:
+    return tuple(range(end - count, end) for end, count in zip(itertools.accumulate(counts), counts, strict=True))
+
+
+def split_blocks(config: Config, blocks: int, starts: Sequence[int]) -> tuple[range, ...]:
+    """The blocks of every stage of a module of which no more is known: as equal as the `starts` of stages allow.
+
+    `starts`: blocks before which a stage may begin, ascending, 0 first; at least as many as stages.
+    """
+    stages = config.pipeline_parallel_size * config.virtual_stages
+    cuts = [0]
+    for stage in range(1, stages):
+        # Of the starts that leave one for each later stage, the nearest to the even cut.
+        open_starts = [start for start in starts if start > cuts[-1]]
+        reachable = open_starts[: len(open_starts) - (stages - stage - 1)]
+        even = blocks * stage / stages
+        cuts.append(min((abs(start - even), start) for start in reachable)[1])
+    return tuple(range(first, end) for first, end in itertools.pairwise([*cuts, blocks]))
+
+
+def head_in_layers(spec: ModelSpec, sequence_length: int) -> float:
+    """FLOPs of the output projection as a multiple of a layer's [Chowdhery et al. 2022, PaLM, appendix B]."""
+    idle = spec.parameter_count - spec.active_parameter_count
+    layer = 6.0 * (spec.layer_parameters - idle / spec.num_layers)
+    layer += 12.0 * spec.num_attention_heads * spec.head_dim * sequence_length
+    return 6.0 * spec.vocab_size * (spec.embedding_size or spec.hidden_size) / layer
+
+
+def fill(costs: Sequence[float], layers: int) -> list[int]:
+    """Layers of each stage: one for each, and each further one to the stage that has least to do. Optimal for equal layers."""
+    heap = [(cost + 1.0, -stage) for stage, cost in enumerate(costs)]
+    heapq.heapify(heap)
+    counts = [1] * len(costs)
+    for _ in range(layers - len(costs)):
+        cost, stage = heapq.heappop(heap)
+        counts[-stage] += 1
+        heapq.heappush(heap, (cost + 1.0, stage))
+    return counts
+
+
+def is_split(layout: str, config: Config, model: Any, sequence_length: int) -> bool:
+    """Whether a layout without marks gives every stage the layers that the `pipeline_split` of a configuration does."""
+    if not isinstance(model, ModelSpec):
+        return False
+    stages = parse_layout(layout)
+    if len(stages) != config.pipeline_parallel_size * config.virtual_stages or len(stages) > model.num_layers:
+        return False
+    return layout == layout_text(Stage(layers=len(layers)) for layers in split_layers(model, config, sequence_length))

@@ -1,0 +1,77 @@
+"""Plug-ins: what other distributions add, discovered through entry points.
+
+A distribution declares an entry point in one of the groups of `Group`, for example in its pyproject.toml:
+
+    [project.entry-points."autotune.strategies"]
+    annealing = "my_package.annealing:AnnealingStrategy"
+
+Plug-ins are code of this installation: they are loaded without asking, as pytest's are. `AUTOTUNE_PLUGINS=none` leaves all out.
+"""
+
+import os
+from enum import StrEnum
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+from search_spaces.errors import PluginError
+
+VARIABLE = "AUTOTUNE_PLUGINS"
+
+
+class Group(StrEnum):
+    """Groups of entry points, and what the objects in them are."""
+
+    KNOBS = "autotune.knobs"
+    """A class of knobs, made like those in `search_spaces.knobs`."""
+    RULES = "autotune.rules"
+    """A `search_spaces.rules.rule.Rule`, or a tuple of them."""
+    ENGINES = "autotune.engines"
+    """An `executor.engine.Engine`. Its name is that of its capability."""
+    CAPABILITIES = "autotune.capabilities"
+    """The `search_spaces.capability.Capability` of an engine, in a module that does not import torch."""
+    STRATEGIES = "autotune.strategies"
+    """Called with the score: returns an `autotune.strategies.strategy.Strategy`."""
+    EXPORTERS = "autotune.exporters"
+    """Called with an `autotune.exports.winner.Winner`: returns an `autotune.exports.export.Export`."""
+    IMPORTERS = "autotune.importers"
+    """Called with the table of a file and the file's name: returns an `autotune.imports.imported.Imported`, or None where the
+    file is of another format."""
+    TRACKERS = "autotune.trackers"
+    """Called with the `autotune.session.session.Session` of a job that starts: returns an
+    `autotune.loop.listener.LoopListener`."""
+
+
+@cache
+def _found() -> dict[str, tuple[EntryPoint, ...]]:
+    if os.environ.get(VARIABLE, "").lower() == "none":
+        return {}
+    found = entry_points()
+    return {group: tuple(sorted(found.select(group=group), key=lambda point: point.name)) for group in Group}
+
+
+def plugin_names(group: Group) -> tuple[str, ...]:
+    """The names of a group's plug-ins, sorted. Nothing is imported."""
+    return tuple(point.name for point in _found().get(group, ()))
+
+
+def load_plugin(group: Group, name: str) -> Any:
+    """Import one.
+
+    Raises:
+        PluginError: it is not installed, or cannot be imported.
+    """
+    for point in _found().get(group, ()):
+        if point.name == name:
+            try:
+                return point.load()
+            except Exception as error:
+                source = point.dist.name if point.dist is not None else point.value
+                problem = f"{point.value} of {source} cannot be loaded ({type(error).__name__}: {error})"
+                raise PluginError(f"plug-in {name}", problem, f"repair or uninstall it, or set {VARIABLE}=none") from error
+    raise PluginError(f"plug-in {name}", f"is not installed in the group {group}", "install its distribution")
+
+
+def load_plugins(group: Group) -> dict[str, Any]:
+    """Import all of a group, by name. Raises what `load_plugin` raises."""
+    return {name: load_plugin(group, name) for name in plugin_names(group)}

@@ -1,0 +1,1 @@
+"""Rules: which configurations are refused, and what to do about it."""

@@ -1,0 +1,105 @@
+"""Rules of schedules of the data: where they start, when they end, and what they need of the model and the layout."""
+
+from search_spaces.context import SpaceContext
+from search_spaces.knobs.conditions import VIRTUAL_TOKENS
+from search_spaces.models.model import ModelSpec
+from search_spaces.rules.parallelism import CP, TP
+from search_spaces.rules.rule import Check, Rule
+from search_spaces.training.data_schedule import GRANULARITY, UNSCHEDULED_LAYERS, is_scheduled
+from search_spaces.training.windows import window_of, windowed
+from search_spaces.trial_config import TrialConfig
+
+CURRICULUM = ("curriculum_start_length", "curriculum_steps")
+RANDOM_LTD = ("random_ltd_start_tokens", "random_ltd_steps")
+START_REMEDY = f"set it to a multiple of {GRANULARITY} below --sequence-length, or to 0 for none"
+STEPS_REMEDY = "state the run's steps (--training-steps), and set it to at least 1 and to fewer than those"
+DIVIDES_REMEDY = f"choose degrees that divide {GRANULARITY} tokens, or set curriculum_start_length=0"
+TOKENS_REMEDY = "set prefix_length=0 and prompt_length=0, or schedule nothing"
+MODEL_REMEDY = "set it to 0, or give a preset or a config.json"
+LAYERS_REMEDY = (
+    f"set random_ltd_start_tokens=0, or use a model of more than {UNSCHEDULED_LAYERS} layers without experts or a window"
+)
+
+
+def starts(knob: str) -> Check:
+    """The schedule starts below whole sequences, at a multiple of what it grows by."""
+
+    def check(config: TrialConfig, context: SpaceContext) -> str | None:
+        start, whole = getattr(config, knob), context.workload.sequence_length
+        if not start:
+            return None
+        if start >= whole:
+            return f"{knob}={start} is not shorter than the samples, which have {whole} tokens"
+        return f"{knob}={start} is no multiple of {GRANULARITY} tokens" if start % GRANULARITY else None
+
+    return check
+
+
+def ends(start: str, knob: str) -> Check:
+    """The schedule comes to whole sequences within the run."""
+
+    def check(config: TrialConfig, context: SpaceContext) -> str | None:
+        steps, run = getattr(config, knob), context.workload.training_steps
+        if not getattr(config, start):
+            return None
+        if run is None:
+            return f"{start}={getattr(config, start)} is for a part of a run whose training_steps are not stated"
+        if steps < 1:
+            return f"{knob} is {steps}, so that {start}={getattr(config, start)} is never trained on"
+        return f"{knob}={steps} leaves no whole sequences to a run of {run} training_steps" if steps >= run else None
+
+    return check
+
+
+def schedule_model(config: TrialConfig, context: SpaceContext) -> str | None:
+    """What a user's own module makes of its samples is not known."""
+    if not is_scheduled(config) or isinstance(context.model, ModelSpec):
+        return None
+    name = "curriculum_start_length" if config.curriculum_start_length else "random_ltd_start_tokens"
+    return f"{name}={getattr(config, name)} is of samples and layers of our own, not those of {context.model.name}"
+
+
+def schedule_tokens(config: TrialConfig, _: SpaceContext) -> str | None:
+    """Virtual tokens stand before those of the samples, and no schedule counts them."""
+    if not is_scheduled(config):
+        return None
+    found = [name for name in VIRTUAL_TOKENS if getattr(config, name)]
+    return f"{found[0]}={getattr(config, found[0])} puts tokens before those of samples that are scheduled" if found else None
+
+
+def curriculum_divides(config: TrialConfig, _: SpaceContext) -> str | None:
+    """Ranks that divide a sequence divide every length that it grows through."""
+    ranks = config.context_parallel_size
+    if not config.curriculum_start_length:
+        return None
+    chunks = 2 * ranks if ranks > 1 else 1
+    tensor = config.tensor_parallel_size if config.sequence_parallel else 1
+    if GRANULARITY % chunks == 0 and GRANULARITY // ranks % tensor == 0:
+        return None
+    divided = f"{ranks} context x {tensor} tensor ranks do not divide"
+    return f"lengths of a curriculum are multiples of {GRANULARITY} tokens, which {divided}"
+
+
+def random_ltd_layers(config: TrialConfig, context: SpaceContext) -> str | None:
+    """There are layers between the first and the last, and what they route is not counted over a whole sequence."""
+    model = context.model
+    if not config.random_ltd_start_tokens or not isinstance(model, ModelSpec):
+        return None
+    if model.num_layers <= UNSCHEDULED_LAYERS:
+        return f"{model.name} has {model.num_layers} layers, and the first and the last see every token"
+    if model.num_experts:
+        return f"the experts of {model.name} are routed over whole sequences"
+    hides = window_of(windowed(model, config)).hides(context.workload.sequence_length)
+    return f"the window of {model.name} is of neighbours, which tokens that are kept are not" if hides else None
+
+
+SCHEDULE_RULES: tuple[Rule, ...] = (
+    Rule("curriculum-length", CURRICULUM[:1], START_REMEDY, starts(CURRICULUM[0])),
+    Rule("curriculum-steps", CURRICULUM, STEPS_REMEDY, ends(*CURRICULUM)),
+    Rule("curriculum-divides", (CURRICULUM[0], CP, TP, "sequence_parallel"), DIVIDES_REMEDY, curriculum_divides),
+    Rule("random-ltd-tokens", RANDOM_LTD[:1], START_REMEDY, starts(RANDOM_LTD[0])),
+    Rule("random-ltd-steps", RANDOM_LTD, STEPS_REMEDY, ends(*RANDOM_LTD)),
+    Rule("random-ltd-layers", (RANDOM_LTD[0], "attention_window", "attention_global_tokens"), LAYERS_REMEDY, random_ltd_layers),
+    Rule("schedule-tokens", (CURRICULUM[0], RANDOM_LTD[0], *VIRTUAL_TOKENS), TOKENS_REMEDY, schedule_tokens),
+    Rule("schedule-model", (CURRICULUM[0], RANDOM_LTD[0]), MODEL_REMEDY, schedule_model),
+)

@@ -1,0 +1,216 @@
+"""Rules of how model, sequence, batch and ranks divide each other."""
+
+from search_spaces.context import SpaceContext
+from search_spaces.models.command import CommandModel
+from search_spaces.models.model import FactoryModel, ModelSpec
+from search_spaces.models.pipeline import FOLDED_SCHEDULES, ONE_STAGE_SCHEDULES, is_split
+from search_spaces.models.stage_layout import parse_layout, repeated
+from search_spaces.rules.rule import Rule
+from search_spaces.trial_config import TrialConfig
+
+_DEFAULTS = TrialConfig()
+TP, PP, CP = "tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size"
+EP, METHOD = "expert_parallel_size", "context_parallel_method"
+STAGES, SCHEDULE, LAYOUT = "virtual_stages", "pipeline_schedule", "pipeline_layout"
+DEGREES = (TP, PP, CP)
+FACTORY = (*DEGREES, EP, "sequence_parallel")
+BATCH = ("micro_batch_size", *DEGREES)
+SEQUENCE = (CP, TP, METHOD, "sequence_parallel", "prompt_length")
+ROUND_SCHEDULES = ("interleaved_1f1b", "interleaved_zero_bubble")
+"""Schedules that run the micro-batches in rounds of equal length."""
+ONE_STAGE_EQUALS = {"interleaved_1f1b": "1f1b", "looped_bfs": "gpipe"}
+"""Schedules of several stages a rank -> what they are with one."""
+
+
+def _world_divides(config: TrialConfig, context: SpaceContext) -> str | None:
+    replica = config.model_parallel_size
+    if context.world_size % replica == 0:
+        return None
+    return f"a replica takes {replica} ranks (tensor x pipeline x context), which does not divide {context.world_size}"
+
+
+def _tensor_divides(config: TrialConfig, context: SpaceContext) -> str | None:
+    model, size = context.model, config.tensor_parallel_size
+    if isinstance(model, FactoryModel):
+        divides = not model.tensor_divisor or model.tensor_divisor % size == 0
+        return None if divides else f"{size} ranks do not divide {model.tensor_divisor}, as the plan of {model.name} needs"
+    if not isinstance(model, ModelSpec):
+        return None  # a script tells itself what it cannot divide
+    sizes = {
+        "attention heads": model.num_attention_heads,
+        "key-value heads": model.num_key_value_heads,
+        "an expert's width" if model.num_experts else "the MLP's width": model.ffn_hidden_size,
+        "the vocabulary": model.vocab_size,
+    }
+    wrong = [f"{name} ({value})" for name, value in sizes.items() if value % size]
+    return f"{size} ranks do not divide {', '.join(wrong)} of {model.name}" if wrong else None
+
+
+def _tensor_in_node(config: TrialConfig, context: SpaceContext) -> str | None:
+    size, devices = config.tensor_parallel_size, min(context.cluster.devices_per_node, context.world_size)
+    if size <= devices and devices % size == 0:
+        return None
+    return f"{size} tensor-parallel ranks do not fit evenly into a node of {devices} devices"
+
+
+def _factory_shape(config: TrialConfig, context: SpaceContext) -> str | None:
+    model = context.model
+    if not isinstance(model, FactoryModel):
+        return None
+    if config.tensor_parallel_size > 1 and not model.tensor_divisor:
+        return f"{model.name} has no tensor-parallel plan"
+    if config.pipeline_parallel_size > 1 and model.pipeline_stages == 1:
+        return f"{model.name} has no pipeline stages: {model.no_stages or 'its blocks are not known'}"
+    for name in (CP, EP, "sequence_parallel"):
+        if getattr(config, name) != getattr(_DEFAULTS, name):
+            return f"{name}={getattr(config, name)} needs attention and experts of our own, not those of {model.name}"
+    return None
+
+
+def _batch_divides(config: TrialConfig, context: SpaceContext) -> str | None:
+    replicas = max(config.data_parallel_size(context.world_size), 1)
+    batch = context.workload.global_batch_size
+    step = config.micro_batch_size * replicas
+    if batch % step == 0:
+        return None
+    nearest = max((2 * batch + step) // (2 * step), 1) * step
+    parts = f"micro_batch_size {config.micro_batch_size} on each of {replicas} replicas"
+    return f"a global batch of {batch} is no multiple of {step} ({parts}), the nearest is {nearest}"
+
+
+def _sequence_divides(config: TrialConfig, context: SpaceContext) -> str | None:
+    """Where keys and values are gathered a context rank takes one chunk from the head and one from the tail, so that causal
+    attention costs all ranks alike.
+    """
+    length, ranks = context.workload.sequence_length, config.context_parallel_size
+    each = 2 if ranks > 1 and config.context_parallel_method == "gather" else 1
+    if length % (each * ranks):
+        told = f"{each * ranks} chunks, {'two' if each == 2 else 'one'} for each of {ranks} context ranks"
+        return f"a sequence of {length} tokens is not divided into {told}"
+    tensor = config.tensor_parallel_size if config.sequence_parallel else 1
+    inside = length // ranks + config.prompt_length
+    if inside % tensor:
+        prompt = f", {config.prompt_length} of them of the prompt," if config.prompt_length else ""
+        return f"{inside} tokens on a context rank{prompt} are not divided by {tensor} tensor-parallel ranks"
+    return None
+
+
+def _pipeline_layers(config: TrialConfig, context: SpaceContext) -> str | None:
+    stages, model = config.pipeline_parallel_size * config.virtual_stages, context.model
+    if config.pipeline_parallel_size == 1 or isinstance(model, CommandModel):
+        return None
+    most = model.num_layers if isinstance(model, ModelSpec) else model.pipeline_stages
+    if stages <= most:
+        return None
+    what = "layers" if isinstance(model, ModelSpec) else "stages that the module can be cut into"
+    return f"{stages} stages (ranks x virtual stages) are more than the {most} {what}"
+
+
+def _layout_fits(config: TrialConfig, context: SpaceContext) -> str | None:
+    """Whether the layout has every stage and every layer of the model once."""
+    text, model = config.pipeline_layout, context.model
+    if not text or config.pipeline_parallel_size == 1:
+        return None
+    if isinstance(model, FactoryModel):
+        return f"pipeline_layout={text} counts layers, which {model.name}, a module of your own, does not tell"
+    counts = [stage.layers for stage in parse_layout(text)]
+    stages = config.pipeline_parallel_size * config.virtual_stages
+    if len(counts) != stages:
+        return f"pipeline_layout={text} has {len(counts)} stages, and there are {stages} (ranks x virtual stages)"
+    if isinstance(model, ModelSpec) and sum(counts) != model.num_layers:
+        return f"pipeline_layout={text} has {sum(counts)} layers, and {model.name} has {model.num_layers}"
+    return None
+
+
+def _layout_repeats(config: TrialConfig, context: SpaceContext) -> str | None:
+    """Whether other knobs say the same: one configuration has one name."""
+    text = config.pipeline_layout
+    if not text or config.pipeline_parallel_size == 1:
+        return None
+    alike = repeated(parse_layout(text))
+    if alike is not None:
+        return f"with pipeline_layout={text} every stage {alike}"
+    even = config.replace({"pipeline_layout": "", "pipeline_split": "even"})
+    if is_split(text, even, context.model, context.workload.sequence_length):
+        return f"pipeline_layout={text} is what pipeline_split=even gives"
+    return None
+
+
+def _virtual_stages(config: TrialConfig, _: SpaceContext) -> str | None:
+    schedule, stages = config.pipeline_schedule, config.virtual_stages
+    if config.pipeline_parallel_size == 1:
+        return None
+    if schedule in ONE_STAGE_SCHEDULES:
+        return f"{schedule} runs one stage a rank, not {stages}" if stages != 1 else None
+    if schedule in FOLDED_SCHEDULES:
+        return f"{schedule} folds two stages into a rank, not {stages}" if stages != 2 else None
+    # With one stage a rank the zero-bubble schedule is ZB-H1, which no other name gives.
+    same = ONE_STAGE_EQUALS.get(schedule)
+    return f"{schedule} with one stage a rank is {same}, it needs at least 2" if same and stages < 2 else None
+
+
+def _pipeline_batches(config: TrialConfig, context: SpaceContext) -> str | None:
+    """What the constructors of torch.distributed.pipelining ask for (2.13; tests hold this rule against them).
+
+    Interleaved schedules run in max(1, micro-batches // ranks) rounds of equal length.
+    """
+    schedule, ranks = config.pipeline_schedule, config.pipeline_parallel_size
+    if ranks == 1:
+        return None
+    count = config.gradient_accumulation_steps(context.workload.global_batch_size, context.world_size)
+    least = {"1f1b": ranks, "dualpipev": 2 * ranks}.get(schedule, 1)
+    if count < least:
+        return f"{schedule} on {ranks} ranks needs at least {least} micro-batches, not {count}"
+    rounds = max(1, count // ranks)
+    if schedule in ROUND_SCHEDULES and count % rounds:
+        return f"{schedule} on {ranks} ranks runs {rounds} rounds, which do not divide {count} micro-batches"
+    return None
+
+
+def _experts_divide(config: TrialConfig, context: SpaceContext) -> str | None:
+    size = config.expert_parallel_size
+    if size == 1 or not isinstance(context.model, ModelSpec):
+        return None
+    if context.model.num_experts % size or not context.model.num_experts:
+        return f"{size} ranks do not divide {context.model.num_experts} experts"
+    replicas = config.data_parallel_size(context.world_size)
+    return f"{size} does not divide the {replicas} data-parallel ranks" if replicas % size or not replicas else None
+
+
+def _experts_context(config: TrialConfig, context: SpaceContext) -> str | None:
+    """What is counted over a whole sequence no rank knows that has a part of it."""
+    model, ranks = context.model, config.context_parallel_size
+    if ranks == 1 or not isinstance(model, ModelSpec):
+        return None
+    counted = [name for name in ("capacity_factor", "load_balance") if model.num_experts and getattr(model, name)]
+    if not counted:
+        return None
+    return f"the {' and the '.join(counted)} of {model.name} hold for whole sequences, which {ranks} context ranks divide"
+
+
+def _ulysses_heads(config: TrialConfig, context: SpaceContext) -> str | None:
+    """Every context rank has heads of its own for the whole sequence, after tensor ranks have taken theirs."""
+    model, ranks = context.model, config.context_parallel_size * config.tensor_parallel_size
+    if config.context_parallel_method != "ulysses" or config.context_parallel_size == 1 or not isinstance(model, ModelSpec):
+        return None
+    sizes = {"attention heads": model.num_attention_heads, "key-value heads": model.num_key_value_heads}
+    wrong = [f"{name} ({value})" for name, value in sizes.items() if value % ranks]
+    return f"{ranks} ranks of context x tensor do not divide {', '.join(wrong)} of {model.name}" if wrong else None
+
+
+PARALLELISM_RULES: tuple[Rule, ...] = (
+    Rule("world-divides", DEGREES, "choose degrees whose product divides the ranks", _world_divides),
+    Rule("tensor-divides", (TP,), "choose a tensor_parallel_size that divides all of them", _tensor_divides),
+    Rule("tensor-in-node", (TP,), "choose a tensor_parallel_size that divides the devices of a node", _tensor_in_node),
+    Rule("factory-shape", FACTORY, "leave these degrees at 1, or have the factory return a plan", _factory_shape),
+    Rule("batch-divides", BATCH, "change micro_batch_size, or the global batch", _batch_divides),
+    Rule("sequence-divides", SEQUENCE, "choose degrees that divide the sequence", _sequence_divides),
+    Rule("pipeline-layers", (PP, STAGES), "use fewer pipeline ranks or virtual stages", _pipeline_layers),
+    Rule("pipeline-layout", (PP, STAGES, LAYOUT), "write a count for each stage that sum to the layers", _layout_fits),
+    Rule("layout-repeats", (PP, STAGES, LAYOUT), "set that knob, and leave it out of pipeline_layout", _layout_repeats),
+    Rule("virtual-stages", (PP, STAGES, SCHEDULE), "set virtual_stages as the schedule needs", _virtual_stages),
+    Rule("pipeline-micro-batches", (*BATCH, SCHEDULE), "change micro_batch_size, or the global batch", _pipeline_batches),
+    Rule("experts-divide", (*DEGREES, EP), "choose a divisor of the experts and of the data-parallel ranks", _experts_divide),
+    Rule("experts-context", (CP,), "set context_parallel_size=1, or use a model without them", _experts_context),
+    Rule("ulysses-heads", (CP, TP, METHOD), "set context_parallel_method=gather, or use fewer ranks", _ulysses_heads),
+)

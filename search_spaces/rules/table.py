@@ -1,0 +1,84 @@
+"""Every rule, and which of them refuse a configuration."""
+
+from search_spaces.capability import ENGINE_HONOURS, HONOURS_REMEDY, Capability, Combination
+from search_spaces.clusters.cluster import ClusterSpec, DeviceSpec
+from search_spaces.context import SpaceContext
+from search_spaces.models.model import Model
+from search_spaces.plugins import Group, load_plugins
+from search_spaces.refusal import Refusal
+from search_spaces.rules.computation import COMPUTATION_RULES
+from search_spaces.rules.cuda_graphs import GRAPH_RULES
+from search_spaces.rules.data_schedules import SCHEDULE_RULES
+from search_spaces.rules.fused_kernels import KERNEL_RULES
+from search_spaces.rules.packing import DOCUMENT_RULES, PACKING_RULES
+from search_spaces.rules.parallelism import PARALLELISM_RULES
+from search_spaces.rules.rule import Rule
+from search_spaces.rules.training import TRAINING_RULES
+from search_spaces.rules.zero import ZERO_RULES
+from search_spaces.trial import Workload
+from search_spaces.trial_config import KNOB_NAMES, TrialConfig
+
+
+def _engine_honours(config: TrialConfig, context: SpaceContext) -> str | None:
+    return context.capability.refusal(config) if context.capability else None
+
+
+def _added_rules() -> tuple[Rule, ...]:
+    """Those of plug-ins."""
+    return tuple(
+        rule for added in load_plugins(Group.RULES).values() for rule in ((added,) if isinstance(added, Rule) else added)
+    )
+
+
+HONOURS = Rule(ENGINE_HONOURS, KNOB_NAMES, HONOURS_REMEDY, _engine_honours)
+"""The one rule that reads every knob; it judges knob by knob (`Capability.honours`)."""
+
+RULES: tuple[Rule, ...] = (
+    *PARALLELISM_RULES,
+    *ZERO_RULES,
+    *COMPUTATION_RULES,
+    *TRAINING_RULES,
+    *SCHEDULE_RULES,
+    *DOCUMENT_RULES,
+    *PACKING_RULES,
+    *KERNEL_RULES,
+    *GRAPH_RULES,
+    *_added_rules(),
+    HONOURS,
+)
+"""The rules that hold for every engine, in the order in which refusals are listed."""
+SHAPES = frozenset({
+    "world-divides", "tensor-divides", "batch-divides", "sequence-divides", "pipeline-layers", "pipeline-layout",
+    "virtual-stages", "pipeline-micro-batches", "experts-divide", "experts-context", "hsdp-shards", "secondary-shards",
+    "ulysses-heads", "attention-window", "curriculum-divides",
+})  # fmt: skip
+"""The rules of how model, data and ranks divide each other. Whoever divides nevertheless trains a smaller model or batch."""
+
+
+def check_config(config: TrialConfig, context: SpaceContext) -> list[Refusal]:
+    """Every rule that refuses the configuration, in the order of `rules_of`; empty: it is legal."""
+    found = ((rule, rule.check(config, context)) for rule in rules_of(context.capability))
+    return [Refusal(rule.name, message, rule.remedy) for rule, message in found if message is not None]
+
+
+def check_shapes(config: TrialConfig, model: Model, workload: Workload, world_size: int) -> list[Refusal]:
+    """As `check_config`, by the rules of `SHAPES` alone: what an engine asks, which knows its ranks and no cluster."""
+    device = DeviceSpec(name="any", kind="cpu", memory_bytes=1, peak_flops={})
+    cluster = ClusterSpec(
+        name="any", nodes=1, devices_per_node=world_size, device=device, intra_node_bandwidth=1, inter_node_bandwidth=1,
+        host_memory_bytes=1, cores_per_node=1,
+    )  # fmt: skip
+    context = SpaceContext(model=model, cluster=cluster, workload=workload, world_size=world_size)
+    return [refusal for refusal in check_config(config, context) if refusal.rule in SHAPES]
+
+
+def rules_of(capability: Capability | None) -> tuple[Rule, ...]:
+    """RULES, and one for each combination that the engine refuses; None: any engine, so that RULES alone refuse."""
+    return RULES if capability is None else (*RULES, *map(_combination_rule, capability.combinations))
+
+
+def _combination_rule(combination: Combination) -> Rule:
+    def check(config: TrialConfig, context: SpaceContext) -> str | None:
+        return combination.problem if combination.holds(config, context.world_size) else None
+
+    return Rule(combination.rule, combination.reads, combination.remedy, check)

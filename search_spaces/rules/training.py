@@ -1,0 +1,37 @@
+"""Rules of adapters, virtual tokens and attention windows."""
+
+from search_spaces.context import SpaceContext
+from search_spaces.knobs.conditions import METHODS, VIRTUAL_TOKENS
+from search_spaces.models.command import CommandModel
+from search_spaces.rules.rule import Rule
+from search_spaces.training import adapters
+from search_spaces.training.windows import window_problem
+from search_spaces.trial_config import TrialConfig
+
+WINDOW = "attention_window"
+
+
+def _attention_window(config: TrialConfig, context: SpaceContext) -> str | None:
+    return window_problem(config, context.model, context.workload.sequence_length)
+
+
+def _adapters(config: TrialConfig, context: SpaceContext) -> str | None:
+    return adapters.adapters_problem(config, context.model)
+
+
+def _adapters_together(config: TrialConfig, context: SpaceContext) -> str | None:
+    return None if isinstance(context.model, CommandModel) else adapters.together_problem(config)
+
+
+def _virtual_tokens(config: TrialConfig, context: SpaceContext) -> str | None:
+    if isinstance(context.model, CommandModel):
+        return None
+    return adapters.tokens_problem(config, context.workload.sequence_length)
+
+
+TRAINING_RULES: tuple[Rule, ...] = (
+    Rule("adapters", (*METHODS, "lora_targets"), adapters.ADAPTERS_REMEDY, _adapters),
+    Rule("adapters-together", METHODS, adapters.TOGETHER_REMEDY, _adapters_together),
+    Rule("virtual-tokens", VIRTUAL_TOKENS, adapters.TOKENS_REMEDY, _virtual_tokens),
+    Rule("attention-window", (WINDOW, "attention_global_tokens"), "lower them, or set attention_window=0", _attention_window),
+)

@@ -1,0 +1,100 @@
+"""What a configuration trains beside a frozen model: adapters or virtual tokens."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import TypeVar
+
+from search_spaces.knobs.conditions import METHODS, VIRTUAL_TOKENS
+from search_spaces.models.command import CommandModel
+from search_spaces.models.model import LORA_TARGETS, FactoryModel, Model, ModelSpec
+from search_spaces.trial_config import TrialConfig
+
+Trained = TypeVar("Trained", bound=Model)
+
+ALPHA_PER_RANK = 2
+"""An adapter's result is multiplied by alpha / rank; alpha is twice the rank, whatever that is, so that no other knob hangs on
+it."""
+TARGETS: Mapping[str, tuple[str, ...]] = {
+    "attention": ("query", "key", "value", "output"),
+    "mlp": ("gate", "up", "down"),
+    "both": LORA_TARGETS,
+}
+"""Value of `lora_targets` -> the matrices of a layer that have an adapter; "gate" where the MLP has one."""
+FROZEN_BITS: Mapping[str, int] = {"same": 16, "int8": 8, "nf4": 4}
+"""Value of `frozen_dtype` -> `ModelSpec.frozen_bits`, of which 16 stands for the precision's own."""
+QUANTISED_BLOCK = 64
+"""Neighbouring values of a row that share a scale, an fp32 number, where frozen matrices are quantised."""
+ROWS = frozenset({"output", "down"})
+"""Matrices of which tensor-parallel ranks divide the inputs; of the others they divide the outputs."""
+ADAPTERS_REMEDY = "give our own model smaller adapters, or leave these knobs at 0 for a module that brings its own (as PEFT's)"
+TOGETHER_REMEDY = "set one of them, and leave the others at 0"
+TOKENS_REMEDY = "give fewer virtual tokens, or longer samples"
+
+
+def adapted(model: Trained, config: TrialConfig) -> Trained:
+    """The model as the configuration trains it: with adapters and all else frozen where it says so."""
+    if not adapts(config) or not isinstance(model, ModelSpec):
+        return model
+    asked = {name: getattr(config, name) for name in METHODS}
+    targets, bits = TARGETS[config.lora_targets], FROZEN_BITS[config.frozen_dtype]
+    return dataclasses.replace(model, **asked, lora_targets=targets, frozen_bits=bits)
+
+
+def adapts(config: TrialConfig) -> bool:
+    """Whether the configuration freezes the model and trains something beside it."""
+    return max(_asked(config)) > 0
+
+
+def together_problem(config: TrialConfig) -> str | None:
+    """Two ways to train beside what is frozen, in a clause; None: there is one at most."""
+    named = [f"{name}={value}" for name, value in zip(METHODS, _asked(config), strict=True) if value]
+    return f"{' and '.join(named)} are two ways to train beside a frozen model" if len(named) > 1 else None
+
+
+def tokens_problem(config: TrialConfig, sequence_length: int) -> str | None:
+    """More virtual tokens than real ones, in a clause; None: there are not."""
+    for name in VIRTUAL_TOKENS:
+        count = getattr(config, name)
+        if count > sequence_length:
+            return f"{name}={count} is longer than the samples of {sequence_length} tokens that it stands before"
+    return None
+
+
+def adapters_problem(config: TrialConfig, model: Model) -> str | None:
+    """Why the model cannot have the adapters that the configuration asks for, in a clause; None: it can, or needs none."""
+    if not adapts(config) or isinstance(model, CommandModel):  # a script's adapters are its own affair
+        return None
+    if isinstance(model, FactoryModel):
+        return f"adapters and virtual tokens are put into models of our own, not into {model.name}"
+    if model.adapts:
+        rank = f" of rank {model.lora_rank}" if model.lora_rank else ""
+        return f"{model.name} has adapters{rank} already"
+    if config.adapter_size > model.hidden_size:
+        return f"bottlenecks of {config.adapter_size} columns are wider than {model.name}, which has {model.hidden_size}"
+    return _rank_problem(config, model) if config.lora_rank else None
+
+
+def _rank_problem(config: TrialConfig, model: ModelSpec) -> str | None:
+    rank = config.lora_rank
+    sizes = {name: min(inputs, outputs) for name, inputs, outputs in adapted(model, config).adapted_matrices}
+    name = min(sizes, key=lambda name: sizes[name])
+    if sizes[name] >= rank:
+        return None
+    return f"adapters of rank {rank} are wider than a matrix: {name} of {model.name} has rank {sizes[name]} at most"
+
+
+def layer_adapter_elements(model: ModelSpec) -> tuple[int, int]:
+    """What is trained in a layer and is whole on each tensor-parallel rank, and what the ranks divide, in elements.
+
+    Of an `adapted` model. Low-rank adapters: the factor on the side that ranks divide is divided with it, rank x (the other
+    side) is whole. Bottlenecks are whole; prefixes are divided by heads; a prompt is in no layer.
+    """
+    matrices = model.adapted_matrices
+    whole = sum(outputs if name in ROWS else inputs for name, inputs, outputs in matrices)
+    divided = sum(inputs if name in ROWS else outputs for name, inputs, outputs in matrices)
+    prefix = 2 * model.prefix_length * model.num_key_value_heads * model.head_dim
+    return model.lora_rank * whole + model.bottleneck_parameters, model.lora_rank * divided + prefix
+
+
+def _asked(config: TrialConfig) -> tuple[int, ...]:
+    return config.lora_rank, config.adapter_size, config.prefix_length, config.prompt_length

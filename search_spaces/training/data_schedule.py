@@ -1,0 +1,167 @@
+"""Schedules of a job's data: shorter sequences first (curriculum), fewer tokens in the middle layers first (random-LTD).
+
+A schedule grows linearly from its start to whole sequences, in steps of `GRANULARITY` tokens as DeepSpeed's `fixed_linear`, and
+stays there for the rest of the job. What a job costs is the sum over its steps; what is measured or predicted are a few points.
+"""
+
+import functools
+from dataclasses import dataclass
+
+from search_spaces.models.model import ModelSpec
+from search_spaces.training.documents import mean_flops, rows_share
+from search_spaces.trial import Workload
+from search_spaces.trial_config import TrialConfig
+
+GRANULARITY = 8
+"""Tokens by which a schedule grows: what tensor cores take at once, and what DeepSpeed's own schedules advise."""
+UNSCHEDULED_LAYERS = 2
+"""Layers that see every token under random-LTD: the first and the last [Yao et al. 2022, 3.1]."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """A moment of a job's schedule that stands for a share of its steps."""
+
+    step: int
+    """Of the job: one at which the schedule stands there."""
+    length: int
+    """Tokens of a sample that are trained on."""
+    kept: int
+    """Of these, the tokens that a middle layer sees."""
+    weight: float
+    """Share of the job's steps; all points' sum to 1."""
+
+
+def is_scheduled(config: TrialConfig) -> bool:
+    """Whether what a step trains on changes in the course of a job."""
+    return bool(config.curriculum_start_length or config.random_ltd_start_tokens)
+
+
+def length_at(config: TrialConfig, workload: Workload, step: int) -> int:
+    """Tokens of a sample that step `step` of the job trains on."""
+    return _grown(config.curriculum_start_length, workload.sequence_length, config.curriculum_steps, step)
+
+
+def kept_at(config: TrialConfig, workload: Workload, step: int) -> int:
+    """Tokens that a middle layer sees in step `step` of the job."""
+    length = length_at(config, workload, step)
+    return min(_grown(config.random_ltd_start_tokens, length, config.random_ltd_steps, step), length)
+
+
+def job_step(workload: Workload, step: int) -> int:
+    """The job's step at which the schedules stand in a session's step `step`."""
+    return step if workload.schedule_step is None else workload.schedule_step
+
+
+@functools.lru_cache(maxsize=4096)
+def points_of(config: TrialConfig, workload: Workload) -> tuple[Point, ...]:
+    """The points of a job's schedule that tell its whole cost: the first, a middle one and the last; one where none is set.
+
+    1. The cost of a step is a polynomial of degree two in its tokens: products grow with them, attention with their square.
+       Three points tell it, and then the cost of every step of the schedule.
+    2. Summed over the job's steps, the cost is a weighted sum of the three: the weights are the sums of Lagrange's polynomials
+       over the steps. Where tokens grow evenly these are Simpson's 1/6, 4/6 and 1/6 of the growing steps; all steps after them
+       weigh on the last.
+    3. A schedule of one or two values has no middle.
+
+    `workload.training_steps` must be stated where something is scheduled (rules `curriculum-steps`, `random-ltd-steps`).
+    """
+    whole, steps = workload.sequence_length, workload.training_steps or 0
+    start, growing = _schedule(config)
+    if not 0 < start < whole or not 0 < growing < steps:
+        return (Point(step=steps, length=whole, kept=whole, weight=1.0),)
+    counts = _counts(start, whole, growing)
+    places = list(dict.fromkeys((0, growing // 2, growing)))
+    nodes = {_grown(start, whole, growing, place): place for place in reversed(places)}
+    tokens = sorted(nodes)
+    weights = dict.fromkeys(tokens, 0.0)
+    for value, count in (*counts.items(), (whole, steps - growing)):
+        for node in tokens:
+            weights[node] += count * _lagrange(tokens, node, value) / steps
+    return tuple(
+        Point(
+            step=nodes[node],
+            length=length_at(config, workload, nodes[node]),
+            kept=kept_at(config, workload, nodes[node]),
+            weight=weights[node],
+        )
+        for node in tokens
+    )
+
+
+@functools.lru_cache(maxsize=4096)
+def useful_share(config: TrialConfig, workload: Workload) -> float:
+    """Tokens that count toward the loss in a step, on the mean of the job, as a share of those of whole samples.
+
+    Of a workload that stands at one point of the schedule: that point's. Tokens that middle layers drop count all the same.
+    Of documents, beside which nothing is scheduled (rule `documents-schedule`): what of a row is no padding.
+    """
+    whole = workload.sequence_length
+    if workload.document_lengths:
+        return rows_share(config, workload)
+    if workload.schedule_step is not None:
+        return length_at(config, workload, workload.schedule_step) / whole
+    return sum(point.weight * point.length for point in points_of(config, workload)) / whole
+
+
+def useful_samples(config: TrialConfig, workload: Workload) -> float:
+    """Whole samples' worth of the tokens that count toward the loss in a step: what rates in samples/s count."""
+    return workload.global_batch_size * useful_share(config, workload)
+
+
+def flops_per_sample(model: ModelSpec, config: TrialConfig, workload: Workload) -> float:
+    """FLOPs that the model needs for a whole sample's worth of useful tokens, what is recomputed not counted: on the mean of
+    the job, or at the point where the workload stands.
+
+    `flops_per_token` of a sample's length, less what middle layers are spared by the tokens that they do not see.
+    """
+    if workload.document_lengths:
+        return mean_flops(model, workload)
+    if not is_scheduled(config):
+        return model.flops_per_token(workload.sequence_length) * workload.sequence_length
+    place = workload.schedule_step
+    if place is None:
+        flops = sum(point.weight * _flops(model, point.length, point.kept) for point in points_of(config, workload))
+    else:
+        flops = _flops(model, length_at(config, workload, place), kept_at(config, workload, place))
+    return flops / useful_share(config, workload)
+
+
+def _flops(model: ModelSpec, length: int, kept: int) -> float:
+    middle = max(model.num_layers - UNSCHEDULED_LAYERS, 0) / model.num_layers
+    head = (4.0 if model.adapts else 6.0) * model.vocab_size * model.table_width
+
+    def of_layers(tokens: int) -> float:
+        return (model.flops_per_token(tokens) - head) * tokens
+
+    return model.flops_per_token(length) * length - middle * (of_layers(length) - of_layers(kept))
+
+
+def _schedule(config: TrialConfig) -> tuple[int, int]:
+    """Where the one schedule that is set starts, and in how many steps it grows. (No engine has both at a time.)"""
+    if config.curriculum_start_length:
+        return config.curriculum_start_length, config.curriculum_steps
+    return config.random_ltd_start_tokens, config.random_ltd_steps
+
+
+def _grown(start: int, whole: int, steps: int, step: int) -> int:
+    if not start or step >= steps:
+        return whole
+    return min(start + (whole - start) * step // steps // GRANULARITY * GRANULARITY, whole)
+
+
+def _counts(start: int, whole: int, steps: int) -> dict[int, int]:
+    """Value of a schedule -> the growing steps that have it; as many as there are values, however many steps."""
+    most = (whole - start) // GRANULARITY
+    # The first step with start + j x GRANULARITY, for each j: (whole - start) x step // steps >= j x GRANULARITY.
+    firsts = [-(-place * GRANULARITY * steps // (whole - start)) for place in range(most + 1)]
+    ends = [*(min(first, steps) for first in firsts[1:]), steps]
+    return {start + place * GRANULARITY: end - first for place, (first, end) in enumerate(zip(firsts, ends, strict=True))}
+
+
+def _lagrange(nodes: list[int], node: int, value: int) -> float:
+    result = 1.0
+    for other in nodes:
+        if other != node:
+            result *= (value - other) / (node - other)
+    return result

@@ -1,0 +1,1 @@
+"""A plug-in of every kind, as a distribution of its own would have them."""

@@ -1,0 +1,241 @@
+"""Clusters: presets, this machine, files, and what is said of bad ones."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from search_spaces.clusters import presets as clusters
+from search_spaces.clusters.cluster import ClusterSpec, DeviceSpec
+from search_spaces.clusters.presets import cluster_preset_names, device_preset, is_cluster_name, local_cluster, resolve_cluster
+from search_spaces.errors import ClusterFormatError, SearchSpaceError, UnknownNameError
+from search_spaces.plain import from_plain, to_plain
+from search_spaces.preset_files import preset_tables
+
+FILE = """
+device = "a100-80gb"
+nodes = 3
+devices_per_node = 4
+intra_node_bandwidth = 300e9
+inter_node_bandwidth = 25e9
+host_memory_bytes = 500_000_000_000
+cores_per_node = 64
+"""
+
+
+@pytest.fixture(autouse=True)
+def two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clusters, "_cores", lambda: 2)
+
+
+@pytest.mark.parametrize("name", cluster_preset_names())
+def test_preset_survives_plain_data(name: str) -> None:
+    cluster = resolve_cluster(f"{name}:2")
+    assert cluster.world_size == 2 * cluster.devices_per_node
+    assert from_plain(ClusterSpec, json.loads(json.dumps(to_plain(cluster)))) == cluster
+
+
+@pytest.mark.parametrize("name", preset_tables("devices"))
+def test_device_states_its_source(name: str) -> None:
+    device = device_preset(name)
+    assert "data sheet" in device.source or "white paper" in device.source
+    assert device.peak_flops["fp16"] > device.peak_flops["fp32"] > 1e12
+    assert device.memory_bandwidth is not None
+
+
+def test_published_figures() -> None:
+    cluster = resolve_cluster("dgx-a100:4")
+    assert (cluster.nodes, cluster.world_size, cluster.device.memory_bytes) == (4, 32, 80 * 2**30)
+    assert cluster.device.peak_flops["bf16"] == 312e12
+    assert not resolve_cluster("dgx-1v").device.supports("bf16")
+
+
+def test_local_has_two_ranks_unless_told() -> None:
+    assert local_cluster().world_size == 2
+    cluster = resolve_cluster("local", ranks=8, memory_limit_bytes=10_000)
+    assert (cluster.world_size, cluster.device.kind, cluster.device.memory_bytes) == (8, "cpu", 10_000)
+    assert cluster.device.supports("fp16")
+    assert not cluster.device.supports("fp8")
+
+
+@pytest.mark.parametrize("ranks", [0, -1, 9])
+def test_local_refuses_more_ranks_than_four_a_core(ranks: int) -> None:
+    with pytest.raises(ClusterFormatError, match="use at most 8 ranks"):
+        resolve_cluster("local", ranks=ranks)
+
+
+def test_local_gpus_take_the_figures_of_their_data_sheet() -> None:
+    cluster = local_cluster(gpu_name="NVIDIA A100-SXM4-40GB", gpu_count=2, gpu_memory_bytes=42_000_000_000)
+    assert (cluster.world_size, cluster.device.memory_bytes) == (2, 42_000_000_000)
+    assert cluster.device.memory_bandwidth == device_preset("a100-40gb").memory_bandwidth
+    assert resolve_cluster("local", live=cluster) == cluster
+    with pytest.raises(ClusterFormatError, match="2 GPUs"):
+        local_cluster(3, gpu_name="NVIDIA L4", gpu_count=2, gpu_memory_bytes=1)
+
+
+def test_a_gpu_that_is_not_known_has_its_memory_alone() -> None:
+    device = local_cluster(gpu_name="NVIDIA L40", gpu_count=1, gpu_memory_bytes=48).device
+    assert (device.memory_bytes, device.peak_flops) == (48, {})
+
+
+def test_a_pcie_board_is_not_the_module_of_its_name() -> None:
+    board = local_cluster(gpu_name="NVIDIA H100 PCIe", gpu_count=1, gpu_memory_bytes=80 * 2**30).device
+    assert board.peak_flops["bf16"] == 756e12
+
+
+def test_cards_are_a_machine() -> None:
+    """A maker's GB are GiB; main memory is three times that of the cards, 64 GiB at least."""
+    cluster = resolve_cluster("8x40GB")
+    assert (cluster.nodes, cluster.world_size, cluster.device.memory_bytes) == (1, 8, 40 * 2**30)
+    assert (cluster.host_memory_bytes, cluster.device.supports("bf16")) == (3 * 8 * 40 * 2**30, True)
+    assert resolve_cluster("2x11gb").host_memory_bytes == 66 * 2**30
+    assert resolve_cluster("1x8GiB").host_memory_bytes == 64 * 2**30
+    named = resolve_cluster("8xa100-40gb:2", memory_limit_bytes=2**30)
+    assert (named.name, named.world_size, named.device.memory_bytes) == ("8xa100-40gb:2", 16, 2**30)
+    assert named.device.source == device_preset("a100-40gb").source
+    assert is_cluster_name("2x24GB:4")
+    assert not is_cluster_name("2x24GB:4/mine.toml")
+
+
+def test_file(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text(FILE)
+    cluster = resolve_cluster(str(file))
+    assert (cluster.name, cluster.world_size, cluster.device.name) == ("mine", 12, "a100-80gb")
+
+
+def test_file_with_a_device_of_its_own(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    table = '[device]\nname = "chip"\nmemory_bytes = 64e9\npeak_flops = { bf16 = 100e12 }\n'
+    file.write_text(FILE.replace('device = "a100-80gb"\n', "") + table)
+    assert resolve_cluster(str(file)).device.peak_flops == {"bf16": 1e14}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("nodes = 3", "nodes = 0", "nodes"),
+        ("nodes = 3", "nodes = 2.5", "nodes"),
+        ("cores_per_node = 64", "", "cores_per_node"),
+        ("intra_node_bandwidth = 300e9", 'intra_node_bandwidth = "fast"', "intra_node_bandwidth"),
+        ("nodes = 3", "nodes =", "is not TOML"),
+        ('device = "a100-80gb"', "", "device"),
+    ],
+)
+def test_bad_file_is_named_with_its_key(tmp_path: Path, old: str, new: str, said: str) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text(FILE.replace(old, new))
+    with pytest.raises(ClusterFormatError, match=said) as caught:
+        resolve_cluster(str(file))
+    assert "mine.toml" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ({"text": "dgx-a10"}, UnknownNameError),
+        ({"text": "dgx-a100:0"}, ClusterFormatError),
+        ({"text": "dgx-a100:many"}, ClusterFormatError),
+        ({"text": "nowhere.toml"}, ClusterFormatError),
+        ({"text": "2x24"}, UnknownNameError),
+        ({"text": "0x24GB"}, UnknownNameError),
+        ({"text": "2x0GB"}, UnknownNameError),
+        ({"text": "2x24GB:none"}, ClusterFormatError),
+        ({"text": "ray"}, ClusterFormatError),
+        ({"text": "dgx-a100", "ranks": 4}, ClusterFormatError),
+        ({"text": "local", "memory_limit_bytes": 0}, ClusterFormatError),
+    ],
+)
+def test_bad_text(arguments: dict[str, Any], error: type[SearchSpaceError]) -> None:
+    with pytest.raises(error) as caught:
+        resolve_cluster(**arguments)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_live_description_answers_ray() -> None:
+    live = resolve_cluster("dgx-h100")
+    assert resolve_cluster("ray", live=live) is live
+
+
+@pytest.mark.parametrize("changes", [{"kind": "tpu"}, {"memory_bytes": 0}, {"peak_flops": {"bf16": -1.0}}])
+def test_device_refuses_what_cannot_be(changes: dict[str, Any]) -> None:
+    with pytest.raises(ClusterFormatError):
+        DeviceSpec(**({"name": "x", "kind": "cuda", "memory_bytes": 1, "peak_flops": {}} | changes))
+
+
+def test_part_of_a_live_cluster_lies_evenly_on_as_few_nodes_as_possible() -> None:
+    live = resolve_cluster("dgx-a100:3")
+    parts = [(1, 1), (8, 1), (10, 2), (16, 2), (24, 3)]
+    for ranks, nodes in parts:
+        part = resolve_cluster("ray", ranks, live=live)
+        assert (part.nodes, part.world_size) == (nodes, ranks)
+    for ranks in (11, 25, 32):
+        with pytest.raises(ClusterFormatError, match=f"ranks: {ranks} cannot be laid out evenly on 3 nodes of 8 devices; give"):
+            resolve_cluster("ray", ranks, live=live)
+
+
+MIXED = """
+devices_per_node = 4
+intra_node_bandwidth = 300e9
+inter_node_bandwidth = 25e9
+host_memory_bytes = 500_000_000_000
+cores_per_node = 64
+
+[[nodes]]
+count = 2
+device = "h100"
+ray_resource = "accelerator_type:H100"
+
+[[nodes]]
+count = 1
+device = "a100-40gb"
+inter_node_bandwidth = 10e9
+cores_per_node = 32
+"""
+
+
+def test_nodes_that_differ_have_the_least_in_common(tmp_path: Path) -> None:
+    (tmp_path / "mixed.toml").write_text(MIXED)
+    cluster = resolve_cluster(str(tmp_path / "mixed.toml"))
+    assert (cluster.nodes, cluster.world_size) == (3, 12)
+    assert [cluster.group_of_rank(rank) for rank in (0, 7, 8, 11)] == [0, 0, 1, 1]
+    assert cluster.device.memory_bytes == 40 * 2**30 < cluster.most_memory_bytes == 80 * 2**30
+    assert cluster.device.peak_flops["bf16"] == 312e12
+    assert "fp8" not in cluster.device.peak_flops
+    assert (cluster.inter_node_bandwidth, cluster.intra_node_bandwidth, cluster.cores_per_node) == (10e9, 300e9, 32)
+    assert from_plain(ClusterSpec, json.loads(json.dumps(to_plain(cluster)))) == cluster
+    limited = resolve_cluster(str(tmp_path / "mixed.toml"), memory_limit_bytes=50 * 2**30)
+    assert [group.device.memory_bytes for group in limited.groups] == [50 * 2**30, 40 * 2**30]
+
+
+def test_nodes_in_tables_that_are_alike_are_a_cluster_as_ever(tmp_path: Path) -> None:
+    (tmp_path / "one.toml").write_text(FILE)
+    table = FILE.replace("nodes = 3\n", "") + "[[nodes]]\ncount = 1\n[[nodes]]\ncount = 2\n"
+    (tmp_path / "tables.toml").write_text(table)
+    one, other = (resolve_cluster(str(tmp_path / name)) for name in ("one.toml", "tables.toml"))
+    assert dataclasses.replace(other, name=one.name) == one
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("count = 2", ""), r"nodes\[0\].count: is missing"),
+        (('device = "a100-40gb"', 'device = "a100"'), "unknown|a100"),
+        (("count = 1", "count = 1\ndevices_per_node = 8"), r"nodes\[1\].devices_per_node: nodes of several numbers of devices"),
+        (("count = 1", "count = 0"), r"nodes\[1\].count: 0 is not a positive number"),
+        (('device = "a100-40gb"', 'device = {kind = "cpu", memory_bytes = 1e9, peak_flops = {bf16 = 1e12}}'), "some have GPUs"),
+    ],
+)
+def test_what_is_wrong_with_a_table_of_nodes_is_told(tmp_path: Path, change: tuple[str, str], message: str) -> None:
+    (tmp_path / "mixed.toml").write_text(MIXED.replace(*change))
+    with pytest.raises(SearchSpaceError, match=message):
+        resolve_cluster(str(tmp_path / "mixed.toml"))
+
+
+def test_a_part_of_nodes_that_differ_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "mixed.toml").write_text(MIXED)
+    with pytest.raises(ClusterFormatError, match="nodes: 2 are not the 3 of its groups, which differ"):
+        dataclasses.replace(resolve_cluster(str(tmp_path / "mixed.toml")), nodes=2)

@@ -1,0 +1,112 @@
+"""What a token sees through a window, which keys a block of queries visits, and what a configuration may ask for."""
+
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from search_spaces.canonical import canonical
+from search_spaces.clusters.presets import resolve_cluster
+from search_spaces.context import SpaceContext
+from search_spaces.models.huggingface import resolve_model
+from search_spaces.models.model import Model, ModelSpec
+from search_spaces.rules.table import check_config
+from search_spaces.training.configured import configured
+from search_spaces.training.windows import Window, window_of
+from search_spaces.trial import Workload
+from search_spaces.trial_config import TrialConfig
+
+LENGTH = 64
+MODEL = dataclasses.replace(resolve_model("llama-tiny"), num_attention_heads=8, num_key_value_heads=4)
+
+
+def place(model: Model = MODEL, cluster: str = "local") -> SpaceContext:
+    workload = Workload(global_batch_size=8, sequence_length=LENGTH)
+    chosen = resolve_cluster(cluster, ranks=8) if cluster == "local" else resolve_cluster(cluster)
+    return SpaceContext(model=model, cluster=chosen, workload=workload, world_size=8)
+
+
+def seen(window: Window, query: int, key: int) -> bool:
+    near = not window.tokens or query - key < window.tokens
+    return key <= query and (near or key < window.global_tokens)
+
+
+@given(st.integers(1, 400), st.integers(0, 400), st.integers(0, 400), st.integers(0, 300))
+def test_blocks_cover_all_that_is_seen_and_nothing_twice(length: int, tokens: int, first: int, start: int) -> None:
+    window, start = Window(max(tokens, 1), first), min(start, length - 1)
+    visits = [*window.visits(start, length - start)]
+    assert [row for visit in visits for row in range(visit.first_query, visit.end)] == [*range(start, length)]
+    for visit in visits:
+        keys = [*range(visit.global_keys), *range(visit.first_key, visit.end)]
+        assert len(keys) == len({*keys}) == visit.keys
+        for query in (visit.first_query, visit.end - 1):
+            assert {key for key in range(length) if seen(window, query, key)} <= {*keys}
+
+
+@given(st.integers(1, 80), st.integers(0, 80), st.integers(0, 80))
+def test_visible_pairs_are_those_that_are_seen(length: int, tokens: int, first: int) -> None:
+    window = Window(tokens, first)
+    pairs = sum(seen(window, query, key) for query in range(length) for key in range(length))
+    assert window.visible_pairs(length) == pairs
+    assert window.hides(length) == (pairs < length * (length + 1) // 2)
+    if tokens:
+        assert window.visited_pairs(length) >= pairs
+
+
+@pytest.mark.parametrize(("tokens", "first"), [(128, 0), (512, 0), (512, 16), (4096, 0)])
+def test_what_is_visited_in_vain_is_bounded(tokens: int, first: int) -> None:
+    window, length = Window(tokens, first), 65536
+    assert window.visited_pairs(length) <= 2.01 * window.visible_pairs(length)
+
+
+def test_the_shorter_window_holds() -> None:
+    mistral = resolve_model("mistral-7b")
+    config = TrialConfig(attention_window=256, attention_global_tokens=4)
+    assert window_of(configured(mistral, config)) == Window(256, 4)
+    assert window_of(configured(mistral, TrialConfig(attention_window=8192))) == Window(mistral.sliding_window)
+    assert window_of(configured(MODEL, config)) == Window(256, 4)
+    assert configured(MODEL, TrialConfig()) is MODEL
+
+
+def test_a_window_of_everything_is_none() -> None:
+    for tokens in (LENGTH, 10 * LENGTH):
+        assert canonical(TrialConfig(attention_window=tokens, attention_global_tokens=3), place()) == TrialConfig()
+    own = dataclasses.replace(MODEL, sliding_window=16)
+    assert canonical(TrialConfig(attention_window=16), place(own)) == TrialConfig()
+    assert canonical(TrialConfig(attention_window=15), place(own)).attention_window == 15
+    assert canonical(TrialConfig(attention_global_tokens=3, context_parallel_method="ulysses"), place()) == TrialConfig()
+
+
+def refused_by(config: TrialConfig, context: SpaceContext) -> list[str]:
+    return [refusal.rule for refusal in check_config(config, context)]
+
+
+def test_heads_are_divided_by_tensor_and_context_ranks() -> None:
+    for tensor, context, refused in ((1, 4, False), (2, 2, False), (2, 4, True), (1, 8, True)):
+        config = TrialConfig(tensor_parallel_size=tensor, context_parallel_size=context, context_parallel_method="ulysses")
+        assert refused_by(config, place()) == ["ulysses-heads"] * refused
+    told = check_config(config, place())[0].message
+    assert told == "8 ranks of context x tensor do not divide key-value heads (4) of llama-tiny"
+
+
+def test_exchanged_sequences_need_one_chunk_a_rank() -> None:
+    odd = dataclasses.replace(place(), workload=Workload(global_batch_size=8, sequence_length=60))
+    for method, refused in (("gather", ["sequence-divides"]), ("ulysses", [])):
+        config = TrialConfig(context_parallel_size=4, context_parallel_method=method)
+        assert refused_by(config, odd) == refused
+
+
+def test_a_named_kernel_that_takes_no_mask_is_refused() -> None:
+    config = TrialConfig(attention_backend="flash", precision="bf16", attention_window=16)
+    assert refused_by(config, place(cluster="dgx-a100")) == ["attention-kernel"]
+    assert refused_by(config.replace({"attention_window": 0}), place(cluster="dgx-a100")) == []
+    assert refused_by(config.replace({"attention_backend": "efficient"}), place(cluster="dgx-a100")) == []
+
+
+def test_flops_are_those_of_the_tokens_that_are_seen() -> None:
+    def attention(model: ModelSpec) -> float:
+        return model.flops_per_token(LENGTH) - model.flops_per_token(0)
+
+    narrow = configured(MODEL, TrialConfig(attention_window=12, attention_global_tokens=4))
+    assert attention(narrow) == attention(MODEL) / 4
