@@ -1,5 +1,6 @@
 """The choices that a submission form offers."""
 
+from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
@@ -10,7 +11,8 @@ from api.submission import HIDDEN, JobSubmission
 from autotune.exports import EXPORTERS
 from autotune.request.command_field import parse_allowed
 from autotune.request.engines import CAPABILITIES, why_unusable
-from autotune.request.request import JobRequest, Objective, request_to_row
+from autotune.request.field import FORM, RequestField
+from autotune.request.request import FORESEEN_FIELDS, JobRequest, Objective, declared_fields, plain_type, request_to_row
 from autotune.request.strategy_names import FORESEEING, strategy_names
 from search_spaces.clusters.presets import resolve_cluster
 from search_spaces.models.huggingface import resolve_model
@@ -34,6 +36,31 @@ class CommandChoice(BaseModel):
     arguments: list[str]
 
 
+class OptionView(BaseModel):
+    """One of the values of an entry."""
+
+    value: str
+    label: str
+
+
+class FormField(BaseModel):
+    """An entry of the form for a field of a submission."""
+
+    name: str
+    label: str
+    section: str
+    """The part of the form that it stands in: workload, machine, goal, search or labels."""
+    kind: str
+    """number, percent, bytes, choice, switch, text, words (separated by spaces) or texts (separated by |)."""
+    measure: str
+    """Its unit; empty: none."""
+    hint: str
+    options: list[OptionView]
+    """Of a choice."""
+    foresees: bool
+    """Whether it only goes with strategies of `foreseeing`."""
+
+
 class ChoicesView(BaseModel):
     """The values that a submission's fields may have on this server, and their defaults."""
 
@@ -54,6 +81,8 @@ class ChoicesView(BaseModel):
     runners: list[str]
     exports: list[str]
     """Formats of `GET /v1/jobs/{id}/export`."""
+    fields: list[FormField]
+    """The entries of the form, in order."""
     defaults: Plain
     """Field -> default; null: no default value."""
     may_submit: bool
@@ -77,9 +106,48 @@ def choices(settings: Settings, may_submit: bool) -> ChoicesView:
         optimizers=list(OPTIMIZERS),
         runners=list(settings.runners),
         exports=list(EXPORTERS),
+        fields=_form_fields(settings),
         defaults=_defaults() | {"runner": settings.runners[0]},
         may_submit=may_submit,
     )
+
+
+def _form_fields(settings: Settings) -> list[FormField]:
+    options = {"engine": [OptionView(value=name, label=_labelled(name)) for name in CAPABILITIES]} | {
+        name: [OptionView(value=value, label=value) for value in values]
+        for name, values in {
+            "objective": list(Objective), "strategy": strategy_names(), "optimizer": OPTIMIZERS, "runner": settings.runners,
+        }.items()
+    }  # fmt: skip
+    found = [
+        FormField(
+            name=name, label=declared.label, section=declared.section, kind=_kind(name, kind, declared, options),
+            measure=declared.measure, hint=declared.help_of(FORM), options=options.get(name, []),
+            foresees=name in FORESEEN_FIELDS,
+        )
+        for name, declared, kind, _ in declared_fields()
+        if declared.label
+    ]  # fmt: skip
+    priority = FormField(
+        name="priority", label="Priority", section="search", kind="number", measure="",
+        hint="-100 to 100; higher ones go first.", options=[], foresees=False,
+    )  # fmt: skip
+    return [*found, priority]
+
+
+def _kind(name: str, kind: Any, declared: RequestField, options: Mapping[str, list[OptionView]]) -> str:
+    """How a field is entered."""
+    plain, own = plain_type(kind), {"memory_limit": "bytes", "environment_settings": "texts", "tags": "words"}
+    if name in options or name in own:
+        return own.get(name, "choice")
+    if plain is bool:
+        return "switch"
+    return "text" if plain is str else "percent" if declared.unit == "SHARE" else "number"
+
+
+def _labelled(engine: str) -> str:
+    missing = _missing(engine)
+    return f"{engine} – {missing}" if missing else engine
 
 
 @cache

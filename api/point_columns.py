@@ -8,8 +8,9 @@ from typing import Any
 
 from autotune.forecast.initial_forecast import InitialForecast
 from autotune.objective.ranking import Ranking
+from search_spaces.knob import Value
 from search_spaces.knob_values import KNOBS
-from search_spaces.trial_config import KNOB_NAMES, TrialConfig, Value
+from search_spaces.trial_config import KNOB_NAMES, TrialConfig
 from storage.records import Placement, TrialRecord
 
 _values_of = operator.attrgetter(*KNOB_NAMES)

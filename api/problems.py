@@ -68,7 +68,7 @@ def install(app: FastAPI) -> None:
     def no_secret(_request: Request, error: SecretError) -> JSONResponse:
         # The message contains a server path.
         log.error("%s", error)
-        return problem(HTTPStatus.SERVICE_UNAVAILABLE, "secrets cannot be encrypted here; ask who runs the server")
+        return problem(HTTPStatus.SERVICE_UNAVAILABLE, "secrets cannot be encrypted here; ask the operator of the server")
 
     @app.exception_handler(SubmissionConflictError)
     def conflict(_request: Request, error: SubmissionConflictError) -> JSONResponse:
@@ -84,7 +84,7 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(DatabaseUnavailableError)
     def no_database(_request: Request, _error: DatabaseUnavailableError) -> JSONResponse:
         # The message contains paths and hosts of the server, which clients must not see.
-        return problem(HTTPStatus.SERVICE_UNAVAILABLE, "the database cannot be used; try again, then ask who runs the server")
+        return problem(HTTPStatus.SERVICE_UNAVAILABLE, "the database cannot be used; try again, then ask the operator")
 
     @app.exception_handler(RequestValidationError)
     def bad_request(request: Request, error: RequestValidationError) -> JSONResponse:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from api.commands import SubmittedCommand, allowed_command
 from api.computing import Pool
@@ -14,26 +14,22 @@ from api.failures import RowName, SubmittedRow
 from api.fields import Body, DocumentLengths, Integer, Size
 from api.settings import Settings
 from autotune.errors import RequestError
+from autotune.request.field import SERVICE, RequestField
 from autotune.request.field_names import with_present_names
 from autotune.request.labels import LONGEST, MOST_TAGS, TAG
-from autotune.request.request import FIELDS, JobRequest, request_from_fields, request_to_row
-from autotune.request.strategy_names import STRATEGIES
+from autotune.request.request import FIELDS, JobRequest, declared_fields, plain_type, request_from_fields, request_to_row
 from autotune.session.resolve import resolve
 from autotune.session.resolved import Resolver
 from autotune.session.session import Session
 from search_spaces.clusters.presets import is_cluster_name
 from search_spaces.environment import MOST_SETTINGS
+from search_spaces.knob import Value
 from search_spaces.knob_values import check_value
 from search_spaces.models.huggingface import is_factory_reference, model_spec_from_config
 from search_spaces.models.model import ModelSpec
-from search_spaces.optimizers import OPTIMIZERS
 from search_spaces.preset_files import preset_tables, unknown_name
-from search_spaces.trial_config import Value
 
 Name = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f]*$")]
-Whole = Annotated[Integer, Field(ge=0, le=2**53)]
-Seconds = Annotated[float, Field(gt=0, le=1e9)]
-Hours = Annotated[float, Field(gt=0, le=1e9)]
 KnobValue = (
     bool
     | Annotated[int, Field(ge=-(2**53), le=2**53)]
@@ -61,64 +57,52 @@ class UploadedModel(BaseModel):
     config: dict[str, Any]
 
 
-class JobSubmission(Body):
+def _declared_type(declared: RequestField, kind: Any) -> Any:
+    """The type of a field with the bounds of its declaration."""
+    plain = plain_type(kind)
+    if plain is bool:
+        return bool
+    if plain is str:
+        return Name
+    named = {"ge": declared.least, "le": declared.most, "gt": declared.above, "lt": declared.below}
+    convert = int if plain is int else float
+    bounds: Any = {name: convert(bound) for name, bound in named.items() if bound is not None}
+    return Annotated[Integer if plain is int else float, Field(**bounds)]
+
+
+def _declared_fields() -> dict[str, Any]:
+    """The fields of a submission whose types follow from the declarations of a request's fields."""
+    return {
+        name: (OWN_TYPES.get(name, _declared_type(declared, kind)) | None, Field(None, description=declared.help_of(SERVICE)))
+        for name, declared, kind, _ in declared_fields()
+        if declared.service and name not in STATED
+    }
+
+
+OWN_TYPES: Mapping[str, Any] = {
+    "document_lengths": DocumentLengths, "memory_limit": Size, "name": JobName, "note": JobNote, "tags": JobTags,
+    "environment_settings": Annotated[list[Setting], Field(max_length=MOST_SETTINGS, fail_fast=True)],
+}  # fmt: skip
+"""Types of fields that are not numbers, switches or names."""
+STATED = frozenset({"model", "command", "pins", "baseline", "failures"})
+"""Fields that `JobSubmission` states itself: their types are bodies of their own."""
+_DeclaredFields: Any = create_model("_DeclaredFields", __base__=Body, **_declared_fields())
+
+
+class JobSubmission(_DeclaredFields):  # type: ignore[misc]
     """What to tune, and its budget. Omitted fields have the defaults of `autotune sweep`."""
 
     model: Name | UploadedModel | None = None
     """A preset's name, a config.json, or a `module:factory` that the server allows. Omitted if there is a command."""
     command: SubmittedCommand | None = None
     """A training script that the server allows."""
-    cluster: Name | None = None
-    """`local`, or a preset as NAME:NODES."""
-    ranks: Annotated[Integer, Field(ge=1, le=2**20)] | None = None
-    space: Name | None = None
-    """A preset's name."""
     pins: Annotated[
         dict[KnobName, KnobValue | Annotated[list[KnobValue], Field(min_length=1, max_length=100, fail_fast=True)]],
         Field(max_length=100),
     ] = Field({})
-    simple: Name | None = None
-    """The framework whose export must express every searched value without loss."""
-    objective: Name | None = None
-    strategy: Annotated[Name | None, Field(description=f"One of {', '.join(STRATEGIES)}.")] = None
-    seed: Whole | None = None
-    trials: Annotated[Integer, Field(ge=1, le=1_000_000)] | None = None
-    max_seconds: Seconds | None = None
-    device_hours: Hours | None = None
-    run_device_hours: Hours | None = None
-    stop_margin: Annotated[float, Field(gt=0, le=10)] | None = None
-    trial_timeout: Seconds | None = None
-    global_batch_size: Annotated[Integer, Field(ge=1, le=2**32)] | None = None
-    sequence_length: Annotated[Integer, Field(ge=1, le=2**32)] | None = None
-    training_steps: Annotated[Integer, Field(ge=1, le=2**53)] | None = None
-    document_lengths: DocumentLengths | None = None
-    """Token counts of a sample of the data's documents; omitted: each sample is one document."""
-    lr: Annotated[float, Field(gt=0, le=1e9)] | None = None
-    """Learning rate. This and the next three fields apply to trials and are written to exported files; omitted: not written."""
-    weight_decay: Annotated[float, Field(ge=0, le=1e9)] | None = None
-    clip: Annotated[float, Field(ge=0, le=1e9)] | None = None
-    """Bound of the gradient norm; 0: no clipping."""
-    optimizer: Annotated[Name | None, Field(description=f"One of {', '.join(OPTIMIZERS)}.")] = None
-    memory_limit: Size | None = None
-    """Bytes a rank may allocate, or text with a unit such as "40GB"."""
-    headroom: Annotated[float, Field(ge=0, lt=1)] | None = None
     baseline: Annotated[dict[KnobName, KnobValue], Field(max_length=100)] | None = None
     failures: Annotated[dict[RowName, SubmittedRow], Field(max_length=100)] | None = None
     """Rows of the failure table, by name."""
-    engine: Name | None = None
-    runner: Name | None = None
-    confirm_repeats: Annotated[Integer, Field(ge=0, le=1000)] | None = None
-    control_every: Annotated[Integer, Field(ge=0, le=1_000_000)] | None = None
-    environment_settings: Annotated[list[Setting], Field(max_length=MOST_SETTINGS, fail_fast=True)] | None = None
-    """NAME=VALUE settings of the ranks' environment that the last stage tries on the best layout; or `standard`."""
-    allow_unstable: bool | None = None
-    racing: bool | None = None
-    name: JobName | None = None
-    """The job's name."""
-    tags: JobTags | None = None
-    """Words by which to find the job."""
-    note: JobNote | None = None
-    """Free text about the job."""
     priority: Annotated[Integer, Field(ge=-100, le=100)] = 0
     """Jobs with a higher priority run first."""
 

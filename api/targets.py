@@ -96,4 +96,4 @@ def _may_be_called(address: Address, allowed: Sequence[Network]) -> bool:
 
 
 def _refused(problem: str) -> RequestError:
-    return RequestError("url", problem, "give https://HOST/PATH of a host on the public internet, or ask who runs the server")
+    return RequestError("url", problem, "give https://HOST/PATH of a host on the public internet, or ask the operator")

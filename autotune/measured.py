@@ -13,7 +13,7 @@ VARIABLE = "AUTOTUNE_REPORT"
 
 
 def report(**values: Any) -> None:
-    """Append one JSON line with `values` and the time to the file that AUTOTUNE_REPORT names. Call it after each optimizer step.
+    """Append a JSON line with `values` and the time to the file that AUTOTUNE_REPORT names. Call it after each optimizer step.
 
     `samples` is how many samples all ranks together have trained on since the last report. Optional values are `loss`, and
     `waited`, the seconds for which this rank waited for data, if `batches` does not measure it. Scalars of torch and NumPy are

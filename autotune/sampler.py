@@ -16,9 +16,10 @@ from autotune.request.request import request_from_fields
 from autotune.session.resolve import resolve
 from autotune.session.session import Session
 from autotune.strategies.axes import Axes
+from search_spaces.knob import Value
 from search_spaces.outcome import Outcome, Purpose
 from search_spaces.trial import Interval, TrialResult
-from search_spaces.trial_config import TrialConfig, Value
+from search_spaces.trial_config import TrialConfig
 from storage.records import TrialRecord
 
 _OUTCOMES = {

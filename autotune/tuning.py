@@ -30,9 +30,10 @@ from autotune.text.console import Console
 from autotune.text.progress_bar import ProgressBar, shows_progress
 from autotune.text.result import print_result
 from executor.runners.runner import Runner
+from search_spaces.knob import Value
 from search_spaces.outcome import JobState, StopReason
 from search_spaces.trial import Interval
-from search_spaces.trial_config import KNOB_NAMES, TrialConfig, Value
+from search_spaces.trial_config import KNOB_NAMES, TrialConfig
 from storage.records import OVER, Ask, JobRecord, TrialRecord
 from storage.sql import default_database_url, open_store
 from storage.store import Store

@@ -22,8 +22,8 @@ from benchmarks.loss_curves import ALONE, SHOWN, SPEC, TEXT, WORKLOAD, Curve, tr
 from benchmarks.loss_of_types import LAST, SEEDS, Ends
 from benchmarks.written_page import judge, page_parser
 from executor.parallel.context import attend_local
+from search_spaces.knob import Value
 from search_spaces.training.windows import Window
-from search_spaces.trial_config import Value
 
 BOUND = 2e-2
 """Relative, of the mean loss of the last steps: by how much it may end above full attention's, on the mean of the seeds."""

@@ -13,9 +13,10 @@ from benchmarks.loss_of_types import LAYOUT, TYPES
 from executor.engine import RankContext
 from executor.engines.native.engine import NativeEngine
 from executor.engines.session import ParallelSession
+from search_spaces.knob import Value
 from search_spaces.optimizers import LEAST_QUANTISED, QUANTISED_BLOCK
 from search_spaces.training.states import MASTER_BYTES, PARAMETER_BYTES
-from search_spaces.trial_config import TrialConfig, Value
+from search_spaces.trial_config import TrialConfig
 
 HELD: Mapping[str, Mapping[str, Value]] = {
     **TYPES,

@@ -26,7 +26,8 @@ from benchmarks.gang import Gang
 from benchmarks.loss_curves import RANKS, SHOWN, SPEC, TEXT, WORKLOAD, train
 from executor.engine import RankContext
 from executor.engines.native.engine import NativeEngine
-from search_spaces.trial_config import TrialConfig, Value
+from search_spaces.knob import Value
+from search_spaces.trial_config import TrialConfig
 
 STATES, COUNTER = 3, 4
 """Of AdamW: vectors of a number a parameter (master and moments), and the bytes in which torch's counts steps."""

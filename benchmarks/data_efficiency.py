@@ -28,10 +28,11 @@ from executor.engines.native.engine import NativeEngine
 from executor.engines.session import ParallelSession
 from executor.measurement.timing import student_t_975
 from executor.parallel.model import Transformer
+from search_spaces.knob import Value
 from search_spaces.models.model import ModelSpec
 from search_spaces.training.data_schedule import length_at, useful_share
 from search_spaces.trial import Interval, Workload
-from search_spaces.trial_config import TrialConfig, Value
+from search_spaces.trial_config import TrialConfig
 
 SEEDS = 5
 STEPS = 200

@@ -23,11 +23,12 @@ from benchmarks.shaped_link import why_not
 from benchmarks.shaped_network import NetworkRunner, ShapedNetwork
 from benchmarks.written_page import give, page_parser
 from executor.runners.runner import Runner
+from search_spaces.knob import Value
 from search_spaces.models.model import ModelSpec
 from search_spaces.outcome import Outcome
 from search_spaces.space import SearchSpace
 from search_spaces.trial import Fidelity, TrialRequest, TrialResult, Workload
-from search_spaces.trial_config import TrialConfig, Value
+from search_spaces.trial_config import TrialConfig
 
 RANKS = 2
 WORKLOAD = Workload(global_batch_size=8, sequence_length=64)

@@ -31,8 +31,9 @@ from benchmarks.shaped_network import NetworkRunner, ShapedNetwork
 from benchmarks.sweep_play import SHORT
 from benchmarks.written_page import give, page_parser
 from executor.runners.runner import Runner
+from search_spaces.knob import Value
 from search_spaces.outcome import Outcome, Purpose
-from search_spaces.trial_config import TrialConfig, Value
+from search_spaces.trial_config import TrialConfig
 from storage.records import TrialRecord
 from storage.sql import open_store
 

@@ -16,9 +16,10 @@ from benchmarks.gpu_models import LOSS_CHUNK, model_of, workload_of
 from executor.detect import local_gpus
 from search_spaces.clusters.cluster import ClusterSpec
 from search_spaces.clusters.presets import local_cluster
+from search_spaces.knob import Value
 from search_spaces.space import SearchSpace
 from search_spaces.spaces import device_defaults
-from search_spaces.trial_config import TrialConfig, Value
+from search_spaces.trial_config import TrialConfig
 
 Pair = tuple[tuple[str, Value], tuple[str, Value]]
 

@@ -6,12 +6,13 @@ from functools import cached_property
 from autotune.request.engines import capability_of
 from search_spaces.clusters.cluster import ClusterSpec
 from search_spaces.clusters.presets import local_cluster
+from search_spaces.knob import Value
 from search_spaces.knob_values import KNOBS
 from search_spaces.models.huggingface import resolve_model
 from search_spaces.models.model import ModelSpec
 from search_spaces.space import SearchSpace
 from search_spaces.trial import Fidelity, TrialRequest, Workload
-from search_spaces.trial_config import TrialConfig, Value
+from search_spaces.trial_config import TrialConfig
 
 MODEL = "llama-tiny"
 WORKLOAD = Workload(global_batch_size=8, sequence_length=128)

@@ -9,7 +9,8 @@ from statistics import fmean
 from benchmarks.grid_file import Role, Row
 from benchmarks.paired_statistics import pooled_deviation
 from executor.measurement.timing import student_t_975
-from search_spaces.trial_config import TrialConfig, Value
+from search_spaces.knob import Value
+from search_spaces.trial_config import TrialConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

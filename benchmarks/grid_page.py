@@ -10,7 +10,8 @@ from benchmarks.grid_figures import Noise, best_by_value, mean_rates, moved_alon
 from benchmarks.grid_file import Role, Row
 from benchmarks.paired_statistics import Estimate, estimate
 from executor.measurement.timing import student_t_975
-from search_spaces.trial_config import TrialConfig, Value
+from search_spaces.knob import Value
+from search_spaces.trial_config import TrialConfig
 
 Known = tuple[Mapping[str, str], Sequence[Row]]
 INTRODUCTION = (

@@ -24,9 +24,10 @@ from benchmarks.gang import Gang
 from benchmarks.written_page import judge, page_parser
 from executor.engine import RankContext
 from executor.engines.native.engine import NativeEngine
+from search_spaces.knob import Value
 from search_spaces.models.model import ModelSpec
 from search_spaces.trial import Workload
-from search_spaces.trial_config import TrialConfig, Value
+from search_spaces.trial_config import TrialConfig
 
 RANKS = 4
 BOUND = 1e-3

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from benchmarks.gang import Gang
 from benchmarks.loss_curves import Curve
-from search_spaces.trial_config import Value
+from search_spaces.knob import Value
 
 SEEDS = 5
 LAST = 10

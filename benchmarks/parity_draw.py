@@ -7,9 +7,10 @@ from itertools import product
 
 from benchmarks.parity_cases import BRANCH, CAPABILITIES, GLOBAL_BATCH, MODELS, USER, Case
 from search_spaces.canonical import canonical
+from search_spaces.knob import Value
 from search_spaces.knob_values import KNOBS
 from search_spaces.rules.table import check_config
-from search_spaces.trial_config import TrialConfig, Value
+from search_spaces.trial_config import TrialConfig
 
 Knobs = Mapping[str, Value]
 USUAL_MICRO_BATCHES, MOST_MICRO_BATCHES = 4, 8

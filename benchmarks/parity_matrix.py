@@ -22,8 +22,8 @@ from benchmarks.parity_options import (
 )
 from benchmarks.parity_sections import compiled, copies, crossed, data_parallel, micro_batches, offloads, precisions, written
 from executor.engines.torch_versions import version_refusals
+from search_spaces.knob import Value
 from search_spaces.knob_values import KNOBS
-from search_spaces.trial_config import Value
 
 NOT_COMPUTED = frozenset({"expandable_segments", "environment", "gc_interval", "numa_binding", "cuda_graphs"})
 """Knobs that change nothing that is computed or sent on CPUs: how the CUDA allocator grows, what processes are started with,

@@ -15,8 +15,8 @@ from benchmarks.parity_draw import (
     pipelines,
     stages_of,
 )
+from search_spaces.knob import Value
 from search_spaces.knob_values import KNOBS
-from search_spaces.trial_config import Value
 
 BESIDE_FROZEN: tuple[Knobs, ...] = ({"adapter_size": 3}, {"prefix_length": 3}, {"prompt_length": 4})
 WINDOWS: tuple[Knobs, ...] = (

@@ -17,7 +17,7 @@ from benchmarks.parity_draw import (
     stages_of,
 )
 from benchmarks.parity_layouts import layout_in_turn
-from search_spaces.trial_config import Value
+from search_spaces.knob import Value
 
 PRECISIONS: tuple[Knobs, ...] = (
     {"precision": "fp32"},

@@ -4,7 +4,8 @@ from collections.abc import Mapping
 
 from benchmarks.parity_cases import PROJECT, Case
 from benchmarks.parity_rank import compare, reference_weights
-from search_spaces.trial_config import TrialConfig, Value
+from search_spaces.knob import Value
+from search_spaces.trial_config import TrialConfig
 
 
 def difference(rank: int, ranks: int, knobs: Mapping[str, Value]) -> float:

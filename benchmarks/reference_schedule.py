@@ -9,9 +9,10 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from executor.parallel.model import Transformer, build_transformer
+from search_spaces.knob import Value
 from search_spaces.models.model import Model, ModelSpec
 from search_spaces.trial import Workload
-from search_spaces.trial_config import TrialConfig, Value
+from search_spaces.trial_config import TrialConfig
 
 KNOBS = ("curriculum_start_length", "curriculum_steps", "random_ltd_start_tokens", "random_ltd_steps")
 

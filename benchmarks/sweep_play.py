@@ -19,9 +19,10 @@ from benchmarks.grid_figures import Noise, mean_rates, noise_of
 from benchmarks.grid_file import Row
 from executor.runners.replay import ReplayRunner
 from executor.runners.runner import Runner
+from search_spaces.knob import Value
 from search_spaces.outcome import Outcome, Purpose
 from search_spaces.trial import Interval, TrialResult
-from search_spaces.trial_config import TrialConfig, Value, stable_hash
+from search_spaces.trial_config import TrialConfig, stable_hash
 from storage.sql import open_store
 
 SHORT = replace(FIDELITY, min_steps=5, max_seconds=1.0)

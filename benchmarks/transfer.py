@@ -26,10 +26,11 @@ from executor.engines.native.capability import NATIVE
 from executor.runners.local import LocalRunner
 from executor.runners.runner import Runner
 from search_spaces.capability import Capability
+from search_spaces.knob import Value
 from search_spaces.models.huggingface import resolve_model
 from search_spaces.outcome import Outcome
 from search_spaces.trial import Fidelity, TrialRequest, Workload
-from search_spaces.trial_config import TrialConfig, Value
+from search_spaces.trial_config import TrialConfig
 
 RANKS, RATE_MBIT = 2, 500
 MODEL = resolve_model("llama-tiny")

@@ -10,7 +10,8 @@ import numpy as np
 from autotune.evaluation.validation.markdown import table
 from autotune.prediction.fitting.rank_correlation import spearman
 from benchmarks.paired_statistics import pooled_deviation
-from search_spaces.trial_config import TrialConfig, Value
+from search_spaces.knob import Value
+from search_spaces.trial_config import TrialConfig
 
 SPECIFIC = 0.03
 """Share that native's value of a knob may lose on another engine before the knob is the engine's own."""

@@ -17,8 +17,9 @@ from statistics import fmean, median
 from typing import Any
 
 from benchmarks.grid_design import MODEL, WORKLOAD
+from search_spaces.knob import Value
 from search_spaces.outcome import Purpose
-from search_spaces.trial_config import TrialConfig, Value
+from search_spaces.trial_config import TrialConfig
 from storage.sql import open_store
 
 RANKS = 2

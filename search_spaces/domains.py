@@ -7,9 +7,9 @@ from typing import Any
 from search_spaces.context import SpaceContext
 from search_spaces.environment import ENVIRONMENT
 from search_spaces.errors import KnobValueError
+from search_spaces.knob import Value
 from search_spaces.knob_values import KNOBS, check_value, knob, parse_value
 from search_spaces.knobs.conditions import PARALLEL_SIZES
-from search_spaces.trial_config import Value
 
 Domain = tuple[Value, ...]
 

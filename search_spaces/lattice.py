@@ -15,8 +15,9 @@ from search_spaces.canonical import SEARCH_ORDER, canonical_reads, canonical_val
 from search_spaces.checkpoints import checkpoint
 from search_spaces.context import SpaceContext
 from search_spaces.errors import SpaceTooLargeError
+from search_spaces.knob import Value
 from search_spaces.rules.table import HONOURS, rules_of
-from search_spaces.trial_config import TrialConfig, Value
+from search_spaces.trial_config import TrialConfig
 
 Prefix = tuple[Value, ...]
 """Canonical values of the first knobs of SEARCH_ORDER."""

@@ -5,12 +5,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from search_spaces.environment import ENVIRONMENT
 from search_spaces.errors import ModelFormatError
-from search_spaces.knob import Kind
+from search_spaces.knob import Kind, Value
 from search_spaces.knob_values import KNOBS, parse_value, value_text
 from search_spaces.models.command import CommandModel, variant_values
 from search_spaces.preset_files import unknown_name
 from search_spaces.trial import Workload
-from search_spaces.trial_config import KNOB_NAMES, SCRIPT, TrialConfig, Value
+from search_spaces.trial_config import KNOB_NAMES, SCRIPT, TrialConfig
 
 _PLACEHOLDER = re.compile(r"\{\{(\w+)\}\}|\{([A-Za-z_]\w*)\}")
 """`{{word}}` is the text `{word}` itself. Other braces, as in JSON, are left alone."""

@@ -12,6 +12,7 @@ from search_spaces.capability import Capability
 from search_spaces.clusters.cluster import ClusterSpec
 from search_spaces.context import SpaceContext
 from search_spaces.domains import check_domain
+from search_spaces.knob import Value
 from search_spaces.knob_values import KNOBS, check_value
 from search_spaces.lattice import Lattice, Prefix
 from search_spaces.models.model import Model
@@ -19,7 +20,7 @@ from search_spaces.plain import to_plain
 from search_spaces.refusal import Refusal
 from search_spaces.rules.table import check_config
 from search_spaces.trial import Workload
-from search_spaces.trial_config import TrialConfig, Value, stable_hash
+from search_spaces.trial_config import TrialConfig, stable_hash
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

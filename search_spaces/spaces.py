@@ -13,6 +13,7 @@ from search_spaces.domains import EXPRESSIONS, SOLVED, parse_domain, resolve_dom
 from search_spaces.errors import IllegalConfigError, SearchSpaceError, SpaceFormatError
 from search_spaces.file_kinds import SPACE_FILE, mistaken
 from search_spaces.fused_kernels import FUSED_KERNELS, runs_on
+from search_spaces.knob import Value
 from search_spaces.knob_values import KNOBS, knob
 from search_spaces.models.command import CommandModel
 from search_spaces.models.model import FactoryModel, Model
@@ -21,7 +22,7 @@ from search_spaces.rules.packing import require_documents
 from search_spaces.rules.table import HONOURS, check_config, rules_of
 from search_spaces.space import SearchSpace
 from search_spaces.trial import Workload
-from search_spaces.trial_config import TrialConfig, Value
+from search_spaces.trial_config import TrialConfig
 
 COMPILED = "compile_blocks"
 Pin = str | Value | Sequence[Value]

@@ -26,7 +26,9 @@ def start_attempt(session: Session, now: datetime, lease: Lease, trial_number: i
     if trial is None:
         raise UnknownTrialError(f"job {job.id} has no trial {trial_number}; add it first")
     if trial.outcome is not None:
-        raise UnknownTrialError(f"trial {trial_number} of job {job.id} ended {trial.outcome}; only wanted trials are attempted")
+        raise UnknownTrialError(
+            f"trial {trial_number} of job {job.id} ended {trial.outcome}; only planned trials are attempted"
+        )
     if trial.attempt_count:
         abandon(session, now, job, trial_number)
     trial.attempt_count += 1

@@ -356,4 +356,4 @@ def _untagged(data: dict[str, Any]) -> Any:
 
 _decode = json.JSONDecoder().decode
 _decode_tagged = json.JSONDecoder(object_hook=_untagged).decode
-"""Created once: with a hook, `json.loads` creates a decoder for every text. Separate, because the hook runs for every object."""
+"""Created once: with a hook, `json.loads` creates a decoder per text. Two decoders, because the hook runs for every object."""

@@ -17,9 +17,9 @@ from storage.workers import day_of
 
 REMEDIES: Mapping[Quota, str] = {
     Quota.QUEUED_JOBS: "wait until some have started, or cancel some",
-    Quota.STORED_BYTES: "ask who runs the server to remove old jobs or to raise it (`autotune keys quota`)",
+    Quota.STORED_BYTES: "ask the operator of the server to remove old jobs or to raise it (`autotune keys quota`)",
     Quota.STREAMS: "close some",
-    Quota.DEVICE_HOURS: "submit again tomorrow (UTC), or ask who runs the server (`autotune keys quota`)",
+    Quota.DEVICE_HOURS: "submit again tomorrow (UTC), or ask the operator of the server (`autotune keys quota`)",
     Quota.WEBHOOKS: "delete one that is not needed",
 }
 _OWNERS = 4_281_703

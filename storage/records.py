@@ -290,7 +290,7 @@ class JobRecord:
     """The owner of the job; empty: a direct user of the database."""
     priority: int = 0
     queued: datetime | None = None
-    """Since when it waits for a worker, or may be taken over by one; None: workers ignore it."""
+    """When it was queued for workers, which may take it, or take it over; None: workers ignore it."""
     version: int = 0
     """Increases with every change that has an event."""
     devices: int = 1

@@ -1,8 +1,8 @@
 """Encryption of stored secrets: someone with the database or a backup cannot sign as this service.
 
-The key is not in the database, but in AUTOTUNE_SECRET_KEY, in the file that AUTOTUNE_SECRET_KEY_FILE names, or else in a private
-file that is created on demand: NAME.key next to an SQLite file, and for a server `secret.key` in the folder of the default
-database. Processes on several machines need the same key.
+The key is not in the database, but in AUTOTUNE_SECRET_KEY, in the file that AUTOTUNE_SECRET_KEY_FILE names, or else in a
+private file that is created on demand: NAME.key next to an SQLite file, and for a server `secret.key` in the folder of the
+default database. Processes on several machines need the same key.
 """
 
 import contextlib

@@ -85,7 +85,7 @@ T = TypeVar("T")
 
 
 def open_store(url: str, busy_seconds: float = 5.0) -> Store:
-    """Open the store at `url`, made or brought up to date where needed, and prove that it can be written.
+    """Open the store at `url`, create or migrate it if needed, and check that it can be written.
 
     Args:
         url: path of an SQLite file, `sqlite:///PATH`, or `postgresql://…`.
@@ -98,7 +98,7 @@ def open_store(url: str, busy_seconds: float = 5.0) -> Store:
 
 
 class SqlStore(Store):
-    """A store on SQL. Each method hands one function of its room one transaction."""
+    """A store on SQL. Each method runs one function of the module for its topic in one transaction."""
 
     def __init__(
         self,
@@ -107,19 +107,19 @@ class SqlStore(Store):
         clock: Callable[[], datetime] | None = None,
         outage_seconds: float = OUTAGE_SECONDS,
     ) -> None:
-        """Open the database; see `open_store`. `clock` gives the time in UTC; None: the database does, on a server its own."""
+        """Open the database; see `open_store`. `clock` returns the time in UTC; None: the database's clock."""
         address = parse_address(url)
         place = describe(address)
         if address.get_backend_name() == "sqlite":
             check_file(Path(place))
-            make_private_file(Path(place))  # SQLite makes its journals with the mode of the file
+            make_private_file(Path(place))  # SQLite creates its journals with the mode of the file
         self._clock = clock
         self._database = Database(address, busy_seconds, outage_seconds)
         self._secret_box = SecretBox(address)
         self._actor = audit.local_actor()
         try:
             self._database.migrate(lambda session: migrate(session.connection(), place))
-            # With a key of this machine alone, other machines of a shared database could not open them.
+            # Encrypt old plain-text secrets, unless only this machine has the key: other machines could not decrypt them.
             if self._secret_box.is_shared and self._read(webhooks.some_plain):
                 self._write(webhooks.seal_all, self._secret_box)
         except BaseException:
@@ -345,9 +345,11 @@ class SqlStore(Store):
     def claim_deliveries(
         self, limit: int = 10, seconds: float = 60.0, most: int | None = None, running: Mapping[str, int] | None = None
     ) -> list[Delivery]:
-        # Asked for every second: to look first spares a transaction that writes.
+        # Called every second: checking first avoids a write transaction.
         return (
-            self._write(webhooks.claim_deliveries, limit, seconds, most, running or {}) if self._read_at(webhooks.some_due) else []
+            self._write(webhooks.claim_deliveries, limit, seconds, most, running or {})
+            if self._read_at(webhooks.some_due)
+            else []
         )
 
     def postpone_deliveries(self, webhook_id: str, wait: float) -> int:
@@ -391,7 +393,7 @@ class SqlStore(Store):
         return self._write(transfer.load, source, self._secret_box, self._actor)
 
     def prune(self, before: datetime) -> Pruned:
-        # First: what was removed before this process was ended is told as well.
+        # Audit first, so that rows removed before a crash are recorded too.
         self._audit("db.prune", "", {"before": before.isoformat()})
         of_jobs = [self._write(retention.prune_job, job_id, before) for job_id in self._read(retention.old_jobs, before)]
         return Pruned(
@@ -406,18 +408,18 @@ class SqlStore(Store):
         self._database.close()
 
     def _audit(self, action: str, target: str, detail: Mapping[str, Any]) -> None:
-        """Write down what was done without a transaction of its own that writes."""
+        """Record an action that has no write transaction of its own in the audit log."""
         self._write(audit.record, self._actor, action, target, detail)
 
     def _read(self, work: Callable[Concatenate[Session, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         return self._database.read(lambda session: work(session, *args, **kwargs))
 
     def _read_at(self, work: Callable[Concatenate[Session, datetime, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Read, with the time at which that is."""
+        """Read, passing the current time to `work`."""
         return self._database.read(lambda session: work(session, self._now(session), *args, **kwargs))
 
     def _write(self, work: Callable[Concatenate[Session, datetime, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
-        # The time is read inside: SQLite's writers hold the lock then, so that events are in the order of their times.
+        # Read the time inside the transaction: SQLite's writers then hold the lock, so events are ordered by time.
         return self._database.write(lambda session: work(session, self._now(session), *args, **kwargs))
 
     def _now(self, session: Session) -> datetime:

@@ -16,11 +16,11 @@ from storage.backend import Backend, Fault
 from storage.errors import DatabaseUnavailableError
 
 PAUSES = (0.001, 0.004)
-"""Seconds between two questions for the writer's lock, which a transaction holds for a few milliseconds."""
+"""Bounds of the seconds between two tries to take the write lock, which a transaction holds for a few milliseconds."""
 CACHE_KIB = 512
-"""Of pages in each connection: the system's own cache has the file already, and a process has many connections."""
+"""Page cache of each connection. Small, because the operating system caches the file, and a process has many connections."""
 LEAST_FREE_BYTES = 64_000_000
-"""Of the database's disk: with less the write-ahead log of some large submissions finds no room."""
+"""Least free space on the database's disk: the write-ahead log of large submissions needs about this much."""
 _REMEDIES = {
     sqlite3.SQLITE_BUSY: ("is locked by another process", "end that process, or name another database with --db"),
     sqlite3.SQLITE_LOCKED: ("is locked by another process", "end that process, or name another database with --db"),
@@ -34,32 +34,32 @@ _REMEDIES = {
 
 
 class Sqlite(Backend):
-    """Write-ahead log, foreign keys, and writers that take the lock as they begin."""
+    """Write-ahead log, foreign keys, and writers that take the lock at BEGIN."""
 
     def engine_options(self, busy_seconds: float) -> Mapping[str, Any]:
         del busy_seconds
-        # Connections that are seldom needed rest, so that what each of them keeps (pages, statements) does not fill up.
+        # Reuse the most recent connections, so that the caches (pages, statements) of the others stay small.
         return {"pool_use_lifo": True}
 
     def set_up(self, engine: Engine, busy_seconds: float) -> None:
-        """Take transactions out of the driver's hands, and set each connection's pragmas.
+        """Disable the driver's transaction handling, and set each connection's pragmas.
 
-        Left alone the driver begins a transaction at the first write, so a transaction that has read first can find the
-        database changed under it and fail. Writers take the lock as they begin instead (BEGIN IMMEDIATE).
+        By default, the driver begins a transaction at the first write, so a transaction that has read first can fail because
+        the database has changed. Here, writers take the lock when they begin (BEGIN IMMEDIATE).
         """
 
         @event.listens_for(engine, "connect")
         def connect(connection: sqlite3.Connection, _record: Any) -> None:
             try:
                 connection.isolation_level = None
-                # A text that is no UTF-8 is a damaged value of one row; the driver's own error would be the whole query's.
+                # Text that is not UTF-8 is a damaged value of one row; the driver's own error would fail the whole query.
                 connection.text_factory = _decoded
                 connection.execute(f"PRAGMA busy_timeout = {int(1000 * busy_seconds)}")
                 connection.execute("PRAGMA journal_mode = WAL")
                 connection.execute("PRAGMA synchronous = NORMAL")
                 connection.execute("PRAGMA foreign_keys = ON")
                 connection.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
-                connection.execute("PRAGMA busy_timeout = 0")  # from here on we wait ourselves
+                connection.execute("PRAGMA busy_timeout = 0")  # from here on, this module waits itself
             except BaseException:
                 connection.close()
                 raise
@@ -70,10 +70,10 @@ class Sqlite(Backend):
             if not writes:
                 connection.exec_driver_sql("BEGIN")
             elif not _begin_immediate(connection, busy_seconds):
-                connection.exec_driver_sql("BEGIN IMMEDIATE")  # fails as it should, if it still does
+                connection.exec_driver_sql("BEGIN IMMEDIATE")  # raises the driver's error if the lock is still taken
 
     def fault(self, error: DatabaseError) -> Fault:
-        # SQLite waits for a lock by itself, but not where waiting could deadlock: those come back at once.
+        # SQLite waits for a lock itself, unless waiting could deadlock: then it returns immediately.
         if _code(error) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
             return Fault.BUSY
         return Fault.OUTAGE if isinstance(error, OperationalError) or type(error) is DatabaseError else Fault.OURS
@@ -94,10 +94,10 @@ def _decoded(text: bytes) -> str:
 
 
 def _begin_immediate(connection: Connection, seconds: float) -> bool:
-    """Take the writer's lock, within `seconds`.
+    """Take the write lock within `seconds`; return whether it was taken.
 
-    SQLite itself would ask for it ever more seldom, up to every 100 ms. Where others write all the time somebody then waits in
-    vain for seconds, while the lock lies idle in between. All who wait ask equally often here.
+    SQLite itself would poll with increasing pauses of up to 100 ms. Under constant writes, some waiter would then starve for
+    seconds, although the lock is free in between. Here, all waiters poll equally often.
     """
     driver = connection.connection.driver_connection
     assert isinstance(driver, sqlite3.Connection)

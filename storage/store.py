@@ -1,4 +1,4 @@
-"""The contract of a store."""
+"""The interface of a store."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
@@ -49,12 +49,12 @@ from storage.service_records import (
 
 
 class Store(ABC):
-    """Jobs, trials, attempts and events, kept so that any process can be killed at any point.
+    """Jobs, trials, attempts and events, stored such that any process can be killed at any point.
 
-    - Each method is one transaction: all of it happens or nothing. Its event rows are written in the same transaction.
-    - Methods that take a `Lease` raise LeaseLostError, and write nothing, where the lease is no longer the job's current one.
-      A lease that has expired is current until another process takes the job: expiry only permits the takeover.
-    - A store may be used from several threads and, on one database, from several processes.
+    - Each method is one atomic transaction, which includes its event rows.
+    - Methods that take a `Lease` raise LeaseLostError, and write nothing, if the lease is no longer the job's current one.
+      An expired lease stays current until another process takes the job: expiry only permits the takeover.
+    - A store may be used from several threads, and a database from several processes.
     - Times are UTC.
 
     Raises:
@@ -63,28 +63,28 @@ class Store(ABC):
 
     @abstractmethod
     def by(self, actor: Actor) -> "Store":
-        """The same store for somebody else: the audit log names them, and their quotas hold. It needs no closing.
+        """Return the same store for another actor: the audit log names them, and their quotas apply. It needs no closing.
 
-        A store that was opened acts for the user of this process, whom no quota stops.
+        An opened store acts for the user of this process, who has no quotas.
         """
 
     # jobs
 
     @abstractmethod
     def create_job(self, request: Mapping[str, Any]) -> JobRecord:
-        """Open a job in state QUEUED."""
+        """Create a job in state QUEUED."""
 
     @abstractmethod
     def job(self, job_id: str | None = None) -> JobRecord:
-        """Return a job by its id, or by a prefix of it that only one job has; None or LATEST: the one created last.
+        """Return a job by its id or a unique prefix of it; None or LATEST: the newest job.
 
         Raises:
-            UnknownJobError: there is none, or the prefix fits several.
+            UnknownJobError: there is none, or the prefix matches several.
         """
 
     @abstractmethod
     def exact_jobs(self, job_ids: Collection[str]) -> dict[str, JobRecord]:
-        """The jobs of exactly these ids, as far as they are there."""
+        """Return the existing jobs with exactly these ids."""
 
     @abstractmethod
     def jobs(
@@ -95,10 +95,9 @@ class Store(ABC):
         submitter: str | None = None,
         tags: Collection[str] = (),
     ) -> list[JobRecord]:
-        """The newest jobs first; `before` is the id of the last job of the previous page.
+        """Return jobs, newest first; `before` is the id of the last job of the previous page.
 
-        With `states`, `submitter` or `tags` only those that are in one of these states, were submitted by this one, or have
-        all of these tags.
+        `states`, `submitter` and `tags` filter: only jobs in one of these states, of this submitter, with all of these tags.
         """
 
     @abstractmethod
@@ -110,21 +109,21 @@ class Store(ABC):
         submitter: str | None = None,
         tags: Collection[str] = (),
     ) -> list[JobRecord]:
-        """What `jobs` finds, of each request the fields `LISTED` alone: a whole one may be a megabyte."""
+        """Like `jobs`, with only the fields `LISTED` of each request: a whole request may have a megabyte."""
 
     def jobs_of(self, job_ids: Sequence[str]) -> list[JobRecord | None]:
-        """What `exact_jobs` finds, id by id."""
+        """Return the result of `exact_jobs` for each id, in order; None: there is no such job."""
         found = self.exact_jobs(set(job_ids))
         return [found.get(job_id) for job_id in job_ids]
 
     def submit(self, request: Mapping[str, Any], submission: Submission) -> tuple[JobRecord, bool]:
-        """Open a job for the workers, in state QUEUED; return it, and whether it is new.
+        """Create a job for the workers, in state QUEUED; return it, and whether it is new.
 
-        A submission whose key the same submitter used before, with the same body, returns the job of then.
+        If the submitter has used the key before with the same body, this returns the earlier job.
 
         Raises:
             SubmissionConflictError: the key was used with another body.
-            QuotaExceededError: the submitter may not have one more, or not one of this size.
+            QuotaExceededError: the submitter may not have another job, or not one of this size.
         """
         answer = self.submit_all([(request, submission)])[0]
         if isinstance(answer, Exception):
@@ -135,44 +134,44 @@ class Store(ABC):
     def submit_all(
         self, submissions: Sequence[tuple[Mapping[str, Any], Submission]]
     ) -> list[tuple[JobRecord, bool] | SubmissionConflictError | QuotaExceededError]:
-        """Submit several jobs in one transaction. Each has what `submit` would return, or raise, one after another."""
+        """Submit several jobs in one transaction. Return for each, in order, what `submit` would return or raise."""
 
     @abstractmethod
     def ask(self, job_id: str, wanted: Ask, budget: Mapping[str, Any] | None = None, for_worker: bool = True) -> JobRecord:
-        """Ask for a change. What nobody holds changes at once; a holder learns of it by the state in its lease.
+        """Request a change. A job without a holder changes immediately; a holder sees the request by the state in its lease.
 
-        Asking for what is under way or done already changes nothing; of two things asked of a running job the stronger holds
+        Repeating a pending or completed request changes nothing. Of two requests to a running job, the stronger one wins
         (cancel over stop over pause).
 
         Args:
             job_id: the job.
-            wanted: what is asked for.
-            budget: with RESUME, `trials` or `max_seconds` in all, which the request has from now on. A job that SUCCEEDED goes
-                on where one of them is larger than before, or where it was stopped by a person.
+            wanted: the requested change.
+            budget: with RESUME, the new totals of `trials` or `max_seconds`. A job that SUCCEEDED continues if one of them is
+                larger than before, or if a user had stopped it.
             for_worker: with RESUME, whether a worker may take the job; else it waits for a process that names it.
 
         Raises:
-            UnknownJobError: there is none.
-            JobStateError: it does not fit the job's state.
-            QuotaExceededError: the job would wait again, and its submitter may have no more that wait.
+            UnknownJobError: the job does not exist.
+            JobStateError: the request does not fit the job's state.
+            QuotaExceededError: the job would be queued again, and its submitter may not have another queued job.
         """
 
     @abstractmethod
     def change_request(self, job_id: str, version: int | None, changes: Mapping[str, Any]) -> JobRecord:
-        """Set fields of the job's request; with `version`, only where the job still is at it.
+        """Set fields of the job's request; with `version`, only if the job still has this version.
 
         Raises:
-            UnknownJobError: there is none.
+            UnknownJobError: the job does not exist.
             JobStateError: the job has ended and a field is not one of LABELS, or it has changed since that version.
-            QuotaExceededError: the submitter may keep no more bytes.
+            QuotaExceededError: the submitter may not store more bytes.
         """
 
     @abstractmethod
     def delete_job(self, job_id: str) -> None:
-        """Remove a job and all that belongs to it.
+        """Remove a job and all of its rows.
 
         Raises:
-            UnknownJobError: there is none.
+            UnknownJobError: the job does not exist.
             LeaseHeldError: a live process holds it.
         """
 
@@ -180,21 +179,21 @@ class Store(ABC):
 
     @abstractmethod
     def acquire(self, job_id: str, owner: Owner, seconds: float = 30.0) -> Lease:
-        """Take the job: at once where it is free, its lease has expired, or its holder is a process of this host that is dead.
+        """Acquire the job, if it is free, its lease has expired, or its holder is a dead process of this host.
 
-        The job becomes RUNNING. Attempts that the former holder left running become `abandoned`: their trials are wanted again.
+        The job becomes RUNNING. Running attempts of the former holder become `abandoned`: their trials are planned again.
 
         Raises:
-            UnknownJobError: there is none.
+            UnknownJobError: the job does not exist.
             LeaseHeldError: a live process holds it; the message names host and process.
         """
 
     @abstractmethod
     def claim(self, owner: Owner, seconds: float = 30.0, limits: QueueLimits | None = None) -> Lease | None:
-        """Take the next job of the queue; None: there is nothing to do.
+        """Acquire the next job of the queue; None: there is nothing to do.
 
-        First what a process that is gone left behind, in the state that it was in; then QUEUED jobs by priority, then whoever
-        has the fewest running jobs, then in order of queueing. A job is claimed by one process alone.
+        Jobs of dead processes come first and keep their state. Then come QUEUED jobs: by priority, then by the fewest running
+        jobs of the submitter, then in order of queueing. Only one process claims a job.
         """
 
     @abstractmethod
@@ -205,10 +204,10 @@ class Store(ABC):
     def release(
         self, lease: Lease, state: JobState, reason: str, message: str, request: Mapping[str, Any] | None = None
     ) -> JobRecord:
-        """Give the job back in `state`. Attempts that still run become `abandoned`.
+        """Release the job in `state`. Attempts that are still running become `abandoned`.
 
         Raises:
-            JobStateError: the job's request is no longer `request`, on which the holder's decision rests: it is to decide anew.
+            JobStateError: the job's request is no longer `request`, on which the holder decided: it must decide again.
         """
 
     # trials
@@ -223,62 +222,62 @@ class Store(ABC):
         repeat: int = 0,
         refusal: TrialResult | None = None,
     ) -> TrialRecord:
-        """Record a wanted trial, or return the one that is there already (same config, purpose, fidelity and repeat).
+        """Record a planned trial, or return the existing one (same config, purpose, fidelity and repeat).
 
-        With `refusal` the candidate was refused before it reached a device: it is kept with that outcome and not counted.
-        A refusal of a trial that is there closes it where no attempt was started yet, and is ignored otherwise.
+        With `refusal`, the candidate was refused before it reached a device: it is stored with that outcome and not counted.
+        A refusal of an existing trial closes it if it has no attempt yet, else it is ignored.
         """
 
     @abstractmethod
     def trials(self, job_id: str) -> list[TrialRecord]:
-        """All trials of a job by number, refused ones included; empty for a job that does not exist."""
+        """Return all trials of a job by number, including refused ones; empty for a job that does not exist."""
 
     @abstractmethod
     def figures_of(self, job_id: str, first: int = 0, limit: int | None = None) -> list[TrialRecord]:
-        """All trials of a job with a number of at least `first`, by number, of one moment, with the figures of their results;
-        of more than `limit` the first ones.
+        """Return up to `limit` trials of a job from number `first` on, by number, at one moment, with only the figures of their
+        results.
 
-        A result has outcome, message, rule, cause, rate, peak, and how far they hold; what goes with each rank and step is left
-        out, so that all trials of a job fit in memory at once.
+        A result has outcome, message, rule, cause, rate, peak, and their accuracy. Values per rank and step are left out, so
+        that all trials of a job fit in memory.
         """
 
     @abstractmethod
     def overviews(self, job_ids: Collection[str]) -> dict[str, Overview]:
-        """How far these jobs are."""
+        """Return the progress of these jobs."""
 
     @abstractmethod
     def placements(self, job_id: str, first: int = 0) -> dict[int, Placement]:
-        """Since when and where each trial with a number of at least `first` runs, or ran when its result was accepted."""
+        """Return start time and node of the running or accepted attempt of each trial from number `first` on."""
 
     @abstractmethod
     def trial_page(self, job_id: str, first: int = 0, limit: int = 1000) -> list[TrialRecord]:
-        """Trials of a job with a number of at least `first`, by number."""
+        """Return trials of a job from number `first` on, by number."""
 
     @abstractmethod
     def plain_trials(self, job_id: str, first: int = 0, limit: int = 1000) -> list[dict[str, Any]]:
-        """As `trial_page`, as plain data for who only passes it on.
+        """Like `trial_page`, as plain data for callers that only forward it.
 
-        Each is number, purpose, fidelity, repeat, counted, outcome, config, attempts, created, started, finished, and result,
+        Each has number, purpose, fidelity, repeat, counted, outcome, config, attempts, created, started, finished, and result,
         which lacks the attempt's token.
         """
 
     @abstractmethod
     def start_attempt(self, lease: Lease, trial_number: int) -> AttemptRecord:
-        """Open an attempt with a fresh token; a trial of purpose `search` is counted from now on.
+        """Create an attempt with a new token; a trial of purpose `search` is counted from now on.
 
-        An attempt of the same trial that still runs becomes `abandoned`.
+        A running attempt of the same trial becomes `abandoned`.
 
         Raises:
-            UnknownTrialError: there is no such trial, or it has its outcome already.
+            UnknownTrialError: the trial does not exist, or already has an outcome.
         """
 
     @abstractmethod
     def finish_attempt(self, lease: Lease, result: TrialResult, retry: bool = False) -> bool:
         """Record the result of `result.attempt`, with its rank measurements.
 
-        Returns True where it was accepted: the attempt is its trial's current one, and becomes `accepted` (the trial has its
-        outcome) or, with `retry`, `retried` (the trial stays wanted). A result of an attempt that is no longer current is
-        kept as `superseded`, never counted: False. The first result of an attempt stays: given twice, the answer is the same.
+        Returns True if it was accepted: the attempt is its trial's current one, and becomes `accepted` (the trial gets its
+        outcome) or, with `retry`, `retried` (the trial stays planned). False: the attempt is no longer current; its result is
+        stored as `superseded` and never counted. The first result of an attempt stays; a repeated call returns the same.
 
         Raises:
             UnknownTrialError: the job has no such attempt.
@@ -286,32 +285,32 @@ class Store(ABC):
 
     @abstractmethod
     def attempts(self, job_id: str, trial_number: int | None = None) -> list[AttemptRecord]:
-        """All attempts of a job or of one of its trials, oldest first."""
+        """Return all attempts of a job or of one of its trials, oldest first."""
 
     @abstractmethod
     def set_reference_losses(self, lease: Lease, losses: Sequence[float]) -> None:
-        """Set the losses that later trials are held against. The first setting stays; later ones are ignored."""
+        """Set the losses that later trials are compared with. The first call counts; later ones are ignored."""
 
     @abstractmethod
     def set_answer(self, lease: Lease, answer: Mapping[str, Any] | None) -> None:
-        """Keep what the job has found so far, as plain data, in place of what was kept before."""
+        """Store the job's answer so far as plain data, replacing the previous one."""
 
     @abstractmethod
     def set_prior(self, lease: Lease, prior: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Keep what the job knows before its first trial, as plain data; return what is kept. The first setting stays."""
+        """Store the job's prior as plain data; return the stored one. The first call counts."""
 
     @abstractmethod
     def prior(self, job_id: str) -> Mapping[str, Any] | None:
-        """What the job of exactly this id knew before its first trial; None: nothing was kept."""
+        """Return the prior of the job with exactly this id; None: it has none."""
 
     # output
 
     @abstractmethod
     def add_output(self, lease: Lease, lines: Sequence[LogLines], progress: Sequence[Progress] = ()) -> None:
-        """Keep what ranks printed, and what they do now, in one transaction: callers collect it for some tenths of a second.
+        """Store output and progress of ranks in one transaction: callers collect it for some tenths of a second.
 
-        Of each attempt the first LOG_HEAD_BYTES and the last LOG_TAIL_BYTES are kept, give or take a part; which bytes lie
-        between can be told by `LogRecord.start`. Attempts that are no longer current keep theirs too.
+        The first LOG_HEAD_BYTES and the last LOG_TAIL_BYTES of each attempt are kept, to the precision of a part;
+        `LogRecord.start` shows what is missing in between. The output of former attempts is kept too.
 
         Raises:
             UnknownTrialError: the job has no such attempt.
@@ -327,15 +326,15 @@ class Store(ABC):
         attempt: int | None = None,
         rank: int | None = None,
     ) -> list[LogRecord]:
-        """What the ranks of a trial printed beyond the part `after`, in order; of one attempt or rank, or of all."""
+        """Return the output of a trial's ranks after the part `after`, in order; of one attempt or rank, or of all."""
 
     @abstractmethod
     def log_news(self, known: Mapping[tuple[str, int], int], limit: int = 1000) -> dict[tuple[str, int], LogNews]:
-        """What is new of trials' output: (job, trial) -> sequence of the last part that is known. Missing: trials not there."""
+        """Return new output of trials. `known`: (job, trial) -> sequence of the last known part. Omits unknown trials."""
 
     @abstractmethod
     def progress(self, job_ids: Collection[str]) -> dict[str, list[ProgressRecord]]:
-        """What each running attempt of these jobs did when it was heard last, by trial."""
+        """Return the last progress of each running attempt of these jobs, by trial."""
 
     # events
 
@@ -345,51 +344,51 @@ class Store(ABC):
 
     @abstractmethod
     def events(self, job_id: str, after: int = 0, limit: int = 1000) -> list[EventRecord]:
-        """Events of a job with a sequence above `after`, in order."""
+        """Return events of a job with a sequence above `after`, in order."""
 
     @abstractmethod
     def news(self, known: Mapping[str, int], limit: int = 1000) -> dict[str, JobNews]:
-        """What is new of jobs, as far as they are there: `known` has the sequence of each one's last event that is known.
+        """Return the news of the existing jobs. `known`: job -> sequence of its last known event.
 
-        All of it is of one moment; of each job there are at most `limit` events.
+        All news are from one moment, with at most `limit` events for each job.
         """
 
     @abstractmethod
     def figures(self) -> Figures:
-        """Counts over all jobs. A database that is away is not waited for."""
+        """Return counts over all jobs. Does not wait for an unavailable database."""
 
     @abstractmethod
     def revision(self) -> str:
-        """The revision of the tables, asked for now. A database that is away is not waited for."""
+        """Read the revision of the tables. Does not wait for an unavailable database."""
 
     # API keys
 
     @abstractmethod
     def check_writable(self) -> None:
-        """Find out, without waiting, whether something can be written.
+        """Check, without waiting, that the database can be written.
 
         Raises:
-            DatabaseUnavailableError: the disk is full, or nearly, or the database is not there.
+            DatabaseUnavailableError: the disk is full, or nearly, or the database is unavailable.
         """
 
     @abstractmethod
     def create_key(self, owner: str, scopes: Collection[str], expires: datetime | None = None) -> tuple[ApiKey, str]:
-        """Make a key; return it and its text, which nobody can be told again."""
+        """Create a key; return it and its text, which cannot be retrieved again."""
 
     @abstractmethod
     def authenticate(self, text: str) -> ApiKey | None:
-        """The key of that text; None: it is no key, or it was revoked, or has expired. Waits for no writer."""
+        """Return the key with this text; None: it is invalid, revoked or expired. Does not wait for writers."""
 
     @abstractmethod
     def note_key_use(self, key: ApiKey) -> None:
-        """Write down that the key was used, to the minute."""
+        """Record the use of the key, to the minute."""
 
     @abstractmethod
     def revoke_key(self, key_id: str) -> ApiKey:
-        """End a key.
+        """Revoke a key.
 
         Raises:
-            UnknownKeyError: there is none.
+            UnknownKeyError: the key does not exist.
         """
 
     @abstractmethod
@@ -407,58 +406,58 @@ class Store(ABC):
         actor: str | None = None,
         action: str | None = None,
     ) -> list[AuditRecord]:
-        """What was done, newest first: before the entry of that id, not before `since`, by one actor, of one kind."""
+        """Return audit entries, newest first: before the entry with id `before`, since `since`, of one actor, of one action."""
 
     # quotas
 
     @abstractmethod
     def limits(self, owner: str, defaults: Quotas) -> Quotas:
-        """The limits of an owner: their own where they have some, else the default ones."""
+        """Return the limits of an owner: their own ones if set, else the defaults."""
 
     @abstractmethod
     def quotas(self, owner: str, defaults: Quotas) -> list[QuotaUse]:
-        """What an owner may take and has taken; of streams nobody here knows how many there are: 0."""
+        """Return limits and use of an owner. The use of streams is always 0, because the store does not know it."""
 
     @abstractmethod
     def set_quota(self, owner: str, quota: Quota, most: float | None) -> None:
-        """Give an owner a limit of their own, `math.inf` being none; None: the default one again."""
+        """Set an owner's limit, `math.inf` for no limit; None: restore the default."""
 
     @abstractmethod
     def owners(self) -> list[str]:
-        """Whoever has a key, or limits of their own."""
+        """Return all owners with a key or their own limits."""
 
     # workers
 
     @abstractmethod
     def beat(self, worker: WorkerRecord) -> None:
-        """Write down that a worker lives, and what it does. Its times are the store's own."""
+        """Record a worker's heartbeat and state. The store sets its times."""
 
     @abstractmethod
     def retire(self, worker_id: str) -> None:
-        """Forget a worker, if it is known."""
+        """Remove a worker, if it is known."""
 
     @abstractmethod
     def workers(self, seconds: float = 60.0) -> list[WorkerRecord]:
-        """The workers that told of themselves within the last `seconds`."""
+        """Return the workers with a heartbeat within the last `seconds`."""
 
     @abstractmethod
     def usage(self, submitter: str) -> Usage:
-        """What the jobs of a submitter take, today in UTC."""
+        """Return the usage of a submitter's jobs today (UTC)."""
 
     # webhooks
 
     @abstractmethod
     def create_webhook(self, owner: str, url: str) -> Webhook:
-        """Let `url` be told when jobs of `owner` end. Whether it may be called is the caller's affair.
+        """Notify `url` when jobs of `owner` end. The caller must check that the address is allowed.
 
         Raises:
-            QuotaExceededError: the owner has as many as they may have.
+            QuotaExceededError: the owner has used up their webhooks.
             SecretError: its secret cannot be encrypted.
         """
 
     @abstractmethod
     def signing_secret(self, webhook: Webhook) -> str:
-        """What the deliveries of a webhook are signed with.
+        """Return the secret that signs the deliveries of a webhook.
 
         Raises:
             SecretError: no key decrypts it.
@@ -466,36 +465,36 @@ class Store(ABC):
 
     @abstractmethod
     def webhooks(self, owner: str | None = None) -> list[Webhook]:
-        """The webhooks of an owner, oldest first; None: everybody's."""
+        """Return the webhooks of an owner, oldest first; None: of all owners."""
 
     @abstractmethod
     def delete_webhook(self, webhook_id: str) -> None:
         """Remove a webhook and its log.
 
         Raises:
-            UnknownWebhookError: there is none.
+            UnknownWebhookError: the webhook does not exist.
         """
 
     @abstractmethod
     def claim_deliveries(
         self, limit: int = 10, seconds: float = 60.0, most: int | None = None, running: Mapping[str, int] | None = None
     ) -> list[Delivery]:
-        """Deliveries that are due, for this caller alone during `seconds`. One that is not finished then is due again.
+        """Claim due deliveries for this caller for `seconds`. A delivery that is not finished by then is due again.
 
-        Owners take turns. With `most` none has more than so many at a time, of which `running` are under way already.
+        Owners take turns. With `most`, an owner has at most that many at a time, including the `running` ones.
         """
 
     @abstractmethod
     def postpone_deliveries(self, webhook_id: str, wait: float) -> int:
-        """Let nothing of a webhook be due for so many seconds; return how many deliveries wait for that."""
+        """Postpone the deliveries of a webhook by at least `wait` seconds; return how many were postponed."""
 
     @abstractmethod
     def finish_delivery(self, delivery_id: str, tried: DeliveryTry | None, state: DeliveryState, wait: float = 0.0) -> None:
-        """Write down a try, or None for one that was not made; a delivery that stays PENDING is due after `wait` seconds."""
+        """Record a try (None: there was no try) and the state; a delivery that stays PENDING is due after `wait` seconds."""
 
     @abstractmethod
     def deliveries(self, webhook_id: str, limit: int = 50) -> list[Delivery]:
-        """The newest deliveries of a webhook first."""
+        """Return the deliveries of a webhook, newest first."""
 
     # calibrations
 
@@ -503,28 +502,28 @@ class Store(ABC):
     def save_calibration(
         self, fingerprint: str, cluster: ClusterSpec, result: MicrobenchmarkResult, seconds: float
     ) -> CalibrationRecord:
-        """Keep what a micro-benchmark measured; `fingerprint` tells the hardware, in at most 16 characters."""
+        """Store the result of a micro-benchmark; `fingerprint` identifies the hardware, in at most 16 characters."""
 
     @abstractmethod
     def calibrations(self, fingerprint: str | None = None, limit: int = 50) -> list[CalibrationRecord]:
-        """The newest micro-benchmarks first, of a fingerprint or of all."""
+        """Return micro-benchmarks, newest first, of one fingerprint or of all."""
 
     # nodes
 
     @abstractmethod
     def quarantine_node(self, lease: Lease, node: str, reason: str, seconds: float) -> QuarantineRecord:
-        """Keep every job off a node for so many seconds from now, and tell it as an event of the lease's job.
+        """Put a node in quarantine for `seconds`, so that all jobs avoid it, and write an event of the lease's job.
 
-        A node that is in quarantine already gets the new reason and time.
+        A node that is already in quarantine gets the new reason and time.
         """
 
     @abstractmethod
     def quarantined_nodes(self) -> list[QuarantineRecord]:
-        """The nodes in quarantine now, by name."""
+        """Return the nodes that are in quarantine now, by name."""
 
     @abstractmethod
     def release_node(self, node: str) -> bool:
-        """Let jobs use a node again; return whether it was in quarantine."""
+        """End the quarantine of a node; return whether it was in quarantine."""
 
     # files
 
@@ -532,35 +531,35 @@ class Store(ABC):
     def dump(self, sink: TextIO, job_id: str | None = None) -> int:
         """Write a job, or with None everything, as JSON Lines (storage.transfer) from one snapshot; return the count of rows.
 
-        `sink` is emptied first; it must be seekable.
+        `sink` is truncated first; it must be seekable.
 
         Raises:
-            UnknownJobError: there is no such job.
+            UnknownJobError: the job does not exist.
         """
 
     @abstractmethod
     def load_job(self, source: TextIO, submitter: str = "") -> str:
-        """Read what `dump` wrote of a job, all of it or nothing; return the job's id.
+        """Import a job's file that `dump` wrote, atomically; return the job's id.
 
-        It is the job of `submitter` here, whoever it was of there, and is PAUSED if it had not ended.
+        The job then belongs to `submitter`, and is PAUSED if it had not ended.
 
         Raises:
-            TransferError: it is no such file, is cut off or newer, or holds what is here already or belongs to no such job.
+            TransferError: the file is invalid, truncated or newer, or has rows that exist here or belong to another job.
         """
 
     @abstractmethod
     def load(self, source: TextIO) -> list[str]:
-        """Read what `dump` wrote of everything, all of it or nothing; return the ids of the jobs.
+        """Restore a backup that `dump` wrote, atomically; return the ids of the jobs.
 
-        Jobs that ran go on as after a crash of their processes.
+        Jobs that were running continue as after a crash of their processes.
 
         Raises:
-            TransferError: it is no such file, is cut off or newer, or there are jobs already.
+            TransferError: the file is invalid, truncated or newer, or the database has jobs already.
         """
 
     @abstractmethod
     def damages(self) -> list[Damage]:
-        """Every row that cannot be read. No other method fails for one, but those that are about that job alone."""
+        """Return all rows that cannot be read. Such a row only fails methods about its own job."""
 
     @abstractmethod
     def prune(self, before: datetime) -> Pruned:

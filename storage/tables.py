@@ -1,6 +1,6 @@
 """The tables: jobs, trials, attempts, rank measurements, logs, events, calibrations, quarantine; and those of the service.
 
-Keys are natural (job, trial number, …), so uniqueness is the primary key's. Types are those that SQLite and PostgreSQL share.
+Keys are natural (job, trial number, …), so primary keys enforce uniqueness. Types are those that SQLite and PostgreSQL share.
 """
 
 from datetime import UTC, datetime
@@ -37,13 +37,13 @@ from storage.service_records import DeliveryState
 
 
 class UtcDateTime(TypeDecorator[datetime]):
-    """A moment in UTC. SQLite has no time zones: there it is kept without one, and read back with UTC."""
+    """A moment in UTC. SQLite has no time zones: there it is stored without one, and read as UTC."""
 
     impl = DateTime(timezone=True)
     cache_ok = True
 
     def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        """Refuse a time without a zone, which nobody could place."""
+        """Refuse a time without a zone, which is ambiguous."""
         if value is None:
             return None
         if value.tzinfo is None:
@@ -52,18 +52,18 @@ class UtcDateTime(TypeDecorator[datetime]):
         return moment.replace(tzinfo=None) if dialect.name == "sqlite" else moment
 
     def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:  # noqa: ARG002
-        """Return the moment with UTC as its zone, whatever the session's zone is."""
+        """Return the moment in UTC, independent of the session's zone."""
         if value is None:
             return None
         return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
 
 
 class JsonList(JSON):
-    """A JSON array: the database does not tell it from an object."""
+    """A JSON array: the database does not distinguish it from an object."""
 
 
 def _words(kind: type[StrEnum]) -> Enum:
-    """A column of the values of `kind`, kept as text so that a new value needs no migration."""
+    """A column for the values of `kind`, stored as text so that a new value needs no migration."""
     return Enum(kind, native_enum=False, length=16, values_callable=lambda members: [member.value for member in members])
 
 
@@ -95,7 +95,7 @@ def _summary(context: Any) -> dict[str, Any]:
 
 
 def table_of(row: type[Base]) -> Table:
-    """The table of a kind of row, for statements that need no objects."""
+    """The table of a row class, for statements without mapped objects."""
     table = row.__table__
     assert isinstance(table, Table)
     return table
@@ -111,7 +111,7 @@ class _ValidJson(FunctionElement[bool]):
 
 @compiles(_ValidJson)
 def _always(_element: _ValidJson, _compiler: Any, **_options: Any) -> str:
-    return "true"  # the server takes no other text into such a column
+    return "true"  # the server refuses other text in such a column
 
 
 @compiles(_ValidJson, "sqlite")
@@ -120,12 +120,12 @@ def _asked(element: _ValidJson, compiler: Any, **options: Any) -> str:
 
 
 def readable(column: Any) -> ColumnElement[Any]:
-    """A JSON column whose parts a query asks for: NULL where its text is damaged, for the error would be every row's."""
+    """A JSON column for queries of its parts: NULL if its text is damaged, because an error would fail the whole query."""
     return case((_ValidJson(column), column))
 
 
 def of_job(table: Table, job_id: str) -> ColumnElement[bool]:
-    """Which rows of a table belong to a job."""
+    """The condition for rows of a table that belong to a job."""
     if table is table_of(RankRow):
         return table.c.attempt.in_(select(AttemptRow.token).where(AttemptRow.job_id == job_id))
     belongs: ColumnElement[bool] = (table.c.id if table is table_of(JobRow) else table.c.job_id) == job_id
@@ -140,7 +140,7 @@ class JobRow(Base):
         Index(None, "created", "id"),
         Index(None, "state"),
         Index(None, "submitter", "created"),
-        # Has all that quotas count: the rows, which may have a megabyte each, are not read for it.
+        # Covers everything that quotas count, so that the rows, which may have a megabyte each, are not read.
         Index("ix_jobs_submitter_state", "submitter", "state", "stored_bytes"),
     )
 
@@ -152,39 +152,39 @@ class JobRow(Base):
     message: Mapped[str] = mapped_column(Text)
     request: Mapped[dict[str, Any]]
     summary: Mapped[dict[str, Any]] = mapped_column(default=_summary, server_default="{}")
-    """What lists show of the request, which may be a megabyte."""
+    """The fields of the request that lists show; the whole request may have a megabyte."""
     reference_losses: Mapped[list[Any] | None]
     answer: Mapped[dict[str, Any] | None]
-    """What the job has found so far, as its holder decided by the trials that had ended; None: nothing yet."""
+    """The job's answer so far, as its holder decided from the ended trials; None: nothing yet."""
     active_seconds: Mapped[float]
     trial_count: Mapped[int]
     event_count: Mapped[int]
     submitter: Mapped[str] = mapped_column(String(64), server_default="")
-    """Who asked for it; empty: whoever uses the database directly."""
+    """The owner of the job; empty: a direct user of the database."""
     priority: Mapped[int] = mapped_column(server_default="0")
     queued: Mapped[datetime | None]
-    """Since when workers may take it; None: only who names it may."""
+    """When it was queued for workers; None: only a process that names it may take it."""
     devices: Mapped[int] = mapped_column(server_default="1")
-    """Devices that it takes while it runs."""
+    """Devices that it uses while it runs."""
     charged_seconds: Mapped[float] = mapped_column(server_default="0")
-    """The part of `active_seconds` that is in its submitter's usage."""
+    """The part of `active_seconds` that is included in its submitter's usage."""
     events_removed: Mapped[int] = mapped_column(server_default="0")
     """Events up to this sequence were removed because they were old."""
     stored_bytes: Mapped[int] = mapped_column(BigInteger, server_default="0")
-    """What its submitter decides the size of: its request, changes of it, and what its ranks printed."""
+    """Bytes that its submitter controls: its request, changes of it, and the output of its ranks."""
     lease_token: Mapped[int] = mapped_column(BigInteger)
-    """Grows with every holder, and is never reset: the fence."""
+    """The fencing token: increases with every holder, and is never reset."""
     lease_host: Mapped[str | None] = mapped_column(Text)
-    """None: nobody holds the job, and the other lease columns mean nothing."""
+    """None: the job has no holder, and the other lease columns are unused."""
     lease_pid: Mapped[int | None]
     lease_started: Mapped[float | None]
     lease_expires: Mapped[datetime | None]
     lease_seen: Mapped[datetime | None]
-    """The holder's last write: up to here its seconds are in `active_seconds`."""
+    """The holder's last write: `active_seconds` includes its time up to here."""
 
 
 class TrialRow(Base):
-    """A wanted measurement; the scalar columns repeat what the accepted result says, for queries."""
+    """A planned or finished measurement; the scalar columns repeat values of the accepted result, for queries."""
 
     __tablename__ = "trials"
     __table_args__ = (
@@ -207,7 +207,7 @@ class TrialRow(Base):
     samples_per_second_high: Mapped[float | None]
     peak_memory_bytes: Mapped[int | None] = mapped_column(BigInteger)
     refusal: Mapped[dict[str, Any] | None]
-    """The result of a candidate that was refused; other results are their attempt's."""
+    """The result of a refused candidate; other results are stored in their attempt."""
     attempt_count: Mapped[int]
     created: Mapped[datetime]
     started: Mapped[datetime | None]
@@ -215,7 +215,7 @@ class TrialRow(Base):
 
 
 class AttemptRow(Base):
-    """One execution of a trial, with the whole result that came of it."""
+    """One execution of a trial, with its whole result."""
 
     __tablename__ = "attempts"
     __table_args__ = (
@@ -235,12 +235,12 @@ class AttemptRow(Base):
     finished: Mapped[datetime | None]
     result: Mapped[dict[str, Any] | None]
     progress: Mapped[dict[str, Any] | None]
-    """What its ranks did when they were heard last."""
+    """The last reported progress of its ranks."""
     progress_time: Mapped[datetime | None]
 
 
 class RankRow(Base):
-    """What one rank measured in an attempt."""
+    """The measurements of one rank in an attempt."""
 
     __tablename__ = "rank_measurements"
 
@@ -262,7 +262,7 @@ class RankRow(Base):
 
 
 class LogRow(Base):
-    """A part of what the ranks of a trial printed, in the order in which it came, over all attempts."""
+    """A part of the output of a trial's ranks, in order of arrival, over all attempts."""
 
     __tablename__ = "trial_logs"
     __table_args__ = (ForeignKeyConstraint(["job_id", "trial_number"], ["trials.job_id", "trials.number"], ondelete="CASCADE"),)
@@ -274,14 +274,14 @@ class LogRow(Base):
     rank: Mapped[int]
     time: Mapped[datetime]
     start: Mapped[int] = mapped_column(BigInteger)
-    """Bytes of the attempt's output before it, what was left out included."""
+    """Bytes of the attempt's output before it, including bytes that were left out."""
     size: Mapped[int]
     """Its own bytes, as UTF-8."""
     text: Mapped[str] = mapped_column(Text)
 
 
 class EventRow(Base):
-    """Something that happened to a job."""
+    """An event of a job."""
 
     __tablename__ = "events"
 
@@ -293,7 +293,7 @@ class EventRow(Base):
 
 
 class SubmissionRow(Base):
-    """The key that a client gave a submission, so that sending it again opens no second job."""
+    """A client's idempotency key of a submission: sending it again creates no second job."""
 
     __tablename__ = "submissions"
 
@@ -304,12 +304,12 @@ class SubmissionRow(Base):
 
 
 class KeyRow(Base):
-    """An API key: its secret is kept as a hash alone."""
+    """An API key; only a hash of its secret is stored."""
 
     __tablename__ = "api_keys"
 
     id: Mapped[str] = mapped_column(String(16), primary_key=True)
-    """The public part, by which it is listed and revoked."""
+    """The public part, used to list and revoke the key."""
     secret_hash: Mapped[str] = mapped_column(String(64))
     owner: Mapped[str] = mapped_column(String(64))
     scopes: Mapped[list[Any]]
@@ -320,7 +320,7 @@ class KeyRow(Base):
 
 
 class QuotaRow(Base):
-    """What one owner may take, where that is not what everybody may."""
+    """An owner's own limit, which replaces the default."""
 
     __tablename__ = "quotas"
 
@@ -330,12 +330,12 @@ class QuotaRow(Base):
 
 
 class AuditRow(Base):
-    """Something that a person, or a program with a key, did. Triggers refuse to change or remove a row."""
+    """An action of a user, or of a program with a key. Triggers refuse to change or remove rows."""
 
     __tablename__ = "audit"
 
     id: Mapped[str] = mapped_column(String(32), primary_key=True)
-    """Begins with the time: sorts by it."""
+    """Begins with the time, so rows sort by it."""
     time: Mapped[datetime]
     actor: Mapped[str] = mapped_column(String(64))
     key_id: Mapped[str | None] = mapped_column(String(16))
@@ -346,7 +346,7 @@ class AuditRow(Base):
 
 
 class UsageRow(Base):
-    """What the jobs of a submitter took on one day."""
+    """The usage of a submitter's jobs on one day."""
 
     __tablename__ = "usage"
 
@@ -357,7 +357,7 @@ class UsageRow(Base):
 
 
 class WorkerRow(Base):
-    """A worker, as it told of itself last."""
+    """A worker, from its last heartbeat."""
 
     __tablename__ = "workers"
 
@@ -372,7 +372,7 @@ class WorkerRow(Base):
 
 
 class WebhookRow(Base):
-    """An address that is told of the jobs of its owner when they end."""
+    """An address that is notified when jobs of its owner end."""
 
     __tablename__ = "webhooks"
     __table_args__ = (Index(None, "owner"),)
@@ -381,14 +381,14 @@ class WebhookRow(Base):
     owner: Mapped[str] = mapped_column(String(64))
     url: Mapped[str] = mapped_column(Text)
     secret: Mapped[str] = mapped_column(String(64))
-    """As a former version kept it, in plain text; empty: `sealed` has it."""
+    """The secret in plain text, as an older version stored it; empty: `sealed` has it."""
     created: Mapped[datetime]
     sealed: Mapped[str | None] = mapped_column(Text)
-    """The secret, encrypted (storage.secrets)."""
+    """The encrypted secret (storage.secret_box)."""
 
 
 class DeliveryRow(Base):
-    """What one webhook is told of one job's end, and how that went."""
+    """The notification of one webhook about one job's end, with its tries."""
 
     __tablename__ = "deliveries"
     __table_args__ = (Index(None, "state", "due"), Index(None, "webhook_id", "created"))
@@ -404,7 +404,7 @@ class DeliveryRow(Base):
 
 
 class CalibrationRow(Base):
-    """What a micro-benchmark measured on a cluster."""
+    """The result of a micro-benchmark on a cluster."""
 
     __tablename__ = "calibrations"
     __table_args__ = (Index(None, "fingerprint", "created"),)
@@ -412,7 +412,7 @@ class CalibrationRow(Base):
     id: Mapped[str] = mapped_column(String(32), primary_key=True)
     created: Mapped[datetime]
     fingerprint: Mapped[str] = mapped_column(String(16))
-    """Of the cluster's hardware: who asks for a calibration looks it up by this."""
+    """Fingerprint of the cluster's hardware: the lookup key of calibrations."""
     cluster: Mapped[dict[str, Any]]
     environment: Mapped[dict[str, Any]]
     """Versions and hardware as rank 0 saw them."""
@@ -424,7 +424,7 @@ class CalibrationRow(Base):
 
 
 class PriorRow(Base):
-    """What a job knew before its first trial (`autotune.strategies.guided.prior`)."""
+    """The prior of a job from before its first trial (`autotune.strategies.guided.prior`)."""
 
     __tablename__ = "priors"
 
@@ -433,7 +433,7 @@ class PriorRow(Base):
 
 
 class QuarantineRow(Base):
-    """A node that no job places ranks on for a while. It outlives the job that found it out; it soon ends: no dump has it."""
+    """A node on which no job places ranks for a while. It outlives its job. Dumps do not include it, because it soon ends."""
 
     __tablename__ = "quarantine"
 
@@ -445,7 +445,7 @@ class QuarantineRow(Base):
 
 
 class CommitRow(Base):
-    """The mark of a transaction that was committed, for a client whose connection broke meanwhile. Written on servers alone."""
+    """The mark of a committed transaction, for a client whose connection broke during the commit. Only used on servers."""
 
     __tablename__ = "commits"
     __table_args__ = (Index(None, "time"),)

@@ -1,11 +1,11 @@
-"""Rows as JSON Lines: one job to be taken to another database, or a whole database as a backup.
+"""Rows as JSON Lines: one job to transfer to another database, or a whole database as a backup.
 
-The first line says what the file is; each further one is `{"table": …, "row": {column: value}}`, tables in the order of their
-foreign keys; the last one is `{"end": …}` with the number of rows, so that a file that was cut off is known. Times are ISO 8601
-in UTC. Columns that a later version adds are filled with their defaults when an older file is read.
+The first line describes the file; each further one is `{"table": …, "row": {column: value}}`, with tables in the order of their
+foreign keys; the last one is `{"end": …}` with the number of rows, to detect truncated files. Times are ISO 8601 in UTC.
+When an older file is read, columns of newer versions get their defaults.
 
-A backup comes from who runs the database. The file of a job may come from anybody: only the rows of one job are read from it,
-each refers to that job, and who owns, holds, or pays for it is not taken from the file.
+A backup is trusted: it comes from the operator of the database. A job's file is not: only the rows of one job are read from it,
+each must refer to that job, and owner, holder and charges are not taken from the file.
 """
 
 import itertools
@@ -71,11 +71,11 @@ EVERYTHING: tuple[type[Base], ...] = (
     AuditRow,
 )
 LEFT_OUT = frozenset(("lease_host", "lease_pid", "lease_started", "lease_expires", "lease_seen", "summary", "stored_bytes"))
-"""Who holds a job is nothing that a file can keep; its summary is made of its request, and its bytes are counted here."""
+"""Columns that are not exported: the lease is only valid here, and summary and bytes are computed from other columns."""
 
 
 def dump(session: Session, now: datetime, sink: TextIO, job_id: str | None) -> int:
-    """See `Store.dump`. May run twice: it begins the file anew."""
+    """See `Store.dump`. May run twice: it truncates the file."""
     sink.seek(0)
     sink.truncate()
     kind = "database" if job_id is None else "job"
@@ -94,9 +94,9 @@ def dump(session: Session, now: datetime, sink: TextIO, job_id: str | None) -> i
 def load_job(session: Session, now: datetime, source: TextIO, submitter: str, by: Actor) -> str:
     """See `Store.load_job`. May run twice: it reads from the beginning.
 
-    1. The first row is the job's: nobody holds it here, and who imports it says whose it is.
-    2. Every other row belongs to it: to the job, or to an attempt that the file has.
-    3. All of it can be read back as values, and its counters are beyond what they count.
+    1. The first row is the job's. It has no holder here, and the importing user sets its owner.
+    2. Every other row must belong to the job, or to one of its attempts in the file.
+    3. Check that all rows can be read as values, and that the counters exceed the numbers in use.
     """
     rows = _rows_of(source, "job")
     job_id: str | None = None
@@ -132,7 +132,7 @@ def load(session: Session, now: datetime, source: TextIO, box: SecretBox, by: Ac
         jobs += [row["id"] for _, row in batch if table is table_of(JobRow)]
     _count_bytes(session, jobs)
     if box.is_shared:
-        seal_all(session, now, box)  # a backup of a former version has secrets in plain text
+        seal_all(session, now, box)  # a backup of an older version has secrets in plain text
     audit.record(session, now, by, "db.restore", " ".join(jobs), {"jobs": len(jobs)})
     return jobs
 
@@ -152,7 +152,7 @@ _JOB_ID = re.compile(r"[0-9]{8}-[0-9]{6}-[a-z0-9]{4}")
 
 
 def _rows_of(source: TextIO, kind: str) -> Iterator[tuple[int, str, dict[str, Any]]]:
-    """Line, table and row of each line of a file of that kind."""
+    """Yield line number, table and row of each line of a file of this kind."""
     source.seek(0)
     lines = enumerate(source, 1)
     head = _json(next(lines, (1, ""))[1], 1)
@@ -170,7 +170,7 @@ def _rows_of(source: TextIO, kind: str) -> Iterator[tuple[int, str, dict[str, An
 
 
 def _parsed(lines: Iterator[tuple[int, str]]) -> Iterator[tuple[int, str, dict[str, Any]]]:
-    """Line, table and row of each line up to the end, which must be there."""
+    """Yield line number, table and row of each line up to the end line, which must exist."""
     count = 0
     for number, line in lines:
         item = _json(line, number)
@@ -179,7 +179,7 @@ def _parsed(lines: Iterator[tuple[int, str]]) -> Iterator[tuple[int, str, dict[s
                 raise TransferError(f"line {number}: {count} rows were read, and {item['end']} were written; take a whole file")
             return
         if not isinstance(item.get("row"), dict):
-            raise TransferError(f"line {number}: is no row; {REMEDY}")
+            raise TransferError(f"line {number}: is not a row; {REMEDY}")
         count += 1
         yield number, str(item.get("table")), item["row"]
     raise TransferError(f"the file ends after {count} rows, before its last line; take a whole file")
@@ -188,20 +188,20 @@ def _parsed(lines: Iterator[tuple[int, str]]) -> Iterator[tuple[int, str, dict[s
 def _batches(
     rows: Iterator[tuple[int, str, dict[str, Any]]], models: tuple[type[Base], ...], of: str
 ) -> Iterator[tuple[Table, list[_Numbered]]]:
-    """Rows of one table after another, at most `BATCH` at a time, with values as their columns take them."""
+    """Yield batches of at most `BATCH` rows, table by table, with values converted for their columns."""
     known = {table_of(model).name: table_of(model) for model in models}
     every = {table_of(model).name for model in EVERYTHING}
     for name, batch in itertools.groupby(rows, key=lambda item: item[1]):
         while chunk := list(itertools.islice(batch, BATCH)):
             if name in every and name not in known:
-                raise TransferError(f"line {chunk[0][0]}: rows of {name} are no part of {of}; leave them out")
+                raise TransferError(f"line {chunk[0][0]}: rows of {name} do not belong in {of}; leave them out")
             if name not in known:
                 raise TransferError(f"line {chunk[0][0]}: table {name!r} is not known to this version; upgrade autotune")
             yield known[name], [(number, _checked(known[name], number, row)) for number, _, row in chunk]
 
 
 def _checked(table: Table, number: int, row: dict[str, Any]) -> dict[str, Any]:
-    """The row, each of its values of its column's kind."""
+    """Return the row with each value converted to its column's kind."""
     columns = {column.name: column for column in table.columns if column.name not in LEFT_OUT}
     if unknown := row.keys() - columns.keys():
         raise TransferError(f"line {number}: {table.name}: has no column {min(unknown)!r}; upgrade autotune")
@@ -218,7 +218,7 @@ def _checked(table: Table, number: int, row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _value(column: Column[Any], value: Any) -> Any:
-    """The value as the database takes it.
+    """Convert a value for the database.
 
     Raises:
         TypeError, ValueError: it is not of the column's kind.
@@ -241,16 +241,16 @@ def _value(column: Column[Any], value: Any) -> Any:
     if type(value) not in expected[1]:
         raise TypeError(f"is not {expected[0]}")
     if isinstance(value, float) and not math.isfinite(value):
-        raise ValueError("is no finite number")
+        raise ValueError("is not a finite number")
     if isinstance(kind, Integer) and not -(2**63) <= value < 2 ** (63 if isinstance(kind, BigInteger) else 31):
         raise ValueError("is out of range")
     if isinstance(value, str) and (len(value) > (getattr(kind, "length", None) or len(value)) or value != clean(value)):
-        raise ValueError("is longer than its column, or has characters that no text may have")
+        raise ValueError("is longer than its column, or has invalid characters")
     return value
 
 
 def _clean(value: Any) -> Any:
-    """The JSON value, its texts as both databases can hold them."""
+    """Return the JSON value with texts that both databases accept."""
     if isinstance(value, str):
         return clean(value)
     if isinstance(value, list):
@@ -266,57 +266,57 @@ _KINDS: dict[type[Any], tuple[str, tuple[type[Any], ...]]] = {
     Float: ("a number", (int, float)),
     String: ("a text", (str,)),
 }
-"""Kind of a column -> what its values are called, and their types."""
+"""Kind of a column -> name and types of its values."""
 
 
 def _owned_here(number: int, table: Table, row: dict[str, Any], submitter: str) -> str:
-    """Make the file's job one of this database; return its id."""
+    """Make the file's job a job of this database; return its id."""
     if table is not table_of(JobRow):
         raise TransferError(f"line {number}: is a row of {table.name} before the job's; {REMEDY}")
     if not _JOB_ID.fullmatch(row["id"]):
         raise TransferError(f"line {number}: jobs.id: is not a job's id; {REMEDY}")
     if row["active_seconds"] < 0 or row.get("devices", 1) < 1:
-        raise TransferError(f"line {number}: jobs: a job takes no less than nothing; {REMEDY}")
+        raise TransferError(f"line {number}: jobs: a job cannot have negative seconds or no devices; {REMEDY}")
     if isinstance(row["request"], dict):
         row["request"][ORIGIN] = "file"
-    # What it took elsewhere is charged to nobody here, and no holder of a former time can have its lease.
+    # Its past use is not charged here, and no former holder can have its lease.
     row |= {"submitter": submitter, "priority": 0, "lease_token": 0, "queued": None, "charged_seconds": row["active_seconds"]}
     return str(row["id"])
 
 
 def _insert(session: Session, table: Table, rows: list[dict[str, Any]]) -> None:
     """Write rows of one table."""
-    if table is table_of(CalibrationRow):  # those that are here already are the same: calibrations are never changed
-        there = set(session.scalars(select(CalibrationRow.id).where(CalibrationRow.id.in_([row["id"] for row in rows]))))
-        rows = [row for row in rows if row["id"] not in there]
+    if table is table_of(CalibrationRow):  # existing ones are equal: calibrations never change
+        existing = set(session.scalars(select(CalibrationRow.id).where(CalibrationRow.id.in_([row["id"] for row in rows]))))
+        rows = [row for row in rows if row["id"] not in existing]
     for row in rows if table is table_of(JobRow) else ():
         if session.get(JobRow, row["id"]) is not None:
             problem = f"job {row['id']} is in this database already"
             raise TransferError(f"{problem}; remove it with `autotune clean {row['id']} --yes`, or name another one with --db")
     try:
-        # By the columns that they have: a statement takes those of its first row for all.
+        # Group rows by their columns: a statement uses the columns of its first row for all.
         for _, alike in itertools.groupby(rows, key=lambda row: sorted(row)):
             session.execute(insert(table), list(alike))
     except IntegrityError as error:
-        problem = f"{table.name}: a row refers to one that is not there, or is there already"
+        problem = f"{table.name}: a row refers to a missing row, or exists already"
         raise TransferError(f"{problem}; {REMEDY}") from error
 
 
 def _require_whole(session: Session, job_id: str) -> None:
-    """Pass where later trials and events get numbers of their own, and every row can be read as a value."""
+    """Check that the counters exceed all numbers of trials and events, and that every row can be read as a value."""
     job = session.get_one(JobRow, job_id)
     trial = session.scalar(select(func.max(TrialRow.number)).where(TrialRow.job_id == job_id))
     event = session.scalar(select(func.max(EventRow.sequence)).where(EventRow.job_id == job_id))
     if (trial is not None and trial >= job.trial_count) or (event or 0) > job.event_count:
         raise TransferError(f"job {job_id}: has more trials or events than it counts; {REMEDY}")
     if (session.scalar(select(func.min(LogRow.size)).where(LogRow.job_id == job_id)) or 0) < 0:
-        raise TransferError(f"job {job_id}: printed less than nothing; {REMEDY}")
+        raise TransferError(f"job {job_id}: has output with a negative size; {REMEDY}")
     if found := next(iter(damages(session, job_id)), None):
         raise TransferError(f"{found.place}: {found.problem}; {REMEDY}")
 
 
 def _count_bytes(session: Session, job_ids: list[str]) -> None:
-    """What each job takes of its owner's quota: its request, and what its ranks printed."""
+    """Set the stored bytes of each job, which count for its owner's quota: its request and the output of its ranks."""
     session.flush()
     for job_id in job_ids:
         request = session.scalar(select(JobRow.request).where(JobRow.id == job_id))
@@ -326,7 +326,7 @@ def _count_bytes(session: Session, job_ids: list[str]) -> None:
 
 
 def _settle(session: Session, now: datetime, job_id: str) -> None:
-    """A job that was running elsewhere waits here for a person: nobody's worker begins it without being asked."""
+    """Pause a job that had not ended: workers must not start an imported job without a user's request."""
     job = session.get_one(JobRow, job_id)
     if job.state in (*HELD, JobState.QUEUED):
         abandon(session, now, job)
@@ -337,8 +337,8 @@ def _json(line: str, number: int) -> dict[str, Any]:
     try:
         item = load_json(line)
     except (ValueError, RecursionError) as error:
-        told = error.msg if isinstance(error, json.JSONDecodeError) else "it is nested too deep, or has too long a number"
-        raise TransferError(f"line {number}: is not JSON ({told}); {REMEDY}") from error
+        detail = error.msg if isinstance(error, json.JSONDecodeError) else "it is nested too deep, or has too long a number"
+        raise TransferError(f"line {number}: is not JSON ({detail}); {REMEDY}") from error
     if not isinstance(item, dict):
-        raise TransferError(f"line {number}: is no JSON object; {REMEDY}")
+        raise TransferError(f"line {number}: is not a JSON object; {REMEDY}")
     return item

@@ -1,4 +1,4 @@
-"""Trials: what a job wants measured."""
+"""Trials: the planned and finished measurements of a job."""
 
 import contextlib
 from datetime import datetime
@@ -18,7 +18,7 @@ from storage.records import AttemptState, EventKind, Lease, TrialRecord
 from storage.tables import AttemptRow, JobRow, TrialRow, readable
 
 PART = 1000
-"""Rows that are fetched at once."""
+"""Rows per fetch."""
 
 
 def add_trial(
@@ -39,10 +39,12 @@ def add_trial(
         trial = _new_trial(now, job, config, purpose, fidelity, repeat)
         session.add(trial)
         if refusal is None:
-            append_event(session, now, job, EventKind.TRIAL_ADDED, {"trial": trial.number, "config": config, "purpose": purpose})
+            append_event(
+                session, now, job, EventKind.TRIAL_ADDED, {"trial": trial.number, "config": config, "purpose": purpose}
+            )
     if refusal is not None and trial.outcome is None and trial.attempt_count == 0:
         _refuse(session, now, job, trial, refusal)
-    # What has no outcome, or was refused, has no accepted attempt.
+    # A trial without an outcome, or a refused one, has no accepted attempt.
     is_measured = trial.outcome is not None and trial.refusal is None
     return trial_record(trial, accepted_result(session, trial) if is_measured else None)
 
@@ -62,30 +64,29 @@ def plain_trials(session: Session, job_id: str, first: int, limit: int) -> list[
 
 
 def figures_of(session: Session, job_id: str, first: int, limit: int | None) -> list[TrialRecord]:
-    """See `Store.figures_of`. The database takes results apart, and rows come a part at a time."""
+    """See `Store.figures_of`. The database extracts the figures from results, and rows are fetched in parts."""
     query = select(*TrialRow.__table__.columns, *_FIGURES).outerjoin(AttemptRow, _ACCEPTED)
     mine = query.where(TrialRow.job_id == job_id, TrialRow.number >= first).order_by(TrialRow.number).limit(limit)
     shared: dict[Any, Any] = {}
-    # Closed, since a damaged row ends this before the last one is fetched.
+    # Closed explicitly, because a damaged row ends this before the last row is fetched.
     with contextlib.closing(session.execute(mine, execution_options={"yield_per": PART})) as rows:
         return [slim_record(row, shared) for row in rows]
 
 
-# Not the column itself: SQLite would take the index of a job's attempts by state, and look through all accepted ones of the job
-# for each of its trials.
+# Not the plain column: SQLite would use the index of attempts by state, and scan all accepted attempts of a job for each trial.
 _IS_ACCEPTED = func.coalesce(AttemptRow.state, AttemptState.RUNNING) == AttemptState.ACCEPTED
 _ACCEPTED = and_(AttemptRow.job_id == TrialRow.job_id, AttemptRow.trial_number == TrialRow.number, _IS_ACCEPTED)
 _RESULT = readable(AttemptRow.result)
-# As the database's own types, where they are no lists and cannot be infinite: JSON is read text by text.
+# Texts are extracted as native types, since JSON would be parsed value by value; lists and possibly infinite numbers stay JSON.
 _FIGURES = (
     *(_RESULT[name].as_string().label(f"result_{name}") for name in ("message", "rule", "cause")),
     *(_RESULT[name].label(f"result_{name}") for name in ("unstable", "within_relative_error", "extrapolated", "slow_nodes")),
 )
-"""What `slim_record` takes from a result beside the columns of its trial."""
+"""Values of a result that `slim_record` needs in addition to the columns of its trial."""
 
 
 def settle(trial: TrialRow, started: datetime | None, finished: datetime, result: TrialResult) -> None:
-    """Close the trial with the result that it will keep."""
+    """Close the trial with its final result."""
     trial.outcome = result.outcome
     trial.started, trial.finished = started, finished
     for name, value in columns_of(result).items():
@@ -93,7 +94,7 @@ def settle(trial: TrialRow, started: datetime | None, finished: datetime, result
 
 
 def columns_of(result: TrialResult) -> dict[str, Any]:
-    """The columns of a trial that repeat what its result says."""
+    """The columns of a trial that repeat values of its result."""
     rate = result.samples_per_second
     return {
         "peak_memory_bytes": result.peak_memory_bytes,
@@ -104,7 +105,7 @@ def columns_of(result: TrialResult) -> dict[str, Any]:
 
 
 def accepted_result(session: Session, trial: TrialRow) -> dict[str, Any] | None:
-    """The result of the trial's accepted attempt, where there is one."""
+    """The result of the trial's accepted attempt, if there is one."""
     query = select(AttemptRow.result).where(AttemptRow.job_id == trial.job_id, AttemptRow.trial_number == trial.number)
     return session.scalars(query.where(_IS_ACCEPTED)).first()
 

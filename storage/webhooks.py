@@ -1,6 +1,6 @@
-"""Webhooks: who is told when a job ends, what is still to be told, and how it went.
+"""Webhooks: addresses that are notified when a job ends, with pending and finished deliveries.
 
-What is to be told is written in the transaction in which the job ends, so that it is told whatever dies afterwards.
+Deliveries are written in the transaction in which the job ends, so that a later crash does not lose them.
 """
 
 import base64
@@ -23,7 +23,7 @@ from storage.service_records import Actor, Delivery, DeliveryState, DeliveryTry,
 from storage.tables import DeliveryRow, JobRow, WebhookRow
 
 SECRET_PREFIX = "whsec_"
-"""What secrets of this kind begin with in https://www.standardwebhooks.com, so that scanners of leaked secrets find them."""
+"""Prefix of secrets in https://www.standardwebhooks.com, so that scanners of leaked secrets find them."""
 
 
 def create_webhook(session: Session, now: datetime, owner: str, url: str, box: SecretBox, by: Actor) -> Webhook:
@@ -42,7 +42,7 @@ def create_webhook(session: Session, now: datetime, owner: str, url: str, box: S
 
 
 def seal_all(session: Session, now: datetime, box: SecretBox) -> int:
-    """Encrypt the secrets that a former version kept in plain text; return how many there were."""
+    """Encrypt the secrets that an older version stored in plain text; return how many there were."""
     del now
     rows = session.scalars(select(WebhookRow).where(WebhookRow.secret != "").with_for_update()).all()
     for row in rows:
@@ -51,7 +51,7 @@ def seal_all(session: Session, now: datetime, box: SecretBox) -> int:
 
 
 def some_plain(session: Session) -> bool:
-    """Whether a secret is kept in plain text."""
+    """Whether a secret is stored in plain text."""
     return session.scalars(select(WebhookRow.id).where(WebhookRow.secret != "").limit(1)).first() is not None
 
 
@@ -70,12 +70,12 @@ def delete_webhook(session: Session, now: datetime, webhook_id: str, by: Actor) 
 
 
 def announce(session: Session, now: datetime, job: JobRow) -> None:
-    """Where the job has ended, note what its submitter's webhooks are to be told."""
+    """If the job has ended, create deliveries to its submitter's webhooks."""
     if job.state not in ENDED:
         return
-    told = {"job": job.id, "state": job.state, "reason": job.reason, "message": job.message}
-    payload = to_plain({"type": "job.ended", "timestamp": now.isoformat(), "data": told})
-    # Locked, or one that is deleted at the same time would make the end of the job fail.
+    data = {"job": job.id, "state": job.state, "reason": job.reason, "message": job.message}
+    payload = to_plain({"type": "job.ended", "timestamp": now.isoformat(), "data": data})
+    # Locked, else a webhook that is deleted at the same time would make the end of the job fail.
     mine = select(WebhookRow.id).where(WebhookRow.owner == job.submitter).order_by(WebhookRow.id)
     for webhook_id in session.scalars(mine.with_for_update(read=True, key_share=True)):
         session.add(
@@ -87,7 +87,7 @@ def announce(session: Session, now: datetime, job: JobRow) -> None:
 
 
 def some_due(session: Session, now: datetime) -> bool:
-    """Whether a delivery may be claimed."""
+    """Whether a delivery can be claimed."""
     due = select(DeliveryRow.id).where(DeliveryRow.state == DeliveryState.PENDING, DeliveryRow.due <= now)
     return session.scalars(due.limit(1)).first() is not None
 
@@ -97,8 +97,8 @@ def claim_deliveries(
 ) -> list[Delivery]:
     """See `Store.claim_deliveries`.
 
-    1. The deliveries of each owner are numbered as they are due, from how many of the owner's run already.
-    2. The lowest numbers go first: whoever has few is not behind whoever has many.
+    1. Number the deliveries of each owner in the order in which they are due, starting after the owner's running ones.
+    2. Claim the lowest numbers first, so that owners with few deliveries do not wait for owners with many.
     """
     before = case(dict(running), value=WebhookRow.owner, else_=0) if running else literal(0)
     turn = func.row_number().over(partition_by=WebhookRow.owner, order_by=(DeliveryRow.due, DeliveryRow.id)) + before
@@ -109,14 +109,14 @@ def claim_deliveries(
     if most is not None:
         chosen = chosen.where(turns.c.turn <= most)
     rows = select(DeliveryRow, WebhookRow).join(WebhookRow, WebhookRow.id == DeliveryRow.webhook_id)
-    # Looked at once more, since another process may have claimed them before the lock was there.
+    # Check again, because another process may have claimed them before they were locked.
     mine = rows.where(DeliveryRow.id.in_(chosen), DeliveryRow.state == DeliveryState.PENDING, DeliveryRow.due <= now)
     found = session.execute(mine.order_by(DeliveryRow.due).with_for_update(skip_locked=True, of=DeliveryRow)).all()
     claimed: list[Delivery] = []
     for row, delivery in _readable(found):
         row.due = now + timedelta(seconds=seconds)
         if delivery is None:
-            row.state = DeliveryState.GIVEN_UP  # nothing can be sent, now or later
+            row.state = DeliveryState.GIVEN_UP  # a damaged delivery can never be sent
         else:
             claimed.append(delivery)
     return claimed
@@ -135,7 +135,7 @@ def finish_delivery(
     """See `Store.finish_delivery`."""
     row = session.get(DeliveryRow, delivery_id, with_for_update=True)
     if row is None or row.state is not DeliveryState.PENDING:
-        return  # its webhook was deleted, or another process has told it meanwhile
+        return  # its webhook was deleted, or another process has finished it meanwhile
     if tried is not None:
         plain = to_plain(tried) | {"time": tried.time.isoformat(), "error": clean(tried.error)}
         row.tries = [*(row.tries if isinstance(row.tries, list) else ()), plain]
@@ -165,7 +165,7 @@ def tries_of(plain: Sequence[Mapping[str, Any]]) -> tuple[DeliveryTry, ...]:
 def _delivery(row: DeliveryRow, webhook: WebhookRow) -> Delivery:
     with reading(f"delivery {row.id}"):
         if type(row.payload) is not dict:
-            raise ValueError("its payload is no JSON object")
+            raise ValueError("its payload is not a JSON object")
         return Delivery(
             id=row.id, webhook=_webhook(webhook), job_id=row.job_id, created=row.created, due=row.due, state=row.state,
             payload=row.payload, tries=tries_of(row.tries),
@@ -173,7 +173,7 @@ def _delivery(row: DeliveryRow, webhook: WebhookRow) -> Delivery:
 
 
 def _readable(found: Iterable[Any]) -> Iterator[tuple[DeliveryRow, Delivery | None]]:
-    """The deliveries; None for one that is damaged."""
+    """Yield the deliveries; None for a damaged one."""
     for row, webhook in found:
         try:
             yield row, _delivery(row, webhook)

@@ -1,4 +1,4 @@
-"""Workers as they tell of themselves, and what the jobs of each submitter use."""
+"""Heartbeats of workers, and the usage of each submitter's jobs."""
 
 from datetime import datetime, timedelta
 
@@ -12,7 +12,7 @@ from storage.service_records import Usage, WorkerRecord
 from storage.tables import JobRow, UsageRow, WorkerRow
 
 FORGOTTEN = timedelta(days=1)
-"""How long a worker that tells nothing is remembered."""
+"""How long a worker without a heartbeat is kept."""
 
 
 def beat(session: Session, now: datetime, worker: WorkerRecord) -> None:
@@ -46,7 +46,7 @@ def workers(session: Session, now: datetime, seconds: float) -> list[WorkerRecor
 
 
 def charge(session: Session, now: datetime, job: JobRow) -> None:
-    """Add what the job has taken since the last time to its submitter's day."""
+    """Add the job's device-seconds since the last call to its submitter's usage of the day."""
     seconds = job.active_seconds - job.charged_seconds
     if seconds <= 0.0:
         return
@@ -72,5 +72,5 @@ def usage(session: Session, now: datetime, submitter: str) -> Usage:
 
 
 def day_of(now: datetime) -> str:
-    """The day that the moment is in, as usage is kept."""
+    """The UTC day of a moment, in the format of usage rows."""
     return f"{now:%Y-%m-%d}"

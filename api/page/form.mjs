@@ -1,7 +1,7 @@
 /** A new job: its fields, held against the service as they are entered, and what it may find and cost before anything runs. */
 
 import { html, useEffect, useMemo, useRef, useState } from "./vendor/preact.mjs";
-import { ALL, entered, GOAL, LABELS, MACHINE, SEARCH, sent, WORKLOAD } from "./form/fields.mjs";
+import { applies, entered, inSection, sent } from "./form/fields.mjs";
 import { problemsByField, useSubmissionKey, useVerdict } from "./form/draft.mjs";
 import { Entry, Labelled, Select } from "./form/inputs.mjs";
 import { enteredModel, ModelEntry, sentModel } from "./form/model.mjs";
@@ -40,7 +40,7 @@ function Form({ from, choices, knobs, start }) {
   const isCurrent = text !== null && verdict.body === text;
   const [refusal, setRefusal] = useState({ body: "", problem: null });
   const problem = own ?? (refusal.body === text ? refusal.problem : isCurrent ? verdict.problem : null);
-  const problems = problemsByField(problem, body ?? {});
+  const problems = problemsByField(problem, body ?? {}, choices);
   const form = useRef(null);
   const submission = useSubmission(text, (refused) => setRefusal({ body: text, problem: refused }));
   const onSubmit = async (event) => {
@@ -56,22 +56,22 @@ function Form({ from, choices, knobs, start }) {
       <div class="groups">
         <${Group} legend="Model">
           <${ModelEntry} model=${state.model} choices=${choices} problems=${problems} onChange=${(model) => put({ model })} />
-          <${Entries} fields=${WORKLOAD} ...${shared} />
+          <${Entries} fields=${inSection(choices, "workload")} ...${shared} />
         <//>
         <${Group} legend="Where it runs">
           <${Cluster} choices=${choices} cluster=${state.cluster} problems=${problems} onChange=${(cluster) => put({ cluster })} />
-          <${Entries} fields=${MACHINE} ...${shared} />
+          <${Entries} fields=${inSection(choices, "machine")} ...${shared} />
         <//>
         <${Group} legend="What is tried">
           <${Space} choices=${choices} space=${state.space} problems=${problems} onChange=${(space) => put({ space })} />
           <${Pins} field="pins" label="Knobs with values of your own" hint="One value, or several parted by commas, in place of what the space has."
             knobs=${knobs} rows=${state.pins} problems=${problems} onChange=${(pins) => put({ pins })} />
         <//>
-        <${Group} legend="Goal and budget"><${Entries} fields=${GOAL} ...${shared} /><//>
-        <${Group} legend="To find it again"><${Entries} fields=${LABELS} ...${shared} /><//>
-        <details class="card group more" open=${SEARCH.some(({ name }) => problems[name])}>
+        <${Group} legend="Goal and budget"><${Entries} fields=${inSection(choices, "goal")} ...${shared} /><//>
+        <${Group} legend="To find it again"><${Entries} fields=${inSection(choices, "labels")} ...${shared} /><//>
+        <details class="card group more" open=${inSection(choices, "search").some(({ name }) => problems[name])}>
           <summary>How it searches, and more</summary>
-          <div class="entries"><${Entries} fields=${SEARCH} ...${shared} /></div>
+          <div class="entries"><${Entries} fields=${inSection(choices, "search")} ...${shared} /></div>
           <${Pins} field="baseline" label="Present configuration" hint="What you train with now: trial 0, which the best is held against. Left out: the defaults at the lowest ZeRO stage that fits."
             knobs=${knobs} rows=${state.baseline} problems=${problems} onChange=${(baseline) => put({ baseline })} />
           <${Failures} text=${state.failures} problems=${problems} onChange=${(failures) => put({ failures })} />
@@ -126,7 +126,7 @@ function Standing({ problem, problems, isCurrent }) {
 
 function beginning(start, choices) {
   const values = {};
-  for (const field of ALL) {
+  for (const field of choices.fields) {
     const value = start[field.name];
     if (value !== undefined && value !== choices.defaults[field.name]) values[field.name] = entered(field, value);
   }
@@ -147,8 +147,8 @@ const rowsByName = (rows) => Object.fromEntries(rows.map(({ name, ...row }) => [
 function written({ values, model, cluster, space, pins, baseline, failures }, choices) {
   try {
     const body = { ...sentModel(model), cluster, space };
-    for (const field of ALL) {
-      const isMeant = !field.applies || field.applies(values, choices);
+    for (const field of choices.fields) {
+      const isMeant = applies(field, values, choices);
       if (isMeant && values[field.name] !== undefined && String(values[field.name]).trim() !== "") body[field.name] = sent(field, values[field.name]);
     }
     if (model.kind === "command") delete body.engine;

@@ -20,8 +20,9 @@ from autotune.text.console import Console
 from executor.dry.result import DryRun
 from executor.runners.dry import dry_run_model
 from search_spaces.clusters.presets import resolve_cluster
+from search_spaces.knob import Value
 from search_spaces.models.huggingface import is_factory_reference, resolve_model
-from search_spaces.trial_config import TrialConfig, Value
+from search_spaces.trial_config import TrialConfig
 
 LOCAL_RANKS = 2
 LOCAL_TOKENS = 128

@@ -4,9 +4,10 @@ import itertools
 
 from autotune.request.engines import CAPABILITIES
 from search_spaces.capability import Capability, Combination
+from search_spaces.knob import Value
 from search_spaces.knob_values import KNOBS, value_text
 from search_spaces.reference import markdown_table
-from search_spaces.trial_config import SCRIPT, TrialConfig, Value
+from search_spaces.trial_config import SCRIPT, TrialConfig
 
 Row = tuple[str, ...]
 

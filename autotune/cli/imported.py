@@ -9,13 +9,13 @@ from autotune.imports.read import read_imported
 from autotune.outcome.verification import LAYOUT
 from autotune.request.command_field import with_command
 from autotune.request.engines import capability_of
-from autotune.session.resolve import OPTIMIZER
+from autotune.session.session import OPTIMIZER
 from executor.engines.command.capability import COMMAND
 from search_spaces.capability import Capability
-from search_spaces.knob import Numerics
+from search_spaces.knob import Numerics, Value
 from search_spaces.knob_values import KNOBS, value_text
 from search_spaces.models.command import CommandModel
-from search_spaces.trial_config import TrialConfig, Value
+from search_spaces.trial_config import TrialConfig
 
 Tell = Callable[[str], None]
 

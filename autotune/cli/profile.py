@@ -23,10 +23,11 @@ from executor.measurement.module_profile import ModelProfile, Phases
 from executor.runners.profile import profile_model
 from search_spaces.domains import parse_domain
 from search_spaces.errors import IllegalConfigError
+from search_spaces.knob import Value
 from search_spaces.models.huggingface import is_factory_reference
 from search_spaces.spaces import parse_pins
 from search_spaces.trial import Fidelity
-from search_spaces.trial_config import TrialConfig, Value
+from search_spaces.trial_config import TrialConfig
 
 FIDELITY = Fidelity(min_steps=5, max_steps=50, max_seconds=2.0)
 """Steps with and without hooks: five of each, more while two seconds are not over."""

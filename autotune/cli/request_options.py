@@ -1,20 +1,17 @@
 """Options of a tuning request, made from the declarations of its fields (`autotune.request.request.JobRequest`)."""
 
-import dataclasses
 import functools
 import inspect
-import types
 from collections.abc import Callable, Iterator
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, Union, get_args, get_origin
+from typing import Annotated, Any
 
 import typer
 
 from autotune.cli.options import parse_bytes
 from autotune.request.field import Panel, RequestField
 from autotune.request.field_names import ONE_AT_A_TIME, option_name
-from autotune.request.request import JobRequest
+from autotune.request.request import declared_fields, plain_type
 
 PARSED: dict[str, type[Any]] = {"ranks": str, "objective": str, "document_lengths": str, "failures": Path, "data_path": Path}
 """Field -> the type of its option, where the command reads the value itself."""
@@ -54,14 +51,6 @@ def with_request_options(command: str) -> Callable[[Callable[..., None]], Callab
     return decorate
 
 
-def declared_fields() -> Iterator[tuple[str, RequestField, Any, Any]]:
-    """Name, declaration, type and default of every field that people may give, in order; a default that is made is None."""
-    for item in dataclasses.fields(JobRequest):
-        if "request" in item.metadata:
-            default = None if item.default is dataclasses.MISSING else item.default
-            yield item.name, item.metadata["request"], item.type, default
-
-
 def _options(command: str) -> Iterator[tuple[str, tuple[Any, Any]]]:
     for name, declared, kind, default in declared_fields():
         if command not in declared.commands or name in APART:
@@ -70,14 +59,14 @@ def _options(command: str) -> Iterator[tuple[str, tuple[Any, Any]]]:
         if name == "model":
             yield name, (Annotated[str | None, typer.Argument(metavar=declared.unit, help=text)], None)
             continue
-        plain = _plain(kind)
-        shown = {"help": text + _default_text(declared, default, text), "rich_help_panel": declared.panel.value}
+        plain = plain_type(kind)
+        shown: dict[str, Any] = {"help": text + _default_text(declared, default, text), "rich_help_panel": declared.panel.value}
         if plain is bool:
             on = option_name(name)
             words = (f"{on}/--no-{on[2:]}",) if default else (on,)
             yield name, (Annotated[bool | None, typer.Option(*words, **shown)], None)
             continue
-        named = {"metavar": declared.unit, **shown}
+        named: dict[str, Any] = {"metavar": declared.unit, **shown}
         several = name in ONE_AT_A_TIME
         if name == "memory_limit":
             named["parser"] = parse_bytes
@@ -92,13 +81,6 @@ def _default_text(declared: RequestField, default: Any, text: str) -> str:
     own = f"{default:g}" if isinstance(default, float) else "" if default in (None, "", ()) else str(default)
     shown = (declared.shown_default or own).strip()
     return f" [default: {shown}]" if shown else ""
-
-
-def _plain(kind: Any) -> type[Any]:
-    """The type without None; of an enumeration text."""
-    if get_origin(kind) in (Union, types.UnionType):
-        kind = next(one for one in get_args(kind) if one is not type(None))
-    return str if isinstance(kind, type) and issubclass(kind, StrEnum) else kind
 
 
 def _word(field: str) -> str:

@@ -13,12 +13,12 @@ from autotune.client.errors import (
     UnreachableError,
     WaitTimeoutError,
 )
-from autotune.client.fields import SubmissionFields
 from autotune.client.figure_views import Figure, StepParts
 from autotune.client.job_views import Attempt, Event, Export, Job, JobSummary, LogPart, Overview, Progress, Trial
 from autotune.client.plan_views import Plan, Plans, Predicted, Prediction, Refusal, Space, Validation
 from autotune.client.point_views import Points
 from autotune.client.service_views import AuditEntry, Delivery, NewWebhook, QuotaUse, Usage, Webhook
+from autotune.client.submission_fields import SubmissionFields
 
 __all__ = [
     "Attempt",

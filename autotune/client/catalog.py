@@ -6,9 +6,10 @@ from typing import Unpack
 
 from autotune.client.decoding import Plain
 from autotune.client.draft_views import Choices, Draft, Estimate
-from autotune.client.fields import AskedFields, KnobValue, Model, PlanFields, SubmissionFields, asked_body, submission_body
+from autotune.client.fields import AskedFields, Model, PlanFields, asked_body, submission_body
 from autotune.client.plan_views import Plans, Prediction, Space, Validation
 from autotune.client.service_views import AuditEntry, AuditPage, Descriptions, Names, Usage
+from autotune.client.submission_fields import KnobValue, SubmissionFields
 from autotune.client.transport import Transport
 from autotune.request.field_names import accepts_old_names
 

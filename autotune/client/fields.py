@@ -5,88 +5,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict
 
+from autotune.client.submission_fields import KnobValue, SubmissionFields
 from autotune.errors import RequestError
 
 Model = str | Path | Mapping[str, Any]
 """A preset's name, a `module:factory` that the server allows, the path of a Hugging Face config.json, or {config: …}."""
-KnobValue = bool | int | float | str
 
 _GIVE = "give a preset, the path of a Hugging Face config.json, or module:factory"
-
-
-class SubmissionFields(TypedDict, total=False):
-    """What a job may cost and how it searches. What is left out, or None, has the default of `autotune sweep`."""
-
-    cluster: str | None
-    """`local`, or a preset as NAME:NODES."""
-    ranks: int | None
-    """Ranks of a trial."""
-    space: str | None
-    """A preset's name."""
-    pins: Mapping[str, KnobValue | Sequence[KnobValue]]
-    """Knob -> the only value, or the values, that are tried."""
-    command: Mapping[str, Any] | None
-    """A training script that the service allows, in place of a model: `arguments`, `folder`, and what else there is to say."""
-    simple: str | None
-    """The framework whose export must say all that is searched without loss."""
-    objective: str | None
-    """throughput, memory or pareto."""
-    strategy: str | None
-    seed: int | None
-    trials: int | None
-    """Search trials that may start on a device."""
-    max_seconds: float | None
-    """Seconds of active time after which no search trial starts."""
-    device_hours: float | None
-    """Active hours times ranks after which no search trial starts."""
-    run_device_hours: float | None
-    """Device-hours of the run that is tuned for: the search ends when a trial costs more than it saves of them."""
-    stop_margin: float | None
-    """The search ends when it is 95 % sure that nothing untried is faster by more than this share."""
-    trial_timeout: float | None
-    """Seconds after which a trial is killed."""
-    global_batch_size: int | None
-    """Samples in an optimizer step, over all ranks."""
-    sequence_length: int | None
-    """Tokens in a sample."""
-    training_steps: int | None
-    """Optimizer steps of the run, over which schedules of the data are weighed."""
-    document_lengths: Sequence[int] | None
-    """Tokens of each document of a sample of the data, at most 1,000; none: every sample is whole."""
-    lr: float | None
-    """Learning rate of your run: trials train with it, and exported files state it. None: files state none."""
-    weight_decay: float | None
-    clip: float | None
-    """Bound of the gradient norm; 0: no clipping."""
-    optimizer: str | None
-    memory_limit: int | str | None
-    """Bytes a rank may allocate, or text with a unit such as "40GB"."""
-    headroom: float | None
-    """Share of the limit that the winner leaves free."""
-    baseline: Mapping[str, KnobValue] | None
-    """Knob -> value of your present configuration: becomes trial 0."""
-    failures: Mapping[str, Mapping[str, Any]] | None
-    """Rows of the failure table, by name: how a failure is told, and what becomes of its trial."""
-    engine: str | None
-    runner: str | None
-    confirm_repeats: int | None
-    """Rounds at most in which the finalists are measured again."""
-    control_every: int | None
-    """Search trials after which the baseline is measured again, to see whether the machine drifts; 0: never."""
-    environment_settings: Sequence[str] | None
-    """NAME=VALUE pairs that processes are started with in the last stage, on the best layout; at most 4, or `standard`."""
-    allow_unstable: bool | None
-    """Whether a trial whose measurement did not settle may win."""
-    racing: bool | None
-    """Whether a search trial ends as soon as it can no longer reach the best samples/s so far."""
-    name: str | None
-    """What the job is called."""
-    tags: Sequence[str] | None
-    """Words to find the job by."""
-    note: str | None
-    """What is to be known about the job."""
-    priority: int
-    """Higher ones go first; between -100 and 100."""
 
 
 class AskedFields(TypedDict, total=False):

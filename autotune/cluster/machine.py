@@ -44,7 +44,7 @@ def cluster_here(request: JobRequest) -> ClusterSpec:
 
 
 def require_here(cluster: ClusterSpec, address: str | None = None) -> None:
-    """Refuse a cluster that is neither this machine nor at the Ray address: results must not be attributed to another cluster."""
+    """Refuse a cluster that is not this machine or at the Ray address: results must not be attributed to another cluster."""
     if cluster.groups and address is None:
         problem = f"{cluster.name} has nodes that differ, and the ranks of this machine are alike"
         raise RequestError("cluster", problem, "give its --ray-address; `autotune plan` predicts for any cluster")

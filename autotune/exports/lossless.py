@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterator
 from autotune.errors import ExportRefusedError, RequestError
 from autotune.exports import MAKERS, Export
 from autotune.exports.winner import Stated, Winner
+from search_spaces.knob import Value
 from search_spaces.knob_values import value_text
 from search_spaces.space import SearchSpace
 from search_spaces.spaces import COMPILED, settled
-from search_spaces.trial_config import TrialConfig, Value
+from search_spaces.trial_config import TrialConfig
 
 COMPANIONS = ("zero_stage", "tensor_parallel_size", "pipeline_parallel_size", "virtual_stages", "activation_checkpointing")
 """Knobs that decide whether others matter. A value is tested with each of their values; of degrees, only 1 and one more."""

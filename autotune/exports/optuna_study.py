@@ -11,10 +11,10 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from autotune.errors import RequestError
 from autotune.exports.optuna_storage import optuna_storage
-from search_spaces.knob import Kind
+from search_spaces.knob import Kind, Value
 from search_spaces.knob_values import KNOBS
 from search_spaces.outcome import Outcome
-from search_spaces.trial_config import TrialConfig, Value
+from search_spaces.trial_config import TrialConfig
 from storage.records import JobRecord, TrialRecord
 
 FITS = "fits"

@@ -40,7 +40,7 @@ class InitialForecaster:
 
     @property
     def rests_on(self) -> str:
-        """In words, what the predictions rest on."""
+        """The data behind the predictions, in words."""
         return self._question.rests_on
 
     def of(self, configs: Sequence[TrialConfig]) -> list[InitialForecast]:

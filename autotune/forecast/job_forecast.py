@@ -34,9 +34,9 @@ class Expected:
     seconds: tuple[float, float] | None
     """Seconds of the whole job: search, controls, confirmations and the start of its ranks."""
     rests_on: str
-    """In words, what the predictions rest on; empty: nothing is predicted."""
+    """The data behind the predictions, in words; empty: there are no predictions."""
     note: str
-    """Why nothing is predicted, or not the best; empty: everything is."""
+    """Why predictions, or that of the best, are missing; empty: none is."""
 
 
 def expected(session: Session, store: Store, bounds: Bounds) -> Expected:

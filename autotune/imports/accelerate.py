@@ -8,7 +8,7 @@ from autotune.errors import RequestError
 from autotune.exports.winner import Stated
 from autotune.imports.deepspeed import as_deepspeed_does, from_deepspeed, reduces_as_it_computes
 from autotune.imports.imported import Imported, Table
-from search_spaces.trial_config import Value
+from search_spaces.knob import Value
 
 SETTINGS = (
     "compute_environment", "debug", "machine_rank", "main_process_ip", "main_process_port", "main_training_function",

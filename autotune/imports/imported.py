@@ -8,8 +8,8 @@ from typing import Any
 from autotune.errors import RequestError
 from autotune.exports.winner import Stated
 from search_spaces.errors import KnobValueError
+from search_spaces.knob import Value
 from search_spaces.knob_values import KNOBS, check_value, parse_value, value_text
-from search_spaces.trial_config import Value
 
 AUTO = "auto"
 """Value that Hugging Face's integration replaces when a run begins."""

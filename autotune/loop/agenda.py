@@ -97,7 +97,7 @@ def _broken(session: Session, snapshot: JobSnapshot, tried: str, common: CommonC
         return Ending(state=JobState.FAILED, reason=EVERY_TRIAL_FAILED, message=message)
     # A script's error message already has a remedy; for a built-in model there is nothing that the user can fix.
     first = "fix the module or its batch" if isinstance(session.model, FactoryModel) else "correct that"
-    remedy = f"{first} and start it anew; the first trial's traceback is in `autotune show`"
+    remedy = f"{first} and start it again; the first trial's traceback is in `autotune show`"
     message = f"every one of {tried} failed alike: {common.message}; {remedy}"
     return Ending(state=JobState.FAILED, reason=common.name or EVERY_TRIAL_FAILED, message=message)
 

@@ -29,7 +29,7 @@ class LoopListener:
         """One line about an event on the job's machines."""
 
     def on_start(self, trial: TrialRecord) -> None:
-        """An attempt at the trial was handed to the runner."""
+        """An attempt at the trial was submitted to the runner."""
 
     def on_progress(self, trial: TrialRecord, progress: Progress) -> None:
         """A running trial reported its progress."""
@@ -42,9 +42,9 @@ class LoopListener:
 
 
 class TrackedListener(LoopListener):
-    """A listener with the trackers of plug-ins beside it: each receives every notification.
+    """Forwards every notification to a listener and to the trackers of plug-ins.
 
-    A tracker that raises is left out from then on, with a warning: what it tracks must not end the job.
+    A tracker that raises is removed with a warning: its errors must not end the job.
     """
 
     def __init__(self, listener: LoopListener, trackers: dict[str, LoopListener]) -> None:
@@ -64,7 +64,7 @@ class TrackedListener(LoopListener):
 
 
 def with_trackers(listener: LoopListener | None, session: Session) -> LoopListener:
-    """The listener with the installed trackers beside it. Raises what `load_plugins` raises."""
+    """Combine the listener with the installed trackers. Raises what `load_plugins` raises."""
     trackers = {name: track(session) for name, track in load_plugins(Group.TRACKERS).items()}
     own = listener or LoopListener()
     return TrackedListener(own, trackers) if trackers else own

@@ -24,7 +24,7 @@ class Ranking:
     """Objective pareto: weight of memory in the score, from 0 (only samples/s) to 1 (only memory)."""
 
     efficiency: Callable[[TrialConfig], float] | None = None
-    """Of a configuration: its rate per device on the cluster that the answer is for, relative to here; None: the same cluster."""
+    """Returns a configuration's rate per device on the cluster of the answer, relative to here; None: the same cluster."""
 
     @property
     def capacity_bytes(self) -> float:

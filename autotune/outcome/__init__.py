@@ -1,1 +1,1 @@
-"""What a job has found so far: its rows, how configurations compare, the verdict, the best configuration."""
+"""The result of a job so far: its rows, the comparison of configurations, the verdict, the best configuration."""

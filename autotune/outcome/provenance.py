@@ -1,4 +1,4 @@
-"""Where a result comes from: versions, hardware, history, the user's commit."""
+"""The provenance of a result: versions, hardware, history, the user's commit."""
 
 import platform
 import subprocess

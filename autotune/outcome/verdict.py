@@ -24,7 +24,7 @@ RISK = 0.02
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What a job has found so far."""
+    """The answer of a job so far."""
 
     best: TrialRecord
     """The answer's search trial; the baseline's if nothing is known to be better."""

@@ -20,10 +20,11 @@ from autotune.session.trial_requests import trial_request
 from executor.engines.command.capability import COMMAND
 from executor.runners.runner import Runner
 from search_spaces.capability import Capability
+from search_spaces.knob import Value
 from search_spaces.models.command import CommandModel
 from search_spaces.plain import to_plain
 from search_spaces.trial import Interval, TrialResult
-from search_spaces.trial_config import TrialConfig, Value
+from search_spaces.trial_config import TrialConfig
 
 LAYOUT = frozenset({
     "zero_stage", "micro_batch_size", "tensor_parallel_size", "sequence_parallel", "pipeline_parallel_size", "virtual_stages",

@@ -9,6 +9,10 @@ from typing import Any
 EVERY = ("sweep", "scale", "submit")
 JOB = ("sweep", "submit")
 SWEEP = ("sweep",)
+SERVICE = "service"
+"""In place of a command in `RequestField.helps`: REST and the client."""
+FORM = "form"
+"""Likewise: the hint below an entry of the web form."""
 
 
 class Panel(StrEnum):
@@ -50,6 +54,12 @@ class RequestField:
     """What the help says of the default; empty: the default itself."""
     helps: tuple[tuple[str, str], ...] = ()
     """(Command, help) where it is another there."""
+    label: str = ""
+    """What the web form calls it; empty: the form has no entry for it, or one of its own kind."""
+    section: str = ""
+    """The part of the form that it stands in: workload, machine, goal, search or labels."""
+    measure: str = ""
+    """Unit behind the label of the form's entry."""
     service: bool = True
     """Whether a service takes it. False: it names paths and hosts of the server, or what its trials cost."""
 

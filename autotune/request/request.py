@@ -3,10 +3,11 @@
 import dataclasses
 import difflib
 import math
-from collections.abc import Mapping
+import types
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, Union, get_args, get_origin
 
 from autotune.errors import JobNotResumableError, RequestError
 from autotune.request.cluster_shape import parse_shape
@@ -22,6 +23,7 @@ from search_spaces.clusters.cluster import ClusterSpec
 from search_spaces.environment import MOST_SETTINGS, STANDARD, environment_text
 from search_spaces.errors import KnobValueError, SearchSpaceError
 from search_spaces.failure import FailureRow
+from search_spaces.knob import Value
 from search_spaces.models.command import CommandModel
 from search_spaces.models.model import Model
 from search_spaces.optimizers import OPTIMIZERS
@@ -29,7 +31,7 @@ from search_spaces.plain import from_plain, to_plain
 from search_spaces.training.documents import documents_problem
 from search_spaces.training.fewer import FEWEST
 from search_spaces.trial import Fidelity, Workload
-from search_spaces.trial_config import TrialConfig, Value
+from search_spaces.trial_config import TrialConfig
 from storage.records import JobRecord
 
 SIMPLE_TARGETS = (
@@ -38,6 +40,8 @@ SIMPLE_TARGETS = (
 """Frameworks whose exports a search can be restricted to."""
 RUNNERS = ("ray", "local")
 ENVIRONMENT_SETTINGS = "environment_settings"
+FORESEEN_FIELDS = ("run_device_hours", "stop_margin")
+"""Fields that need a strategy which predicts the gain of further trials."""
 SERIES = ("cost", "devices", "sequence", "scale")
 """Objectives of `autotune.series.series`: no job has them."""
 
@@ -83,7 +87,12 @@ class JobRequest:
         most=2**20,
         commands=JOB,
         shown_default="every GPU; on CPUs 2",
-        helps=(("sweep", "Ranks of a trial; several for a series."),),
+        helps=(
+            ("form", "Left out: every device of the cluster."),
+            ("sweep", "Ranks of a trial; several for a series."),
+        ),
+        label="Ranks",
+        section="machine",
     )
     """Ranks of a trial; None: every device of the cluster (`local` without GPUs: 2, or 1 on one core)."""
     space: str = request_field("zero", "zero, zero-buckets, 3d, parallel, full, or a TOML file.", Panel.BASIC, "NAME")
@@ -106,18 +115,72 @@ class JobRequest:
         Panel.SEARCH,
         "NAME",
         commands=JOB,
-        helps=(("sweep", "throughput, memory, pareto; of a series cost, devices, sequence, scale."),),
+        helps=(
+            ("form", ""),
+            ("sweep", "throughput, memory, pareto; of a series cost, devices, sequence, scale."),
+        ),
+        label="Objective",
+        section="goal",
     )
-    strategy: str = request_field(STRATEGIES[0], f"{', '.join(STRATEGIES)}.", Panel.SEARCH, "NAME", choices=strategy_names)
-    seed: int = request_field(0, "Of weights, data and strategy.", Panel.SEARCH, "N", least=0, most=2**53)
-    trials: int = request_field(20, "Search trials at most.", Panel.BASIC, "N", least=1, most=1_000_000)
+    strategy: str = request_field(
+        STRATEGIES[0],
+        f"{', '.join(STRATEGIES)}.",
+        Panel.SEARCH,
+        "NAME",
+        choices=strategy_names,
+        label="Strategy",
+        section="search",
+        helps=(("form", ""),),
+    )
+    seed: int = request_field(
+        0,
+        "Of weights, data and strategy.",
+        Panel.SEARCH,
+        "N",
+        least=0,
+        most=2**53,
+        label="Seed",
+        section="search",
+        helps=(("form", ""),),
+    )
+    trials: int = request_field(
+        20,
+        "Search trials at most.",
+        Panel.BASIC,
+        "N",
+        least=1,
+        most=1_000_000,
+        label="Trials",
+        section="goal",
+        helps=(("form", "Search trials that may start on a device."),),
+    )
     """Search trials that may start on a device; refused candidates, retries, confirmations and controls are not."""
     max_seconds: float | None = request_field(
-        None, "Start no search trial after so many seconds.", Panel.BUDGET, "SECONDS", above=0, most=1e9, commands=JOB
+        None,
+        "Start no search trial after so many seconds.",
+        Panel.BUDGET,
+        "SECONDS",
+        above=0,
+        most=1e9,
+        commands=JOB,
+        label="Time",
+        section="goal",
+        measure="seconds",
+        helps=(("form", "After that no search trial starts. Left out: no such budget."),),
     )
     """Seconds of active time after which no search trial starts; None: no such budget."""
     device_hours: float | None = request_field(
-        None, "Start no search trial after so many hours times ranks.", Panel.BUDGET, "HOURS", above=0, most=1e9, commands=JOB
+        None,
+        "Start no search trial after so many hours times ranks.",
+        Panel.BUDGET,
+        "HOURS",
+        above=0,
+        most=1e9,
+        commands=JOB,
+        label="Device-hours",
+        section="goal",
+        measure="hours",
+        helps=(("form", "Time times ranks. Left out: no such budget."),),
     )
     """Active hours times ranks after which no search trial starts; None: no such budget."""
     run_device_hours: float | None = request_field(
@@ -128,6 +191,10 @@ class JobRequest:
         above=0,
         most=1e9,
         commands=JOB,
+        label="Run that is tuned for",
+        section="goal",
+        measure="device-hours",
+        helps=(("form", "Ends when a trial costs more than it is expected to save of them."),),
     )
     """Device-hours of the run that is tuned for: the search ends when the next trial is expected to save less of them than it
     costs; None: it does not matter. Only with a strategy that predicts."""
@@ -139,18 +206,51 @@ class JobRequest:
         above=0,
         most=10,
         commands=JOB,
+        label="Stop when sure",
+        section="goal",
+        helps=(("form", "Ends when it is 95 % sure that nothing untried is faster by more than this."),),
     )
     """The search ends when it is 95 % sure that nothing untried is faster than the best by more than this share; None: it goes
     on. Only with a strategy that predicts."""
     trial_timeout: float = request_field(
-        300.0, "Seconds after which a trial is killed.", Panel.TRIALS, "SECONDS", above=0, most=1e9, commands=JOB
+        300.0,
+        "Seconds after which a trial is killed.",
+        Panel.TRIALS,
+        "SECONDS",
+        above=0,
+        most=1e9,
+        commands=JOB,
+        label="Longest trial",
+        section="search",
+        measure="seconds",
+        helps=(("form", ""),),
     )
     """Seconds from start of build to end of measurement of one trial."""
     global_batch_size: int = request_field(
-        8, "Samples in an optimizer step, over all ranks.", Panel.BASIC, "N", least=1, most=2**32
+        8,
+        "Samples in an optimizer step, over all ranks.",
+        Panel.BASIC,
+        "N",
+        least=1,
+        most=2**32,
+        label="Global batch size",
+        section="workload",
+        measure="samples",
+        helps=(("form", "In one optimizer step, over all ranks."),),
     )
     """Samples in one optimizer step, over all ranks."""
-    sequence_length: int = request_field(128, "Tokens in a sample.", Panel.BASIC, "N", least=1, most=2**32)
+    sequence_length: int = request_field(
+        128,
+        "Tokens in a sample.",
+        Panel.BASIC,
+        "N",
+        least=1,
+        most=2**32,
+        label="Sequence length",
+        section="workload",
+        measure="tokens",
+        helps=(("form", ""),),
+    )
     """Tokens in a sample."""
     training_steps: int | None = request_field(
         None,
@@ -174,27 +274,75 @@ class JobRequest:
     """Tokens of each document of a sample of the user's data, at most 1,000 and none longer than `sequence_length`; empty:
     every sample is whole."""
     lr: float | None = request_field(
-        None, "Learning rate of your run, for trials and exported files.", Panel.TRAINING, "RATE", above=0, most=1e9
+        None,
+        "Learning rate of your run, for trials and exported files.",
+        Panel.TRAINING,
+        "RATE",
+        above=0,
+        most=1e9,
+        label="Learning rate",
+        section="workload",
+        helps=(("form", "Of your run: trials train with it, and exported files state it."),),
     )
     """Learning rate of the user's run. This field and the next three: trials train with what is stated, and exported files
     state it. None: trials take the default of `Workload`, and exported files state none."""
     weight_decay: float | None = request_field(
-        None, "Weight decay of your run, likewise.", Panel.TRAINING, "X", least=0, most=1e9
+        None,
+        "Weight decay of your run, for trials and exported files.",
+        Panel.TRAINING,
+        "X",
+        least=0,
+        most=1e9,
+        label="Weight decay",
+        section="workload",
+        helps=(("form", ""),),
     )
     clip: float | None = request_field(
-        None, "Bound of the gradient norm, likewise; 0: none.", Panel.TRAINING, "NORM", least=0, most=1e9
+        None,
+        "Bound of the gradient norm, for trials and exported files; 0: none.",
+        Panel.TRAINING,
+        "NORM",
+        least=0,
+        most=1e9,
+        label="Gradient clipping",
+        section="workload",
+        helps=(("form", "Bound of the norm; 0: none."),),
     )
     """Bound of the global gradient norm; 0: no clipping."""
     optimizer: str | None = request_field(
-        None, f"{', '.join(OPTIMIZERS)}; likewise.", Panel.TRAINING, "NAME", choices=lambda: OPTIMIZERS
+        None,
+        f"{', '.join(OPTIMIZERS)}; for trials and exported files.",
+        Panel.TRAINING,
+        "NAME",
+        choices=lambda: OPTIMIZERS,
+        label="Optimizer",
+        section="workload",
+        helps=(("form", ""),),
     )
     """One of `search_spaces.optimizers.OPTIMIZERS`: the knob's only value. Of a script, which makes its own, it is exported."""
     memory_limit: int | None = request_field(
-        None, "Bytes a rank may allocate: 2000000000, 2GB or 1.5GiB.", Panel.BASIC, "BYTES", least=1, most=2**53
+        None,
+        "Bytes a rank may allocate: 2000000000, 2GB or 1.5GiB.",
+        Panel.BASIC,
+        "BYTES",
+        least=1,
+        most=2**53,
+        label="Memory limit",
+        section="machine",
+        helps=(("form", "Of a rank. Left out: what the device has."),),
     )
     """Allocator bytes per rank beyond which a trial is INFEASIBLE, or text with a unit (40GB); None: what the device has."""
     headroom: float = request_field(
-        0.05, "Share of the limit that the winner leaves free.", Panel.SEARCH, "SHARE", least=0, below=1, commands=JOB
+        0.05,
+        "Share of the limit that the winner leaves free.",
+        Panel.SEARCH,
+        "SHARE",
+        least=0,
+        below=1,
+        commands=JOB,
+        label="Headroom",
+        section="machine",
+        helps=(("form", "Of the limit: what the winner leaves free."),),
     )
     """Share of the memory limit that the winner leaves free."""
     data_path: str | None = request_field(
@@ -223,8 +371,25 @@ class JobRequest:
         shown_default="our own rows",
     )
     """Rows of the failure table: beside those that come with the package, or in their places."""
-    engine: str = request_field("native", "native, ddp, fsdp2, deepspeed, or command (after --).", Panel.TRIALS, "NAME")
-    runner: str = request_field("ray", "ray or local.", Panel.HARDWARE, "NAME", choices=lambda: RUNNERS)
+    engine: str = request_field(
+        "native",
+        "native, ddp, fsdp2, deepspeed, or command (after --).",
+        Panel.TRIALS,
+        "NAME",
+        label="Engine",
+        section="machine",
+        helps=(("form", ""),),
+    )
+    runner: str = request_field(
+        "ray",
+        "ray or local.",
+        Panel.HARDWARE,
+        "NAME",
+        choices=lambda: RUNNERS,
+        label="Runner",
+        section="machine",
+        helps=(("form", ""),),
+    )
     ray_address: str | None = request_field(
         None,
         "Ray to run on, HOST:PORT or auto. Default: AUTOTUNE_RAY_ADDRESS, RAY_ADDRESS, else one is started here.",
@@ -236,7 +401,16 @@ class JobRequest:
     """The Ray cluster that trials run on: HOST:PORT, or `auto` for the one that this machine belongs to; None: a Ray on this
     machine, which is started for the job, or, where `cluster` is `ray`, `auto`."""
     confirm_repeats: int = request_field(
-        3, "Measure finalists again, at most 3 N times in all; 0: never.", Panel.TRIALS, "N", least=0, most=1000
+        3,
+        "Measure finalists again, at most 3 N times in all; 0: never.",
+        Panel.TRIALS,
+        "N",
+        least=0,
+        most=1000,
+        label="Confirmation",
+        section="search",
+        measure="rounds of 3",
+        helps=(("form", "Measurements of the finalists, at most."),),
     )
     """A third of the measurements that the confirmation may take; 0: the search's own measurements decide."""
     control_every: int = request_field(
@@ -247,6 +421,10 @@ class JobRequest:
         least=0,
         most=1_000_000,
         commands=JOB,
+        label="Control after",
+        section="search",
+        measure="trials",
+        helps=(("form", "The baseline is measured again, to see whether the machine drifts; 0: never."),),
     )
     """Search trials after which the baseline is measured again, to see whether the machine drifts; 0: never."""
     python_path: tuple[str, ...] = request_field(
@@ -256,10 +434,25 @@ class JobRequest:
     fidelity: Fidelity = request_field(
         Fidelity, "How long and how exactly trials are measured.", Panel.TRIALS, commands=(), service=False
     )
-    allow_unstable: bool = request_field(False, "Let a trial win whose measurement did not settle.", Panel.TRIALS, commands=JOB)
+    allow_unstable: bool = request_field(
+        False,
+        "Let a trial win whose measurement did not settle.",
+        Panel.TRIALS,
+        commands=JOB,
+        label="Let trials win that did not settle",
+        section="search",
+        helps=(("form", ""),),
+    )
     """Whether a trial whose measurement did not settle may win."""
     racing: bool = request_field(
-        True, "End a trial as soon as it can no longer be the fastest.", Panel.TRIALS, commands=JOB, shown_default="racing"
+        True,
+        "End a trial as soon as it can no longer be the fastest.",
+        Panel.TRIALS,
+        commands=JOB,
+        shown_default="racing",
+        label="End trials early that cannot win",
+        section="search",
+        helps=(("form", ""),),
     )
     """Whether a search trial ends as soon as it can no longer reach the best samples/s so far (PRUNED). With the
     objectives memory and pareto none does: a slower configuration may win, or be on the front."""
@@ -273,6 +466,14 @@ class JobRequest:
         Panel.SEARCH,
         "SETTING",
         commands=JOB,
+        label="Environments",
+        section="search",
+        helps=(
+            (
+                "form",
+                "Variables of the ranks' processes, tried on the best layout at last: NAME=VALUE pairs, a | between settings, or standard.",
+            ),
+        ),
     )
     """Variables of the ranks' processes, as NAME=VALUE pairs, that are tried on the layout which the search ends with: at most
     4, in processes started for each, out of `trials`; `standard` alone: those that fit the devices and nodes."""
@@ -294,11 +495,37 @@ class JobRequest:
         service=False,
     )
     """NODESxDEVICES of `cluster` that the answer is for, extrapolated by predictions; None: what trials run on."""
-    name: str = request_field("", "What the job is called.", Panel.JOB, "TEXT", shown_default=" ")
+    name: str = request_field(
+        "",
+        "What the job is called.",
+        Panel.JOB,
+        "TEXT",
+        shown_default=" ",
+        label="Name",
+        section="labels",
+        helps=(("form", "What the job is called."),),
+    )
     """What the job is called; empty: it has no name beside its id."""
-    tags: tuple[str, ...] = request_field((), "A word to find the job by. May be repeated.", Panel.JOB, "WORD")
+    tags: tuple[str, ...] = request_field(
+        (),
+        "A word to find the job by. May be repeated.",
+        Panel.JOB,
+        "WORD",
+        label="Tags",
+        section="labels",
+        helps=(("form", "Words to find it by."),),
+    )
     """Words to find the job by."""
-    note: str = request_field("", "What is to be known about the job.", Panel.JOB, "TEXT", shown_default=" ")
+    note: str = request_field(
+        "",
+        "What is to be known about the job.",
+        Panel.JOB,
+        "TEXT",
+        shown_default=" ",
+        label="Note",
+        section="labels",
+        helps=(("form", ""),),
+    )
     """What somebody wrote down about the job."""
     resolved_model: Model | None = None
     """The model that `model` named when the job was opened, so that a resume needs no file; None: not resolved yet."""
@@ -327,7 +554,7 @@ class JobRequest:
         if self.nvme_path is not None:
             self._require_text("nvme_path")
         self._require_documents()
-        self._require_prediction("run_device_hours", "stop_margin")
+        self._require_prediction(*FORESEEN_FIELDS)
         self._require_fidelity()
         self._require_shapes()
         self._require_environments()
@@ -486,6 +713,21 @@ _AMOUNTS = {"SECONDS": "seconds", "HOURS": "hours", "SHARE": "a share"}
 """Unit of a field -> what a remedy asks for."""
 FIELDS: tuple[str, ...] = tuple(item.name for item in dataclasses.fields(JobRequest) if not item.name.startswith("resolved_"))
 """The names of the fields that people may give, in the order in which they are shown."""
+
+
+def declared_fields() -> Iterator[tuple[str, RequestField, Any, Any]]:
+    """Name, declaration, type and default of every field that people may give, in order; a default that is made is None."""
+    for item in dataclasses.fields(JobRequest):
+        if "request" in item.metadata:
+            default = None if item.default is dataclasses.MISSING else item.default
+            yield item.name, item.metadata["request"], item.type, default
+
+
+def plain_type(kind: Any) -> type[Any]:
+    """The type without None; of an enumeration text."""
+    if get_origin(kind) in (Union, types.UnionType):
+        kind = next(one for one in get_args(kind) if one is not type(None))
+    return str if isinstance(kind, type) and issubclass(kind, StrEnum) else kind
 
 
 def request_from_fields(fields: Mapping[str, Any]) -> JobRequest:

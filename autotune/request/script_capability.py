@@ -9,10 +9,11 @@ from autotune.errors import RequestError
 from autotune.request.request import JobRequest
 from executor.engines.command.capability import command_capability
 from search_spaces.capability import Capability
+from search_spaces.knob import Value
 from search_spaces.knob_values import KNOBS, value_text
 from search_spaces.models.command import CommandModel, program_at
 from search_spaces.placeholders import files_read, require_known, turned_by
-from search_spaces.trial_config import SCRIPT, Value
+from search_spaces.trial_config import SCRIPT
 
 PLACES: tuple[Value, ...] = ("none", "cpu")
 """Where a rendered file can offload to: NVMe needs a path that nobody stated."""

@@ -66,7 +66,9 @@ class AllowList:
         """Check that this factory is allowed. Raises what `require` raises."""
         if reference not in self.factories:
             problem = f"{reference!r} is not among the factories that are allowed here"
-            raise RequestError("model", problem, "give a preset or a config.json, or ask who runs the server (--allow-factory)")
+            raise RequestError(
+                "model", problem, "give a preset or a config.json, or ask the operator of the server (--allow-factory)"
+            )
 
     def require_words(self, folder: str, arguments: Sequence[str], variables: Iterable[str]) -> None:
         """Check that this command may run in this folder with these tuned variables. Raises what `require` raises."""
@@ -74,7 +76,7 @@ class AllowList:
         prefixes = [words for place, words in map(parse_allowed, self.commands) if place == folder]
         if not any(tuple(arguments[: len(words)]) == words for words in prefixes):
             problem = "is not among the commands and folders that are allowed here"
-            raise RequestError("command", problem, "ask who runs the server (--allow-command)")
+            raise RequestError("command", problem, "ask the operator of the server (--allow-command)")
         unsafe = sorted(set(variables) - SAFE_VARIABLES)
         if unsafe:
             remedy = f"use some of {', '.join(sorted(SAFE_VARIABLES))}"

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from autotune.errors import RequestError
 from search_spaces.file_kinds import DEEPSPEED, kind_of
+from search_spaces.knob import Value
 from search_spaces.knob_values import KNOBS, check_value
 from search_spaces.space import SearchSpace
 from search_spaces.spaces import settled
 from search_spaces.training.states import states_lower_bound_bytes
-from search_spaces.trial_config import TrialConfig, Value
+from search_spaces.trial_config import TrialConfig
 
 if TYPE_CHECKING:
     from autotune.session.extrapolation import Extrapolation

@@ -92,7 +92,7 @@ def prepare_calibration(store: Store, request: CalibrationRequest) -> tuple[Clus
         return cluster, None, f"it was measured with torch {then} before, and this is {now}"
     if request.nvme_path is not None and newest[0].environment.get("nvme_path") != request.nvme_path:
         return cluster, None, f"the files of {request.nvme_path} were not measured before"
-    reason = "hardware and torch are the same; --force measures anew"
+    reason = "hardware and torch are the same; --force measures again"
     return cluster, Calibration(cluster=cluster, record=newest[0], reused=True, reason=reason), ""
 
 

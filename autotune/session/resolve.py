@@ -24,13 +24,14 @@ from autotune.session.session import OPTIMIZER, Session
 from search_spaces.capability import Capability
 from search_spaces.clusters.cluster import ClusterSpec
 from search_spaces.environment import ENVIRONMENT
+from search_spaces.knob import Value
 from search_spaces.knob_values import value_text
 from search_spaces.models.huggingface import is_factory_reference, resolve_model
 from search_spaces.models.model import MOST_LAYERS, FactoryModel, Model, ModelSpec
 from search_spaces.plain import from_plain, to_plain
 from search_spaces.space import SearchSpace
 from search_spaces.spaces import device_defaults, resolve_space
-from search_spaces.trial_config import SCRIPT, TrialConfig, Value
+from search_spaces.trial_config import SCRIPT, TrialConfig
 from storage.records import JobRecord, Lease
 from storage.store import Store
 

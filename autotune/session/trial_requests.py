@@ -5,11 +5,12 @@ import dataclasses
 from autotune.session.script_files import rendered_files
 from autotune.session.session import OPTIMIZER, Session
 from search_spaces.compression import INT8
+from search_spaces.knob import Value
 from search_spaces.knobs.conditions import VIRTUAL_TOKENS
 from search_spaces.models.command import CommandModel
 from search_spaces.rules.packing import PACK
 from search_spaces.trial import TrialRequest
-from search_spaces.trial_config import TrialConfig, Value
+from search_spaces.trial_config import TrialConfig
 
 ADAPTERS = ("lora_rank", "lora_targets", "adapter_size")
 """Knobs of adapters, which do not change the model's output before the first update."""

@@ -3,7 +3,8 @@
 from collections.abc import Iterable, Mapping, Sequence
 
 from autotune.strategies.strategy import Candidates
-from search_spaces.trial_config import TrialConfig, Value, stable_hash
+from search_spaces.knob import Value
+from search_spaces.trial_config import TrialConfig, stable_hash
 
 LARGEST_LISTED = 3_000
 """Largest number of configurations that is listed in full: finding the nearest one takes a few milliseconds."""

@@ -1,4 +1,4 @@
-"""Blocks as CUDA graphs (`cuda_graphs`): one of each block's forward and one of its backward, captured once and replayed."""
+"""Blocks as CUDA graphs (`cuda_graphs`): each block's forward and backward are captured once and then replayed."""
 
 import functools
 import time
@@ -19,7 +19,7 @@ from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
 
 EAGER_STEPS = 2
-"""Before the capture: in them libraries set themselves up, state is made, and a step's FLOPs are counted."""
+"""Steps before the capture, in which libraries initialize, state is allocated and a step's FLOPs are counted."""
 
 Call = Callable[[Tensor], Any]
 
@@ -28,112 +28,112 @@ class Held(NamedTuple):
     """Device memory of the graphs, in bytes."""
 
     reserved: int
-    """All that is set apart for them: what a replay writes in, it must find where it was."""
+    """All memory reserved for them, since replays write to fixed addresses."""
     allocated: int
-    """Of it, what the allocator counts as allocated; to it, what only replays use is free."""
+    """The part that the allocator counts as allocated; it counts memory that only replays use as free."""
 
 
 class Capture(ABC):
-    """Makes graphs of callables, by the contract of `torch.cuda.make_graphed_callables`:
+    """Captures graphs of callables, with the contract of `torch.cuda.make_graphed_callables`:
 
-    1. Each callable is a module without hooks that takes one tensor. It is run a few times and then captured on a sample with
-       the shape, the type and the `requires_grad` of every later input. Nothing in it may wait for the device, and parameters
-       and whatever else it reads stay where they were.
-    2. A call copies its input into the sample, replays, and gives out the same storage each time. So does backward with the
-       gradients of the input and of every parameter: the next replay overwrites them.
-    3. Callables run in the order of their capture, and backward through all of them comes before the first one runs again.
+    1. Each callable is a module without hooks that takes one tensor. It runs a few times and is then captured on a sample with
+       the shape, dtype and `requires_grad` of all later inputs. Nothing in it may wait for the device, and parameters and
+       everything else that it reads must keep their addresses.
+    2. A call copies its input to the sample, replays, and returns the same storage each time. Backward does the same with the
+       gradients of the input and of every parameter; the next replay overwrites them.
+    3. Callables run in the order of their capture, and backward runs through all of them before the first one runs again.
     """
 
     device_type: ClassVar[str]
 
     @abstractmethod
     def graph(self, calls: Sequence[nn.Module], samples: Sequence[Tensor]) -> Sequence[Call]:
-        """Capture all of them, forward in this order and backward in the other, in one private pool."""
+        """Capture all of them, forward in this order and backward in reverse, in one private pool."""
 
     @abstractmethod
     def held(self) -> Held:
-        """The memory of what was captured."""
+        """The memory of the captured graphs."""
 
 
 class CudaCapture(Capture):
-    """The real one."""
+    """Captures with torch's CUDA graphs."""
 
     device_type = "cuda"
 
     def __init__(self) -> None:
         self._pool: Any = None
-        self._beside = 0
-        """Bytes of the samples, and of the gradients that come into blocks: torch makes places for both outside of the pool."""
+        self._static_bytes = 0
+        """Bytes of the samples and of the incoming gradients of blocks, which torch allocates outside the pool."""
 
     def graph(self, calls: Sequence[nn.Module], samples: Sequence[Tensor]) -> Sequence[Call]:
-        self._pool, self._beside = torch.cuda.graph_pool_handle(), 2 * sum(sample.nbytes for sample in samples)
+        self._pool, self._static_bytes = torch.cuda.graph_pool_handle(), 2 * sum(sample.nbytes for sample in samples)
         graphed = torch.cuda.make_graphed_callables(tuple(calls), tuple((sample,) for sample in samples), pool=self._pool)
         assert isinstance(graphed, tuple)
-        return [one.forward for one in graphed if isinstance(one, nn.Module)]  # global hooks would meet the modules themselves
+        return [one.forward for one in graphed if isinstance(one, nn.Module)]  # a call of the module would run global hooks
 
     def held(self) -> Held:
         segments = torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]
         own = [part for part in segments if tuple(part["segment_pool_id"]) == tuple(self._pool)]
-        sizes = (sum(part[name] for part in own) + self._beside for name in ("total_size", "allocated_size"))
+        sizes = (sum(part[name] for part in own) + self._static_bytes for name in ("total_size", "allocated_size"))
         return Held(*sizes)
 
 
 @dataclass(frozen=True, slots=True)
-class _Seen:
-    """How a block was called."""
+class _BlockInput:
+    """Properties of a block's input."""
 
     shape: torch.Size
     dtype: torch.dtype
     device: torch.device
     requires_grad: bool
     others: tuple[Any, ...]
-    """What it gets beside the hidden state: tables, which are the same in every step."""
+    """Arguments after the hidden state: tables, which are the same in every step."""
 
 
 class BlockGraphs:
-    """Runs blocks eagerly for `EAGER_STEPS`, and then by replaying their graphs.
+    """Runs blocks eagerly for `EAGER_STEPS`, and then replays their graphs.
 
-    1. In eager steps the shape of each block's input is seen.
-    2. Between two steps, when nothing is on its way, all blocks are captured: forward from the first to the last, backward from
-       the last to the first, which is the order of every micro-batch. Thus they can share a pool: what one has finished with,
-       another uses. The tables that blocks read (rotations) are kept, not copied for each replay.
-    3. From then on a call replays. Without gradients (an evaluation) blocks run eagerly.
+    1. Eager steps record the shape of each block's input.
+    2. Between two steps, when nothing is in flight, all blocks are captured: forward from first to last, backward from last to
+       first, the order of every micro-batch. So they can share a pool, in which one block reuses the memory that another no
+       longer needs. The tables that blocks read (rotations) are kept, not copied for each replay.
+    3. From then on a call replays. Without gradients (evaluation) blocks run eagerly.
 
-    A block's `forward` is replaced, not the block wrapped, so that hooks on the block (late gathers) and on parameters
-    (gradient reduction) stay outside of graphs, and run at every replay. [Megatron-LM, CudaGraphManager]
+    A block's `forward` is replaced, instead of wrapping the block, so that hooks on the block (late gathers) and on parameters
+    (gradient reduction) stay outside the graphs and run at every replay. [Megatron-LM, CudaGraphManager]
     """
 
     def __init__(self, blocks: Sequence[nn.Module], capture: Capture) -> None:
         self.blocks, self._capture = blocks, capture
         self.seconds = 0.0
-        """That the capture took."""
+        """Duration of the capture."""
         self._plain = [block.forward for block in blocks]
-        self._seen: dict[int, _Seen] = {}
+        self._inputs: dict[int, _BlockInput] = {}
         self._graphed: list[Call] = []
-        for place, block in enumerate(blocks):
-            block.forward = functools.partial(self._run, place)
+        for index, block in enumerate(blocks):
+            block.forward = functools.partial(self._run, index)
 
     @property
     def captured(self) -> bool:
-        """Whether blocks are replayed."""
+        """Whether blocks have been captured and are replayed."""
         return bool(self._graphed)
 
     def capture(self) -> None:
-        """Capture every block, where all have been called and none is captured yet. Call it between steps."""
-        if self.captured or len(self._seen) < len(self.blocks):
+        """Capture every block, if all have been called and none is captured yet. Call it between steps."""
+        if self.captured or len(self._inputs) < len(self.blocks):
             return
         began = time.perf_counter()
-        seen = [self._seen[place] for place in range(len(self.blocks))]
-        calls = [_Call(*parts) for parts in zip(self.blocks, self._plain, (one.others for one in seen), strict=True)]
-        samples = [torch.zeros(one.shape, dtype=one.dtype, device=one.device) for one in seen]
-        for sample, one in zip(samples, seen, strict=True):
+        inputs = [self._inputs[index] for index in range(len(self.blocks))]
+        calls = [_Call(*parts) for parts in zip(self.blocks, self._plain, (one.others for one in inputs), strict=True)]
+        samples = [torch.zeros(one.shape, dtype=one.dtype, device=one.device) for one in inputs]
+        for sample, one in zip(samples, inputs, strict=True):
             sample.requires_grad_(one.requires_grad)
         self._graphed = list(self._capture.graph(calls, samples))
         self.seconds += time.perf_counter() - began
 
     def pool(self) -> PrivatePool | None:
-        """The memory that the graphs have to themselves. In it parameters' gradients have places of their own, which no other
-        tensor ever gets: they count as gradients, the rest as activations. None: nothing is captured.
+        """The private memory of the graphs; None: nothing is captured. Parameters' gradients have fixed addresses in it, which are
+        never reused: they count as gradients, the rest as activations.
         """
         if not self.captured:
             return None
@@ -143,33 +143,33 @@ class BlockGraphs:
         return PrivatePool(by_tag={"gradients": gradients, "activations": held.reserved - gradients}, allocated=held.allocated)
 
     def tables(self) -> Iterator[Tensor]:
-        """What graphs read beside parameters and hidden states."""
-        for one in self._seen.values():
+        """The tensors that graphs read, other than parameters and hidden states."""
+        for one in self._inputs.values():
             yield from (value for value in tree_leaves(one.others) if isinstance(value, Tensor))
 
     def close(self) -> None:
-        """Let go of the graphs and of their memory."""
+        """Release the graphs and their memory."""
         for block, plain in zip(self.blocks, self._plain, strict=True):
             block.forward = plain
         self._graphed.clear()
-        self._seen.clear()
+        self._inputs.clear()
         self.blocks, self._plain = [], []
 
-    def _run(self, place: int, x: Tensor, *others: Any) -> Any:
+    def _run(self, index: int, x: Tensor, *others: Any) -> Any:
         if not torch.is_grad_enabled():
-            return self._plain[place](x, *others)
+            return self._plain[index](x, *others)
         if not self._graphed:
-            self._seen[place] = _Seen(x.shape, x.dtype, x.device, x.requires_grad, others)
-            return self._plain[place](x, *others)
-        wanted = self._seen[place]
-        if (x.shape, x.dtype, x.requires_grad) != (wanted.shape, wanted.dtype, wanted.requires_grad):
-            told = f"{tuple(x.shape)} of {x.dtype}, requires_grad={x.requires_grad}"
-            raise RuntimeError(f"block {place} was captured for another input than {told}; set cuda_graphs=false")
-        return self._graphed[place](x)
+            self._inputs[index] = _BlockInput(x.shape, x.dtype, x.device, x.requires_grad, others)
+            return self._plain[index](x, *others)
+        captured = self._inputs[index]
+        if (x.shape, x.dtype, x.requires_grad) != (captured.shape, captured.dtype, captured.requires_grad):
+            actual = f"{tuple(x.shape)} of {x.dtype}, requires_grad={x.requires_grad}"
+            raise RuntimeError(f"block {index} was captured for another input than {actual}; set cuda_graphs=false")
+        return self._graphed[index](x)
 
 
 class _Call(nn.Module):
-    """A block's forward as a callable of the hidden state alone, without the hooks on the block."""
+    """A block's forward as a callable of only the hidden state, without the hooks on the block."""
 
     def __init__(self, block: nn.Module, plain: Callable[..., Any], others: tuple[Any, ...]) -> None:
         super().__init__()
@@ -182,14 +182,14 @@ class _Call(nn.Module):
 def refuse_graphs(
     context: RankContext, model: Model, config: TrialConfig, workload: Workload, capture: type[Capture] = CudaCapture
 ) -> None:
-    """Refuse a device that captures nothing, and blocks that are not the same in every step.
+    """Refuse a device that cannot capture graphs, and blocks that are not the same in every step.
 
     Raises:
-        EngineRefusalError: with the rule's name.
+        EngineRefusalError: with the name of the violated rule.
     """
     kind = context.device.type
     if config.cuda_graphs and kind != capture.device_type:
-        problem = f"CUDA graphs are captured on CUDA devices alone, and this rank's is {kind}"
+        problem = f"CUDA graphs can be captured only on CUDA devices, and this rank's device is {kind}"
         raise EngineRefusalError("graphs-device", f"{problem}; set cuda_graphs=false, or train on CUDA devices")
     blocks = graphs_problem(config, model, workload)
     if blocks:

@@ -1,4 +1,4 @@
-"""Products of many experts at once, of rows that stand in the order of their experts."""
+"""Grouped products of many experts at once, for rows sorted by expert."""
 
 import itertools
 from collections.abc import Callable, Sequence
@@ -10,15 +10,15 @@ from torch import Tensor, nn
 from executor.parallel.tensor import ColumnLinear, RowLinear
 
 Multiply = Callable[[str, Tensor], Tensor]
-"""(name of a matrix, rows) -> the rows times their own experts' matrices of this name."""
+"""(name of a matrix, rows) -> the rows times the matrices of this name of their experts."""
 ALIGNED = 8
-"""Elements of bf16 in the 16 bytes of which torch's kernel needs rows to be multiples."""
+"""bf16 elements in 16 bytes; torch's kernel needs row sizes that are multiples of it."""
 
 
 def can_group(experts: Sequence[nn.Module], rows: Tensor) -> bool:
-    """Whether the products of `rows` are grouped: plain ones in bf16, the type that torch's kernel has on every device.
+    """Whether the products of `rows` can be grouped: plain ones in bf16, the dtype that torch's kernel supports on every device.
 
-    Not where anything hooks on to experts or their matrices, as profiles and DeepSpeed's stage 3 do: nothing calls these then.
+    Not if experts or their matrices have hooks, as with profiles and DeepSpeed's stage 3, since grouping does not call these.
     """
     if rows.dtype != torch.bfloat16 or len(experts) == 1:
         return False
@@ -26,7 +26,7 @@ def can_group(experts: Sequence[nn.Module], rows: Tensor) -> bool:
 
 
 def apply_grouped(experts: Sequence[nn.Module], rows: Tensor, counts: Tensor) -> Tensor:
-    """Rows [n, hidden], in the order of their experts, through those; `counts` [experts] of rows stay on the device."""
+    """Apply experts to rows [n, hidden] sorted by expert; `counts` [experts], the rows of each, stay on the device."""
     ends = counts.cumsum(0, dtype=torch.int32)
 
     def multiply(name: str, x: Tensor) -> Tensor:
@@ -44,10 +44,10 @@ def apply_grouped(experts: Sequence[nn.Module], rows: Tensor, counts: Tensor) ->
 
 
 def grouped_linear(x: Tensor, weights: Sequence[Tensor], ends: Tensor) -> Tensor:
-    """Rows `x` [n, inputs] times the transpose of their own one of `weights`, each [outputs, inputs]: [n, outputs].
+    """Rows `x` [n, inputs] times the transpose of their weight out of `weights`, each [outputs, inputs]: [n, outputs].
 
-    `ends` [weights], int32: where the rows of each end. What is kept for backward is `x` and the weights as they are. They are
-    put together for each product anew, where they do not lie at equal distances in one memory already.
+    `ends` [weights], int32: the end of the rows of each weight. `x` and the weights are saved for backward. The weights are
+    stacked anew for each product, unless they already lie at equal distances in one storage.
     """
     result: Tensor = _Grouped.apply(x, ends, *weights)  # type: ignore[no-untyped-call]
     return result
@@ -57,31 +57,32 @@ class _Grouped(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, ends: Tensor, *weights: Tensor) -> Tensor:
         ctx.save_for_backward(x, ends, *weights)
-        return torch._grouped_mm(x, together(weights).transpose(1, 2), offs=ends)
+        return torch._grouped_mm(x, stack_weights(weights).transpose(1, 2), offs=ends)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         x, ends, *weights = ctx.saved_tensors
         gradient = gradients[0].contiguous()
         of_x, _, *of_weights = ctx.needs_input_grad
-        to_x = torch._grouped_mm(gradient, together(weights), offs=ends) if of_x else None
+        to_x = torch._grouped_mm(gradient, stack_weights(weights), offs=ends) if of_x else None
         if not any(of_weights):
             return to_x, None, *(None for _ in weights)
         return to_x, None, *torch._grouped_mm(gradient.T, x, offs=ends).unbind()
 
 
-def together(weights: Sequence[Tensor]) -> Tensor:
-    """Matrices alike as one [matrices, outputs, inputs]: a view where they lie at equal distances in one memory, or a copy."""
+def stack_weights(weights: Sequence[Tensor]) -> Tensor:
+    """Matrices of equal shape as [matrices, outputs, inputs]: a view if they lie at equal distances in one storage, else a
+    copy."""
     first = weights[0]
     if torch.compiler.is_compiling() or not all(weight.is_contiguous() for weight in weights):
         return torch.stack(tuple(weights))
     storages = {weight.untyped_storage()._cdata for weight in weights}
-    places = [weight.storage_offset() for weight in weights]
-    apart = places[1] - places[0]
-    equal = all(after - before == apart for before, after in itertools.pairwise(places))
-    if len(storages) > 1 or not equal or apart < first.numel() or apart % ALIGNED:
+    offsets = [weight.storage_offset() for weight in weights]
+    distance = offsets[1] - offsets[0]
+    equal = all(after - before == distance for before, after in itertools.pairwise(offsets))
+    if len(storages) > 1 or not equal or distance < first.numel() or distance % ALIGNED:
         return torch.stack(tuple(weights))
-    return first.detach().as_strided((len(weights), *first.shape), (apart, *first.stride()))
+    return first.detach().as_strided((len(weights), *first.shape), (distance, *first.stride()))
 
 
 def _is_plain(module: nn.Module) -> bool:

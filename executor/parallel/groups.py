@@ -1,4 +1,4 @@
-"""The process groups of a configuration: one for every mesh dimension that a rank communicates along."""
+"""The process groups of a configuration: one for every mesh dimension along which a rank communicates."""
 
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
@@ -17,14 +17,14 @@ NEAR = "near"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sharing:
-    """The groups over which parameters that the same ranks hold are reduced and divided."""
+    """The groups over which one set of parameters is reduced and sharded."""
 
     mesh: Mesh
     tensor: Group
     shard: Group
     replica: Group
     near: Group | None
-    """Neighbours among `shard` that share a second copy of the parameters; None: there is none."""
+    """Nearby ranks of `shard` that share a second copy of the parameters; None: there is no second copy."""
 
 
 class ParallelGroups:
@@ -35,13 +35,13 @@ class ParallelGroups:
     """
 
     def __init__(self, mesh: Mesh, context: RankContext, tied_ranks: tuple[int, int] | None = None) -> None:
-        """`tied_ranks`: the places along the pipeline that hold copies of one tied weight; None: no weight is held twice."""
+        """`tied_ranks`: pipeline ranks that hold the copies of a tied weight; None: no weight has two copies."""
         self.mesh, self.rank, self.device = mesh, context.rank, context.device
         self.coordinates = mesh.coordinates(context.rank)
         self.clock = Clock()
-        """Of all groups together: what this rank waits for, whatever the dimension."""
+        """Time that this rank waits, over all groups."""
         self._world_size = context.world_size
-        self._before = context.reusable_groups
+        self._reusable = context.reusable_groups
         self._own: dict[GroupKey, dist.ProcessGroup | None] = {}
         self._all: list[tuple[str, Group]] = []
         self.tensor = self._group(TENSOR, mesh.groups((TENSOR,)))
@@ -53,18 +53,18 @@ class ParallelGroups:
         self.tied = self._tied_group(tied_ranks)
         self.expert = self._group(EXPERT, mesh.expert_groups())
         self._expert_data = self._group(EXPERT_DATA, mesh.expert_data_groups()) if mesh.expert > 1 else self.shard
-        _destroy(self._before)
+        _destroy(self._reusable)
 
     @property
     def common(self) -> Sharing:
-        """Of parameters that every data-parallel rank holds."""
+        """Groups of the parameters that every data-parallel rank holds."""
         return Sharing(mesh=self.mesh, tensor=self.tensor, shard=self.shard, replica=self.replica, near=self._near)
 
     @property
     def of_experts(self) -> Sharing:
-        """Of experts: other ranks hold other ones. They have no second copy: neighbours hold different ones."""
-        alone = Group(None, 1, 0)
-        return Sharing(mesh=self.mesh, tensor=self.tensor, shard=self._expert_data, replica=alone, near=None)
+        """Groups of the experts of this rank. They have no second copy, because nearby ranks hold different experts."""
+        single = Group(None, 1, 0)
+        return Sharing(mesh=self.mesh, tensor=self.tensor, shard=self._expert_data, replica=single, near=None)
 
     def collectives(self) -> Mapping[tuple[str, str], tuple[int, int]]:
         """(operation, mesh dimension) -> (count, bytes of the full messages) so far."""
@@ -81,10 +81,10 @@ class ParallelGroups:
 
     def close(self) -> None:
         """Leave the groups to the next trial, or destroy them; the default group stays. May be called twice."""
-        if self._before is None:
+        if self._reusable is None:
             _destroy(self._own)
         else:
-            self._before.update(self._own)
+            self._reusable.update(self._own)
             self._own.clear()
 
     def _group(self, dimension: str, groups: Sequence[Sequence[int]]) -> Group:
@@ -93,7 +93,7 @@ class ParallelGroups:
         return group
 
     def _process_group(self, dimension: str, groups: Sequence[Sequence[int]]) -> tuple[dist.ProcessGroup | None, int, int]:
-        """This rank's group, its size and this rank's place in it."""
+        """This rank's group, its size and this rank's index in it."""
         mine = next((ranks for ranks in groups if self.rank in ranks), [self.rank])
         made = None
         if max(map(len, groups), default=1) == self._world_size:
@@ -101,21 +101,21 @@ class ParallelGroups:
         elif max(map(len, groups), default=1) > 1:
             ranks_of_all = tuple(map(tuple, groups))
             key = dimension, ranks_of_all, sum(known[:2] == (dimension, ranks_of_all) for known in self._own)
-            earlier = {} if self._before is None else self._before
+            earlier = {} if self._reusable is None else self._reusable
             made = self._own[key] = earlier.pop(key) if key in earlier else _new_groups(groups, mine)
         return made, len(mine), list(mine).index(self.rank)
 
-    def _tied_group(self, places: tuple[int, int] | None) -> Group | None:
-        """The ranks that hold the two copies of a tied weight; None where this rank holds none, or both."""
-        if places is None or places[0] == places[1]:
+    def _tied_group(self, stages: tuple[int, int] | None) -> Group | None:
+        """The ranks that hold the two copies of a tied weight; None if this rank holds none, or both."""
+        if stages is None or stages[0] == stages[1]:
             return None
-        pairs = [[ranks[places[0]], ranks[places[1]]] for ranks in self.mesh.groups((PIPELINE,))]
+        pairs = [[ranks[stages[0]], ranks[stages[1]]] for ranks in self.mesh.groups((PIPELINE,))]
         group = self._group(PIPELINE, pairs)
         return group if group.size > 1 else None
 
 
 def _new_groups(groups: Sequence[Sequence[int]], mine: Sequence[int]) -> dist.ProcessGroup | None:
-    """This rank's one of them. Every rank must take part in the making of every group, its own or not."""
+    """Create the groups; return this rank's. Every rank must take part in the creation of every group, even of others'."""
     made = None
     for ranks in groups:
         one = dist.new_group(list(ranks), pg_options=group_options(dist.get_backend()))

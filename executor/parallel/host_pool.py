@@ -1,4 +1,4 @@
-"""The host memory that offloading fills, counted apart from the device's."""
+"""The host memory used for offloading, counted separately from the device's."""
 
 import mmap
 
@@ -7,10 +7,10 @@ from torch import Tensor
 
 
 class HostPool:
-    """Makes every host tensor of an offloaded model and counts its bytes. Tensors live as long as the pool.
+    """Allocates every host tensor of an offloaded model and counts its bytes. Tensors live as long as the pool.
 
-    On a machine without an accelerator the pool is a stated second memory beside the "device", which is then ordinary memory
-    too: the same tensors are made, copied to and from, and counted.
+    On a machine without an accelerator the "device" is ordinary memory too. The pool is then a separate part of it: the same
+    tensors are allocated, copied and counted.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -23,16 +23,16 @@ class HostPool:
         return sum(tensor.nbytes for tensor in self._tensors)
 
     def zeros(self, elements: int, dtype: torch.dtype, pinned: bool = False) -> Tensor:
-        """A vector of zeros; `pinned`: in pages that a device can copy from and to beside the host's work."""
-        made = torch.zeros(elements, dtype=dtype, pin_memory=pinned and self._pins)
-        self._tensors.append(made)
-        return made
+        """A vector of zeros; `pinned`: in pages that a device can copy asynchronously."""
+        vector = torch.zeros(elements, dtype=dtype, pin_memory=pinned and self._pins)
+        self._tensors.append(vector)
+        return vector
 
     def pages(self, size: int) -> Tensor:
-        """`size` bytes of zeros from the start of a page on, as direct I/O wants them; not pinned."""
-        made = torch.frombuffer(mmap.mmap(-1, size), dtype=torch.uint8)
-        self._tensors.append(made)
-        return made
+        """`size` bytes of zeros, aligned to a page for direct I/O; not pinned."""
+        memory = torch.frombuffer(mmap.mmap(-1, size), dtype=torch.uint8)
+        self._tensors.append(memory)
+        return memory
 
     def tensors(self) -> tuple[Tensor, ...]:
         """Everything in the pool, for the memory account (tag `host`)."""

@@ -1,4 +1,4 @@
-"""First values of parameters, each element by itself: any rank makes any part of any parameter, the same to the bit."""
+"""Initial values of parameters, computed per element: any rank can create any part of any parameter, bitwise equal."""
 
 import functools
 import hashlib
@@ -14,19 +14,19 @@ from torch.distributed.tensor import DTensor
 
 INITIAL_DEVIATION = 0.02
 MOST_POSITIONS = 1 << 32
-"""Elements of a whole parameter: positions are mixed in 32 bits."""
+"""Maximum elements of a whole parameter, since positions are hashed in 32 bits."""
 CHUNK_ELEMENTS = 1 << 18
-"""Drawn at a time: what is needed beside the result stays in a processor's cache. Values do not depend on it."""
+"""Elements drawn at a time, so that temporaries stay in a processor's cache. Values do not depend on it."""
 _LEVELS = 1 << 16
 _UNIT = 2.0**-26
-"""Of which values are multiples, so that fp32 holds them exactly and no processor's last digits matter."""
+"""Values are multiples of it, so that they are exact in fp32 and do not depend on a processor's rounding."""
 _MULTIPLIERS = (0xED5AD4BB, 0xAC4C1B51, 0x31848BAB)
 _SHIFTS = (17, 11, 15)
-"""Of `triple32` [Wellons 2018, Prospecting for Hash Functions], whose last shift would change no bit that is used here."""
+"""Constants of `triple32` [Wellons 2018, Prospecting for Hash Functions]; its last shift would not change the bits used here."""
 
 
 class Kind(StrEnum):
-    """What a parameter's elements are at first."""
+    """Distribution of a parameter's initial values."""
 
     NORMAL = "normal"
     """Normal with mean 0 and deviation `INITIAL_DEVIATION`, in 65,536 equally likely values; the largest is 4.3 deviations."""
@@ -36,10 +36,10 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """A part of a whole parameter: `rows` of `run` neighbours each, one row `stride` positions after the other.
+    """A part of a whole parameter: `rows` rows of `run` consecutive elements, at a distance of `stride` positions.
 
-    A position is an element's place in the whole parameter in the order of its memory (row-major). The elements of the part
-    are counted in the same order: element i is at `offset + i // run * stride + i % run`.
+    A position is an element's index in the flattened whole parameter (row-major). Elements of the part are counted in the same
+    order: element i is at position `offset + i // run * stride + i % run`.
     """
 
     offset: int
@@ -49,12 +49,12 @@ class Window:
 
     @property
     def elements(self) -> int:
-        """Of the part."""
+        """Number of elements of the part."""
         return self.rows * self.run
 
 
 def window(shape: Sequence[int], dimension: int | None = None, first: int = 0, size: int = 0) -> Window:
-    """All of a parameter of `shape`, or `size` places from `first` on along one dimension.
+    """The window of a whole parameter of `shape`, or of its indices [`first`, `first + size`) along one dimension.
 
     Raises:
         ValueError: the part is not within the parameter.
@@ -63,51 +63,51 @@ def window(shape: Sequence[int], dimension: int | None = None, first: int = 0, s
     if dimension is None:
         return Window(offset=0, stride=whole, rows=1, run=whole)
     if not 0 <= first <= first + size <= shape[dimension]:
-        raise ValueError(f"{size} places from {first} on are not within {shape[dimension]}; check the slice's sizes")
+        raise ValueError(f"{size} indices from {first} on are not within {shape[dimension]}; check the slice's sizes")
     before, after = torch.Size(shape[:dimension]).numel(), torch.Size(shape[dimension + 1 :]).numel()
     return Window(offset=first * after, stride=shape[dimension] * after, rows=before, run=size * after)
 
 
 class FirstValues(ABC):
-    """The first values of a flat vector, any range of which can be made without the others."""
+    """The initial values of a flat vector. Any range of it can be computed independently."""
 
     elements: int
 
     @abstractmethod
     def fill(self, out: Tensor, start: int = 0) -> None:
-        """Write the elements from `start` on to `out`, which is contiguous, of any type and on any device.
+        """Write the elements from `start` on to `out`, which is contiguous, of any dtype and on any device.
 
-        A tensor without data stays as it is.
+        A tensor without data is not changed.
         """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drawn(FirstValues):
-    """Values that depend on the seed, the whole parameter's name and an element's position alone.
+    """Values that depend only on the seed, the whole parameter's name and an element's position.
 
-    1. SHA-256 of seed and name gives two keys of 32 bits.
-    2. A hash of 32 bits mixes each position with the keys; its upper 16 bits choose one of the quantiles of the normal
-       distribution from a table. All of that is exact, so that every device gives the same bits.
-    3. In a wider type values are those of the parameter's own `dtype`: an fp32 master of a bf16 parameter begins as that is.
+    1. SHA-256 of seed and name gives two 32-bit keys.
+    2. A 32-bit hash mixes each position with the keys; its upper 16 bits select a quantile of the normal distribution from a
+       table. All of this is exact, so that every device computes the same bits.
+    3. In a wider dtype, values are rounded to the parameter's own `dtype`: an fp32 master starts equal to its bf16 parameter.
 
-    Nothing is drawn beside what is asked for; some chunks' worth of memory is used meanwhile.
+    Only the requested elements are drawn; temporaries take the memory of a few chunks.
     """
 
     name: str
-    """In the whole model."""
+    """Name in the whole model."""
     seed: int
     dtype: torch.dtype
     window: Window
-    """Which part of the whole parameter this is."""
+    """The part of the whole parameter."""
     kind: Kind = Kind.NORMAL
 
     @property
     def elements(self) -> int:  # type: ignore[override]
-        """Of the part."""
+        """Number of elements of the part."""
         return self.window.elements
 
     def sliced(self, first: int, size: int) -> "Drawn":
-        """Of each of the window's rows `size` elements from `first` on."""
+        """The elements [`first`, `first + size`) of each of the window's rows."""
         return replace(self, window=replace(self.window, offset=self.window.offset + first, run=size))
 
     @torch.no_grad()
@@ -122,7 +122,7 @@ class Drawn(FirstValues):
         run, done, flat = self.window.run, 0, out.view(-1)
         while done < flat.numel():
             row, column = divmod(start + done, run)
-            # The rest of a row, or as many whole rows as a chunk has.
+            # The rest of a row, or as many whole rows as fit in a chunk.
             width = min(run - column, CHUNK_ELEMENTS, flat.numel() - done)
             rows = max(min(CHUNK_ELEMENTS, flat.numel() - done) // run, 1) if width == run else 1
             piece = flat[done : done + rows * width].view(rows, width)
@@ -131,7 +131,7 @@ class Drawn(FirstValues):
 
 
 class _Mixer:
-    """Writes values of one parameter at given positions. Its scratch memory is made once."""
+    """Writes values of one parameter at given positions. Its scratch memory is allocated once."""
 
     def __init__(self, first_key: int, second_key: int, dtype: torch.dtype, device: torch.device) -> None:
         self._keys = _signed(first_key), _signed(second_key)
@@ -141,14 +141,14 @@ class _Mixer:
         self._values = torch.empty(CHUNK_ELEMENTS, dtype=torch.float32, device=device)
 
     def fill(self, out: Tensor, first: int, stride: int) -> None:
-        """`out` [rows, run]: row r is of the positions from `first + r * stride` on; at most a chunk."""
+        """Fill `out` [rows, run], at most a chunk; row r has the positions from `first + r * stride` on."""
         rows, run = out.shape
         x, shifted, values = (scratch[: out.numel()].view(rows, run) for scratch in (self._mixed, self._shifted, self._values))
         starts = self._count[:rows, None] * _signed(stride) + _signed(first)
         torch.add(starts, self._count[:run], out=x)
         x.bitwise_xor_(self._keys[0])
         for step, (shift, multiplier) in enumerate(zip(_SHIFTS, _MULTIPLIERS, strict=True)):
-            # Shifts of signed integers draw the sign after them: the mask makes them logical.
+            # Right shifts of signed integers are arithmetic; the mask makes them logical.
             torch.bitwise_right_shift(x, shift, out=shifted)
             x.bitwise_xor_(shifted.bitwise_and_((1 << (32 - shift)) - 1)).mul_(_signed(multiplier))
             if step == 0:
@@ -159,7 +159,7 @@ class _Mixer:
 
 
 class Given(FirstValues):
-    """Values that a tensor has: of a user's own module, or of a parameter that is whole here already."""
+    """The values of a tensor: of a user's module, or of a parameter that already is whole on this rank."""
 
     def __init__(self, values: Tensor) -> None:
         self._values = values.detach().reshape(-1)
@@ -170,8 +170,7 @@ class Given(FirstValues):
 
 
 class Joined(FirstValues):
-    """One vector's values after the other's: a rank's master vector, or a parameter in which several named ones lie along
-    dimension 0."""
+    """Concatenated values: a rank's master vector, or a parameter that combines several named ones along dimension 0."""
 
     def __init__(self, parts: Sequence[FirstValues]) -> None:
         self.parts = tuple(parts)
@@ -187,42 +186,42 @@ class Joined(FirstValues):
 
 
 class Share(FirstValues):
-    """`elements` of others' values from `first` on; zeros behind the last one: one rank's padded share of a parameter."""
+    """One rank's padded share of a parameter: `elements` of the values from `first` on, then zeros."""
 
     def __init__(self, values: FirstValues, first: int, elements: int) -> None:
         self._values, self._first, self.elements = values, first, elements
 
     def fill(self, out: Tensor, start: int = 0) -> None:
         flat = out.view(-1)
-        there = min(max(self._values.elements - self._first - start, 0), flat.numel())
-        if there:
-            self._values.fill(flat[:there], self._first + start)
-        flat[there:].zero_()
+        available = min(max(self._values.elements - self._first - start, 0), flat.numel())
+        if available:
+            self._values.fill(flat[:available], self._first + start)
+        flat[available:].zero_()
 
 
 def draw(
     name: str, shape: Sequence[int], seed: int, dtype: torch.dtype, dimension: int | None = None, first: int = 0, size: int = 0
 ) -> Drawn:
-    """A normal parameter of `shape`, or of it `size` places from `first` on along one dimension.
+    """A normally distributed parameter of `shape`, or its indices [`first`, `first + size`) along one dimension.
 
     Raises:
         ValueError: the parameter has too many elements, or the part is not within it.
     """
     if torch.Size(shape).numel() > MOST_POSITIONS:
-        raise ValueError(f"{name} has more than {MOST_POSITIONS:,} elements; cut it into parameters with names of their own")
+        raise ValueError(f"{name} has more than {MOST_POSITIONS:,} elements; cut it into several parameters")
     return Drawn(name=name, seed=seed, dtype=dtype, window=window(shape, dimension, first, size))
 
 
-def hollow(module: nn.Module, device: torch.device) -> None:
-    """Bring the parameters that are on the meta device to `device`, with their shapes and without memory.
+def move_without_memory(module: nn.Module, device: torch.device) -> None:
+    """Replace parameters on the meta device by ones on `device` with the same shapes and empty storages.
 
-    `resize_` of the storage gives one its memory.
+    `resize_` of the storage allocates a parameter's memory.
     """
 
     def make(parameter: nn.Parameter) -> Tensor:
-        made = torch.empty_like(parameter, device=device)
-        made.untyped_storage().resize_(0)
-        return made
+        empty = torch.empty_like(parameter, device=device)
+        empty.untyped_storage().resize_(0)
+        return empty
 
     _replace(module, make)
 
@@ -231,9 +230,9 @@ def hollow(module: nn.Module, device: torch.device) -> None:
 def materialise(
     module: nn.Module, values: Mapping[str, FirstValues], device: torch.device, dtype: torch.dtype | None = None
 ) -> None:
-    """Give the parameters that are on the meta device memory and their first values; of a DTensor this rank's part.
+    """Allocate the parameters that are on the meta device and write their initial values; of a DTensor, this rank's part.
 
-    `dtype`: of floating parameters; None: what they have.
+    `dtype`: of floating-point parameters; None: unchanged.
     """
     names = [name for name, parameter in module.named_parameters() if parameter.device.type == "meta"]
     _replace(module, lambda parameter: torch.empty_like(parameter, device=device, dtype=_wider(parameter.dtype, dtype)))
@@ -242,13 +241,13 @@ def materialise(
         values[name].fill(parameter.to_local() if isinstance(parameter, DTensor) else parameter.data)
 
 
-def _wider(own: torch.dtype, wanted: torch.dtype | None) -> torch.dtype:
-    """Bytes of quantised parameters stay what they are."""
-    return wanted if wanted is not None and own.is_floating_point else own
+def _wider(own: torch.dtype, requested: torch.dtype | None) -> torch.dtype:
+    """The requested dtype; bytes of quantised parameters keep theirs."""
+    return requested if requested is not None and own.is_floating_point else own
 
 
 def _replace(module: nn.Module, make: Callable[[nn.Parameter], Tensor]) -> None:
-    """Put others in the place of parameters on the meta device; what is tied stays so."""
+    """Replace the parameters on the meta device; tied ones stay tied."""
     made: dict[nn.Parameter, nn.Parameter] = {}
     for inner in module.modules():
         for key, parameter in inner.named_parameters(recurse=False, remove_duplicate=False):
@@ -260,7 +259,7 @@ def _replace(module: nn.Module, make: Callable[[nn.Parameter], Tensor]) -> None:
 
 @functools.cache
 def _quantiles() -> Tensor:
-    """The normal distribution's quantiles in the middle of 65,536 equal parts, times the deviation, fp32, symmetric to the bit.
+    """Quantiles of the normal distribution at the midpoints of 65,536 equal parts, times the deviation; fp32, exactly symmetric.
 
     Their standard deviation is 0.99999 of `INITIAL_DEVIATION`.
     """
@@ -270,5 +269,5 @@ def _quantiles() -> Tensor:
 
 
 def _signed(number: int) -> int:
-    """The 32-bit integer in two's complement that has the lower 32 bits of `number`."""
+    """The lower 32 bits of `number` as a signed integer (two's complement)."""
     return (number + (1 << 31)) % (1 << 32) - (1 << 31)

@@ -1,4 +1,4 @@
-"""Dynamic loss scaling, so that gradients keep within the range of fp16."""
+"""Dynamic loss scaling, which keeps gradients within the range of fp16."""
 
 import torch
 from torch import Tensor
@@ -9,28 +9,28 @@ from search_spaces.training.loss_scale import GROWTH_INTERVAL, INITIAL_SCALE_POW
 
 
 class LossScaler:
-    """What a step's losses are multiplied by before backward, and its gradients divided by before the update.
+    """The factor of a step's losses before backward, by which gradients are divided before the update.
 
-    A step [Micikevicius et al. 2018, Mixed Precision Training, 3.2; as `torch.amp.GradScaler` does it]:
+    A step [Micikevicius et al. 2018, Mixed Precision Training, 3.2; as in `torch.amp.GradScaler`]:
 
-    1. Losses are multiplied by `scale`, a power of two, so that nothing is rounded by it.
-    2. The norm of the gradients over all shares, slices and stages is not finite where one gradient of one rank is not: the
-       sums that clipping waits for anyway tell every rank at once.
-    3. A finite norm: the update is made on gradients divided by `scale`; after GROWTH_INTERVAL such steps in a row the scale is
-       doubled. Else no rank updates, and the scale is halved.
+    1. Losses are multiplied by `scale`, a power of two, which causes no rounding.
+    2. The norm of the gradients over all shares, slices and stages is not finite if any gradient of any rank is not. So the
+       sums that clipping needs in any case inform every rank.
+    3. If the norm is finite, the update uses gradients divided by `scale`; after GROWTH_INTERVAL such steps in a row the scale
+       is doubled. Otherwise no rank updates, and the scale is halved.
 
     Raises, from `accepts`:
-        WrongResultError: gradients overflow at the least scale, on every rank alike.
+        WrongResultError: gradients overflow at the smallest scale; raised on every rank.
     """
 
     def __init__(self) -> None:
         self.scale = 2.0**INITIAL_SCALE_POWER
         self._accepted = 0
-        """Updates since the scale changed."""
+        """Updates since the last change of the scale."""
 
     def accepts(self, norm: Tensor) -> bool:
-        """Whether the step whose scaled gradients have this norm is to be made; sets the scale of the next step."""
-        # A dry run has no numbers, and so none that overflow.
+        """Whether to update with scaled gradients of this norm; sets the scale of the next step."""
+        # A dry run has no values, so none overflow.
         if is_fake(norm) or bool(torch.isfinite(norm)):
             self._accepted += 1
             if self._accepted == GROWTH_INTERVAL:

@@ -1,4 +1,4 @@
-"""A decoder-only transformer of any shape that a ModelSpec can state, or the part of it that one rank holds."""
+"""A decoder-only transformer of any shape that a ModelSpec describes, or one rank's part of it."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from executor.parallel.bottleneck import WIDENING, Bottleneck, behind
+from executor.parallel.bottleneck import WIDENING, Bottleneck, apply_adapter
 from executor.parallel.chunked_loss import chunked_loss
 from executor.parallel.collectives import Group
 from executor.parallel.context import ContextParallel
@@ -36,12 +36,12 @@ from search_spaces.training.windows import window_of
 Rotary = tuple[Tensor, Tensor] | None
 """Cosines and sines of tokens; None: positions are learned."""
 WHOLE_BITS = 16
-"""Of a frozen weight that is kept in the type that is computed in."""
+"""Bits of a frozen weight that is kept in the dtype of computation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """What one rank holds of the model: which layers, which slice of the matrices and which tokens of a sequence."""
+    """One rank's part of the model: its layers, its slice of the matrices and its tokens of a sequence."""
 
     layers: Sequence[int]
     first: bool
@@ -53,15 +53,15 @@ class Part:
     expert: Group = field(default_factory=lambda: Group(None, 1, 0))
     """The ranks that divide the experts."""
     operators: Operators = field(default_factory=Operators)
-    """What computes norms, rotations, gates and the loss."""
+    """Implementations of norms, rotations, gates and the loss."""
     losses_wait: bool = False
-    """Whether other micro-batches' losses may come between a loss and its backward."""
+    """Whether losses of other micro-batches may be computed between a loss and its backward."""
 
 
 def whole(spec: ModelSpec) -> Part:
-    """All of the model on one rank."""
-    alone = Group(None, 1, 0)
-    tensor, context = TensorParallel(alone, sequence_parallel=False), ContextParallel(alone)
+    """The whole model on one rank."""
+    single = Group(None, 1, 0)
+    tensor, context = TensorParallel(single, sequence_parallel=False), ContextParallel(single)
     return Part(layers=range(spec.num_layers), first=True, last=True, tensor=tensor, context=context)
 
 
@@ -75,7 +75,7 @@ def rotary_table(spec: ModelSpec, length: int) -> tuple[Tensor, Tensor]:
 
 
 class Attention(nn.Module):
-    """Causal attention with grouped queries: [batch, tokens, hidden] to the same. Tensor ranks divide the heads."""
+    """Causal grouped-query attention: [batch, tokens, hidden] to the same shape. Tensor ranks divide the heads."""
 
     def __init__(self, spec: ModelSpec, part: Part) -> None:
         super().__init__()
@@ -107,9 +107,9 @@ class Attention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """The MLP, gated or not: [..., hidden] to the same. Tensor ranks divide its width.
+    """The MLP, gated or not: [..., hidden] to the same shape. Tensor ranks divide its width.
 
-    An expert leaves the exchange between tensor ranks to the layer of experts around it.
+    In an expert, the enclosing expert layer does the communication between tensor ranks.
     """
 
     def __init__(self, spec: ModelSpec, part: Part, expert: bool = False) -> None:
@@ -121,7 +121,7 @@ class FeedForward(nn.Module):
         self.down = RowLinear(width, hidden, part.tensor, bias=bias, leaves=not expert)
 
     def forward(self, x: Tensor, multiply: Multiply | None = None) -> Tensor:
-        """`multiply`: multiplies by the matrices of many experts of this name in the place of this one's."""
+        """`multiply`: multiplies by the matrices of many experts, by name, instead of by this one's."""
         matrices = {"up": self.up} if self.gate is None else {"up": self.up, "gate": self.gate}
         if multiply is not None:
             hidden, *gate = [multiply(name, x) for name in matrices]
@@ -143,7 +143,7 @@ def _bottleneck(spec: ModelSpec) -> Bottleneck | None:
 
 
 class Block(nn.Module):
-    """One layer: [batch, tokens, hidden] to the same."""
+    """One layer: [batch, tokens, hidden] to the same shape."""
 
     def __init__(self, spec: ModelSpec, part: Part) -> None:
         super().__init__()
@@ -157,18 +157,18 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, rotary: Rotary, documents: Documents | None = None) -> Tensor:
         if not self.pre_norm:
-            x = self.attention_norm(x + behind(self.attention_adapter, self.attention(x, rotary, documents)))
-            post: Tensor = self.mlp_norm(x + behind(self.mlp_adapter, self.mlp(x)))
+            x = self.attention_norm(x + apply_adapter(self.attention_adapter, self.attention(x, rotary, documents)))
+            post: Tensor = self.mlp_norm(x + apply_adapter(self.mlp_adapter, self.mlp(x)))
             return post
-        attended = x + behind(self.attention_adapter, self.attention(self.attention_norm(x), rotary, documents))
-        result: Tensor = attended + behind(self.mlp_adapter, self.mlp(self.mlp_norm(x if self.parallel_residual else attended)))
+        attended = x + apply_adapter(self.attention_adapter, self.attention(self.attention_norm(x), rotary, documents))
+        result: Tensor = attended + apply_adapter(self.mlp_adapter, self.mlp(self.mlp_norm(x if self.parallel_residual else attended)))
         return result
 
 
 class Embedding(nn.Module):
-    """Token ids [batch, tokens] to [batch, tokens, hidden], with learned positions where the model has them.
+    """Token ids [batch, tokens] to [batch, tokens, hidden], with learned positions if the model has them.
 
-    Tensor ranks divide the table's rows, and with sequence parallelism each leaves with its share of the tokens.
+    Tensor ranks divide the table's rows; with sequence parallelism each returns its share of the tokens.
     """
 
     def __init__(self, spec: ModelSpec, part: Part) -> None:
@@ -182,7 +182,7 @@ class Embedding(nn.Module):
         self.positions = nn.Embedding(rows, spec.hidden_size) if learned else None
 
     def forward(self, tokens: Tensor, places: Tensor) -> Tensor:
-        """`places` [tokens] or [batch, tokens]: where in the sequence, or in their documents, the tokens stand."""
+        """`places` [tokens] or [batch, tokens]: positions of the tokens in the sequence, or in their documents."""
         x: Tensor = self.tokens(tokens, self.prompt)
         if self.project is not None:
             x = self.project(x)
@@ -191,7 +191,7 @@ class Embedding(nn.Module):
         return x
 
     def _positions(self, table: nn.Embedding, rows: Tensor) -> Tensor:
-        """What the rank's tokens get of the learned positions; virtual ones get nothing."""
+        """Learned positions of the rank's tokens; zeros for virtual tokens."""
         if self.prompt is None:
             learned: Tensor = table(self.tensor.own_tokens(rows.movedim(-1, 0)).movedim(0, -1))
             return learned
@@ -202,17 +202,17 @@ class OutputProjection(ColumnLinear):
     """A slice of the vocabulary: weight [vocabulary / ranks, width]."""
 
     def forward(self, x: Tensor, use: Callable[[Tensor], Tensor] | None = None) -> Tensor:
-        """The logits of `x`, or what `use` makes of the weight: as part of this module's call, so that hooks on it hold."""
+        """The logits of `x`, or `use(weight)`. It runs within this module's call, so that hooks on the module apply."""
         return super().forward(x) if use is None else use(self.weight)
 
 
 class Head(nn.Module):
     """Final norm, output projection and mean cross-entropy in at least fp32. Tensor ranks divide the vocabulary.
 
-    With `chunk` > 0 the logits exist for that many tokens at a time, and forward makes gradients of them (`chunked_loss`). They
-    are made again in backward instead where many micro-batches' losses wait for theirs, each of which would hold a gradient of
-    the weight, and in fp16, which cannot hold gradients before they are scaled. Where samples hold padding (`targets`), a loss
-    is no mean over the targets that are here, but weighs them as those of the whole step.
+    With `chunk` > 0 the logits exist for that many tokens at a time, and forward computes their gradients (`chunked_loss`).
+    Instead, logits are recomputed in backward if losses of many micro-batches wait for their backward, since each would store a
+    gradient of the weight, and in fp16, which cannot represent unscaled gradients. If samples contain padding (`targets`), the
+    loss is not a mean over its own targets, but weights them as those of the whole step.
     """
 
     def __init__(self, spec: ModelSpec, part: Part, chunk: int) -> None:
@@ -220,7 +220,7 @@ class Head(nn.Module):
         self.chunk, self.tensor, self.virtual = chunk, part.tensor, spec.prompt_length
         self.losses_wait = part.losses_wait
         self.targets = 0.0
-        """Of a micro-batch, on the mean of the step's; 0: as many as labels, none of which is of padding."""
+        """Mean number of targets per micro-batch of the step; 0: the number of labels, since there is no padding."""
         self.linear_loss = part.operators.linear_loss
         self.norm = part.operators.make_norm(spec) if spec.pre_norm else None
         width = spec.embedding_size or spec.hidden_size
@@ -236,7 +236,7 @@ class Head(nn.Module):
         rows, targets = x.flatten(0, 1), labels.flatten()
         if self.linear_loss is not None:
             return self.linear_loss(rows, self.output.weight, targets) / (self.targets or targets.numel())
-        # In one chunk, too: the gradient takes the logits' place, so that fewer tokens never take more memory.
+        # Even for a single chunk: the gradient overwrites the logits, so that fewer tokens never take more memory.
         if self.chunk and torch.is_grad_enabled() and not self.losses_wait and rows.dtype != torch.float16:
             scale, padded = 1 / (self.targets or targets.numel()), self.targets > 0
             use = functools.partial(
@@ -247,8 +247,8 @@ class Head(nn.Module):
         if not self.chunk or self.chunk >= rows.shape[0]:
             return self._summed_loss(rows, targets) / (self.targets or targets.numel())
         parts = zip(torch.split(rows, self.chunk), torch.split(targets, self.chunk), strict=True)
-        again = functools.partial(checkpoint, self._summed_loss, use_reentrant=False, preserve_rng_state=False)
-        sums = [again(part, target) for part, target in parts]
+        recomputed_loss = functools.partial(checkpoint, self._summed_loss, use_reentrant=False, preserve_rng_state=False)
+        sums = [recomputed_loss(part, target) for part, target in parts]
         return torch.stack(sums).sum() / (self.targets or targets.numel())
 
     def _summed_loss(self, rows: Tensor, targets: Tensor) -> Tensor:
@@ -260,11 +260,11 @@ class Head(nn.Module):
 class Transformer(nn.Module):
     """The model, or one rank's part of it.
 
-    The first part takes `tokens` [batch, tokens], a later one in their place the hidden states [batch, tokens, hidden] of the
-    part before, in which virtual tokens of a prompt come first; the last returns the mean loss against `labels` [batch,
-    tokens], an earlier one its hidden states. Of packed rows every part takes `places` [batch, tokens] too: where in their
-    documents tokens stand, each of which begins at 0. With context parallelism the tokens are those of the rank's positions,
-    with sequence parallelism hidden states a share of them.
+    The first part takes `tokens` [batch, tokens]. Later parts take the hidden states [batch, tokens, hidden] of the previous
+    part instead, with the virtual tokens of a prompt first. The last part returns the mean loss against `labels` [batch,
+    tokens], the others their hidden states. With packed rows every part also takes `places` [batch, tokens]: the positions of
+    the tokens in their documents, starting at 0. With context parallelism the tokens are those of the rank's positions; with
+    sequence parallelism the hidden states are of a share of them.
     """
 
     rotary_cosines: Tensor
@@ -276,23 +276,23 @@ class Transformer(nn.Module):
         self.spec, self.sequence_length = spec, sequence_length
         self.part = part = part or whole(spec)
         self.embedding = Embedding(spec, part) if part.first else None
-        # Named by the layer's number in the whole model: weights are drawn by their names.
+        # Named by the layer's number in the whole model, because initial weights depend on their names.
         self.blocks = nn.ModuleDict({str(layer): Block(spec, part) for layer in part.layers})
         self.head = Head(spec, part, loss_chunk_size) if part.last else None
         self.adapt()
         self.tie()
         self.rotary = spec.position is Position.ROTARY
         self.kept: dict[str, Tensor] = {}
-        """Layer -> the tokens that it sees in this step (random-LTD); layers that see all are not in it."""
+        """Layer -> the tokens that it processes in this step (random-LTD); layers that process all are omitted."""
         self.make_tables()
 
     def tie(self) -> None:
-        """Make the output projection the embedding table, where the model has it so and both are here."""
+        """Tie the output projection to the embedding table, if the model ties them and this part has both."""
         if self.spec.tied_embeddings and self.embedding is not None and self.head is not None:
             self.head.output.weight = self.embedding.tokens.weight
 
     def adapt(self) -> None:
-        """Where adapters or virtual tokens are trained: freeze all else, and put low-rank adapters beside their matrices."""
+        """If adapters or virtual tokens are trained, freeze all other parameters and add low-rank adapters to their matrices."""
         if not self.spec.adapts:
             return
         self.requires_grad_(False)
@@ -304,23 +304,23 @@ class Transformer(nn.Module):
                 matrix.adapt(self.spec.lora_rank)
 
     def quantise(self) -> None:
-        """Where the model has frozen weights of fewer bits: make the matrices of its layers so. Tables and norms stay."""
+        """Quantise the matrices of the layers, if the model has frozen weights of fewer bits. Tables and norms stay."""
         if self.spec.adapts and self.spec.frozen_bits < WHOLE_BITS:
             for _, matrix in self.matrices():
                 matrix.quantise(self.spec.frozen_bits)
 
     def multiply_in_float8(self) -> None:
-        """Have the matrices of its layers multiplied in 8 bits from now on. Tables, routers and the output projection stay."""
+        """Multiply by the matrices of the layers in float8 from now on. Tables, routers and the output projection stay."""
         for _, matrix in self.matrices():
             matrix.float8 = True
 
     def matrices(self) -> list[tuple[str, ColumnLinear | RowLinear]]:
-        """Every matrix of the layers but routers, by name."""
+        """Names and matrices of the layers, without routers."""
         named = self.blocks.named_modules()
         return [(name, module) for name, module in named if isinstance(module, ColumnLinear | RowLinear)]
 
     def make_tables(self) -> None:
-        """Rotations of the rank's tokens, virtual ones included, in fp32 whatever the parameters' type."""
+        """Create the rotations of the rank's tokens, including virtual ones, in fp32 whatever the parameters' dtype."""
         self.register_buffer("places", self.part.context.positions(self.sequence_length), persistent=False)
         length = self.sequence_length + self.spec.prompt_length
         places = self.part.context.positions(length)
@@ -330,7 +330,7 @@ class Transformer(nn.Module):
             self.register_buffer("rotary_sines", sines[places], persistent=False)
 
     def set_length(self, length: int) -> None:
-        """Train on samples of so many tokens from now on (curriculum)."""
+        """Train on samples of `length` tokens from now on (curriculum)."""
         device, self.sequence_length = self.places.device, length
         self.make_tables()
         for name, table in self.named_buffers(recurse=False):
@@ -341,11 +341,11 @@ class Transformer(nn.Module):
         return list(self.blocks.values())
 
     def sharding_units(self) -> list[nn.Module]:
-        """The parts that every rank calls in the same order: what stage 3 gathers together."""
+        """The modules that stage 3 gathers as units; every rank calls them in the same order."""
         return [unit for unit in (self.embedding, *self.layers(), self.head) if unit is not None]
 
     def split_dimensions(self) -> dict[str, int]:
-        """Parameter -> the dimension of which tensor-parallel ranks hold slices; one that is not here is whole on each."""
+        """Parameter -> the dimension that is sliced over tensor-parallel ranks; omitted parameters are whole on each rank."""
         found = {}
         for name, module in self.named_modules():
             if isinstance(module, ColumnLinear | RowLinear | VocabularyEmbedding | LowRank | Prefix):
@@ -356,8 +356,8 @@ class Transformer(nn.Module):
     def summand_parameters(self) -> set[str]:
         """Parameters that are whole on each tensor-parallel rank, but get only a summand of their gradient there.
 
-        That is every whole parameter where ranks divide the sequence, and where they divide the experts' widths the router and
-        the experts' last biases; and what is whole of an adapter (`LowRank`).
+        With sequence parallelism these are all whole parameters. Otherwise they are the router and the experts' last biases, if
+        ranks divide the experts' widths, and the whole factors of adapters (`LowRank`).
         """
         if self.part.tensor.size == 1:
             return set()
@@ -367,7 +367,7 @@ class Transformer(nn.Module):
         return {name for name in whole_ones if any(part in name for part in (".router.", ".experts.", ".adapter."))}
 
     def expert_parameters(self) -> set[str]:
-        """Parameters of experts, where other ranks hold other ones."""
+        """Parameters of experts, if ranks hold different experts."""
         if self.part.expert.size == 1:
             return set()
         return {name for name, _ in self.named_parameters() if ".experts." in name}
@@ -385,7 +385,7 @@ class Transformer(nn.Module):
         return loss
 
     def _rotations(self, dtype: torch.dtype, places: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Cosines and sines of the tokens, or of those that stand at `places` [batch, tokens]."""
+        """Cosines and sines of the tokens, or of tokens at positions `places` [batch, tokens]."""
         tables = self.rotary_cosines.to(dtype), self.rotary_sines.to(dtype)
         return tables if places is None else (tables[0][places][:, None], tables[1][places][:, None])
 
@@ -398,10 +398,10 @@ def transformer_without_memory(
     loss_chunk_size: int = 0,
     part: Part | None = None,
 ) -> tuple[Transformer, dict[str, FirstValues]]:
-    """The model, or one rank's part, with parameters on the meta device, and their first values by name; tables on the CPU.
+    """The model, or one rank's part, with parameters on the meta device and tables on the CPU; initial values by name.
 
     Values depend on the seed, each parameter's name in the whole model and an element's position in the whole parameter. So
-    every layout of the same model starts from the same weights, and a rank makes those alone that it keeps.
+    every layout of a model starts from the same weights, and a rank creates only those that it keeps.
     """
     with torch.device("meta"):
         model = Transformer(spec, sequence_length, loss_chunk_size, part).to(dtype)
@@ -429,21 +429,21 @@ def build_transformer(
     loss_chunk_size: int = 0,
     part: Part | None = None,
 ) -> Transformer:
-    """The model, or one rank's part, whole on the CPU with its first values (`transformer_without_memory`)."""
+    """The model, or one rank's part, on the CPU with its initial values (`transformer_without_memory`)."""
     model, values = transformer_without_memory(spec, sequence_length, seed, dtype, loss_chunk_size, part)
     materialise(model, values, torch.device("cpu"))
     return model
 
 
 def _whole_name(name: str, spec: ModelSpec) -> str:
-    """The name that the whole model has for a parameter: a tied table goes by the embedding's, also on another rank."""
+    """A parameter's name in the whole model: a tied output projection has the embedding's, even on another rank."""
     return "embedding.tokens.weight" if spec.tied_embeddings and name == "head.output.weight" else name
 
 
 def _first_values(name: str, parameter: Tensor, seed: int, split: int | None, tensor: TensorParallel) -> Drawn:
-    """Norm weights 1, biases and adapters' second matrices 0, matrices normal.
+    """Norm weights are 1, biases and adapters' second matrices 0, other matrices normal.
 
-    `parameter` is this rank's slice, along dimension `split`, of what has the name.
+    `parameter` is this rank's slice, along dimension `split`, of the named parameter.
     """
     shape = [size * tensor.size if dimension == split else size for dimension, size in enumerate(parameter.shape)]
     own = 0 if split is None else parameter.shape[split]

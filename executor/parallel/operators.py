@@ -1,4 +1,4 @@
-"""What our modules compute with beside matrix products, attention and collectives: torch's own operators."""
+"""The operators of our modules other than matrix products, attention and collectives, implemented by torch."""
 
 from collections.abc import Callable
 
@@ -13,26 +13,26 @@ LinearLoss = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 class Operators:
-    """Norms, rotations, gates and the loss, each by torch's own operators; a package of fused kernels overrides some.
+    """Norms, rotations, gates and the loss, implemented by torch operators; fused-kernel packages override some.
 
-    What overrides takes and gives plain tensors of these shapes and types, also where they are a rank's slices, and has a
-    backward that autograd can call once for every forward.
+    Overrides take and return plain tensors of these shapes and dtypes, including a rank's slices. Autograd calls their backward
+    once for every forward.
     """
 
     linear_loss: LinearLoss | None = None
-    """What takes the place of the output projection and its loss, where a rank has the whole vocabulary; None: nothing."""
+    """Replaces the output projection and its loss if a rank has the whole vocabulary; None: not replaced."""
 
     def make_norm(self, spec: ModelSpec) -> nn.Module:
-        """A norm over the hidden width, with `weight` and, where the model's norm has one, `bias`."""
+        """A norm over the hidden width, with `weight` and, if the model's norm has one, `bias`."""
         kind = nn.RMSNorm if spec.norm is Norm.RMSNORM else nn.LayerNorm
         return kind(spec.hidden_size, eps=spec.norm_epsilon)
 
     def rotate(self, query: Tensor, key: Tensor, cosines: Tensor, sines: Tensor) -> tuple[Tensor, Tensor]:
-        """Queries and keys [batch, heads, tokens, head_dim] turned by the angles of their places [tokens, rotated]."""
+        """Rotate queries and keys [batch, heads, tokens, head_dim] by the angles of their positions [tokens, rotated]."""
         return rotate(query, cosines, sines), rotate(key, cosines, sines)
 
     def gate(self, gate: Tensor, hidden: Tensor, kind: str) -> Tensor:
-        """The gate [..., width], through its activation, times what it gates."""
+        """The activated gate [..., width] times `hidden`."""
         return self.activate(gate, kind) * hidden
 
     def activate(self, x: Tensor, kind: str) -> Tensor:
@@ -49,8 +49,8 @@ class Operators:
 
 def rotate(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
     """Rotate the first dimensions of x [batch, heads, tokens, head_dim], halves paired as in Llama and GPT-NeoX."""
-    rotated = cosines.shape[-1]
-    turned, kept = x[..., :rotated], x[..., rotated:]
-    first, second = turned.chunk(2, dim=-1)
-    turned = turned * cosines + torch.cat((-second, first), dim=-1) * sines
-    return torch.cat((turned, kept), dim=-1) if kept.shape[-1] else turned
+    width = cosines.shape[-1]
+    rotated, kept = x[..., :width], x[..., width:]
+    first, second = rotated.chunk(2, dim=-1)
+    rotated = rotated * cosines + torch.cat((-second, first), dim=-1) * sines
+    return torch.cat((rotated, kept), dim=-1) if kept.shape[-1] else rotated

@@ -1,4 +1,4 @@
-"""Causal attention inside of documents that share a row: none of them sees another."""
+"""Causal attention within documents that are packed into a row, without attention between documents."""
 
 from dataclasses import dataclass
 
@@ -13,22 +13,22 @@ from executor.parallel.windowed import FLEX_LEAST_WIDTH, FLEX_TYPES, compiled_fl
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Documents:
-    """The documents of a micro-batch of packed rows; what pads a row is one more, which no other sees.
+    """The documents of a micro-batch of packed rows; the padding of a row counts as a further document.
 
-    What attention needs of them is found once for all layers.
+    It is computed once for all layers.
     """
 
     lengths: tuple[int, ...]
-    """Of all documents, row by row; they sum to the tokens of the micro-batch. Empty where `mask` says it."""
+    """Lengths of all documents, row by row; they sum to the tokens of the micro-batch. Empty if there is a `mask`."""
     mask: BlockMask | None
-    """For flex attention; None: each document is attended to by itself."""
+    """Mask for flex attention; None: attention is computed separately for each document."""
 
 
 def documents_in(places: Tensor, dtype: torch.dtype, head_dim: int) -> Documents:
-    """The documents of rows whose tokens stand at `places` [batch, tokens], each of which begins at 0.
+    """The documents of rows, from the positions `places` [batch, tokens] of tokens in their documents, which start at 0.
 
-    On CUDA torch's flex attention passes by blocks in which no query sees a key, without asking the host how long documents
-    are. Its CPU form has no backward; there, and where a kernel is asked for by name, each document is a call of its own.
+    On CUDA torch's flex attention skips blocks in which no query attends to a key, without reading the lengths of documents on
+    the host. Its CPU version has no backward; there, and if a kernel is chosen by name, each document is a separate call.
     """
     begins = places == 0
     if places.is_cuda and any_kernel() and dtype in FLEX_TYPES and head_dim >= FLEX_LEAST_WIDTH:
@@ -39,7 +39,7 @@ def documents_in(places: Tensor, dtype: torch.dtype, head_dim: int) -> Documents
 
 
 def attend_in_documents(query: Tensor, key: Tensor, value: Tensor, documents: Documents, grouped: bool) -> Tensor:
-    """Attention of each token of [batch, heads, tokens, head_dim] to the tokens of its document that are not behind it."""
+    """Causal attention of each token of [batch, heads, tokens, head_dim] to the tokens of its document."""
     if documents.mask is not None:
         return compiled_flex()(query, key, value, block_mask=documents.mask, enable_gqa=grouped)
     rows, lengths = query.shape[0], documents.lengths
@@ -53,7 +53,7 @@ def attend_in_documents(query: Tensor, key: Tensor, value: Tensor, documents: Do
 
 
 def block_mask(numbers: Tensor) -> BlockMask:
-    """The blocks that are visited, by the number of each token's document [batch, tokens]."""
+    """The mask of visited blocks, from the number of each token's document [batch, tokens]."""
 
     def sees(batch: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return (key <= query) & (numbers[batch, query] == numbers[batch, key])

@@ -1,4 +1,4 @@
-"""One part of a model on a rank, as engines and pipelines see it: ours or the user's."""
+"""One part of a model on a rank, as engines and pipelines use it: of our Transformer or of a user's module."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -10,44 +10,45 @@ from executor.parallel.initialization import FirstValues, Given
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ModelPart:
-    """The module, and what its own class does not tell."""
+    """A module, and the metadata that its class does not provide."""
 
     module: nn.Module
     blocks: Sequence[nn.Module]
-    """In order: what is checkpointed."""
+    """The blocks that are checkpointed, in order."""
     units: Sequence[nn.Module]
-    """What every rank calls in the same order and stage 3 gathers together. Branches that only some ranks take lie inside."""
+    """The modules that stage 3 gathers as units. Every rank calls them in the same order; branches that only some ranks take
+    are inside units."""
     values: Mapping[str, FirstValues] = field(default_factory=dict)
-    """Of the parameters that are on the meta device, by name: who shards the module gives memory to what it keeps alone, and
-    fills that. Parameters of a user's own module are whole, on the CPU, and have the values that its code gave them."""
+    """Initial values of the parameters that are on the meta device, by name: the replica that shards the module allocates and
+    fills only what it keeps. Parameters of a user's module are whole, on the CPU, with the values that its code set."""
     split: Mapping[str, int] = field(default_factory=dict)
-    """Parameter -> the dimension of which tensor-parallel ranks hold slices; one that is not here is whole on each."""
+    """Parameter -> the dimension that is sliced over tensor-parallel ranks; omitted parameters are whole on each rank."""
     summands: frozenset[str] = frozenset()
     """Parameters that are whole on each tensor-parallel rank, but get only a summand of their gradient there."""
     experts: frozenset[str] = frozenset()
-    """Parameters of experts of which other ranks hold others (`expert_parallel_size`)."""
+    """Parameters of experts, if ranks hold different experts (`expert_parallel_size`)."""
     tied: frozenset[str] = frozenset()
-    """Names of the weight that another stage holds too; empty: none."""
+    """Names of the weight of which another stage holds a copy; empty: none."""
     reads_in_units: bool = False
-    """Whether each parameter is read inside of its unit alone, so that stage 3 shards frozen ones, too, and units need no other
-    parameters than their own up to date."""
+    """Whether each parameter is read only inside its unit. Then stage 3 also shards frozen ones, and a unit needs only its own
+    parameters to be up to date."""
     enters: str = ""
-    """Entry of a batch that the first stage of a pipeline gets by position."""
+    """Entry of a batch that the first stage of a pipeline gets as positional argument."""
     reads: tuple[str, ...] = ()
-    """Entries of a batch that this stage gets by name."""
+    """Entries of a batch that this stage gets as keyword arguments."""
     stage: int = 0
-    """Of the pipeline."""
+    """Stage of the pipeline."""
     entry: Tensor | None = None
-    """On the meta device: what `enters` names, for one micro-batch. None: not in a pipeline."""
+    """The batch entry `enters` of one micro-batch, on the meta device. None: not in a pipeline."""
     hidden: Tensor | None = None
-    """On the meta device: what a stage hands to the next, for one micro-batch."""
+    """The output of a stage for one micro-batch, on the meta device."""
 
     def values_of(self, name: str, parameter: Tensor) -> FirstValues:
-        """The first values of this rank's slice of a parameter, flat."""
+        """The initial values of this rank's slice of a parameter, flat."""
         return self.values[name] if name in self.values else Given(parameter)
 
     def of_length(self, length: int, whole: int) -> "ModelPart":
-        """The part in a pipeline whose samples have `length` tokens in place of `whole` (curriculum)."""
+        """The part in a pipeline whose samples have `length` tokens instead of `whole` (curriculum)."""
         if length == whole or self.entry is None or self.hidden is None:
             return self
         tokens = self.entry.shape[1] * length // whole, self.hidden.shape[1] * length // whole

@@ -1,4 +1,4 @@
-"""Pipeline parallelism: the stages of this rank, run by a schedule of torch.distributed.pipelining."""
+"""Pipeline parallelism: runs the stages of this rank by a schedule of torch.distributed.pipelining."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -37,16 +37,16 @@ SCHEDULES: Mapping[str, type[PipelineScheduleSingle] | type[PipelineScheduleMult
     "dualpipev": ScheduleDualPipeV,
 }
 
-# torch makes the gradients of a stage's weights in one backward for each group of weights. Each would run a checkpointed block
-# again, with all that it sends; in a group they share one run. Older torch has no groups.
-_one_rerun: Callable[[], AbstractContextManager[object]] = getattr(checkpoint, "GraphExecGroup", nullcontext)
+# torch computes the weight gradients of a stage in one backward per group of weights. Each would recompute a checkpointed block
+# with its communication; within a GraphExecGroup they share one recomputation. Older torch does not have it.
+_share_recomputation: Callable[[], AbstractContextManager[object]] = getattr(checkpoint, "GraphExecGroup", nullcontext)
 
 
 class Pipeline:
     """Runs a step's micro-batches through the stages of all ranks of the pipeline.
 
-    Shapes are stated, not found out by a first run: what travels is the hidden state of a micro-batch, of which context- and
-    sequence-parallel ranks have their share.
+    Shapes are given, not inferred by a first run: stages exchange the hidden state of a micro-batch, or a share of it with
+    context and sequence parallelism.
     """
 
     def __init__(
@@ -60,13 +60,13 @@ class Pipeline:
     ) -> None:
         """`replicas` are the stages of this rank, in order, with the part of the model that each holds.
 
-        `micro_batches`: of a whole step; `scale_of` them: what a loss is multiplied by.
+        `micro_batches`: number in a whole step; `scale_of`: number of micro-batches -> factor of a loss.
         """
         self.micro_batches, self._scale_of, self._loss_scale = micro_batches, scale_of, scale_of(micro_batches)
         indices = stages_of_rank(config, group.rank)
-        self._ledger, self._work, self._waits = _Ledger(), Clock(), group.clock
+        self._in_flight, self._work, self._waits = _InFlightCounter(), Clock(), group.clock
         self.stages = [
-            _Stage(replica, part, index, config, group, micro_batches, device, self._ledger, self._work)
+            _Stage(replica, part, index, config, group, micro_batches, device, self._in_flight, self._work)
             for (replica, part), index in zip(replicas, indices, strict=True)
         ]
         self._enters = replicas[0][1].enters
@@ -77,14 +77,14 @@ class Pipeline:
     def run(self, batch: Mapping[str, Tensor], micro_batches: int | None = None) -> Tensor | None:
         """Forward and backward of all micro-batches of `batch` {name: [samples of this rank, …]}.
 
-        `micro_batches`: how many they are, where the step has fewer than a whole one. Returns the mean loss where the last
-        stage is here, else None.
+        `micro_batches`: their number, if the step has fewer than a whole one. Returns the mean loss if this rank has the last
+        stage, else None.
         """
         count = micro_batches or self.micro_batches
         if count not in self._schedules:
             self._schedules[count] = self._make_schedule(count)
         schedule, self._loss_scale = self._schedules[count], self._scale_of(count)
-        self._ledger.now = self._ledger.most = 0
+        self._in_flight.now = self._in_flight.most = 0
         for stage in self.stages:
             stage.begin_step(count)
         losses: list[Tensor] = []
@@ -94,33 +94,33 @@ class Pipeline:
         began, busy = time.perf_counter(), self._work.seconds
         try:
             if any(stage.is_last for stage in self.stages):
-                # The loss is the stage's own: of the target torch sees to it alone that there is one for each micro-batch.
+                # The stage computes the loss itself: torch uses the target only to check that each micro-batch has one.
                 schedule.step(*inputs, target=batch[self._enters], losses=losses, return_outputs=False, **named)
             else:
                 schedule.step(*inputs, return_outputs=False, **named)
         except RuntimeError as error:
-            # torch wraps what a stage raises, and with it what the error is: out of memory, above all.
+            # torch wraps errors of stages, which hides their type, such as out of memory.
             raise error.__cause__ or error from None
-        # What a schedule spends beside the work of its stages, it spends on the way to their neighbours.
+        # A schedule spends the time outside its stages' work on communication with other stages.
         self._waits.seconds += time.perf_counter() - began - (self._work.seconds - busy)
         for stage in self.stages:
             stage.end_step()
         return torch.stack(losses).detach().sum() / (self._loss_scale * count) if losses else None
 
     def receive_buffers(self) -> Iterator[Tensor]:
-        """What torch keeps for hidden states and their gradients to come, one for each micro-batch, from the first step on."""
+        """torch's receive buffers for hidden states and gradients, one per micro-batch, kept from the first step on."""
         for stage in self.stages:
             for infos in (*stage.args_recv_info.values(), *stage.grad_recv_info.values()):
                 yield from (buffer for buffer in map(_buffer, infos) if buffer is not None)
 
     @property
     def most_in_flight(self) -> float:
-        """The most micro-batches (of all stages here) whose activations this rank held at once in the last step.
+        """Maximum number of micro-batches, averaged over stages, whose activations this rank held at once in the last step.
 
-        One is held from its forward to the gradients of its weights: where a schedule makes those of its input before, torch
-        keeps the graph that the rest needs.
+        Activations are held from forward to the weight gradients: if a schedule computes input gradients first, torch keeps the
+        graph for the weight gradients.
         """
-        return self._ledger.most / len(self.stages)
+        return self._in_flight.most / len(self.stages)
 
     def _scaled(self, loss: Tensor, _labels: Tensor) -> Tensor:
         return precise(loss) * self._loss_scale
@@ -131,17 +131,17 @@ class Pipeline:
 
 
 def precise(loss: Tensor) -> Tensor:
-    """A loss in at least fp32: a scaled one is beyond fp16."""
+    """The loss in at least fp32, since a scaled loss overflows fp16."""
     return loss.to(torch.promote_types(loss.dtype, torch.float32))
 
 
 def _buffer(info: object) -> Tensor | None:
-    """What a stage receives into. The model's own input has none: torch 2.13 says None, 2.11 has no such field."""
+    """The receive buffer of a stage's input. The model's input has none: it is None in torch 2.13, and missing in 2.11."""
     return getattr(info, "buffer", None)
 
 
-class _Ledger:
-    """Counts the stage micro-batches whose activations a rank holds."""
+class _InFlightCounter:
+    """Counts the micro-batches of all stages whose activations a rank holds."""
 
     def __init__(self) -> None:
         self.now = self.most = 0
@@ -155,10 +155,11 @@ class _Ledger:
 
 
 class _Stage(PipelineStage):
-    """A stage that tells its replica when a micro-batch's gradients come, and counts what it sends.
+    """A stage that notifies its replica of a micro-batch's gradients, and counts the messages that it sends.
 
-    torch gives weight gradients in one of three ways: `full` by autograd with its hooks; `input` none yet; `weight` written
-    into `parameter.grad` past the hooks. The step's last is known by counting: every micro-batch gives them once.
+    torch computes weight gradients depending on the type of backward: `full` by autograd with its hooks; `input` none yet;
+    `weight` written to `parameter.grad` without hooks. Every micro-batch has one of `full` and `weight`, so counting identifies
+    the last one of a step.
     """
 
     def __init__(
@@ -170,11 +171,11 @@ class _Stage(PipelineStage):
         group: Group,
         micro_batches: int,
         device: torch.device,
-        ledger: _Ledger,
+        in_flight: _InFlightCounter,
         work: Clock,
     ) -> None:
         if part.entry is None or part.hidden is None:
-            raise TypeError("this part was not made for a pipeline")
+            raise TypeError("this part was not created for a pipeline")
         stages = config.pipeline_parallel_size * config.virtual_stages
         at_least_fp32 = torch.promote_types(part.hidden.dtype, torch.float32)
         loss = torch.empty((), dtype=at_least_fp32, device="meta", requires_grad=True)
@@ -183,29 +184,29 @@ class _Stage(PipelineStage):
             input_args=part.entry if index == 0 else part.hidden, output_args=loss if index == stages - 1 else part.hidden,
         )  # fmt: skip
         self.replica, self.traffic, self.micro_batches = replica, group, micro_batches
-        self.ledger, self.work = ledger, work
-        self._gradients_made = 0
+        self.in_flight, self.work = in_flight, work
+        self._finished_backwards = 0
 
     def begin_step(self, micro_batches: int) -> None:
-        """Call before the schedule's step of so many micro-batches."""
-        self._gradients_made, self.micro_batches = 0, micro_batches
+        """Call before the schedule's step of `micro_batches`."""
+        self._finished_backwards, self.micro_batches = 0, micro_batches
         self.replica.begin_step()
 
     def end_step(self) -> None:
         """Call after the schedule's step."""
-        self._forget_local()
+        self._release_local_inputs()
         self.replica.end_step()
 
-    def _forget_local(self) -> None:
-        """Let go of what a stage on this rank has handed over: torch would keep the last step's until the next one's comes."""
+    def _release_local_inputs(self) -> None:
+        """Release inputs from other stages of this rank, which torch would keep until they are replaced in the next step."""
         ranks = self.stage_index_to_group_rank
-        for near, received in ((self.stage_index - 1, self.args_recv_info), (self.stage_index + 1, self.grad_recv_info)):
-            if ranks.get(near) == self.group_rank:
+        for neighbour, received in ((self.stage_index - 1, self.args_recv_info), (self.stage_index + 1, self.grad_recv_info)):
+            if ranks.get(neighbour) == self.group_rank:
                 for info in (info for infos in received.values() for info in infos):
                     info.buffer = None
 
     def clear_runtime_states(self) -> None:
-        """Forget what the step before left. torch 2.11's own method fails on inputs that `_forget_local` has let go of."""
+        """Clear the state of the last step. torch 2.11's method fails on inputs that `_release_local_inputs` has released."""
         self.fwd_cache.clear()
         self.output_chunks.clear()
         for infos in self.args_recv_info.values():
@@ -214,12 +215,12 @@ class _Stage(PipelineStage):
                     buffer.grad = None
 
     def _get_init_p2p_neighbors_ops(self) -> list[dist.P2POp]:
-        """What torch 2.11 sends to warm up, but for what a stage would send to another one of its own rank (zbv, dualpipev)."""
+        """The warm-up messages of torch 2.11, without those between stages of the same rank (zbv, dualpipev)."""
         operations: list[dist.P2POp] = super()._get_init_p2p_neighbors_ops()
         return [operation for operation in operations if operation.group_peer != self.group_rank]
 
     def forward_maybe_with_nosync(self, *args: Any, **kwargs: Any) -> Any:
-        self.ledger.add()
+        self.in_flight.add()
         return super().forward_maybe_with_nosync(*args, **kwargs)  # type: ignore[no-untyped-call]
 
     def forward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
@@ -229,20 +230,20 @@ class _Stage(PipelineStage):
     def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> None:
         with self.work.running():
             super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
-        if bwd_chunk_id not in self.backward_state:  # else the gradients of its weights are still to come
-            self.ledger.remove()
+        if bwd_chunk_id not in self.backward_state:  # else its weight gradients are still to be computed
+            self.in_flight.remove()
 
     def backward_weight_one_chunk(self, *args: Any, **kwargs: Any) -> None:
         with self.work.running():
             super().backward_weight_one_chunk(*args, **kwargs)
-        self.ledger.remove()
+        self.in_flight.remove()
 
     def backward_maybe_with_nosync(self, backward_type: str, bwd_kwargs: dict[str, Any], last_backward: bool = False) -> Any:
         if backward_type == "input":
             return super().backward_maybe_with_nosync(backward_type, bwd_kwargs, last_backward)
-        self._gradients_made += 1
-        self.replica.begin_micro_batch(last=self._gradients_made == self.micro_batches)
-        with _one_rerun() if backward_type == "weight" else nullcontext():
+        self._finished_backwards += 1
+        self.replica.begin_micro_batch(last=self._finished_backwards == self.micro_batches)
+        with _share_recomputation() if backward_type == "weight" else nullcontext():
             result = super().backward_maybe_with_nosync(backward_type, bwd_kwargs, last_backward)
         if backward_type == "weight":
             self.replica.gradients_written()

@@ -1,4 +1,4 @@
-"""Frozen matrices in 8 or 4 bits, made whole for each product [Dettmers et al. 2023, QLoRA], in plain torch."""
+"""Frozen matrices in 8 or 4 bits, dequantised for each product [Dettmers et al. 2023, QLoRA], in plain torch."""
 
 from typing import Any
 
@@ -15,20 +15,20 @@ NF4 = (
     -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
     0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
 )  # fmt: skip
-"""What the 16 codes of four bits stand for, as a share of their block's largest: equally likely where weights are normal
-[QLoRA, appendix E]."""
+"""Values of the 16 four-bit codes, relative to their block's largest magnitude; equally likely for normal weights [QLoRA,
+appendix E]."""
 SCALE_BYTES = 4
-"""Of a block's largest magnitude, in fp32."""
+"""Bytes of a block's largest magnitude, in fp32."""
 
 
 class QuantisedMatrix(nn.Module):
-    """A frozen matrix [outputs, inputs] in `bits` (8 or 4), made whole in the type of what it multiplies and let go after.
+    """A frozen matrix [outputs, inputs] in `bits` (8 or 4), dequantised for each product in the dtype of its operand.
 
-    1. Rows are cut into blocks of 64, the last one filled up with zeros. Each has its largest magnitude and a code an element.
-    2. Rows lie along the side that tensor ranks leave whole, inputs or (`transposed`) outputs: no block is cut by any degree,
-       so that all layouts compute with the same values.
-    3. All are the bytes of one parameter, magnitudes first, so that stage 3 shards it as it shards others.
-    4. Backward makes the matrix whole again: what is kept for it are the bytes.
+    1. Rows are cut into blocks of 64, the last one padded with zeros. A block has its largest magnitude and a code per element.
+    2. Rows are along the dimension that tensor ranks do not divide, inputs or (`transposed`) outputs: no tensor-parallel size
+       cuts a block, so that all layouts compute with the same values.
+    3. All of this is stored as the bytes of one parameter, magnitudes first, so that stage 3 shards it like others.
+    4. Backward dequantises the matrix again; only the bytes are saved for it.
     """
 
     values: Tensor
@@ -41,7 +41,7 @@ class QuantisedMatrix(nn.Module):
         self.register_buffer("values", pairs_of_codes(weight) if bits == 4 else None, persistent=False)
 
     def make_tables(self, dtype: torch.dtype) -> None:
-        """Make what the codes stand for, on the CPU; it was made without memory where the matrix was."""
+        """Create the table of the codes' values on the CPU; the constructor created it on the matrix's (meta) device."""
         if self.bits == 4:
             self.values = pairs_of_codes(torch.empty(0, dtype=dtype))
 
@@ -51,17 +51,17 @@ class QuantisedMatrix(nn.Module):
 
 
 class QuantisedValues(FirstValues):
-    """The bytes of a quantised matrix. Only some rows of it are drawn at a time.
+    """The bytes of a quantised matrix, of which only some rows are drawn at a time.
 
-    A block's magnitude and its codes lie apart: who keeps both draws the block twice.
+    A block's magnitude and its codes are stored apart, so a rank that keeps both draws the block twice.
     """
 
     def __init__(self, matrix: Drawn, quantised: QuantisedMatrix) -> None:
-        """`matrix`: the first values of what `quantised` stands for."""
+        """`matrix`: the initial values of the matrix that `quantised` represents."""
         self._matrix, self._bits, self._transposed = matrix, quantised.bits, quantised.transposed
         self._rows, self._length = quantised.rows, quantised.length
         self._blocks = -(-self._length // QUANTISED_BLOCK)
-        """Of a row."""
+        """Blocks in a row."""
         self.elements = quantised.packed.numel()
 
     @torch.no_grad()
@@ -75,7 +75,7 @@ class QuantisedValues(FirstValues):
         self._fill(flat[middle:], start + middle - edge, self._blocks * QUANTISED_BLOCK * self._bits // 8, slice(edge, None))
 
     def _fill(self, out: Tensor, start: int, row_bytes: int, kind: slice) -> None:
-        """The bytes of one kind, `row_bytes` in each row, from `start` on; `kind`: where they are in a whole matrix."""
+        """Fill in the bytes of one kind, `row_bytes` per row, from `start` on; `kind`: their slice in the whole matrix."""
         most, done = max(CHUNK_ELEMENTS // self._length, 1), 0
         while done < out.numel():
             row, skip = divmod(start + done, row_bytes)
@@ -86,7 +86,7 @@ class QuantisedValues(FirstValues):
             done += part.numel()
 
     def _packed(self, first: int, rows: int, device: torch.device) -> Tensor:
-        """The bytes of some rows by themselves."""
+        """The bytes of some rows, as a separate matrix."""
         drawn = torch.empty(rows * self._length, dtype=self._matrix.dtype, device=device)
         row = 1 if self._transposed else self._length
         self._matrix.sliced(first * row, rows * row).fill(drawn)
@@ -110,7 +110,7 @@ class _Product(torch.autograd.Function):
 
 @torch.no_grad()
 def quantise(matrix: Tensor, bits: int) -> Tensor:
-    """The bytes of [rows, length]: each block's largest magnitude, then the codes, two to a byte of four bits."""
+    """The bytes of [rows, length]: each block's largest magnitude, then the codes; two four-bit codes per byte."""
     filled = nn.functional.pad(matrix.float().contiguous(), (0, -matrix.shape[1] % QUANTISED_BLOCK)).view(-1, QUANTISED_BLOCK)
     if bits == 8:
         integers, largest = encode(filled)
@@ -125,7 +125,7 @@ def quantise(matrix: Tensor, bits: int) -> Tensor:
 
 
 def dequantise(packed: Tensor, values: Tensor | None, rows: int, length: int, dtype: torch.dtype) -> Tensor:
-    """The matrix [rows, length] that the bytes stand for; `values`: what a byte of two codes stands for."""
+    """The matrix [rows, length] that the bytes represent; `values`: the values of a byte of two codes."""
     blocks = rows * -(-length // QUANTISED_BLOCK)
     largest = packed[: blocks * SCALE_BYTES].view(torch.float32)
     codes = packed[blocks * SCALE_BYTES :]
@@ -138,6 +138,6 @@ def dequantise(packed: Tensor, values: Tensor | None, rows: int, length: int, dt
 
 
 def pairs_of_codes(like: Tensor) -> Tensor:
-    """[256, 2]: what each byte of two codes stands for."""
+    """[256, 2]: the values of each byte of two codes."""
     levels = torch.tensor(NF4, dtype=like.dtype, device=like.device)
     return torch.cartesian_prod(levels, levels)

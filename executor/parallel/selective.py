@@ -1,4 +1,4 @@
-"""Which results a selectively checkpointed block keeps: those of dear operators and of collectives."""
+"""Selective checkpointing: blocks keep the results of expensive operators and of collectives."""
 
 from collections.abc import Callable
 from contextvars import ContextVar, Token
@@ -31,19 +31,19 @@ KEPT: frozenset[Any] = frozenset(
 )
 """Operators whose results are kept: matrix products, fused attention, functional collectives (those of a user's DTensors).
 
-As in torchtitan's `distributed/activation_checkpoint.py`, but that every matrix product is kept, not every second one.
-`bmm` is left out: unfused attention makes its scores with it, which are large and cheap [Korthikanti et al. 2022, 5].
+As in torchtitan's `distributed/activation_checkpoint.py`, except that every matrix product is kept, not every second one.
+`bmm` is not kept: unfused attention computes its scores with it, which are large and cheap [Korthikanti et al. 2022, 5].
 """
 
 _OVERWRITING: frozenset[Any] = frozenset({torch.ops.c10d.allreduce_.default, torch.ops.c10d.broadcast_.default})
 
 
 class Region:
-    """What one call of a block keeps from forward for the run in backward, in the order in which it was made."""
+    """The results that one call of a block keeps in forward for its recomputation in backward, in order of creation."""
 
     def __init__(self, runs_again: bool) -> None:
         self.runs_again = runs_again
-        """Whether backward comes in parts that each run the block, so that what was recalled must stay."""
+        """Whether backward has several parts that each recompute the block, so that recalled results must be kept."""
         self.in_forward = True
         self.in_collective = False
         self._kept: list[tuple[object, Any, list[int]] | None] = []
@@ -51,28 +51,28 @@ class Region:
         self._next = 0
 
     def keep(self, key: object, result: Any) -> None:
-        """Keep `result` (a tensor or a tree with tensors) of what `key` stands for."""
+        """Keep `result` (a tensor or a tree with tensors) of the operation `key`."""
         kept = tree_map_only(Tensor, _detached, result)
         tensors = [leaf for leaf in tree_leaves(kept) if isinstance(leaf, Tensor)]
         self._kept.append((key, kept, [tensor._version for tensor in tensors]))
         self._storages.update(tensor.untyped_storage()._cdata for tensor in tensors)
 
     def rewind(self) -> None:
-        """Begin to recall from the first result."""
+        """Restart at the first result."""
         self._next = 0
 
     def recall(self, key: object) -> Any:
         """The next kept result.
 
         Raises:
-            RuntimeError: the block runs otherwise than in forward, or a kept result was overwritten since.
+            RuntimeError: the block runs differently than in forward, or a kept result has been overwritten.
         """
         index, self._next = self._next, self._next + 1
         entry = self._kept[index] if index < len(self._kept) else None
         if entry is None or entry[0] is not key:
             raise RuntimeError(
                 f"a selectively checkpointed block came to {key} in backward, where forward did not; "
-                "use activation_checkpointing=full or none for a module that does not run the same way twice"
+                "use activation_checkpointing=full or none for a module that runs differently each time"
             )
         if not self.runs_again:
             self._kept[index] = None
@@ -86,7 +86,7 @@ class Region:
         return tree_map_only(Tensor, _detached, kept) if self.runs_again else kept
 
     def check_overwritten(self, tensors: list[Tensor]) -> None:
-        """Refuse an in-place collective on a kept result: it would run a second time on what it has already reduced."""
+        """Refuse an in-place collective on a kept result: the recomputation would reduce it a second time."""
         if not self.in_collective and any(tensor.untyped_storage()._cdata in self._storages for tensor in tensors):
             raise RuntimeError(
                 "a collective overwrites a result that a checkpointed block keeps; call it through keep_collective"
@@ -97,11 +97,11 @@ _active: ContextVar[Region | None] = ContextVar("selective_region", default=None
 
 
 def keep_collective(compute: Callable[[], Tensor]) -> Tensor:
-    """The result of `compute`, which exchanges data between ranks and holds no operator of `KEPT`.
+    """The result of `compute`, which communicates between ranks and calls no operator of `KEPT`.
 
-    Inside a selectively checkpointed block the result is kept, so that it is exchanged once, on every rank alike, and not
-    again in backward; elsewhere this is a plain call. `compute` may overwrite a kept operator's result: what that operator
-    then recalls is the exchanged value, and so is what this recalls.
+    Inside a selectively checkpointed block the result is kept, so that every rank communicates only once, and not again in
+    backward; elsewhere this is a plain call. `compute` may overwrite a kept operator's result: both that operator and this
+    function then recall the communicated value.
     """
     region = _active.get()
     if region is None:
@@ -119,17 +119,17 @@ def keep_collective(compute: Callable[[], Tensor]) -> Tensor:
 
 
 def selective_contexts(runs_again: bool) -> tuple[TorchDispatchMode, TorchDispatchMode]:
-    """The contexts of one call of a block, in forward and when it runs again, for `torch.utils.checkpoint.checkpoint`.
+    """The contexts of one call of a block, for forward and recomputation, for `torch.utils.checkpoint.checkpoint`.
 
-    torch's own `create_selective_checkpoint_contexts` gives a kept result out once, so that zero-bubble schedules, whose
-    backward comes in several parts, fail with it; and it takes no account of a collective that overwrites what it keeps.
+    torch's `create_selective_checkpoint_contexts` returns a kept result only once, so that zero-bubble schedules, whose
+    backward has several parts, fail; and it does not handle collectives that overwrite kept results.
     """
     region = Region(runs_again)
     return _Keeping(region), _Recalling(region)
 
 
 class _RegionMode(TorchDispatchMode):
-    """Sees every operator below autograd, and makes the region the active one."""
+    """Intercepts every operator below autograd, and makes the region active."""
 
     supports_higher_order_operators = True
 
@@ -148,7 +148,7 @@ class _RegionMode(TorchDispatchMode):
 
 
 class _Keeping(_RegionMode):  # type: ignore[no-untyped-call]
-    """Forward: run everything, keep the results of `KEPT`."""
+    """Forward: run all operators, keep the results of `KEPT`."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in _OVERWRITING:
@@ -160,7 +160,7 @@ class _Keeping(_RegionMode):  # type: ignore[no-untyped-call]
 
 
 class _Recalling(_RegionMode):  # type: ignore[no-untyped-call]
-    """Backward: run everything again but `KEPT`."""
+    """Backward: run all operators again except `KEPT`."""
 
     def __enter__(self) -> Any:
         self.region.in_forward = False
@@ -172,7 +172,7 @@ class _Recalling(_RegionMode):  # type: ignore[no-untyped-call]
 
 
 def _detached(value: Tensor) -> Tensor:
-    """The same memory and version counter, apart from the graph: the original would hold its own graph alive."""
-    # Below autograd an alias has its own version counter unless this key takes part.
+    """A tensor with the same memory and version counter, but without the graph, which the original would keep alive."""
+    # Below autograd an alias has a separate version counter unless this dispatch key is included.
     with torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.ADInplaceOrView, False):
         return value.detach()

@@ -1,6 +1,6 @@
-"""Tensor and sequence parallelism: matrices in slices, and what ranks exchange where the slices meet.
+"""Tensor and sequence parallelism: sliced matrices, and the collectives between their ranks.
 
-Parameters are plain tensors that hold this rank's slice, not DTensors: ZeRO shards them as any other parameter, and every
+Parameters are plain tensors that hold this rank's slice, not DTensors: ZeRO shards them like other parameters, and every
 collective is counted where it is sent.
 """
 
@@ -19,32 +19,32 @@ from executor.parallel.low_rank import INWARD, OUTWARD, LowRank, adapted_result
 from executor.parallel.overlapped import multiply_columns, multiply_rows
 from executor.parallel.quantised import QuantisedMatrix
 from executor.parallel.selective import keep_collective
-from executor.parallel.virtual_tokens import Prompt, in_front
+from executor.parallel.virtual_tokens import Prompt, prepend
 
 
 class TensorParallel:
-    """The exchange between tensor-parallel ranks [Shoeybi et al. 2019, Megatron-LM; Korthikanti et al. 2022, 4.2].
+    """The communication between tensor-parallel ranks [Shoeybi et al. 2019, Megatron-LM; Korthikanti et al. 2022, 4.2].
 
-    Outside of `enter` … `leave`, activations are whole on every rank, or with `sequence_parallel` a rank's share of the
-    sequence (dimension 1). Inside, every rank has the whole sequence and its slice of the matrices.
+    Outside `enter` … `leave`, activations are whole on every rank, or with `sequence_parallel` a rank's share of the sequence
+    (dimension 1). Inside, every rank has the whole sequence and its slice of the matrices.
 
     | | forward | backward |
     |---|---|---|
     | enter | nothing; sequence: all-gather | all-reduce; sequence: reduce-scatter |
     | leave | all-reduce; sequence: reduce-scatter | nothing; sequence: all-gather |
 
-    The gathered input of a matrix product is kept for its backward, as torch's `parallelize_module` keeps it: one gather less
-    than Megatron for more activation memory.
+    The gathered input of a matrix product is saved for its backward, as in torch's `parallelize_module`: one gather fewer than
+    in Megatron, at the cost of more activation memory.
     """
 
     def __init__(self, group: Group, sequence_parallel: bool, overlaps: bool = False) -> None:
-        """`overlaps`: whether communication runs beside the products that it belongs to (`overlapped`)."""
+        """`overlaps`: whether communication overlaps with the matrix products (`overlapped`)."""
         self.group, self.sequence_parallel = group, sequence_parallel and group.size > 1
         self.size, self.rank = group.size, group.rank
         self.overlaps = overlaps and group.size > 1
 
     def enter(self, x: Tensor) -> Tensor:
-        """[batch, tokens or a share of them, …] to [batch, tokens, …]; its consumers must be matrix products alone."""
+        """[batch, tokens or a share of them, …] to [batch, tokens, …]; only matrix products may use the result."""
         if self.size == 1:
             return x
         result: Tensor = (_GatherSequence if self.sequence_parallel else _Copy).apply(x, self.group)  # type: ignore[no-untyped-call]
@@ -58,22 +58,22 @@ class TensorParallel:
         return result
 
     def multiply_columns(self, x: Tensor, weights: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
-        """What `enter` gives, and that times each of `weights`; where ranks overlap (`overlaps`)."""
+        """The result of `enter`, and its products with each of `weights`; only if `overlaps`."""
         return multiply_columns(x, weights, self.group, self.sequence_parallel)
 
     def multiply_rows(self, x: Tensor, weight: Tensor, beside: Tensor | None = None) -> Tensor:
-        """What `leave` gives of `x` times `weight`, and of a further summand; where ranks overlap (`overlaps`)."""
+        """The result of `leave` for `x` times `weight`, plus a further summand `beside`; only if `overlaps`."""
         return multiply_rows(x, weight, beside, self.group, self.sequence_parallel)
 
     def gather_features(self, x: Tensor) -> Tensor:
-        """Each rank's slice [..., features / ranks] to [..., features]; what follows is the same on every rank."""
+        """Each rank's slice [..., features / ranks] to [..., features]; later operations must be the same on every rank."""
         if self.size == 1:
             return x
         result: Tensor = _GatherFeatures.apply(x, self.group)  # type: ignore[no-untyped-call]
         return result
 
     def own_tokens(self, x: Tensor) -> Tensor:
-        """The share of dimension 0 (tokens) that this rank has outside of `enter` … `leave`."""
+        """The share of dimension 0 (tokens) that this rank has outside `enter` … `leave`."""
         return x.chunk(self.size)[self.rank] if self.sequence_parallel else x
 
 
@@ -90,11 +90,11 @@ class ColumnLinear(nn.Linear):
         """Whether its products are in 8 bits."""
 
     def adapt(self, rank: int) -> None:
-        """Put an adapter beside the matrix."""
+        """Add an adapter to the matrix."""
         self.adapter = LowRank(self, rank, {OUTWARD: 0})
 
     def quantise(self, bits: int) -> None:
-        """Keep the matrix, which is frozen, in so many bits from now on."""
+        """Quantise the frozen matrix to `bits`."""
         self.quantised = QuantisedMatrix(self.weight, bits, transposed=False)
         self.register_parameter("weight", None)
 
@@ -102,7 +102,7 @@ class ColumnLinear(nn.Linear):
         return adapted_result(self._product(x), self.adapter, x)
 
     def completed(self, product: Tensor, x: Tensor) -> Tensor:
-        """The result, of `x` times the weight alone."""
+        """The result, from the `product` of `x` and the weight: adds bias and adapter."""
         return adapted_result(product if self.bias is None else product + self.bias, self.adapter, x)
 
     def _product(self, x: Tensor) -> Tensor:
@@ -113,9 +113,9 @@ class ColumnLinear(nn.Linear):
 
 
 class RowLinear(nn.Linear):
-    """A slice of the input features: weight [out, in / ranks]; the ranks' results are summed, and the bias added once.
+    """A slice of the input features: weight [out, in / ranks]; the ranks' results are summed, and the bias is added once.
 
-    With `leaves` off the sum is left to who called, and each rank adds its part of the bias.
+    With `leaves` off the caller sums the results, and each rank adds its part of the bias.
     """
 
     split: ClassVar[dict[str, int]] = {"weight": 1}
@@ -129,11 +129,11 @@ class RowLinear(nn.Linear):
         """Whether its products are in 8 bits."""
 
     def adapt(self, rank: int) -> None:
-        """Put an adapter beside the matrix."""
+        """Add an adapter to the matrix."""
         self.adapter = LowRank(self, rank, {INWARD: 1})
 
     def quantise(self, bits: int) -> None:
-        """Keep the matrix, which is frozen, in so many bits from now on."""
+        """Quantise the frozen matrix to `bits`."""
         self.quantised = QuantisedMatrix(self.weight, bits, transposed=True)
         self.register_parameter("weight", None)
 
@@ -158,7 +158,7 @@ class RowLinear(nn.Linear):
 
 
 def enter_through(x: Tensor, tensor: TensorParallel, matrices: Sequence[ColumnLinear]) -> list[Tensor]:
-    """What enters, through each of the matrices."""
+    """Enter `x` and apply each of the matrices to it."""
     if not tensor.overlaps:
         x = tensor.enter(x)
         return [matrix(x) for matrix in matrices]
@@ -167,7 +167,7 @@ def enter_through(x: Tensor, tensor: TensorParallel, matrices: Sequence[ColumnLi
 
 
 class VocabularyEmbedding(nn.Embedding):
-    """A slice of the table's rows: [vocabulary / ranks, width]. Ids of other ranks' rows give zeros, and ranks are summed."""
+    """A slice of the table's rows: [vocabulary / ranks, width]. Ids of other ranks' rows give zeros; results are summed."""
 
     split: ClassVar[dict[str, int]] = {"weight": 0}
 
@@ -176,7 +176,7 @@ class VocabularyEmbedding(nn.Embedding):
         self.tensor = tensor
 
     def forward(self, tokens: Tensor, prompt: Prompt | None = None) -> Tensor:
-        """`prompt`: what stands before the tokens."""
+        """`prompt`: virtual tokens to put before the tokens."""
         if self.tensor.size == 1:
             return with_prompt(prompt, super().forward(tokens))
         own = tokens - self.tensor.rank * self.num_embeddings
@@ -184,12 +184,12 @@ class VocabularyEmbedding(nn.Embedding):
         rows = super().forward(own.masked_fill(elsewhere, 0)).masked_fill(elsewhere[..., None], 0)
         if prompt is None or not self.tensor.sequence_parallel:
             return with_prompt(prompt, self.tensor.leave(rows))
-        # Before ranks part with tokens: each adds its part of the prompt, and has a summand of its gradient.
-        return self.tensor.leave(in_front(prompt.rows / self.tensor.size, rows))
+        # Before tokens are scattered: each rank adds its part of the prompt, and has a summand of its gradient.
+        return self.tensor.leave(prepend(prompt.rows / self.tensor.size, rows))
 
 
 def with_prompt(prompt: Prompt | None, x: Tensor) -> Tensor:
-    """The rows of tokens, behind those of the prompt where there is one."""
+    """The rows of tokens, preceded by those of the prompt, if any."""
     if prompt is None:
         return x
     result: Tensor = prompt(x)
@@ -197,11 +197,11 @@ def with_prompt(prompt: Prompt | None, x: Tensor) -> Tensor:
 
 
 def vocabulary_cross_entropy(logits: Tensor, targets: Tensor, tensor: TensorParallel, padded: bool = False) -> Tensor:
-    """Summed cross-entropy of `logits` [n, vocabulary / ranks] against `targets` [n], ids of the whole vocabulary; where
-    tokens are `padded`, negative ones count nothing.
+    """Summed cross-entropy of `logits` [n, vocabulary / ranks] against `targets` [n], ids of the whole vocabulary; if tokens are
+    `padded`, negative targets are ignored.
 
-    No rank holds all logits of a token: the largest, then the sum of exponentials together with the target's logit, are
-    reduced, 3 n numbers in two all-reduces [Shoeybi et al. 2019, 3].
+    No rank holds all logits of a token. The maximum is reduced first, then the sum of exponentials together with the target's
+    logit: 3 n numbers in two all-reduces [Shoeybi et al. 2019, 3].
     """
     if tensor.size == 1:
         return functional.cross_entropy(logits, targets, reduction="sum")
@@ -212,8 +212,8 @@ def vocabulary_cross_entropy(logits: Tensor, targets: Tensor, tensor: TensorPara
 def vocabulary_probabilities(
     logits: Tensor, targets: Tensor, tensor: TensorParallel, overwrite: bool = False
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Cross-entropy of each token [n], this rank's share of its probabilities [n, vocabulary / ranks], the place of its target
-    there, and whether it has none there. With `overwrite` probabilities take the place of the logits.
+    """Cross-entropy of each token [n], this rank's share of its probabilities [n, vocabulary / ranks], the index of its target in
+    the share, and whether the target is on another rank. With `overwrite` the probabilities overwrite the logits.
     """
     largest = logits.detach().amax(dim=-1)
     tensor.group.all_reduce(largest, dist.ReduceOp.MAX).wait()
@@ -237,7 +237,7 @@ class _Copy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        # In place: a matrix product's input gradient is nobody else's.
+        # In place: nothing else uses a matrix product's input gradient.
         gradient = gradients[0].contiguous()
         ctx.group.all_reduce(gradient).wait()
         return gradient, None

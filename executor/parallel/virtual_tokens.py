@@ -1,4 +1,4 @@
-"""Virtual tokens, which are trained while the model is frozen: prefixes of every attention, a prompt before the input."""
+"""Trainable virtual tokens of a frozen model: prefixes in every attention, a prompt before the input."""
 
 from typing import ClassVar
 
@@ -7,15 +7,15 @@ from torch import Tensor, nn
 
 
 class Prefix(nn.Module):
-    """Keys and values that stand before those of the tokens in one attention [Li and Liang 2021].
+    """Keys and values that precede those of the tokens in one attention [Li and Liang 2021].
 
-    Every token looks at all of them, whatever the window. They have no position, since they are trained as they are looked at,
-    and the tokens keep theirs. Tensor-parallel ranks divide them by key-value heads, as they do what computes keys and values;
-    context-parallel ranks have them whole, and each gets the gradient of its own queries, or heads.
+    Every token attends to all of them, whatever the window. They have no position, since they are trained directly as keys, and
+    the tokens keep theirs. Tensor-parallel ranks divide them by key-value heads, like the key and value projections.
+    Context-parallel ranks have them whole, and each gets the gradient of its own queries or heads.
     """
 
     split: ClassVar[dict[str, int]] = {"keys": 0, "values": 0}
-    """Parameter -> the dimension of which each tensor-parallel rank holds a slice."""
+    """Parameter -> the dimension that is sliced over tensor-parallel ranks."""
 
     def __init__(self, heads: int, length: int, head_dim: int) -> None:
         super().__init__()
@@ -26,14 +26,14 @@ class Prefix(nn.Module):
     def forward(self, key: Tensor, value: Tensor, first_head: int = 0) -> tuple[Tensor, Tensor]:
         """[batch, heads, tokens, head_dim], heads from `first_head` on, to the same with `length` more before the tokens."""
         heads = slice(first_head, first_head + key.shape[1])
-        return in_front(self.keys[heads], key), in_front(self.values[heads], value)
+        return prepend(self.keys[heads], key), prepend(self.values[heads], value)
 
 
 class Prompt(nn.Module):
-    """Rows that stand before those that tokens have in the embedding table [Lester et al. 2021].
+    """Rows that precede the embeddings of the tokens [Lester et al. 2021].
 
-    They pass all layers as tokens do, from position 0 on where positions are rotated; learned positions are of the tokens
-    alone. No loss is computed of them. Every tensor-parallel rank has all rows.
+    They pass through all layers like tokens, from position 0 on with rotary positions; learned positions are only for the
+    tokens. They have no loss. Every tensor-parallel rank has all rows.
     """
 
     def __init__(self, length: int, width: int) -> None:
@@ -43,9 +43,9 @@ class Prompt(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[batch, tokens, width] to the same with `length` more before the tokens."""
-        return in_front(self.rows, x)
+        return prepend(self.rows, x)
 
 
-def in_front(virtual: Tensor, x: Tensor) -> Tensor:
+def prepend(virtual: Tensor, x: Tensor) -> Tensor:
     """`virtual` [..., virtual tokens, width] before the tokens of every sample of `x` [batch, ..., tokens, width]."""
     return torch.cat((virtual.expand(x.shape[0], *virtual.shape), x), dim=-2)

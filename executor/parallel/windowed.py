@@ -1,4 +1,4 @@
-"""Causal attention to a window of tokens and to the first ones: blocks that no query sees are neither computed nor kept."""
+"""Causal attention to a window of tokens and to the first tokens; blocks that are fully masked are neither computed nor saved."""
 
 from collections.abc import Callable, Sequence
 from functools import cache, lru_cache
@@ -13,15 +13,15 @@ from search_spaces.training.windows import Visit, Window
 
 FLEX_TYPES = (torch.float32, torch.bfloat16, torch.float16)
 FLEX_LEAST_WIDTH = 16
-"""Of a head: what the tensor cores' tiles of flex attention take."""
+"""Minimum head width for the tensor-core tiles of flex attention."""
 MASKS_KEPT = 64
 
 
 def attend_to_window(query: Tensor, key: Tensor, value: Tensor, window: Window, start: int, grouped: bool) -> Tensor:
-    """Attention of queries [batch, heads, n, head_dim], which stand at `start` and after, to keys from the first token on.
+    """Attention of queries [batch, heads, n, head_dim] at positions from `start` on, to keys from the first token on.
 
-    On CUDA torch's flex attention, whose kernel passes by blocks that no query sees. Its CPU form has no backward; there, and
-    where a kernel is asked for by name, each block of queries attends to the range of keys that one of them sees.
+    On CUDA this is torch's flex attention, whose kernel skips fully masked blocks. Its CPU version has no backward; there, and
+    if a kernel is chosen by name, each block of queries attends to the range of keys that any of them sees.
     """
     if query.is_cuda and any_kernel() and query.dtype in FLEX_TYPES and query.shape[-1] >= FLEX_LEAST_WIDTH:
         return attend_by_flex(query, key, value, window, start, grouped)
@@ -31,19 +31,19 @@ def attend_to_window(query: Tensor, key: Tensor, value: Tensor, window: Window, 
 def attend_by_flex(
     query: Tensor, key: Tensor, value: Tensor, window: Window, start: int, grouped: bool, compiled: bool = True
 ) -> Tensor:
-    """In torch's flex attention; not `compiled` it computes every score, forward alone on CPUs."""
+    """Attention by torch's flex attention; without `compiled` it computes every score, and has no backward on CPUs."""
     mask = _block_mask(window, start, query.shape[2], key.shape[2], str(query.device))
     attend = compiled_flex() if compiled else _plain_flex
     return attend(query, key, value, block_mask=mask, enable_gqa=grouped)
 
 
 def attend_by_blocks(query: Tensor, key: Tensor, value: Tensor, window: Window, start: int) -> Tensor:
-    """By scaled dot-product attention of each block of queries.
+    """Attention by scaled dot-product attention of each block of queries.
 
-    1. `Window.visits` gives the blocks and their ranges of keys: a window, and the global tokens where those lie apart.
-    2. Ranges are views; gradients of all of them are added into one tensor (`_Ranges`): a slice of its own for each would make
-       a tensor of the whole sequence for each.
-    3. Blocks with a whole window before them have one mask among them.
+    1. `Window.visits` returns the blocks and their ranges of keys: a window, and the global tokens if they are outside it.
+    2. Ranges are views; their gradients are accumulated into one tensor (`_Ranges`), because the backward of each separate
+       slice would allocate a tensor of the whole sequence.
+    3. Blocks with a whole window before them share one mask.
     """
     visits = list(window.visits(start, query.shape[2]))
     keys, values = (_visited(x, visits) for x in (key, value))
@@ -59,12 +59,12 @@ def attend_by_blocks(query: Tensor, key: Tensor, value: Tensor, window: Window, 
 
 
 def sees(window: Window) -> Callable[[Any, Any], Any]:
-    """Whether a query sees a key, by their places in the sequence."""
+    """A predicate: whether a query attends to a key, by their positions in the sequence."""
     return lambda query, key: (key <= query) & ((query - key < window.tokens) | (key < window.global_tokens))
 
 
 def _mask(visit: Visit, window: Window, like: Tensor) -> Tensor:
-    """[queries, keys] What is added to scores: in this form each kernel takes it as it is, so that blocks can share it."""
+    """Additive mask [queries, keys]; every kernel accepts this form without conversion, so that blocks can share it."""
     queries = torch.arange(visit.first_query, visit.end, device=like.device)
     keys = torch.cat([
         torch.arange(visit.global_keys, device=like.device),
@@ -75,7 +75,7 @@ def _mask(visit: Visit, window: Window, like: Tensor) -> Tensor:
 
 
 def _visited(x: Tensor, visits: Sequence[Visit]) -> list[Tensor]:
-    """What each block reads of keys or values [batch, heads, tokens, head_dim]."""
+    """The part of keys or values [batch, heads, tokens, head_dim] that each block reads."""
     most = max(visit.global_keys for visit in visits)
     ranges = [(0, most), *((visit.first_key, visit.end) for visit in visits)]
     first, *near = _Ranges.apply(x, ranges)  # type: ignore[no-untyped-call]
@@ -83,7 +83,7 @@ def _visited(x: Tensor, visits: Sequence[Visit]) -> list[Tensor]:
 
 
 class _Ranges(torch.autograd.Function):
-    """Ranges of dimension 2, which may lie over each other."""
+    """Ranges of dimension 2, which may overlap."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, ranges: Sequence[tuple[int, int]]) -> tuple[Tensor, ...]:
@@ -98,8 +98,8 @@ class _Ranges(torch.autograd.Function):
         return total, None
 
 
-def _plain_flex(query: Tensor, key: Tensor, value: Tensor, **asked: Any) -> Tensor:
-    mixed: Tensor = flex_attention(query, key, value, **asked)
+def _plain_flex(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+    mixed: Tensor = flex_attention(query, key, value, **options)
     return mixed
 
 
@@ -111,6 +111,6 @@ def compiled_flex() -> Callable[..., Tensor]:
 
 @lru_cache(MASKS_KEPT)
 def _block_mask(window: Window, start: int, queries: int, keys: int, device: str) -> BlockMask:
-    """Made once for all layers and steps: which blocks are visited."""
+    """The mask of visited blocks, created once for all layers and steps."""
     seen = sees(window)
     return create_block_mask(lambda _b, _h, query, key: seen(query + start, key), None, None, queries, keys, device=device)

@@ -1,4 +1,4 @@
-"""Bringing a database's tables forward to what this version knows."""
+"""Migrate a database's tables to the schema of this version."""
 
 from sqlalchemy import Connection, inspect, text
 
@@ -8,22 +8,22 @@ from storage.tables import Base
 HEAD = "0012"
 """The newest revision in `versions/`."""
 VERSION_TABLE = "autotune_version"
-"""Holds the revision that the database is at; our own name, so that a server's database may be shared with others."""
+"""Table with the database's revision. It has its own name, so that other programs can use the same database."""
 
 _LOCK = 4_281_703_164
-"""PostgreSQL's advisory lock of whoever migrates: any number that nobody else uses."""
+"""PostgreSQL advisory lock for migrations: an arbitrary number without other users."""
 
 
 def migrate(connection: Connection, place: str) -> None:
-    """Bring the tables to HEAD inside the connection's write transaction, and prove that it can write.
+    """Migrate the tables to HEAD inside the connection's write transaction, and check that it can write.
 
-    Nobody else migrates at the same time: on SQLite the transaction itself is the lock, on PostgreSQL an advisory lock is.
+    Only one process migrates at a time: the lock is the transaction itself on SQLite, and an advisory lock on PostgreSQL.
 
     Raises:
-        DatabaseUnavailableError: the schema is newer than this version knows, or the tables are not ours.
+        DatabaseUnavailableError: the schema is newer than this version knows, or the tables belong to another program.
     """
     if connection.dialect.name == "postgresql":
-        # Another process may take minutes to migrate a large database: it is waited for, as nothing else is.
+        # Another process may take minutes to migrate a large database: only this wait has no timeout.
         usual = connection.execute(text("SHOW lock_timeout")).scalar_one()
         connection.execute(text("SET LOCAL lock_timeout = 0"))
         connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _LOCK})
@@ -31,17 +31,17 @@ def migrate(connection: Connection, place: str) -> None:
     revision = _revision(connection, place)
     if revision != HEAD:
         _upgrade(connection, place, revision)
-    # SQLite begins a write transaction on a read-only file without complaint: only a write tells.
+    # SQLite begins a write transaction on a read-only file without an error: only a write fails.
     connection.execute(text(f"UPDATE {VERSION_TABLE} SET version_num = version_num"))
 
 
 def stored_revision(connection: Connection) -> str | None:
-    """The revision that a database with our tables is at."""
+    """The revision of a database with our tables."""
     return connection.execute(text(f"SELECT version_num FROM {VERSION_TABLE}")).scalar()
 
 
 def _revision(connection: Connection, place: str) -> str | None:
-    """The revision that the database is at; None for an empty one."""
+    """The revision of the database; None if it is empty."""
     tables = set(inspect(connection).get_table_names())
     if VERSION_TABLE in tables:
         return stored_revision(connection)
@@ -53,7 +53,7 @@ def _revision(connection: Connection, place: str) -> str | None:
 
 
 def _upgrade(connection: Connection, place: str, revision: str | None) -> None:
-    # Alembic takes long to import, and is not needed where the database is up to date.
+    # Alembic is slow to import, and not needed if the database is up to date.
     from alembic import command
     from alembic.config import Config
     from alembic.script import ScriptDirectory

@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from search_spaces.context import SpaceContext
+from search_spaces.knob import Value
 from search_spaces.refusal import Refusal
-from search_spaces.trial_config import KNOB_NAMES, TrialConfig, Value, stable_hash
+from search_spaces.trial_config import KNOB_NAMES, TrialConfig, stable_hash
 
 
 @dataclass(frozen=True)

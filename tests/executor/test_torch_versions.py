@@ -10,10 +10,11 @@ from executor.engine import RankContext
 from executor.engines.torch_versions import NEWER, RULE, release, version_refusals
 from executor.errors import EngineRefusalError
 from executor.trial.run import ENGINES
+from search_spaces.knob import Value
 from search_spaces.models.model import ModelSpec
 from search_spaces.models.pipeline import ZERO_BUBBLE_SCHEDULES
 from search_spaces.trial import Workload
-from search_spaces.trial_config import TrialConfig, Value
+from search_spaces.trial_config import TrialConfig
 
 PAGE = Path(__file__).parents[2] / "docs" / "torch-versions.md"
 REFUSED: tuple[dict[str, Value], ...] = (

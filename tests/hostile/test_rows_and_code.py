@@ -75,7 +75,7 @@ def test_a_file_installs_no_key(tmp_path: Path, database: str, rows: list[Row]) 
         job = submit(http)
         done = attack_by_import(here, job, tmp_path)
         assert done.returncode == 2, done.stderr
-        assert "rows of api_keys are no part of a job's file" in done.stderr
+        assert "rows of api_keys do not belong in a job's file" in done.stderr
         with open_store(here.database) as store:
             assert "mallory" not in {key.owner for key in store.keys()}  # noqa: SIM118  a store is no dict
             assert store.exact_jobs([job]) == {}

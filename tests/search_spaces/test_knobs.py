@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from search_spaces.canonical import SEARCH_ORDER, canonical_reads
 from search_spaces.domains import EXPRESSIONS
 from search_spaces.errors import KnobValueError, UnknownNameError
-from search_spaces.knob import Kind, Numerics
+from search_spaces.knob import Kind, Numerics, Value
 from search_spaces.knob_values import KNOBS, check_value, parse_value
-from search_spaces.trial_config import KNOB_NAMES, TrialConfig, Value
+from search_spaces.trial_config import KNOB_NAMES, TrialConfig
 
 
 def test_every_field_is_a_knob_in_order() -> None:

@@ -114,7 +114,7 @@ def damaged(text: str) -> list[tuple[str, str]]:
     return [
         ("", "line 1: is not JSON"),
         ("{}\n", "line 1: is not the head"),
-        ("[]\n", "line 1: is no JSON object"),
+        ("[]\n", "line 1: is not a JSON object"),
         (json.dumps(head | {"schema": "9999"}) + "\n", "newer version"),
         (json.dumps(head | {"version": 2}) + "\n", "newer version"),
         (json.dumps(head | {"kind": "house"}) + "\n", "kind 'house'"),
@@ -123,7 +123,7 @@ def damaged(text: str) -> list[tuple[str, str]]:
         ("".join(lines)[:-400], "is not JSON|before its last"),
         (lines[0] + json.dumps({"table": "jobs", "row": job["row"] | {"colour": 1}}) + '\n{"end":1}\n', "no column 'colour'"),
         (lines[0] + '{"table":"horses","row":{}}\n{"end":1}\n', "table 'horses'"),
-        (lines[0] + '{"table":"jobs"}\n', "line 2: is no row"),
+        (lines[0] + '{"table":"jobs"}\n', "line 2: is not a row"),
     ]
 
 
@@ -174,9 +174,9 @@ def hostile(text: str) -> list[tuple[str, str]]:
     rank = json.loads(next(line for line in text.splitlines() if '"rank_measurements"' in line))
     lines = text.splitlines(keepends=True)
     return [
-        (with_rows(text, {"table": "api_keys", "row": key}), "rows of api_keys are no part of a job's file"),
-        (with_rows(text, {"table": "webhooks", "row": webhook}), "rows of webhooks are no part"),
-        (with_rows(text, {"table": "usage", "row": {}}), "rows of usage are no part"),
+        (with_rows(text, {"table": "api_keys", "row": key}), "rows of api_keys do not belong in a job's file"),
+        (with_rows(text, {"table": "webhooks", "row": webhook}), "rows of webhooks do not belong"),
+        (with_rows(text, {"table": "usage", "row": {}}), "rows of usage do not belong"),
         (with_rows(text, {"table": "events", "row": event}), "events of another job"),
         (with_rows(text, rank | {"row": rank["row"] | {"attempt": "f" * 32}}), "rank_measurements of another job"),
         (with_rows(text, json.loads(lines[1])), "is a second job"),
@@ -184,7 +184,7 @@ def hostile(text: str) -> list[tuple[str, str]]:
         (with_rows(text, lease_host="here"), "no column 'lease_host'"),
         (with_rows(text, id="../../etc/passwd"), "is not a job's id"),
         (with_rows(text, state="zombie"), "jobs.state: 'zombie' is not a valid"),
-        (with_rows(text, devices=-8), "less than nothing"),
+        (with_rows(text, devices=-8), "cannot have negative seconds or no devices"),
         (with_rows(text, trial_count=2**70), "out of range"),
         (with_rows(text, event_count=0), "more trials or events than it counts"),
         (with_rows(text, request="x"), "request"),
@@ -237,7 +237,7 @@ def test_a_jobs_bytes_are_counted_where_it_is_imported(store: SqlStore, elsewher
 @pytest.mark.parametrize("number", ["nan", "inf", "-inf"])
 def test_a_time_that_is_no_number_is_refused(store: SqlStore, elsewhere: Store, number: str) -> None:
     job = store.submit({}, Submission())[0]
-    with pytest.raises(TransferError, match=r"jobs\.active_seconds: is no finite number"):
+    with pytest.raises(TransferError, match=r"jobs\.active_seconds: is not a finite number"):
         elsewhere.load_job(io.StringIO(with_rows(text_of(store, job.id), active_seconds={"$number": number})))
 
 

@@ -3,7 +3,6 @@
 import { useEffect, useRef, useState } from "../vendor/preact.mjs";
 import { ask, Problem, randomKey } from "../service.mjs";
 import { sleep } from "../stream.mjs";
-import { ALL } from "./fields.mjs";
 
 /** Milliseconds without a change before the service is asked. */
 const PAUSE = 300;
@@ -68,20 +67,21 @@ export function useSubmissionKey(body) {
 
 /** Entries that no list of fields has. */
 const OTHERS = ["model", "command", "cluster", "space", "pins", "baseline", "failures"];
-const ENTRIES = new Set([...ALL.map(({ name }) => name), ...OTHERS]);
 
 /**
  * The lines of a problem by the entry that they are about; those that no entry has are under "".
  * @param {Problem | null} problem
  * @param {object} body - what was sent
+ * @param {object} choices - of the service
  * @returns {Record<string, string[]>}
  */
-export function problemsByField(problem, body) {
+export function problemsByField(problem, body, choices) {
   const found = {};
+  const entries = new Set([...choices.fields.map(({ name }) => name), ...OTHERS]);
   if (problem === null) return found;
   const errors = problem.errors.length ? problem.errors : [{ field: "", message: problem.message }];
   for (const { field, message, remedy } of errors) {
-    const [entry, rest] = placeOf(field, body);
+    const [entry, rest] = placeOf(field, body, entries);
     const told = `${rest ? `${rest}: ` : ""}${message}`;
     (found[entry] ??= []).push(`${sentence(told)}${remedy ? ` ${sentence(remedy)}` : ""}`);
   }
@@ -89,14 +89,14 @@ export function problemsByField(problem, body) {
 }
 
 /** The entry that a problem belongs to, and what it names beside: the service names a field, a knob, or a value that it does not know. */
-function placeOf(name, body) {
+function placeOf(name, body, entries) {
   for (const knobs of ["pins", "baseline"]) {
     const own = Object.keys(body[knobs] ?? {}).find((knob) => name === knob || name.startsWith(`${knobs}.${knob}`));
     if (own) return [`${knobs}.${own}`, ""];
   }
   const [first, second] = name.split(".");
   if (second && ["model", "command"].includes(first)) return [second === "config" || first === "command" ? `${first}.${second}` : name, ""];
-  if (ENTRIES.has(first)) return [first, ""];
+  if (entries.has(first)) return [first, ""];
   const valued = Object.keys(body).find((own) => body[own] === name || (own === "cluster" && name.startsWith(body[own])));
   if (valued) return [valued, ""];
   return [typeof body.model === "object" ? "model.config" : "", name];

@@ -1,7 +1,7 @@
 /** Entries of a form: each with its label, its hint, and what is wrong with it. */
 
 import { html } from "../vendor/preact.mjs";
-import { entered } from "./fields.mjs";
+import { applies, entered } from "./fields.mjs";
 
 /**
  * @param {object} props
@@ -26,8 +26,8 @@ export function Labelled({ name, label, unit, hint, problems = [], isInline = fa
 
 /** A field of the request by its description. */
 export function Entry({ field, choices, values, problems, onChange }) {
-  if (field.applies && !field.applies(values, choices)) return null;
-  const { name, label, unit, hint, kind } = field;
+  if (!applies(field, values, choices)) return null;
+  const { name, label, measure, hint, kind } = field;
   const value = values[name] ?? "";
   const standard = entered(field, choices.defaults[name]);
   const more = { name, label, hint, problems: problems[name] };
@@ -37,10 +37,10 @@ export function Entry({ field, choices, values, problems, onChange }) {
       onChange=${(event) => onChange(name, event.target.checked)} />`}<//>`;
   }
   if (kind === "choice") {
-    return html`<${Labelled} ...${more}>${(attributes) => html`<${Select} attributes=${attributes} options=${field.options(choices)}
+    return html`<${Labelled} ...${more}>${(attributes) => html`<${Select} attributes=${attributes} options=${field.options}
       value=${value || standard} onChange=${(chosen) => onChange(name, chosen)} />`}<//>`;
   }
-  const shownUnit = kind === "percent" ? "%" : kind === "bytes" ? "such as 16 GiB" : unit;
+  const shownUnit = kind === "percent" ? "%" : kind === "bytes" ? "such as 16 GiB" : measure;
   return html`<${Labelled} ...${more} unit=${shownUnit}>${(attributes) => html`<input type="text" ...${attributes}
     inputmode=${["bytes", "text", "texts", "words"].includes(kind) ? "text" : "decimal"} autocomplete="off" value=${value} placeholder=${String(standard)}
     onInput=${(event) => onChange(name, event.target.value)} />`}<//>`;

@@ -9,9 +9,10 @@ from typing import Any
 from autotune.evaluation.search_benchmark.table_context import table_context
 from autotune.evaluation.validation.row import CONFIGURATION_FIELDS, Row
 from search_spaces.errors import UnknownNameError
+from search_spaces.knob import Value
 from search_spaces.knob_values import KNOBS
 from search_spaces.refusal import Refusal
-from search_spaces.trial_config import KNOB_NAMES, TrialConfig, Value, stable_hash
+from search_spaces.trial_config import KNOB_NAMES, TrialConfig, stable_hash
 
 _KNOB_OF = {
     "zero_stage": "zero_stage",

@@ -8,7 +8,8 @@ from itertools import product
 from autotune.evaluation.tuners.replay import Answer, Procedure, ReplayStrategy, context_of, start_of
 from autotune.strategies.strategy import Candidates
 from search_spaces.context import SpaceContext
-from search_spaces.trial_config import TrialConfig, Value
+from search_spaces.knob import Value
+from search_spaces.trial_config import TrialConfig
 
 GAIN = 0.05
 """Minimum relative increase of a rate; less is a plateau (`METRIC_PERCENT_DIFF_CONST`)."""

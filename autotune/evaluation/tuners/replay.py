@@ -9,9 +9,10 @@ from autotune.strategies.axes import Listing
 from autotune.strategies.random import RandomStrategy
 from autotune.strategies.strategy import Candidates, Score, Strategy
 from search_spaces.context import SpaceContext
+from search_spaces.knob import Value
 from search_spaces.outcome import Outcome
 from search_spaces.trial import TrialResult
-from search_spaces.trial_config import TrialConfig, Value
+from search_spaces.trial_config import TrialConfig
 from storage.records import TrialRecord
 
 MOST_SEARCHED = 10_000

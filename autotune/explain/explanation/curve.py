@@ -10,9 +10,10 @@ from autotune.objective.ranking import rate
 from autotune.outcome.standings import is_extrapolated
 from autotune.prediction.equations.step import Z90
 from autotune.strategies.guided.observations import HALF_WIDTHS, UNINFORMATIVE
+from search_spaces.knob import Value
 from search_spaces.outcome import Outcome
 from search_spaces.trial import Interval, TrialResult
-from search_spaces.trial_config import TrialConfig, Value
+from search_spaces.trial_config import TrialConfig
 from storage.records import TrialRecord
 
 LIKELY = 0.5

@@ -6,8 +6,9 @@ Measured intervals are 95 % confidence intervals; predicted bands hold 90 % of t
 from dataclasses import dataclass
 from enum import StrEnum
 
+from search_spaces.knob import Value
 from search_spaces.trial import CollectiveCount, Interval
-from search_spaces.trial_config import TrialConfig, Value
+from search_spaces.trial_config import TrialConfig
 
 SCHEMA_VERSION = 1
 

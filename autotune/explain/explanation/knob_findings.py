@@ -8,9 +8,9 @@ from autotune.explain.explanation.findings import FarTrial, KnobFinding, Point, 
 from autotune.explain.explanation.neighbours import baseline_of, explained_knobs, far_trials
 from autotune.explain.explanation.wording import knob_text, memory_text
 from autotune.request.request import Objective
+from search_spaces.knob import Value
 from search_spaces.knob_values import KNOBS
 from search_spaces.outcome import Outcome
-from search_spaces.trial_config import Value
 
 ALIKE = 0.01
 """Relative difference of predicted rates below which values count as equal."""

@@ -4,8 +4,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from autotune.explain.explanation.evidence import Evidence
 from search_spaces.environment import ENVIRONMENT
+from search_spaces.knob import Value
 from search_spaces.knob_values import KNOBS
-from search_spaces.trial_config import KNOB_NAMES, TrialConfig, Value
+from search_spaces.trial_config import KNOB_NAMES, TrialConfig
 from storage.records import TrialRecord
 
 FEW = 2

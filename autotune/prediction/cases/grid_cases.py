@@ -22,11 +22,11 @@ from autotune.prediction.equations.schedules import scheduled
 from autotune.prediction.equations.uneven import layout_key, tabled
 from autotune.prediction.equations.windows import windowed_shapes
 from search_spaces.canonical import SEARCH_ORDER
-from search_spaces.knob import Planning
+from search_spaces.knob import Planning, Value
 from search_spaces.knob_values import KNOBS
 from search_spaces.models.model import ModelSpec
 from search_spaces.space import SearchSpace
-from search_spaces.trial_config import TrialConfig, Value
+from search_spaces.trial_config import TrialConfig
 
 UNIFORM = tuple(knob.name for knob in KNOBS.values() if knob.planning is Planning.FIXED)
 """Knobs that all configurations of a grid have the same value of: what computes and is trained, and how, follows from them."""

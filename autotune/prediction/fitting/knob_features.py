@@ -8,9 +8,9 @@ from numpy.typing import NDArray
 
 from autotune.prediction.equations.cases import SCHEDULES, Cases
 from autotune.prediction.fitting.residual import features
-from search_spaces.knob import Distance, Knob
+from search_spaces.knob import Distance, Knob, Value
 from search_spaces.knob_values import KNOBS
-from search_spaces.trial_config import SCRIPT, TrialConfig, Value, stable_hash
+from search_spaces.trial_config import SCRIPT, TrialConfig, stable_hash
 
 Array = NDArray[np.float64]
 Numbers = Callable[[str, Callable[[Value], float]], Array]

@@ -13,9 +13,10 @@ from autotune.prediction.equations.step import predict
 from autotune.prediction.planning.question import Question
 from autotune.prediction.planning.room import Room
 from autotune.prediction.planning.scan import BUCKETS, Leader
+from search_spaces.knob import Value
 from search_spaces.knob_values import KNOBS
 from search_spaces.space import SearchSpace
-from search_spaces.trial_config import TrialConfig, Value
+from search_spaces.trial_config import TrialConfig
 
 FIELDS = {
     "reduce_bucket_size": "reduce_bucket", "prefetch_bucket_size": "prefetch_bucket",

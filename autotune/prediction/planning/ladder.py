@@ -18,11 +18,12 @@ from autotune.prediction.planning.room import Room, room_of
 from autotune.request.engines import capability_of
 from search_spaces.context import SpaceContext
 from search_spaces.errors import IllegalConfigError
+from search_spaces.knob import Value
 from search_spaces.models.model import Position
 from search_spaces.rules.table import check_config
 from search_spaces.spaces import device_defaults, settled
 from search_spaces.trial import Workload
-from search_spaces.trial_config import TrialConfig, Value
+from search_spaces.trial_config import TrialConfig
 
 MICRO_BATCHES = 2
 """Micro-batches per step: gradients are held for accumulation, so that more micro-batches need no more memory."""

@@ -15,13 +15,14 @@ from search_spaces.clusters.cluster import ClusterSpec
 from search_spaces.clusters.presets import local_cluster, resolve_cluster
 from search_spaces.domains import parse_domain
 from search_spaces.errors import IllegalConfigError
+from search_spaces.knob import Value
 from search_spaces.models.huggingface import is_factory_reference, resolve_model
 from search_spaces.models.model import ModelSpec, Position
 from search_spaces.space import SearchSpace
 from search_spaces.spaces import Pin, device_defaults, settled
 from search_spaces.training.documents import documents_problem
 from search_spaces.trial import Workload
-from search_spaces.trial_config import TrialConfig, Value
+from search_spaces.trial_config import TrialConfig
 
 SHIPPED = "shipped coefficients; `autotune calibrate` measures this cluster's own"
 SMALL_BATCH = 8

@@ -7,9 +7,10 @@ from autotune.prediction.planning.buckets import Setting, Tuned
 from autotune.prediction.planning.room import Room
 from autotune.prediction.planning.scan import AtBest
 from search_spaces.context import SpaceContext
+from search_spaces.knob import Value
 from search_spaces.knob_values import KNOBS, value_text
 from search_spaces.space import SearchSpace
-from search_spaces.trial_config import TrialConfig, Value
+from search_spaces.trial_config import TrialConfig
 
 PARTS = {
     "compute": "compute", "tensor": "tensor, context and expert communication", "pipeline": "pipeline bubble and boundaries",

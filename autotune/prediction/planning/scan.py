@@ -18,11 +18,11 @@ from autotune.prediction.planning.question import Question
 from autotune.prediction.planning.room import Room
 from search_spaces.canonical import SEARCH_ORDER, canonical_value
 from search_spaces.errors import SpaceTooLargeError
-from search_spaces.knob import Planning
+from search_spaces.knob import Planning, Value
 from search_spaces.knob_values import KNOBS
 from search_spaces.models.model import ModelSpec
 from search_spaces.space import SearchSpace
-from search_spaces.trial_config import TrialConfig, Value
+from search_spaces.trial_config import TrialConfig
 
 BUCKETS = tuple(
     knob.name for knob in sorted(KNOBS.values(), key=lambda knob: knob.tuned) if knob.planning is Planning.TUNED_LAST

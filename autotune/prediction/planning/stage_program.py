@@ -28,9 +28,10 @@ from autotune.prediction.planning.room import Room
 from autotune.prediction.planning.stage_options import End, Menu, Options, options_of, seconds_after, too_many
 from search_spaces.canonical import canonical
 from search_spaces.context import SpaceContext
+from search_spaces.knob import Value
 from search_spaces.models.pipeline import fill, head_in_layers, is_split, stages_of_rank
 from search_spaces.models.stage_layout import Stage, layout_text
-from search_spaces.trial_config import TrialConfig, Value
+from search_spaces.trial_config import TrialConfig
 
 SECONDS = 30.0
 """Time limit of the solver. It needs a fraction of it; a solution not proved optimal by then is discarded."""

@@ -10,8 +10,8 @@ import numpy as np
 
 from autotune.prediction.fitting.knob_features import Numbers
 from autotune.strategies.guided.described import Array
+from search_spaces.knob import Value
 from search_spaces.space import SearchSpace
-from search_spaces.trial_config import Value
 
 PENALTY = 0.01
 """Subtracted from the logarithm of a rate for each setting that differs from the base."""

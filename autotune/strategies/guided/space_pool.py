@@ -14,8 +14,9 @@ from autotune.prediction.planning.scan import uniform_parts, without_buckets
 from autotune.strategies.guided.described import Array, Described, Index, joined
 from search_spaces.canonical import SEARCH_ORDER
 from search_spaces.errors import SpaceTooLargeError
+from search_spaces.knob import Value
 from search_spaces.space import SearchSpace
-from search_spaces.trial_config import TrialConfig, Value
+from search_spaces.trial_config import TrialConfig
 
 LARGEST_POOL = 200_000
 """Number of candidates kept: the fastest predicted ones that may fit; all of a smaller space."""

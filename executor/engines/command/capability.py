@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from search_spaces.capability import Capability
 from search_spaces.environment import ENVIRONMENT
-from search_spaces.trial_config import Value
+from search_spaces.knob import Value
 
 COMMAND = "command"
 """Name of the engine that runs a user's own script."""

@@ -21,7 +21,7 @@ from executor.engines.deepspeed.memory import (
     is_partitioned,
 )
 from executor.engines.deepspeed.package import Traces, load, quiet, some_group
-from executor.engines.session import in_training, suppress_randomness, refuse
+from executor.engines.session import in_training, refuse, suppress_randomness
 from executor.engines.sources import DTYPES
 from executor.errors import EngineRefusalError
 from executor.parallel.collectives import accounting, mark

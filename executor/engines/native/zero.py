@@ -23,7 +23,7 @@ from executor.parallel.collectives import Group, mark
 from executor.parallel.copies import CopyEngine, Staging
 from executor.parallel.groups import Sharing
 from executor.parallel.host_pool import HostPool
-from executor.parallel.initialization import FirstValues, Given, Joined, Share, hollow
+from executor.parallel.initialization import FirstValues, Given, Joined, Share, move_without_memory
 from executor.parallel.part import ModelPart
 from executor.parallel.replica import Replica
 from search_spaces.compression import INT8
@@ -64,7 +64,7 @@ class ShardedModel(Replica):
         self.sharded = config.zero_stage > 0
         self.ranks = self.group.size if self.sharded else 1
         self.own_row = self.group.rank if self.sharded else 0
-        hollow(self.module, device)
+        move_without_memory(self.module, device)
         trainable = [(name, value) for name, value in self.module.named_parameters() if value.requires_grad and has(name)]
         gathers_blocks = config.gather_dtype == INT8 and config.zero_stage == 3
         blocks = share_block if config.optimizer == "adamw8bit" or gathers_blocks else (lambda _: 1)

@@ -1,4 +1,4 @@
-"""Operators by kernels of liger_kernel (0.8), on plain tensors."""
+"""Operators implemented by kernels of liger_kernel (0.8), on plain tensors."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -12,11 +12,11 @@ from search_spaces.fused_kernels import GATE, LOSS, NORM, ROTATION
 from search_spaces.models.model import ModelSpec
 
 Function = Any
-"""An autograd function's class: what torch.compile follows is its `apply`, called on the class."""
+"""The class of an autograd function; torch.compile traces `apply` only if it is called on the class."""
 CASTS_ALL = "gemma"
-"""Liger's name for a norm that computes in fp32 from the input to the weight, as torch's does."""
+"""Liger's casting mode for a norm that computes in fp32 up to and including the weight, as torch's does."""
 NO_TARGET = -100
-"""As in torch's cross-entropy."""
+"""The ignored label, as in torch's cross-entropy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,17 +30,17 @@ class LigerFunctions:
 
 
 class LigerOperators(Operators):
-    """What Liger's kernels do to the tensors that they are given, as its source says:
+    """Operators by Liger's kernels. According to their source, they do the following to their tensors:
 
     | kernel | forward | backward |
     |---|---|---|
-    | norm | keeps the input and a number a row | makes a new gradient: `in_place` is off, as others may read what came |
+    | norm | saves the input and a number per row | allocates a new gradient: `in_place` is off, as others may read the incoming |
     | rotation | **overwrites** queries and keys | overwrites their gradients |
-    | gate | keeps gate and hidden alone | **overwrites** both with their gradients |
-    | loss | makes logits some rows at a time, keeps the gradients of rows and weight | multiplies these in place |
+    | gate | saves only gate and hidden | **overwrites** both with their gradients |
+    | loss | computes logits some rows at a time, saves the gradients of rows and weight | multiplies these in place |
 
-    So no forward may be run again on what an earlier run was given (selective checkpointing recalls products), and no backward
-    twice (zero-bubble schedules): rules refuse both (`fused_rules`).
+    So a forward cannot run again on the inputs of an earlier run (selective checkpointing reuses saved products), and a backward
+    cannot run twice (zero-bubble schedules): rules refuse both (`fused_rules`).
     """
 
     def __init__(self, functions: LigerFunctions, replaces: Collection[str]) -> None:
@@ -56,10 +56,10 @@ class LigerOperators(Operators):
     def rotate(self, query: Tensor, key: Tensor, cosines: Tensor, sines: Tensor) -> tuple[Tensor, Tensor]:
         if ROTATION not in self._replaces:
             return super().rotate(query, key, cosines, sines)
-        # One row for all samples, or of packed ones a row each: [samples, tokens, head_dim].
+        # One row for all samples, or for packed samples one row each: [samples, tokens, head_dim].
         tables = (table[None] if table.dim() == 2 else table[:, 0] for table in (cosines, sines))
-        turned: tuple[Tensor, Tensor] = self._functions.rotate.apply(query, key, *tables)
-        return turned
+        rotated: tuple[Tensor, Tensor] = self._functions.rotate.apply(query, key, *tables)
+        return rotated
 
     def gate(self, gate: Tensor, hidden: Tensor, kind: str) -> Tensor:
         if GATE not in self._replaces:
@@ -68,7 +68,7 @@ class LigerOperators(Operators):
         return gated
 
     def _summed_loss(self, rows: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
-        """Gradients of the weight are summed over pieces of the rows: in fp32, as one product would."""
+        """Summed loss. Weight gradients are accumulated over chunks of rows in fp32, as in a single product."""
         narrow = weight.dtype.itemsize < torch.float32.itemsize
         loss: Tensor = self._functions.linear_loss.apply(
             rows.contiguous(), weight, targets.contiguous(), None, None, NO_TARGET, 0.0, 0.0, "sum", None, False,

@@ -1,4 +1,4 @@
-"""The operators that a configuration names, from the package that this rank has."""
+"""Loads the operators that a configuration names from the installed package of fused kernels."""
 
 import importlib
 import inspect
@@ -33,16 +33,16 @@ LIGER_ARGUMENTS: Mapping[str, Sequence[str]] = {
         "softcap", "return_z_loss", "accum_dtype",
     ),
 }  # fmt: skip
-"""Function of liger_kernel.ops -> the first arguments of its forward, which are given by place."""
+"""Function of liger_kernel.ops -> the first arguments of its forward, which are passed by position."""
 NORM_ARGUMENTS = ("eps", "device", "dtype")
-"""What norms of transformer_engine.pytorch are given by name, behind the width."""
+"""Keyword arguments of norms of transformer_engine.pytorch, after the width."""
 
 
 def load_operators(config: TrialConfig, spec: ModelSpec, device: torch.device, dtype: torch.dtype) -> Operators:
-    """What our modules are built with on this rank.
+    """The operators of our modules on this rank.
 
     Raises:
-        EngineRefusalError: the package, its release, its arguments, the device or the precision is not one that is known.
+        EngineRefusalError: the package is missing, or its release, its arguments, the device or the precision is not supported.
     """
     name = config.fused_kernels
     if name == NONE:
@@ -62,20 +62,20 @@ def _imported(name: str, module: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        told = f"{module} of {PACKAGES[name].distribution} cannot be imported here ({error})"
-        raise EngineRefusalError(PACKAGE_RULE, f"{told}; repair it, or {OFF}") from error
+        problem = f"{module} of {PACKAGES[name].distribution} cannot be imported here ({error})"
+        raise EngineRefusalError(PACKAGE_RULE, f"{problem}; repair it, or {OFF}") from error
 
 
-def _function(module: Any, name: str, wanted: Sequence[str]) -> Any:
+def _function(module: Any, name: str, expected: Sequence[str]) -> Any:
     """An autograd function whose forward takes these arguments first."""
     found = getattr(module, name, None)
     taken = [] if found is None else [*inspect.signature(found.forward).parameters][1:]  # without the context
-    _require(taken[: len(wanted)] == [*wanted], f"{module.__name__}.{name}", f"{', '.join(wanted)} first")
+    _require(taken[: len(expected)] == [*expected], f"{module.__name__}.{name}", f"{', '.join(expected)} first")
     return found
 
 
 def _norm(module: Any, name: str) -> Callable[..., Any]:
-    """A norm that is made of its width and `NORM_ARGUMENTS`."""
+    """A norm class whose arguments are a width and `NORM_ARGUMENTS`."""
     found = getattr(module, name, None)
     try:
         inspect.signature(found).bind(1, **dict.fromkeys(NORM_ARGUMENTS))  # type: ignore[arg-type]
@@ -88,5 +88,5 @@ def _norm(module: Any, name: str) -> Callable[..., Any]:
 
 def _require(holds: bool, what: str, arguments: str) -> None:
     if not holds:
-        told = f"{what} is not there, or does not take {arguments}"
-        raise EngineRefusalError(PACKAGE_RULE, f"{told}; install a release that does, or {OFF}")
+        problem = f"{what} is missing, or does not take {arguments}"
+        raise EngineRefusalError(PACKAGE_RULE, f"{problem}; install a release that does, or {OFF}")

@@ -1,4 +1,4 @@
-"""Norms by kernels of Transformer Engine (2), on plain tensors."""
+"""Norms implemented by kernels of Transformer Engine (2), on plain tensors."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,14 +11,14 @@ from search_spaces.models.model import ModelSpec, Norm
 
 
 class TransformerEngineOperators(Operators):
-    """Its norms as modules, whose `weight` and `bias` are named as torch's are.
+    """Transformer Engine's norm modules, whose `weight` and `bias` have the same names as torch's.
 
-    They save the input and some numbers a row, compute in fp32, and write over nothing; a second backward fails. Its matrix
-    products and attention are not used: they bring tensor parallelism and gradients of their own.
+    They save the input and some numbers per row, compute in fp32, and overwrite nothing; a second backward fails. Its matrix
+    products and attention are not used, because they come with their own tensor parallelism and gradients.
     """
 
     def __init__(self, rms_norm: Callable[..., Any], layer_norm: Callable[..., Any], dtype: torch.dtype) -> None:
-        """`dtype`: of the model. A norm of the first releases keeps the type that it is made with."""
+        """`dtype`: of the model. In the first releases a norm keeps the dtype that it was created with."""
         self._kinds, self._dtype = {Norm.RMSNORM: rms_norm, Norm.LAYERNORM: layer_norm}, dtype
 
     def make_norm(self, spec: ModelSpec) -> nn.Module:

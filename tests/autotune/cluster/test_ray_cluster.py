@@ -143,7 +143,7 @@ def test_every_kind_of_nodes_that_differ_must_be_there(nodes: list[dict[str, flo
 
 def test_kinds_that_ray_cannot_tell_apart_are_refused() -> None:
     for resources in ({}, {"h100": "GPU", "a100": "GPU"}):
-        with pytest.raises(RequestError, match=r"it is not stated how Ray distinguishes each kind; give each \[\[nodes\]\] table"):
+        with pytest.raises(RequestError, match=r"how Ray distinguishes each kind; give each \[\[nodes\]\] table"):
             require_devices(nodes_that_differ(**resources), [FAST, SLOW, SLOW], "a:1")
 
 

@@ -13,7 +13,8 @@ import pytest
 from autotune.cli.jobs_app import FORMATS
 from autotune.errors import ExportRefusedError, UnknownFormatError
 from autotune.exports import EXPORTERS, Export, exporter
-from search_spaces.trial_config import KNOB_NAMES, Value
+from search_spaces.knob import Value
+from search_spaces.trial_config import KNOB_NAMES
 
 GOLDEN = Path(__file__).parent / "golden"
 NEW = tuple(name for name in EXPORTERS if name != "json")

@@ -83,7 +83,7 @@ def test_an_error_that_every_trial_has_ends_the_search_and_is_told(tmp_path: Pat
     assert (ended.state, ended.reason) == (JobState.FAILED, "EVERY_TRIAL_FAILED")
     told, _, remedy = ended.message.partition("; ")
     assert told == "every one of 3 of 20 trials failed alike: rank 1: RuntimeError: shapes cannot be multiplied (1x8)"
-    assert remedy == "correct that and start it anew; the first trial's traceback is in `autotune show`"
+    assert remedy == "correct that and start it again; the first trial's traceback is in `autotune show`"
 
 
 @pytest.mark.parametrize("outcome", [Outcome.FAILED, Outcome.TIMEOUT, Outcome.LOST])

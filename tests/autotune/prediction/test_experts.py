@@ -11,10 +11,11 @@ from autotune.prediction.equations.coefficients import Coefficients
 from autotune.prediction.equations.step import Prediction, predict
 from executor.dry.dry_run import dry_run
 from search_spaces.clusters.presets import resolve_cluster
+from search_spaces.knob import Value
 from search_spaces.models.huggingface import resolve_model
 from search_spaces.training.states import states_lower_bound_bytes
 from search_spaces.trial import Workload
-from search_spaces.trial_config import TrialConfig, Value
+from search_spaces.trial_config import TrialConfig
 
 MODEL = dataclasses.replace(resolve_model("mixtral-8x7b"), num_layers=2)
 CLUSTER = resolve_cluster("dgx-a100:4")

@@ -14,7 +14,7 @@ import typer
 import autotune
 from api.submission import HIDDEN, JobSubmission
 from autotune.cli.app import app
-from autotune.client.fields import SubmissionFields
+from autotune.client.submission_fields import SubmissionFields
 from autotune.errors import RequestError
 from autotune.exports.best_config_file import SCHEMA_PATH, request_of
 from autotune.loop.loop import run_job

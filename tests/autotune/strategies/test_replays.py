@@ -15,9 +15,10 @@ from autotune.evaluation.tuners.paddle import PaddleStrategy
 from autotune.evaluation.tuners.replay import NONEXISTENT, ReplayStrategy, start_of
 from autotune.objective.ranking import Ranking
 from search_spaces.context import SpaceContext
+from search_spaces.knob import Value
 from search_spaces.outcome import Outcome, Purpose
 from search_spaces.trial import TrialResult
-from search_spaces.trial_config import TrialConfig, Value
+from search_spaces.trial_config import TrialConfig
 from storage.records import TrialRecord
 
 Answering = Callable[[TrialConfig], float]

@@ -17,9 +17,10 @@ from executor.engine import RankContext
 from executor.engines.native.engine import NativeEngine
 from executor.engines.torch_versions import version_refusals
 from executor.errors import EngineRefusalError
+from search_spaces.knob import Value
 from search_spaces.models.model import FactoryModel, ModelSpec
 from search_spaces.trial import Workload
-from search_spaces.trial_config import TrialConfig, Value
+from search_spaces.trial_config import TrialConfig
 
 RANKS, STEPS = 2, 4
 SPEC = ModelSpec(

@@ -32,9 +32,10 @@ from executor.parallel.collectives import Group
 from executor.parallel.compiling import compile_blocks, compile_seconds, forget_compiled
 from executor.parallel.overlapped import multiply_columns
 from search_spaces.capability import Combination
+from search_spaces.knob import Value
 from search_spaces.models.pipeline import ZERO_BUBBLE_SCHEDULES
 from search_spaces.optimizers import OPTIMIZERS
-from search_spaces.trial_config import TrialConfig, Value
+from search_spaces.trial_config import TrialConfig
 
 FSDP2_PIPELINE = {name: value for name, value in PIPELINE.items() if name != "param_persistence_threshold"}
 

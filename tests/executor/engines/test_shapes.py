@@ -9,10 +9,11 @@ from executor.dry.dry_run import dry_run
 from executor.engine import RankContext
 from executor.errors import EngineRefusalError
 from executor.trial.run import ENGINES
+from search_spaces.knob import Value
 from search_spaces.models.model import ModelSpec
 from search_spaces.rules.table import RULES, SHAPES
 from search_spaces.trial import Workload
-from search_spaces.trial_config import TrialConfig, Value
+from search_spaces.trial_config import TrialConfig
 
 SIZES: dict[str, int] = {
     "num_layers": 4, "hidden_size": 32, "num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": 4,

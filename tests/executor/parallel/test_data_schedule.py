@@ -13,9 +13,10 @@ from executor.engines.native.engine import NativeEngine
 from executor.engines.session import ParallelSession
 from executor.parallel.data_schedule import kept_tokens, through_kept
 from executor.parallel.model import Transformer, build_transformer
+from search_spaces.knob import Value
 from search_spaces.models.model import ModelSpec, Norm, Position
 from search_spaces.trial import Workload
-from search_spaces.trial_config import TrialConfig, Value
+from search_spaces.trial_config import TrialConfig
 
 SPEC = ModelSpec(
     name="scheduled", family="llama", num_layers=5, hidden_size=32, num_attention_heads=4, num_key_value_heads=4, head_dim=8,

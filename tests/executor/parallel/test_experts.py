@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from executor.parallel import experts as module_of_experts
 from executor.parallel.collectives import Group, InFlight, rows_of
 from executor.parallel.experts import Experts, balanced, capped, set_loss_scale
-from executor.parallel.grouped import together
+from executor.parallel.grouped import stack_weights
 from executor.parallel.model import Transformer, build_transformer, whole
 from search_spaces.errors import ModelFormatError
 from search_spaces.models.huggingface import model_spec_from_config
@@ -260,7 +260,7 @@ def test_the_host_reads_rows_once_where_ranks_divide_the_experts(monkeypatch: py
 
 def test_matrices_at_equal_distances_are_not_copied() -> None:
     memory = torch.randn(3, 2, 16, 24).bfloat16()
-    every_other = together(memory[:, 1].unbind())
+    every_other = stack_weights(memory[:, 1].unbind())
     assert every_other.data_ptr() == memory[0, 1].data_ptr()
     assert torch.equal(every_other, memory[:, 1])
     uneven = [memory[0, 0], memory[0, 1], memory[2, 0]]

@@ -24,7 +24,8 @@ from executor.errors import EngineRefusalError
 from executor.parallel.fused.load import LIGER_ARGUMENTS, load_operators
 from executor.parallel.operators import Operators
 from search_spaces.fused_kernels import installed_kernels
-from search_spaces.trial_config import TrialConfig, Value
+from search_spaces.knob import Value
+from search_spaces.trial_config import TrialConfig
 
 RANKS, LAYERS = 4, 3
 HERE = torch.device("cpu")
@@ -151,7 +152,7 @@ def test_a_function_with_other_arguments_is_refused(packages: None, monkeypatch:
 
     for changed in (Changed, None):
         monkeypatch.setattr(loaded("liger_kernel.ops"), name, changed)
-        with pytest.raises(EngineRefusalError, match=rf"fused-kernels-package: liger_kernel\.ops\.{name} is not there, or"):
+        with pytest.raises(EngineRefusalError, match=rf"fused-kernels-package: liger_kernel\.ops\.{name} is missing, or"):
             operators("liger")
 
 
@@ -162,7 +163,7 @@ def test_a_norm_with_other_arguments_is_refused(packages: None, monkeypatch: pyt
 
     monkeypatch.setattr(loaded("transformer_engine.pytorch"), name, changed)
     with pytest.raises(
-        EngineRefusalError, match=rf"transformer_engine\.pytorch\.{name} is not there, or does not take a width"
+        EngineRefusalError, match=rf"transformer_engine\.pytorch\.{name} is missing, or does not take a width"
     ):
         operators("transformer_engine")
 

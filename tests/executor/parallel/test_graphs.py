@@ -28,10 +28,11 @@ from executor.errors import EngineRefusalError
 from executor.measurement.memory import account_step
 from executor.parallel.graphs import EAGER_STEPS, BlockGraphs
 from executor.trial.run import ENGINES, run_trial
+from search_spaces.knob import Value
 from search_spaces.models.model import FactoryModel, ModelSpec
 from search_spaces.outcome import Outcome
 from search_spaces.trial import Fidelity, TrialRequest, Workload
-from search_spaces.trial_config import TrialConfig, Value
+from search_spaces.trial_config import TrialConfig
 
 SPEC = ModelSpec(
     name="small", family="llama", num_layers=2, hidden_size=16, num_attention_heads=2, num_key_value_heads=1, head_dim=8,

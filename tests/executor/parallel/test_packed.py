@@ -19,9 +19,10 @@ from executor.parallel.model import Transformer, build_transformer
 from executor.parallel.packed import Documents, attend_in_documents, block_mask, documents_in
 from executor.parallel.windowed import _plain_flex
 from search_spaces.capability import Capability
+from search_spaces.knob import Value
 from search_spaces.models.model import ModelSpec, Norm, Position
 from search_spaces.trial import Workload
-from search_spaces.trial_config import TrialConfig, Value
+from search_spaces.trial_config import TrialConfig
 
 LENGTHS = (16, 9, 5, 3, 2, 7, 1, 12, 4)
 ROWS = ((9, 7), (5, 3, 2, 1, 5))

@@ -31,9 +31,10 @@ from executor.files.file_stream import FileStream
 from executor.parallel.activation_offload import _Piece
 from executor.parallel.collectives import Group, InFlight
 from executor.parallel.copies import Copy
+from search_spaces.knob import Value
 from search_spaces.models.model import ModelSpec
 from search_spaces.trial import Workload
-from search_spaces.trial_config import TrialConfig, Value
+from search_spaces.trial_config import TrialConfig
 
 SPEC = ModelSpec(
     name="followed", family="llama", num_layers=2, hidden_size=16, num_attention_heads=2, num_key_value_heads=2, head_dim=8,

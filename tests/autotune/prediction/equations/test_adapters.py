@@ -9,10 +9,11 @@ from autotune.prediction.cases.config_cases import cases_of
 from autotune.prediction.equations.coefficients import Coefficients
 from autotune.prediction.equations.step import Prediction, predict
 from search_spaces.clusters.presets import resolve_cluster
+from search_spaces.knob import Value
 from search_spaces.models.huggingface import resolve_model
 from search_spaces.training.adapters import adapted, layer_adapter_elements
 from search_spaces.trial import Workload
-from search_spaces.trial_config import TrialConfig, Value
+from search_spaces.trial_config import TrialConfig
 
 MODEL = dataclasses.replace(resolve_model("llama-2-7b"), num_layers=8)
 WORKLOAD = Workload(global_batch_size=64, sequence_length=1024)

@@ -14,10 +14,11 @@ from autotune.prediction.equations.step import predict, seconds_of
 from autotune.prediction.planning.estimate import estimates
 from autotune.prediction.planning.question import question_of
 from search_spaces.clusters.presets import resolve_cluster
+from search_spaces.knob import Value
 from search_spaces.models.huggingface import resolve_model
 from search_spaces.training.data_schedule import points_of, useful_share
 from search_spaces.trial import Workload
-from search_spaces.trial_config import TrialConfig, Value
+from search_spaces.trial_config import TrialConfig
 
 MODEL = dataclasses.replace(resolve_model("llama-2-7b"), num_layers=8)
 CLUSTER = resolve_cluster("dgx-a100:1")

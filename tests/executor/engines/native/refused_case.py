@@ -4,7 +4,8 @@ from collections.abc import Mapping
 
 from benchmarks.gang import Gang, TaskError
 from benchmarks.parity_cases import CAPABILITIES, Case
-from search_spaces.trial_config import TrialConfig, Value
+from search_spaces.knob import Value
+from search_spaces.trial_config import TrialConfig
 
 WRONG = 1e-6
 RANKS = 4

@@ -14,7 +14,8 @@ from executor.parallel.checkpointing import checkpoint_blocks
 from executor.parallel.collectives import Group
 from executor.parallel.compiling import compile_blocks, forget_compiled
 from executor.parallel.graphs import BlockGraphs
-from search_spaces.trial_config import TrialConfig, Value
+from search_spaces.knob import Value
+from search_spaces.trial_config import TrialConfig
 
 GRAPHED: dict[str, Value] = {"cuda_graphs": True, "micro_batch_size": 4}
 

@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from executor.runners.local import LocalRunner
+from search_spaces.knob import Value
 from search_spaces.models.model import ModelSpec
 from search_spaces.outcome import Outcome
 from search_spaces.trial import Fidelity, TrialRequest, TrialResult, Workload
-from search_spaces.trial_config import TrialConfig, Value
+from search_spaces.trial_config import TrialConfig
 
 RANKS = 2
 QUICK = Fidelity(min_steps=1, max_steps=1, max_warmup_steps=2)
