@@ -46,7 +46,7 @@ class TextData:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FactoryData:
-    """Calls the user's `batch(micro_batch_size, generator)` for a whole global batch, so that all layouts see the same samples."""
+    """Calls the user's `batch(micro_batch_size, generator)` for a whole global batch, so that layouts see the same samples."""
 
     batch: BatchFunction
     workload: Workload

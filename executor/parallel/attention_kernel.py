@@ -59,6 +59,6 @@ def repeats_heads(query: Tensor, key: Tensor, masked: bool) -> bool:
 
 
 def _one_for_each(x: Tensor, heads: int) -> Tensor:
-    """[batch, key-value heads, tokens, width] to [batch, heads, tokens, width]: repeat each head for the queries that share it."""
+    """[batch, key-value heads, tokens, width] to [batch, heads, tokens, width]: repeat heads for queries that share them."""
     batch, groups, tokens, width = x.shape
     return x[:, :, None].expand(batch, groups, heads // groups, tokens, width).reshape(batch, heads, tokens, width)

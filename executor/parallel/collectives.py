@@ -109,7 +109,7 @@ def group_options(backend: str) -> Any:
 
 
 class Clock:
-    """Counts seconds of this rank's thread, such as those spent waiting for other ranks. A reading costs about a microsecond."""
+    """Counts seconds of this rank's thread, such as those spent waiting for other ranks. A reading costs about 1 us."""
 
     def __init__(self) -> None:
         self.seconds = 0.0

@@ -37,8 +37,8 @@ class ContextParallel:
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, window: Window, grouped: bool, prefix: Prefix | None = None
     ) -> Tensor:
-        """Causal attention of this rank's queries [batch, heads, own tokens, head_dim] to every rank's keys and values, and to a
-        whole prefix."""
+        """Causal attention of this rank's queries [batch, heads, own tokens, head_dim] to every rank's keys and values, and to
+        a whole prefix."""
         if self.size == 1:
             return attend_local(query, key, value, window, grouped, prefix)
         gathered: Tensor = _GatherChunks.apply(torch.stack((key, value)), self.group)  # type: ignore[no-untyped-call]

@@ -132,8 +132,8 @@ class BlockGraphs:
         self.seconds += time.perf_counter() - began
 
     def pool(self) -> PrivatePool | None:
-        """The private memory of the graphs; None: nothing is captured. Parameters' gradients have fixed addresses in it, which are
-        never reused: they count as gradients, the rest as activations.
+        """The private memory of the graphs; None: nothing is captured. Parameters' gradients have fixed addresses in it, which
+        are never reused: they count as gradients, the rest as activations.
         """
         if not self.captured:
             return None

@@ -16,7 +16,7 @@ ALIGNED = 8
 
 
 def can_group(experts: Sequence[nn.Module], rows: Tensor) -> bool:
-    """Whether the products of `rows` can be grouped: plain ones in bf16, the dtype that torch's kernel supports on every device.
+    """Whether the products of `rows` can be grouped: plain ones in bf16, which torch's kernel supports on every device.
 
     Not if experts or their matrices have hooks, as with profiles and DeepSpeed's stage 3, since grouping does not call these.
     """

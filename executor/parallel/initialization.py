@@ -22,7 +22,7 @@ _UNIT = 2.0**-26
 """Values are multiples of it, so that they are exact in fp32 and do not depend on a processor's rounding."""
 _MULTIPLIERS = (0xED5AD4BB, 0xAC4C1B51, 0x31848BAB)
 _SHIFTS = (17, 11, 15)
-"""Constants of `triple32` [Wellons 2018, Prospecting for Hash Functions]; its last shift would not change the bits used here."""
+"""Constants of `triple32` [Wellons 2018, Prospecting for Hash Functions]; its last shift would not change bits used here."""
 
 
 class Kind(StrEnum):
@@ -259,7 +259,7 @@ def _replace(module: nn.Module, make: Callable[[nn.Parameter], Tensor]) -> None:
 
 @functools.cache
 def _quantiles() -> Tensor:
-    """Quantiles of the normal distribution at the midpoints of 65,536 equal parts, times the deviation; fp32, exactly symmetric.
+    """Quantiles of the normal distribution at midpoints of 65,536 equal parts, times the deviation; fp32, exactly symmetric.
 
     Their standard deviation is 0.99999 of `INITIAL_DEVIATION`.
     """

@@ -7,8 +7,8 @@ from torch.nn import functional
 from search_spaces.training.adapters import ALPHA_PER_RANK
 
 INWARD, OUTWARD = "lora_a", "lora_b"
-"""PEFT's names of the two factors: [rank, inputs], initialized like other matrices, and [outputs, rank], initialized to zero, so
-that the first step computes the same as the model without adapters."""
+"""PEFT's names of the two factors: [rank, inputs], initialized like other matrices, and [outputs, rank], initialized to zero,
+so that the first step computes the same as the model without adapters."""
 
 
 class LowRank(nn.Module):

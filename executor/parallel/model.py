@@ -161,7 +161,8 @@ class Block(nn.Module):
             post: Tensor = self.mlp_norm(x + apply_adapter(self.mlp_adapter, self.mlp(x)))
             return post
         attended = x + apply_adapter(self.attention_adapter, self.attention(self.attention_norm(x), rotary, documents))
-        result: Tensor = attended + apply_adapter(self.mlp_adapter, self.mlp(self.mlp_norm(x if self.parallel_residual else attended)))
+        normed = self.mlp_norm(x if self.parallel_residual else attended)
+        result: Tensor = attended + apply_adapter(self.mlp_adapter, self.mlp(normed))
         return result
 
 
@@ -292,7 +293,7 @@ class Transformer(nn.Module):
             self.head.output.weight = self.embedding.tokens.weight
 
     def adapt(self) -> None:
-        """If adapters or virtual tokens are trained, freeze all other parameters and add low-rank adapters to their matrices."""
+        """If adapters or virtual tokens are trained, freeze all other parameters and add low-rank adapters to matrices."""
         if not self.spec.adapts:
             return
         self.requires_grad_(False)

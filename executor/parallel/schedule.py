@@ -135,7 +135,7 @@ def _in_rounds(pipeline_rank: _PipelineRank, *, hop: int, backward: ActionKind) 
 
 
 def _zbv(pipeline_rank: _PipelineRank) -> list[Action]:
-    """Two stages per rank, folded into a V [Qi 2024]; built for at least 2 p - 1 micro-batches, then those in excess removed."""
+    """Two stages per rank, folded into a V [Qi 2024]; built for at least 2 p - 1 micro-batches, of which excess is removed."""
     order, (first, second) = _Order(), pipeline_rank.stages
     batches, rest = max(2 * pipeline_rank.ranks - 1, pipeline_rank.micro_batches), pipeline_rank.ranks - pipeline_rank.rank
     order.add(first, *[FORWARD] * (2 * rest - 1))

@@ -197,8 +197,8 @@ def with_prompt(prompt: Prompt | None, x: Tensor) -> Tensor:
 
 
 def vocabulary_cross_entropy(logits: Tensor, targets: Tensor, tensor: TensorParallel, padded: bool = False) -> Tensor:
-    """Summed cross-entropy of `logits` [n, vocabulary / ranks] against `targets` [n], ids of the whole vocabulary; if tokens are
-    `padded`, negative targets are ignored.
+    """Summed cross-entropy of `logits` [n, vocabulary / ranks] against `targets` [n], ids of the whole vocabulary; if tokens
+    are `padded`, negative targets are ignored.
 
     No rank holds all logits of a token. The maximum is reduced first, then the sum of exponentials together with the target's
     logit: 3 n numbers in two all-reduces [Shoeybi et al. 2019, 3].
@@ -212,8 +212,8 @@ def vocabulary_cross_entropy(logits: Tensor, targets: Tensor, tensor: TensorPara
 def vocabulary_probabilities(
     logits: Tensor, targets: Tensor, tensor: TensorParallel, overwrite: bool = False
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Cross-entropy of each token [n], this rank's share of its probabilities [n, vocabulary / ranks], the index of its target in
-    the share, and whether the target is on another rank. With `overwrite` the probabilities overwrite the logits.
+    """Cross-entropy of each token [n], this rank's share of its probabilities [n, vocabulary / ranks], the index of its target
+    in the share, and whether the target is on another rank. With `overwrite` the probabilities overwrite the logits.
     """
     largest = logits.detach().amax(dim=-1)
     tensor.group.all_reduce(largest, dist.ReduceOp.MAX).wait()

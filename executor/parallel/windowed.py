@@ -1,4 +1,4 @@
-"""Causal attention to a window of tokens and to the first tokens; blocks that are fully masked are neither computed nor saved."""
+"""Causal attention to a window of tokens and to the first tokens; fully masked blocks are neither computed nor saved."""
 
 from collections.abc import Callable, Sequence
 from functools import cache, lru_cache

@@ -18,7 +18,7 @@ from search_spaces.trial import Workload
 
 CONFIG, ADAPTER = "config.json", "adapter_config.json"
 MASKED_SHARE = 0.15
-"""Fraction of masked tokens [Devlin et al. 2019, BERT, 3.1]; every sample has the same number, so that samples weigh equally."""
+"""Fraction of masked tokens [Devlin et al. 2019, BERT, 3.1]; every sample has the same number, so samples weigh equally."""
 IGNORED = -100
 """Label of a token that the loss ignores."""
 

@@ -11,6 +11,6 @@ COMMAND = "command"
 
 
 def command_capability(turned: Mapping[str, tuple[Value, ...] | None]) -> Capability:
-    """Capability of a script's command; `turned`: knob -> the values that its placeholders distinguish; None: all. No other knob
-    reaches the script, except the environment, which it inherits from the rank that starts it."""
+    """Capability of a script's command; `turned`: knob -> the values that its placeholders distinguish; None: all. No other
+    knob reaches the script, except the environment, which it inherits from the rank that starts it."""
     return Capability(engine=COMMAND, knobs={**turned, ENVIRONMENT: None})

@@ -99,7 +99,7 @@ class ScriptProcess:
             self._supervisor.stdin.flush()
 
     def end(self, grace: float) -> None:
-        """Terminate the script, kill it after `grace` seconds, and return when all its processes are gone. May be called twice."""
+        """Terminate the script, kill it after `grace` seconds; return when all its processes are gone. May be called twice."""
         if self.poll() is None and grace > 0:
             self.signal(b"t")
             self._wait_for(lambda: False, grace)

@@ -84,7 +84,8 @@ def result_of(trial: Trial, end: str, rows: Sequence[Facts], words: Sequence[str
     if len(timed["seconds"]) < FEWEST_TIMED:
         message = f"the script exited with code 0 without a measurement; {REMEDY}"
         if timed["reports"]:
-            message = f"the script exited with code 0 after {timed['reports']} reports, too few to time; let it run for 20 steps"
+            count = f"{timed['reports']} reports"
+            message = f"the script exited with code 0 after {count}, too few to time; let it run for 20 steps"
         return _without_timing(trial, Outcome.FAILED, message, timed["text"])
     return _measured(trial, timed, rows, words)
 
@@ -217,7 +218,7 @@ def _wait_text(rows: Sequence[Facts], command: Model) -> str:
 
 
 def _samples_text(trial: Trial, timed: Facts) -> str:
-    """A warning if the reported samples differ from a step's: the rate is valid, but the batch size is not the requested one."""
+    """A warning if the reported samples differ from a step's: the rate is valid, but not for the requested batch size."""
     command, batch = trial.request.model, trial.request.workload.global_batch_size
     if timed["samples"] is None or timed["samples"] == batch or not isinstance(command, CommandModel):
         return ""
@@ -226,7 +227,7 @@ def _samples_text(trial: Trial, timed: Facts) -> str:
     if timed["samples"] % batch == 0:
         return ""  # it reports once per several steps
     own = timed["samples"] * trial.request.world_size == batch
-    remedy = "report those of all ranks, which must train together" if own else "pass {gradient_accumulation_steps} to the script"
+    remedy = "report those of all ranks, which must train together" if own else "pass it {gradient_accumulation_steps}"
     return f"reports {timed['samples']:g} samples at a time, and the global batch is {batch}: {remedy}"
 
 

@@ -197,14 +197,14 @@ class DeepSpeedSession(EngineSession):
                 mark("gradients", value)
 
     def _mark_gradients(self) -> None:
-        """Mark the gradients that a backward's reductions leave, and the second copy of the parameters that hpZ gathers from."""
+        """Mark the gradients that a backward's reductions leave, and the second copy of parameters that hpZ gathers from."""
         if accounting():
             for tag, value in held_tensors(self.engine, self.config, self.context.device):
                 if tag in ("gradients", "parameters"):
                     mark(tag, value)
 
     def _to_device(self, value: Tensor) -> Tensor:
-        """Move to the device, floating inputs in the model's dtype. Copies, so that no micro-batch keeps the whole batch alive."""
+        """Copy to the device, floating inputs in the model's dtype, so that no micro-batch keeps the whole batch alive."""
         dtype = self._dtype if value.is_floating_point() else value.dtype
         return value.to(device=self.context.device, dtype=dtype, copy=True)
 

@@ -29,8 +29,8 @@ TENSOR_PLAN: Mapping[str, Any] = {
         {"patterns": [r"head\.output\.weight$"], "partition_type": "column", "gather_output": True},
     ],
 }
-"""AutoTP's `partition_config` for our Transformer, like DeepSpeed's for Llama. Embeddings and norms stay whole on each rank, and
-so does the output projection if it is tied to the embedding."""
+"""AutoTP's `partition_config` for our Transformer, like DeepSpeed's for Llama. Embeddings and norms stay whole on each rank, as
+does the output projection if it is tied to the embedding."""
 
 
 def whole_module(model: Model, config: TrialConfig, workload: Workload, dtype: torch.dtype) -> tuple[nn.Module, Data]:

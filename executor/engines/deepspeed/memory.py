@@ -39,7 +39,7 @@ def follow_gradients(module: nn.Module, follow: Callable[[Tensor], None]) -> lis
 
 
 def follow_gathers(module: nn.Module, follow: Callable[[Tensor], None]) -> list[RemovableHandle]:
-    """Call `follow` with a parameter whenever a forward is about to use it. Call this after DeepSpeed has added its own hooks."""
+    """Call `follow` with a parameter whenever a forward is about to use it. Call this after DeepSpeed has added its hooks."""
 
     def before(used: nn.Module, _: object) -> None:
         for parameter in used.parameters(recurse=False):

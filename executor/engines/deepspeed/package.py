@@ -68,8 +68,8 @@ class Traces:
 
 @contextlib.contextmanager
 def some_group() -> Iterator[None]:
-    """Ensure that a process group exists while DeepSpeed frees objects, which ask for a rank. If all groups were aborted after a
-    failure, create one of this rank only."""
+    """Ensure that a process group exists while DeepSpeed frees objects, which ask for a rank. If all groups were aborted after
+    a failure, create one of this rank only."""
     if dist.is_initialized():
         yield
         return

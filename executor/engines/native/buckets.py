@@ -102,7 +102,7 @@ class GradientReducer:
         self._in_share = in_place and self.reduce_dtype == self.rows_dtype == master_dtype
         self._rows: dict[int, Tensor] = {}
         self._held: dict[Slot, Tensor] = {}
-        # At most the size of the largest parameter, whose gradient must wait in any case, so that waiting needs no extra memory.
+        # At most the size of the largest parameter, whose gradient must wait in any case, so waiting needs no extra memory.
         most = min(PIECE_ELEMENTS, max((slot.elements for slot in layout.slots), default=0))
         self._pieces = [[_Piece(slots) for slots in cut(bucket, lambda slot: slot.elements, most)] for bucket in layout.buckets]
         self._piece_of = {slot: piece for pieces in self._pieces for piece in pieces for slot in piece.slots}

@@ -53,7 +53,7 @@ class FileShard(ParameterShard):
 
     1. `expect` starts to read a unit that will be gathered later, into one of `AHEAD` buffers.
     2. `read` waits for expected units, and reads others itself.
-    3. The update's pieces are written asynchronously through `BEHIND` buffers; `finish` waits for them. Earlier reads are stale.
+    3. The update's pieces are written asynchronously through `BEHIND` buffers; `finish` waits for them. Older reads are stale.
     """
 
     reads_ahead = AHEAD

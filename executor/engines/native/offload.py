@@ -44,7 +44,7 @@ class Hyperparameters:
 
 @dataclass(frozen=True, slots=True)
 class Initial:
-    """Initial values of the master vector. Parts are created where they will be stored, so that there is never a second copy."""
+    """Initial values of the master vector. Parts are created where they will be stored, so there is never a second copy."""
 
     values: FirstValues
     dtype: torch.dtype

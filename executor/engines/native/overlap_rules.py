@@ -18,8 +18,8 @@ OVERLAPPED = (
     Combination(
         rule="async-tensor-zero-bubble",
         reads=("async_tensor_parallel", "tensor_parallel_size", "pipeline_parallel_size", "pipeline_schedule"),
-        problem="zero-bubble schedules compute gradients of inputs and of weights separately, and the overlapped backward, which "
-        "computes both, would send the input gradients twice",
+        problem="zero-bubble schedules compute gradients of inputs and of weights separately, and the overlapped backward, "
+        "which computes both, would send the input gradients twice",
         remedy="set async_tensor_parallel=false, or use another schedule",
         holds=_runs_backward_in_parts,
     ),

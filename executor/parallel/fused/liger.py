@@ -34,13 +34,13 @@ class LigerOperators(Operators):
 
     | kernel | forward | backward |
     |---|---|---|
-    | norm | saves the input and a number per row | allocates a new gradient: `in_place` is off, as others may read the incoming |
+    | norm | saves the input and a number per row | allocates a new gradient: `in_place` is off, as others may read the old |
     | rotation | **overwrites** queries and keys | overwrites their gradients |
     | gate | saves only gate and hidden | **overwrites** both with their gradients |
     | loss | computes logits some rows at a time, saves the gradients of rows and weight | multiplies these in place |
 
-    So a forward cannot run again on the inputs of an earlier run (selective checkpointing reuses saved products), and a backward
-    cannot run twice (zero-bubble schedules): rules refuse both (`fused_rules`).
+    So a forward cannot run again on the inputs of an earlier run (selective checkpointing reuses saved products), and a
+    backward cannot run twice (zero-bubble schedules): rules refuse both (`fused_rules`).
     """
 
     def __init__(self, functions: LigerFunctions, replaces: Collection[str]) -> None:

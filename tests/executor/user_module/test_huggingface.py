@@ -38,7 +38,7 @@ def test_a_config_that_is_not_json(tmp_path: Path) -> None:
 
 def test_a_model_that_is_trained_otherwise(tmp_path: Path) -> None:
     config = json.dumps({**LLAMA, "architectures": ["LlamaForSequenceClassification"]})
-    assert "is no …ForCausalLM or …ForMaskedLM" in str(said(tmp_path, config))
+    assert "is not a …ForCausalLM or …ForMaskedLM" in str(said(tmp_path, config))
 
 
 def test_text_that_is_shorter_than_a_sample(tmp_path: Path) -> None:

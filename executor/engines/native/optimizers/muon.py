@@ -14,8 +14,8 @@ from executor.parallel.collectives import mark
 from search_spaces.optimizers import MUON_MOMENTUM
 
 ADAMW_LENGTH = 0.2
-"""Root mean square of an element of AdamW's step, as a fraction of its learning rate. Steps of matrices are scaled to it, so that
-one learning rate and weight decay fit both [Liu et al. 2025, Muon is Scalable for LLM Training, 2.2]."""
+"""Root mean square of an element of AdamW's step, as a fraction of its learning rate. Steps of matrices are scaled to it, so
+that one learning rate and weight decay fit both [Liu et al. 2025, Muon is Scalable for LLM Training, 2.2]."""
 
 
 class Muon(DeviceOptimizer):
@@ -111,7 +111,7 @@ class Muon(DeviceOptimizer):
 
 
 def assign_owners(matrices: Sequence[Slot], ranks: int) -> list[list[Slot]]:
-    """The matrices of each rank: the most expensive first, each to the least loaded rank. The result is the same on all ranks."""
+    """The matrices of each rank: the most expensive first, each to the least loaded rank. The same on all ranks."""
     owned: list[list[Slot]] = [[] for _ in range(ranks)]
     load = [0] * ranks
     for slot in sorted(matrices, key=lambda slot: (-flops(*slot.shape), slot.offset)):

@@ -140,7 +140,7 @@ def test_a_script_that_ends_early_is_measured_as_far_as_it_went(run: Run) -> Non
 def test_a_silent_script_fails_with_the_remedy(run: Run, how: str) -> None:
     result = run(how, command={"report_seconds": 1.0})
     assert result.outcome is Outcome.FAILED
-    assert "has told nothing of its steps" in result.message
+    assert "has reported no steps" in result.message
     assert "autotune.report(samples=…)" in result.message
 
 
@@ -156,7 +156,7 @@ def test_a_script_that_hangs_runs_out_of_time_and_tells_where(runner: LocalRunne
     assert result.traceback is not None
     assert result.traceback.count("in wait_for_ever") == 2  # on both ranks, by Python's fault handler
     assert not re.search("Fatal Python error|Extension modules|thread 0x", result.traceback)
-    assert ("after 3 reports" if how == "children" else "nothing was heard of it") in result.message
+    assert ("after 3 reports" if how == "children" else "no report was received") in result.message
     assert are_gone(folder, 4 if how == "children" else 0)
 
 
