@@ -105,7 +105,7 @@ class SearchSpace:
 
     def is_empty(self) -> bool:
         """Whether there is no legal configuration; far quicker than to count them."""
-        return not self.lattice.leads()
+        return not self.lattice.has_legal()
 
     def count(self) -> int:
         """How many legal configurations there are, exactly, without listing them."""

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from autotune.cli.present_names import print_note
+from autotune.cli.status import print_note
 from autotune.request.config_file import read_config_file
 from autotune.request.documents_field import read_lengths
 from autotune.request.failures_field import read_failures

@@ -7,8 +7,7 @@ import typer
 
 from autotune.cli import options
 from autotune.cli.options import Database, Json, parse_bytes
-from autotune.cli.present_names import print_note
-from autotune.cli.status import end
+from autotune.cli.status import end, print_note
 from autotune.request.field_names import present_value
 
 app = typer.Typer()

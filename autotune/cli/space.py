@@ -9,7 +9,7 @@ from rich.table import Table
 from autotune.cli.status import Status
 from autotune.cluster.ray_cluster import asked_cluster
 from autotune.errors import RequestError
-from autotune.prediction.planning.layouts import layouts_of
+from autotune.prediction.planning.question_space import layouts_of
 from autotune.request.engines import capability_of
 from autotune.session.feasible import require_positions
 from autotune.text.console import Console

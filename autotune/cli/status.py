@@ -94,3 +94,8 @@ def _usage_text(error: typer.TyperException) -> str:
 def _fail(message: str, status: Status) -> Status:
     print(f"{PROGRAM}: {visible_line(message)}", file=sys.stderr)  # noqa: T201  the one place that prints errors
     return status
+
+
+def print_note(line: str) -> None:
+    """Print a note on standard error, so that standard output stays what was asked for."""
+    print(f"note: {line}", file=sys.stderr)  # noqa: T201

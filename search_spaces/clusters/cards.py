@@ -1,4 +1,4 @@
-"""Machines as people say them: so many cards of so much memory (`2x24GB`), or of a device with a preset (`8xa100-80gb`)."""
+"""Machines in short form: a number of cards with a memory size (`2x24GB`) or of a device with a preset (`8xa100-80gb`)."""
 
 import re
 from collections.abc import Callable
@@ -7,15 +7,15 @@ from search_spaces.clusters.cluster import ClusterSpec, DeviceSpec
 from search_spaces.preset_files import preset_tables
 
 CARDS = "COUNTxMEMORY or COUNTxDEVICE (2x24GB, 8xa100-80gb)"
-"""How such a machine is written."""
+"""The format of such a machine."""
 HOST_SHARE = 3
-"""Main memory as a multiple of that of all cards, as machines are sold."""
+"""Main memory as a multiple of the memory of all cards, typical of machines on sale."""
 LEAST_HOST = 64 * 2**30
-"""Bytes of main memory that a machine has at least."""
+"""Minimum main memory of a machine in bytes."""
 CORES = 8
-"""Of a card."""
+"""Processor cores per card."""
 LINK = 2.5e10
-"""Bytes/s between cards: PCIe 4.0 x16, what copies reach of it. Machines with faster links have presets of their own."""
+"""Bytes/s between cards: achievable copy rate of PCIe 4.0 x16. Machines with faster links have their own presets."""
 NETWORK = 1.25e9
 """Bytes/s between machines: 10 Gbit/s."""
 _CARDS = re.compile(r"([1-9][0-9]{0,3})x(.+)")
@@ -23,7 +23,7 @@ _MEMORY = re.compile(r"([1-9][0-9]{0,3}(?:\.[0-9]{1,3})?)Gi?B", re.IGNORECASE)
 
 
 def machine_of_cards(text: str, device_preset: Callable[[str], DeviceSpec]) -> ClusterSpec | None:
-    """One machine of such cards, its main memory and links assumed as above; None: the text says no such thing."""
+    """One machine of such cards, with the main memory and links assumed above; None: the text does not have this format."""
     found = _CARDS.fullmatch(text)
     memory = _MEMORY.fullmatch(found[2]) if found else None
     if found is None or (memory is None and found[2] not in preset_tables("devices")):
@@ -36,9 +36,9 @@ def machine_of_cards(text: str, device_preset: Callable[[str], DeviceSpec]) -> C
 
 
 def _card(name: str, memory: float) -> DeviceSpec:
-    """A card of which the memory alone is known, in GiB: what makers of cards call GB."""
+    """A card of which only the memory is known, in GiB (what card makers call GB)."""
     return DeviceSpec(
         name=f"a {name} card", kind="cuda", memory_bytes=int(memory * 2**30), memory_bandwidth=9e11,
         peak_flops={"bf16": 1e14, "fp16": 1e14, "fp32": 2.5e13},
-        source="memory as it was said; speed of no card in particular, name a device for its own",
+        source="memory as given; generic speed, name a device preset for its own",
     )  # fmt: skip

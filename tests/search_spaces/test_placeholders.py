@@ -88,7 +88,7 @@ def test_an_unknown_placeholder_names_the_nearest() -> None:
         ({"launcher": "mpi"}, "use one of torchrun"),
         ({"plugin": "fsdp"}, "with --launcher accelerate"),
         ({"plugin": "ddp", "launcher": "accelerate"}, "use deepspeed or fsdp"),
-        ({"pattern": "("}, "no regular expression"),
+        ({"pattern": "("}, "not a regular expression"),
         ({"pattern": "(?P<rate>1)"}, "the group rate is not known"),
         ({"pattern": "(?P<loss>1)"}, "tells how fast"),
         ({"script_knobs": {"workers": ["a b"]}}, "without spaces"),

@@ -95,7 +95,7 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "config.json --pin zero_stage=7": ("zero_stage: 7", "give 0, 1, 2 or 3"),
     "config.json --pin micro_batch_size=3": ("micro_batch_size=3", "a global batch of 8", "change micro_batch_size"),
     "config.json --cluster nowhere": ("nowhere: no cluster preset", "use one of local"),
-    "config.json --cluster dgx-a100:x": ("dgx-a100:x: 'x' is no number of nodes; write",),
+    "config.json --cluster dgx-a100:x": ("dgx-a100:x: 'x' is not a number of nodes; write",),
     "config.json --cluster dgx-a100:2 --global-batch-size 16": ("cluster: dgx-a100:2 has 16 GPUs", "use local"),
     "config.json --space nowhere": ("nowhere: no space preset", "use one of zero"),
     "config.json --strategy genetic": ("strategy: 'genetic'", "use one of guided, tpe, random, grid"),

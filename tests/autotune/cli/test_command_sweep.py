@@ -151,7 +151,7 @@ def script_main(path: Path) -> Any:
         (("--", "python", "train.py", "{micro_batch}"), "did you mean micro_batch_size?"),
         (("--pattern", "x"), "pattern: belongs to a command; write the command after --"),
         (("llama-tiny", "--", "python", "train.py"), "model: is what the command trains"),
-        (("--script-knob", "workers", "--", "python", "train.py"), "'workers' is no NAME=VALUES"),
+        (("--script-knob", "workers", "--", "python", "train.py"), "'workers' is not NAME=VALUES"),
         (("--parameter-count", "many", "--", "python", "train.py"), "'many' is no number of parameters"),
         (("--engine", "command"), "model: is missing; give a preset, a config.json or module:factory, or a command"),
     ],

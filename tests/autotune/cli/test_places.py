@@ -86,7 +86,7 @@ def registered(command: Any, words: tuple[str, ...] = ()) -> Iterator[tuple[str,
         yield " ".join(words), command
 
 
-COMMANDS = dict(registered(typer.main.get_command(app)))
+COMMANDS = dict(registered(typer.main.get_command(app).build()))
 
 
 @pytest.fixture

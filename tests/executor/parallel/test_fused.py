@@ -162,9 +162,7 @@ def test_a_norm_with_other_arguments_is_refused(packages: None, monkeypatch: pyt
         raise AssertionError("it was called all the same")
 
     monkeypatch.setattr(loaded("transformer_engine.pytorch"), name, changed)
-    with pytest.raises(
-        EngineRefusalError, match=rf"transformer_engine\.pytorch\.{name} is missing, or does not take a width"
-    ):
+    with pytest.raises(EngineRefusalError, match=rf"transformer_engine\.pytorch\.{name} is missing, or does not take a width"):
         operators("transformer_engine")
 
 

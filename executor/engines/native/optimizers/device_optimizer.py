@@ -57,7 +57,7 @@ class DeviceOptimizer(ABC):
         shard.accept_from_device(0, self.master)
         shard.finish()
 
-    def handed_over(self) -> list[tuple[int, int]]:
+    def update_ranges(self) -> list[tuple[int, int]]:
         """The ranges in which a `ParameterShard` may take updated values."""
         return [*parts_of(0, self.master.numel())]
 
