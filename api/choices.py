@@ -12,8 +12,8 @@ from autotune.exports import EXPORTERS
 from autotune.request.command_field import parse_allowed
 from autotune.request.engines import CAPABILITIES, why_unusable
 from autotune.request.field import FORM, RequestField
-from autotune.request.request import FORESEEN_FIELDS, JobRequest, Objective, declared_fields, plain_type, request_to_row
-from autotune.request.strategy_names import FORESEEING, strategy_names
+from autotune.request.request import PREDICTION_FIELDS, JobRequest, Objective, declared_fields, plain_type, request_to_row
+from autotune.request.strategy_names import GAIN_PREDICTING, strategy_names
 from search_spaces.clusters.presets import resolve_cluster
 from search_spaces.models.huggingface import resolve_model
 from search_spaces.optimizers import OPTIMIZERS
@@ -102,7 +102,7 @@ def choices(settings: Settings, may_submit: bool) -> ChoicesView:
         engines=[ChoiceView(name=name, note=_missing(name)) for name in CAPABILITIES],
         objectives=list(Objective),
         strategies=list(strategy_names()),
-        foreseeing=sorted(FORESEEING),
+        foreseeing=sorted(GAIN_PREDICTING),
         optimizers=list(OPTIMIZERS),
         runners=list(settings.runners),
         exports=list(EXPORTERS),
@@ -123,7 +123,7 @@ def _form_fields(settings: Settings) -> list[FormField]:
         FormField(
             name=name, label=declared.label, section=declared.section, kind=_kind(name, kind, declared, options),
             measure=declared.measure, hint=declared.help_of(FORM), options=options.get(name, []),
-            foresees=name in FORESEEN_FIELDS,
+            foresees=name in PREDICTION_FIELDS,
         )
         for name, declared, kind, _ in declared_fields()
         if declared.label

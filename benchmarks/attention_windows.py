@@ -18,7 +18,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.gang import Gang
-from benchmarks.loss_curves import ALONE, SHOWN, SPEC, TEXT, WORKLOAD, Curve, train
+from benchmarks.loss_curves import SHOWN, SINGLE, SPEC, TEXT, WORKLOAD, Curve, train
 from benchmarks.loss_of_types import LAST, SEEDS, Ends
 from benchmarks.written_page import judge, page_parser
 from executor.parallel.context import attend_local
@@ -48,7 +48,7 @@ def losses_of(steps: int) -> list[Ends]:
     with Gang(1, train) as gang:
 
         def end(knobs: Mapping[str, Value], seed: int) -> float:
-            return statistics.fmean(gang.run(Curve(knobs={**ALONE, **knobs}, steps=steps, seed=seed))[0][-LAST:])
+            return statistics.fmean(gang.run(Curve(knobs={**SINGLE, **knobs}, steps=steps, seed=seed))[0][-LAST:])
 
         return [Ends(name=name, losses=tuple(end(knobs, seed) for seed in range(SEEDS))) for name, knobs in WINDOWS.items()]
 

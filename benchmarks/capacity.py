@@ -206,7 +206,7 @@ def main() -> int:
     arguments = page_parser(__doc__).parse_args()
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as empty:
-        # What this machine has measured is no part of the answers.
+        # Measurements of this machine must not influence the answers.
         os.environ.pop("AUTOTUNE_DB", None)
         os.environ["XDG_DATA_HOME"] = empty
         answers = [(case, run_command(case)) for case in CASES]

@@ -162,8 +162,8 @@ def _text(messages: Messages) -> str:
     return "; ".join(f"{operation} `{dimension}` {size:,}" for (operation, dimension), (_, size) in sorted(messages.items()))
 
 
-def _knobs(ways: Mapping[str, Knobs]) -> Mapping[str, Knobs]:
-    return {name: {**LAYOUT, **way} for name, way in ways.items()}
+def _knobs(methods: Mapping[str, Knobs]) -> Mapping[str, Knobs]:
+    return {name: {**LAYOUT, **method} for name, method in methods.items()}
 
 
 def introduction(steps: int, seconds: float) -> str:

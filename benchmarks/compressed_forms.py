@@ -103,13 +103,13 @@ class Forms:
             yield ("all_gather", "data", FULL * self.padded())
         if self.config.zero_stage < 3:
             return
-        # Backward of the table does not read it, and the last unit's follows its forward at once.
+        # The embedding's backward does not read it; the last unit's backward directly follows its forward.
         once = (0, len(self.units) - 1)
         for place, unit in enumerate(self.units):
             uses = self.micro_batches * (1 if place in once else 2)
             for use in range(uses):
                 near = self.config.secondary_shard_size if use else 0
-                if near != 1:  # where each rank has all of it, nothing is sent
+                if near != 1:  # if each rank has all of it, nothing is sent
                     yield ("all_gather", "near" if near else "data", self._unit(unit))
 
     def _norm(self) -> Iterator[tuple[str, str, int]]:

@@ -197,7 +197,7 @@ def summary(found: Sequence[Row], steps: int) -> str:
 
 
 def _about(steps: int) -> str:
-    return f"""# Schedules of the data at equal loss
+    return f"""# Data schedules at equal loss
 
 Written by `make bench`. A llama of {SPEC.parameter_count:,} parameters in float32, AdamW, {steps} steps of {BATCH} x
 {SPEC.sequence_length} bytes of {TEXT}, one process on one thread. Every run of a seed starts

@@ -83,7 +83,7 @@ def observed(pool: Described, places: np.ndarray) -> Observations:
 def measure(count: int, repeats: int) -> Measured:
     """Time `repeats` decisions, each with one trial more than the one before."""
     pool = synthetic(count)
-    # Among the best, as trials of a search are.
+    # Among the best candidates, like the trials of a search.
     places = np.argsort(-pool.log_rate)[: 20 * (TRIALS + repeats) : 20]
     open_ = np.ones(count, dtype=bool)
     first, _ = _timed(pool, observed(pool, places[:0]), open_)

@@ -37,7 +37,7 @@ def main() -> None:
     import deepspeed  # type: ignore[import-not-found]
 
     arguments = deepspeed.add_config_arguments(parser).parse_args()
-    # The shared-memory operator compiles for minutes where it is first used, and is charged to nobody here.
+    # The shared-memory operator compiles for minutes at its first use; it is left out for all tuners.
     importlib.import_module("deepspeed.comm.torch").build_shm_op = lambda: None  # type: ignore[attr-defined]
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
     torch.set_num_threads(1)

@@ -132,7 +132,7 @@ def large() -> list[str]:
         f"process, imports included (bound {SECONDS_BOUND:g}), {rss / 1e6:.0f} MB resident (bound {RSS_BOUND_BYTES / 1e6:g}); "
         f"peak {peak / 2**30:.2f} GiB, {flops / 1e12:.1f} TFLOP a step"
     )
-    return ["\n## Without hardware\n", told]
+    return ["\n## Without hardware\n", line]
 
 
 def main() -> int:

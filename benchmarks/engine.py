@@ -364,7 +364,7 @@ def introduction(arguments: argparse.Namespace, *, shaped: bool) -> list[str]:
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         versions.append(f"DeepSpeed {importlib.metadata.version('deepspeed')}")
     return [
-        "# The native engine beside others",
+        "# The native engine and others",
         "",
         (f"Written by `benchmarks/engine.py`: {', '.join(versions)}, {RANKS} ranks of one thread on {os.cpu_count()} cores, "
         f"gloo over {link}; {arguments.rounds} rounds of {arguments.steps} steps in turns, 95 % intervals over the rounds. "
@@ -372,15 +372,15 @@ def introduction(arguments: argparse.Namespace, *, shaped: bool) -> list[str]:
         f"{LOSS_BOUND:g}. Speed and memory come from the same processes at the same settings."),
         "",
         ("Collectives are counted where every engine's calls reach the backend; *to send*: bytes that a rank must send for "
-        "their full messages (an all-reduce is a reduce-scatter and an all-gather); *on link*: bytes that the kernel counted, both "
-        "ranks, with gloo's own algorithms (it reduce-scatters by an all-reduce). Peak memory is the allocator's, in a step."),
+        "their full messages (an all-reduce is a reduce-scatter and an all-gather); *on link*: bytes that the kernel counted, "
+        "both ranks, with gloo's own algorithms (it reduce-scatters by an all-reduce). Peak memory is the allocator's."),
         "",
         ("*Waits where called* counts, of a step's collectives, those that a rank calls with `async_op=False`, so that "
         "nothing overlaps with them here. They are counted at torch's functions, in the step whose collectives are listed. "
         "FSDP2 calls all of its gathers and reductions this way, because CUDA streams overlap them: **gloo executes FSDP2's "
         "collectives synchronously, and a ratio over it on CPUs mostly measures that.** With `_set_unshard_async_op` "
-        "(*prefetch beside*), its gathers overlap with computation, but its reductions do not. DeepSpeed calls its reductions with "
-        "`async_op=False` too, but not its gathers of stage 3. DDP's calls are made in C++ and cannot be counted."),
+        "(*prefetch beside*), its gathers overlap with computation, but its reductions do not. DeepSpeed calls its reductions "
+        "with `async_op=False` too, but not its gathers of stage 3. DDP's calls are made in C++ and cannot be counted."),
         "",
         ("FSDP2 and DeepSpeed compete with several settings of their own, one row each, and the best counts. *Root kept*: "
         "`reshard_after_forward=False` for the root. *Prefetch*: that, `set_modules_to_forward_prefetch` and "

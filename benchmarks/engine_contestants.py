@@ -80,7 +80,7 @@ class DDP(_Peer):
         self.optimizer = self.adamw(self.module.parameters())
 
     def train_step(self) -> StepReport:
-        # At the start, so that between steps the gradients show where the buckets are; the buckets stay either way.
+        # At the start, so that between steps the gradients point to the buckets; the buckets stay either way.
         self.optimizer.zero_grad()
         losses = []
         for index, batch in enumerate(self.batches):
@@ -144,7 +144,7 @@ class FSDP2(_Peer):
             loss = self.module(**batch)
             (loss / self.accumulation).backward()
             losses.append(loss.detach())
-        # One all-reduce, as torchtitan does it: clip_grad_norm_ and the norm's value would each take one.
+        # One all-reduce, as in torchtitan: clip_grad_norm_ and the norm's value would each need one.
         norm = get_total_norm([p.grad for p in self.module.parameters() if p.grad is not None], foreach=True)
         norm = norm.full_tensor()  # type: ignore[attr-defined]
         clip_grads_with_norm_(self.module.parameters(), self.workload.gradient_clipping, norm, foreach=True)
@@ -206,7 +206,7 @@ class DeepSpeed(_Peer):
                 "stage3_prefetch_bucket_size": config.prefetch_bucket_size,
                 "stage3_param_persistence_threshold": config.param_persistence_threshold,
                 "stage3_max_live_parameters": config.max_live_parameters,
-                # What is used again that soon stays, as in our engine.
+                # Parameters that are reused within this distance stay, as in our engine.
                 "stage3_max_reuse_distance": config.prefetch_bucket_size
                 if config.reshard_after_forward
                 else config.max_live_parameters,
@@ -227,7 +227,7 @@ class DeepSpeed(_Peer):
             self.engine.backward(loss)
             self.engine.step()
             losses.append(loss.detach())
-        norm = self.engine.get_global_grad_norm()  # at stage 0 DeepSpeed clips, but does not tell the norm
+        norm = self.engine.get_global_grad_norm()  # at stage 0 DeepSpeed clips but returns no norm
         return StepReport(loss=float(torch.stack(losses).mean()), gradient_norm=None if norm is None else float(norm))
 
     def tagged_storages(self) -> Iterator[tuple[str, Tensor]]:
@@ -263,13 +263,14 @@ PEERS: dict[str, Callable[[RankContext, ModelSpec, TrialConfig, Workload], Conte
 
 def contestants(config: TrialConfig, contest: str) -> tuple[str, ...]:
     """The engines of a contest: native first, DeepSpeed if it is installed.
+
     FSDP2 has no prefetch size, so it takes part only in contests that prefetch one block.
     """
     stage, kept = config.zero_stage, ("fsdp2", "fsdp2, prefetch", "fsdp2, prefetch beside")
     torch_peers: tuple[str, ...] = {0: ("ddp",), 1: (), 2: kept, 3: kept}[stage]
     if stage == 3 and config.reshard_after_forward:
         torch_peers = tuple(name for name in PEERS if name.startswith("fsdp2")) if contest == "stage 3" else ()
-    # At stage 0 DeepSpeed's buckets have a size of their own, which is the knob's default.
+    # At stage 0 DeepSpeed's buckets have a fixed size, which is the knob's default.
     has_knob = stage > 0 or config.reduce_bucket_size == TrialConfig().reduce_bucket_size
     names = [name for name in PEERS if name == "deepspeed" or (name.startswith("deepspeed") and stage in (1, 2))]
     deepspeed = names if has_knob and importlib.util.find_spec("deepspeed") else []

@@ -64,7 +64,7 @@ class Turn:
         seconds, cpu = time.perf_counter() - began, time.process_time() - cpu
         assert report.loss is not None  # no engine here has a pipeline
         rows = gather_numbers(context, [seconds, cpu, report.loss])
-        # After the agreement, since then nothing of the step waits in the link's queue any more.
+        # After this gather none of the step's packets are left in the link's queue.
         sent_rows = gather_numbers(context, [float(sent_bytes() - sent)])
         self.steps += 1
         self.losses.append(sum(row[2] for row in rows) / len(rows))
@@ -93,7 +93,9 @@ def run_contest(context: RankContext, plan: dict[str, Any], name: str, changes: 
         turn.waited = (CALLS.waited, CALLS.seen)
         turns.append(turn)
         peak = turn.memory[0]["peak"]
-        say(context, f"{name} {engine}: {peak:,} bytes at the peak, {turn.memory[0]['at_start']:,} before, {turn.collectives}")
+        log_line(
+            context, f"{name} {engine}: {peak:,} bytes at the peak, {turn.memory[0]['at_start']:,} before, {turn.collectives}"
+        )
     gc.collect()
     gc.freeze()
     for number in range(plan["rounds"]):
@@ -166,7 +168,7 @@ def _bytes(argument: Any) -> int:
     return elements * torch.empty((), dtype=argument.dtype).element_size()
 
 
-def say(context: RankContext, line: str) -> None:
+def log_line(context: RankContext, line: str) -> None:
     if context.rank == 0:
         print(f"{time.strftime('%H:%M:%S')} {line}", file=sys.stderr, flush=True)
 

@@ -122,7 +122,7 @@ def measure_all(cycles: int, most: int) -> list[Case]:
         LocalRunner(RANKS, device="cpu", trial_function="benchmarks.fidelity_rank:run_trial") as steps,
         LocalRunner(RANKS, device="cpu") as trials,
     ):
-        run(trials, request(4, TrialConfig(), Fidelity(max_steps=5)))  # what starting costs is in no trial's seconds
+        run(trials, request(4, TrialConfig(), Fidelity(max_steps=5)))  # starting the ranks is not part of any trial's seconds
         for count, knobs in CASES:
             cases.append(measure(steps, trials, count, TrialConfig(**knobs), cycles, most))  # type: ignore[arg-type]
             print(f"{_name(cases[-1])}: {_ratio_text(cases[-1])}, CPU {_ratio_text(cases[-1], 'cpu')}", flush=True)
@@ -169,7 +169,7 @@ def main() -> int:
     parser.add_argument("--most", type=int, default=4)
     arguments = parser.parse_args()
     cases = measure_all(arguments.cycles, arguments.most)
-    summary = "; ".join(_agreement(cases, of) for of in ("wall", "cpu"))
+    agreed = "; ".join(_agreement(cases, of) for of in ("wall", "cpu"))
     took = [sum(seconds(getattr(case, which)) for case in cases) for which in ("full", "fewer")]
     method = (
         f"Written by `python -m benchmarks.fidelity`: `{MODEL}`, {SEQUENCE_LENGTH} tokens a sample, {RANKS} CPU ranks joined "
@@ -180,7 +180,7 @@ def main() -> int:
         "from build to end. Collectives: whether counts and bytes of a step equal the full step's on every rank."
     )
     found = (
-        f"{summary}. Multiplied, the median is {statistics.median(case.multiplied() for case in cases):.3f}. All trials in full "
+        f"{agreed}. Multiplied, the median is {statistics.median(case.multiplied() for case in cases):.3f}. All trials in full "
         f"took {took[0]:.0f} s, extrapolated {took[1]:.0f} s: {1 - took[1] / took[0]:.0%} saved."
     )
     lines = [

@@ -1,6 +1,7 @@
 """Times steps with three counts of micro-batches in turn, in one build; returns the seconds as JSON in `environment`.
 
 `wall` is the slowest rank's, `cpu` the sum over the ranks, which a busy machine changes less.
+
 Rank processes import this module by name in place of `executor.trial.run`.
 """
 

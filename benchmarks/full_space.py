@@ -98,7 +98,7 @@ def play(session: Session, runner: Runner) -> Played:
         found = finish(session, store, job.id, runner)
         trials = [trial for trial in store.trials(job.id) if trial.purpose is Purpose.SEARCH]
     if found.best is None:
-        raise SystemExit(f"{session.request.space}, seed {session.request.seed}: nothing may win ({found.message})")
+        raise SystemExit(f"{session.request.space}, seed {session.request.seed}: no configuration may win ({found.message})")
     return Played(
         space=session.request.space, configurations=session.space.count(), seconds=round(time.monotonic() - began, 1),
         winner=found.best.differences(TrialConfig()), outcomes=dict(Counter(map(_ended, trials))),

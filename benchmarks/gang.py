@@ -113,9 +113,9 @@ class Gang:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         os.environ["OMP_NUM_THREADS"] = "1"
         self.starts += 1
-        # Here and not in rank 0, so that no port is chosen that another process may take meanwhile.
+        # Here and not in rank 0, so that no other process can take the chosen port meanwhile.
         self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        # Ranks are forked from a process that has imported torch and has done nothing with it: a start costs no imports.
+        # Ranks are forked from a process that has only imported torch: a start costs no imports.
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload([*PRELOADED, self.work.__module__])
         for rank in range(self.ranks):
@@ -140,7 +140,7 @@ def _serve(rank: int, ranks: int, port: int, connection: Connection, work: Calla
     """Run tasks on a rank until the pipe closes."""
     torch.set_num_threads(1)
     faulthandler.register(signal.SIGUSR1)
-    # What torch warns of on a CPU says nothing about results, and where a pipeline fails it logs its whole schedule.
+    # torch's warnings on a CPU do not concern results, and a failing pipeline logs its whole schedule.
     warnings.simplefilter("ignore")
     logging.disable()
     dist.init_process_group("gloo", store=dist.TCPStore("127.0.0.1", port), rank=rank, world_size=ranks)

@@ -63,7 +63,7 @@ def main() -> int:
     folder.mkdir(parents=True, exist_ok=True)
     setting = Setting(device=device, size=size, folder=folder, bundle=arguments.bundle.resolve())
     if arguments.device == "cpu" and size == "small":
-        torch.set_num_threads(1)  # tiny models gain nothing from more
+        torch.set_num_threads(1)  # tiny models do not gain from more
     chosen = [item for item in PARTS[arguments.part](setting) if item.name.startswith(tuple(arguments.items))]
     worker = Worker(arguments.part, setting, arguments.out, arguments.resume, [State(state) for state in arguments.again])
     try:

@@ -62,7 +62,7 @@ class Llama(nn.Module):
         self.chunk_loss = chunk_loss
         if compiled:
             for block in self.blocks:
-                block.compile(fullgraph=True)  # whole, so that it fails where it would quietly run uncompiled
+                block.compile(fullgraph=True)  # full graph: raises instead of silently running parts uncompiled
             self.chunk_loss = torch.compile(chunk_loss, fullgraph=True)
 
     def forward(self, tokens: Tensor, labels: Tensor) -> Tensor:
@@ -154,7 +154,7 @@ class ByHand:
             loss.backward()
         parameters = [*self.model.parameters()]
         for master, parameter in zip(self.masters, parameters, strict=True):
-            # One at a time, so that the two never stand beside each other whole.
+            # One at a time, so that never all gradients exist in both types.
             master.grad, parameter.grad = parameter.grad.float(), None
         norm = nn.utils.clip_grad_norm_(self.masters, self.workload.gradient_clipping, foreach=True)
         self.optimizer.step()

@@ -1,4 +1,5 @@
 """The one-rank configurations that the grid on a GPU measures, and their order: a screening design.
+
 A full factorial of the eight knobs has over a thousand points; the time allows for some dozens. Points are chosen one by one:
 each covers as many pairs of values of two knobs as possible that no earlier point has, until every legal pair has been
 covered; then again. So the first points already cover every pair, and more time adds points of the same kind.
@@ -85,7 +86,7 @@ def screening(space: SearchSpace, count: int) -> list[TrialConfig]:
     seen = Counter[Pair]()
     chosen: list[TrialConfig] = []
     while left and len(chosen) < count:
-        # Pairs that were seen least count most; of equals the first by its hash, which has nothing to do with its knobs.
+        # Rarely covered pairs weigh most; ties are broken by the hash, which is independent of the knobs.
         best = max(left, key=lambda config: sum(4.0 ** -seen[pair] for pair in left[config]))
         seen.update(left.pop(best))
         chosen.append(best)

@@ -73,6 +73,7 @@ class Line:
 
 def parse(text: str) -> Line:
     """Parse a line of a file.
+
     Raises:
         ValueError, KeyError, TypeError: the text is not a line.
     """
@@ -96,7 +97,7 @@ def read_lines(paths: Iterable[Path]) -> list[Line]:
             try:
                 found.append(parse(text))
             except (ValueError, KeyError, TypeError) as error:
-                raise ValueError(f"{path}:{number} is no result ({error!r}); remove the line") from None
+                raise ValueError(f"{path}:{number} is not a result ({error!r}); remove the line") from None
     return found
 
 

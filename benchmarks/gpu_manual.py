@@ -20,11 +20,11 @@ Git ignores both: copy `build/gpu-bundle` and `build/gpu/ahead.jsonl` along with
     python3 -m benchmarks.gpu --part by-hand --out $L --resume $L $A --seconds 520
     python3 -m benchmarks.gpu --page $L $A --markdown docs/gpu.md
 
-Status 0: every item of the part has a result and none fails. 1: some fail, or lack something that can be provided. 75: items are
-left; the same command continues. Any command may be killed at any point, and `$L` may be moved to another machine with the same
-kind of GPU, together with `build/gpu/cuda-large`, which has the sweep's database. `--items NAME` runs items whose names begin
-with NAME; `--again fails undecided` repeats those with these results. The order matters: the sweep is compared with the grid's
-best, and the faster of the two competes with the model by hand.
+Status 0: every item of the part has a result and none fails. 1: some fail, or lack something that can be provided. 75: items
+are left; the same command continues. Any command may be killed at any point, and `$L` may be moved to another machine with the
+same kind of GPU, together with `build/gpu/cuda-large`, which has the sweep's database. `--items NAME` runs items whose names
+begin with NAME; `--again fails undecided` repeats those with these results. The order matters: the sweep is compared with the
+grid's best, and the faster of the two competes with the model by hand.
 
 | part | seconds expected on one H100 | main work |
 |---|---|---|

@@ -81,7 +81,7 @@ def prove_memory(proof: Proof, name: str, config: TrialConfig) -> None:
         _compare(proof, "dry run", predicted, "account", account.peak, BOUND)
         return
     allocated, reserved = torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device)
-    proof.values |= {"foretold": predicted, "account": account.peak, "allocated": allocated, "reserved": reserved}
+    proof.values |= {"dry_run": predicted, "account": account.peak, "allocated": allocated, "reserved": reserved}
     _compare(proof, "account", account.peak, "allocator", allocated, BOUND)
     _compare(proof, "dry run", predicted, "allocator", allocated, BOUND)
     _compare(proof, "dry run", predicted, "reserved", reserved, RESERVED_BOUND)

@@ -1,4 +1,5 @@
 """A process group of one rank over which the engine nevertheless sends everything: NCCL on a GPU, gloo on a CPU.
+
 With one rank the engine copies instead of sending, so that a machine with one GPU would never call NCCL. Here the size of its
 data-parallel group is a 1 that compares unequal to 1: the engine's own code then starts every collective, on its own streams,
 and its results must equal those without sending. The group is destroyed and created again in between.
@@ -120,7 +121,7 @@ def prove_engine(proof: Proof, knobs: dict[str, Any]) -> None:
         losses.append(found)
         sent += count
     off = [apart(found, losses[0]) for found in losses[1:]]
-    # On a GPU the backward of flash attention adds in an order of its own each time.
+    # On a GPU the backward of flash attention sums in a different order each time.
     bound = LOSS_BOUND["bf16"] if proof.setting.on_gpu else 0.0
     differences = " and ".join(f"{one:.1e}" for one in off)
     proof.claim(max(off) <= bound, f"{STEPS} losses over {backend}, in two groups: {differences} off those without sending")

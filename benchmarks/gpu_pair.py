@@ -16,7 +16,7 @@ Knobs = Mapping[str, Any]
 
 RANKS = 2
 TRIAL = "benchmarks.gpu_rank:run_trial"
-ALONE = "two ranks: one rank alone"
+SINGLE_RANK = "two ranks: one rank alone"
 LARGE = ModelSpec(
     name="llama-32m", family="llama", num_layers=8, hidden_size=512, num_attention_heads=8, num_key_value_heads=4,
     head_dim=64, ffn_hidden_size=1408, vocab_size=8192, sequence_length=512,
@@ -51,7 +51,7 @@ ALLOCATOR_BYTES = {"cuda": 8 << 20, "cpu": 1 << 12}
 
 def items() -> list[Item]:
     """Items of the part correctness."""
-    found = [Item(name=ALONE, show=measure_alone, seconds=25.0)]
+    found = [Item(name=SINGLE_RANK, show=measure_single_rank, seconds=25.0)]
     for label, knobs in LAYOUTS.items():
         show = partial(prove_layout, label=label, knobs=knobs)
         found.append(Item(name=f"two ranks: {label}", show=show, seconds=12.0, group="two ranks"))
@@ -77,7 +77,7 @@ def run(proof: Proof, name: str, fidelity: Fidelity = BRIEF, **knobs: Any) -> Tr
     return proof.setting.ranks(RANKS, TRIAL).run(request(name, model, workload, RANKS, fidelity, **knobs))
 
 
-def measure_alone(proof: Proof) -> None:
+def measure_single_rank(proof: Proof) -> None:
     """Measure the losses of one rank in each precision."""
     model, workload = trained(proof.setting)
     for precision in LOSS_BOUND:
@@ -90,12 +90,12 @@ def measure_alone(proof: Proof) -> None:
 
 def prove_layout(proof: Proof, label: str, knobs: Knobs) -> None:
     """Compare a layout's losses with one rank's: in bf16 with the usual kernels, and in fp32 with a narrow bound."""
-    alone = proof.needs("correctness", ALONE, *LOSS_BOUND)
-    if alone is None:
+    single = proof.needs("correctness", SINGLE_RANK, *LOSS_BOUND)
+    if single is None:
         return
     for precision, bound in LOSS_BOUND.items():
         result = run(proof, label, precision=precision, micro_batch_size=2, **knobs)
-        off = apart(result.losses, alone[precision])
+        off = apart(result.losses, single[precision])
         backend = result.environment.get("backend", "")
         holds = result.outcome is Outcome.OK and off <= bound
         proof.claim(holds, f"{precision} over {backend}: losses {off:.1e} off one rank's (bound {bound:.1e}){_why(result)}")
@@ -103,18 +103,19 @@ def prove_layout(proof: Proof, label: str, knobs: Knobs) -> None:
 
 def prove_offload(proof: Proof, stage: int) -> None:
     """The peak falls by the offloaded states, and the host memory equals the closed forms.
+
     Master and moments are 12 bytes an element; of E elements of this rank's share, round(ratio E) are offloaded. At stage 3 the
     master itself serves gathers while all of it is on the device, so offloading only the parameters saves nothing there.
     """
-    alone = proof.needs("correctness", ALONE, "bf16")
-    if alone is None:
+    single = proof.needs("correctness", SINGLE_RANK, "bf16")
+    if single is None:
         return
     model, _ = trained(proof.setting)
     kept = run(proof, "kept", precision="bf16", micro_batch_size=4, zero_stage=stage)
     for knobs in OFFLOADS[stage]:
         label = _written(knobs)
         result = run(proof, label, precision="bf16", micro_batch_size=4, zero_stage=stage, **knobs)
-        off = apart(result.losses, alone["bf16"])
+        off = apart(result.losses, single["bf16"])
         if result.outcome is not Outcome.OK or not kept.peak_memory_bytes or not result.peak_memory_bytes:
             proof.claim(False, f"{label}: ran{_why(result)}{_why(kept)}")
             continue
@@ -129,6 +130,7 @@ def prove_offload(proof: Proof, stage: int) -> None:
 
 def _offloaded_bytes(elements: int, knobs: Knobs) -> tuple[int, int]:
     """Bytes of offloaded states, and bytes of the host pool, for a share of `elements` elements in one bucket.
+
     Host: 12 for each offloaded element, a step counter for each chunk of the update, fp32 gradients of two chunks, and bf16
     parameters: of two chunks on their way back, or all of the share's.
     """
@@ -141,13 +143,13 @@ def _offloaded_bytes(elements: int, knobs: Knobs) -> tuple[int, int]:
 
 def prove_checkpointing(proof: Proof) -> None:
     """More recomputation must need less memory."""
-    alone = proof.needs("correctness", ALONE, "bf16")
-    if alone is None:
+    single = proof.needs("correctness", SINGLE_RANK, "bf16")
+    if single is None:
         return
     peaks: list[float] = []
     for kind in ("none", "selective", "full"):
         result = run(proof, kind, precision="bf16", micro_batch_size=4, zero_stage=2, activation_checkpointing=kind)
-        off = apart(result.losses, alone["bf16"])
+        off = apart(result.losses, single["bf16"])
         holds = result.outcome is Outcome.OK and off <= LOSS_BOUND["bf16"]
         proof.claim(holds, f"{kind}: losses {off:.1e} off one rank's{_why(result)}")
         peaks.append(result.peak_memory_bytes or math.nan)
@@ -161,7 +163,7 @@ def prove_overlap(proof: Proof, stage: int) -> None:
     model, _ = trained(proof.setting)
     rounds, seconds = (5, 1.0) if proof.setting.size == "large" else (2, 0.1)
     fidelity = Fidelity(max_seconds=seconds, max_warmup_steps=10 if proof.setting.size == "large" else 3, measure_memory=False)
-    # Eight buckets: with one there is nothing to run beside.
+    # Eight buckets: with one there is nothing to overlap with.
     knobs = {"precision": "bf16", "micro_batch_size": 2, "reduce_bucket_size": model.parameter_count // 8}
     times: dict[bool, list[float]] = {True: [], False: []}
     for number in range(rounds):

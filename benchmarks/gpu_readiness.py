@@ -1,4 +1,4 @@
-"""Every branch that only CUDA executes: what stands in for it in tests, and what only a GPU can prove.
+"""Every branch that only CUDA executes: the tests that replace it on the CPU, and what only a GPU can prove.
 
     python -m benchmarks.gpu_readiness [--markdown docs/gpu-readiness.md]
 
@@ -38,7 +38,7 @@ def branches_of(source: str) -> dict[str, list[str]]:
     """Function -> the expressions in it that only CUDA executes, or that check for CUDA, as written."""
     found: dict[str, dict[str, None]] = defaultdict(dict)
     for function, node in _walk(ast.parse(source), ()):
-        if (mark := _mark(node)) is not None:
+        if (mark := _cuda_mark(node)) is not None:
             found[function][mark] = None
     # `torch.cuda.nccl.version` contains `torch.cuda.nccl`, which adds nothing.
     return {name: [one for one in marks if not _is_part(one, marks)] for name, marks in found.items()}
@@ -57,23 +57,23 @@ def scan(root: Path) -> dict[Place, list[str]]:
 def problems(found: Mapping[Place, Sequence[str]], entries: Sequence[Branch], root: Path) -> list[str]:
     """Mismatches, one line each; the line of a missing entry names what to declare."""
     declared = {(entry.file, entry.function): entry for entry in entries}
-    lines_ = [
+    mismatches = [
         f"{file}: {function} has no entry in benchmarks/gpu_branches.py; it has {', '.join(found[file, function])}"
         for file, function in found
         if (file, function) not in declared
     ]
-    lines_ += [
-        f"{file}: {function} has an entry in benchmarks/gpu_branches.py, and no branch"
+    mismatches += [
+        f"{file}: {function} has an entry in benchmarks/gpu_branches.py, but no branch"
         for file, function in declared
         if (file, function) not in found
     ]
     if len(declared) < len(entries):
-        lines_.append("benchmarks/gpu_branches.py has two entries of one function")
+        mismatches.append("benchmarks/gpu_branches.py has two entries of one function")
     for entry in entries:
         where = f"{entry.file}: {entry.function}"
-        lines_ += [f"{where}: there is no test {test}" for test in entry.tests if not _exists(test, root)]
-        lines_ += [f"{where}: {part!r} is no part of `make gpu`" for part in entry.parts if part not in PARTS]
-    return lines_
+        mismatches += [f"{where}: there is no test {test}" for test in entry.tests if not _exists(test, root)]
+        mismatches += [f"{where}: {part!r} is not a part of `make gpu`" for part in entry.parts if part not in PARTS]
+    return mismatches
 
 
 def planted(root: Path) -> tuple[list[str], int]:
@@ -159,7 +159,7 @@ def _is_function(node: ast.AST, names: tuple[str, ...]) -> bool:
     return bool(names) and not isinstance(node, ast.ClassDef)
 
 
-def _mark(node: ast.AST) -> str | None:
+def _cuda_mark(node: ast.AST) -> str | None:
     """How the node depends on CUDA; None: it does not."""
     if isinstance(node, ast.Compare):
         return ast.unparse(node) if _compares_device(node) else None

@@ -48,7 +48,7 @@ class Verdict:
     problem: str | None = None
     """Why the named kernel cannot run, in one clause; None: it can."""
     repeats_heads: bool = False
-    """Whether keys and values must be repeated, one for each query head, for this kernel (or any kernel except `math`) to run."""
+    """Whether keys and values must be repeated for each query head, so that this kernel (or any except `math`) can run."""
 
 
 def verdict(kernel: str, precision: str, heads: int, kv_heads: int, device: str, masked: bool = False) -> Verdict:

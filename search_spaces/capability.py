@@ -70,7 +70,7 @@ class Capability:
         return None
 
     def refusals(self, config: TrialConfig, world_size: int) -> list[Refusal]:
-        """Everything that the engine refuses in `config` on `world_size` ranks, by rule. An engine checks this before it builds."""
+        """All refusals of `config` by the engine on `world_size` ranks. An engine checks this before it builds."""
         problem = self.refusal(config)
         single = [Refusal(ENGINE_HONOURS, problem, HONOURS_REMEDY)] if problem is not None else []
         combined = [item for item in self.combinations if item.holds(config, world_size)]
@@ -82,7 +82,7 @@ class Capability:
         return {name: values[0] for name, values in named.items()}
 
     def plain(self) -> dict[str, Any]:
-        """The data that identifies this capability, as plain data. A combination is represented by its name: `holds` is code."""
+        """Plain data that identifies this capability. A combination is represented by its name, because `holds` is code."""
         return {
             "engine": self.engine,
             "knobs": {name: None if values is None else list(values) for name, values in sorted(self.knobs.items())},

@@ -144,7 +144,9 @@ class FailureRow:
 
     def _require_pattern(self, field: str, pattern: Any) -> None:
         short = isinstance(pattern, str) and 0 < len(pattern) <= LONGEST_PATTERN
-        self._require(short, field, f"{pattern!r} is not a regular expression", f"give text of up to {LONGEST_PATTERN} characters")
+        self._require(
+            short, field, f"{pattern!r} is not a regular expression", f"give text of up to {LONGEST_PATTERN} characters"
+        )
         try:
             compiled(pattern)
         except PatternError as error:
@@ -251,7 +253,7 @@ def _row(name: str, fields: Any, base: FailureRow | None) -> FailureRow:
 
 def _member(where: str, field: str, kind: type[StrEnum], value: Any) -> Any:
     if value not in list(kind):
-        raise FailureTableError(f"{where}.{field}", f"{value!r} is unknown", f"use one of {', '.join(kind)}")
+        raise FailureTableError(f"{where}.{field}", f"{value!r} is not known", f"use one of {', '.join(kind)}")
     return kind(value)
 
 

@@ -1,4 +1,4 @@
-"""Options by their old names: accepted with a note, and absent from the help."""
+"""Accept old names of options with a note; they are absent from the help."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -10,7 +10,7 @@ from autotune.cli.status import print_note
 from autotune.request.field_names import OLD_OPTIONS, given_twice, old_name_note
 
 LAZY = frozenset({"sweep", "scale", "submit"})
-"""Commands that `request_app` holds."""
+"""Commands that are defined in `request_app`."""
 
 
 class PresentNames(TyperGroup):
@@ -22,7 +22,7 @@ class PresentNames(TyperGroup):
             self.build()
         name, command, words = super().resolve_command(ctx, args)
         if command is not None and not ctx.resilient_parsing:
-            words = list(_present(command, words))
+            words = list(_with_present_options(command, words))
         return name, command, words
 
     def build(self) -> "PresentNames":
@@ -33,8 +33,8 @@ class PresentNames(TyperGroup):
         return self
 
 
-def _present(command: Any, words: Sequence[str]) -> Iterator[str]:
-    """The words with old names of options replaced by present ones, where the command has the present and lacks the old."""
+def _with_present_options(command: Any, words: Sequence[str]) -> Iterator[str]:
+    """The words with old option names replaced by present ones, if the command has the present one and lacks the old one."""
     takes_value = {name: not getattr(option, "is_flag", True) for option in command.params for name in option.opts}
     renamed = {old: new for old, new in OLD_OPTIONS.items() if new in takes_value and old not in takes_value}
     given = {word.partition("=")[0] for word in words}

@@ -37,7 +37,7 @@ class DeviceSpec:
             _require_positive(self.memory_bandwidth, "memory_bandwidth")
 
     def supports(self, precision: str) -> bool:
-        """Whether the device supports `precision`: a CPU all but fp8, a GPU fp32, fp64 and every precision with a stated peak."""
+        """Whether the device supports `precision`: a CPU all but fp8, a GPU fp32, fp64 and those with a stated peak."""
         if self.kind == "cpu":
             return precision != "fp8"
         return precision in ("fp32", "fp64") or precision in self.peak_flops

@@ -22,7 +22,7 @@ GIVE = "give the path of a TOML file, local, or NAME:NODES"
 RANKS_PER_CORE = 4
 """Maximum ranks per core of `local`: more would only take turns."""
 CPU_PEAK_FLOPS_PER_CORE = 1e11
-"""fp32 FLOP/s of a core, a rough estimate: 3 GHz x 2 fused multiply-add units x 8 lanes x 2. MFU on a CPU is relative to this."""
+"""fp32 FLOP/s of a core, a rough estimate: 3 GHz x 2 fused multiply-add units x 8 lanes x 2. The peak for MFU on a CPU."""
 CPU_MEMORY_BANDWIDTH = 2e10
 """Memory bandwidth of a machine in bytes/s, shared by its ranks: a rough estimate for two DDR4 channels."""
 LOOPBACK_BANDWIDTH = 2e9

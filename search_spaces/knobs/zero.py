@@ -65,7 +65,7 @@ class ZeroKnobs:
     )
     hsdp_shard_size: int = knob(
         0,
-        "Number of ranks over which states are sharded; the replicas are synchronised by all-reduce; 0: all data-parallel ranks.",
+        "Number of ranks over which states are sharded; all-reduce synchronises the replicas; 0: all data-parallel ranks.",
         number=11,
         unit="ranks",
         numerics=Numerics.REORDERS,

@@ -82,7 +82,7 @@ def test_an_unknown_placeholder_names_the_nearest() -> None:
 @pytest.mark.parametrize(
     ("fields", "told"),
     [
-        ({"arguments": ()}, "is no command"),
+        ({"arguments": ()}, "is not a command"),
         ({"arguments": ("torchrun", "t.py")}, "torchrun would start ranks of its own"),
         ({"arguments": ("python", "-m", "torch.distributed.run", "t.py")}, "would start ranks of its own"),
         ({"launcher": "mpi"}, "use one of torchrun"),

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from called import Command
 
-from autotune.cli.calibrate_table import TOLD
+from autotune.cli.calibrate_table import COEFFICIENT_TEXTS
 from autotune.prediction.equations.coefficients import names
 from autotune.session import calibrate
 from executor.errors import RunnerError
@@ -144,7 +144,7 @@ def test_the_tables_tell_everything_whole(ranks: Ranks, command: Command) -> Non
     answer = command("calibrate", "--ranks", 2)
     assert answer.status == 0
     for told in (
-        "Matrix products, fp32, GFLOP/s a rank (% of 100)", "128 x 128", "0.2 (0%)", "1 x 128, 128, 4, 344", "9 - 12",
+        "Matrix products, fp32, GFLOP/s per rank (% of 100)", "128 x 128", "0.2 (0%)", "1 x 128, 128, 4, 344", "9 - 12",
         "layer (samples x tokens, hidden, heads, ffn)", "copy: 0.84 GB/s", "4 MiB", "10  0.42", "update_efficiency",
         "Collectives, 2 ranks of a node: ms and GB/s through a rank's link", "now rest on calibration",
         "nothing was measured on this hardware before",
@@ -155,7 +155,7 @@ def test_the_tables_tell_everything_whole(ranks: Ranks, command: Command) -> Non
 
 
 def test_every_coefficient_has_words() -> None:
-    assert set(TOLD) == {*names("time"), *names("memory"), *names("band"), *names("files")}
+    assert set(COEFFICIENT_TEXTS) == {*names("time"), *names("memory"), *names("band"), *names("files")}
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ def test_json_is_one_document(command: Command, file: Path) -> None:
     [
         (("nothing", "ds_config.json"), "format: 'nothing' is not known; use deepspeed"),
         (("deepspeed", "none.json"), "file: none.json cannot be read as JSON"),
-        (("deepspeed", "list.json"), "file: list.json holds no JSON object; give a DeepSpeed configuration"),
+        (("deepspeed", "list.json"), "file: list.json is not a JSON object; give a DeepSpeed configuration"),
         (("deepspeed", "list.json", "--for", "newest"), "for: 'newest' is no version; write it as in 0.19.8"),
     ],
 )

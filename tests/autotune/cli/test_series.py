@@ -60,10 +60,10 @@ def test_an_answer_for_many_is_labelled(command: Command) -> None:
         (("--objective", "cost", "--price", "-1", "--ranks", "1,2"), "price: -1.0 is not positive"),
         (("--price", "1"), "price: belongs to a series of jobs (cost, devices, sequence, scale)"),
         (("--ranks", "1,2"), "ranks: has several values for one job"),
-        (("--ranks", "two"), "ranks: 'two' is no number of ranks; write 2, or 1,2,4"),
+        (("--ranks", "two"), "ranks: 'two' is not a number of ranks; write 2, or 1,2,4"),
         (("--ranks", "0"), "ranks: 0 is not a whole number of 1 or more"),
         (("--objective", "sequence"), "memory_limit: is missing for the objective sequence"),
-        (("--resume", "1", "--price", "1"), "resume: a job goes on with its own request"),
+        (("--resume", "1", "--price", "1"), "resume: a job is resumed with its own request"),
         (("--tune-on", "1x2"), "answer_for: is missing"),
     ],
 )

@@ -162,7 +162,7 @@ def test_sizes_of_a_model_that_is_not_known_are_not_clipped() -> None:
         ({"command": ["python", "t.py"], "model": "llama-tiny"}, "model: is what the command trains"),
         ({"command": {"arguments": ["a"], "batch": 1}}, "command.batch: is not known"),
         ({"command": {"arguments": ["a"], "launcher": "mpi"}}, "command.launcher"),
-        ({"command": 7}, "command: 7 is no command"),
+        ({"command": 7}, "command: 7 is not a command"),
         ({"command": "python 'train.py"}, "No closing quotation"),
         ({"model": "llama-tiny", "engine": "command"}, "command: is missing; write it after --"),
         ({"engine": "command"}, "model: is missing"),

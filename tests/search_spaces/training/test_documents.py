@@ -72,7 +72,7 @@ def test_a_token_looks_at_its_own_document_and_flops_are_of_useful_tokens() -> N
 @pytest.mark.parametrize(
     ("lengths", "told"),
     [
-        ("17", "is no list of numbers"),
+        ("17", "is not a list of numbers"),
         ((8, 0), "0 is not a whole number of 1 or more"),
         ((8, -3), "-3 is not a whole number"),
         ((8, 2.5), "2.5 is not a whole number"),
