@@ -16,7 +16,7 @@ from benchmarks.reference_optimizers import reference_optimizers
 from benchmarks.reference_schedule import Schedule, schedule_of, scheduled_loss
 from executor.data.batches import Data, FactoryData, text_data
 from executor.data.documents import document_data
-from executor.engine import RankContext
+from executor.engine import GroupKey, RankContext
 from executor.engines.ddp.engine import DdpEngine
 from executor.engines.fsdp2.engine import Fsdp2Engine
 from executor.engines.native.engine import NativeEngine
@@ -39,6 +39,19 @@ TIED = {"head.output.weight": "embedding.tokens.weight"}
 """A tied weight has the embedding's name in one process, and the head's on another pipeline rank."""
 
 
+class KeptGroups(dict[GroupKey, dist.ProcessGroup | None]):
+    """Process groups for all cases of a rank: those that a case does not need are kept too, because making groups takes longer
+    than most cases do.
+    """
+
+    def __bool__(self) -> bool:
+        """False, so that the engine finds none to destroy."""
+        return False
+
+
+GROUPS = KeptGroups()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
     """Differences of a rank's results from one process."""
@@ -55,7 +68,7 @@ def compare(rank: int, case: Case) -> Report:
     model = configured(case.model_of(), case.config)
     options = (case.config.optimizer, schedule_of(case.config), case.config.pack_sequences)
     losses, norms, weights = _reference(model, case.workload(), dtype, *options)
-    context = RankContext(rank=rank, world_size=case.ranks, device=torch.device("cpu"))
+    context = RankContext(rank=rank, world_size=case.ranks, device=torch.device("cpu"), reusable_groups=GROUPS)
     with _unguarded(case.refused):
         session = ENGINES[case.engine]().build(context, case.model_of(), case.config, case.workload())
     try:

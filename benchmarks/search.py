@@ -91,7 +91,7 @@ def page(
         + ". Shares of `guided`, and in parentheses how far it is ahead of `tpe`.", "", *wrong_prior.page(wrong), "",
     ]  # fmt: skip
     parts += [
-        "## When it can stop", "",
+        "## When it is sure to be done", "",
         "95 % sure that no untried configuration is more than 2 % faster (`--stop-margin 0.02`), within the trials played.",
         "", *stops(documents[GROUP]), "",
     ]  # fmt: skip

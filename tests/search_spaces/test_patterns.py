@@ -44,7 +44,7 @@ def test_the_largest_expressions_of_a_table_take_seconds_at_most() -> None:
         ("x{1001}", "pattern: 'x{1001}' is not a regular expression (invalid repetition size"),
         ("x" * 1001, f"pattern: '{'x' * 79}… is not a regular expression; give text of up to 1000 characters"),
         ("", "pattern: '' is not a regular expression; give text"),
-        (r"a\\{,3}", r"pattern: 'a\\\\{,3}' has {,n}, which RE2 takes for text; write {0,n}"),
+        (r"a\\{,3}", r"pattern: 'a\\\\{,3}' has {,n}, which RE2 reads as literal text; write {0,n}"),
         ("[^[:alpha:]]", "pattern: '[^[:alpha:]]' has a class of POSIX, which Python lacks; write [a-z]"),
         (r"x\z", r"pattern: 'x\\z' has \p, \z, \C or \Q, which Python lacks; write [a-z], $ or ."),
     ],

@@ -89,8 +89,8 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "config.json --pin reduce_bucket_size=1.5": ("reduce_bucket_size: 1.5", "a whole number of elements, at least 1"),
     "config.json --pin bogus=1": ("bogus: no knob has this name; use one of",),
     "config.json --pin zero_stage": ("zero_stage: is not KNOB=VALUE; write",),
-    "config.json --pin pipeline_layout=6x-7": ("pipeline_layout: '6x' in '6x-7' is no stage; write a count of layers",),
-    "config.json --pin pipeline_layout=6f7-1": ("pipeline_layout: '6f7' in '6f7-1' computes 7 layers again and has 6; give",),
+    "config.json --pin pipeline_layout=6x-7": ("pipeline_layout: '6x' in '6x-7' is not a stage; write a count of layers",),
+    "config.json --pin pipeline_layout=6f7-1": ("pipeline_layout: '6f7' in '6f7-1' recomputes 7 layers and has 6; give",),
     "config.json --pin zero_stage=solved": ("zero_stage: is not solved for", "; "),
     "config.json --pin zero_stage=7": ("zero_stage: 7", "give 0, 1, 2 or 3"),
     "config.json --pin micro_batch_size=3": ("micro_batch_size=3", "a global batch of 8", "change micro_batch_size"),
@@ -244,4 +244,4 @@ def test_a_service_on_a_port_that_is_in_use_is_refused_before_it_says_that_it_li
     monkeypatch.setattr(serve, "set_up_logs", lambda _: None)  # of this process
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        refused(command, "serve", "--port", port, says=(f"port: {port} of 127.0.0.1 is in use; end what listens there",))
+        refused(command, "serve", "--port", port, says=(f"port: {port} of 127.0.0.1 is in use; stop the process that listens there",))

@@ -146,7 +146,7 @@ def test_the_tables_tell_everything_whole(ranks: Ranks, command: Command) -> Non
     for told in (
         "Matrix products, fp32, GFLOP/s per rank (% of 100)", "128 x 128", "0.2 (0%)", "1 x 128, 128, 4, 344", "9 - 12",
         "layer (samples x tokens, hidden, heads, ffn)", "copy: 0.84 GB/s", "4 MiB", "10  0.42", "update_efficiency",
-        "Collectives, 2 ranks of a node: ms and GB/s through a rank's link", "now rest on calibration",
+        "Collectives, 2 ranks of a node: ms and GB/s through a rank's link", "now use calibration",
         "nothing was measured on this hardware before",
     ):  # fmt: skip
         assert told in answer.out, told
@@ -163,7 +163,7 @@ def test_every_coefficient_has_words() -> None:
     [
         (("--cluster", "no-such"), "cluster preset"),
         (("--cluster", "dgx-h100:2"), "cluster: dgx-h100:2 has 16 GPUs, and this machine has none; use local"),
-        (("--cluster", "ray", "--runner", "local"), "runner: local does not reach a Ray cluster; use ray"),
+        (("--cluster", "ray", "--runner", "local"), "runner: local does not support a Ray cluster; use ray"),
         (("--runner", "slurm"), "runner: 'slurm' is not known; use one of ray, local"),
         (("--engine", "warp"), "engine"),
         (("--seconds", "0.5"), "seconds: 0.5 is not between 2 and 3600; give seconds such as 20"),

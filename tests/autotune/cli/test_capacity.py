@@ -31,7 +31,7 @@ def test_where_nothing_fits_the_shortfall_and_what_would_do_are_told(command: Co
     assert (answer.status, answer.err) == (3, "")
     assert "nothing fits: the nearest is ZeRO 3, " in answer.out
     assert " per card" in answer.out
-    assert "what would do: " in answer.out
+    assert "possible remedies: " in answer.out
     assert "low-rank adapters (--lora-rank 16)" in answer.out
 
 

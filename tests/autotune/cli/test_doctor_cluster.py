@@ -89,7 +89,7 @@ CASES: dict[str, tuple[Callable[[], Checkup], str, str, str]] = {
     ),
     "elsewhere": (
         lambda: checkup(facts(1), facts(2, rank_main=False)),
-        "autotune", "lies elsewhere on 10.0.0.2", "at the same path on every node",
+        "autotune", "is installed at another path on 10.0.0.2", "at the same path on every node",
     ),
     "resolves-to-itself": (
         lambda: checkup(facts(1), facts(2, resolved="127.0.1.1")),

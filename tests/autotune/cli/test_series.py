@@ -58,7 +58,7 @@ def test_an_answer_for_many_is_labelled(command: Command) -> None:
         (("--objective", "cost", "--ranks", "1,2"), "price: is missing for the objective cost"),
         (("--objective", "devices", "--ranks", "1,2"), "rate: is missing for the objective devices"),
         (("--objective", "cost", "--price", "-1", "--ranks", "1,2"), "price: -1.0 is not positive"),
-        (("--price", "1"), "price: belongs to a series of jobs (cost, devices, sequence, scale)"),
+        (("--price", "1"), "price: applies to a series of jobs (cost, devices, sequence, scale)"),
         (("--ranks", "1,2"), "ranks: has several values for one job"),
         (("--ranks", "two"), "ranks: 'two' is not a number of ranks; write 2, or 1,2,4"),
         (("--ranks", "0"), "ranks: 0 is not a whole number of 1 or more"),

@@ -138,7 +138,7 @@ def test_a_resume_asks_the_same(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"answer_for": "64"}, "answer_for: '64' is no NODESxDEVICES; write 2x8"),
+        ({"answer_for": "64"}, "answer_for: '64' is not NODESxDEVICES; write 2x8"),
         ({"tune_on": "0x2"}, "tune_on: '0x2' is not NODESxDEVICES"),
         ({"answer_for": 8}, "answer_for: 8 is not NODESxDEVICES"),
         ({"answer_for": None}, "answer_for: is missing; say what the answer is for"),

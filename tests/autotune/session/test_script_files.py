@@ -159,7 +159,7 @@ def test_sizes_of_a_model_that_is_not_known_are_not_clipped() -> None:
         ({"command": ["python", "t.py"], "baseline": {"zero_stage": 1}}, "carries zero_stage"),
         ({"command": ["python", "t.py", "{micro_batch}"]}, "did you mean micro_batch_size"),
         ({"command": ["python", "t.py"], "engine": "native"}, "native does not run a command"),
-        ({"command": ["python", "t.py"], "model": "llama-tiny"}, "model: is what the command trains"),
+        ({"command": ["python", "t.py"], "model": "llama-tiny"}, "model: is determined by the command"),
         ({"command": {"arguments": ["a"], "batch": 1}}, "command.batch: is not known"),
         ({"command": {"arguments": ["a"], "launcher": "mpi"}}, "command.launcher"),
         ({"command": 7}, "command: 7 is not a command"),
