@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 BEST = "best"
 """The value of `attention_backend` with which torch chooses the kernel."""
-LOW = ("bf16", "fp16")
+HALF_PRECISIONS = ("bf16", "fp16")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,14 +25,14 @@ class Kernel:
 
 KERNELS: Mapping[str, Mapping[str, Kernel]] = {
     "cpu": {
-        "flash": Kernel(precisions=("fp32", "fp64", *LOW)),
-        "math": Kernel(precisions=("fp32", "fp64", *LOW)),
+        "flash": Kernel(precisions=("fp32", "fp64", *HALF_PRECISIONS)),
+        "math": Kernel(precisions=("fp32", "fp64", *HALF_PRECISIONS)),
     },
     "cuda": {
-        "flash": Kernel(precisions=LOW, masks=False),
-        "efficient": Kernel(precisions=("fp32", *LOW), groups=False),
-        "cudnn": Kernel(precisions=LOW),
-        "math": Kernel(precisions=("fp32", "fp64", *LOW)),
+        "flash": Kernel(precisions=HALF_PRECISIONS, masks=False),
+        "efficient": Kernel(precisions=("fp32", *HALF_PRECISIONS), groups=False),
+        "cudnn": Kernel(precisions=HALF_PRECISIONS),
+        "math": Kernel(precisions=("fp32", "fp64", *HALF_PRECISIONS)),
     },
 }  # fmt: skip
 """Kind of device -> kernel."""

@@ -42,9 +42,9 @@ SWITCHES: Mapping[str, tuple[str, tuple[Value, ...]]] = {
     "gradient_checkpointing": ("activation_checkpointing", ("none", "full")),
 }
 """Boolean placeholder -> the knob that it sets, and the knob's values for false and true."""
-UNWRITTEN = frozenset({SCRIPT, ENVIRONMENT})
+WITHOUT_PLACEHOLDER = frozenset({SCRIPT, ENVIRONMENT})
 """Knobs without a placeholder: the script's own knobs have their own names, and its environment is set anyway."""
-TELLS_BATCH = frozenset({"micro_batch_size", "gradient_accumulation_steps", "global_batch_size", "config"})
+BATCH_PLACEHOLDERS = frozenset({"micro_batch_size", "gradient_accumulation_steps", "global_batch_size", "config"})
 """Placeholders from which a script knows the batch size."""
 
 
@@ -67,7 +67,7 @@ def require_known(command: CommandModel) -> None:
         ModelFormatError: a script knob has the name of another placeholder, does not occur in the command, or lacks the value
             that a word depends on.
     """
-    used, built_in = names_in(command.arguments), {*KNOB_NAMES, *DERIVED, *FILES} - UNWRITTEN
+    used, built_in = names_in(command.arguments), {*KNOB_NAMES, *DERIVED, *FILES} - WITHOUT_PLACEHOLDER
     conditions = conditions_in(command.arguments)
     for name, value in conditions:
         _require_value(command, name, value)
@@ -88,21 +88,21 @@ def _require_value(command: CommandModel, name: str, text: str) -> None:
         if text not in command.script_knobs[name]:
             problem = f"has no value {text!r}, on which a word of the command depends"
             raise ModelFormatError(f"command.script_knobs.{name}", problem, "give it that value, or correct the word")
-    elif name not in KNOBS or name in UNWRITTEN:
-        known = sorted({*KNOB_NAMES, *command.script_knobs} - UNWRITTEN)
+    elif name not in KNOBS or name in WITHOUT_PLACEHOLDER:
+        known = sorted({*KNOB_NAMES, *command.script_knobs} - WITHOUT_PLACEHOLDER)
         raise unknown_name("placeholder", f"{{{name}={text}:…}}", known, "a word can depend on any knob")
     else:
         parse_value(name, text)
 
 
-def turned_by(command: CommandModel) -> dict[str, tuple[Value, ...] | None]:
+def expressible_values(command: CommandModel) -> dict[str, tuple[Value, ...] | None]:
     """Knob -> its values that the command can express; None: all."""
     used = names_in(command.arguments)
     distinct: dict[str, tuple[Value, ...]] = {}
     for knob, values in [*(SWITCHES[name] for name in used if name in SWITCHES), *_values_in_conditions(command)]:
         distinct[knob] = tuple(dict.fromkeys((*distinct.get(knob, ()), *values)))
-    turned: dict[str, tuple[Value, ...] | None] = {**distinct, **{name: None for name in used if name in KNOB_NAMES}}
-    return turned | ({SCRIPT: command.variants} if command.variants else {})
+    expressible: dict[str, tuple[Value, ...] | None] = {**distinct, **{name: None for name in used if name in KNOB_NAMES}}
+    return expressible | ({SCRIPT: command.variants} if command.variants else {})
 
 
 def _values_in_conditions(command: CommandModel) -> Iterator[tuple[str, tuple[Value, ...]]]:

@@ -55,9 +55,9 @@ def device_defaults(cluster: ClusterSpec, capability: Capability | None = None, 
     return TrialConfig().replace({**(capability.starting_values() if capability else {}), **honoured})
 
 
-def settled(config: TrialConfig, context: SpaceContext, asked: Collection[str] = ()) -> TrialConfig:
+def settled(config: TrialConfig, context: SpaceContext, explicit: Collection[str] = ()) -> TrialConfig:
     """`config` without compiled blocks if something else in it excludes them and they were not requested explicitly."""
-    if COMPILED in asked or not config.compile_blocks:
+    if COMPILED in explicit or not config.compile_blocks:
         return config
     readers = {rule.name for rule in rules_of(context.capability) if COMPILED in rule.reads and rule is not HONOURS}
     excluded = any(refusal.rule in readers for refusal in check_config(config, context))
@@ -124,12 +124,15 @@ def resolve_space(
 
     def space(domains: Mapping[str, Any]) -> SearchSpace:
         resolved = resolve_domains(domains, context)
-        asked = named | set(pinned)
-        turned = {name: values for name, values in resolved.items() if name in asked or _turns(name, values, capability)}
-        turned = {name: values if name in asked else _reached(name, values, context) for name, values in turned.items()}
+        explicit = named | set(pinned)
+        searched = {
+            name: values if name in explicit else _available_values(name, values, context)
+            for name, values in resolved.items()
+            if name in explicit or _honours_any(name, values, capability)
+        }
         return SearchSpace(
             model=model, cluster=cluster, workload=workload, world_size=cluster.world_size, capability=capability,
-            base=rest, domains=turned, name=text,
+            base=rest, domains=searched, name=text,
             most_steps=most_steps,
         )  # fmt: skip
 
@@ -142,11 +145,11 @@ def resolve_space(
     return answer
 
 
-def _turns(name: str, values: Iterable[Value], capability: Capability | None) -> bool:
+def _honours_any(name: str, values: Iterable[Value], capability: Capability | None) -> bool:
     return capability is None or any(capability.honours(name, value) for value in values)
 
 
-def _reached(name: str, values: Sequence[Value], context: SpaceContext) -> tuple[Value, ...]:
+def _available_values(name: str, values: Sequence[Value], context: SpaceContext) -> tuple[Value, ...]:
     """The values without files if no folder is given for them, and without kernels that are not known to run there."""
     if name == FUSED_KERNELS:
         cluster = context.cluster

@@ -108,7 +108,7 @@ def verify(
 @app.command()
 def space(
     model: Annotated[str | None, typer.Argument(metavar="MODEL", help="A preset or a Hugging Face config.json.")] = None,
-    cluster: options.Anywhere = None,
+    cluster: options.AnyCluster = None,
     ray_address: options.RayToDescribe = None,
     ranks: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Ranks; default: 2 for local, else every device.")
@@ -229,7 +229,7 @@ def lint(
 @app.command()
 def cluster(
     release: Annotated[str | None, typer.Option(metavar="NODE", help="Allow trials on a quarantined node again.")] = None,
-    ray_address: options.RayToLookAt = None,
+    ray_address: options.RayToInspect = None,
     db: Database = None,
     json: Json = False,
 ) -> None:
@@ -245,7 +245,7 @@ def doctor(
     cluster: Annotated[
         bool, typer.Option("--cluster", help="Check every node of a Ray cluster and the links between them.")
     ] = False,
-    ray_address: options.RayToLookAt = None,
+    ray_address: options.RayToInspect = None,
     db: Database = None,
     json: Json = False,
 ) -> None:

@@ -24,7 +24,7 @@ from storage.sql import default_database_url, open_store
 def cluster_command(ray_address: str | None, database: str | None, as_json: bool) -> Status:
     """Print the cluster without changing anything."""
     address = named_address(ray_address) or ANY
-    with reached(address):
+    with ray_required(address):
         nodes = ray_nodes(address)
     with open_store(database or default_database_url()) as store:
         found = cluster_facts(nodes, store)
@@ -49,7 +49,7 @@ def release_command(node: str, database: str | None) -> Status:
 
 
 @contextlib.contextmanager
-def reached(address: str) -> Iterator[None]:
+def ray_required(address: str) -> Iterator[None]:
     """Context that turns "no Ray found" without a named address into an error with instructions."""
     try:
         yield

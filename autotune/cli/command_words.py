@@ -15,11 +15,11 @@ KEY = "command"
 
 def without_command(arguments: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
     """Split our arguments from the words of the user's command, in which our options are not parsed."""
-    ours = list(arguments)
-    if not ours or ours[0] not in COMMANDS or "--" not in ours:
-        return ours, {}
-    at = ours.index("--")
-    return ours[:at], {KEY: ours[at + 1 :]}
+    own = list(arguments)
+    if not own or own[0] not in COMMANDS or "--" not in own:
+        return own, {}
+    at = own.index("--")
+    return own[:at], {KEY: own[at + 1 :]}
 
 
 def command_of(context: typer.Context, **options: Any) -> dict[str, Any] | None:

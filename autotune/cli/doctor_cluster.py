@@ -4,7 +4,7 @@ import importlib.metadata
 import platform
 from contextlib import suppress
 
-from autotune.cli.cluster import reached
+from autotune.cli.cluster import ray_required
 from autotune.cli.doctor_nodes import node_findings
 from autotune.cli.doctor_pairs import pair_findings
 from autotune.cli.finding import Finding
@@ -21,7 +21,7 @@ def cluster_findings(ray_address: str | None, database: str | None) -> list[Find
     """Findings on every node and between nodes. A missing cluster is a finding too."""
     address = named_address(ray_address) or ANY
     try:
-        with reached(address):
+        with ray_required(address):
             checkup = check_up(address)
     except RunnerError as error:
         text, _, remedy = str(error).rpartition("; ")

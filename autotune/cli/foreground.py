@@ -34,10 +34,10 @@ def run_new(session: Session, options: SweepOptions, console: Console, out: Path
         calibrate_for(store, session)
         with start_runner(session, console, options, None) as runner:
             # The job is opened after the ranks are started, so that no job is left behind if they cannot be started.
-            return run_job_shown(session, store, open_job(store, session), runner, options, console, out)
+            return run_job_with_table(session, store, open_job(store, session), runner, options, console, out)
 
 
-def run_job_shown(
+def run_job_with_table(
     session: Session, store: Store, job: JobRecord, runner: Runner, options: SweepOptions, console: Console, out: Path | None
 ) -> TuneResult:
     """Run the job with its live table until it ends or is stopped."""

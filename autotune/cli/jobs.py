@@ -86,7 +86,7 @@ def _standing_document(standing: Standing) -> dict[str, Any]:
 
 
 def ask_command(
-    wanted: str,
+    request: str,
     job: str,
     url: str | None,
     database: str | None,
@@ -96,7 +96,7 @@ def ask_command(
     """Request a state change of one job; `budget` only with `resume`."""
     _require_seconds((budget or {}).get("max_seconds"))
     with open_backend(url, database) as backend:
-        changed = backend.ask(job, Ask(wanted), budget)
+        changed = backend.ask(job, Ask(request), budget)
         if changed.state is JobState.QUEUED and backend.runs_jobs and not as_json:
             here = shlex.join(["autotune", "sweep", "--resume", changed.id, *backend.words])
             _print_job(changed, as_json)

@@ -81,7 +81,7 @@ PassEnvironment = Annotated[
         rich_help_panel=Panel.HARDWARE.value,
     ),
 ]
-RayToLookAt = Annotated[
+RayToInspect = Annotated[
     str | None,
     typer.Option(
         "--ray-address", metavar="ADDRESS",
@@ -228,7 +228,7 @@ Config = Annotated[
 # Options that `predict` and `plan` share.
 
 ShapedModel = Annotated[str | None, typer.Argument(metavar="MODEL", help="A preset or a Hugging Face config.json.")]
-Anywhere = Annotated[
+AnyCluster = Annotated[
     str | None,
     typer.Option("--cluster", metavar="NAME", help="local, ray, a preset as NAME:NODES, or a TOML file. [default: local]"),
 ]

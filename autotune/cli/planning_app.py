@@ -16,7 +16,7 @@ app = typer.Typer()
 @app.command()
 def predict(
     model: options.ShapedModel = None,
-    cluster: options.Anywhere = None,
+    cluster: options.AnyCluster = None,
     ray_address: options.RayToDescribe = None,
     ranks: options.EveryRank = None,
     pin: options.KnobValues = None,
@@ -66,7 +66,7 @@ def predict(
 @app.command()
 def plan(
     model: options.ShapedModel = None,
-    cluster: options.Anywhere = None,
+    cluster: options.AnyCluster = None,
     ray_address: options.RayToDescribe = None,
     ranks: options.EveryRank = None,
     space_: Annotated[

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from autotune.cli.fields import request_fields, with_import_folders
-from autotune.cli.foreground import print_line, resume_line, run_job_shown, run_new, start_runner
+from autotune.cli.foreground import print_line, resume_line, run_job_with_table, run_new, start_runner
 from autotune.cli.foreground_options import SweepOptions
 from autotune.cli.passed import pass_environment
 from autotune.cli.status import Status
@@ -64,7 +64,7 @@ def _resumed(options: SweepOptions, console: Console) -> TuneResult:
     with open_store(options.database or default_database_url()) as store:
         job, session = resume_job(store, options.resume, ray_address, budget)
         with start_runner(session, console, options, job) as runner:
-            return run_job_shown(session, store, job, runner, options, console, options.out)
+            return run_job_with_table(session, store, job, runner, options, console, options.out)
 
 
 def _request(options: SweepOptions, fields: dict[str, Any], ranks: tuple[int, ...]) -> JobRequest:

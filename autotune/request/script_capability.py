@@ -12,7 +12,7 @@ from search_spaces.capability import Capability
 from search_spaces.knob import Value
 from search_spaces.knob_values import KNOBS, value_text
 from search_spaces.models.command import CommandModel, program_at
-from search_spaces.placeholders import files_read, require_known, turned_by
+from search_spaces.placeholders import expressible_values, files_read, require_known
 from search_spaces.trial_config import SCRIPT
 
 PLACES: tuple[Value, ...] = ("none", "cpu")
@@ -30,7 +30,7 @@ FSDP: Knobs = {
     "activation_checkpointing": ("none", "full"),
 }  # fmt: skip
 """Knobs that Accelerate passes to FSDP2: stage 2 keeps parameters gathered after forward, 3 does not; 0 is DDP."""
-CARRIES: Mapping[str, Knobs] = {"config": DEEPSPEED, "accelerate": FSDP}
+FILE_KNOBS: Mapping[str, Knobs] = {"config": DEEPSPEED, "accelerate": FSDP}
 """Placeholder of a file -> the knobs that its format supports."""
 TRAINER_ARGUMENT = "--per_device_train_batch_size"
 """Identifies a Hugging Face Trainer, which fills in the "auto" values of a DeepSpeed file, and refuses conflicting ones."""
@@ -46,10 +46,10 @@ def capability_for(command: CommandModel) -> Capability:
         SearchSpaceError: a placeholder is unknown, or the command does not use a script knob.
     """
     require_known(command)
-    turned: dict[str, tuple[Value, ...] | None] = dict(_by_launcher(command))
+    knobs: dict[str, tuple[Value, ...] | None] = dict(_by_launcher(command))
     for name in files_read(command):
-        turned |= _carried(command, name)
-    return command_capability(turned | turned_by(command))
+        knobs |= _carried(command, name)
+    return command_capability(knobs | expressible_values(command))
 
 
 def require_script(command: CommandModel) -> None:
@@ -89,7 +89,7 @@ def require_carried(request: JobRequest, capability: Capability) -> None:
 
 def carriers_of(name: str) -> str:
     """The placeholders that would pass on a knob, as text for a message."""
-    files = [file for file, knobs in CARRIES.items() if name in knobs]
+    files = [file for file, knobs in FILE_KNOBS.items() if name in knobs]
     return " or ".join(f"{{{carrier}}}" for carrier in (name, *files))
 
 
@@ -113,4 +113,4 @@ def _by_launcher(command: CommandModel) -> Knobs:
 
 def _carried(command: CommandModel, file: str) -> Knobs:
     own = FROM_ARGUMENTS if file == "config" and is_trainer(command) else frozenset()
-    return {name: values for name, values in CARRIES[file].items() if name not in own}
+    return {name: values for name, values in FILE_KNOBS[file].items() if name not in own}

@@ -6,17 +6,17 @@ from collections.abc import Callable
 from search_spaces.clusters.cluster import ClusterSpec, DeviceSpec
 from search_spaces.preset_files import preset_tables
 
-CARDS = "COUNTxMEMORY or COUNTxDEVICE (2x24GB, 8xa100-80gb)"
+CARDS_FORMAT = "COUNTxMEMORY or COUNTxDEVICE (2x24GB, 8xa100-80gb)"
 """The format of such a machine."""
-HOST_SHARE = 3
+HOST_MEMORY_FACTOR = 3
 """Main memory as a multiple of the memory of all cards, typical of machines on sale."""
-LEAST_HOST = 64 * 2**30
+MIN_HOST_MEMORY_BYTES = 64 * 2**30
 """Minimum main memory of a machine in bytes."""
-CORES = 8
+CORES_PER_CARD = 8
 """Processor cores per card."""
-LINK = 2.5e10
+INTRA_NODE_BANDWIDTH = 2.5e10
 """Bytes/s between cards: achievable copy rate of PCIe 4.0 x16. Machines with faster links have their own presets."""
-NETWORK = 1.25e9
+INTER_NODE_BANDWIDTH = 1.25e9
 """Bytes/s between machines: 10 Gbit/s."""
 _CARDS = re.compile(r"([1-9][0-9]{0,3})x(.+)")
 _MEMORY = re.compile(r"([1-9][0-9]{0,3}(?:\.[0-9]{1,3})?)Gi?B", re.IGNORECASE)
@@ -30,8 +30,10 @@ def machine_of_cards(text: str, device_preset: Callable[[str], DeviceSpec]) -> C
         return None
     count, device = int(found[1]), _card(found[2], float(memory[1])) if memory else device_preset(found[2])
     return ClusterSpec(
-        name=text, nodes=1, devices_per_node=count, device=device, intra_node_bandwidth=LINK, inter_node_bandwidth=NETWORK,
-        host_memory_bytes=max(HOST_SHARE * count * device.memory_bytes, LEAST_HOST), cores_per_node=CORES * count,
+        name=text, nodes=1, devices_per_node=count, device=device,
+        intra_node_bandwidth=INTRA_NODE_BANDWIDTH, inter_node_bandwidth=INTER_NODE_BANDWIDTH,
+        host_memory_bytes=max(HOST_MEMORY_FACTOR * count * device.memory_bytes, MIN_HOST_MEMORY_BYTES),
+        cores_per_node=CORES_PER_CARD * count,
     )  # fmt: skip
 
 

@@ -59,7 +59,7 @@ class GroupShape:
     """Number of such groups that use a node's network at the same time."""
 
 
-ALONE = GroupShape()
+SINGLE_RANK = GroupShape()
 """Operations that involve no other rank."""
 
 
@@ -71,7 +71,7 @@ class Measured:
     precision: str
     shape: tuple[int, ...]
     """See `Operation`."""
-    group: GroupShape = ALONE
+    group: GroupShape = SINGLE_RANK
     seconds: float
     """Median over the samples."""
     low: float

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from search_spaces.clusters.cards import CARDS, machine_of_cards
+from search_spaces.clusters.cards import CARDS_FORMAT, machine_of_cards
 from search_spaces.clusters.cluster import ClusterSpec, DeviceSpec, NodeGroup, mixed_cluster
 from search_spaces.clusters.numa import numa_nodes
 from search_spaces.errors import ClusterFormatError
@@ -18,7 +18,7 @@ from search_spaces.fused_kernels import PACKAGES, installed_kernels
 from search_spaces.preset_files import preset_tables, unknown_name
 from search_spaces.quantities import Quantity, read_quantity
 
-GIVE = "give the path of a TOML file, local, or NAME:NODES"
+REMEDY = "give the path of a TOML file, local, or NAME:NODES"
 RANKS_PER_CORE = 4
 """Maximum ranks per core of `local`: more would only take turns."""
 CPU_PEAK_FLOPS_PER_CORE = 1e11
@@ -128,13 +128,13 @@ def read_cluster_file(path: str | Path) -> ClusterSpec:
         table = tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         reason = (error.strerror or "cannot be read").lower()
-        raise ClusterFormatError(str(file), reason, GIVE) from None
+        raise ClusterFormatError(str(file), reason, REMEDY) from None
     except ValueError as error:
         if other := mistaken(file, CLUSTER_FILE):
-            raise ClusterFormatError(str(file), other, GIVE) from None
+            raise ClusterFormatError(str(file), other, REMEDY) from None
         raise ClusterFormatError(str(file), f"is not TOML ({error})", "correct the file") from None
     if "devices_per_node" not in table and (other := mistaken(file, CLUSTER_FILE)):
-        raise ClusterFormatError(str(file), other, GIVE)
+        raise ClusterFormatError(str(file), other, REMEDY)
     name, nodes = str(table.get("name", file.stem)), table.get("nodes", 1)
     try:
         return _mixed(name, table, nodes) if isinstance(nodes, list) else _cluster(name, table, nodes)
@@ -156,7 +156,7 @@ def _described(text: str, live: ClusterSpec | None) -> ClusterSpec:
         return replace(cards, name=text, nodes=count) if cards is not None else _cluster(text, presets[name], count)
     if Path(text).expanduser().exists() or text.endswith(".toml") or "/" in text:
         return read_cluster_file(text)
-    otherwise = f"or give NAME:NODES, {CARDS}, or the path of a TOML file"
+    otherwise = f"or give NAME:NODES, {CARDS_FORMAT}, or the path of a TOML file"
     raise unknown_name("cluster preset", name, ("local", "ray", *presets), otherwise)
 
 

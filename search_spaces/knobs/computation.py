@@ -84,7 +84,7 @@ class ComputationKnobs:
         numerics=Numerics.EXACT,
         applies=Applies.REBUILD,
         choices=("none", "selective", "full"),
-        condition=conditions.RECOMPUTES_ALIKE,
+        condition=conditions.UNIFORM_RECOMPUTATION,
         searched_after="allgather_bucket_size",
         engines=EVERY_ENGINE,
         spaces={"zero": ("none", "full"), "3d": "all"},

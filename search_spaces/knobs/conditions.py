@@ -49,10 +49,10 @@ SPLITS = Condition(
     ("pipeline_parallel_size", "pipeline_layout"),
     lambda config, _: config.pipeline_parallel_size > 1 and not config.pipeline_layout,
 )
-RECOMPUTES_ALIKE = Condition(
+UNIFORM_RECOMPUTATION = Condition(
     "pipeline_layout marks no recomputation", ("pipeline_layout",), lambda config, _: not marks_recomputation(config)
 )
-OFFLOADS_ALIKE = Condition(
+UNIFORM_OFFLOADING = Condition(
     "pipeline_layout marks no offloading", ("pipeline_layout",), lambda config, _: not marks_offloading(config)
 )
 CHECKPOINTS = Condition(

@@ -20,7 +20,7 @@ class OffloadKnobs:
         numerics=Numerics.REORDERS,
         applies=Applies.REBUILD,
         choices=("none", "cpu", "nvme"),
-        condition=conditions.OFFLOADS_ALIKE,
+        condition=conditions.UNIFORM_OFFLOADING,
         searched_after="gather_dtype",
         spaces={"parallel": ("none", "cpu"), "full": ("none", "cpu", "nvme")},
         plain=("none",),

@@ -8,14 +8,14 @@ from typing import Any
 
 from search_spaces.knob import TORCH_ENGINES, Applies, Canonical, Distance, Numerics, Planning, Value, knob
 from search_spaces.knobs import conditions
-from search_spaces.models.model import tokens_seen
+from search_spaces.models.model import attention_span
 from search_spaces.optimizers import OPTIMIZERS
 
 
 def _window(value: Value, _: Any, context: Any) -> Value:
     """A window as long as the sequence or the model's own window is equivalent to the default."""
-    seen = tokens_seen(context.model, context.workload.sequence_length)
-    return 0 if value and int(value) >= seen > 0 else value
+    span = attention_span(context.model, context.workload.sequence_length)
+    return 0 if value and int(value) >= span > 0 else value
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -334,7 +334,7 @@ class FactoryModel:
 Model = ModelSpec | FactoryModel | CommandModel
 
 
-def tokens_seen(model: Model, sequence_length: int) -> int:
+def attention_span(model: Model, sequence_length: int) -> int:
     """Attention window of the model in tokens, at most the sequence length; 0: unknown, it is not our model."""
     if not isinstance(model, ModelSpec):
         return 0

@@ -89,7 +89,7 @@ def stage_config(config: Config, stage: int) -> Config:
     return config.replace({"offload_optimizer": "cpu" if offloads else "none", "offload_ratio": 1.0})
 
 
-def repeated(stages: Sequence[Stage]) -> str | None:
+def redundancy(stages: Sequence[Stage]) -> str | None:
     """What all stages do alike, so that another knob expresses it; None: nothing."""
     if len({stage.recompute for stage in stages}) == 1 and all(stage.recomputed == stage.layers for stage in stages):
         return f"recomputes all of its layers (same as activation_checkpointing={stages[0].recompute})"

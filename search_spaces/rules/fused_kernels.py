@@ -38,7 +38,7 @@ def kernels_precision(config: TrialConfig, _: SpaceContext) -> str | None:
     return precision_problem(config.fused_kernels, config.precision)
 
 
-def kernels_beside(config: TrialConfig, context: SpaceContext) -> str | None:
+def kernels_untested(config: TrialConfig, context: SpaceContext) -> str | None:
     """Liger's loss reads tensor values on the host, which a graph cannot; compilation and padding are untested."""
     if config.fused_kernels == NONE:
         return None
@@ -60,6 +60,6 @@ KERNEL_RULES: tuple[Rule, ...] = (
         "fused-kernels-beside",
         (FUSED_KERNELS, "compile_blocks", "cuda_graphs"),
         f"{OFF}, or leave these out",
-        kernels_beside,
+        kernels_untested,
     ),
 )

@@ -4,7 +4,7 @@ from search_spaces.context import SpaceContext
 from search_spaces.models.command import CommandModel
 from search_spaces.models.model import FactoryModel, ModelSpec
 from search_spaces.models.pipeline import FOLDED_SCHEDULES, ONE_STAGE_SCHEDULES, is_split
-from search_spaces.models.stage_layout import parse_layout, repeated
+from search_spaces.models.stage_layout import parse_layout, redundancy
 from search_spaces.rules.rule import Rule
 from search_spaces.trial_config import TrialConfig
 
@@ -127,7 +127,7 @@ def _layout_repeats(config: TrialConfig, context: SpaceContext) -> str | None:
     text = config.pipeline_layout
     if not text or config.pipeline_parallel_size == 1:
         return None
-    alike = repeated(parse_layout(text))
+    alike = redundancy(parse_layout(text))
     if alike is not None:
         return f"with pipeline_layout={text} every stage {alike}"
     even = config.replace({"pipeline_layout": "", "pipeline_split": "even"})

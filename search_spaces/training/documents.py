@@ -58,7 +58,7 @@ def mean_flops(model: ModelSpec, workload: Workload) -> float:
 
 
 @functools.lru_cache(maxsize=64)
-def looked_at(lengths: tuple[int, ...], sequence_length: int) -> float:
+def attended_tokens(lengths: tuple[int, ...], sequence_length: int) -> float:
     """Mean number of tokens of its own document that a token of a packed row attends to, causality not discounted; the padding
     after the last document counts as one more document, because it is computed too.
     """

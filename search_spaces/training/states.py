@@ -58,9 +58,9 @@ def states_lower_bound_bytes(config: TrialConfig, model: Model, world_size: int,
     is_master = shards == 1 and whole == master
     if is_master:
         return int(trainable * (whole + moments + gradients) + frozen)
-    beside = capability is not None and capability.keeps_copy_beside_gradients
+    adds_copy = capability is not None and capability.keeps_copy_beside_gradients
     copy, gradients = trainable * whole, owned * gradients
-    return int(owned * (state + moments) + (copy + gradients if beside else max(copy, gradients)) + frozen)
+    return int(owned * (state + moments) + (copy + gradients if adds_copy else max(copy, gradients)) + frozen)
 
 
 def _elements(config: TrialConfig, model: Model) -> tuple[float, float]:

@@ -212,7 +212,7 @@ def session_fields(folder: Path) -> dict[str, Any]:
     ("changes", "line"),
     [
         ({"environment_settings": ("LD_PRELOAD=/tmp/x.so",)}, "environment_settings: LD_PRELOAD may not be set; use some "),
-        ({"environment_settings": ("OMP_WAIT_POLICY=$(id)",)}, "environment_settings: '$(id)' is not a value of OMP_WAIT_POLICY"),
+        ({"environment_settings": ("OMP_WAIT_POLICY=$(id)",)}, "environment_settings: '$(id)' is not a value of OMP_WAIT"),
         ({"environment_settings": (" ",)}, "environment_settings: (' ',) is not a list of settings; "),
         ({"environment_settings": "MALLOC_ARENA_MAX"}, "environment_settings: 'MALLOC_ARENA_MAX' is not NAME=VALUE; "),
         ({"environment_settings": (PASSIVE, PASSIVE)}, f"environment_settings: {PASSIVE} is given twice; "),

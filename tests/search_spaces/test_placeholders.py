@@ -5,7 +5,7 @@ import pytest
 from search_spaces.errors import ModelFormatError, SearchSpaceError, UnknownNameError
 from search_spaces.models.command import CommandModel
 from search_spaces.models.model import FactoryModel
-from search_spaces.placeholders import environment_of, names_in, require_known, turned_by, words_of
+from search_spaces.placeholders import environment_of, expressible_values, names_in, require_known, words_of
 from search_spaces.plain import from_plain, to_plain
 from search_spaces.trial import TrialRequest, Workload
 from search_spaces.trial_config import TrialConfig, is_whole
@@ -33,9 +33,9 @@ def test_other_braces_are_left_alone() -> None:
 
 
 def test_what_the_words_carry_is_what_can_be_turned() -> None:
-    assert turned_by(COMMAND) == {"micro_batch_size": None, "precision": ("fp32", "bf16"), "script": COMMAND.variants}
+    assert expressible_values(COMMAND) == {"micro_batch_size": None, "precision": ("fp32", "bf16"), "script": COMMAND.variants}
     both = CommandModel(arguments=("t", "{bf16}", "{fp16}", "{gradient_checkpointing}"))
-    assert turned_by(both) == {"precision": ("fp32", "bf16", "fp16"), "activation_checkpointing": ("none", "full")}
+    assert expressible_values(both) == {"precision": ("fp32", "bf16", "fp16"), "activation_checkpointing": ("none", "full")}
 
 
 FLAGS = CommandModel(
@@ -57,7 +57,7 @@ def test_a_flag_is_there_where_its_knob_has_the_value() -> None:
 
 def test_flags_tell_their_values_and_one_other_apart() -> None:
     switches = {"sequence_parallel": (False, True), "overlap_comm": (True, False)}
-    assert turned_by(FLAGS) == {**switches, "zero_stage": (0, 3), "script": FLAGS.variants}
+    assert expressible_values(FLAGS) == {**switches, "zero_stage": (0, 3), "script": FLAGS.variants}
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import numpy as np
 from autotune.prediction.equations.cases import Shapes
 from search_spaces.models.model import ModelSpec
 from search_spaces.training.adapters import adapted, adapts, layer_adapter_elements
-from search_spaces.training.documents import looked_at, rows_share
+from search_spaces.training.documents import attended_tokens, rows_share
 from search_spaces.training.states import PARAMETER_BYTES
 from search_spaces.training.windows import Window, window_of, windowed
 from search_spaces.trial import Workload
@@ -65,7 +65,7 @@ def documented(shapes: Shapes, workload: Workload, configs: Sequence[TrialConfig
     """Add the rows that each configuration makes of a workload's documents to the shapes; unchanged without documents."""
     if not workload.document_lengths:
         return shapes
-    looked = looked_at(workload.document_lengths, workload.sequence_length)
+    looked = attended_tokens(workload.document_lengths, workload.sequence_length)
     packed = np.array([config.pack_sequences for config in configs], dtype=np.float64)
     useful = np.array([rows_share(config, workload) for config in configs], dtype=np.float64)
     return dataclasses.replace(shapes, document=packed * looked, useful=useful)

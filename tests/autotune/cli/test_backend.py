@@ -223,7 +223,9 @@ def test_what_only_a_database_takes(desk: JobBackend, store: Store, tmp_path: Pa
     if not desk.words:
         pytest.skip("looked at below")
     if desk.words[0] == "--url":
-        with pytest.raises(RequestError, match="data_path: is determined by the service; leave it out, or submit to a database"):
+        with pytest.raises(
+            RequestError, match="data_path: is determined by the service; leave it out, or submit to a database"
+        ):
             desk.submit(fields, 0)
     else:
         assert store.job(desk.submit(fields, 0).id).request["data_path"] == str(tmp_path)

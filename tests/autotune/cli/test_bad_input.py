@@ -244,4 +244,10 @@ def test_a_service_on_a_port_that_is_in_use_is_refused_before_it_says_that_it_li
     monkeypatch.setattr(serve, "set_up_logs", lambda _: None)  # of this process
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        refused(command, "serve", "--port", port, says=(f"port: {port} of 127.0.0.1 is in use; stop the process that listens there",))
+        refused(
+            command,
+            "serve",
+            "--port",
+            port,
+            says=(f"port: {port} of 127.0.0.1 is in use; stop the process that listens there",),
+        )

@@ -13,7 +13,7 @@ from autotune.prediction.equations.coefficients import names
 from autotune.session import calibrate
 from executor.errors import RunnerError
 from search_spaces.clusters.microbenchmark import (
-    ALONE,
+    SINGLE_RANK,
     GroupShape,
     Measured,
     MicrobenchmarkRequest,
@@ -25,21 +25,21 @@ from search_spaces.outcome import Outcome
 TORCH = calibrate._release(calibrate.importlib.metadata.version("torch"))
 PAIR = GroupShape(ranks=2, in_node=2)
 SHAPES: tuple[tuple[Operation, tuple[int, ...], GroupShape], ...] = (
-    (Operation.PRODUCT, (64, 128, 128), ALONE),
-    (Operation.PRODUCT, (256, 128, 128), ALONE),
-    (Operation.PRODUCT, (64, 512, 128), ALONE),
-    (Operation.LAYER, (1, 128, 128, 4, 344), ALONE),
-    (Operation.HEAD, (1, 128, 128, 512), ALONE),
-    (Operation.UPDATE, (2**20,), ALONE),
-    (Operation.COPY, (2**20,), ALONE),
-    (Operation.LAUNCH, (64,), ALONE),
+    (Operation.PRODUCT, (64, 128, 128), SINGLE_RANK),
+    (Operation.PRODUCT, (256, 128, 128), SINGLE_RANK),
+    (Operation.PRODUCT, (64, 512, 128), SINGLE_RANK),
+    (Operation.LAYER, (1, 128, 128, 4, 344), SINGLE_RANK),
+    (Operation.HEAD, (1, 128, 128, 512), SINGLE_RANK),
+    (Operation.UPDATE, (2**20,), SINGLE_RANK),
+    (Operation.COPY, (2**20,), SINGLE_RANK),
+    (Operation.LAUNCH, (64,), SINGLE_RANK),
     (Operation.ALL_REDUCE, (4096,), PAIR),
     (Operation.ALL_REDUCE, (2**22,), PAIR),
     (Operation.SEND, (4096,), PAIR),
 )
 
 
-FILES = ((Operation.FILE_READ, (2**26,), ALONE), (Operation.FILE_UPDATE, (2**26,), ALONE))
+FILES = ((Operation.FILE_READ, (2**26,), SINGLE_RANK), (Operation.FILE_UPDATE, (2**26,), SINGLE_RANK))
 
 
 class Ranks:

@@ -82,7 +82,7 @@ class DeviceOptimizer(ABC):
 
     def _update_scaled(self, gradient: Sequence[Tensor], scale: Tensor | None) -> None:
         """`_update` on the gradient times `scale`."""
-        if scale is not None:
+        if scale is not None and gradient:
             torch._foreach_mul_([*gradient], scale)
         self._update(gradient)
 
