@@ -42,5 +42,5 @@ def _card(name: str, memory: float) -> DeviceSpec:
     return DeviceSpec(
         name=f"a {name} card", kind="cuda", memory_bytes=int(memory * 2**30), memory_bandwidth=9e11,
         peak_flops={"bf16": 1e14, "fp16": 1e14, "fp32": 2.5e13},
-        source="memory as given; generic speed, name a device preset for its own",
+        source="memory as it was said; speed of no card in particular, name a device for its own",
     )  # fmt: skip
