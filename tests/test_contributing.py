@@ -68,7 +68,7 @@ def test_add_a_knob(copy: Path) -> None:
     )
     assert "step_pause" not in json.loads(run(copy, *words))["best_config"]["best"]["config"]
     trials = json.loads(run(copy, "-c", MAIN, "show", "--json"))["trials"]
-    speeds = {trial["config"].get("step_pause", 0): trial["samples_per_second"] for trial in trials}
+    speeds = {trial["config"].get("step_pause", 0): trial["result"]["samples_per_second"]["mean"] for trial in trials}
     assert speeds.keys() == {0, 50}
     assert speeds[50] < 2 / 0.05, "of two samples a step, with a pause of 50 ms after it"
 

@@ -95,17 +95,19 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.total: int | None = 0
         """FLOPs so far; None: the formula of an operator failed."""
         self._observe = observe
+        self._stances: list[Any] = []
+        """One for each time that the counter is entered: it enters itself again for the parts of a composite operator."""
 
     def __enter__(self) -> Self:
         # Under a dispatch mode torch.compile would skip a function permanently, even one that it had already compiled.
-        self._eager = torch.compiler.set_stance("force_eager")
-        self._eager.__enter__()
+        self._stances.append(torch.compiler.set_stance("force_eager"))
+        self._stances[-1].__enter__()
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *error: object) -> None:
         super().__exit__(*error)  # type: ignore[no-untyped-call]
-        self._eager.__exit__(*error)
+        self._stances.pop().__exit__(*error)
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None

@@ -106,7 +106,7 @@ def test_it_keeps_to_its_time(runner: LocalRunner, result: MicrobenchmarkResult)
 
 
 def test_a_wrong_number_of_ranks_is_one_line(runner: LocalRunner) -> None:
-    with pytest.raises(RunnerError, match="wants 3 ranks and this runner has 2") as caught:
+    with pytest.raises(RunnerError, match="needs 3 ranks, but this runner has 2") as caught:
         runner.measure(request(world_size=3))
     assert "\n" not in str(caught.value)
 

@@ -245,7 +245,7 @@ SPEC = ModelSpec(
 
 @pytest.fixture(scope="module")
 def pair(forked_ranks: None) -> Iterator[LocalRunner]:
-    environment = {"PYTHONPATH": str(Path(__file__).parent)}
+    environment = {"PYTHONPATH": str(Path(__file__).parents[1] / "engines" / "native")}
     with LocalRunner(2, environment=environment, trial_function="exchanging:run_trial") as runner:
         yield runner
 

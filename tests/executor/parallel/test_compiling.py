@@ -74,3 +74,11 @@ def test_a_counted_step_leaves_what_was_compiled_in_use() -> None:
             kinds.append(type(loss.grad_fn).__name__)
             loss.sum().backward()
     assert kinds == ["CompiledFunctionBackward", "GeluBackward0", "CompiledFunctionBackward"]
+
+
+def test_a_counter_that_entered_itself_for_a_composite_operator_leaves_compilation_on() -> None:
+    module = block()
+    with FlopCounter() as counter, torch.inference_mode():
+        nn.functional.linear(torch.ones(2, 4), torch.ones(4, 4))
+    assert counter.total == 2 * 2 * 4 * 4
+    assert type(module(torch.ones(2, 4, requires_grad=True)).grad_fn).__name__ == "CompiledFunctionBackward"
