@@ -32,7 +32,7 @@ WIRE_MODELS: Mapping[str, type] = {
         answers, choices, drafts, events, figures, jobs, plans, points, predictions, service, spaces, trials, webhooks
     )
     for name, kind in vars(module).items()
-    if dataclasses.is_dataclass(kind)
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind)
 }  # fmt: skip
 """The classes of responses by name."""
 COMPONENTS = {

@@ -83,8 +83,8 @@ class Words:
     causes: Codes = field(default_factory=Codes)
     nodes: Codes = field(default_factory=Codes)
 
-    def lists(self) -> dict[str, tuple[str, ...]]:
-        """The words of each kind, by code."""
+    def lists(self) -> dict[str, Any]:
+        """Kind -> its words, by code."""
         return {name: tuple(getattr(self, name).values) for name in self.__dataclass_fields__}
 
 

@@ -29,11 +29,12 @@ def checked_view(kind: type[T], plain: Mapping[str, Any]) -> T:
     Raises:
         ValueError: a field is missing or has another type.
     """
-    return _adapter(kind).validate_python(plain)
+    view: T = _adapter(kind).validate_python(plain)  # type: ignore[arg-type]
+    return view
 
 
 @cache
-def _adapter(kind: type[T]) -> TypeAdapter[T]:
+def _adapter(kind: type[Any]) -> TypeAdapter[Any]:
     return TypeAdapter(kind)
 
 

@@ -26,9 +26,10 @@ from autotune.wire.plans import Plan, Plans
 from autotune.wire.points import Points
 from autotune.wire.predictions import Predicted, Prediction
 from autotune.wire.service import AuditEntry, QuotaUse, Usage
-from autotune.wire.spaces import Refusal, Space, Validation
+from autotune.wire.spaces import Space, Validation
 from autotune.wire.trials import Attempt, Trial
 from autotune.wire.webhooks import Delivery, NewWebhook, Webhook
+from search_spaces.refusal import Refusal
 
 __all__ = [
     "Attempt",
