@@ -78,7 +78,7 @@ def test_plain_text_is_bounded(client: TestClient, store: Store, lease: Lease, t
 @pytest.mark.parametrize("kind", ["", "/text", "/stream"])
 def test_a_trial_that_is_not_there(client: TestClient, lease: Lease, kind: str) -> None:
     told = problem_of(client.get(f"/v1/jobs/{lease.job_id}/trials/5/logs{kind}"), 404)["detail"]
-    assert told.startswith(f"number: job {lease.job_id} has no trial 5; list those")
+    assert told.startswith(f"number: job {lease.job_id} has no trial 5; list the trials")
 
 
 def test_a_stream_goes_over_all_attempts_to_the_end_of_the_trial(client: TestClient, store: Store, lease: Lease) -> None:

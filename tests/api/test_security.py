@@ -225,7 +225,7 @@ def test_another_sites_page_changes_nothing(serve, store: Store, keys: bool) -> 
 
 
 def test_a_trusted_proxy_is_an_address_and_needs_keys() -> None:
-    with pytest.raises(RequestError, match="no API keys are asked for"):
+    with pytest.raises(RequestError, match="no API keys are required"):
         Settings(database_url="x", require_keys=False, trusted_proxies=("127.0.0.1",))
     with pytest.raises(RequestError, match="neither an address nor a network"):
         Settings(database_url="x", trusted_proxies=("proxy.example",))
