@@ -10,8 +10,8 @@ from autotune.exports import EXPORTERS
 from autotune.request.command_field import parse_allowed
 from autotune.request.engines import CAPABILITIES, why_unusable
 from autotune.request.field import FORM, RequestField
-from autotune.request.request import FORESEEN_FIELDS, JobRequest, Objective, declared_fields, plain_type, request_to_row
-from autotune.request.strategy_names import FORESEEING, strategy_names
+from autotune.request.request import PREDICTION_FIELDS, JobRequest, Objective, declared_fields, plain_type, request_to_row
+from autotune.request.strategy_names import GAIN_PREDICTING, strategy_names
 from autotune.wire.choices import Choice, Choices, CommandChoice, FormField, FormOption
 from search_spaces.clusters.presets import resolve_cluster
 from search_spaces.models.huggingface import resolve_model
@@ -33,7 +33,7 @@ def choices(settings: Settings, may_submit: bool) -> Choices:
         engines=tuple(Choice(name=name, note=_missing(name)) for name in CAPABILITIES),
         objectives=tuple(map(str, Objective)),
         strategies=tuple(strategy_names()),
-        foreseeing=tuple(sorted(FORESEEING)),
+        foreseeing=tuple(sorted(GAIN_PREDICTING)),
         optimizers=tuple(OPTIMIZERS),
         runners=tuple(settings.runners),
         exports=tuple(EXPORTERS),
@@ -54,7 +54,7 @@ def _form_fields(settings: Settings) -> tuple[FormField, ...]:
         FormField(
             name=name, label=declared.label, section=declared.section, kind=_kind(name, kind, declared, options),
             measure=declared.measure, hint=declared.help_of(FORM), options=options.get(name, ()),
-            foresees=name in FORESEEN_FIELDS,
+            foresees=name in PREDICTION_FIELDS,
         )
         for name, declared, kind, _ in declared_fields()
         if declared.label

@@ -2,14 +2,14 @@
 
     python -m benchmarks.against_deepspeed [--deepspeed-python PATH] [--rounds 5] [--markdown docs/against-deepspeed.md]
 
-About 10 minutes on two idle cores, of which DeepSpeed's autotuner takes 4. PATH is a Python that has DeepSpeed 0.19.8 with its
-autotuning extra (`pip install "deepspeed[autotuning]==0.19.8"`); where it is not installed, this says so and measures nothing.
+About 10 minutes on two idle cores, 4 of them for DeepSpeed's autotuner. PATH is a Python that has DeepSpeed 0.19.8 with its
+autotuning extra (`pip install "deepspeed[autotuning]==0.19.8"`); without it, the program prints why and measures nothing.
 
-All of it runs in a network namespace whose loopback has the rate of a network, since between the ranks of one machine sending
-costs next to nothing, and that is not what people tune for. Root and Linux are needed for that.
+All of it runs in a network namespace whose loopback has the rate of a network: between ranks of one machine, communication is
+almost free, which is not what people tune for. The namespace needs root and Linux.
 
-DeepSpeed's autotuner runs on the CPU without ssh when LOCAL_SIZE tells it how many devices there are. After each experiment it
-calls `pdsh` to kill by name what is left; nothing is, since its launcher has waited, and a `pdsh` that does nothing stands in.
+DeepSpeed's autotuner runs on the CPU without ssh when LOCAL_SIZE gives the number of devices. After each experiment it calls
+`pdsh` to kill leftover processes by name. Its launcher has already waited for them, so a `pdsh` that does nothing replaces it.
 """
 
 import argparse
@@ -33,22 +33,22 @@ from search_spaces.outcome import Outcome
 from search_spaces.trial_config import TrialConfig
 
 WHOLE_BOUND, TRIAL_BOUND = 8.0, 20.0
-"""Times that ours is quicker: from a cold command to the answer, and for each trial."""
+"""Required speedups of ours: from a cold command to the answer, and for each trial."""
 INTRODUCTION = (
     "Written by `make bench` (`benchmarks/against_deepspeed.py`). DeepSpeed 0.19.8's autotuner (`deepspeed --autotuning tune`)",
     "and `autotune sweep`, each from a cold command on the same two ranks, over ZeRO stage, micro-batch and the knobs of",
-    "DeepSpeed's templates, at the same global batch, in the same number of trials and with as much done in each: DeepSpeed",
-    "times two steps of a trial after 3 others, accounts for no memory and confirms nothing; ours times two or more after 4 or",
-    "more others, and is asked to do neither of these. *A trial* is what one more costs: from one trial of the search to the",
-    "next, the median. Then every answer is measured in turn by one harness: our engine's trials, and DeepSpeed's own engine",
-    "in processes of its own; ours are the answers of all seeds, whose mean is compared in every round.",
+    "DeepSpeed's templates, at the same global batch, with the same number of trials and the same work in each: DeepSpeed",
+    "times two steps of a trial after 3 warm-up steps, without memory accounting and confirmation; ours times two or more",
+    "after 4 or more, with both turned off. *A trial* is the cost of one more: the median time from one trial of the search",
+    "to the next. Then one harness measures the answers in turn, with our engine and with DeepSpeed's own engine in separate",
+    "processes; ours are the answers of all seeds, whose mean is compared in every round.",
 )
 Rates = dict[TrialConfig, list[float]]
-"""Samples/s in every round."""
+"""Configuration -> samples/s in every round."""
 
 
 def by_our_engine(configs: Sequence[TrialConfig], rounds: int) -> Rates:
-    """Measured in turn by our engine's trials."""
+    """Rates of the configurations, measured in turn by trials of our engine."""
     grid = Grid(RANKS)
     with LocalRunner(RANKS, device="cpu") as runner:
         runner.run(grid.request("first", configs[0]))
@@ -63,7 +63,7 @@ def by_our_engine(configs: Sequence[TrialConfig], rounds: int) -> Rates:
 
 
 def in_turn(configs: Sequence[TrialConfig], rounds: int, measure: Callable[[TrialConfig], float], engine: str) -> Rates:
-    """Every configuration once a round; each round begins with another."""
+    """Measure every configuration once a round; each round begins with a different one."""
     rates: Rates = {config: [] for config in configs}
     for number in range(rounds):
         first = number % len(configs)
@@ -78,10 +78,10 @@ def page(theirs: Answer, ours: Sequence[Answer], measured: dict[str, Rates], net
     whole = theirs.seconds / median(answer.seconds for answer in ours)
     trial = theirs.trial_seconds / median(answer.trial_seconds for answer in ours)
     run = theirs.per_run / median(answer.per_run for answer in ours)
-    by_run = "whole commands over all that they ran: starts, profile and confirmations counted"
+    by_run = "whole commands over all their runs, with starts, profile and confirmations"
     claims = [
-        (whole >= WHOLE_BOUND, f"{whole:.1f} times quicker from a cold command to the answer (bound {WHOLE_BOUND:g})"),
-        (trial >= TRIAL_BOUND, f"{trial:.1f} times quicker a trial (bound {TRIAL_BOUND:g}); {run:.1f} times by {by_run}"),
+        (whole >= WHOLE_BOUND, f"{whole:.1f} times faster from a cold command to the answer (bound {WHOLE_BOUND:g})"),
+        (trial >= TRIAL_BOUND, f"{trial:.1f} times faster for a trial (bound {TRIAL_BOUND:g}); {run:.1f} times by {by_run}"),
     ]
     rows = []
     for engine, rates in measured.items():
@@ -95,7 +95,7 @@ def page(theirs: Answer, ours: Sequence[Answer], measured: dict[str, Rates], net
         "# Side by side with DeepSpeed's autotuner", "", *INTRODUCTION, network, "",
         *(f"- {'holds' if holds else '**DOES NOT HOLD**'}: {claim}" for holds, claim in claims), "",
         *table(headings, [_cells(answer) for answer in (*ours, theirs)]), "",
-        "The answers, measured in turn, samples/s:", "",
+        "The answers, measured in turn, in samples/s:", "",
         *table(["engine", f"{ours[0].name}'s", f"{theirs.name}'s", "ours ahead by"], rows),
     ]  # fmt: skip
     return lines, all(holds for holds, _ in claims)
@@ -113,22 +113,22 @@ def _mean_rate(values: Sequence[float]) -> float:
 
 
 def name_of(config: TrialConfig) -> str:
-    """The knobs that are compared."""
+    """The values of the compared knobs."""
     return ", ".join(f"{name} {getattr(config, name)}" for name in SPACE)
 
 
-def _tell(answer: Answer) -> None:
+def _print_answer(answer: Answer) -> None:
     print(f"{answer.name}: {answer.seconds:.1f} s, {answer.trial_seconds:.2f} s a trial, {name_of(answer.config)}", flush=True)
 
 
 def compare(python: Path, folder: Path, arguments: argparse.Namespace) -> tuple[list[str], bool]:
-    """Run both tuners and measure their answers; lines of markdown, and whether every bound holds."""
+    """Run both tuners and measure their answers; return lines of markdown and whether every bound holds."""
     theirs = tuned_before(arguments.keep) or keep(run_deepspeed(python, folder), arguments.keep)
-    _tell(theirs)
+    _print_answer(theirs)
     ours = []
     for seed in range(arguments.seeds):
         ours.append(answer := run_ours(folder, theirs.trials, seed, arguments.confirm_repeats))
-        _tell(answer)
+        _print_answer(answer)
     configs = list(dict.fromkeys(answer.config for answer in (*ours, theirs)))
     measured = {"our engine": by_our_engine(configs, arguments.rounds)}
     measured["DeepSpeed's engine"] = in_turn(
@@ -141,10 +141,10 @@ def main() -> int:
     parser = page_parser(__doc__)
     parser.add_argument("--deepspeed-python", type=Path, default=Path(sys.executable))
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seeds", type=int, default=3, help="sweeps of ours")
-    parser.add_argument("--rate", default="1gbit", help="of the loopback, as tc writes it")
-    parser.add_argument("--confirm-repeats", type=int, default=0, help="rounds of confirmation of ours; DeepSpeed has none")
-    parser.add_argument("--keep", type=Path, help="folder for what DeepSpeed came to; what is there already is not tuned again")
+    parser.add_argument("--seeds", type=int, default=3, help="number of our sweeps")
+    parser.add_argument("--rate", default="1gbit", help="rate of the loopback, as tc writes it")
+    parser.add_argument("--confirm-repeats", type=int, default=0, help="confirmation rounds of our sweeps; DeepSpeed has none")
+    parser.add_argument("--keep", type=Path, help="folder for DeepSpeed's answer; an existing one is reused")
     arguments = parser.parse_args()
     python = arguments.deepspeed_python.absolute()
     if missing := why_not_shaped() or why_not_deepspeed(python):

@@ -1,10 +1,10 @@
-"""Do windows of attention train as well as looking at all, and do they save what they promise? Exit code 1 where not.
+"""Does sliding-window attention train as well as full attention, and is it as fast as promised? Exit code 1 if not.
 
     python benchmarks/attention_windows.py [--steps 60] [--markdown docs/attention-windows.md]
 
 The model and the text of `loss_curves.py` in one process (every layout computes the same, docs/parity.md): each window with
-five seeds, its loss within a stated bound of full attention's. Then forward and backward of attention at lengths that are
-trained, a window and full causal attention in turn.
+five seeds; its loss must stay within a stated bound of full attention's. Then attention's forward and backward passes are timed
+at realistic sequence lengths, a window and full causal attention in turn.
 """
 
 import statistics
@@ -18,7 +18,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.gang import Gang
-from benchmarks.loss_curves import ALONE, SHOWN, SPEC, TEXT, WORKLOAD, Curve, train
+from benchmarks.loss_curves import SHOWN, SINGLE, SPEC, TEXT, WORKLOAD, Curve, train
 from benchmarks.loss_of_types import LAST, SEEDS, Ends
 from benchmarks.written_page import judge, page_parser
 from executor.parallel.context import attend_local
@@ -26,7 +26,7 @@ from search_spaces.knob import Value
 from search_spaces.training.windows import Window
 
 BOUND = 2e-2
-"""Relative, of the mean loss of the last steps: by how much it may end above full attention's, on the mean of the seeds."""
+"""Largest relative excess of the mean loss of the last steps over full attention's, averaged over the seeds."""
 WINDOWS: Mapping[str, Mapping[str, Value]] = {
     "all 64 tokens": {},
     "32": {"attention_window": 32},
@@ -34,7 +34,7 @@ WINDOWS: Mapping[str, Mapping[str, Value]] = {
     "16, and 4 global": {"attention_window": 16, "attention_global_tokens": 4},
     "8": {"attention_window": 8},
 }
-"""The first is what the others are held against."""
+"""The first is the reference for the others."""
 HEADS, KEYS, WIDTH = 8, 2, 64
 TIMED = {
     2048: (Window(256), Window(512), Window(512, 64)),
@@ -48,13 +48,13 @@ def losses_of(steps: int) -> list[Ends]:
     with Gang(1, train) as gang:
 
         def end(knobs: Mapping[str, Value], seed: int) -> float:
-            return statistics.fmean(gang.run(Curve(knobs={**ALONE, **knobs}, steps=steps, seed=seed))[0][-LAST:])
+            return statistics.fmean(gang.run(Curve(knobs={**SINGLE, **knobs}, steps=steps, seed=seed))[0][-LAST:])
 
         return [Ends(name=name, losses=tuple(end(knobs, seed) for seed in range(SEEDS))) for name, knobs in WINDOWS.items()]
 
 
 def problems(found: Sequence[Ends]) -> Iterator[str]:
-    """What is beyond the bound."""
+    """Losses beyond the bound."""
     exact, *others = found
     for other in others:
         mean = statistics.fmean(other.off(exact))
@@ -75,16 +75,16 @@ def attention(length: int, window: Window) -> Callable[[], None]:
 
 
 def ratios(length: int, window: Window) -> list[float]:
-    """Seconds with the window over seconds without, each pair of measurements one after the other."""
-    ways = [attention(length, window), attention(length, Window(0))]
-    for way in ways:
-        way()
+    """Seconds with the window over seconds without, from pairs of consecutive measurements."""
+    cases = [attention(length, window), attention(length, Window(0))]
+    for case in cases:
+        case()
     found = []
     for turn in range(ROUNDS):
         seconds = [0.0, 0.0]
         for place in (0, 1) if turn % 2 else (1, 0):
             began = time.perf_counter()
-            ways[place]()
+            cases[place]()
             seconds[place] = time.perf_counter() - began
         found.append(seconds[0] / seconds[1])
     return found
@@ -97,9 +97,9 @@ def page(ends: Sequence[Ends], steps: int, seconds: float) -> str:
     about = (
         f"Written by `make parity`. A llama of {SPEC.parameter_count:,} parameters, {steps} steps of "
         f"{WORKLOAD.global_batch_size} x {WORKLOAD.sequence_length} bytes of {TEXT} in one "
-        f"process: mean loss of the last {LAST} steps for {SEEDS} seeds, and how far that is from full attention of the "
-        f"same seed. Bound: a mean of at most {BOUND:g} above it. Seeds have a standard deviation of {spread:.1%}. What the "
-        f"windows are: [attention](parallelism.md#attention). {seconds:.0f} s."
+        f"process: mean loss of the last {LAST} steps for {SEEDS} seeds, and its distance from full attention's with the "
+        f"same seed. Bound: a mean of at most {BOUND:g} above it. Seeds have a standard deviation of {spread:.1%}. The "
+        f"windows: [attention](parallelism.md#attention). {seconds:.0f} s."
     )
     lines = [
         "# Windows of attention", "", about, "", "## Loss", "",
@@ -114,12 +114,12 @@ def page(ends: Sequence[Ends], steps: int, seconds: float) -> str:
 
 
 def timing(measured: Mapping[tuple[int, Window], Sequence[float]]) -> str:
-    """Markdown of what is saved."""
+    """Markdown of the time saved."""
     about = (
         f"Forward and backward of the attention of one sample ({HEADS} heads of {WIDTH}, {KEYS} of keys and values, fp32) "
         f"on a CPU with {torch.get_num_threads()} thread(s), as a share of the full causal kernel's time: median of {ROUNDS} "
-        "pairs, the two in turn, and their range. Computed pairs are those of the blocks that are visited, of all that "
-        "causality leaves."
+        "pairs, the two in turn, and their range. Computed pairs: those in the visited blocks, as a share of all causal "
+        "pairs."
     )
     lines = [
         "", "## Time", "", about, "", "| tokens | window | global | pairs computed | time | range |", "|---" * 6 + "|",

@@ -1,4 +1,4 @@
-"""A user's module in which a branch is taken by some samples, so by some ranks, alone: `benchmarks.branch_model:factory`."""
+"""A user's module with a branch that only some samples, and so only some ranks, take: `benchmarks.branch_model:factory`."""
 
 import torch
 from torch import Tensor, nn
@@ -8,7 +8,7 @@ REFERENCE = f"{__name__}:factory"
 
 
 class BranchBlock(nn.Module):
-    """A layer with a branch that only flagged samples take: on most ranks its parameters have no gradient."""
+    """A layer with a branch that only flagged samples take: on most ranks its parameters get no gradient."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,5 +44,5 @@ def batch(samples: int, generator: torch.Generator) -> dict[str, Tensor]:
 
 
 def factory() -> tuple[nn.Module, object]:
-    """The pair that an engine asks for."""
+    """The module and its batch function, as an engine expects them."""
     return BranchModel(), batch

@@ -1,4 +1,4 @@
-"""What types and optimizers hold and send: measured on a rank, and the closed forms of docs/closed-forms.md."""
+"""Bytes that data types and optimizers hold and send: measured on a rank, and the closed forms of docs/closed-forms.md."""
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -24,17 +24,17 @@ HELD: Mapping[str, Mapping[str, Value]] = {
     "fp32, LAMB": {"optimizer": "lamb"},
     "fp32, Muon": {"optimizer": "muon"},
 }
-"""Types, and the optimizers whose updates are held against torch's exactly (docs/parity.md), so that no loss needs a bound."""
+"""Types, and the optimizers whose updates equal torch's exactly (docs/parity.md), so that no loss needs a bound."""
 WIDTH = {"fp32": 4, "bf16": 2, "fp16": 2}
 COUNTER = 4
-"""Bytes in which torch's AdamW counts steps, of each tensor that it is given."""
-BOOKS = 2 * 4 * (256 + 255)
-"""Bytes of the codes of both quantised moments, and of what lies between them."""
+"""Bytes of the step counter of torch's AdamW, for each tensor it is given."""
+CODEBOOKS = 2 * 4 * (256 + 255)
+"""Bytes of the code tables of both quantised moments, and of the boundaries between the codes."""
 HIDDEN, LAYERS = SPEC.hidden_size, SPEC.num_layers
 BLOCK = [HIDDEN * HIDDEN] * 4 + [HIDDEN * SPEC.ffn_hidden_size] * 3
 """Elements of the matrices of a block: queries, keys, values, outputs; gate, up, down."""
 OTHERS = [SPEC.vocab_size * HIDDEN] * 2 + [HIDDEN] * (2 * LAYERS + 1)
-"""Of embedding and output projection, and of the norms."""
+"""Elements of the embedding, of the output projection and of the norms."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,11 +43,11 @@ class Bytes:
 
     parameters: int
     optimizer_state: int
-    """The master copy among it."""
+    """Including the master copy."""
     gradients: int
-    """That are kept from one micro-batch to the next."""
+    """Kept from one micro-batch to the next."""
     reduced: int
-    """Of gradients, sent in a step: messages as they are before the ranks share them out."""
+    """Gradients sent in a step: the size of the full messages, before they are divided among the ranks."""
 
     @property
     def kept(self) -> int:
@@ -56,7 +56,7 @@ class Bytes:
 
 
 def closed_form(config: TrialConfig) -> Bytes:
-    """Of a rank at stage 2, of whose shares all divide evenly."""
+    """Bytes of a rank at stage 2, where all shares divide evenly."""
     parameters, master = SPEC.parameter_count, MASTER_BYTES[config.precision]
     moments, counters = _moments(config.optimizer, master)
     micro_batches = config.gradient_accumulation_steps(WORKLOAD.global_batch_size, RANKS)
@@ -69,7 +69,7 @@ def closed_form(config: TrialConfig) -> Bytes:
 
 
 def _moments(optimizer: str, full: int) -> tuple[int, int]:
-    """Bytes of the moments of all ranks together, and those that each has besides."""
+    """Bytes of the moments over all ranks, and further bytes on each rank."""
     matrices, others = sum(BLOCK) * LAYERS, sum(OTHERS)
     match optimizer:
         case "sgd":
@@ -83,13 +83,13 @@ def _moments(optimizer: str, full: int) -> tuple[int, int]:
             small = [size for size in sizes if size < LEAST_QUANTISED]
             large = sum(sizes) - sum(small)
             quantised = 2 * large + 2 * 4 * large // QUANTISED_BLOCK
-            return quantised + 2 * full * sum(small), COUNTER * len(small) + BOOKS
+            return quantised + 2 * full * sum(small), COUNTER * len(small) + CODEBOOKS
         case _:
             return 2 * full * (matrices + others), COUNTER
 
 
 def weigh(rank: int, knobs: Mapping[str, Value]) -> Bytes:
-    """Train two steps and look at what this rank holds and has sent."""
+    """Train two steps and measure what this rank holds and has sent."""
     context = RankContext(rank=rank, world_size=dist.get_world_size(), device=torch.device("cpu"))
     session = NativeEngine().build(context, SPEC, TrialConfig().replace({**LAYOUT, **knobs}), WORKLOAD)
     _accepted_step(session, 0)
@@ -106,7 +106,7 @@ def weigh(rank: int, knobs: Mapping[str, Value]) -> Bytes:
 
 
 def _accepted_step(session: ParallelSession, step: int) -> int:
-    """Bytes of gradients that a step sends whose gradients do not overflow."""
+    """Bytes of gradients sent by a step whose gradients do not overflow."""
     session.prepare(step)
     while True:
         before = _sent(session)
@@ -119,26 +119,26 @@ def _sent(session: ParallelSession) -> int:
 
 
 def _watched_gradients(session: ParallelSession) -> Sequence[int]:
-    """To which the end of each micro-batch adds the bytes of gradients that are there."""
+    """A list to which the end of each micro-batch appends the bytes of the gradients present."""
     found: list[int] = []
     (replica,) = session.replicas
     end: Callable[[], None] = replica.end_micro_batch
 
-    def look() -> None:
+    def end_and_record() -> None:
         end()
         found.append(_nbytes(value for tag, value in replica.tagged_storages() if tag == "gradients"))
 
-    replica.end_micro_batch = look  # type: ignore[method-assign]
+    replica.end_micro_batch = end_and_record  # type: ignore[method-assign]
     return found
 
 
 def _nbytes(values: Iterable[Tensor]) -> int:
-    """Of the memory behind tensors, each once."""
+    """Bytes of the storages behind the tensors, each counted once."""
     return sum({value.untyped_storage().data_ptr(): value.untyped_storage().nbytes() for value in values}.values())
 
 
 def differing(measured: Mapping[str, Sequence[Bytes]]) -> list[str]:
-    """The ranks that hold or send something else than the closed form says."""
+    """The ranks whose bytes differ from the closed form."""
     return [
         f"{name}, rank {rank}: {held}, not {closed_form(_config(name))}"
         for name, ranks in measured.items()
@@ -152,11 +152,11 @@ def _config(name: str) -> TrialConfig:
 
 
 def section(measured: Mapping[str, Sequence[Bytes]]) -> str:
-    """Markdown: bytes, and what they save against fp32."""
+    """Markdown: bytes, and the savings against fp32."""
     about = (
         "Bytes of a rank, measured on each of the 4 after an update: equal, to the byte, to the closed forms "
-        "([states](closed-forms.md#states-parameters-gradients-optimizer_state)), and so is what is saved. Gradients are those "
-        "that are kept from one micro-batch to the next; reduced is what a step sends of them, before it is divided among the "
+        "([states](closed-forms.md#states-parameters-gradients-optimizer_state)), and so are the savings. *Gradients*: those "
+        "kept from one micro-batch to the next. *Reduced*: gradients that a step sends, before they are divided among the "
         "ranks."
     )
     heads = ("type", "parameters", "master and moments", "gradients", "kept, of fp32", "reduced a step", "of fp32")

@@ -1,4 +1,4 @@
-"""Whether calibration helps: step times and peaks of real trials against predictions, before and after.
+"""Does calibration help? Step times and peaks of real trials against predictions, before and after.
 
 python benchmarks/calibration.py [--rounds 3] [--seconds 20] [--draws 12] [--markdown docs/calibration.md]
 """
@@ -55,17 +55,17 @@ CONFIGS: dict[str, list[dict[str, int | str]]] = {
 
 
 def run_trials(store: Store, rounds: int) -> None:
-    """Run every configuration `rounds` times, in a new random order each round, and keep the trials in the database."""
+    """Run every configuration `rounds` times, in a new random order each round, and store the trials in the database."""
     fields = {"ranks": RANKS, "space": "zero", "runner": "local", "fidelity": FIDELITY}
     sessions = {name: prepare(request_from_fields({**fields, "model": name})) for name in CONFIGS}
     leases = {
         name: store.acquire(store.create_job(request_to_row(session.request)).id, current_owner(), 3600.0)
         for name, session in sessions.items()
     }
-    wanted = [(name, TrialConfig().replace(values)) for name, many in CONFIGS.items() for values in many]
+    planned = [(name, TrialConfig().replace(values)) for name, many in CONFIGS.items() for values in many]
     with LocalRunner(RANKS, device="cpu") as runner:
         for number in range(rounds):
-            for name, config in random.Random(number).sample(wanted, len(wanted)):
+            for name, config in random.Random(number).sample(planned, len(planned)):
                 trial = store.add_trial(leases[name], config, Purpose.SEARCH, repeat=number)
                 token = store.start_attempt(leases[name], trial.number).token
                 result = run_one(runner, sessions[name], token, config)
@@ -82,7 +82,7 @@ def run_one(runner: LocalRunner, session: Session, token: str, config: TrialConf
 
 
 def chosen(history: list[Runs], places: set[int]) -> list[Runs]:
-    """The configurations at these places of all."""
+    """The configurations at these indices of the whole history."""
     found, begin = [], 0
     for runs in history:
         at = np.array([place for place in range(len(runs.keys)) if begin + place in places], dtype=int)
@@ -97,15 +97,15 @@ def chosen(history: list[Runs], places: set[int]) -> list[Runs]:
 TEXT = """\
 Written by `python benchmarks/calibration.py`. {count} configurations of {models} on {ranks} CPU ranks with gloo (ZeRO stages
 0 to 3, micro-batches 1 to 8, tensor parallelism 1 and 2, recomputation), each run up to {rounds} times in random order, after
-one micro-benchmark. Errors are of configurations that the coefficients have not seen: the {known} known ones are drawn {draws}
-times, and the table has the median over the draws.
+one micro-benchmark. Errors are of configurations that the coefficients were not fitted to: the {known} known ones are drawn
+{draws} times, and the table has the median over the draws.
 """
 SHARED = """\
-The machine was shared with other work: two runs of one configuration differ by {noise} (median), and no prediction can be
-much better than that. Steps took {spans}."""
+The machine was shared with other work: two runs of one configuration differ by {noise} (median), which limits how good a
+prediction can be. Steps took {spans}."""
 QUIET = """\
-The same with less of the neighbours in it: of all steps of a configuration the time that a tenth of them stays below, of the
-micro-benchmark's rows the lower quartile. Steps took {spans}."""
+The same with less disturbance from other work: the 10th percentile of a configuration's step times, and the lower quartile of
+the micro-benchmark's rows. Steps took {spans}."""
 TABLE_HEAD = (
     "| coefficients | median error of step time (10 % – 90 %) | rank correlation | in the 90 % band | error of peak |",
     "|---|---|---|---|---|",
@@ -114,7 +114,7 @@ TABLE_HEAD = (
 
 @dataclasses.dataclass
 class Score:
-    """Of one way to predict: a figure for each draw of configurations that were not used."""
+    """Figures of one way to predict, one for each draw, on the configurations that were not used."""
 
     error: list[float] = dataclasses.field(default_factory=list)
     rank: list[float] = dataclasses.field(default_factory=list)
@@ -147,8 +147,8 @@ def compare(history: list[Runs], shipped: Coefficients, benchmark: Coefficients,
     for number in range(draws):
         known = set(random.Random(number).sample(range(count), KNOWN))
         used, unseen = chosen(history, known), chosen(history, set(range(count)) - known)
-        ways = (shipped, fit_runs(used, shipped)[0], benchmark, fit_runs(used, benchmark)[0])
-        for score, rates in zip(scores.values(), ways, strict=True):
+        candidates = (shipped, fit_runs(used, shipped)[0], benchmark, fit_runs(used, benchmark)[0])
+        for score, rates in zip(scores.values(), candidates, strict=True):
             score.add(unseen, rates)
     return scores
 
@@ -164,7 +164,7 @@ def noise_of(store: Store) -> float:
 
 
 def undisturbed(store: Store, history: list[Runs]) -> list[Runs]:
-    """The same configurations with the time that a tenth of all their steps stays below."""
+    """The same configurations with the 10th percentile of their step times."""
     steps: dict[tuple[int, str], list[float]] = {}
     for job in store.jobs():
         for trial in store.trials(job.id):
@@ -180,7 +180,7 @@ def undisturbed(store: Store, history: list[Runs]) -> list[Runs]:
 
 
 def undisturbed_rows(record: CalibrationRecord) -> CalibrationRecord:
-    """The micro-benchmark by its lower quartiles."""
+    """The micro-benchmark with the lower quartile of each row."""
     return dataclasses.replace(record, rows=tuple(dataclasses.replace(row, seconds=row.low) for row in record.rows))
 
 
@@ -197,8 +197,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--draws", type=int, default=12)
-    parser.add_argument("--markdown", type=Path, help="The page whose last section is written anew.")
-    parser.add_argument("--db", help="Keep the measurements here; those that are there are used, not made again.")
+    parser.add_argument("--markdown", type=Path, help="The page whose last section is replaced.")
+    parser.add_argument("--db", help="Store the measurements here; existing ones are reused.")
     arguments = parser.parse_args()
     shipped = Coefficients()
     with tempfile.TemporaryDirectory() as folder, open_store(arguments.db or f"{folder}/calibration.db") as store:

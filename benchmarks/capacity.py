@@ -2,8 +2,8 @@
 
     python -m benchmarks.capacity [--markdown docs/capacity.md]
 
-Nothing is trained: every command is `autotune capacity`, which predicts. Beside what it predicts of a model's states stands
-what they come to by hand. Exit status 1 where the two differ by more than `BOUND`.
+Nothing is trained: every command is `autotune capacity`, which predicts. Predicted bytes of a model's states stand beside the
+bytes computed by hand. Exit status 1 if the two differ by more than `BOUND`.
 """
 
 import contextlib
@@ -31,61 +31,61 @@ from search_spaces.trial_config import TrialConfig
 MODELS = {"opt-1.3b": "OPT 1.3B", "llama-2-7b": "Llama 2 7B"}
 MACHINES = ("2x11GB", "2x24GB", "8x40GB", "8x80GB")
 RANK = 16
-"""Of the adapters, on queries and values."""
+"""Rank of the adapters, on queries and values."""
 BOUND = 0.02
-"""Most by which predicted states may differ from those by hand, as a share."""
+"""Largest relative difference between predicted states and those computed by hand."""
 VALIDATION = Path(__file__).parents[1] / "docs" / "validation.md"
 INTRODUCTION = """# What fits where
 
 Written by `make bench` (`benchmarks/capacity.py`). **Predicted, not measured**: nothing here was trained. Each answer is one
-command, for full fine-tuning and for low-rank adapters (rank 16 on queries and values, all else frozen), with samples as long
-as the model was made for ({lengths} tokens).
+command, for full fine-tuning and for low-rank adapters (rank 16 on queries and values, all else frozen), at the model's full
+sequence length ({lengths} tokens).
 
-- **needs**: the first rung of a ladder on which a micro-batch of one sample fits. The ladder begins with what costs the least
-  time: ZeRO 0, 1, 2, 3; then the optimizer's state in main memory (1, 2, 3), the parameters, both. All degrees but data are 1.
-  With the rung stands what it takes besides: recomputation, logits of 1,024 tokens at a time (*loss in chunks*), reduction
-  buckets of 50 million elements (*small buckets*).
-- **a card**: bytes without which the fullest card does not run, the device's context included. **main memory**: of the machine.
-- **micro-batch**: the largest, of such samples, on any rung that offloads no more than is needed. **tokens**: the longest
-  samples at micro-batch 1, on such a rung. OPT has no positions beyond 2,048; rotary positions have no end.
-- Something **fits** where it is predicted to with a probability of 95 %: of a card's memory {free} stays free for what the
-  prediction may be wrong by. Gradients are taken to be summed over micro-batches.
+- **needs**: the first rung of a ladder on which a micro-batch of one sample fits. The ladder begins with the
+  options that cost the least time: ZeRO 0, 1, 2, 3; then the optimizer's state in main memory (1, 2, 3), the parameters, both.
+  Only the data-parallel degree exceeds 1. Options that the rung needs besides are listed with it: recomputation, logits of
+  1,024 tokens at a time (*loss in chunks*), reduction buckets of 50 million elements (*small buckets*).
+- **a card**: bytes that the fullest card needs, including the device's context. **main memory**: bytes of the machine.
+- **micro-batch**: the largest with such samples, on any rung that offloads no more than needed. **tokens**: the longest
+  samples at micro-batch 1, on such a rung. OPT has no positions beyond 2,048; rotary positions have no limit.
+- A configuration **fits** if it does so with a predicted probability of 95 %: {free} of a card's memory stays free for the
+  prediction's error. Gradients are assumed to be summed over micro-batches.
 - 2x24GB is two cards of 24 GiB in one machine, whose main memory is three times that of its cards and at least 64 GiB
-  (`--host-memory` says another). Cards compute in bf16; those of 11 GB that have fp16 alone take as many bytes.
+  (`--host-memory` sets another). Cards compute in bf16; the 11 GB cards that only have fp16 need as many bytes.
 - **Known error** of predicted memory, on published measurements that the coefficients were not fitted to
   ([all figures](validation.md)):
   {errors}.
-  What is near its bound is to be measured.
-- Of the `native` engine: gradients are fp32, so that states are 2 + 4 + 12 bytes a trained parameter (16 with bf16 gradients,
-  as DeepSpeed's), and they stay on the card when the optimizer's state does not; DeepSpeed moves them too.
+  Measure configurations that are near their bound.
+- The `native` engine has fp32 gradients, so that states are 2 + 4 + 12 bytes a trained parameter (16 with bf16 gradients, as
+  in DeepSpeed). Gradients stay on the card when the optimizer's state does not; DeepSpeed moves them too.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """A question."""
+    """One question: a model on a machine."""
 
     model: str
     machine: str
     adapted: bool
-    """Whether adapters are trained, and nothing else."""
+    """Whether only adapters are trained."""
 
     @property
     def words(self) -> list[str]:
-        """Of the command, after `autotune`."""
+        """Arguments of the command, after `autotune`."""
         return ["capacity", self.model, "--cluster", self.machine, *(["--lora-rank", str(RANK)] if self.adapted else [])]
 
     @property
     def command(self) -> str:
-        """As people type it."""
+        """The command as typed."""
         return " ".join(["autotune", *self.words])
 
 
 CASES = [Case(model=m, machine=where, adapted=adapted) for m in MODELS for adapted in (False, True) for where in MACHINES]
 
 
-def asked(case: Case) -> dict[str, Any]:
-    """The document that the command prints."""
+def run_command(case: Case) -> dict[str, Any]:
+    """Run the command; return the document that it prints."""
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
         sys.argv = ["autotune", *case.words, "--json"]
@@ -97,7 +97,7 @@ def asked(case: Case) -> dict[str, Any]:
 
 
 def states_by_hand(document: dict[str, Any], rung: dict[str, Any]) -> float:
-    """Bytes of states on a card: parameters 2, gradients 4, Adam's state 12 a trained one, frozen ones 2 [Rajbhandari 2020]."""
+    """Bytes of states on a card: parameters 2, gradients 4, Adam's state 12 if trained, 2 if frozen [Rajbhandari 2020]."""
     spec, ranks, stage = document["model"]["spec"], document["world_size"], rung["zero_stage"]
     whole = document["model"]["parameter_count"]
     trained = whole
@@ -112,7 +112,7 @@ def states_by_hand(document: dict[str, Any], rung: dict[str, Any]) -> float:
 
 
 def predicted_states(rung: dict[str, Any]) -> float:
-    """The same as the equations have it."""
+    """Bytes of states on a card by the prediction's equations."""
     tags = rung["predicted"]["peak_memory_bytes"][0]["by_tag"]
     return float(sum(tags[name] for name in ("parameters", "gradients", "optimizer_state")))
 
@@ -136,17 +136,17 @@ def row(case: Case, document: dict[str, Any]) -> list[str]:
 
 
 def config_of(rung: dict[str, Any]) -> TrialConfig:
-    """Of a rung."""
+    """Configuration of a rung."""
     return TrialConfig().replace(rung["config"])
 
 
 def lacking(case: Case, document: dict[str, Any]) -> str:
-    """A line on a case in which nothing fits."""
+    """A line about a case in which nothing fits."""
     rung = document["nearest"]
     ways = "; or ".join(way_text(Way(remedy=Remedy(way["remedy"]), value=way["value"])) for way in document["ways_out"])
     lacks = [("a card", rung["lacks_card_bytes"]), ("of main memory", rung["lacks_host_bytes"])]
     short = " and ".join(f"{bytes_text(count)} {what}" for what, count in lacks if count)
-    return f"- `{case.command}`: the nearest lacks {short}. What would do, by prediction: {ways or 'nothing that was tried'}."
+    return f"- `{case.command}`: the nearest lacks {short}. Predicted remedies: {ways or 'none of those tried'}."
 
 
 def page(answers: list[tuple[Case, dict[str, Any]]], seconds: float) -> list[str]:
@@ -168,14 +168,14 @@ def page(answers: list[tuple[Case, dict[str, Any]]], seconds: float) -> list[str
 
 
 def known_facts(answers: list[tuple[Case, dict[str, Any]]]) -> list[str]:
-    """What everybody knows of such models, beside the answers."""
+    """Well-known facts about such models, beside the answers."""
     found = {(case.model, case.machine, case.adapted): document for case, document in answers}
     whole, adapted = found["llama-2-7b", "8x80GB", False], found["llama-2-7b", "2x24GB", True]
     count, held = whole["model"]["parameter_count"], adapted["rungs"][0]["needed_bytes"]
     by_hand = f"{count / 1e9:.2f} billion, {16 * count / 1e9:.0f} GB"
     return f"""## Against what is known
 
-- Full fine-tuning of 7 billion parameters with Adam is known to hold 112 GB of states, 16 bytes each. Llama 2 7B has
+- Full fine-tuning of 7 billion parameters with Adam is known to need 112 GB of states, 16 bytes each. Llama 2 7B has
   {by_hand}; with the fp32 gradients of this engine {18 * count / 1e9:.0f} GB. Predicted at ZeRO 0:
   {predicted_states(whole["rungs"][0]) / 1e9:.0f} GB.
 - LoRA of 7B over a bf16 base is known to fit one card of 24 GB. Predicted at ZeRO 0: {bytes_text(held)}, of which
@@ -183,33 +183,33 @@ def known_facts(answers: list[tuple[Case, dict[str, Any]]]) -> list[str]:
 
 
 def free_share() -> float:
-    """Of a card, what nothing may be predicted to need."""
+    """Share of a card's memory that predictions must leave free."""
     question = question_of(model_of("opt-1.3b", None, None, None), cluster_of(MACHINES[0], None, None))
     return 1 - room_of(question).device / question.cluster.device.memory_bytes
 
 
 def known_errors() -> str:
-    """What the page of validation says of memory, source by source."""
+    """Memory errors that the validation page lists, source by source."""
     found: dict[str, dict[str, str]] = {}
     for line in VALIDATION.read_text(encoding="utf-8").splitlines():
         cells = re.match(r"\| ([^|]+): memory, (median error|95th percentile) \| leave-source-out \|[^|]+\| ([0-9.]+ %)", line)
         if cells:
             found.setdefault(cells[1], {})[cells[2]] = cells[3]
-    told = []
+    errors = []
     for source, figures in found.items():
         tail = f", 95th percentile {figures['95th percentile']}" if "95th percentile" in figures else ""
-        told.append(f"{source} median {figures['median error']}{tail}")
-    return "; ".join(told)
+        errors.append(f"{source} median {figures['median error']}{tail}")
+    return "; ".join(errors)
 
 
 def main() -> int:
     arguments = page_parser(__doc__).parse_args()
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as empty:
-        # What this machine has measured is no part of the answers.
+        # Measurements of this machine must not influence the answers.
         os.environ.pop("AUTOTUNE_DB", None)
         os.environ["XDG_DATA_HOME"] = empty
-        answers = [(case, asked(case)) for case in CASES]
+        answers = [(case, run_command(case)) for case in CASES]
     lines = page(answers, time.monotonic() - began)
     give(lines, arguments.markdown)
     apart = 0
@@ -218,7 +218,7 @@ def main() -> int:
         hand, predicted = states_by_hand(found, rung), predicted_states(rung)
         if abs(predicted / hand - 1) > BOUND:
             apart += 1
-            print(f"{case.command}: states are predicted to be {predicted:,.0f} bytes, and by hand {hand:,.0f}")
+            print(f"{case.command}: states are {predicted:,.0f} bytes predicted, {hand:,.0f} by hand")
     return 1 if apart else 0
 
 

@@ -1,9 +1,9 @@
-"""Does compressed communication train as well, and send as little as it promises? Exit code 1 where not.
+"""Does compressed communication train as well, and send as little as promised? Exit code 1 if not.
 
     python benchmarks/compressed.py [--steps 60] [--markdown docs/compressed-communication-benchmark.md]
 
-The model and the text of `loss_curves.py` on 4 gloo ranks: every way with five seeds, its loss within stated bounds of the
-exact run's, and what each rank sends and keeps equal to the closed forms.
+The model and the text of `loss_curves.py` on 4 gloo ranks: every method with five seeds. Its loss must stay within stated
+bounds of the exact run's, and what each rank sends and keeps must equal the closed forms.
 """
 
 import argparse
@@ -30,20 +30,20 @@ from search_spaces.knob import Value
 from search_spaces.trial_config import TrialConfig
 
 STATES, COUNTER = 3, 4
-"""Of AdamW: vectors of a number a parameter (master and moments), and the bytes in which torch's counts steps."""
+"""AdamW's state: vectors with a number for each parameter (master and moments), and bytes of torch's step counter."""
 Knobs = Mapping[str, Value]
 LAYOUT: Knobs = {"micro_batch_size": 4, "param_persistence_threshold": 0, "prefetch_bucket_size": 0}
-"""A micro-batch a step. Nothing is gathered ahead and nothing persists: what stage 3 sends has a closed form."""
+"""One micro-batch in a step. Nothing is prefetched or persists, so that what stage 3 sends has a closed form."""
 WARM_UP, SIGN_STEPS = 60, 120
-"""Steps of 1-bit Adam that are exact, and all of them. Its second moment must be what it will be before it stays so: of the 60
-steps that the others are trained, in which gradients shrink all the time, no part is enough."""
+"""Exact steps of 1-bit Adam, and all its steps. The second moment must have settled before it is frozen: gradients shrink
+throughout the 60 steps of the other methods, so that no part of these is enough."""
 BOUND, MEAN_BOUND = 1e-2, 5e-3
-"""Of integers, relative: for every seed, and for the mean of all, which chance leaves nearer to 0."""
+"""Relative bounds of int8: for every seed, and for the mean over the seeds, which varies less."""
 SIGN_RATE = 3e-3
-"""Of 1-bit Adam, which ends behind by what its second moment is too large by, not by what roundings become: its seeds agree to
-0.5%. At 1e-3 gradients shrink for longer, and WARM_UP steps are too few."""
+"""Learning rate of 1-bit Adam. It ends behind because its second moment is too large, not because of rounding: its seeds agree
+to 0.5%. At 1e-3 gradients shrink for longer, and WARM_UP steps are too few."""
 SIGN_BOUND, SIGN_MEAN_BOUND = 4e-2, 3e-2
-"""Of 1-bit Adam, relative: AdamW goes on to fit its second moment to gradients that shrink."""
+"""Relative bounds of 1-bit Adam: AdamW goes on adapting its second moment to shrinking gradients."""
 SHARDED: Knobs = {"zero_stage": 3}
 INEXACT: Mapping[str, Knobs] = {
     "exact": {},
@@ -67,21 +67,21 @@ SENT: Mapping[str, tuple[Knobs, Knobs]] = {
     "both in int8, stage 3, second copy of 2": (INEXACT["both in int8, stage 3, second copy of 2"], SHARDED),
     "1-bit Adam, stage 0": ({"optimizer": "onebit_adam", "onebit_warmup_steps": 1}, {}),
 }  # fmt: skip
-"""Way -> its knobs, and those of the same without compression."""
+"""Method -> its knobs, and the knobs of the same run without compression."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """A step of one rank."""
+    """What one rank sends in a step and keeps after it."""
 
     messages: Messages
     parameters: int
-    """Bytes that stay from one step to the next."""
+    """Bytes kept from one step to the next."""
     optimizer_state: int
 
 
 def weigh(rank: int, knobs: Knobs) -> Step:
-    """Train two steps, and look at what the second sends and leaves."""
+    """Train two steps; record what the second sends and keeps."""
     context = RankContext(rank=rank, world_size=dist.get_world_size(), device=torch.device("cpu"))
     session = NativeEngine().build(context, SPEC, _config(knobs), WORKLOAD)
     before: Mapping[tuple[str, str], tuple[int, int]] = {}
@@ -108,21 +108,22 @@ def _forms(knobs: Knobs) -> Forms:
 
 
 def _nbytes(values: Iterable[Tensor]) -> int:
-    """Of the memory behind tensors, each once."""
+    """Bytes of the storages behind the tensors, each counted once."""
     return sum({value.untyped_storage().data_ptr(): value.untyped_storage().nbytes() for value in values}.values())
 
 
 def differing(measured: Mapping[str, tuple[Sequence[Step], Sequence[Step]]]) -> list[str]:
-    """The ranks that send or keep something else than the closed forms say."""
+    """The ranks whose messages or kept bytes differ from the closed forms."""
     found = []
     for name, both in measured.items():
         for knobs, steps in zip(SENT[name], both, strict=True):
-            told = f"{name}, {dict(knobs)}: {{}} on rank {{}}, not {{}}"
-            wanted = _forms(knobs).messages()
-            found += [told.format(step.messages, rank, wanted) for rank, step in enumerate(steps) if step.messages != wanted]
-        forms, (ways, plain) = _forms(SENT[name][0]), both
+            text = f"{name}, {dict(knobs)}: {{}} on rank {{}}, not {{}}"
+            expected = _forms(knobs).messages()
+            wrong = [(step.messages, rank) for rank, step in enumerate(steps) if step.messages != expected]
+            found += [text.format(messages, rank, expected) for messages, rank in wrong]
+        forms, (compressed, plain) = _forms(SENT[name][0]), both
         padding = FULL * (forms.padded() - _forms(SENT[name][1]).padded())
-        for rank, (step, other) in enumerate(zip(ways, plain, strict=True)):
+        for rank, (step, other) in enumerate(zip(compressed, plain, strict=True)):
             kept = step.parameters - other.parameters, step.optimizer_state - other.optimizer_state
             states = forms.momentum_errors() - (COUNTER if forms.momentum_errors() else 0) + STATES * padding // RANKS
             if kept != (forms.second_copy(), states):
@@ -131,25 +132,25 @@ def differing(measured: Mapping[str, tuple[Sequence[Step], Sequence[Step]]]) -> 
 
 
 def bytes_section(measured: Mapping[str, tuple[Sequence[Step], Sequence[Step]]]) -> str:
-    """Markdown: messages, and what they save."""
+    """Markdown: messages, and the savings."""
     about = (
         "What a rank sends in a step and keeps for it, measured on each of the 4: equal, to the byte, to the closed forms "
-        "([compressed communication](closed-forms.md#compressed-communication)), and so is what is saved. Messages are counted "
-        "whole, before ranks share them out; in what is saved, all-reduces twice, since they go there and back. `near` is the "
-        "group of 2 neighbours; everything else crosses to all ranks, or to copies of the shards (`replica`)."
+        "([compressed communication](closed-forms.md#compressed-communication)), and so are the savings. Messages are counted "
+        "whole, before they are divided among the ranks; savings count an all-reduce twice, since it sends in both directions. "
+        "`near` is the group of 2 neighbours; everything else goes to all ranks, or to copies of the shards (`replica`)."
     )
-    heads = ("way", "without", "with", "saved beyond the neighbours", "kept more")
+    heads = ("method", "without", "with", "saved beyond the neighbours", "kept more")
     lines = ["", "## Bytes", "", about, "", "| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
     for name, ((way, *_), (plain, *_)) in measured.items():
         far, before = (_far(step.messages) for step in (way, plain))
         kept = way.parameters - plain.parameters + way.optimizer_state - plain.optimizer_state
-        cells = [_told(plain.messages), _told(way.messages), f"{before - far:,} ({1 - far / before:.1%})", f"{kept:,}"]
+        cells = [_text(plain.messages), _text(way.messages), f"{before - far:,} ({1 - far / before:.1%})", f"{kept:,}"]
         lines.append(" | ".join(["| " + name, *cells]) + " |")
     return "\n".join(itertools.chain(lines, [""]))
 
 
 def _far(messages: Messages) -> int:
-    """Of all-reduces twice: there and back."""
+    """Bytes sent beyond the near group; an all-reduce counts twice, since it sends in both directions."""
     return sum(
         size * (2 if operation == "all_reduce" else 1)
         for (operation, dimension), (_, size) in messages.items()
@@ -157,12 +158,12 @@ def _far(messages: Messages) -> int:
     )
 
 
-def _told(messages: Messages) -> str:
+def _text(messages: Messages) -> str:
     return "; ".join(f"{operation} `{dimension}` {size:,}" for (operation, dimension), (_, size) in sorted(messages.items()))
 
 
-def _knobs(ways: Mapping[str, Knobs]) -> Mapping[str, Knobs]:
-    return {name: {**LAYOUT, **way} for name, way in ways.items()}
+def _knobs(methods: Mapping[str, Knobs]) -> Mapping[str, Knobs]:
+    return {name: {**LAYOUT, **method} for name, method in methods.items()}
 
 
 def introduction(steps: int, seconds: float) -> str:
@@ -172,8 +173,8 @@ def introduction(steps: int, seconds: float) -> str:
         f"Written by `make parity`. A llama of {SPEC.parameter_count:,} parameters in float32, {steps} steps of "
         f"{WORKLOAD.global_batch_size} x {WORKLOAD.sequence_length} bytes of {TEXT}, on {RANKS} data-parallel gloo ranks "
         f"(native engine), at a learning rate of {loss_of_types.LEARNING_RATE:g}, where training does not amplify rounding; "
-        f"1-bit Adam {SIGN_STEPS} steps at {SIGN_RATE:g}, of which the first {WARM_UP} are AdamW's. "
-        f"What the ways are: [compressed communication](compressed-communication.md). {seconds:.0f} s.\n"
+        f"1-bit Adam {SIGN_STEPS} steps at {SIGN_RATE:g}, the first {WARM_UP} of them AdamW's. "
+        f"The methods: [compressed communication](compressed-communication.md). {seconds:.0f} s.\n"
     )
 
 
@@ -185,19 +186,19 @@ def main() -> int:
     began = time.monotonic()
     with Gang(RANKS, weigh) as gang:
         measured = {name: (gang.run(way), gang.run(plain)) for name, (way, plain) in SENT.items()}
-    for told in (problems := differing(measured)):
-        print(f"WRONG {told}")
+    for problem in (problems := differing(measured)):
+        print(f"WRONG {problem}")
     with Gang(RANKS, train) as gang:
         integers = loss_of_types.ends(gang, arguments.steps, _knobs(INEXACT))
         signs = loss_of_types.ends(gang, SIGN_STEPS, _knobs(SIGNS), SIGN_RATE)
     text = introduction(arguments.steps, time.monotonic() - began)
-    text += loss_of_types.section(integers, "Loss of integers", "way", BOUND, MEAN_BOUND)
-    text += loss_of_types.section(signs, "Loss of signs", "way", SIGN_BOUND, SIGN_MEAN_BOUND)
+    text += loss_of_types.section(integers, "Loss of integers", "method", BOUND, MEAN_BOUND)
+    text += loss_of_types.section(signs, "Loss of signs", "method", SIGN_BOUND, SIGN_MEAN_BOUND)
     text += bytes_section(measured)
     print(text)
     off = [*loss_of_types.problems(integers, BOUND, MEAN_BOUND), *loss_of_types.problems(signs, SIGN_BOUND, SIGN_MEAN_BOUND)]
-    for told in off:
-        print(f"WRONG {told}")
+    for problem in off:
+        print(f"WRONG {problem}")
     problems += off
     if arguments.markdown and not problems:
         arguments.markdown.write_text(text)

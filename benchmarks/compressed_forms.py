@@ -1,7 +1,7 @@
-"""What compressed communication sends and keeps, in closed forms: docs/closed-forms.md, for data-parallel ranks alone.
+"""Closed forms of what compressed communication sends and keeps (docs/closed-forms.md), for data-parallel ranks only.
 
-Nothing is gathered ahead and nothing persists (`prefetch_bucket_size` 0, `param_persistence_threshold` 0), one bucket holds all
-gradients, and the gradient norm is taken once a step.
+Nothing is prefetched and nothing persists (`prefetch_bucket_size` 0, `param_persistence_threshold` 0), one bucket holds all
+gradients, and the gradient norm is computed once a step.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,7 +19,7 @@ FULL = 4
 
 
 def units(spec: ModelSpec) -> list[list[int]]:
-    """Elements of the parameters that are gathered together: embedding, blocks, head. Of a llama."""
+    """Elements of each parameter, by group gathered together: embedding, blocks, head. For a llama."""
     hidden, keys = spec.hidden_size, spec.num_key_value_heads * spec.head_dim
     queries = spec.num_attention_heads * spec.head_dim
     block = [hidden * queries] * 2 + [hidden * keys] * 2 + [hidden * spec.ffn_hidden_size] * 3 + [hidden] * 2
@@ -28,7 +28,7 @@ def units(spec: ModelSpec) -> list[list[int]]:
 
 
 class Forms:
-    """Of one configuration on so many ranks."""
+    """The closed forms of one configuration on `ranks` ranks."""
 
     def __init__(self, spec: ModelSpec, config: TrialConfig, ranks: int, micro_batches: int = 1) -> None:
         self.config, self.ranks, self.micro_batches = config, ranks, micro_batches
@@ -38,11 +38,11 @@ class Forms:
         self.integers = config.gather_dtype == INT8 and config.zero_stage == 3
 
     def padded(self) -> int:
-        """Elements that all ranks that shard hold together."""
+        """Elements held by all sharding ranks together, padding included."""
         return sum(self.shards * self._share(elements) for unit in self.units for elements in unit)
 
     def messages(self) -> Messages:
-        """What a rank sends in a step."""
+        """Messages of a rank in a step."""
         total: Messages = {}
         for operation, dimension, size in (*self._reductions(), *self._gathers(), *self._norm()):
             count, before = total.get((operation, dimension), (0, 0))
@@ -50,12 +50,12 @@ class Forms:
         return total
 
     def second_copy(self) -> int:
-        """Bytes of a rank's part of the near copies; 0: there are none."""
+        """Bytes of a rank's part of the secondary shards; 0: there are none."""
         near = self.config.secondary_shard_size
         return sum(map(self._unit, self.units)) // near if near else 0
 
     def momentum_errors(self) -> int:
-        """Bytes of what 1-bit Adam has not said yet on a rank: of its own momentum, and of its part of the common one."""
+        """Bytes of 1-bit Adam's compression errors on a rank: of its own momentum, and of its part of the common one."""
         share = sign_share(self.elements, self.ranks)
         return FULL * (self.ranks + 1) * share if self.config.optimizer == "onebit_adam" else 0
 
@@ -103,13 +103,13 @@ class Forms:
             yield ("all_gather", "data", FULL * self.padded())
         if self.config.zero_stage < 3:
             return
-        # Backward of the table does not read it, and the last unit's follows its forward at once.
+        # The embedding's backward does not read it; the last unit's backward directly follows its forward.
         once = (0, len(self.units) - 1)
         for place, unit in enumerate(self.units):
             uses = self.micro_batches * (1 if place in once else 2)
             for use in range(uses):
                 near = self.config.secondary_shard_size if use else 0
-                if near != 1:  # where each rank has all of it, nothing is sent
+                if near != 1:  # if each rank has all of it, nothing is sent
                     yield ("all_gather", "near" if near else "data", self._unit(unit))
 
     def _norm(self) -> Iterator[tuple[str, str, int]]:

@@ -1,11 +1,11 @@
-"""Do schedules of the data reach the same loss sooner? Prints a table; exit code 1 where random-LTD ends off its bound.
+"""Do data schedules reach the same loss sooner? Prints a table; exit code 1 if random-LTD ends beyond its bound.
 
     python -m benchmarks.data_efficiency [--steps 200] [--markdown docs/data-efficiency-benchmark.md]
 
 A small llama in float32 trains on the default text (the sources of the Python standard library, as bytes) in one process,
-exactly and with each schedule, from the same weights and on the same samples, for several seeds. The loss that is compared is
-that of held-out samples of whole length, which no step trains on. The exact run sets the target: its held-out loss after all of
-its steps. A schedule goes on until it has that loss. Time is the process's CPU seconds in training steps, of one thread.
+exactly and with each schedule, from the same weights and on the same samples, for several seeds. The compared loss is
+that of held-out samples of full length, which no step trains on. The exact run sets the target: its held-out loss after all of
+its steps. A schedule continues until it reaches that loss. Time is the process's CPU seconds in training steps, of one thread.
 """
 
 import argparse
@@ -37,47 +37,47 @@ from search_spaces.trial_config import TrialConfig
 SEEDS = 5
 STEPS = 200
 MOST = 2.0
-"""Of the exact run's steps, after which a schedule is given up."""
+"""A schedule is abandoned after this multiple of the exact run's steps."""
 EVERY = 10
-"""Steps between two looks at the held-out loss."""
+"""Steps between two evaluations of the held-out loss."""
 HELD_OUT = 4
 """Batches of held-out samples."""
 FAR = 10**6
-"""A step beyond every run, whose samples are held out."""
+"""First step of the held-out samples, beyond every run's steps."""
 LTD_BOUND = 0.05
-"""What the held-out loss of random-LTD may be above the exact run's after as many steps, relative, for every seed."""
+"""Largest relative excess of random-LTD's held-out loss over the exact run's after as many steps, for every seed."""
 SPEC = ModelSpec(
     name="data-efficiency", family="llama", num_layers=6, hidden_size=64, num_attention_heads=4, num_key_value_heads=4,
     head_dim=16, ffn_hidden_size=176, vocab_size=256, sequence_length=128,
 )  # fmt: skip
 BATCH = 8
 LEARNING_RATE = 1e-3
-"""At 3e-3 the exact run ends 5% higher: a schedule that does better than that is held against a weak one."""
+"""At 3e-3 the exact run ends 5% higher, which would be too weak a reference for the schedules."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """What a rank is asked to train."""
+    """One training run of a rank."""
 
     knobs: tuple[tuple[str, Value], ...]
     seed: int
     steps: int
-    """Of the exact run; schedules end by a share of them."""
+    """Steps of the exact run; schedules are relative to them."""
     target: float | None = None
     """Held-out loss at which the run ends; None: after its steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
-    """The held-out losses of a run, and what it had cost by then."""
+    """The held-out losses of a run, and its cost up to each of them."""
 
     losses: tuple[float, ...]
     seconds: tuple[float, ...]
     tokens: tuple[float, ...]
-    """That counted toward the loss."""
+    """Tokens that counted toward the loss."""
 
     def at_loss(self, target: float) -> tuple[float, float] | None:
-        """Seconds and tokens at which the loss came to the target, between two looks by a straight line; None: it did not."""
+        """Seconds and tokens at which the loss reached the target, linearly interpolated; None: it did not."""
         for place, loss in enumerate(self.losses):
             if loss > target:
                 continue
@@ -93,7 +93,7 @@ class Curve:
 
 
 def schedules(steps: int) -> Mapping[str, Mapping[str, Value]]:
-    """By name; the exact run first."""
+    """Knobs by name; the exact run first."""
     return {
         "exact": {},
         "curriculum from 32 tokens": {"curriculum_start_length": 32, "curriculum_steps": steps // 2},
@@ -136,7 +136,7 @@ def train(_: int, run: Run) -> Curve:
 
 @torch.no_grad()
 def held_out(session: ParallelSession) -> float:
-    """Mean loss on whole held-out samples, of every layer on every token."""
+    """Mean loss on full-length held-out samples, with every layer on every token."""
     (part,) = session.parts
     module = part.module
     assert isinstance(module, Transformer)
@@ -151,7 +151,7 @@ def held_out(session: ParallelSession) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """A schedule of one seed beside the exact run."""
+    """A schedule with one seed, beside the exact run."""
 
     name: str
     seed: int
@@ -169,7 +169,7 @@ class Row:
         return self.own.losses[self.steps // EVERY - 1] / self.target - 1
 
     def shares(self) -> tuple[float, float] | None:
-        """Seconds and tokens to the target, as shares of the exact run's; None: the target was not reached."""
+        """Seconds and tokens to the target, as shares of the exact run's; None: target not reached."""
         found = self.own.at_loss(self.target)
         return None if found is None else (found[0] / self.exact.seconds[-1], found[1] / self.exact.tokens[-1])
 
@@ -185,10 +185,10 @@ def rows(gang: Gang, steps: int, seeds: int) -> Iterator[Row]:
 
 
 def problems(found: Sequence[Row]) -> Iterator[str]:
-    """What is beyond the bound."""
+    """Losses beyond the bound."""
     for row in found:
         if row.name.startswith("random-LTD") and not row.off <= LTD_BOUND:
-            yield f"{row.name}, seed {row.seed}: its held-out loss is {row.off:+.1%} off the exact run's, bound {LTD_BOUND:.0%}"
+            yield f"{row.name}, seed {row.seed}: held-out loss {row.off:+.1%} off the exact run's, bound {LTD_BOUND:.0%}"
 
 
 def summary(found: Sequence[Row], steps: int) -> str:
@@ -197,14 +197,14 @@ def summary(found: Sequence[Row], steps: int) -> str:
 
 
 def _about(steps: int) -> str:
-    return f"""# Schedules of the data at equal loss
+    return f"""# Data schedules at equal loss
 
 Written by `make bench`. A llama of {SPEC.parameter_count:,} parameters in float32, AdamW, {steps} steps of {BATCH} x
 {SPEC.sequence_length} bytes of {TEXT}, one process on one thread. Every run of a seed starts
 from the same weights and has the same samples. The target is the exact run's held-out loss after its {steps} steps; a schedule
 trains until it has that loss, for {MOST:g} times as many steps at most. Seconds (CPU seconds in training steps) and tokens that
-count toward the loss are those to the target, as shares of the exact run's: below 1 the schedule is better. The last column is
-the held-out loss after {steps} steps against the exact run's, which random-LTD may exceed by {LTD_BOUND:.0%} at most."""
+count toward the loss are those until the target, as shares of the exact run's: below 1 the schedule is better. The last column
+is the held-out loss after {steps} steps against the exact run's, which random-LTD may exceed by {LTD_BOUND:.0%} at most."""
 
 
 def _table(found: Sequence[Row]) -> Iterator[str]:
@@ -213,10 +213,10 @@ def _table(found: Sequence[Row]) -> Iterator[str]:
     yield "|---" * (len(head) + 1) + "|"
     for row in found:
         shares = row.shares()
-        told = ("not reached", "not reached") if shares is None else tuple(f"{share:.2f}" for share in shares)
+        cells = ("not reached", "not reached") if shares is None else tuple(f"{share:.2f}" for share in shares)
         last = row.steps // EVERY - 1
         speeds = " | ".join(f"{curve.tokens[last] / curve.seconds[last]:,.0f}" for curve in (row.exact, row.own))
-        yield f"| {row.name} | {row.seed} | {row.target:.4f} | {' | '.join(told)} | {speeds} | {row.off:+.2%} |"
+        yield f"| {row.name} | {row.seed} | {row.target:.4f} | {' | '.join(cells)} | {speeds} | {row.off:+.2%} |"
 
 
 def _means(found: Sequence[Row], steps: int) -> Iterator[str]:
@@ -226,15 +226,15 @@ def _means(found: Sequence[Row], steps: int) -> Iterator[str]:
         reached = [shares for row in mine if (shares := row.shares()) is not None]
         if not reached:
             if mine:
-                yield f"- **{name}** reaches the loss with no seed."
+                yield f"- **{name}** does not reach the loss with any seed."
             continue
         seconds, tokens = (_mean_ratio(column) for column in zip(*reached, strict=True))
         off = statistics.fmean(row.off for row in mine)
         trained = useful_share(TrialConfig().replace(knobs), workload)
         yield (
-            f"- **{name}**, {len(reached)} of {len(mine)} seeds at the loss: {_told(seconds)} of the exact run's seconds, "
-            f"{_told(tokens)} of its tokens: {_verdict(seconds)}. In {steps} steps it trains on {trained:.0%} of the tokens, "
-            f"and ends {off:+.2%} off in loss."
+            f"- **{name}**, {len(reached)} of {len(mine)} seeds at the loss: {_text(seconds)} of the exact run's seconds, "
+            f"{_text(tokens)} of its tokens: {_verdict(seconds)}. In {steps} steps it trains on {trained:.0%} of tokens, "
+            f"and its final loss differs by {off:+.2%}."
         )
 
 
@@ -246,15 +246,15 @@ def _mean_ratio(shares: Sequence[float]) -> Interval:
     return Interval(mean=math.exp(mean), low=math.exp(mean - half), high=math.exp(min(mean + half, 700.0)))
 
 
-def _told(share: Interval) -> str:
+def _text(share: Interval) -> str:
     return f"{share.mean:.2f} [{share.low:.2f}, {share.high:.2f}]"
 
 
 def _verdict(share: Interval) -> str:
-    """Of the seconds: what five seeds can say."""
+    """Conclusion from the seconds' interval over the seeds."""
     if share.low > 1:
-        return "it takes longer to the same loss"
-    return "it comes sooner to the same loss" if share.high < 1 else "the seeds differ by more than the schedule makes"
+        return "it takes longer to reach the same loss"
+    return "it reaches the same loss sooner" if share.high < 1 else "the seeds differ by more than the schedule's effect"
 
 
 def main() -> int:

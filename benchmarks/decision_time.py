@@ -2,9 +2,9 @@
 
     python benchmarks/decision_time.py [--repeats 5] [--markdown docs/decision-time.md]
 
-Candidates are made up: 35 features and 5 tags of memory each, rates and bytes that depend on the features. A hundred trials
-of them are told, a fifth of which ran out of memory; then the next candidate is chosen, as it is after each further trial.
-The first decision of a process, with no trials yet, is reported apart.
+Candidates are synthetic: 35 features and 5 memory tags each, with rates and bytes that depend on the features. A hundred trials
+are observed, a fifth of them out of memory; then the next candidate is chosen, and again after each further trial.
+The first decision of a process, without trials, is reported separately.
 """
 
 import argparse
@@ -31,20 +31,20 @@ class Measured:
 
     candidates: int
     first: float
-    """With no trials."""
+    """Without trials."""
     later: tuple[float, ...]
-    """After a hundred trials, then one more each."""
+    """After a hundred trials, then after one more each."""
     processor: tuple[float, ...]
-    """Seconds of processors that these took: on a machine that does other things, less than the clock says."""
+    """CPU seconds of the same decisions: less than wall time on a busy machine."""
 
     @property
     def held(self) -> bool:
-        """Whether the middle one of the later decisions is within the bound."""
+        """Whether the median of the later decisions is within the bound."""
         return float(np.median(self.later)) <= BOUNDS[self.candidates]
 
 
-def made_up(count: int) -> Described:
-    """Candidates whose features are doublings, as degrees and sizes are."""
+def synthetic(count: int) -> Described:
+    """Candidates whose features are exponents of 2, as for degrees and sizes."""
     random = np.random.default_rng(0)
     features = random.integers(0, 6, (count, FEATURES)).astype(np.float64)
     tags = np.exp2(32 + features[:, :TAGS] / 3 + 0.1 * random.standard_normal((count, TAGS)))
@@ -64,8 +64,8 @@ def made_up(count: int) -> Described:
     )
 
 
-def told(pool: Described, places: np.ndarray) -> Observations:
-    """Trials at these places: a fifth out of memory, the others with a rate near what is predicted."""
+def observed(pool: Described, places: np.ndarray) -> Observations:
+    """Trials of these candidates: a fifth out of memory, the others with a rate near the prediction."""
     random = np.random.default_rng(1)
     failed = np.arange(len(places)) % 5 == 4
     errors = 0.2 * random.standard_normal(len(places))
@@ -81,16 +81,16 @@ def told(pool: Described, places: np.ndarray) -> Observations:
 
 
 def measure(count: int, repeats: int) -> Measured:
-    """Decide `repeats` times, each with one trial more than before."""
-    pool = made_up(count)
-    # Among the best, as trials of a search are.
+    """Time `repeats` decisions, each with one trial more than the one before."""
+    pool = synthetic(count)
+    # Among the best candidates, like the trials of a search.
     places = np.argsort(-pool.log_rate)[: 20 * (TRIALS + repeats) : 20]
     open_ = np.ones(count, dtype=bool)
-    first, _ = _timed(pool, told(pool, places[:0]), open_)
+    first, _ = _timed(pool, observed(pool, places[:0]), open_)
     later = []
     for trials in range(TRIALS, TRIALS + repeats):
         open_[places[:trials]] = False
-        later.append(_timed(pool, told(pool, places[:trials]), open_))
+        later.append(_timed(pool, observed(pool, places[:trials]), open_))
     clock, processor = zip(*later, strict=True)
     return Measured(candidates=count, first=first, later=clock, processor=processor)
 
@@ -121,8 +121,8 @@ def main() -> int:
     if arguments.markdown:
         head = [
             "# How long guided search takes to decide", "",
-            f"Written by `benchmarks/decision_time.py`: {FEATURES} features, {TAGS} tags of memory a candidate, made up.",
-            "A decision is everything between trials but describing the candidates, which is done once for a search and again",
+            f"Written by `benchmarks/decision_time.py`: {FEATURES} features, {TAGS} memory tags for each synthetic candidate.",
+            "A decision is all work between trials except describing the candidates, which is done once for a search and again",
             "at each [milestone](guided-search.md#how-it-chooses), when coefficients are fitted: 0.4 to 0.8 s.", "",
         ]  # fmt: skip
         arguments.markdown.write_text("\n".join([*head, *lines, ""]), encoding="utf-8")

@@ -1,10 +1,10 @@
-"""Is the answer of a job right, and is it as sure as it says? Simulated jobs on the replay runner.
+"""Is the answer of a job right, and is its stated probability calibrated? Simulated jobs on the replay runner.
 
     python -m benchmarks.decisions [--jobs 400] [--before FILE] [--json FILE] [--markdown docs/decision-benchmark.md]
 
 Every job runs the whole loop: search, confirmation, decision. Its measurements are the true rates of a random landscape times
-log-normal noise. In a third of the jobs no configuration is faster than the baseline. `--json` keeps the figures; `--before`
-reads those of another version of the program, to stand beside these.
+log-normal noise. In a third of the jobs no configuration is faster than the baseline. `--json` writes the figures;
+`--before` reads those of another version of the program, for comparison.
 """
 
 import dataclasses
@@ -37,11 +37,11 @@ from storage.sql import open_store
 NOISES = (0.02, 0.05, 0.10)
 TRIALS = (3, 6, 12, 30)
 WORSE = 0.01
-"""Share by which an answer has to be slower than the baseline to count as worse."""
+"""An answer is worse if it is slower than the baseline by more than this share."""
 MOST_WORSE = 0.02
 """Share of jobs whose answer may be worse."""
 MOST_OFF = 0.05
-"""By how much stated probabilities may differ from how often they come true."""
+"""Largest difference between stated probabilities and observed frequencies."""
 BINS = ((0.0, 0.5), (0.5, 0.8), (0.8, 0.95), (0.95, 1.01))
 LEAST_IN_BIN = 30
 Row = dict[str, Any]
@@ -49,7 +49,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Job:
-    """What came of one simulated job."""
+    """Result of one simulated job."""
 
     worse: bool
     """Whether the answer is slower than the baseline by more than `WORSE`, in truth."""
@@ -58,16 +58,16 @@ class Job:
     measurements: int
     """Trials after the search: confirmations and controls."""
     stated: float | None
-    """Probability to be the best of what was tried, as the answer states it; None: this version states none."""
+    """Stated probability that the answer is the best tried configuration; None: this version states none."""
     stated_loss: float | None
     best: bool
-    """Whether the answer is the best of what was tried, in truth."""
+    """Whether the answer is truly the best tried configuration."""
     keeps: bool
 
 
 @cache
 def session_of_size(trials: int) -> Session:
-    """What every job of that many trials is about."""
+    """The session shared by all jobs with this number of trials."""
     request = JobRequest(
         model="llama-tiny", ranks=2, global_batch_size=16, sequence_length=64, trials=trials, strategy="random"
     )  # fmt: skip
@@ -75,7 +75,7 @@ def session_of_size(trials: int) -> Session:
 
 
 def landscape(session: Session, seed: int) -> dict[str, float]:
-    """Configuration -> true log rate: micro-batches, stages and checkpointing act as on real machines, each job its own."""
+    """Configuration -> true log rate. Micro-batch, stage and checkpointing act as on real machines; each seed differs."""
     draw = random.Random(seed)
     slope, bend = draw.gauss(0.15, 0.15), draw.gauss(-0.05, 0.05)
     stages = [0.0]
@@ -124,7 +124,7 @@ def simulate(noise: float, trials: int, seed: int) -> Job:
 
 
 def measured(rate: float) -> TrialResult:
-    """A result of that rate, in samples/s."""
+    """A trial result with that rate, in samples/s."""
     rank = RankMeasurement(
         rank=0, host="host", peak_memory_bytes=1_000_000, memory_by_tag={"parameters": 1_000_000},
         tag_peak_bytes={"parameters": 1_000_000}, rss_peak_bytes=2_000_000, cpu_seconds_per_step=0.1, collectives=(),
@@ -137,13 +137,13 @@ def measured(rate: float) -> TrialResult:
 
 
 def run_setting(noise: float, trials: int, jobs: int) -> list[Job]:
-    """All jobs of one setting, on every core."""
+    """Run all jobs of one setting, on every core."""
     with ProcessPoolExecutor() as pool:
         return list(pool.map(simulate, [noise] * jobs, [trials] * jobs, range(jobs), chunksize=4))
 
 
 def figures(noise: float, trials: int, jobs: list[Job]) -> Row:
-    """What is compared of one setting."""
+    """The compared figures of one setting."""
     found = {
         "noise": noise, "trials": trials, "jobs": len(jobs), "worse": fmean(job.worse for job in jobs),
         "loss": fmean(job.loss for job in jobs), "measurements": fmean(job.measurements for job in jobs),
@@ -155,7 +155,7 @@ def figures(noise: float, trials: int, jobs: list[Job]) -> Row:
 
 
 def calibration(jobs: list[Job]) -> list[Row]:
-    """Stated probabilities against how often they came true, in bins."""
+    """Stated probabilities against observed frequencies, in bins."""
     rows = []
     for low, high in BINS:
         inside = [job for job in jobs if job.stated is not None and low <= job.stated < high]
@@ -169,12 +169,12 @@ def calibration(jobs: list[Job]) -> list[Row]:
 def page(settings: list[Row], bins: list[Row], before: dict[tuple[float, int], Row], count: int) -> list[str]:
     """The figures as Markdown."""
     lines = [
-        "# Are answers right, and as sure as they say?",
+        "# Are answers right, and are their probabilities calibrated?",
         "",
         f"Written by `python -m benchmarks.decisions`: {count} simulated jobs for each line. Each runs the whole loop on the",
         "replay runner. Measurements are true rates times log-normal noise. In a third of the jobs no configuration is faster",
         f"than the baseline. *Worse*: the answer is slower than the baseline by more than {WORSE:.0%} in truth; at most",
-        f"{MOST_WORSE:.0%} of the answers may be. *Loss*: what the answer lacks of the best configuration that was tried.",
+        f"{MOST_WORSE:.0%} of the answers may be. *Loss*: the answer's shortfall from the best tried configuration.",
         "*Repeats*: measurements after the search. How answers are decided: [decisions](decision.md).",
         "",
         "| noise | trials | worse: old | now | loss: old | now | stated | repeats: old | now | keeps | best: stated | true |",
@@ -229,7 +229,7 @@ def main() -> int:
     give(page(settings, bins, {(row["noise"], row["trials"]): row for row in known}, arguments.jobs), arguments.markdown)
     worst = max(row["worse"] for row in settings)
     off = max((abs(row["stated"] - row["true"]) for row in bins), default=0.0)
-    print(f"most worse answers of a setting: {worst:.2%} (at most {MOST_WORSE:.0%})")
+    print(f"largest share of worse answers in a setting: {worst:.2%} (at most {MOST_WORSE:.0%})")
     print(f"stated probabilities are off by {off:.1%} (at most {MOST_OFF:.0%})")
     return int(worst > MOST_WORSE or off > MOST_OFF)
 

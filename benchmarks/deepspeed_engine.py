@@ -1,9 +1,9 @@
-"""The deepspeed engine in warm ranks: what a trial costs beyond its steps, whether memory stays bounded, and native beside it.
+"""The deepspeed engine in warm ranks: overhead of a trial beyond its steps, memory growth, and the native engine beside it.
 
     python -m benchmarks.deepspeed_engine [--trials 30] [--rounds 3] [--markdown docs/deepspeed-engine.md]
 
-About 6 minutes on two idle cores. DeepSpeed 0.19.8 must be installed (`pip install autotune[deepspeed]`); where it is not, this
-says so and measures nothing.
+About 6 minutes on two idle cores. DeepSpeed 0.19.8 must be installed (`pip install autotune[deepspeed]`); without it, the
+program prints the reason and measures nothing.
 """
 
 import statistics
@@ -30,11 +30,11 @@ WORK = Workload(global_batch_size=8, sequence_length=128)
 SHORT = Fidelity(max_warmup_steps=6, min_steps=5, max_steps=10)
 TIMED = Fidelity(max_warmup_steps=10, min_steps=8, max_steps=60, max_seconds=2.0)
 OVERHEAD_BOUND = 3.0
-"""Seconds of a warm trial beyond its steps."""
+"""Seconds that a warm trial may take beyond its steps."""
 GROWTH_BOUND = 0.10
-"""Share by which a rank's resident set may grow from the end of the first round of configurations to the end of the last."""
+"""Largest growth of a rank's resident set from the end of the first round of configurations to the end of the last."""
 LOSS_BOUND = {"fp32": 1e-4, "bf16": 2e-2}
-"""Relative, of the first three losses against the native engine's."""
+"""Largest relative difference of the first three losses from the native engine's."""
 SMALL = 13_000
 IN_A_ROW: dict[str, TrialConfig] = {
     "stage 0": TrialConfig(zero_stage=0, micro_batch_size=2),
@@ -60,16 +60,16 @@ RANKED: tuple[TrialConfig, ...] = tuple(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """A trial of the thirty."""
+    """One of the trials in a row."""
 
     name: str
     result: TrialResult
     off: float
     """Largest relative difference of a loss from the native engine's."""
     beyond: float
-    """Seconds from asking to having the result, less the trial's optimizer steps."""
+    """Seconds from request to result, minus the trial's optimizer steps."""
     resident: int
-    """Bytes of the larger rank, after the trial."""
+    """Resident bytes of the larger rank, after the trial."""
 
     @property
     def right(self) -> bool:
@@ -85,7 +85,7 @@ def request(engine: str, config: TrialConfig, name: str, fidelity: Fidelity = SH
 
 
 def in_a_row(runner: LocalRunner, trials: int) -> list[Row]:
-    """So many trials of the deepspeed engine, its configurations one after the other again and again."""
+    """Run `trials` trials of the deepspeed engine, cycling through its configurations."""
     reference = runner.run(request("native", TrialConfig(micro_batch_size=2), "reference"))
     runner.run(request("deepspeed", TrialConfig(micro_batch_size=2), "imports"))
     rows = []
@@ -97,13 +97,13 @@ def in_a_row(runner: LocalRunner, trials: int) -> list[Row]:
         rows.append(Row(
             name=name, result=result, off=_off(result, reference), beyond=seconds - _steps(result), resident=max(residents()),
         ))  # fmt: skip
-        told = result.message if result.outcome is not Outcome.OK else f"{rows[-1].beyond:.2f} s beyond its steps"
-        print(f"{number + 1:2} {name}: {result.outcome}, {told}, {rows[-1].resident / 1e6:.0f} MB", flush=True)
+        note = result.message if result.outcome is not Outcome.OK else f"{rows[-1].beyond:.2f} s beyond its steps"
+        print(f"{number + 1:2} {name}: {result.outcome}, {note}, {rows[-1].resident / 1e6:.0f} MB", flush=True)
     return rows
 
 
 def side_by_side(runner: LocalRunner, rounds: int) -> dict[str, list[float]]:
-    """Mean samples/s of every configuration of `RANKED` on either engine, measured in turn."""
+    """Mean samples/s of every configuration of `RANKED` on each engine, measured in turn."""
     rates = {engine: [list[float]() for _ in RANKED] for engine in ("native", "deepspeed")}
     for number in range(rounds):
         for place, config in enumerate(RANKED):
@@ -117,7 +117,7 @@ def side_by_side(runner: LocalRunner, rounds: int) -> dict[str, list[float]]:
 
 
 def residents() -> list[int]:
-    """Resident bytes of each process that this one has started."""
+    """Resident bytes of each child process."""
     children = [int(pid) for path in Path("/proc/self/task").glob("*/children") for pid in path.read_text().split()]
     pages = [int(Path(f"/proc/{pid}/statm").read_text().split()[1]) for pid in children]
     return [count * 4096 for count in pages]
@@ -159,14 +159,14 @@ def page(rows: list[Row], rates: dict[str, list[float]] | None) -> tuple[list[st
 
 def _ranking(rates: dict[str, list[float]]) -> list[str]:
     native, theirs = (np.array(rates[engine]) for engine in ("native", "deepspeed"))
-    told = spearman(native, theirs)
+    correlation = spearman(native, theirs)
     best = int(native.argmax())
     lost = 1 - theirs[best] / theirs.max()
     cells = [
         [_text(config), f"{one:.1f}", f"{other:.1f}", f"{one / other:.2f}"]
         for config, one, other in zip(RANKED, native, theirs, strict=True)
     ]
-    ranks = f"Spearman of {len(RANKED)} configurations' samples/s: {'none' if told is None else f'{told:.2f}'}"
+    ranks = f"Spearman of {len(RANKED)} configurations' samples/s: {'none' if correlation is None else f'{correlation:.2f}'}"
     answer = f"Native's best ({_text(RANKED[best])}) loses {lost:.1%} on DeepSpeed against its own best"
     return [
         "## The same knobs on native and DeepSpeed", "", f"{ranks}. {answer}.", "",
@@ -192,7 +192,7 @@ def _steps(result: TrialResult) -> float:
 def main() -> int:
     parser = page_parser(__doc__)
     parser.add_argument("--trials", type=int, default=30)
-    parser.add_argument("--rounds", type=int, default=3, help="of the comparison with native; 0 leaves it out")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds of the comparison with native; 0: no comparison")
     arguments = parser.parse_args()
     refusal = unusable(installed_version())
     if refusal is not None:

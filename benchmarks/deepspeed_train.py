@@ -1,8 +1,8 @@
-"""What DeepSpeed's autotuner runs as the user's program: the same model on the same text as our engine's trials.
+"""The user's program that DeepSpeed's autotuner runs: the same model on the same text as our engine's trials.
 
     deepspeed --autotuning tune --num_gpus 2 benchmarks/deepspeed_train.py --deepspeed --deepspeed_config FILE
 
-DeepSpeed's launcher starts it once a rank, and its engine ends it after the profiled step.
+DeepSpeed's launcher starts it once for each rank; its engine ends it after the profiled step.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from search_spaces.models.model import ModelSpec
 from search_spaces.trial import Workload
 
 STEPS = 40
-"""Most: the autotuner ends a run after its profiled step."""
+"""Upper limit: the autotuner ends a run after its profiled step."""
 WARMUP_STEPS = 10
 
 
@@ -37,7 +37,7 @@ def main() -> None:
     import deepspeed  # type: ignore[import-not-found]
 
     arguments = deepspeed.add_config_arguments(parser).parse_args()
-    # The shared-memory operator compiles for minutes where it is first used, and is charged to nobody here.
+    # The shared-memory operator compiles for minutes at its first use; it is left out for all tuners.
     importlib.import_module("deepspeed.comm.torch").build_shm_op = lambda: None  # type: ignore[attr-defined]
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
     torch.set_num_threads(1)
@@ -46,7 +46,7 @@ def main() -> None:
 
 
 def train(deepspeed: object, arguments: argparse.Namespace) -> None:
-    """As many steps as the autotuner lets it make."""
+    """Train until the autotuner ends the process, at most `STEPS` steps."""
     spec = resolve_model(arguments.model)
     assert isinstance(spec, ModelSpec)
     work = Workload(global_batch_size=1, sequence_length=arguments.sequence_length)

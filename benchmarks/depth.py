@@ -1,8 +1,8 @@
-"""Deep models extrapolated from shallow ones, against the whole: how well rates, ranking and peaks agree, and what is saved.
+"""Deep models extrapolated from shallow ones, against the full model: agreement of rates, ranking and peaks, and time saved.
 
     python -m benchmarks.depth [--layers 16] [--most 4] [--rounds 2] [--markdown docs/depth.md]
 
-About 4 minutes on two idle cores, on a link shaped as the reference grid's; root and Linux are needed for that.
+About 4 minutes on two idle cores, on a link shaped like the reference grid's, which needs root and Linux.
 """
 
 import dataclasses
@@ -51,7 +51,7 @@ CASES: tuple[dict[str, Value], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One configuration, measured both ways in every round."""
+    """One configuration, measured both full and shallow in every round."""
 
     config: TrialConfig
     whole: list[TrialResult]
@@ -65,7 +65,7 @@ class Case:
 
     @property
     def off(self) -> Estimate:
-        """Extrapolated over whole, less one."""
+        """Relative difference of the extrapolated rate from the full model's."""
         return paired_gain([*map(rate, self.shallow)], [*map(rate, self.whole)])
 
     @property
@@ -80,14 +80,14 @@ def rate(result: TrialResult) -> float:
 
 
 def seconds(results: Sequence[TrialResult]) -> float:
-    """Of trials, less what starting their ranks took."""
+    """Seconds of the trials without the start of their ranks."""
     return sum(
         sum(result.phase_seconds.get(phase, 0.0) for phase in ("build", "warmup", "memory", "measure")) for result in results
     )
 
 
 def space_of(layers: int) -> SearchSpace:
-    """Configurations of a model of so many layers on the reference grid's link."""
+    """The search space for a model with `layers` layers on the reference grid's link."""
     grid = Grid(RANKS)
     model = dataclasses.replace(grid.model, num_layers=layers)
     return SearchSpace(
@@ -97,7 +97,7 @@ def space_of(layers: int) -> SearchSpace:
 
 
 def measure(runner: Runner, space: SearchSpace, most: int, rounds: int) -> list[Case]:
-    """Every case both ways in each round, in turn, so that drift meets all."""
+    """Measure every case both ways in each round, in turn, so that drift affects all equally."""
     cases = [Case(space.canonical(TrialConfig().replace(knobs)), [], []) for knobs in CASES]
     run(runner, space, cases[0].config, None)
     for number in range(rounds):
@@ -112,10 +112,10 @@ def measure(runner: Runner, space: SearchSpace, most: int, rounds: int) -> list[
 
 
 def run(runner: Runner, space: SearchSpace, config: TrialConfig, most: int | None) -> TrialResult:
-    """One trial, which must come out well."""
+    """Run one trial; exit if it fails."""
     assert isinstance(space.model, ModelSpec)
     fidelity = dataclasses.replace(FIDELITY, most_layers=most)
-    asked = TrialRequest(
+    request = TrialRequest(
         attempt=f"{config.hash}-{most}",
         model=space.model,
         config=config,
@@ -123,14 +123,14 @@ def run(runner: Runner, space: SearchSpace, config: TrialConfig, most: int | Non
         world_size=RANKS,
         fidelity=fidelity,
     )
-    result = runner.run(asked)
+    result = runner.run(request)
     if result.outcome is not Outcome.OK or bool(result.extrapolated) != (most is not None):
         raise SystemExit(f"{config}: {result.outcome} {result.message or 'was run whole'}\n{result.traceback or ''}")
     return result
 
 
 def name_of(case: Case) -> str:
-    """What differs from the defaults."""
+    """The knobs that differ from the defaults."""
     defaults = TrialConfig().values()
     return " ".join(f"{name}={value}" for name, value in case.config.values().items() if value != defaults[name]) or "defaults"
 
@@ -150,17 +150,17 @@ def page(cases: Sequence[Case], space: SearchSpace, most: int, rounds: int) -> l
     method = (
         f"Written by `make bench` (`benchmarks/depth.py`): a Llama of {space.model.num_layers} layers, "
         f"{WORKLOAD.sequence_length} tokens a sample, {RANKS} CPU ranks on a link of {RATE_MBIT} Mbit/s, `most_layers` {most}; "
-        f"{rounds} rounds, both ways in turn. Rates in samples/s; *off*: extrapolated over whole, the mean of paired "
-        "differences of log rates with its 95 % interval; *peak*: extrapolated over whole; seconds of a trial from its build "
+        f"{rounds} rounds, both ways in turn. Rates in samples/s; *off*: extrapolated against full, the mean of paired "
+        "differences of log rates with its 95 % interval; *peak*: extrapolated over full; seconds of a trial from its build "
         "to its end."
     )
     found = (
         f"Rank correlation of the rates {spearman(whole, shallow):.3f} (predicted before the first trial: {predicted:.3f}); "
-        f"what is extrapolated to be fastest makes {picked:.1%} of the fastest's rate. Trials took {took[0]:.0f} s whole and "
+        f"the fastest one by extrapolation has {picked:.1%} of the best rate. Trials took {took[0]:.0f} s full and "
         f"{took[1]:.0f} s extrapolated: {1 - took[1] / took[0]:.0%} saved."
     )
-    headings = ["configuration", "whole", "extrapolated", "off", "peak", "whole s", "shallow s"]
-    return ["# Models of fewer layers against the whole one", "", method, "", *table(headings, rows), "", found]
+    headings = ["configuration", "full", "extrapolated", "off", "peak", "full s", "shallow s"]
+    return ["# Models of fewer layers against the full one", "", method, "", *table(headings, rows), "", found]
 
 
 def _whole(case: Case) -> list[TrialResult]:

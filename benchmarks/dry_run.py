@@ -1,4 +1,4 @@
-"""Dry runs against real ranks of this machine, and a large one without hardware.
+"""Dry runs against real ranks of this machine, and a large dry run without hardware.
 
 python benchmarks/dry_run.py [--markdown docs/dry-run.md]
 """
@@ -61,26 +61,26 @@ print(rank.peak_memory_bytes, rank.flops_per_step, resource.getrusage(resource.R
 PROSE = """# Dry runs against real ranks
 
 Written by `python benchmarks/dry_run.py`. A dry run (`autotune dry-run`, `executor.dry.dry_run`, the runner `dry`) runs the
-real engine for one rank of any world on tensors without data: torch's `FakeTensorMode` and a process group that sends nothing.
-A dispatch mode of its own follows every storage from its making to its release, every product and every collective; it shares
-no code with the measurement (allocator events, the engine's counts, the trial's FLOP counter), which it is held against here.
+real engine for one rank of any world size on tensors without data: torch's `FakeTensorMode` and a process group that sends
+nothing. A separate dispatch mode tracks every storage from allocation to release, every product and every collective; it shares
+no code with the measurement (allocator events, the engine's counts, the trial's FLOP counter) that it is compared with here.
 
-- Every place along the pipeline is run, one after the other; ranks of one place differ in their data alone.
+- Every pipeline stage is run, one after the other; ranks of one stage differ only in their data.
 - Without a pipeline, steps of more than three micro-batches are extrapolated from steps of two and three: each further one adds
-  the same.
+  the same amount.
 - **gloo** copies the full message of a reduce-scatter and of an all-gather; the copy is counted until the program has waited.
-  How many copies of overlapping gathers there really are at once depends on threads, and varies by a bucket between trials.
+  How many copies of overlapping gathers really exist at once depends on threads, and varies by a bucket between trials.
   **NCCL** copies nothing.
-- For CUDA clusters allocations are rounded to 512 bytes, and operators are those of the CPU: attention keeps its result and
-  the log-sum-exp as CUDA's flash attention does; RMSNorm keeps more than CUDA's fused kernel, so that Llama-like models are
-  foretold too high. How far a GPU is off is not measured here: `make gpu` measures it where there is one.
-- A mixture of experts is taken as evenly routed (with a capacity nothing depends on the routing). A user's module that asks
-  for a tensor's value (`.item()`, `nonzero`) is refused in one line.
+- For CUDA clusters allocations are rounded to 512 bytes, and operators are the CPU's: attention saves its result and the
+  log-sum-exp, like CUDA's flash attention; RMSNorm saves more than CUDA's fused kernel, so that peaks of Llama-like models are
+  predicted too high. The error on a GPU is not measured here; `make gpu` measures it.
+- A mixture of experts is assumed to be evenly routed (with a capacity, memory does not depend on the routing). A user's module
+  that reads a tensor's value (`.item()`, `nonzero`) is refused in one line.
 """
 
 
 def compare(runner: LocalRunner, spec: ModelSpec, ranks: int, knobs: dict[str, Any]) -> tuple[float, bool, bool, float]:
-    """Worst error of the peak over the ranks, whether FLOPs and whether traffic and host memory are equal, seconds."""
+    """Worst error of the peak over the ranks, equality of FLOPs, equality of traffic and host memory, seconds."""
     config, workload = TrialConfig(micro_batch_size=2).replace(knobs), Workload(global_batch_size=16, sequence_length=64)
     request = TrialRequest(
         attempt=config.hash, model=spec, config=config, workload=workload, world_size=ranks, fidelity=QUICK, timeout_seconds=120
@@ -117,7 +117,7 @@ def cases() -> Iterator[tuple[int, str, ModelSpec, dict[str, Any]]]:
 
 
 def large() -> list[str]:
-    """Llama-2-7B on 64 ranks, in a process of its own."""
+    """Llama-2-7B on 64 ranks, in a separate process."""
     began = time.perf_counter()
     done = subprocess.run(
         [sys.executable, "-c", LARGE], cwd=ROOT, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True
@@ -127,12 +127,12 @@ def large() -> list[str]:
         raise SystemExit(done.stderr)
     peak, flops, rss = map(int, done.stdout.split())
     verdict = "holds" if seconds <= SECONDS_BOUND and rss <= RSS_BOUND_BYTES else "FAILS"
-    told = (
+    line = (
         f"- {verdict}: llama-2-7b at stage 3 in bf16, 4096 tokens, one of 64 ranks: {seconds:.1f} s from the start of the "
         f"process, imports included (bound {SECONDS_BOUND:g}), {rss / 1e6:.0f} MB resident (bound {RSS_BOUND_BYTES / 1e6:g}); "
         f"peak {peak / 2**30:.2f} GiB, {flops / 1e12:.1f} TFLOP a step"
     )
-    return ["\n## Without hardware\n", told]
+    return ["\n## Without hardware\n", line]
 
 
 def main() -> int:
@@ -150,8 +150,8 @@ def main() -> int:
             error, same_flops, same_traffic, seconds = compare(runners[ranks], spec, ranks, knobs)
             errors.append(abs(error))
             equal = equal and same_flops and same_traffic
-            told = ["equal" if same else "**differ**" for same in (same_flops, same_traffic)]
-            lines.append(f"| {ranks} | {name} | {error:+.2%} | {told[0]} | {told[1]} | {seconds:.1f} s |")
+            verdicts = ["equal" if same else "**differ**" for same in (same_flops, same_traffic)]
+            lines.append(f"| {ranks} | {name} | {error:+.2%} | {verdicts[0]} | {verdicts[1]} | {seconds:.1f} s |")
             print(lines[-1], flush=True)
     finally:
         for runner in runners.values():

@@ -1,4 +1,4 @@
-"""A trial inside a rank, whose result also tells the FLOPs that each rank counted (`flops`)."""
+"""A trial inside a rank whose result also holds the FLOPs that each rank counted (`flops`)."""
 
 import dataclasses
 from collections.abc import Callable
@@ -14,7 +14,7 @@ TOTALS: list[int | None] = []
 
 
 class KeptCounter(FlopCounter):
-    """Keeps what it counted."""
+    """Stores its total in `TOTALS`."""
 
     def __exit__(self, *error: Any) -> Any:
         TOTALS[:] = [self.total]
@@ -25,7 +25,7 @@ trial.FlopCounter = KeptCounter  # type: ignore[misc]
 
 
 def run_trial(context: RankContext, request: TrialRequest, progress: Callable[[Progress], None]) -> TrialResult:
-    """`executor.trial.run.run_trial`."""
+    """`executor.trial.run.run_trial`, with the FLOPs in `environment`."""
     result = trial.run_trial(context, request, progress)
     counted = gather_plain(context, TOTALS.pop())
     return dataclasses.replace(result, environment={"flops": " ".join(map(str, counted))})

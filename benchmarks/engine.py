@@ -5,10 +5,10 @@
 
 About 90 minutes on two idle cores, half of it for the large setting.
 
-Each rank runs in a network namespace of its own; the link between the two is shaped (root, Linux). One process per rank
-builds every engine of a stage and lets them take turns, so that a busy moment of the machine meets all of them. Where the
-link cannot be made, `--rate none` runs over loopback; speed is then not judged. DeepSpeed takes part where it is installed
-(`pip install --no-deps deepspeed==0.19.8 einops hjson ninja py-cpuinfo` disturbs nothing else).
+Each rank runs in its own network namespace; the link between the two is shaped (root, Linux). One process per rank builds
+every engine of a stage and runs them in turns, so that a busy moment of the machine affects all of them. If the link cannot
+be created, `--rate none` runs over loopback; speed is then not judged. DeepSpeed takes part if it is installed
+(`pip install --no-deps deepspeed==0.19.8 einops hjson ninja py-cpuinfo` changes no other package).
 """
 
 import argparse
@@ -43,16 +43,16 @@ from search_spaces.trial_config import TrialConfig
 
 RANKS = 2
 LOSS_BOUND = 1e-4
-"""Relative difference of two engines' losses on the first steps beyond which they do not train the same, in fp32."""
+"""Largest relative difference of two engines' losses on the first steps, in fp32; beyond it they do not train the same."""
 LOSS_STEPS = 5
 TRAFFIC_BOUND = 1.01
-"""Headers and acknowledgements: bytes on the link that are more than the best's by less count as the same."""
+"""Bytes on the link up to this multiple of the best's count as equal: headers and acknowledgements vary."""
 PEAK_BOUND = 1.001
-"""Scalars that engines keep for themselves: less than a thousandth counts as the same."""
+"""A peak up to this multiple of the leanest's counts as equal: engines hold some scalars."""
 TIE_BOUND = 0.1
-"""Half-width of the ratio's interval beyond which nothing is said of speed."""
+"""Half-width of the ratio's interval beyond which speed is not judged."""
 SECONDS_LIMIT = 7200
-"""For one setting."""
+"""Time limit of one setting, in seconds."""
 
 
 def llama(name: str, layers: int, hidden: int, ffn: int, vocabulary: int) -> ModelSpec:
@@ -64,7 +64,7 @@ def llama(name: str, layers: int, hidden: int, ffn: int, vocabulary: int) -> Mod
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What is compared: one model and one value of every knob, for speed and for memory."""
+    """One comparison: one model and one value of every knob, for speed and for memory."""
 
     name: str
     model: ModelSpec
@@ -80,22 +80,22 @@ class Setting:
         )
 
     def knobs(self, contest: str, changes: dict[str, Any]) -> str:
-        """What is set in a contest."""
+        """The knobs set in a contest, as text."""
         values = (contests(self.model)[contest] | changes).items()
         return ", ".join(f"{name} {value:,}" if type(value) is int else f"{name} {value}" for name, value in values)
 
 
 def contests(model: ModelSpec) -> dict[str, dict[str, Any]]:
-    """What each contest sets, in every engine that has the knob.
+    """The knobs that each contest sets, in every engine that has the knob.
 
-    One rule for all: what is reduced at once, and what is gathered ahead, is one block, which is FSDP2's unit. Nothing
-    persists; where parameters are let go, no more are whole than a block and what is gathered ahead; and every other knob
-    stands at its default (DeepSpeed reads no size of the gather after an update). At stage 3 parameters are gathered again
-    for backward in one contest, and kept from forward in another; two more have half a block and two blocks ahead.
+    One rule for all: gradients are reduced, and parameters prefetched, one block at a time, which is FSDP2's unit. Nothing
+    persists; where parameters are resharded, at most one block and the prefetched part are whole; and every other knob
+    has its default (DeepSpeed reads no size of the gather after an update). At stage 3 parameters are gathered again
+    for backward in one contest, and kept from forward in another; two more prefetch half a block and two blocks.
 
-    At stage 0 DeepSpeed has no bucket size but one of its own, 5e8, which is the default of all: there it competes. One
-    bucket for the whole model leaves nothing to overlap, so that gradients stay where they are until all are there
-    (`contiguous_gradients` off), as DeepSpeed's do at this stage. Without it, buckets have the size that is DDP's default.
+    At stage 0 DeepSpeed has a fixed bucket size, 5e8, which is everyone's default, so it competes in that contest. One
+    bucket for the whole model leaves nothing to overlap, so that gradients stay in place until all are computed
+    (`contiguous_gradients` off), as in DeepSpeed at this stage. In the other contest buckets have DDP's default size.
     """
     embedding = model.vocab_size * model.hidden_size
     block = -(-(model.parameter_count - 2 * embedding) // model.num_layers)
@@ -150,7 +150,7 @@ SETTINGS = {
 
 
 def run(setting: Setting, arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    """Results by contest and engine. Every rank process ends with this call, however it ends."""
+    """Results by contest and engine. All rank processes have ended when this returns or raises."""
     plan = {
         "model": to_plain(setting.model),
         "workload": to_plain(setting.workload),
@@ -186,7 +186,7 @@ def _rank(rank: int, folder: Path, link: ShapedLink | None) -> Iterator[subproce
 
 
 def _wait(ranks: list[subprocess.Popen[bytes]]) -> None:
-    """Until all have ended; one that fails ends the comparison."""
+    """Wait for all ranks to end; exit if one fails."""
     limit = time.monotonic() + SECONDS_LIMIT
     while any(rank.poll() is None for rank in ranks):
         failed = [number for number, rank in enumerate(ranks) if rank.poll()]
@@ -221,22 +221,22 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One engine's figures at one stage."""
+    """One engine's figures in one contest."""
 
     engine: str
     samples_per_second: Estimate
     ratio: Estimate | None
     """Native's samples/s over this engine's, round by round; None for native itself."""
     cpu_seconds: float
-    """Of a step, both ranks."""
+    """CPU seconds of a step, both ranks."""
     collectives: dict[str, tuple[int, int]]
-    """Of a step and a rank: operation -> (count, bytes of the full messages)."""
+    """Collectives of a step on one rank: operation -> (count, bytes of the full messages)."""
     waited: tuple[int, int]
-    """Of those that Python calls in a step, the ones that are waited for where they are called."""
+    """Collectives of a step that are waited for at the call, and all that Python calls."""
     wire_bytes: float
-    """Of a step, both ranks, as the link counted them."""
+    """Bytes of a step, both ranks, as counted by the link."""
     peak_bytes: int
-    """The worse rank's."""
+    """Peak of the rank with the higher one."""
 
     @property
     def count(self) -> int:
@@ -244,7 +244,7 @@ class Row:
 
     @property
     def sent_bytes(self) -> float:
-        """What a rank must send: an all-reduce is a reduce-scatter and an all-gather."""
+        """Bytes that a rank must send: an all-reduce is a reduce-scatter and an all-gather."""
         share = (RANKS - 1) / RANKS
         return sum(size * share * (2 if kind == "allreduce" else 1) for kind, (_, size) in self.collectives.items())
 
@@ -364,28 +364,28 @@ def introduction(arguments: argparse.Namespace, *, shaped: bool) -> list[str]:
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         versions.append(f"DeepSpeed {importlib.metadata.version('deepspeed')}")
     return [
-        "# The native engine beside others",
+        "# The native engine and others",
         "",
         (f"Written by `benchmarks/engine.py`: {', '.join(versions)}, {RANKS} ranks of one thread on {os.cpu_count()} cores, "
-        f"gloo over {link}; {arguments.rounds} rounds of {arguments.steps} steps in turns, intervals of 95 % over the rounds. "
+        f"gloo over {link}; {arguments.rounds} rounds of {arguments.steps} steps in turns, 95 % intervals over the rounds. "
         "Same model class, weights, data, fused AdamW and clipping at 1.0 for all; losses of the first steps agree to "
         f"{LOSS_BOUND:g}. Speed and memory come from the same processes at the same settings."),
         "",
-        ("Collectives are counted where every engine's calls reach the backend; *to send* is what their full messages cost a "
-        "rank (an all-reduce is a reduce-scatter and an all-gather); *on link* is what the kernel counted, both ranks, "
-        "with gloo's own ways (it reduce-scatters by an all-reduce). Peak memory is the allocator's, in a step."),
+        ("Collectives are counted where every engine's calls reach the backend; *to send*: bytes that a rank must send for "
+        "their full messages (an all-reduce is a reduce-scatter and an all-gather); *on link*: bytes that the kernel counted, "
+        "both ranks, with gloo's own algorithms (it reduce-scatters by an all-reduce). Peak memory is the allocator's."),
         "",
-        ("*Waits where called* counts, of a step's collectives, those that a rank calls with `async_op=False`: nothing "
-        "computes beside them here. It is counted at torch's functions, in the step whose collectives are listed. FSDP2 calls "
-        "all of its gathers and reductions so, since CUDA streams are what overlaps them: **gloo executes FSDP2's collectives "
-        "synchronously, and a ratio over it on CPUs says mostly that.** Where `_set_unshard_async_op` is on (*prefetch "
-        "beside*), its gathers do travel beside computation, and its reductions still do not. DeepSpeed calls its reductions "
-        "so too, and its gathers of stage 3 not. DDP's calls are made in C++ and not seen."),
+        ("*Waits where called* counts, of a step's collectives, those that a rank calls with `async_op=False`, so that "
+        "nothing overlaps with them here. They are counted at torch's functions, in the step whose collectives are listed. "
+        "FSDP2 calls all of its gathers and reductions this way, because CUDA streams overlap them: **gloo executes FSDP2's "
+        "collectives synchronously, and a ratio over it on CPUs mostly measures that.** With `_set_unshard_async_op` "
+        "(*prefetch beside*), its gathers overlap with computation, but its reductions do not. DeepSpeed calls its reductions "
+        "with `async_op=False` too, but not its gathers of stage 3. DDP's calls are made in C++ and cannot be counted."),
         "",
-        ("FSDP2 and DeepSpeed compete at several settings of their own, each with a row, and the best counts. *Root kept*: "
+        ("FSDP2 and DeepSpeed compete with several settings of their own, one row each, and the best counts. *Root kept*: "
         "`reshard_after_forward=False` for the root. *Prefetch*: that, `set_modules_to_forward_prefetch` and "
-        "`set_modules_to_backward_prefetch`. *A rank's reduces*: `use_multi_rank_bucket_allreduce` off, which stages 1 and 2 "
-        "read."),
+        "`set_modules_to_backward_prefetch`. *A rank's reduces*: `use_multi_rank_bucket_allreduce` off, a setting of "
+        "stages 1 and 2."),
         "",
     ]  # fmt: skip
 
@@ -394,10 +394,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--settings", nargs="+", choices=tuple(SETTINGS), default=list(SETTINGS))
     parser.add_argument("--contests", nargs="+", choices=tuple(CONTESTS), default=list(CONTESTS))
-    parser.add_argument("--engines", nargs="+", help="native first; default: every engine that has the stage")
+    parser.add_argument("--engines", nargs="+", help="native first; default: every engine that supports the stage")
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--steps", type=int, default=2, help="steps of each engine in a round")
-    parser.add_argument("--rate", default="500mbit", help="of the link, as tc writes it; none: loopback")
+    parser.add_argument("--rate", default="500mbit", help="rate of the link, as tc writes it; none: loopback")
     parser.add_argument("--set", nargs="+", default=[], metavar="KNOB=VALUE", help="change knobs of every contest")
     parser.add_argument("--markdown", type=Path)
     parser.add_argument("--json", type=Path, help="write the raw figures too")

@@ -1,4 +1,4 @@
-"""The engines that `benchmarks/engine.py` compares, each behind `prepare` and `train_step`, at its best ordinary settings."""
+"""The engines that `benchmarks/engine.py` compares, each behind `prepare` and `train_step`, with its best usual settings."""
 
 import contextlib
 import gc
@@ -27,11 +27,11 @@ from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
 
 BYTES = 4
-"""Of an element: everything trains in fp32."""
+"""Bytes of an element: everything trains in fp32."""
 
 
 class Contestant(Protocol):
-    """What the benchmark asks of an engine; `executor.engine.EngineSession` has it."""
+    """The interface that the benchmark uses; `executor.engine.EngineSession` implements it."""
 
     def prepare(self, step: int) -> None: ...
     def train_step(self) -> StepReport: ...
@@ -40,7 +40,7 @@ class Contestant(Protocol):
 
 
 class _Peer:
-    """What the peers share: the native engine's own model class, weights, data and scaling of the loss."""
+    """Common part of the peers: the native engine's model class, weights, data and loss scaling."""
 
     def __init__(self, context: RankContext, spec: ModelSpec, config: TrialConfig, workload: Workload) -> None:
         self.context, self.config, self.workload = context, config, workload
@@ -60,7 +60,7 @@ class _Peer:
         self.batches = [{name: value.clone() for name, value in batch.items()} for batch in mine]
 
     def adamw(self, parameters: Iterator[nn.Parameter]) -> torch.optim.AdamW:
-        """As the native engine's, over the module's own parameters."""
+        """The native engine's AdamW, over the module's own parameters."""
         work = self.workload
         return torch.optim.AdamW(parameters, lr=work.learning_rate, weight_decay=work.weight_decay, fused=True)
 
@@ -80,7 +80,7 @@ class DDP(_Peer):
         self.optimizer = self.adamw(self.module.parameters())
 
     def train_step(self) -> StepReport:
-        # At the start, so that between steps the gradients show where the buckets are; the buckets stay either way.
+        # At the start, so that between steps the gradients point to the buckets; the buckets stay either way.
         self.optimizer.zero_grad()
         losses = []
         for index, batch in enumerate(self.batches):
@@ -101,11 +101,11 @@ class DDP(_Peer):
 
 
 class FSDP2(_Peer):
-    """torch fully_shard on every block and the root; without reshard, parameters stay whole until the step's last backward.
+    """torch fully_shard on every block and the root; without resharding, parameters stay whole until the step's last backward.
 
     `keeps_root`: embedding, head and last norm stay whole between forward and backward. `prefetches`: each block's gather is
-    called before the one that runs before it, in forward and in backward. `beside`: gathers are started and waited for
-    later (`async_op=True`), which is what lets them travel beside computation where there are no CUDA streams.
+    called before the preceding block runs, in forward and in backward. `beside`: gathers are started and waited for
+    later (`async_op=True`), so that they overlap with computation without CUDA streams.
     """
 
     def __init__(
@@ -144,7 +144,7 @@ class FSDP2(_Peer):
             loss = self.module(**batch)
             (loss / self.accumulation).backward()
             losses.append(loss.detach())
-        # One all-reduce, as torchtitan does it: clip_grad_norm_ and the norm's value would each take one.
+        # One all-reduce, as in torchtitan: clip_grad_norm_ and the norm's value would each need one.
         norm = get_total_norm([p.grad for p in self.module.parameters() if p.grad is not None], foreach=True)
         norm = norm.full_tensor()  # type: ignore[attr-defined]
         clip_grads_with_norm_(self.module.parameters(), self.workload.gradient_clipping, norm, foreach=True)
@@ -165,11 +165,11 @@ class FSDP2(_Peer):
 
 
 class DeepSpeed(_Peer):
-    """DeepSpeed ZeRO 0-3 on the CPU, sizes as the native engine's, the same fused AdamW.
+    """DeepSpeed ZeRO 0-3 on the CPU, with the native engine's sizes and the same fused AdamW.
 
     Without `reshard_after_forward` it keeps a parameter that it needs again, as by default; with it, `max_live_parameters`
-    must be small too, or it keeps what its prefetch has passed over. `multi_rank_bucket`: at stages 1 and 2 a bucket whose
-    gradients belong to several ranks is all-reduced whole, else each rank's part is reduced to it.
+    must be small too, or it keeps the parameters that its prefetch skipped. `multi_rank_bucket`: at stages 1 and 2 a bucket
+    whose gradients belong to several ranks is all-reduced whole; otherwise each rank's part is reduced to that rank.
     """
 
     def __init__(
@@ -206,7 +206,7 @@ class DeepSpeed(_Peer):
                 "stage3_prefetch_bucket_size": config.prefetch_bucket_size,
                 "stage3_param_persistence_threshold": config.param_persistence_threshold,
                 "stage3_max_live_parameters": config.max_live_parameters,
-                # What is used again that soon stays, as in our engine.
+                # Parameters that are reused within this distance stay, as in our engine.
                 "stage3_max_reuse_distance": config.prefetch_bucket_size
                 if config.reshard_after_forward
                 else config.max_live_parameters,
@@ -227,11 +227,11 @@ class DeepSpeed(_Peer):
             self.engine.backward(loss)
             self.engine.step()
             losses.append(loss.detach())
-        norm = self.engine.get_global_grad_norm()  # at stage 0 DeepSpeed clips, but does not tell the norm
+        norm = self.engine.get_global_grad_norm()  # at stage 0 DeepSpeed clips but returns no norm
         return StepReport(loss=float(torch.stack(losses).mean()), gradient_norm=None if norm is None else float(norm))
 
     def tagged_storages(self) -> Iterator[tuple[str, Tensor]]:
-        """The model's, and every tensor that has come since it was wrapped: DeepSpeed holds its own in many places."""
+        """The model's tensors, and every tensor created since it was wrapped: DeepSpeed holds its own in many places."""
         yield from (("parameters", parameter.data) for parameter in self.module.parameters())
         yield from (("buffers", buffer) for buffer in self.module.buffers())
         yield from (("activations", value) for batch in self.batches for value in batch.values())
@@ -258,19 +258,19 @@ PEERS: dict[str, Callable[[RankContext, ModelSpec, TrialConfig, Workload], Conte
     "deepspeed": DeepSpeed,
     "deepspeed, a rank's reduces": partial(DeepSpeed, multi_rank_bucket=False),
 }
-"""Each engine at several settings of its own, where these matter: the best of them counts."""
+"""Each engine, with several settings where these matter: the best of them counts."""
 
 
 def contestants(config: TrialConfig, contest: str) -> tuple[str, ...]:
-    """Who competes here: ours first; DeepSpeed where it is installed.
+    """The engines of a contest: native first, DeepSpeed if it is installed.
 
-    FSDP2 has no size of what it gathers ahead: it is in the contests of one block alone.
+    FSDP2 has no prefetch size, so it takes part only in contests that prefetch one block.
     """
     stage, kept = config.zero_stage, ("fsdp2", "fsdp2, prefetch", "fsdp2, prefetch beside")
     torch_peers: tuple[str, ...] = {0: ("ddp",), 1: (), 2: kept, 3: kept}[stage]
     if stage == 3 and config.reshard_after_forward:
         torch_peers = tuple(name for name in PEERS if name.startswith("fsdp2")) if contest == "stage 3" else ()
-    # At stage 0 DeepSpeed's buckets have a size of their own, which is the knob's default.
+    # At stage 0 DeepSpeed's buckets have a fixed size, which is the knob's default.
     has_knob = stage > 0 or config.reduce_bucket_size == TrialConfig().reduce_bucket_size
     names = [name for name in PEERS if name == "deepspeed" or (name.startswith("deepspeed") and stage in (1, 2))]
     deepspeed = names if has_knob and importlib.util.find_spec("deepspeed") else []
@@ -308,14 +308,14 @@ def _local(value: Tensor) -> Tensor:
 
 
 def _deepspeed() -> Any:
-    """DeepSpeed for the CPU, without what it compiles at run time."""
+    """DeepSpeed for the CPU, without the operators that it compiles at run time."""
     os.environ["DS_ACCELERATOR"] = "cpu"
     os.environ.setdefault("TORCH_EXTENSIONS_DIR", tempfile.mkdtemp(prefix="atbench-extensions-"))
     os.environ.setdefault("LOCAL_SIZE", str(dist.get_world_size()))
     import deepspeed  # type: ignore[import-not-found]
 
     # By its full name: the attribute `deepspeed.comm.torch` is torch itself. The shared-memory operator compiles, and would
-    # go around the link.
+    # bypass the link.
     importlib.import_module("deepspeed.comm.torch").build_shm_op = lambda: None  # type: ignore[attr-defined]
     deepspeed.logger.setLevel("ERROR")
     deepspeed.init_distributed("gloo", dist_init_required=False, verbose=False)

@@ -1,4 +1,4 @@
-"""What a rank of `benchmarks/engine.py` does: build each stage's engines, account for memory, count, then take turns."""
+"""A rank of `benchmarks/engine.py`: builds each stage's engines, accounts for memory, counts collectives, times in turns."""
 
 import gc
 import json
@@ -31,32 +31,32 @@ from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
 
 WARMUP_STEPS = 3
-"""Optimizer state, DDP's final buckets and the traces of stage 3 exist afterwards."""
+"""Afterwards optimizer state, DDP's final buckets and the traces of stage 3 exist."""
 KINDS = ("allreduce", "allgather", "reduce_scatter", "broadcast", "reduce", "alltoall", "gather", "scatter")
-"""In this order, since the name of one begins with that of another."""
+"""In this order, because some names are prefixes of others."""
 
 
 @dataclass(slots=True)
 class Turn:
-    """An engine that is built, and what is known of it."""
+    """A built engine and its measurements."""
 
     name: str
     contestant: Contestant
     steps: int = 0
     losses: list[float] = field(default_factory=list)
     seconds: list[list[float]] = field(default_factory=list)
-    """Of each step, the slowest rank's, by round."""
+    """Seconds of each step on the slowest rank, by round."""
     cpu_seconds: list[float] = field(default_factory=list)
-    """Of each step, summed over the ranks."""
+    """CPU seconds of each step, summed over the ranks."""
     sent: list[float] = field(default_factory=list)
     """Bytes that the ranks put on the link in a step, summed."""
     collectives: dict[str, tuple[int, int]] = field(default_factory=dict)
     waited: tuple[int, int] = (0, 0)
-    """Collectives of a step that are waited for where they are called, and those that are called from Python."""
+    """Collectives of a step that are waited for at the call, and all that are called from Python."""
     memory: list[dict[str, Any]] = field(default_factory=list)
 
     def step(self, context: RankContext, keep: bool) -> None:
-        """One step, timed as the executor times one: from a barrier to this rank's end, the slowest rank counts."""
+        """Train one step, timed as in the executor: from a barrier to the end of the step on the slowest rank."""
         self.contestant.prepare(self.steps)
         gather_numbers(context, [0.0])
         cpu, sent, began = time.process_time(), sent_bytes(), time.perf_counter()
@@ -64,7 +64,7 @@ class Turn:
         seconds, cpu = time.perf_counter() - began, time.process_time() - cpu
         assert report.loss is not None  # no engine here has a pipeline
         rows = gather_numbers(context, [seconds, cpu, report.loss])
-        # After the agreement, since then nothing of the step waits in the link's queue any more.
+        # After this gather none of the step's packets are left in the link's queue.
         sent_rows = gather_numbers(context, [float(sent_bytes() - sent)])
         self.steps += 1
         self.losses.append(sum(row[2] for row in rows) / len(rows))
@@ -75,10 +75,10 @@ class Turn:
 
 
 def run_contest(context: RankContext, plan: dict[str, Any], name: str, changes: dict[str, Any]) -> dict[str, Any]:
-    """Every engine of one stage and its settings.
+    """Measure every engine in one contest.
 
     1. Build them one after the other; warm each up, account for its memory, count its collectives.
-    2. In each round every engine makes some steps, another one first each time.
+    2. In each round every engine trains some steps; a different engine begins each round.
     """
     spec, workload = from_plain(ModelSpec, plan["model"]), from_plain(Workload, plan["workload"])
     config = from_plain(TrialConfig, plan["config"]).replace(changes)
@@ -93,7 +93,9 @@ def run_contest(context: RankContext, plan: dict[str, Any], name: str, changes: 
         turn.waited = (CALLS.waited, CALLS.seen)
         turns.append(turn)
         peak = turn.memory[0]["peak"]
-        say(context, f"{name} {engine}: {peak:,} bytes at the peak, {turn.memory[0]['at_start']:,} before, {turn.collectives}")
+        log_line(
+            context, f"{name} {engine}: {peak:,} bytes at the peak, {turn.memory[0]['at_start']:,} before, {turn.collectives}"
+        )
     gc.collect()
     gc.freeze()
     for number in range(plan["rounds"]):
@@ -166,13 +168,13 @@ def _bytes(argument: Any) -> int:
     return elements * torch.empty((), dtype=argument.dtype).element_size()
 
 
-def say(context: RankContext, line: str) -> None:
+def log_line(context: RankContext, line: str) -> None:
     if context.rank == 0:
         print(f"{time.strftime('%H:%M:%S')} {line}", file=sys.stderr, flush=True)
 
 
 def join(rank: int, ranks: int, address: str, port: int) -> RankContext:
-    """One thread a rank: the ranks share the machine."""
+    """Join the process group, with one thread for each rank: the ranks share the machine."""
     torch.set_num_threads(1)
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks)}
     os.environ |= {"MASTER_ADDR": address, "MASTER_PORT": str(port)}

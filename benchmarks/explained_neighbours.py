@@ -1,10 +1,10 @@
-"""How good explanations are where they predict: neighbours of a winner that a short job did not try, against their measurement.
+"""How accurate are predictions in explanations? Neighbours of a winner that a short job did not try, against measurements.
 
     autotune sweep llama-tiny --ranks 2 --strategy grid --trials 24 --no-racing --confirm-repeats 0 --db grid.db
     python benchmarks/explained_neighbours.py grid.db [--jobs 8]
 
-The measurements of the database's latest job are replayed to short jobs of random trials. Each is explained, and what it says
-of a neighbour that it did not measure is held against what was measured.
+The measurements of the database's latest job are replayed to short jobs of random trials. Each is explained; its predictions
+for neighbours that it did not measure are compared with the measurements.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from autotune.prediction.equations.step import Z90
 from autotune.request.request import request_to_row
 from autotune.session.resolve import session_of
 from autotune.session.session import Session
-from autotune.strategies.random import RandomStrategy
+from autotune.strategies.walks import RandomStrategy
 from executor.runners.replay import ReplayRunner
 from search_spaces.outcome import Outcome
 from search_spaces.trial import Interval, TrialResult
@@ -34,17 +34,17 @@ TRIALS = (4, 8)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Neighbour:
-    """Logarithms of how many times as fast the winner is."""
+    """Logarithms of the winner's speedup over a neighbour."""
 
     predicted: float
     spread: float
     measured: float
     noise: float
-    """Standard deviation of `measured`, as the two trials say of themselves."""
+    """Standard deviation of `measured`, from the intervals of the two trials."""
 
     @property
     def error(self) -> float:
-        """Measured over predicted."""
+        """Logarithm of measured over predicted."""
         return self.measured - self.predicted
 
 
@@ -61,8 +61,8 @@ def main() -> None:
         held = fmean(abs(one.error) <= Z90 * math.hypot(one.spread, one.noise) for one in found)
         off, naive = median(abs(one.error) for one in found), median(abs(one.measured) for one in found)
         print(
-            f"{trials} trials: {len(found)} neighbours, median error {math.expm1(off):.0%} (of saying that they are as fast: "
-            f"{math.expm1(naive):.0%}), mean {math.expm1(fmean(one.error for one in found)):+.0%}; bands hold {held:.0%}"
+            f"{trials} trials: {len(found)} neighbours, median error {math.expm1(off):.0%} (assuming equal speed: "
+            f"{math.expm1(naive):.0%}), mean {math.expm1(fmean(one.error for one in found)):+.0%}; bands contain {held:.0%}"
         )
 
 
@@ -75,18 +75,18 @@ def measured_in(database: str) -> tuple[Session, dict[str, TrialResult]]:
 
 
 def neighbours(session: Session, results: dict[str, TrialResult], trials: int, seed: int) -> Iterator[Neighbour]:
-    """What the explanation of one short job predicts, with what was measured."""
+    """Predictions of one short job's explanation, with the measurements."""
     changes = {"strategy": "random", "trials": trials, "seed": seed, "confirm_repeats": 0, "racing": False}
     request = dataclasses.replace(session.request, **changes)  # type: ignore[arg-type]
     short = dataclasses.replace(session, request=request, strategy=RandomStrategy())
     with tempfile.TemporaryDirectory() as folder, open_store(str(Path(folder) / "jobs.db")) as store:
         job = store.create_job(request_to_row(request))
         run_job(short, store, job.id, ReplayRunner(results))
-        told = explain(store, job.id)
-    own = results[told.config.hash].samples_per_second
-    for finding in told.knobs:
+        explanation = explain(store, job.id)
+    own = results[explanation.config.hash].samples_per_second
+    for finding in explanation.knobs:
         for point in finding.curve:
-            config = session.space.admitted(told.config.replace({finding.knob: point.value}))
+            config = session.space.admitted(explanation.config.replace({finding.knob: point.value}))
             other = results[config.hash].samples_per_second if config.hash in results else None
             if point.source is Source.PREDICTED and point.speedup and own and other:
                 yield Neighbour(
@@ -98,7 +98,7 @@ def neighbours(session: Session, results: dict[str, TrialResult], trials: int, s
 
 
 def noise_of(rate: Interval) -> float:
-    """Standard deviation of the logarithm."""
+    """Standard deviation of the rate's logarithm."""
     return math.log(rate.high / rate.low) / (2 * 1.96) if rate.low > 0 else 0.5
 
 

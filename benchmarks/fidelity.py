@@ -1,4 +1,4 @@
-"""Steps of fewer micro-batches, extrapolated, against full ones: how well they agree, and what they save.
+"""Steps of fewer micro-batches, extrapolated, against full steps: how well they agree, and the time they save.
 
 python -m benchmarks.fidelity [--cycles 12] [--most 4] [--markdown docs/fidelity.md]
 """
@@ -42,20 +42,20 @@ CASES: tuple[tuple[int, dict[str, object]], ...] = (
 
 @dataclass(slots=True)
 class Case:
-    """One configuration: its steps of three counts in turn, and one trial either way."""
+    """One configuration: steps with three counts of micro-batches in turn, and one trial each, full and extrapolated."""
 
     micro_batches: int
     config: TrialConfig
     line: Line
     wall: dict[str, list[float]]
-    """Seconds of steps of `first`, `second` and `full` micro-batches, by cycle: the slowest rank's."""
+    """Seconds of steps with `first`, `second` and `full` micro-batches, by cycle, on the slowest rank."""
     cpu: dict[str, list[float]]
     """CPU seconds of the same steps, summed over the ranks."""
     full: TrialResult
     fewer: TrialResult
 
     def ratio(self, of: str = "wall") -> Interval:
-        """Extrapolated over full step time in the same build, each cycle giving a pair, so that drift is in neither."""
+        """Extrapolated over full step time in the same build; each cycle gives a pair, which cancels drift."""
         steps: dict[str, list[float]] = getattr(self, of)
         extrapolated = [self.line.at_full(*pair) for pair in zip(steps["first"], steps["second"], strict=True)]
         whole = statistics.fmean(steps["full"])
@@ -65,13 +65,13 @@ class Case:
         return Interval(mean=mean, low=mean - error, high=mean + error)
 
     def multiplied(self) -> float:
-        """What multiplying the larger timed step instead gives, over the full step."""
+        """The larger timed step's CPU seconds, scaled in proportion to micro-batches, over the full step's."""
         scale = self.micro_batches / self.line.second
         return scale * statistics.fmean(self.cpu["second"]) / statistics.fmean(self.cpu["full"])
 
 
 def seconds(result: TrialResult) -> float:
-    """Of the trial, less what starting its ranks took."""
+    """Seconds of the trial without the start of its ranks."""
     return sum(
         result.phase_seconds[phase] for phase in ("build", "warmup", "memory", "measure") if phase in result.phase_seconds
     )
@@ -91,10 +91,10 @@ def request(micro_batches: int, config: TrialConfig, fidelity: Fidelity) -> Tria
     )
 
 
-def run(runner: LocalRunner, asked: TrialRequest) -> TrialResult:
-    result = runner.run(asked)
+def run(runner: LocalRunner, request_: TrialRequest) -> TrialResult:
+    result = runner.run(request_)
     if result.outcome is not Outcome.OK:
-        raise SystemExit(f"{asked.config}: {result.outcome} {result.message}\n{result.traceback}")
+        raise SystemExit(f"{request_.config}: {result.outcome} {result.message}\n{result.traceback}")
     return result
 
 
@@ -122,7 +122,7 @@ def measure_all(cycles: int, most: int) -> list[Case]:
         LocalRunner(RANKS, device="cpu", trial_function="benchmarks.fidelity_rank:run_trial") as steps,
         LocalRunner(RANKS, device="cpu") as trials,
     ):
-        run(trials, request(4, TrialConfig(), Fidelity(max_steps=5)))  # what starting costs is in no trial's seconds
+        run(trials, request(4, TrialConfig(), Fidelity(max_steps=5)))  # starting the ranks is not part of any trial's seconds
         for count, knobs in CASES:
             cases.append(measure(steps, trials, count, TrialConfig(**knobs), cycles, most))  # type: ignore[arg-type]
             print(f"{_name(cases[-1])}: {_ratio_text(cases[-1])}, CPU {_ratio_text(cases[-1], 'cpu')}", flush=True)
@@ -159,7 +159,7 @@ def _agreement(cases: list[Case], of: str) -> str:
     off = statistics.fmean(abs(ratio.mean - 1.0) for ratio in ratios)
     median = statistics.median(ratio.mean for ratio in ratios)
     return (
-        f"{of}: {sum(map(_holds_one, ratios))} of {len(cases)} intervals hold 1, median {median:.3f}, mean distance {off:.1%}"
+        f"{of}: {sum(map(_holds_one, ratios))} of {len(cases)} intervals cover 1, median {median:.3f}, mean distance {off:.1%}"
     )
 
 
@@ -169,18 +169,18 @@ def main() -> int:
     parser.add_argument("--most", type=int, default=4)
     arguments = parser.parse_args()
     cases = measure_all(arguments.cycles, arguments.most)
-    told = "; ".join(_agreement(cases, of) for of in ("wall", "cpu"))
+    agreed = "; ".join(_agreement(cases, of) for of in ("wall", "cpu"))
     took = [sum(seconds(getattr(case, which)) for case in cases) for which in ("full", "fewer")]
     method = (
         f"Written by `python -m benchmarks.fidelity`: `{MODEL}`, {SEQUENCE_LENGTH} tokens a sample, {RANKS} CPU ranks joined "
-        f"by gloo, at most {arguments.most} micro-batches. In one build, {arguments.cycles} cycles of a step of either count "
+        f"by gloo, at most {arguments.most} micro-batches. In one build, {arguments.cycles} cycles of a step with each count "
         "and a full one. *wall*: extrapolated over full step time, with the 95 % interval of their differences; *CPU*: the "
-        "same of CPU seconds summed over the ranks, which neighbours on a busy machine change less; *multiplied*: what the "
-        "larger timed step's CPU seconds give when they are multiplied instead. Seconds are of one trial either way, from its "
-        "build to its end. Collectives: whether counts and bytes of a step are the full one's on every rank."
+        "same for CPU seconds summed over the ranks, which other work on the machine changes less; *multiplied*: the larger "
+        "timed step's CPU seconds scaled by the number of micro-batches instead. Seconds are those of one trial of each kind, "
+        "from build to end. Collectives: whether counts and bytes of a step equal the full step's on every rank."
     )
     found = (
-        f"{told}. Multiplied, the median is {statistics.median(case.multiplied() for case in cases):.3f}. All trials in full "
+        f"{agreed}. Multiplied, the median is {statistics.median(case.multiplied() for case in cases):.3f}. All trials in full "
         f"took {took[0]:.0f} s, extrapolated {took[1]:.0f} s: {1 - took[1] / took[0]:.0%} saved."
     )
     lines = [

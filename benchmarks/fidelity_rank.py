@@ -1,8 +1,8 @@
-"""Steps of three counts of micro-batches in turn, in one build; their seconds come back as JSON in `environment`.
+"""Times steps with three counts of micro-batches in turn, in one build; returns the seconds as JSON in `environment`.
 
-`wall` is of the slowest rank, `cpu` the sum over the ranks, which a busy machine changes less.
+`wall` is the slowest rank's, `cpu` the sum over the ranks, which a busy machine changes less.
 
-Rank processes import it by name, as they import `executor.trial.run` otherwise.
+Rank processes import this module by name in place of `executor.trial.run`.
 """
 
 import json
@@ -18,7 +18,7 @@ from search_spaces.trial import Progress, TrialRequest, TrialResult
 
 
 def run_trial(context: RankContext, request: TrialRequest, _: Callable[[Progress], None]) -> TrialResult:
-    """`fidelity.max_steps` cycles, after two that are not looked at."""
+    """Time `fidelity.max_steps` cycles, after two that are discarded."""
     line = line_of(request)
     assert line is not None
     counts = {"first": line.first, "second": line.second, "full": line.full}

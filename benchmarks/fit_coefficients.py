@@ -1,8 +1,8 @@
-"""Fits the coefficients that are shipped to measurements of others, and writes them with their sources.
+"""Fits the shipped coefficients to published measurements, and writes them with their sources.
 
     python benchmarks/fit_coefficients.py [--data ../shared/data] [--out autotune/prediction/equations/fitted.toml]
 
-Every source weighs the same. Of the measurements nothing is kept but the coefficients.
+Every source has the same weight. Only the coefficients are kept, not the measurements.
 """
 
 import argparse
@@ -28,7 +28,7 @@ def main() -> int:
     options = parser.parse_args()
     table = options.data / "measured.csv"
     if not table.exists():
-        print(f"{table}: is not there; give --data, the folder of measurements", file=sys.stderr)
+        print(f"{table}: not found; give --data, the folder of measurements", file=sys.stderr)
         return 2
     rows = [row for row in read_table(table).rows if refusal(row) is None]
     rates = fitted_rates(rows, together=True)

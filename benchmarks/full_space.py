@@ -2,9 +2,9 @@
 
     python -m benchmarks.full_space [--seeds 3] [--trials 20] [--rounds 5] [--markdown docs/full-space.md]
 
-A sweep takes about two minutes on two idle cores; a seed plays both spaces, in another order each time, and then measures both
-winners again in interleaved rounds, which alone are compared. Every seed is written to the folder of --out at once; started
-again, it goes on with the next. Root and Linux are needed for the network.
+A sweep takes about two minutes on two idle cores; a seed runs both spaces, in alternating order, and then measures both winners
+again in interleaved rounds; only these are compared. Every seed is written to the folder of --out as soon as it ends; a restart
+continues with the next seed. The network needs root and Linux.
 """
 
 import json
@@ -40,12 +40,12 @@ from storage.sql import open_store
 RANKS = 4
 SPACES = ("3d", "full")
 SOUND = {Outcome.OK, Outcome.PRUNED, Outcome.INFEASIBLE, Outcome.INVALID}
-"""What may become of a trial: measured, beaten, too large, or refused by a rule that has a name."""
+"""Valid outcomes of a trial: measured, pruned, too large, or refused by a named rule."""
 INTRODUCTION = (
-    "Written by `make bench` (`benchmarks/full_space.py`). Both presets are swept by guided search in as many trials, on the",
-    f"same {RANKS} ranks, which a switch of {RATE_MBIT} Mbit/s joins. The winners of a seed are measured again in interleaved",
-    "rounds, and these alone are compared: `full over 3d` is the mean ratio of their rates with its 95 % paired interval. The",
-    "bound: no interval of a seed, nor that of all, lies below 1.",
+    "Written by `make bench` (`benchmarks/full_space.py`). Guided search sweeps both presets with equally many trials, on the",
+    f"same {RANKS} ranks, joined by a switch of {RATE_MBIT} Mbit/s. The winners of a seed are measured again in interleaved",
+    "rounds, and only these are compared: `full over 3d` is the mean ratio of their rates with its 95 % paired interval. The",
+    "bound: no seed's interval, nor that over all seeds, lies below 1.",
 )  # fmt: skip
 
 
@@ -55,16 +55,16 @@ class Played:
 
     space: str
     configurations: int
-    """In the space."""
+    """Number of configurations in the space."""
     winner: Mapping[str, Value]
-    """What differs from the defaults."""
+    """Knobs that differ from the defaults."""
     outcomes: Mapping[str, int]
-    """Of the search's trials; a refused one with its rule's name."""
+    """Outcome -> number of search trials; refused ones with the rule's name."""
     unsound: tuple[str, ...]
-    """Messages of trials that ended as none should."""
+    """Messages of trials with an outcome that is not valid."""
     seconds: float
     gain: str
-    """Over the sweep's own baseline, with its interval."""
+    """Speedup over the sweep's own baseline, with its interval."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,15 +74,15 @@ class Seed:
     seed: int
     played: Mapping[str, Played]
     rates: Mapping[str, Sequence[float]]
-    """Space -> samples/s of its winner, a round each."""
+    """Space -> samples/s of its winner, one for each round."""
 
     def lead(self) -> Estimate:
-        """Of `full` over `3d`, as a difference of logarithms."""
+        """Lead of `full` over `3d`, as a difference of logarithms."""
         return paired_gain(self.rates["full"], self.rates["3d"])
 
 
 def request_of(space: str, seed: int, trials: int, folder: str) -> JobRequest:
-    """The seed is the data's too."""
+    """The request of one sweep; the seed also sets the data."""
     return JobRequest(
         model=MODEL, cluster="switch", space=space, seed=seed, trials=trials, ranks=RANKS, runner="local", nvme_path=folder,
         global_batch_size=WORKLOAD.global_batch_size, sequence_length=WORKLOAD.sequence_length, fidelity=SHORT,
@@ -91,18 +91,18 @@ def request_of(space: str, seed: int, trials: int, folder: str) -> JobRequest:
 
 
 def play(session: Session, runner: Runner) -> Played:
-    """Run a job in a database of its own."""
+    """Run a job in its own database."""
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder, open_store(str(Path(folder) / "sweep.db")) as store:
         job = open_job(store, session)
         found = finish(session, store, job.id, runner)
         trials = [trial for trial in store.trials(job.id) if trial.purpose is Purpose.SEARCH]
     if found.best is None:
-        raise SystemExit(f"{session.request.space}, seed {session.request.seed}: nothing may win ({found.message})")
+        raise SystemExit(f"{session.request.space}, seed {session.request.seed}: no configuration may win ({found.message})")
     return Played(
         space=session.request.space, configurations=session.space.count(), seconds=round(time.monotonic() - began, 1),
         winner=found.best.differences(TrialConfig()), outcomes=dict(Counter(map(_ended, trials))),
-        unsound=tuple(_told(trial) for trial in trials if trial.outcome not in SOUND),
+        unsound=tuple(_trial_text(trial) for trial in trials if trial.outcome not in SOUND),
         gain=f"{found.gain.mean:.2f}x [{found.gain.low:.2f}, {found.gain.high:.2f}]" if found.gain else "",
     )  # fmt: skip
 
@@ -113,13 +113,13 @@ def _ended(trial: TrialRecord) -> str:
     return f"{outcome} ({rule})" if rule else outcome
 
 
-def _told(trial: TrialRecord) -> str:
+def _trial_text(trial: TrialRecord) -> str:
     knobs = " ".join(f"{name}={value}" for name, value in trial.config.differences(TrialConfig()).items())
     return f"{_ended(trial)}: {trial.result.message if trial.result else ''} [{knobs}]"
 
 
 def play_seed(seed: int, trials: int, rounds: int, runner: Runner) -> Seed:
-    """Both spaces in turn, then both winners again."""
+    """Run both spaces in turn, then measure both winners again."""
     with tempfile.TemporaryDirectory() as folder:
         order = SPACES if seed % 2 == 0 else SPACES[::-1]
         sessions = {space: prepare(request_of(space, seed, trials, folder)) for space in order}
@@ -139,7 +139,7 @@ def play_seed(seed: int, trials: int, rounds: int, runner: Runner) -> Seed:
 
 
 def read_seeds(path: Path) -> list[Seed]:
-    """What was played before."""
+    """Seeds of earlier runs."""
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     plain = [json.loads(line) for line in lines]
     return [
@@ -149,11 +149,11 @@ def read_seeds(path: Path) -> list[Seed]:
 
 
 def page(seeds: Sequence[Seed]) -> tuple[list[str], bool]:
-    """Lines of markdown, and whether the bound holds and every trial ended as it may."""
+    """Lines of markdown, and whether the bound holds and every trial has a valid outcome."""
     whole = paired_gain(
         [rate for each in seeds for rate in each.rates["full"]], [rate for each in seeds for rate in each.rates["3d"]]
     )
-    unsound = [told for each in seeds for played in each.played.values() for told in played.unsound]
+    unsound = [text for each in seeds for played in each.played.values() for text in played.unsound]
     holds = not unsound and all(lead.high >= 0.0 for lead in (whole, *(each.lead() for each in seeds)))
     verdict = f"**{'Holds' if holds else 'DOES NOT HOLD'}**: full over 3d {_ratio(whole)} over {len(seeds)} seeds"
     rows = [
@@ -165,7 +165,7 @@ def page(seeds: Sequence[Seed]) -> tuple[list[str], bool]:
         "seed", "space", "configurations", "search trials", "seconds a sweep", "gain over the baseline",
         "samples/s of the winner, again", "full over 3d", "winner",
     ]  # fmt: skip
-    failures = ["", "Trials that ended as none should:", "", *(f"- {told}" for told in unsound)] if unsound else []
+    failures = ["", "Trials with an invalid outcome:", "", *(f"- {text}" for text in unsound)] if unsound else []
     return ["# The full space", "", *INTRODUCTION, "", f"{verdict}.", "", *table(headings, rows), *failures], holds
 
 
@@ -186,7 +186,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--trials", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--out", type=Path, default=Path("build/full-space"), help="folder of what was played")
+    parser.add_argument("--out", type=Path, default=Path("build/full-space"), help="folder of the results")
     arguments = parser.parse_args()
     if missing := why_not():
         print(f"nothing is measured: {missing}")

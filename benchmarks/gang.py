@@ -22,7 +22,7 @@ START_SECONDS = 120.0
 """Added to the limit of a task that finds the ranks still starting: on a busy machine importing torch takes long."""
 PRELOADED = ("torch", "torch.distributed.fsdp", "torch.distributed.pipelining")
 GRACE_SECONDS = 1.0
-"""How long other ranks may still answer after one has failed: the first error is the one that tells most."""
+"""How long other ranks may still answer after one has failed: the first error is the most informative one."""
 
 
 class TaskError(RuntimeError):
@@ -31,7 +31,7 @@ class TaskError(RuntimeError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Answer:
-    """What a rank says after a task."""
+    """A rank's answer to a task."""
 
     result: Any = None
     error: str | None = None
@@ -39,10 +39,10 @@ class _Answer:
 
 
 class Gang:
-    """Ranks of one gloo group, started by the first `run` and again by the one after a failure. Use as a context."""
+    """Ranks of one gloo group, started by the first `run` and restarted by the `run` after a failure. Use as a context."""
 
     def __init__(self, ranks: int, work: Callable[[int, Any], Any], seconds_limit: float = 120.0) -> None:
-        """`work(rank, task)` runs in every rank; it is imported there by its name."""
+        """`work(rank, task)` runs in every rank, which imports it by name."""
         self.ranks, self.work, self.seconds_limit = ranks, work, seconds_limit
         self.starts = 0
         self._processes: list[Any] = []
@@ -87,15 +87,15 @@ class Gang:
             if failed:
                 deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
             elif not ready:
-                self._tell_where()
+                self._dump_stacks()
                 raise TaskError(f"ranks {sorted(waiting.values())} gave no answer in {limit:.0f} s")
         for rank, answer in answers.items():
             if answer.error:
                 raise TaskError(f"rank {rank}: {answer.error}")
         return [answers[rank] for rank in range(self.ranks)]
 
-    def _tell_where(self) -> None:
-        """Have the ranks write to stderr what they are at."""
+    def _dump_stacks(self) -> None:
+        """Make the ranks write their stacks to stderr."""
         for process in self._processes:
             os.kill(process.pid, signal.SIGUSR1)
         time.sleep(GRACE_SECONDS)
@@ -113,9 +113,9 @@ class Gang:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         os.environ["OMP_NUM_THREADS"] = "1"
         self.starts += 1
-        # Here and not in rank 0, so that no port is chosen that another process may take meanwhile.
+        # Here and not in rank 0, so that no other process can take the chosen port meanwhile.
         self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        # Ranks are forked from a process that has imported torch and has done nothing with it: a start costs no imports.
+        # Ranks are forked from a process that has only imported torch: a start costs no imports.
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload([*PRELOADED, self.work.__module__])
         for rank in range(self.ranks):
@@ -137,10 +137,10 @@ class Gang:
 
 
 def _serve(rank: int, ranks: int, port: int, connection: Connection, work: Callable[[int, Any], Any]) -> None:
-    """A rank's life: until the pipe closes."""
+    """Run tasks on a rank until the pipe closes."""
     torch.set_num_threads(1)
     faulthandler.register(signal.SIGUSR1)
-    # What torch warns of on a CPU says nothing about results, and where a pipeline fails it logs its whole schedule.
+    # torch's warnings on a CPU do not concern results, and a failing pipeline logs its whole schedule.
     warnings.simplefilter("ignore")
     logging.disable()
     dist.init_process_group("gloo", store=dist.TCPStore("127.0.0.1", port), rank=rank, world_size=ranks)

@@ -3,16 +3,16 @@
     python -m benchmarks.gpu --part correctness|grid|sweep|by-hand --out FILE.jsonl [--resume FILE.jsonl …] [--seconds 520]
     python -m benchmarks.gpu --page FILE.jsonl … [--markdown docs/gpu.md]
 
-correctness  every collective over one rank of NCCL, two ranks on one GPU, memory, running out of it, graphs, all engines
+correctness  every collective over one rank of NCCL, two ranks on one GPU, memory, out of memory, graphs, all engines
 grid         configurations of a 1B model in one warm process, time and memory of each predicted beforehand
 sweep        `autotune calibrate`, then a guided `autotune sweep --runner local`; the winner against the grid's best
 by-hand      our tuned configuration against a 1B model written by hand; float8, flex attention, fused kernels
 
-Every result is a line of FILE.jsonl, on the disk before the next item begins. Results of the files of `--resume` are not
-measured again; give all files of the hour there, since sweep and by-hand use what grid has found. An item is begun where the
-time that it is expected to take is left. Status: 0 all hold, 1 some fail or lack something, 75 start again with --resume.
+Every result is a line of FILE.jsonl, on disk before the next item begins. Results in the files of `--resume` are not measured
+again; give all files of the session there, since sweep and by-hand use the results of grid. An item starts if its expected
+time is left. Status: 0 all hold, 1 some fail or lack something, 75 start again with --resume.
 
-`--device cpu` goes through the same code at a small size. Items that need no device (dry runs) may be run beforehand on any
+`--device cpu` runs the same code at a small size. Items that need no device (dry runs) can be run beforehand on any
 machine, `--device cpu --size large --items "dry run"`, and resumed from. Torch, NumPy and SciPy are enough; the part sweep
 needs the command line's packages too, or a bundle of them (`make gpu-bundle`).
 """
@@ -63,7 +63,7 @@ def main() -> int:
     folder.mkdir(parents=True, exist_ok=True)
     setting = Setting(device=device, size=size, folder=folder, bundle=arguments.bundle.resolve())
     if arguments.device == "cpu" and size == "small":
-        torch.set_num_threads(1)  # tiny models gain nothing from more
+        torch.set_num_threads(1)  # tiny models do not gain from more
     chosen = [item for item in PARTS[arguments.part](setting) if item.name.startswith(tuple(arguments.items))]
     worker = Worker(arguments.part, setting, arguments.out, arguments.resume, [State(state) for state in arguments.again])
     try:
@@ -73,7 +73,7 @@ def main() -> int:
 
 
 def write_page(files: list[Path], markdown: Path | None) -> int:
-    """The page of the files together; 1 where a claim fails."""
+    """Write the page of all files; return 1 if a claim fails."""
     lines = read_lines(files)
     kind = "cuda" if any(line.device == "cuda" for line in lines) else "cpu"
     setting = Setting(device=torch.device(kind), size=SIZES[kind], folder=FILES)
@@ -92,12 +92,12 @@ def _parser() -> argparse.ArgumentParser:
     what.add_argument("--part", choices=PARTS)
     what.add_argument("--page", type=Path, nargs="+", metavar="FILE", help="render these files")
     parser.add_argument("--markdown", type=Path, help="where the page is written; default: standard output")
-    parser.add_argument("--out", type=Path, default=FILES / "lines.jsonl", help="file that lines are added to")
+    parser.add_argument("--out", type=Path, default=FILES / "lines.jsonl", help="file that results are appended to")
     parser.add_argument("--resume", type=Path, nargs="+", default=[], metavar="FILE", help="files with earlier results")
     parser.add_argument("--seconds", type=float, default=520.0, help="time for this run")
     parser.add_argument("--device", choices=SIZES, default="cuda")
-    parser.add_argument("--size", choices=("small", "large"), help="of the models; default: large on a GPU")
-    parser.add_argument("--items", nargs="+", default=[""], metavar="NAME", help="only items whose names begin so")
+    parser.add_argument("--size", choices=("small", "large"), help="size of the models; default: large on a GPU")
+    parser.add_argument("--items", nargs="+", default=[""], metavar="NAME", help="only items whose names begin with NAME")
     states = ("fails", "undecided", "skipped")
     parser.add_argument("--again", nargs="+", default=[], choices=states, help="run items with these results again")
     parser.add_argument("--folder", type=Path, help="for the sweep's database and packages; default: in build/gpu")

@@ -1,8 +1,8 @@
-"""A llama written by hand in plain PyTorch, as fast as one knows how, for `gpu_by_hand.py` to hold our engine against.
+"""A llama written by hand in plain PyTorch, as fast as possible: the reference for our engine in `gpu_by_hand.py`.
 
 bf16 weights with an fp32 master under fused AdamW (the stronger choice: autocast over fp32 weights casts each of them in
 every step and moves fp32 gradients), one product for queries, keys and values and one for gate and up, a `torch.compile`
-of each block, flash attention, and a cross-entropy in chunks that makes its gradients in forward, so that nothing is
+of each block, flash attention, and a cross-entropy in chunks that computes its gradients in forward, so that nothing is
 computed twice.
 """
 
@@ -62,7 +62,7 @@ class Llama(nn.Module):
         self.chunk_loss = chunk_loss
         if compiled:
             for block in self.blocks:
-                block.compile(fullgraph=True)  # whole, so that it fails where it would quietly run uncompiled
+                block.compile(fullgraph=True)  # full graph: raises instead of silently running parts uncompiled
             self.chunk_loss = torch.compile(chunk_loss, fullgraph=True)
 
     def forward(self, tokens: Tensor, labels: Tensor) -> Tensor:
@@ -76,7 +76,7 @@ class Llama(nn.Module):
 
     @torch.no_grad()
     def take(self, theirs: Mapping[str, Tensor]) -> None:
-        """Copy the weights of a `Transformer` of the same shape, by their names there."""
+        """Copy the weights of a `Transformer` of the same shape; `theirs` maps its parameter names to tensors."""
         self.embedding.weight.copy_(theirs["embedding.tokens.weight"])
         self.norm.weight.copy_(theirs["head.norm.weight"])
         self.head.weight.copy_(theirs["head.output.weight"])
@@ -93,11 +93,11 @@ SOURCES = {
     "gate_up.weight": ("mlp.gate", "mlp.up"),
     "down.weight": ("mlp.down",),
 }
-"""A block's parameter by hand -> the parameters of our model that it is put together from."""
+"""Parameter of a handwritten block -> the parameters of our model that it concatenates."""
 
 
 def chunk_loss(rows: Tensor, weight: Tensor, targets: Tensor, tokens: int) -> tuple[Tensor, Tensor, Tensor]:
-    """A chunk's share of the mean cross-entropy of `tokens` tokens, and its gradients by `rows` [n, hidden] and `weight`."""
+    """A chunk's share of the mean cross-entropy of `tokens` tokens, and its gradients for `rows` [n, hidden] and `weight`."""
     logits = rows @ weight.t()
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     log_sums = logits.logsumexp(dim=-1, keepdim=True)
@@ -108,7 +108,7 @@ def chunk_loss(rows: Tensor, weight: Tensor, targets: Tensor, tokens: int) -> tu
 
 
 class ChunkedLoss(torch.autograd.Function):
-    """Mean cross-entropy whose logits exist for `model.chunk` tokens at a time, and once."""
+    """Mean cross-entropy that computes the logits once, for `model.chunk` tokens at a time."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, weight: Tensor, targets: Tensor, model: Llama) -> Tensor:
@@ -130,10 +130,10 @@ class ChunkedLoss(torch.autograd.Function):
 
 
 class ByHand:
-    """The llama above with its masters and its optimizer."""
+    """The llama above with its master weights and its optimizer."""
 
     def __init__(self, session: ParallelSession, spec: ModelSpec, chunk: int, device: torch.device, compiled: bool) -> None:
-        """`session` gives the weights and the batches."""
+        """`session` provides the weights and the batches."""
         self.data, self.workload, self.device = session.data, session.workload, device
         model = Llama(spec, self.workload.sequence_length, chunk, compiled)
         self.model = model.to(device)
@@ -154,7 +154,7 @@ class ByHand:
             loss.backward()
         parameters = [*self.model.parameters()]
         for master, parameter in zip(self.masters, parameters, strict=True):
-            # One at a time, so that the two never stand beside each other whole.
+            # One at a time, so that never all gradients exist in both types.
             master.grad, parameter.grad = parameter.grad.float(), None
         norm = nn.utils.clip_grad_norm_(self.masters, self.workload.gradient_clipping, foreach=True)
         self.optimizer.step()
@@ -165,5 +165,5 @@ class ByHand:
 
 
 def _flash(device: torch.device) -> AbstractContextManager[object]:
-    """Flash attention and no other kernel; whichever there is on a CPU."""
+    """Only flash attention on CUDA; any kernel on a CPU."""
     return sdpa_kernel(SDPBackend.FLASH_ATTENTION) if device.type == "cuda" else nullcontext()

@@ -1,9 +1,9 @@
-"""The wheels that `autotune sweep --runner local` needs beside torch, NumPy and SciPy: collected here, used elsewhere.
+"""Collects the wheels that `autotune sweep --runner local` needs besides torch, NumPy and SciPy, for use elsewhere.
 
     python -m benchmarks.gpu_bundle [--out build/gpu-bundle]
 
-Part `sweep` of the proofs on a GPU runs the command line. A machine with a GPU may have no package index, so that the wheels
-travel beside the checkout. Versions and hashes are those of the lock; the wheels are for Python 3.12 on Linux, x86-64.
+Part `sweep` of the GPU proofs runs the command line. A machine with a GPU may have no package index, so the wheels are
+copied along with the checkout. Versions and hashes are those of the lock; the wheels are for Python 3.12 on Linux, x86-64.
 """
 
 import argparse
@@ -18,13 +18,13 @@ ROOT = Path(__file__).resolve().parents[1]
 LOCK = ROOT / "locks" / "container.txt"
 FOLDER = ROOT / "build" / "gpu-bundle"
 MOST_BYTES = 64 << 20
-"""What the folder may hold: it is carried along with a checkout."""
+"""Largest size of the folder: it is copied along with a checkout."""
 PACKAGES = (
     "alembic", "annotated-doc", "annotated-types", "anyio", "cffi", "cryptography", "h11", "httpcore2", "httpx2", "idna",
     "mako", "markdown-it-py", "markupsafe", "mdurl", "platformdirs", "pycparser", "pydantic", "pydantic-core", "pygments",
     "rich", "shellingham", "sqlalchemy", "truststore", "typer", "typing-extensions", "typing-inspection",
 )  # fmt: skip
-"""What is imported on that way, with what these need themselves. Neither Ray nor Optuna: guided search asks neither."""
+"""Packages that the sweep imports, with their dependencies. Ray and Optuna are not among them: guided search uses neither."""
 TARGET = ("--python-version", "3.12", "--implementation", "cp", "--abi", "cp312", "--abi", "abi3", "--abi", "none")
 PLATFORMS = ("manylinux2014_x86_64", *(f"manylinux_2_{minor}_x86_64" for minor in (17, 24, 26, 27, 28, 31, 34)))
 MISSING = "not built; build it with `make gpu-bundle` and copy it along"
@@ -34,7 +34,7 @@ def locked(names: tuple[str, ...] = PACKAGES, lock: Path = LOCK) -> str:
     """The lock's lines of these packages.
 
     Raises:
-        KeyError: the lock has not one of them.
+        KeyError: a package is not in the lock.
     """
     parts = re.split(r"^(?=[a-z0-9])", lock.read_text(encoding="utf-8"), flags=re.MULTILINE)
     known = {part.partition("==")[0]: part for part in parts if "==" in part}
@@ -42,22 +42,22 @@ def locked(names: tuple[str, ...] = PACKAGES, lock: Path = LOCK) -> str:
 
 
 def build(folder: Path) -> int:
-    """Download the wheels into an empty `folder`; their bytes together.
+    """Download the wheels into an empty `folder`; return their total bytes.
 
     Raises:
-        CalledProcessError: pip finds no wheel of a locked version, or one with another hash.
-        ValueError: the folder is larger than what can be carried.
+        CalledProcessError: pip finds no wheel of a locked version, or a hash differs.
+        ValueError: the folder is larger than `MOST_BYTES`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.glob("*.whl"):
         old.unlink()
     with tempfile.TemporaryDirectory() as scratch:
-        wanted = Path(scratch, "wanted.txt")
-        wanted.write_text(locked(), encoding="utf-8")
+        requirements = Path(scratch, "requirements.txt")
+        requirements.write_text(locked(), encoding="utf-8")
         platforms = [argument for name in PLATFORMS for argument in ("--platform", name)]
         command = [
             sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps", "--require-hashes",
-            "--only-binary=:all:", *TARGET, *platforms, "--dest", str(folder), "--requirement", str(wanted),
+            "--only-binary=:all:", *TARGET, *platforms, "--dest", str(folder), "--requirement", str(requirements),
         ]  # fmt: skip
         subprocess.run(command, check=True)
     size = sum(wheel.stat().st_size for wheel in folder.glob("*.whl"))
@@ -67,7 +67,7 @@ def build(folder: Path) -> int:
 
 
 def unpack(folder: Path, target: Path) -> Path:
-    """Unpack the wheels of `folder` into `target`, which then belongs on `sys.path`: what is compiled is not read from a zip.
+    """Unpack the wheels of `folder` into `target`, to be put on `sys.path`: compiled modules cannot be imported from a zip.
 
     Raises:
         FileNotFoundError: `folder` holds no wheel.

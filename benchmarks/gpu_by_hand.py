@@ -1,4 +1,4 @@
-"""Our engine against the llama of `gpu_baseline.py` on one device, in turns in one process.
+"""Our engine against the llama of `gpu_baseline.py` on one device, timed in turns in one process.
 
 Both start from the same weights, see the same batches and clip the same gradient norm.
 """
@@ -28,20 +28,20 @@ from search_spaces.trial_config import TrialConfig
 TUNED = "a model by hand"
 ROUNDS = {"large": 10, "small": 3}
 ALIKE_STEPS = 3
-"""First steps of both, whose losses and gradient norms are compared; by then everything is compiled."""
+"""First steps of both, whose losses and gradient norms are compared; afterwards everything is compiled."""
 STEPS_A_ROUND = 3
 NORM_BOUND = 1e-2
-"""Relative: bf16 gradients of both, rounded in other places."""
+"""Relative: both have bf16 gradients, but round in different places."""
 
 
 class Contestant(Protocol):
-    """What is timed."""
+    """The interface of a timed model."""
 
     def prepare(self, step: int) -> None:
         """Bring the step's batch to the device."""
 
     def step(self) -> tuple[float, float]:
-        """One update over it: loss and gradient norm before clipping."""
+        """Update once on that batch; return loss and gradient norm before clipping."""
 
 
 class ByEngine:
@@ -59,7 +59,7 @@ class ByEngine:
 
 
 def items(setting: Setting) -> list[Item]:
-    """Of the part by-hand."""
+    """Items of the part by-hand."""
     return [
         Item(name=TUNED, show=prove_tuned, seconds=150.0),
         *gpu_float8.items(setting), gpu_packing.item(), gpu_windows.item(), *gpu_kernels.items(setting),
@@ -67,7 +67,7 @@ def items(setting: Setting) -> list[Item]:
 
 
 def tuned(setting: Setting) -> tuple[str, TrialConfig]:
-    """What is known to be fastest here, and where from: of what trains the same numbers as the model by hand."""
+    """Source and configuration of the fastest known run that computes the same as the model by hand."""
     line, size = setting.known.get((gpu_sweep.PART, gpu_sweep.SWEEP)), setting.size
     found = {"the sweep's winner": TrialConfig().replace(line.values["winner"])} if line and "winner" in line.values else {}
     for config, _ in measured_rates(setting.known).values():
@@ -80,7 +80,7 @@ def tuned(setting: Setting) -> tuple[str, TrialConfig]:
 
 
 def prove_tuned(proof: Proof) -> None:
-    """The same training by both, then rounds in turns."""
+    """Compare the training of both, then time them in turns."""
     setting, device = proof.setting, proof.setting.device
     setting.close()  # ranks hold memory of the device
     spec, workload, chunk = model_of(setting.size), workload_of(setting.size), LOSS_CHUNK[setting.size]
@@ -99,23 +99,23 @@ def prove_tuned(proof: Proof) -> None:
             "native": ByEngine(session), "by hand": ByHand(session, spec, chunk, device, compiled=setting.on_gpu)
         }  # fmt: skip
         levels.append(_allocated(device))
-        told = {}
+        firsts = {}
         for name, contestant in contestants.items():
-            told[name] = [_step(contestant, step, device)[1:] for step in range(ALIKE_STEPS)]
+            firsts[name] = [_step(contestant, step, device)[1:] for step in range(ALIKE_STEPS)]
             levels.append(_allocated(device))
         built, by_hand, moments, by_hand_moments = (after - before for before, after in pairwise(levels))
         resident = {"native": built + moments, "by hand": by_hand + by_hand_moments}
-        _claim_alike(proof, told["native"], told["by hand"])
+        _claim_alike(proof, firsts["native"], firsts["by hand"])
         seconds, peaks = _race(contestants, resident, ROUNDS[setting.size], device)
     finally:
         session.close()
-    _tell(proof, spec, workload, seconds, peaks)
+    _report_rates(proof, spec, workload, seconds, peaks)
 
 
 def _race(
     contestants: Mapping[str, Contestant], resident: Mapping[str, int], rounds: int, device: torch.device
 ) -> tuple[dict[str, list[float]], dict[str, int]]:
-    """Mean step seconds of each round, and the peak bytes of each as if it stood alone. Who begins takes turns."""
+    """Mean step seconds of each round, and each one's peak bytes without the other. They take turns in beginning."""
     seconds: dict[str, list[float]] = {name: [] for name in contestants}
     peaks = dict.fromkeys(contestants, 0)
     step = ALIKE_STEPS
@@ -133,7 +133,7 @@ def _race(
 
 
 def _step(contestant: Contestant, step: int, device: torch.device) -> tuple[float, float, float]:
-    """Seconds, loss and gradient norm of one step, its batch being there."""
+    """Seconds, loss and gradient norm of one step, without preparing its batch."""
     contestant.prepare(step)
     _wait(device)
     began = time.perf_counter()
@@ -150,7 +150,7 @@ def _claim_alike(proof: Proof, ours: Sequence[Sequence[float]], by_hand: Sequenc
     )
 
 
-def _tell(
+def _report_rates(
     proof: Proof, spec: ModelSpec, workload: Workload, seconds: Mapping[str, Sequence[float]], peaks: Mapping[str, int]
 ) -> None:
     for name, times in seconds.items():
@@ -171,7 +171,7 @@ def _tell(
 
 
 def _allocated(device: torch.device) -> int:
-    """Bytes that stand on the device between steps; 0 on a CPU, where torch does not tell."""
+    """Bytes allocated on the device between steps; 0 on a CPU, where torch does not count them."""
     _wait(device)
     return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
 

@@ -1,4 +1,4 @@
-"""In a process that has the command line's packages: what a database's calibration predicts. JSON in, JSON out."""
+"""Predictions from a database's calibration, in a process that has the command line's packages. JSON in, JSON out."""
 
 import json
 import sys
@@ -10,11 +10,11 @@ from storage.sql import open_store
 
 
 def main() -> None:
-    """`database`, `size` and `configs` on standard input."""
-    asked = json.load(sys.stdin)
-    with open_store(asked["database"]) as store:
-        question = asked_here(store, question_of(asked["size"]))
-    predicted = prediction(question, [TrialConfig().replace(config) for config in asked["configs"]])
+    """Read `database`, `size` and `configs` from standard input; print `source` and `predicted`."""
+    request = json.load(sys.stdin)
+    with open_store(request["database"]) as store:
+        question = asked_here(store, question_of(request["size"]))
+    predicted = prediction(question, [TrialConfig().replace(config) for config in request["configs"]])
     json.dump({"source": question.rests_on, "predicted": predicted}, sys.stdout)
 
 

@@ -1,4 +1,4 @@
-"""A trial inside a rank that finds its device full when backward begins, and reports what was on the device before it."""
+"""A trial inside a rank whose device is full when backward begins; reports the bytes on the device before the trial."""
 
 import contextlib
 import dataclasses
@@ -16,7 +16,7 @@ from executor.trial.run import run_trial as run_plain
 from search_spaces.trial import Progress, TrialRequest, TrialResult
 
 FULL = "out-of-memory"
-"""The attempt whose backward finds no memory."""
+"""The attempt whose backward runs out of memory."""
 LEAST_BYTES = 1 << 20
 
 
@@ -30,7 +30,7 @@ def run_trial(context: RankContext, request: TrialRequest, progress: Callable[[P
 
 @contextmanager
 def _full_in_backward(device: torch.device) -> Iterator[None]:
-    """On CUDA the allocator's own error, every byte being taken; on a CPU, whose memory is everybody's, one that is raised."""
+    """Backward runs out of memory. On CUDA all bytes are taken first; on a CPU, whose memory is shared, the error is raised."""
     backward = Tensor.backward
     taken: list[Tensor] = []
 
@@ -49,7 +49,7 @@ def _full_in_backward(device: torch.device) -> Iterator[None]:
 
 
 def _take_all(device: torch.device) -> Iterator[Tensor]:
-    """Tensors that leave less than a mebibyte of the device."""
+    """Allocate tensors until less than a mebibyte of the device is free."""
     size = torch.cuda.get_device_properties(device).total_memory
     while size >= LEAST_BYTES:
         try:
@@ -59,7 +59,7 @@ def _take_all(device: torch.device) -> Iterator[Tensor]:
 
 
 def _raise(_: Tensor) -> None:
-    raise torch.OutOfMemoryError("planted in backward: tried to allocate more than there is")
+    raise torch.OutOfMemoryError("planted in backward: tried to allocate more than available")
 
 
 def _allocated(device: torch.device) -> int:

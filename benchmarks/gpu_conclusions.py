@@ -1,4 +1,4 @@
-"""What the lines of grid and sweep say together: predictions against measurements, over all points that were measured."""
+"""Claims over all lines of grid and sweep: predictions against measurements of all measured points."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -16,11 +16,11 @@ from search_spaces.trial_config import TrialConfig
 Known = Mapping[tuple[str, str], Line]
 DRY_BOUND = 0.02
 CORRELATION, COVERAGE, VERDICTS = 0.7, 0.8, 0.9
-"""At least: of ranks by predicted and measured time; of bands that hold nine times of ten; of right verdicts on memory."""
+"""Lower bounds: rank correlation of predicted and measured times; coverage of 90 % bands; share of right memory verdicts."""
 
 
 def points_of(known: Known) -> dict[str, dict[str, Any]]:
-    """Label -> what was foretold, predicted and measured of it; None where there is no line."""
+    """Label -> values of its dry run, prediction and measurement; None where there is no line."""
     labels = dict.fromkeys(
         item.removeprefix(prefix) for part, item in known if part == PART for prefix in (PREDICTED, MEASURED) if
         item.startswith(prefix)
@@ -34,7 +34,7 @@ def points_of(known: Known) -> dict[str, dict[str, Any]]:
 
 
 def of_grid(known: Known, size: str, on_gpu: bool) -> list[Claim]:
-    """Claims of the grid. On a CPU none about times."""
+    """Claims about the grid; on a CPU none about times."""
     points = [point for point in points_of(known).values() if point["measured"] and point["measured"].get("outcome")]
     ran = [point for point in points if "peak" in point["measured"]]
     claims = [_pairs(ran, size)] if ran else []
@@ -52,23 +52,23 @@ def of_grid(known: Known, size: str, on_gpu: bool) -> list[Claim]:
     ]
     if verdicts:
         right = share(sum(verdicts), len(verdicts))
-        text = f"share of {len(verdicts)} points whose fitting was predicted rightly, at least {VERDICTS:g} is claimed"
-        claims.append(_told(at_least(right, VERDICTS), f"{text}: {written(right)}"))
+        text = f"share of {len(verdicts)} points whose fit was predicted correctly, at least {VERDICTS:g} is claimed"
+        claims.append(_claim(at_least(right, VERDICTS), f"{text}: {written(right)}"))
     again = [line.values["seconds"] for (part, item), line in known.items() if part == PART and item.startswith(REFERENCE)
              and "seconds" in line.values]  # fmt: skip
     if len(again) > 1:
-        text = f"one point, measured {len(again)} times in between: slowest over fastest {max(again) / min(again):.3f}"
-        claims.append(_told(State.MEASURED, text))
+        text = f"one point, measured {len(again)} times over the run: slowest over fastest {max(again) / min(again):.3f}"
+        claims.append(_claim(State.MEASURED, text))
     return claims
 
 
 def of_sweep(known: Known, on_gpu: bool) -> list[Claim]:
-    """Claims of the predictions by the calibrated coefficients."""
+    """Claims about predictions with calibrated coefficients."""
     line, points = known.get((SWEEP_PART, PREDICTIONS)), points_of(known)
     predicted = line.values.get("predicted", {}) if line else {}
     both = [
-        (told["seconds"], points[label]["measured"]["seconds"])
-        for label, told in predicted.items()
+        (prediction["seconds"], points[label]["measured"]["seconds"])
+        for label, prediction in predicted.items()
         if points.get(label, {}).get("measured") and "seconds" in points[label]["measured"]
     ]
     return _times(both, "after `autotune calibrate`", on_gpu)
@@ -77,7 +77,7 @@ def of_sweep(known: Known, on_gpu: bool) -> list[Claim]:
 def _dry(errors: list[float]) -> Claim:
     median = median_of(errors)
     text = f"median error of the dry run's peak over {len(errors)} points, at most {DRY_BOUND:g} is claimed: {written(median)}"
-    return _told(at_most(median, DRY_BOUND), f"{text}; the largest is {max(errors):.3f}")
+    return _claim(at_most(median, DRY_BOUND), f"{text}; the largest is {max(errors):.3f}")
 
 
 def _times(both: list[tuple[dict[str, float], float]], how: str, on_gpu: bool) -> list[Claim]:
@@ -90,8 +90,8 @@ def _times(both: list[tuple[dict[str, float], float]], how: str, on_gpu: bool) -
     claimed = f"at least {CORRELATION:g} is claimed{'' if on_gpu else ' on a GPU'}"
     text = f"rank correlation of predicted and measured step times {how}, {len(both)} points, {claimed}"
     return [
-        _told(state, f"{text}: {written(ranks)}"),
-        _told(State.MEASURED, f"median error of step times {how}: {written(error)}"),
+        _claim(state, f"{text}: {written(ranks)}"),
+        _claim(State.MEASURED, f"median error of step times {how}: {written(error)}"),
         _coverage(both, f"step times {how}", on_gpu),
     ]
 
@@ -103,24 +103,24 @@ def _coverage(both: list[tuple[dict[str, float], float]], what: str, claimed: bo
     held = share(sum(one["low"] <= other <= one["high"] for one, other in both), len(both))
     state = at_least(held, COVERAGE) if claimed else State.MEASURED
     where = "" if claimed else " on a GPU"
-    return _told(
+    return _claim(
         state, f"share of {len(both)} {what} in their 90 % bands, at least {COVERAGE:g} is claimed{where}: {written(held)}"
     )
 
 
 def _pairs(ran: list[dict[str, Any]], size: str) -> Claim:
-    """How much of the space the points that ran have seen."""
+    """How much of the space the points that ran cover."""
     knobs = tuple(DOMAINS[size])
     legal = set[Pair]().union(*(pairs_of(config, knobs) for config in space_of(size).enumerate()))
     configs = [TrialConfig().replace(point["measured"]["config"]) for point in ran]
     seen = set[Pair]().union(*(pairs_of(config, knobs) for config in configs))
     of = f"{len(legal)} legal pairs of values of two of {len(knobs)} knobs"
-    return _told(State.MEASURED, f"{len(ran)} points ran; they have {len(seen & legal)} of {of}")
+    return _claim(State.MEASURED, f"{len(ran)} points ran; they cover {len(seen & legal)} of {of}")
 
 
 def _few(what: str, count: int) -> Claim | None:
-    return _told(State.NOT_RUN, f"{what}: {count} points are fewer than {FEWEST}") if count < FEWEST else None
+    return _claim(State.NOT_RUN, f"{what}: {count} points are fewer than {FEWEST}") if count < FEWEST else None
 
 
-def _told(state: State, text: str) -> Claim:
+def _claim(state: State, text: str) -> Claim:
     return Claim(state=state, text=text)

@@ -1,8 +1,8 @@
-"""Which configurations of one rank the grid on a GPU measures, and in which order: a screening design.
+"""The one-rank configurations that the grid on a GPU measures, and their order: a screening design.
 
-A full factorial of the eight knobs has over a thousand points, of which minutes allow for some dozens. Points are taken one by
-one: each has as many pairs of values of two knobs as possible that no earlier point has, until every pair that is legal has
-been seen; then again. So the first points already cover every pair, and more time makes it more points of the same kind.
+A full factorial of the eight knobs has over a thousand points; the time allows for some dozens. Points are chosen one by one:
+each covers as many pairs of values of two knobs as possible that no earlier point has, until every legal pair has been
+covered; then again. So the first points already cover every pair, and more time adds points of the same kind.
 """
 
 from collections import Counter
@@ -42,14 +42,14 @@ DOMAINS: dict[str, dict[str, tuple[Value, ...]]] = {
         "optimizer": ("adamw", "adamw8bit"),
     },
 }
-"""Size of the model -> what is varied. On a CPU nothing is compiled, captured or copied away: that takes long, or CUDA."""
+"""Size of the model -> the varied knobs. On a CPU nothing is compiled, captured or offloaded: that takes long, or CUDA."""
 POINTS = {"large": 40, "small": 6}
 STAND_IN = ("NVIDIA H100 80GB HBM3", 80 << 30)
-"""The GPU whose configurations are foretold on a machine that has none."""
+"""The GPU whose configurations are predicted on a machine without one."""
 
 
 def cluster_for(size: str) -> ClusterSpec:
-    """One device: for the large model the GPU here, else one that stands for it, so that the design is the same everywhere."""
+    """One device: for the large model the local GPU, or else `STAND_IN`, so that the design is the same everywhere."""
     if size == "small":
         return local_cluster(1)
     gpus = local_gpus()
@@ -61,12 +61,12 @@ def cluster_for(size: str) -> ClusterSpec:
 
 
 def base_knobs(size: str) -> dict[str, Value]:
-    """What is the same everywhere: offloading needs stage 1."""
+    """Knobs that all points share: offloading needs stage 1."""
     return {"zero_stage": 1, "loss_chunk_size": LOSS_CHUNK[size]}
 
 
 def space_of(size: str) -> SearchSpace:
-    """Everything that might be measured, and what sweeps search."""
+    """The space of all candidate points, which sweeps search too."""
     cluster, capability = cluster_for(size), capability_of("native")
     return SearchSpace(
         model=model_of(size), cluster=cluster, workload=workload_of(size), world_size=1, capability=capability,
@@ -75,18 +75,18 @@ def space_of(size: str) -> SearchSpace:
 
 
 def pairs_of(config: TrialConfig, knobs: Sequence[str]) -> set[Pair]:
-    """Every two knobs with their values."""
+    """Every pair of knobs with their values."""
     return set(combinations([(knob, getattr(config, knob)) for knob in knobs], 2))
 
 
 def screening(space: SearchSpace, count: int) -> list[TrialConfig]:
-    """The first `count` points, all of them where there are no more."""
+    """The first `count` points, or all if there are fewer."""
     knobs = tuple(space.domains)
     left = {config: pairs_of(config, knobs) for config in sorted(space.enumerate(), key=lambda config: config.hash)}
     seen = Counter[Pair]()
     chosen: list[TrialConfig] = []
     while left and len(chosen) < count:
-        # Pairs that were seen least count most; of equals the first by its hash, which has nothing to do with its knobs.
+        # Rarely covered pairs weigh most; ties are broken by the hash, which is independent of the knobs.
         best = max(left, key=lambda config: sum(4.0 ** -seen[pair] for pair in left[config]))
         seen.update(left.pop(best))
         chosen.append(best)
@@ -94,7 +94,7 @@ def screening(space: SearchSpace, count: int) -> list[TrialConfig]:
 
 
 def label_of(config: TrialConfig, size: str) -> str:
-    """The values of what is varied, in few letters."""
+    """The values of the varied knobs, abbreviated."""
     words = {"micro_batch_size": "micro {}", "activation_checkpointing": "checkpointing {}", "attention_backend": "{}"}
     flags = {"compile_blocks": "compiled", "offload_activations": "activations offloaded", "cuda_graphs": "graphs"}
     parts = []

@@ -1,4 +1,4 @@
-"""Products in 8 bits against bf16 on one device: losses alike, and what compiling makes of the time that rounding takes."""
+"""fp8 products against bf16 on one device: similar losses, and how compiling changes the time that rounding takes."""
 
 from functools import partial
 
@@ -9,12 +9,12 @@ from benchmarks.gpu_proof import Item, Proof, Setting, apart, request, why, writ
 from search_spaces.outcome import Outcome
 
 BOUND = 2.0**-7
-"""Relative, of the losses of the first steps: a CPU stays four times below."""
+"""Relative difference of the first steps' losses; a CPU stays four times below."""
 LEAST_CAPABILITY = (8, 9)
 
 
 def items(setting: Setting) -> list[Item]:
-    """Of the part by-hand."""
+    """Items of the part by-hand."""
     reason = ""
     if setting.on_gpu and torch.cuda.is_available() and torch.cuda.get_device_capability(setting.device) < LEAST_CAPABILITY:
         reason = f"{torch.cuda.get_device_name(setting.device)} has no float8 products"
@@ -23,14 +23,14 @@ def items(setting: Setting) -> list[Item]:
             name=f"float8: {'compiled' if compiled else 'eager'} blocks",
             show=partial(prove_float8, compiled=compiled),
             seconds=120.0 if compiled else 50.0,
-            skipped=reason or ("needs CUDA: blocks are compiled there alone" if compiled and not setting.on_gpu else ""),
+            skipped=reason or ("needs CUDA: blocks are compiled only there" if compiled and not setting.on_gpu else ""),
         )
         for compiled in (False, True)
     ]
 
 
 def prove_float8(proof: Proof, compiled: bool) -> None:
-    """Rates of both, and losses of one against the other's."""
+    """Measure the rates of both precisions, and compare their losses."""
     size = proof.setting.size
     workload, losses = workload_of(size), {}
     for precision in ("bf16", "fp8"):
@@ -44,5 +44,5 @@ def prove_float8(proof: Proof, compiled: bool) -> None:
         rate = result.samples_per_second
         proof.measured(f"{precision}: {written(rate)} samples/s, peak {peak:.2f} GiB", **{precision: rate.mean})
     off = apart(losses["fp8"], losses["bf16"])
-    told = f"{len(losses['bf16'])} losses within {off:.1e} of bf16's, and not the same (bound {BOUND:.1e})"
-    proof.claim(0.0 < off <= BOUND, told)
+    text = f"{len(losses['bf16'])} losses within {off:.1e} of bf16's, but not equal (bound {BOUND:.1e})"
+    proof.claim(0.0 < off <= BOUND, text)

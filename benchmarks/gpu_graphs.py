@@ -1,4 +1,4 @@
-"""Blocks as CUDA graphs on a GPU: losses, steps and memory with graphs and without, by the same engine."""
+"""Blocks as CUDA graphs on a GPU: losses, step time and memory with graphs and without, in the same engine."""
 
 import gc
 import time
@@ -20,14 +20,14 @@ from search_spaces.trial_config import TrialConfig
 
 STEPS, ROUNDS = EAGER_STEPS + 3, 10
 RESERVED_BOUND = 0.10
-"""Between the account's peak and what the allocator has reserved, whose segments are not all full."""
+"""Relative difference between the account's peak and the allocator's reserved bytes, whose segments are not all full."""
 SHAPES = {
     "bound by launches": {"num_layers": 24, "hidden_size": 256, "num_attention_heads": 4, "ffn_hidden_size": 704},
     "bound by the device": {"num_layers": 8, "hidden_size": 2048, "num_attention_heads": 16, "ffn_hidden_size": 5632},
 }
 SMALL = {"bound by launches": {"num_layers": 2, "hidden_size": 16, "num_attention_heads": 2, "ffn_hidden_size": 24}}
 LEAST_FASTER = {"bound by launches": 1.0, "bound by the device": 0.97}
-"""Shape -> at least how many times as long an eager step takes: where the device is busy anyway, graphs must not cost much."""
+"""Shape -> lower bound of the speedup over an eager step: where the device is always busy, graphs must not cost much."""
 CONFIGS = (TrialConfig(precision="bf16"), TrialConfig(precision="fp32", zero_stage=1, contiguous_gradients=False))
 
 
@@ -41,29 +41,29 @@ class _Run:
     seconds: list[float] = field(default_factory=list)
 
     def step(self) -> None:
-        """Train on; seconds are of the device, too."""
+        """Train one step; its seconds include the device's work."""
         self.session.prepare(len(self.losses))
-        self._settle()
+        self._synchronize()
         began = time.perf_counter()
         loss = self.session.train_step().loss
-        self._settle()
+        self._synchronize()
         self.seconds.append(time.perf_counter() - began)
         assert loss is not None
         self.losses.append(loss)
 
     def account(self) -> MemoryAccount:
-        """The memory of a further step."""
+        """The memory account of a further step."""
         self.session.prepare(len(self.losses))
         session = self.session
         return account_step(session.train_step, session.tagged_storages, self.device, session.private_pool())
 
-    def _settle(self) -> None:
+    def _synchronize(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
 
 def items(setting: Setting) -> list[Item]:
-    """Of the part correctness."""
+    """Items of the part correctness."""
     shapes = SHAPES if setting.size == "large" else SMALL
     return [
         Item(
@@ -78,7 +78,7 @@ def items(setting: Setting) -> list[Item]:
 
 
 def prove_graphs(proof: Proof, shape: str, config: TrialConfig) -> None:
-    """Both train the same steps in turn, four micro-batches each; then both are timed in turn, and account for memory."""
+    """Train both on the same steps in turn, four micro-batches each; then time both in turn and compare their memory."""
     proof.setting.close()  # ranks hold memory of the device
     large, device = proof.setting.size == "large", proof.setting.device
     sizes, length = (SHAPES if large else SMALL)[shape], 256 if large else 16
@@ -106,7 +106,7 @@ def prove_graphs(proof: Proof, shape: str, config: TrialConfig) -> None:
 
 
 def _claim_memory(proof: Proof, graphed: _Run, eager: _Run) -> None:
-    """What graphs keep is in the account, by tag; alone on the device, the account is what is reserved."""
+    """The account has the graphs' memory by tag; without the eager session it matches the reserved bytes."""
     with_graphs, without = graphed.account(), eager.account()
     pool = graphed.session.private_pool()
     assert pool is not None
@@ -125,10 +125,10 @@ def _claim_memory(proof: Proof, graphed: _Run, eager: _Run) -> None:
         gc.collect()
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
-        alone = graphed.account().peak
+        peak = graphed.account().peak
         reserved = torch.cuda.max_memory_reserved(device)
-        off = abs(alone / reserved - 1)
-        proof.claim(off <= RESERVED_BOUND, f"account {alone:,} bytes, reserved {reserved:,}, {off:.1%} apart")
+        off = abs(peak / reserved - 1)
+        proof.claim(off <= RESERVED_BOUND, f"account {peak:,} bytes, reserved {reserved:,}, {off:.1%} apart")
     graphed.session.close()
 
 

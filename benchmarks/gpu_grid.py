@@ -1,4 +1,4 @@
-"""The grid: configurations of one model in one warm process, each foretold before it is measured."""
+"""The grid: configurations of one model in one warm process, each predicted before it is measured."""
 
 import math
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ FIDELITY = {
 
 
 def items(setting: Setting) -> list[Item]:
-    """Of every point: dry run, prediction, measurement; now and then the first point again, so that drift is seen."""
+    """For every point: dry run, prediction, measurement; at intervals the first point again, to detect drift."""
     size, found = setting.size, list[Item]()
     points = screening(space_of(size), POINTS[size])
     for number, config in enumerate(points):
@@ -36,9 +36,9 @@ def items(setting: Setting) -> list[Item]:
         slow = config.optimizer != "adamw"
         found += [
             Item(
-                name=DRY + label, show=partial(foretell, config=config), seconds=40.0 if slow else 10.0,
+                name=DRY + label, show=partial(run_dry, config=config), seconds=40.0 if slow else 10.0,
                 group=f"dry run, {config.optimizer}, {config.micro_batch_size}", needs_device=False,
-                skipped="graphs are no part of a dry run" if config.cuda_graphs else "",
+                skipped="a dry run does not cover graphs" if config.cuda_graphs else "",
             ),
             Item(name=PREDICTED + label, show=partial(predict, config=config), seconds=3.0, group="predicted"),
             Item(
@@ -52,7 +52,7 @@ def items(setting: Setting) -> list[Item]:
     return found
 
 
-def foretell(proof: Proof, config: TrialConfig) -> None:
+def run_dry(proof: Proof, config: TrialConfig) -> None:
     """The dry run's peak."""
     size = proof.setting.size
     try:
@@ -64,7 +64,7 @@ def foretell(proof: Proof, config: TrialConfig) -> None:
 
 
 def question_of(size: str) -> Question:
-    """What predictions are asked."""
+    """The question that predictions answer."""
     workload = workload_of(size)
     return Question(
         model=model_of(size), cluster=cluster_for(size), global_batch_size=workload.global_batch_size,
@@ -73,7 +73,7 @@ def question_of(size: str) -> Question:
 
 
 def predict(proof: Proof, config: TrialConfig) -> None:
-    """Time and memory by the equations with shipped coefficients: nothing was measured here before."""
+    """Predict time and memory from the equations with shipped coefficients, without measurements of this machine."""
     proof.values |= prediction(question_of(proof.setting.size), [config])[0]
     seconds, peak = proof.values["seconds"], proof.values["peak"]
     proof.measured(
@@ -83,7 +83,7 @@ def predict(proof: Proof, config: TrialConfig) -> None:
 
 
 def prediction(question: Question, configs: list[TrialConfig]) -> list[dict[str, Any]]:
-    """Of each configuration: seconds of a step and bytes of the peak with their 90 % bands, and how probable it is to fit."""
+    """For each configuration: step seconds and peak bytes with their 90 % bands, and the probability that it fits."""
     return [
         {
             "seconds": to_plain(each.step_seconds),
@@ -95,10 +95,10 @@ def prediction(question: Question, configs: list[TrialConfig]) -> list[dict[str,
 
 
 def measure(proof: Proof, config: TrialConfig) -> None:
-    """One trial on the warm rank."""
+    """Run one trial on the warm rank."""
     size = proof.setting.size
-    asked = request(label_of(config, size), model_of(size), workload_of(size), 1, FIDELITY[size], **config.values())
-    result = proof.setting.ranks(1).run(asked)
+    trial_request = request(label_of(config, size), model_of(size), workload_of(size), 1, FIDELITY[size], **config.values())
+    result = proof.setting.ranks(1).run(trial_request)
     proof.values |= {"config": config.values(), "outcome": result.outcome.value, "warm": result.warm}
     if result.outcome is Outcome.INFEASIBLE:
         proof.measured(f"out of memory: {result.message[:200]}")

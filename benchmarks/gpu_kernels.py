@@ -1,4 +1,4 @@
-"""Fused kernels of packages on a GPU against torch's operators: losses of the first steps, rate, the allocator's peak."""
+"""Packages' fused kernels on a GPU against torch's operators: losses of the first steps, rate, the allocator's peak."""
 
 from functools import partial
 
@@ -14,7 +14,7 @@ STEPS = 3
 
 
 def items(setting: Setting) -> list[Item]:
-    """Of the part by-hand: skipped, with the reason, where a package is not there."""
+    """Items of the part by-hand; one is skipped, with the reason, if its package is missing."""
     found = []
     for name in PACKAGES:
         refusals = kernel_refusals(name, "bf16", setting.device.type, str(setting.device), installed_kernels())
@@ -24,7 +24,7 @@ def items(setting: Setting) -> list[Item]:
 
 
 def prove_kernels(proof: Proof, kernels: str) -> None:
-    """Of one package."""
+    """Compare losses and rates of one package."""
     prove_losses(proof, kernels)
     size = proof.setting.size
     for each in (NONE, kernels):
@@ -38,7 +38,7 @@ def prove_kernels(proof: Proof, kernels: str) -> None:
 
 
 def prove_losses(proof: Proof, kernels: str) -> None:
-    """Losses of the first steps against those of torch's operators."""
+    """Compare the losses of the first steps with those of torch's operators."""
     proof.setting.close()  # ranks hold memory of the device
     for precision in ("fp32", "bf16"):
         plain, fused = (_losses(proof.setting, each, precision) for each in (NONE, kernels))
@@ -47,7 +47,7 @@ def prove_losses(proof: Proof, kernels: str) -> None:
 
 
 def _losses(setting: Setting, kernels: str, precision: str) -> list[float]:
-    """Of the small model: in fp32 the large one would take long."""
+    """Losses of the small model: in fp32 the large one would take long."""
     config = TrialConfig(precision=precision, micro_batch_size=2, fused_kernels=kernels)
     context = RankContext(rank=0, world_size=1, device=setting.device)
     session = NativeEngine().build(context, model_of("small"), config, workload_of("small"))

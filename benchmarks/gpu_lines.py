@@ -1,4 +1,4 @@
-"""Results of the proofs on a GPU as lines of JSON: one a result, on the disk before the next one begins."""
+"""Results of the GPU proofs as lines of JSON: one line a result, on disk before the next item begins."""
 
 import json
 import os
@@ -13,20 +13,20 @@ ANY = "any"
 
 
 class State(StrEnum):
-    """What a line says of its item."""
+    """State of an item or of a claim."""
 
     BEGUN = "begun"
-    """The item was started. No result: without one after it, the process ended inside of the item."""
+    """The item was started. If no result follows, the process ended inside the item."""
     HOLDS = "holds"
     FAILS = "fails"
     UNDECIDED = "undecided"
-    """An interval is too wide: it has values that satisfy the claim and values that do not."""
+    """The interval contains values that satisfy the claim and values that do not."""
     MEASURED = "measured"
-    """A figure of which nothing is claimed."""
+    """A figure without a claim."""
     SKIPPED = "skipped"
     """This device cannot show it; the reason is in the text."""
     NOT_RUN = "not run"
-    """Something is missing that can be brought; the text says what. It is tried again."""
+    """Something is missing that can be provided; the text names it. The item is tried again."""
 
 
 FINAL = frozenset(State) - {State.BEGUN, State.NOT_RUN}
@@ -49,33 +49,33 @@ class Claim:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """One item's result, or its beginning."""
+    """One item's result, or its start."""
 
     part: str
     item: str
     state: State
     claims: tuple[Claim, ...] = ()
     values: Mapping[str, Any] = field(default_factory=dict)
-    """Figures for pages and for later items: what JSON can hold."""
+    """Figures for pages and later items; JSON values."""
     seconds: float = 0.0
     device: str = "cpu"
     """cpu, cuda, or `ANY`."""
     size: str = "small"
-    """Of the models: small or large."""
+    """Size of the models: small or large."""
     machine: str = ""
-    """What it was run on, for the page."""
+    """The machine it ran on, for the page."""
 
     @property
     def key(self) -> tuple[str, str]:
-        """Under which a later line replaces an earlier one."""
+        """Key by which a later line replaces an earlier one."""
         return self.part, self.item
 
 
 def parse(text: str) -> Line:
-    """A line of a file.
+    """Parse a line of a file.
 
     Raises:
-        ValueError, KeyError, TypeError: it is none.
+        ValueError, KeyError, TypeError: the text is not a line.
     """
     raw = json.loads(text)
     claims = tuple(Claim(state=State(claim["state"]), text=claim["text"]) for claim in raw.pop("claims"))
@@ -83,7 +83,7 @@ def parse(text: str) -> Line:
 
 
 def read_lines(paths: Iterable[Path]) -> list[Line]:
-    """Every line of the files that are there, in order. A last line that was cut off in the middle is no result.
+    """All lines of the existing files, in order. A truncated last line is ignored.
 
     Raises:
         ValueError: another line cannot be read; the message names it.
@@ -97,20 +97,20 @@ def read_lines(paths: Iterable[Path]) -> list[Line]:
             try:
                 found.append(parse(text))
             except (ValueError, KeyError, TypeError) as error:
-                raise ValueError(f"{path}:{number} is no result ({error!r}); remove the line") from None
+                raise ValueError(f"{path}:{number} is not a result ({error!r}); remove the line") from None
     return found
 
 
 def results(lines: Iterable[Line]) -> dict[tuple[str, str], Line]:
-    """(part, item) -> its result; of several the last."""
+    """(part, item) -> its last result."""
     return {line.key: line for line in lines if line.state is not State.BEGUN}
 
 
 class LineFile:
-    """A file that lines are added to."""
+    """A file to which lines are appended."""
 
     def __init__(self, path: Path) -> None:
-        """A last line that was cut off is removed."""
+        """Removes a truncated last line."""
         self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
         whole = path.read_bytes() if path.exists() else b""
@@ -119,7 +119,7 @@ class LineFile:
                 file.truncate(whole.rfind(b"\n") + 1)
 
     def add(self, line: Line) -> None:
-        """Write a line; it is on the disk when this returns."""
+        """Append a line; it is on disk when this returns."""
         with self.path.open("ab") as file:
             file.write((json.dumps(asdict(line)) + "\n").encode())
             file.flush()

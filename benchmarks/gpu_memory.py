@@ -1,4 +1,4 @@
-"""Memory on a GPU: what is foretold and accounted for against the allocator, and what is left after a real out-of-memory."""
+"""Memory on a GPU: dry run and memory account against the allocator, and recovery from a real out-of-memory."""
 
 from functools import partial
 from typing import Any
@@ -23,7 +23,7 @@ BRIEF = Fidelity(warmup_updates=3, max_warmup_steps=3, min_steps=2, max_steps=2)
 
 
 def configurations(size: str) -> dict[str, TrialConfig]:
-    """Six, that differ in what fills the memory."""
+    """Six configurations that differ in what fills the memory."""
     knobs: dict[str, dict[str, Any]] = {
         "plain": {},
         "full checkpointing": {"activation_checkpointing": "full"},
@@ -36,31 +36,31 @@ def configurations(size: str) -> dict[str, TrialConfig]:
 
 
 def items(setting: Setting) -> list[Item]:
-    """Of the part correctness."""
+    """Items of the part correctness."""
     found = []
     for name, config in configurations(setting.size).items():
-        foretell = partial(foretell_memory, config=config)
-        found.append(Item(name=f"dry run: {name}", show=foretell, seconds=20.0, group="dry run", needs_device=False))
+        run_dry = partial(measure_dry_run, config=config)
+        found.append(Item(name=f"dry run: {name}", show=run_dry, seconds=20.0, group="dry run", needs_device=False))
     for name, config in configurations(setting.size).items():
         show = partial(prove_memory, name=name, config=config)
         found.append(Item(name=f"memory: {name}", show=show, seconds=30.0, group="memory"))
     return [*found, Item(name="out of memory in backward", show=prove_out_of_memory, seconds=90.0)]
 
 
-def foretell_memory(proof: Proof, config: TrialConfig) -> None:
-    """The dry run's peak: needs no device, so that any machine may find it beforehand."""
+def measure_dry_run(proof: Proof, config: TrialConfig) -> None:
+    """The dry run's peak: it needs no device, so any machine can compute it beforehand."""
     size = proof.setting.size
     peak = dry_run(model_of(size), config, workload_of(size), 1, backend="nccl").peak_memory_bytes
     proof.measured(f"{peak:,} bytes at the peak of a step", peak=peak)
 
 
 def prove_memory(proof: Proof, name: str, config: TrialConfig) -> None:
-    """The peak of one step: foretold, accounted for, and by the allocator itself."""
+    """Compare the peak of one step: by the dry run, by the account, and by the allocator."""
     device, size = proof.setting.device, proof.setting.size
     earlier = proof.needs("correctness", f"dry run: {name}", "peak")
     if earlier is None:
         return
-    foretold = earlier["peak"]
+    predicted = earlier["peak"]
     proof.setting.close()  # ranks hold memory of the device
     session = NativeEngine().build(
         RankContext(rank=0, world_size=1, device=device), model_of(size), config, workload_of(size)
@@ -78,22 +78,22 @@ def prove_memory(proof: Proof, name: str, config: TrialConfig) -> None:
     tags = ", ".join(f"{tag} {count:,}" for tag, count in account.by_tag.items())
     proof.claim(sum(account.by_tag.values()) == account.peak, f"the account's tags sum to its peak of {account.peak:,}: {tags}")
     if not proof.setting.on_gpu:
-        _compare(proof, "dry run", foretold, "account", account.peak, BOUND)
+        _compare(proof, "dry run", predicted, "account", account.peak, BOUND)
         return
     allocated, reserved = torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device)
-    proof.values |= {"foretold": foretold, "account": account.peak, "allocated": allocated, "reserved": reserved}
+    proof.values |= {"dry_run": predicted, "account": account.peak, "allocated": allocated, "reserved": reserved}
     _compare(proof, "account", account.peak, "allocator", allocated, BOUND)
-    _compare(proof, "dry run", foretold, "allocator", allocated, BOUND)
-    _compare(proof, "dry run", foretold, "reserved", reserved, RESERVED_BOUND)
+    _compare(proof, "dry run", predicted, "allocator", allocated, BOUND)
+    _compare(proof, "dry run", predicted, "reserved", reserved, RESERVED_BOUND)
 
 
-def _compare(proof: Proof, one: str, found: int, other: str, wanted: int, bound: float) -> None:
-    off = abs(found / wanted - 1)
-    proof.claim(off <= bound, f"{one} {found:,} bytes, {other} {wanted:,}: {off:.2%} apart (bound {bound:.0%})")
+def _compare(proof: Proof, one: str, found: int, other: str, expected: int, bound: float) -> None:
+    off = abs(found / expected - 1)
+    proof.claim(off <= bound, f"{one} {found:,} bytes, {other} {expected:,}: {off:.2%} apart (bound {bound:.0%})")
 
 
 def prove_out_of_memory(proof: Proof) -> None:
-    """Backward finds the device full: INFEASIBLE; the next trial starts from the base of before, and trains the same."""
+    """Backward runs out of memory: INFEASIBLE. The next trial starts from the same baseline, and trains the same."""
     setting = proof.setting
     model, workload = model_of(setting.size), workload_of(setting.size)
     runner = setting.ranks(1, TRIAL)
@@ -105,10 +105,10 @@ def prove_out_of_memory(proof: Proof) -> None:
     failed = run("out-of-memory")
     after = run("after")
     proof.claim(failed.outcome is Outcome.INFEASIBLE, f"memory ran out in backward: {why(failed)}")
-    proof.claim(after.outcome is Outcome.OK, f"the next trial is {why(after)} (warm: {after.warm})")
+    proof.claim(after.outcome is Outcome.OK, f"the next trial: {why(after)} (warm: {after.warm})")
     if not {before.outcome, after.outcome} <= {Outcome.OK}:
         return
     held = [int(result.environment["allocated_before"]) for result in (before, after)]
     proof.claim(held[1] - held[0] <= LEFT_BOUND, f"bytes on the device before a trial: {held[0]:,} then {held[1]:,} afterwards")
     off = apart(after.losses, first.losses)
-    proof.claim(off <= LOSS_BOUND["bf16"], f"losses afterwards {off:.1e} off those of before")
+    proof.claim(off <= LOSS_BOUND["bf16"], f"losses afterwards {off:.1e} off those before")

@@ -1,4 +1,4 @@
-"""What the proofs on a GPU train: about a billion parameters, or next to nothing where the proofs are tested on a CPU."""
+"""Models of the GPU proofs: about a billion parameters, or a tiny model where the proofs are tested on a CPU."""
 
 from typing import Any
 
@@ -15,16 +15,16 @@ SMALL = ModelSpec(
     ffn_hidden_size=176, vocab_size=512, sequence_length=64, **_SHAPE,
 )  # fmt: skip
 SAMPLES = {"large": 8, "small": 4}
-"""In a step, so that the large model's fit into one micro-batch on 80 GB."""
+"""Samples in a step; the large model's fit into one micro-batch on 80 GB."""
 LOSS_CHUNK = {"large": 2048, "small": 64}
-"""Tokens whose logits are held at once."""
+"""Tokens whose logits are in memory at once."""
 
 
 def model_of(size: str) -> ModelSpec:
-    """`size`: large or small."""
+    """The model of `size`: large or small."""
     return LARGE if size == "large" else SMALL
 
 
 def workload_of(size: str) -> Workload:
-    """What the model of that size trains on."""
+    """The workload of the model of that size."""
     return Workload(global_batch_size=SAMPLES[size], sequence_length=model_of(size).sequence_length)

@@ -1,8 +1,8 @@
-"""A process group of one rank, and everything sent over it all the same: NCCL on a GPU, gloo on a CPU.
+"""A process group of one rank over which the engine nevertheless sends everything: NCCL on a GPU, gloo on a CPU.
 
-Over one rank the engine copies instead of sending, so that a machine with one GPU would never call NCCL. Here the size of its
-data-parallel group is a 1 that is not equal to 1: the engine's own code then starts every collective, on its own streams, and
-its results are those of the engine that sends nothing. The group is destroyed and made anew in between.
+With one rank the engine copies instead of sending, so that a machine with one GPU would never call NCCL. Here the size of its
+data-parallel group is a 1 that compares unequal to 1: the engine's own code then starts every collective, on its own streams,
+and its results must equal those without sending. The group is destroyed and created again in between.
 """
 
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ from search_spaces.mesh import DATA
 from search_spaces.trial_config import TrialConfig
 
 CYCLES = 3
-"""Groups that are made and destroyed, one after the other."""
+"""Number of groups that are created and destroyed in turn."""
 DTYPES = (torch.float32, torch.bfloat16, torch.int8)
 STEPS = 3
 TRAINED: dict[str, dict[str, Any]] = {
@@ -34,11 +34,11 @@ TRAINED: dict[str, dict[str, Any]] = {
     "stage 3": {"zero_stage": 3, "param_persistence_threshold": 0},
     "stage 3 without prefetch": {"zero_stage": 3, "prefetch_bucket_size": 0, "reduce_dtype": "bf16"},
 }
-"""What is trained over the group; beside each the same without sending."""
+"""Configurations trained over the group, each compared with the same without sending."""
 
 
 class Sending(int):
-    """A number of ranks that is 1 where it is computed with, and none where the engine asks whether it is alone."""
+    """A number of ranks that is 1 in arithmetic, but unequal to 1 where the engine checks for a single rank."""
 
     __hash__ = int.__hash__
 
@@ -50,7 +50,7 @@ class Sending(int):
 
 
 def items() -> list[Item]:
-    """Of the part correctness."""
+    """Items of the part correctness."""
     each = [Item(name="one rank: every collective", show=prove_collectives, seconds=15.0)]
     for label, knobs in TRAINED.items():
         show = partial(prove_engine, knobs=knobs)
@@ -60,7 +60,7 @@ def items() -> list[Item]:
 
 @contextmanager
 def one_rank(device: torch.device) -> Iterator[str]:
-    """The default process group, of this process alone; gives the name of its backend."""
+    """Create a default process group of this one process; yield the name of its backend."""
     backend = "nccl" if device.type == "cuda" else "gloo"
     own = device if backend == "nccl" else None
     dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, device_id=own)
@@ -71,22 +71,22 @@ def one_rank(device: torch.device) -> Iterator[str]:
 
 
 def prove_collectives(proof: Proof) -> None:
-    """Every operation of the engine's `Group` in every type, over one group after the other."""
+    """Check every operation of the engine's `Group` in every type, over several groups in turn."""
     device = proof.setting.device
     proof.setting.free()
     base = _allocated(device)
     for cycle in range(CYCLES):
         with one_rank(device) as backend:
             wrong = [f"{name} of {dtype}" for dtype in DTYPES for name in _wrong(Group(None, Sending(1), 0), dtype, device)]
-        told = f"wrong are {', '.join(wrong)}" if wrong else "every operation is right"
-        proof.claim(not wrong, f"group {cycle + 1} of {CYCLES} over {backend}: {told}")
+        text = f"wrong are {', '.join(wrong)}" if wrong else "every operation is right"
+        proof.claim(not wrong, f"group {cycle + 1} of {CYCLES} over {backend}: {text}")
     proof.setting.free()
     left = _allocated(device) - base
     proof.claim(left == 0, f"{left:,} bytes are left on the device after the last group")
 
 
 def _wrong(group: Group, dtype: torch.dtype, device: torch.device) -> list[str]:
-    """Names of operations with a wrong result, or that sent nothing."""
+    """Names of operations that have a wrong result or sent nothing."""
     value = torch.arange(1, 97, device=device).to(dtype)
     rows = value.view(1, -1).clone()
     output, gathered, received = torch.zeros_like(value), torch.zeros_like(rows), torch.zeros_like(rows)
@@ -111,7 +111,7 @@ def _wrong(group: Group, dtype: torch.dtype, device: torch.device) -> list[str]:
 
 
 def prove_engine(proof: Proof, knobs: dict[str, Any]) -> None:
-    """Losses of steps that send over the group, made anew, against those that send nothing."""
+    """Compare losses of steps that send over two groups in turn with losses of steps that send nothing."""
     device = proof.setting.device
     losses: list[list[float]] = []
     sent = 0
@@ -121,10 +121,10 @@ def prove_engine(proof: Proof, knobs: dict[str, Any]) -> None:
         losses.append(found)
         sent += count
     off = [apart(found, losses[0]) for found in losses[1:]]
-    # On a GPU the backward of flash attention adds in an order of its own each time.
+    # On a GPU the backward of flash attention sums in a different order each time.
     bound = LOSS_BOUND["bf16"] if proof.setting.on_gpu else 0.0
-    told = " and ".join(f"{one:.1e}" for one in off)
-    proof.claim(max(off) <= bound, f"{STEPS} losses over {backend}, in two groups: {told} off those without sending")
+    differences = " and ".join(f"{one:.1e}" for one in off)
+    proof.claim(max(off) <= bound, f"{STEPS} losses over {backend}, in two groups: {differences} off those without sending")
     proof.claim(sent > 0, f"{sent} collectives were sent")
 
 
@@ -143,7 +143,7 @@ def _sending() -> Iterator[None]:
 
 
 def _train(proof: Proof, knobs: dict[str, Any]) -> tuple[list[float], int]:
-    """Losses, and how many collectives were started."""
+    """Losses, and the number of collectives started."""
     setting = proof.setting
     config = TrialConfig(precision="bf16", micro_batch_size=2).replace(knobs)
     context = RankContext(rank=0, world_size=1, device=setting.device)

@@ -1,4 +1,4 @@
-"""The page of the proofs on a GPU, from the lines of their files, whole or not."""
+"""The page of the GPU proofs, from the lines of their files, complete or not."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -9,15 +9,15 @@ from benchmarks.gpu_manual import MANUAL
 
 ORDER = (State.HOLDS, State.FAILS, State.UNDECIDED, State.NOT_RUN, State.SKIPPED, State.MEASURED)
 MEANING = (
-    "Every claim **holds**, **fails**, or is **undecided**: its 95 % interval has values on both sides of the bound. Of what",
-    "is *measured* nothing is claimed, *skipped* is what this device cannot show, and *not run* what has no result yet.",
+    "Every claim **holds**, **fails**, or is **undecided**: its 95 % interval has values on both sides of the bound.",
+    "*Measured* figures have no claim, this device cannot show *skipped* items, and *not run* items have no result yet.",
 )
-TOLD = {
+DESCRIPTIONS = {
     "correctness": "What the engine computes, sends and allocates.",
-    "grid": "A screening design (`benchmarks/gpu_design.py`): each point has pairs of values that earlier ones have not. "
+    "grid": "A screening design (`benchmarks/gpu_design.py`): each point covers pairs of values that earlier ones do not. "
     "Every point was predicted before it was measured, in one warm process.",
     "sweep": "The command line, as a user runs it.",
-    "by-hand": "Against plain PyTorch, and operators that only a GPU has.",
+    "by-hand": "Our engine against plain PyTorch, and operators that only a GPU has.",
 }
 
 
@@ -25,10 +25,10 @@ def page(lines: Sequence[Line], names: Mapping[str, Sequence[str]], device: str,
     """The page's text, and whether a claim fails.
 
     Args:
-        lines: of all files; those of other devices and sizes are left out.
+        lines: lines of all files; those of other devices and sizes are ignored.
         names: part -> its items, in order.
-        device: cuda or cpu: whose results are shown.
-        size: of the models.
+        device: cuda or cpu; only its results are shown.
+        size: size of the models.
     """
     known = results(line for line in lines if line.size == size and line.device in (device, ANY))
     together = {"grid": of_grid(known, size, device == "cuda"), "sweep": of_sweep(known, device == "cuda")}
@@ -38,7 +38,7 @@ def page(lines: Sequence[Line], names: Mapping[str, Sequence[str]], device: str,
     }
     text = ["# On a GPU", "", *_head(known, device), "", *MEANING, "", *_summary(states)]
     for part, items in names.items():
-        text += ["", f"## {part.capitalize()}", "", TOLD.get(part, ""), ""]
+        text += ["", f"## {part.capitalize()}", "", DESCRIPTIONS.get(part, ""), ""]
         if part == "grid":
             text += [*_table(known), ""]
         text += [line for claim in together.get(part, ()) for line in _bullet(claim)]
@@ -54,15 +54,15 @@ def page(lines: Sequence[Line], names: Mapping[str, Sequence[str]], device: str,
 def _head(known: Known, device: str) -> list[str]:
     machines = sorted({line.machine for line in known.values() if line.device == device and line.machine})
     seconds = sum(line.seconds for line in known.values())
-    told = f"Written by `python -m benchmarks.gpu --page` from {len(known)} results, {seconds / 60:.0f} minutes of work"
+    source = f"Written by `python -m benchmarks.gpu --page` from {len(known)} results, {seconds / 60:.0f} minutes of work"
     where = f" on {'; '.join(machines)}." if machines else "."
     if device == "cpu":
         note = (
-            "**These results are of a CPU and of tiny models**: they show that the proofs themselves run, and claim nothing of "
+            "**These results are from a CPU and tiny models**: they show that the proofs themselves run, without claims about "
             "times. No GPU has run them yet."
         )
-        return [told + where, "", note]
-    return [told + where]
+        return [source + where, "", note]
+    return [source + where]
 
 
 def _summary(states: Mapping[str, Sequence[State]]) -> list[str]:

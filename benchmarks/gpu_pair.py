@@ -16,7 +16,7 @@ Knobs = Mapping[str, Any]
 
 RANKS = 2
 TRIAL = "benchmarks.gpu_rank:run_trial"
-ALONE = "two ranks: one rank alone"
+SINGLE_RANK = "two ranks: one rank alone"
 LARGE = ModelSpec(
     name="llama-32m", family="llama", num_layers=8, hidden_size=512, num_attention_heads=8, num_key_value_heads=4,
     head_dim=64, ffn_hidden_size=1408, vocab_size=8192, sequence_length=512,
@@ -26,7 +26,7 @@ NANO = ModelSpec(
     head_dim=16, ffn_hidden_size=64, vocab_size=256, sequence_length=64,
 )  # fmt: skip
 BRIEF = Fidelity(warmup_updates=3, max_warmup_steps=3, min_steps=2, max_steps=2)
-"""Three losses and the memory; its step time is not looked at."""
+"""Enough for three losses and the memory; step times are not used."""
 LAYOUTS: Mapping[str, Knobs] = {
     **{f"zero_stage={stage}": {"zero_stage": stage} for stage in range(4)},
     "tensor 2": {"tensor_parallel_size": 2},
@@ -43,15 +43,15 @@ OFFLOADS: Mapping[int, tuple[Knobs, ...]] = {
         {"offload_param": "cpu", "offload_optimizer": "cpu", "offload_ratio": 0.3},
     ),
 }
-"""ZeRO stage -> what is offloaded at it."""
+"""ZeRO stage -> the offload settings tested at it."""
 FALL_BOUND = 0.02
 ALLOCATOR_BYTES = {"cuda": 8 << 20, "cpu": 1 << 12}
-"""What a peak may be off by beside that: CUDA's allocator hands out parts of segments of 2 MiB, rounded."""
+"""Further tolerance of a peak, in bytes: CUDA's allocator hands out rounded parts of 2 MiB segments."""
 
 
 def items() -> list[Item]:
-    """Of the part correctness."""
-    found = [Item(name=ALONE, show=measure_alone, seconds=25.0)]
+    """Items of the part correctness."""
+    found = [Item(name=SINGLE_RANK, show=measure_single_rank, seconds=25.0)]
     for label, knobs in LAYOUTS.items():
         show = partial(prove_layout, label=label, knobs=knobs)
         found.append(Item(name=f"two ranks: {label}", show=show, seconds=12.0, group="two ranks"))
@@ -66,19 +66,19 @@ def items() -> list[Item]:
 
 
 def trained(setting: Setting) -> tuple[ModelSpec, Workload]:
-    """What the ranks train. In fp32 too, and twice on the device: smaller than what the other parts train."""
+    """The model and workload of the ranks. Trained in fp32 too, and twice on the device, so smaller than in other parts."""
     model = LARGE if setting.size == "large" else NANO
     return model, Workload(global_batch_size=8, sequence_length=model.sequence_length)
 
 
 def run(proof: Proof, name: str, fidelity: Fidelity = BRIEF, **knobs: Any) -> TrialResult:
-    """A trial of two ranks."""
+    """Run a trial of two ranks."""
     model, workload = trained(proof.setting)
     return proof.setting.ranks(RANKS, TRIAL).run(request(name, model, workload, RANKS, fidelity, **knobs))
 
 
-def measure_alone(proof: Proof) -> None:
-    """Losses of one rank in each precision."""
+def measure_single_rank(proof: Proof) -> None:
+    """Measure the losses of one rank in each precision."""
     model, workload = trained(proof.setting)
     for precision in LOSS_BOUND:
         knobs = {"precision": precision, "micro_batch_size": workload.global_batch_size}
@@ -89,50 +89,50 @@ def measure_alone(proof: Proof) -> None:
 
 
 def prove_layout(proof: Proof, label: str, knobs: Knobs) -> None:
-    """Losses of a layout, in bf16 with the kernels that it is trained with, and in fp32 with a narrow bound."""
-    alone = proof.needs("correctness", ALONE, *LOSS_BOUND)
-    if alone is None:
+    """Compare a layout's losses with one rank's: in bf16 with the usual kernels, and in fp32 with a narrow bound."""
+    single = proof.needs("correctness", SINGLE_RANK, *LOSS_BOUND)
+    if single is None:
         return
     for precision, bound in LOSS_BOUND.items():
         result = run(proof, label, precision=precision, micro_batch_size=2, **knobs)
-        off = apart(result.losses, alone[precision])
+        off = apart(result.losses, single[precision])
         backend = result.environment.get("backend", "")
         holds = result.outcome is Outcome.OK and off <= bound
         proof.claim(holds, f"{precision} over {backend}: losses {off:.1e} off one rank's (bound {bound:.1e}){_why(result)}")
 
 
 def prove_offload(proof: Proof, stage: int) -> None:
-    """The peak falls by the states that leave, and the host holds what the closed forms say.
+    """The peak falls by the offloaded states, and the host memory equals the closed forms.
 
-    Master and moments are 12 bytes an element; of E elements of this rank's share, round(ratio E) leave. At stage 3 the master
-    itself serves gathers as long as it is all on the device, so that parameters on the host alone save nothing there.
+    Master and moments are 12 bytes an element; of E elements of this rank's share, round(ratio E) are offloaded. At stage 3 the
+    master itself serves gathers while all of it is on the device, so offloading only the parameters saves nothing there.
     """
-    alone = proof.needs("correctness", ALONE, "bf16")
-    if alone is None:
+    single = proof.needs("correctness", SINGLE_RANK, "bf16")
+    if single is None:
         return
     model, _ = trained(proof.setting)
     kept = run(proof, "kept", precision="bf16", micro_batch_size=4, zero_stage=stage)
     for knobs in OFFLOADS[stage]:
         label = _written(knobs)
         result = run(proof, label, precision="bf16", micro_batch_size=4, zero_stage=stage, **knobs)
-        off = apart(result.losses, alone["bf16"])
+        off = apart(result.losses, single["bf16"])
         if result.outcome is not Outcome.OK or not kept.peak_memory_bytes or not result.peak_memory_bytes:
             proof.claim(False, f"{label}: ran{_why(result)}{_why(kept)}")
             continue
         fell = kept.peak_memory_bytes - result.peak_memory_bytes
         leaves, host = _offloaded_bytes(model.parameter_count // RANKS, knobs)
         bound = FALL_BOUND * leaves + ALLOCATOR_BYTES[proof.setting.device.type]
-        told = [rank.host_memory_bytes for rank in result.ranks]
+        held = [rank.host_memory_bytes for rank in result.ranks]
         proof.claim(off <= LOSS_BOUND["bf16"], f"{label}: losses {off:.1e} off one rank's")
-        proof.claim(abs(fell - leaves) <= bound, f"{label}: device peak falls by {fell:,} bytes, {leaves:,} leave")
-        proof.claim(all(size == host for size in told), f"{label}: host memory {told} bytes, {host:,} by the closed form")
+        proof.claim(abs(fell - leaves) <= bound, f"{label}: device peak falls by {fell:,} bytes, {leaves:,} offloaded")
+        proof.claim(all(size == host for size in held), f"{label}: host memory {held} bytes, {host:,} by the closed form")
 
 
 def _offloaded_bytes(elements: int, knobs: Knobs) -> tuple[int, int]:
-    """Bytes of states that leave the device, and bytes of the host pool, for a share of so many elements in one bucket.
+    """Bytes of offloaded states, and bytes of the host pool, for a share of `elements` elements in one bucket.
 
-    Host: 12 an element that leaves, a step counter for each chunk of its update, fp32 gradients of two chunks, and either bf16
-    parameters of two chunks on their way back or all of the share's.
+    Host: 12 for each offloaded element, a step counter for each chunk of the update, fp32 gradients of two chunks, and bf16
+    parameters: of two chunks on their way back, or all of the share's.
     """
     away = round(knobs.get("offload_ratio", 1.0) * elements) if knobs.get("offload_optimizer") == "cpu" else 0
     chunk = min(away, CHUNK_ELEMENTS)
@@ -142,14 +142,14 @@ def _offloaded_bytes(elements: int, knobs: Knobs) -> tuple[int, int]:
 
 
 def prove_checkpointing(proof: Proof) -> None:
-    """The more is computed again, the less memory."""
-    alone = proof.needs("correctness", ALONE, "bf16")
-    if alone is None:
+    """More recomputation must need less memory."""
+    single = proof.needs("correctness", SINGLE_RANK, "bf16")
+    if single is None:
         return
     peaks: list[float] = []
     for kind in ("none", "selective", "full"):
         result = run(proof, kind, precision="bf16", micro_batch_size=4, zero_stage=2, activation_checkpointing=kind)
-        off = apart(result.losses, alone["bf16"])
+        off = apart(result.losses, single["bf16"])
         holds = result.outcome is Outcome.OK and off <= LOSS_BOUND["bf16"]
         proof.claim(holds, f"{kind}: losses {off:.1e} off one rank's{_why(result)}")
         peaks.append(result.peak_memory_bytes or math.nan)
@@ -159,11 +159,11 @@ def prove_checkpointing(proof: Proof) -> None:
 
 
 def prove_overlap(proof: Proof, stage: int) -> None:
-    """Step time with `overlap_comm` off against on, in rounds of one trial each."""
+    """Compare step times with `overlap_comm` off and on, in rounds of one trial each."""
     model, _ = trained(proof.setting)
     rounds, seconds = (5, 1.0) if proof.setting.size == "large" else (2, 0.1)
     fidelity = Fidelity(max_seconds=seconds, max_warmup_steps=10 if proof.setting.size == "large" else 3, measure_memory=False)
-    # Eight buckets: with one there is nothing to run beside.
+    # Eight buckets: with one there is nothing to overlap with.
     knobs = {"precision": "bf16", "micro_batch_size": 2, "reduce_bucket_size": model.parameter_count // 8}
     times: dict[bool, list[float]] = {True: [], False: []}
     for number in range(rounds):
@@ -178,7 +178,7 @@ def prove_overlap(proof: Proof, stage: int) -> None:
 
 
 def _why(result: TrialResult) -> str:
-    """What went wrong, where something did."""
+    """The reason of a failure; empty for OK."""
     return "" if result.outcome is Outcome.OK else f"; {why(result)}"
 
 

@@ -1,4 +1,4 @@
-"""What the proofs on a GPU have in common: an item of a part, its claims, how a trial is asked for, how times are compared."""
+"""Common parts of the GPU proofs: items, their claims, requests of trials, comparisons of times."""
 
 import gc
 import math
@@ -21,35 +21,35 @@ from search_spaces.trial import Fidelity, Interval, TrialRequest, TrialResult, W
 from search_spaces.trial_config import TrialConfig
 
 LOSS_BOUND = {"bf16": 2.0**-9, "fp32": 1e-4}
-"""Relative, of three steps: other orders of the same sums, in bf16 a rounding of the loss. A CPU stays 50 times below."""
+"""Largest relative difference of three steps' losses: sums in another order, rounding in bf16. A CPU stays 50 times below."""
 
 
 @dataclass(kw_only=True)
 class Setting:
-    """Where items run, and what they share."""
+    """The device and files that items share."""
 
     device: torch.device
     size: str
-    """Of models: large or small."""
+    """Size of the models: large or small."""
     folder: Path
-    """For files of items, which a run that resumes finds again."""
+    """Folder of the items' files; a resumed run reuses them."""
     bundle: Path = FOLDER
     """Wheels of the command line."""
     known: Mapping[tuple[str, str], Line] = field(default_factory=dict)
-    """(part, item) -> its result, of this run and of those that it resumes."""
+    """(part, item) -> its result, from this run and the resumed ones."""
     _runner: LocalRunner | None = field(default=None, init=False)
     _ranks: tuple[int, str] = field(default=(0, ""), init=False)
 
     @property
     def on_gpu(self) -> bool:
-        """Whether the device is a GPU: times are claimed there alone."""
+        """Whether the device is a GPU: claims about times are made only there."""
         return self.device.type == "cuda"
 
     def ranks(self, count: int, trial_function: str = RUN_TRIAL) -> LocalRunner:
-        """Warm ranks on the device; those of another kind are ended first, since they hold memory of it."""
+        """Warm ranks on the device. Ranks of another kind are ended first, since they hold device memory."""
         if self._runner is None or self._ranks != (count, trial_function):
             self.close()
-            # Tiny models gain nothing from threads.
+            # Tiny models do not gain from threads.
             threads = {} if self.size == "large" else {"OMP_NUM_THREADS": "1"}
             environment = {"PYTHONPATH": str(ROOT), **threads}
             self._runner = LocalRunner(count, device=self.device.type, environment=environment, trial_function=trial_function)
@@ -57,7 +57,7 @@ class Setting:
         return self._runner
 
     def free(self) -> None:
-        """Give back what an item left on the device in this process."""
+        """Release the device memory that an item left in this process."""
         gc.collect()
         if self.on_gpu:
             torch.cuda.empty_cache()
@@ -70,7 +70,7 @@ class Setting:
 
 
 class Proof:
-    """Collects what an item shows."""
+    """Collects the claims and figures of an item."""
 
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
@@ -79,41 +79,41 @@ class Proof:
 
     @property
     def state(self) -> State:
-        """Of all claims together."""
+        """The worst state of all claims."""
         return worst(claim.state for claim in self.claims)
 
-    def tell(self, state: State, text: str) -> None:
-        """Add a sentence."""
+    def record(self, state: State, text: str) -> None:
+        """Add a claim."""
         self.claims.append(Claim(state=state, text=text))
 
     def claim(self, holds: bool, text: str) -> None:
-        """A claim that needs no interval."""
-        self.tell(State.HOLDS if holds else State.FAILS, text)
+        """Record a claim that needs no interval."""
+        self.record(State.HOLDS if holds else State.FAILS, text)
 
     def measured(self, text: str, **values: Any) -> None:
-        """Figures of which nothing is claimed."""
+        """Record figures without a claim."""
         self.values |= values
-        self.tell(State.MEASURED, text)
+        self.record(State.MEASURED, text)
 
     def needs(self, part: str, item: str, *names: str) -> Mapping[str, Any] | None:
-        """The figures of an earlier item. None, which is told as not run, where it lacks one of these names."""
+        """The figures of an earlier item; None, recorded as not run, if one of these names is missing."""
         line = self.setting.known.get((part, item))
         if line is not None and all(name in line.values for name in names):
             return line.values
-        self.tell(State.NOT_RUN, f"it needs what {part}/{item!r} has not found; run that again, with `--again fails`")
+        self.record(State.NOT_RUN, f"it needs the missing result of {part}/{item!r}; run that again, with `--again fails`")
         return None
 
     def at_least(self, interval: Interval, bound: float, text: str) -> None:
-        """A claim about times: that a ratio is at least `bound`. On a CPU, where small times say nothing, none is made."""
-        told = f"{text}: {written(interval)}"
+        """Claim that a ratio of times is at least `bound`. On a CPU, where times are too small, only the figure is recorded."""
+        figure = f"{text}: {written(interval)}"
         if not self.setting.on_gpu:
-            self.tell(State.MEASURED, f"{told} (nothing is claimed of times on a CPU)")
+            self.record(State.MEASURED, f"{figure} (no claims about times on a CPU)")
         else:
-            self.tell(at_least(interval, bound), f"{told}, at least {bound:g} is claimed")
+            self.record(at_least(interval, bound), f"{figure}, at least {bound:g} is claimed")
 
 
 def at_least(interval: Interval, bound: float) -> State:
-    """Whether a quantity is at least `bound`: decided where its whole interval says the same."""
+    """Whether a quantity is at least `bound`; undecided if its interval contains values on both sides."""
     if interval.low >= bound:
         return State.HOLDS
     return State.FAILS if interval.high < bound else State.UNDECIDED
@@ -128,18 +128,18 @@ def at_most(interval: Interval, bound: float) -> State:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Item:
-    """The smallest thing that is run by itself: one line of results."""
+    """The smallest unit that runs by itself: one line of results."""
 
     name: str
     show: Callable[[Proof], None]
     seconds: float
-    """About what it takes with the large models on a GPU."""
+    """Estimated seconds with the large models on a GPU."""
     group: str = ""
-    """Items that take about as long: what one took is expected of the next."""
+    """Items of a group take about the same time: one's time is the estimate for the next."""
     skipped: str = ""
-    """Why this device cannot show it; empty: it can."""
+    """Why the item cannot run on this device; empty: it can."""
     needs_device: bool = True
-    """Whether its result is of the device. Otherwise one that any machine has found counts."""
+    """Whether its result depends on the device. Otherwise a result from any machine counts."""
 
 
 def request(
@@ -158,7 +158,7 @@ def request(
 
 
 def peak_flops(precision: str) -> float | None:
-    """Dense FLOP/s of the GPU here; None where there is none."""
+    """Dense FLOP/s of the local GPU; None without one."""
     if not torch.cuda.is_available():
         return None
     name, memory = torch.cuda.get_device_name(), torch.cuda.get_device_properties(0).total_memory
@@ -166,20 +166,20 @@ def peak_flops(precision: str) -> float | None:
 
 
 def why(result: TrialResult) -> str:
-    """How a trial ended, in one line."""
+    """Outcome and message of a trial, in one line."""
     last = (result.traceback or "").strip().splitlines()[-1:]
     return f"{result.outcome} {result.message[:200]} {' '.join(last)[:200]}".rstrip()
 
 
 def apart(ones: Sequence[float], others: Sequence[float]) -> float:
-    """Largest relative difference of two series; infinite where one is missing or shorter."""
+    """Largest relative difference of two series; infinite if they are empty or differ in length."""
     if not ones or len(ones) != len(others):
         return math.inf
     return max(abs(one - other) / abs(other) for one, other in zip(ones, others, strict=True))
 
 
 def ratio(numerators: Sequence[float], denominators: Sequence[float]) -> Interval:
-    """Geometric mean of the quotients of interleaved rounds with its 95 % interval, of their logarithms by Student's t."""
+    """Geometric mean of the ratios of interleaved rounds, with a 95 % interval by Student's t on their logarithms."""
     logarithms = [math.log(above / below) for above, below in zip(numerators, denominators, strict=True)]
     mean, half = statistics.fmean(logarithms), math.inf
     if len(logarithms) > 1:

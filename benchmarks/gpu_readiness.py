@@ -1,9 +1,9 @@
-"""Every branch that only CUDA executes: what stands in for it in tests, and what only a GPU can prove.
+"""Every branch that only CUDA executes: the tests that replace it on the CPU, and what only a GPU can prove.
 
     python -m benchmarks.gpu_readiness [--markdown docs/gpu-readiness.md]
 
-Branches are found in the source of `executor/`; what is said of them is declared in `benchmarks/gpu_branches.py`, function by
-function. A branch without an entry, an entry without a branch and a test that does not exist are named, and nothing is written.
+The branches are found in the source of `executor/`. `benchmarks/gpu_branches.py` declares an entry for each function that has
+one. A branch without an entry, an entry without a branch or a test that does not exist is printed, and nothing is written.
 """
 
 import ast
@@ -18,34 +18,34 @@ from benchmarks.written_page import judge, page_parser
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = "executor"
 DEVICES = ("cuda", "nccl")
-"""Strings that name what only CUDA has."""
+"""Strings that name a device or a backend that only CUDA has."""
 TOOLS = ("nvidia-smi",)
 CALLS = (
     "any_kernel", "compiled_flex", "create_block_mask", "flex_attention", "_scaled_mm", "_accelerator_setAllocatorSettings",
 )  # fmt: skip
-"""Functions of torch, and ours that lead to them, whose kernels are on devices alone."""
+"""Functions of torch whose kernels run only on devices, and our functions that lead to them."""
 NAMESPACES = ("torch.cuda", "torch.accelerator", "torch.version")
 PACKAGES = ("triton", "liger_kernel", "transformer_engine")
-"""Whose kernels run on devices alone."""
+"""Packages whose kernels run only on devices."""
 
 STREAMS = "tests/executor/parallel/test_streams.py"
 
 Place = tuple[str, str]
-"""File and function, `Class.method` where it is one; a module's own lines have the function `(module)`."""
+"""File and function. A method is `Class.method`; the module's own lines have the function `(module)`."""
 
 
 def branches_of(source: str) -> dict[str, list[str]]:
-    """Function -> what in it only CUDA executes, or what asks for it, as it is written."""
+    """Function -> the expressions in it that only CUDA executes, or that check for CUDA, as written."""
     found: dict[str, dict[str, None]] = defaultdict(dict)
     for function, node in _walk(ast.parse(source), ()):
-        if (mark := _mark(node)) is not None:
+        if (mark := _cuda_mark(node)) is not None:
             found[function][mark] = None
-    # `torch.cuda.nccl.version` holds `torch.cuda.nccl`, which says less.
+    # `torch.cuda.nccl.version` contains `torch.cuda.nccl`, which adds nothing.
     return {name: [one for one in marks if not _is_part(one, marks)] for name, marks in found.items()}
 
 
 def scan(root: Path) -> dict[Place, list[str]]:
-    """All of them in the files of `executor/`."""
+    """(file, function) -> its branches, over all files of `executor/`."""
     files = sorted((root / SOURCE).rglob("*.py"))
     return {
         (str(file.relative_to(root)), function): marks
@@ -55,29 +55,29 @@ def scan(root: Path) -> dict[Place, list[str]]:
 
 
 def problems(found: Mapping[Place, Sequence[str]], entries: Sequence[Branch], root: Path) -> list[str]:
-    """What does not fit, one line each; those of missing entries say what to declare."""
+    """Mismatches, one line each; the line of a missing entry names what to declare."""
     declared = {(entry.file, entry.function): entry for entry in entries}
-    told = [
+    mismatches = [
         f"{file}: {function} has no entry in benchmarks/gpu_branches.py; it has {', '.join(found[file, function])}"
         for file, function in found
         if (file, function) not in declared
     ]
-    told += [
-        f"{file}: {function} has an entry in benchmarks/gpu_branches.py, and no branch"
+    mismatches += [
+        f"{file}: {function} has an entry in benchmarks/gpu_branches.py, but no branch"
         for file, function in declared
         if (file, function) not in found
     ]
     if len(declared) < len(entries):
-        told.append("benchmarks/gpu_branches.py has two entries of one function")
+        mismatches.append("benchmarks/gpu_branches.py has two entries of one function")
     for entry in entries:
         where = f"{entry.file}: {entry.function}"
-        told += [f"{where}: there is no test {test}" for test in entry.tests if not _exists(test, root)]
-        told += [f"{where}: {part!r} is no part of `make gpu`" for part in entry.parts if part not in PARTS]
-    return told
+        mismatches += [f"{where}: there is no test {test}" for test in entry.tests if not _exists(test, root)]
+        mismatches += [f"{where}: {part!r} is not a part of `make gpu`" for part in entry.parts if part not in PARTS]
+    return mismatches
 
 
 def planted(root: Path) -> tuple[list[str], int]:
-    """The faults that are planted under the stream checker, and in how many configurations it finds none."""
+    """The faults planted under the stream checker, and the number of configurations in which it finds none."""
     tree = ast.parse((root / STREAMS).read_text(encoding="utf-8"))
     tables = {
         target.id: node.value
@@ -92,7 +92,7 @@ def planted(root: Path) -> tuple[list[str], int]:
 
 
 def page(found: Mapping[Place, Sequence[str]], entries: Sequence[Branch], faults: Sequence[str], clean: int) -> str:
-    """The table, by file, and the `planted` faults."""
+    """The page: one table for each file, and the `planted` faults."""
     declared = {(entry.file, entry.function): entry for entry in entries}
     known = [place for place in found if place in declared]
     without = [place for place in known if not declared[place].tests]
@@ -100,24 +100,24 @@ def page(found: Mapping[Place, Sequence[str]], entries: Sequence[Branch], faults
     files = {file for file, _ in known}
     lines = [
         "# Ready for a GPU", "",
-        "Every function of `executor/` with a branch that only CUDA executes, or that asks whether there is CUDA. Written by",
+        "Every function of `executor/` that has a branch only CUDA executes, or that checks for CUDA. Written by",
         "`python -m benchmarks.gpu_readiness --markdown docs/gpu-readiness.md` from the source and from",
-        "`benchmarks/gpu_branches.py`; `tests/test_gpu_readiness.py` fails where these and the tests do not fit.", "",
+        "`benchmarks/gpu_branches.py`; `tests/test_gpu_readiness.py` fails if they disagree with the tests.", "",
         f"{len(known)} functions in {len(files)} files. {len(known) - len(without)} of them have a substitute in tests,",
         f"{len(without)} have none. No part of `make gpu` reaches {len(unproved)}.", "",
         "A substitute runs the branch itself, or the same code with a stand-in for the device: the stream checker",
         "(`tests/executor/engines/native/stream_checker.py`) for streams, events and collectives,",
         "`benchmarks/static_buffers.py` for graphs, packages of the same names for fused kernels, patched answers for what a",
-        "driver tells. It shows that the engine asks for the right things in the right order. What the device then does, only",
-        "a GPU can prove; the last column names the part of `make gpu` that does.", "",
+        "driver returns. It shows that the engine calls the right functions in the right order. Only a GPU can prove what the",
+        "device then does; the last column names the part of `make gpu` that proves it.", "",
     ]  # fmt: skip
     for part, proves in PARTS.items():
         lines.append(f"- `{part}`: {proves}")
     lines += [
         "", "## The order on streams", "",
         f"`{STREAMS}` trains under the stream checker in {clean} configurations on one",
-        f"rank, and as a pipeline and with experts on two; nothing is out of order. {len(faults)} faults are planted",
-        "in the engine's own code, where a wait or an order of its own is taken away. The checker finds each:", "",
+        f"rank, and on two ranks as a pipeline and with experts; it finds no wrong order. {len(faults)} faults are planted",
+        "in the engine's own code: each removes a wait or an ordering. The checker finds each:", "",
         *(f"- {fault}" for fault in faults),
     ]  # fmt: skip
     by_file: dict[str, list[Place]] = defaultdict(list)
@@ -142,7 +142,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _walk(node: ast.AST, names: tuple[str, ...]) -> Iterator[tuple[str, ast.AST]]:
-    """Every node with the function that it is in, annotations and docstrings left out. Inner functions count as the outer."""
+    """Every node and its function, without annotations and docstrings. An inner function counts as its outer one."""
     for child in ast.iter_child_nodes(node):
         inner = names
         if isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and not _is_function(node, names):
@@ -159,8 +159,8 @@ def _is_function(node: ast.AST, names: tuple[str, ...]) -> bool:
     return bool(names) and not isinstance(node, ast.ClassDef)
 
 
-def _mark(node: ast.AST) -> str | None:
-    """What a node has to do with CUDA; None: nothing."""
+def _cuda_mark(node: ast.AST) -> str | None:
+    """How the node depends on CUDA; None: it does not."""
     if isinstance(node, ast.Compare):
         return ast.unparse(node) if _compares_device(node) else None
     if isinstance(node, ast.Attribute):
@@ -189,7 +189,7 @@ def _compares_device(node: ast.Compare) -> bool:
 
 
 def _is_part(mark: str, marks: Mapping[str, None]) -> bool:
-    """Whether another one says the same and more."""
+    """Whether another mark contains this one."""
     return any(mark != other and mark.strip("'") in other for other in marks)
 
 

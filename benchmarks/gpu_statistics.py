@@ -11,13 +11,13 @@ from search_spaces.trial import Interval
 
 RESAMPLES = 2000
 FEWEST = 4
-"""Pairs below which an interval says nothing."""
+"""Below this number of pairs no interval is computed."""
 
 Array = NDArray[np.float64]
 
 
 def rank_correlation(ones: Sequence[float], others: Sequence[float]) -> Interval:
-    """Spearman's, with a percentile interval of bootstrap samples of the pairs."""
+    """Spearman's rank correlation, with a percentile interval of bootstrap samples of the pairs."""
     pairs = np.array([ones, others], dtype=float).T
     found = _spearman(pairs)
     return _interval(pairs, _spearman, found, -1.0, 1.0)
@@ -30,20 +30,20 @@ def median_of(values: Sequence[float]) -> Interval:
 
 
 def share(hits: int, of: int) -> Interval:
-    """A share with the interval of Clopper and Pearson.
+    """A share with the Clopper-Pearson interval.
 
     Raises:
-        ValueError: it is a share of nothing.
+        ValueError: `of` is less than 1.
     """
     if of < 1:
-        raise ValueError("there is nothing to take a share of; give at least one")
+        raise ValueError("of: a share needs at least one case; give at least one")
     low = float(stats.beta.ppf(0.025, hits, of - hits + 1)) if hits else 0.0
     high = float(stats.beta.ppf(0.975, hits + 1, of - hits)) if hits < of else 1.0
     return Interval(mean=hits / of, low=low, high=high)
 
 
 def _interval(rows: Array, statistic: Callable[[Array], float], found: float, low: float, high: float) -> Interval:
-    """`low` and `high`: of what is possible, the interval where there are too few rows."""
+    """`low` and `high`: range of possible values, which is the interval if there are too few rows."""
     if len(rows) < FEWEST:
         return Interval(mean=found, low=low, high=high)
     draws = np.random.default_rng(0).integers(len(rows), size=(RESAMPLES, len(rows)))
@@ -57,7 +57,7 @@ def _median(column: Array) -> float:
 
 
 def _spearman(pairs: Array) -> float:
-    """NaN where one of both is the same throughout."""
+    """NaN if one column is constant."""
     if len(pairs) < 2:
         return math.nan
     ranks = np.array([stats.rankdata(column) for column in pairs.T])

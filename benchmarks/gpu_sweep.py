@@ -1,7 +1,7 @@
 """The command line on the device: `autotune calibrate`, then a guided sweep, and its winner against the best of the grid.
 
 The command line needs more packages than the engine. Where they are not installed they come from a bundle of wheels
-(`gpu_bundle.py`), for processes of their own; without the bundle the items say so and are tried again later.
+(`gpu_bundle.py`), in separate processes; without the bundle the items are recorded as not run and tried again later.
 """
 
 import contextlib
@@ -30,9 +30,9 @@ PART = "sweep"
 CALIBRATION, PREDICTIONS, SWEEP = "calibrate", "predictions after calibration", "guided sweep"
 WINNER = "winner against the grid's best"
 BOUND = 0.97
-"""At least how fast the sweep's winner is, as a share of the grid's best."""
+"""Lower bound of the winner's rate, as a share of the grid's best."""
 NEEDED = ("typer", "rich", "sqlalchemy", "alembic", "platformdirs", "cryptography", "pydantic")
-"""What the command line imports that is not everywhere."""
+"""Packages that the command line imports and a GPU machine may lack."""
 OPTIONS = {
     "large": ("--trials", "14", "--confirm-repeats", "1", "--trial-seconds", "2", "--max-seconds", "300"),
     "small": ("--trials", "3", "--confirm-repeats", "0", "--trial-seconds", "0.1"),
@@ -44,11 +44,11 @@ _PR_SET_PDEATHSIG = 1
 
 
 class MissingError(Exception):
-    """The command line's packages are not here."""
+    """The command line's packages are not available."""
 
 
 def items() -> list[Item]:
-    """Of the part sweep, in their order."""
+    """Items of the part sweep, in order."""
     return [
         Item(name=CALIBRATION, show=partial(_if_here, calibrate), seconds=70.0),
         Item(name=PREDICTIONS, show=partial(_if_here, predict_again), seconds=30.0),
@@ -61,11 +61,11 @@ def _if_here(show: Any, proof: Proof) -> None:
     try:
         show(proof)
     except MissingError as error:
-        proof.tell(State.NOT_RUN, str(error))
+        proof.record(State.NOT_RUN, str(error))
 
 
 def calibrate(proof: Proof) -> None:
-    """The micro-benchmark, in full."""
+    """Run the full micro-benchmark."""
     proof.setting.close()  # ranks hold memory of the device
     seconds = CALIBRATION_SECONDS[proof.setting.size]
     place = ("--runner", "local", "--ranks", "1", "--db", _database(proof.setting))
@@ -77,23 +77,22 @@ def calibrate(proof: Proof) -> None:
 
 
 def predict_again(proof: Proof) -> None:
-    """Every point of the grid that was measured, by the calibrated coefficients and by no trial."""
+    """Predict every measured point of the grid with the calibrated coefficients, without learning from trials."""
     rates = measured_rates(proof.setting.known)
     if not rates:
-        proof.tell(State.NOT_RUN, "no point of the grid was measured; run the part grid first")
+        proof.record(State.NOT_RUN, "no point of the grid was measured; run the part grid first")
         return
-    asked = {
+    query = {
         "database": _database(proof.setting), "size": proof.setting.size,
         "configs": [config.values() for config, _ in rates.values()],
     }  # fmt: skip
-    told = _python(proof.setting, "-m", "benchmarks.gpu_calibrated", text=json.dumps(asked))
-    answer = json.loads(told)
+    answer = json.loads(_python(proof.setting, "-m", "benchmarks.gpu_calibrated", text=json.dumps(query)))
     proof.measured(f"{len(rates)} points; {answer['source']}")
     proof.values["predicted"] = dict(zip(rates, answer["predicted"], strict=True))
 
 
 def sweep(proof: Proof) -> None:
-    """A real one, through the local runner, over the space that the grid is drawn from. A killed one is resumed."""
+    """Run a real sweep with the local runner, over the grid's space. A killed sweep is resumed."""
     setting, folder = proof.setting, proof.setting.folder
     setting.close()
     best = folder / "best-config.json"
@@ -119,11 +118,11 @@ def sweep(proof: Proof) -> None:
 
 
 def compare(proof: Proof) -> None:
-    """The sweep's winner and the grid's best, again and in turns."""
+    """Measure the sweep's winner and the grid's best again, in turns."""
     setting = proof.setting
     line, rates = setting.known.get((PART, SWEEP)), measured_rates(setting.known)
     if line is None or "winner" not in line.values or not rates:
-        proof.tell(State.NOT_RUN, "there is no winner of a sweep, or no point of the grid: run both first")
+        proof.record(State.NOT_RUN, "the winner of a sweep or the points of the grid are missing; run both first")
         return
     winner, (best, _) = TrialConfig().replace(line.values["winner"]), next(iter(rates.values()))
     if label_of(winner, setting.size) == label_of(best, setting.size):
@@ -132,10 +131,10 @@ def compare(proof: Proof) -> None:
     measured: dict[str, list[float]] = {"winner": [], "best": []}
     for number in range(ROUNDS[setting.size]):
         for name, config in (("winner", winner), ("best", best))[:: 1 if number % 2 else -1]:
-            asked = request(
+            trial_request = request(
                 name, model_of(setting.size), workload_of(setting.size), 1, FIDELITY[setting.size], **config.values()
             )
-            result = setting.ranks(1).run(asked)
+            result = setting.ranks(1).run(trial_request)
             if result.outcome is not Outcome.OK or result.samples_per_second is None:
                 proof.claim(False, f"{name} ran again: {why(result)}")
                 return
@@ -147,11 +146,11 @@ def compare(proof: Proof) -> None:
 
 
 def autotune(setting: Setting, *arguments: str) -> str:
-    """What the command line prints on standard output.
+    """Run the command line; return its standard output.
 
     Raises:
-        MissingError: its packages are not here.
-        RuntimeError: it fails.
+        MissingError: its packages are not available.
+        RuntimeError: the command fails.
     """
     return _python(setting, "-c", MAIN, *arguments)
 
@@ -169,7 +168,7 @@ def _python(setting: Setting, *arguments: str, text: str = "") -> str:
 
 
 def _packages(setting: Setting) -> list[str]:
-    """What stands on the command line's path beside this checkout: nothing where its packages are installed."""
+    """Entries of the command line's path besides this checkout; none if its packages are installed."""
     if all(importlib.util.find_spec(name) for name in NEEDED):
         return []
     if sys.version_info[:2] != (3, 12):
@@ -185,7 +184,7 @@ def _packages(setting: Setting) -> list[str]:
 
 
 def _files(setting: Setting) -> tuple[Path, Path]:
-    """The model and the space, as a user has them."""
+    """Write the files of the model and of the space, as a user would."""
     model, space = setting.folder / "config.json", setting.folder / "space.toml"
     model.write_text(json.dumps(hugging_face(model_of(setting.size))), encoding="utf-8")
     domains = {**{name: [value] for name, value in base_knobs(setting.size).items()}, **DOMAINS[setting.size]}
@@ -210,6 +209,6 @@ def _database(setting: Setting) -> str:
 
 
 def _end_with_parent() -> None:
-    """In the child: it leaves the device when this process is killed, and so do its ranks. The next run resumes the job."""
+    """In the child: it and its ranks end with the parent, and free the device. The next run resumes the job."""
     with contextlib.suppress(OSError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

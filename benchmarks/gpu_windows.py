@@ -1,4 +1,4 @@
-"""Attention to a window on a GPU: what flex attention computes, forward and backward, against every score under a mask."""
+"""Sliding-window attention on a GPU: results of flex attention, forward and backward, against full attention with a mask."""
 
 from collections.abc import Sequence
 
@@ -11,26 +11,26 @@ from executor.parallel.windowed import attend_to_window, sees
 from search_spaces.training.windows import Window
 
 BOUNDS = {torch.float32: 1e-2, torch.bfloat16: 3e-2}
-"""Relative to the largest element. Products of float32 may be rounded to TF32, 10 bits, on their way."""
+"""Relative to the largest element. Products of float32 may be rounded to TF32, 10 bits."""
 CASES = ((1024, Window(256), 0), (1024, Window(200, 16), 0), (1024, Window(256, 4), 512), (1000, Window(300), 0))
-"""Tokens, window, where queries begin."""
+"""Tokens, window, position of the first query."""
 SMALL = ((64, Window(16), 0), (64, Window(12, 3), 32))
 HEADS, KEYS, WIDTH = 8, 2, 64
 
 
 def item() -> Item:
-    """Of the part by-hand."""
+    """The item of the part by-hand."""
     return Item(name="flex attention: windows", show=prove_windows, seconds=60.0)
 
 
 def prove_windows(proof: Proof) -> None:
-    """Results and gradients of every case in both types."""
+    """Compare results and gradients of every case in both types."""
     device = proof.setting.device
     for length, window, start in CASES if proof.setting.on_gpu else SMALL:
         for dtype, bound in BOUNDS.items():
             off = _off(length, window, start, dtype, device)
-            told = f"{window.tokens} of {length} tokens and {window.global_tokens} global ones, queries from {start} on"
-            proof.claim(off <= bound, f"{told}, {dtype}: {off:.1e} off a mask in float32 (bound {bound:g})")
+            text = f"{window.tokens} of {length} tokens and {window.global_tokens} global ones, queries from {start} on"
+            proof.claim(off <= bound, f"{text}, {dtype}: {off:.1e} off a mask in float32 (bound {bound:g})")
 
 
 def _off(length: int, window: Window, start: int, dtype: torch.dtype, device: torch.device) -> float:
@@ -42,16 +42,16 @@ def _off(length: int, window: Window, start: int, dtype: torch.dtype, device: to
     exact = [x.float().requires_grad_() for x in rounded]
     query, key, value = own
     found = attend_to_window(query, key, value, window, start, grouped=True)
-    wanted = _by_a_mask(exact, window, start)
+    expected = _by_a_mask(exact, window, start)
     pairs = [
-        (found, wanted),
-        *zip(torch.autograd.grad(found, own, weights), torch.autograd.grad(wanted, exact, weights.float()), strict=True),
+        (found, expected),
+        *zip(torch.autograd.grad(found, own, weights), torch.autograd.grad(expected, exact, weights.float()), strict=True),
     ]
     return max(float((one.detach().float() - other.detach()).abs().max() / other.detach().abs().max()) for one, other in pairs)
 
 
 def _by_a_mask(inputs: Sequence[Tensor], window: Window, start: int) -> Tensor:
     query, key, value = inputs
-    places = torch.arange(key.shape[2], device=query.device)
-    seen = sees(window)(places[start:, None], places)
+    positions = torch.arange(key.shape[2], device=query.device)
+    seen = sees(window)(positions[start:, None], positions)
     return functional.scaled_dot_product_attention(query, key, value, attn_mask=seen, enable_gqa=True)

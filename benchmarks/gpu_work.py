@@ -1,4 +1,4 @@
-"""Runs the items of a part that have no result yet, as long as there is time. Survives what a GPU does to a process."""
+"""Runs the items of a part that have no result yet, while time is left. Survives GPU errors that break a process."""
 
 import contextlib
 import faulthandler
@@ -19,15 +19,15 @@ from benchmarks.gpu_lines import ANY, FINAL, Claim, Line, LineFile, State, read_
 from benchmarks.gpu_proof import Item, Proof, Setting
 from executor.process_tree import descendants
 
-MOST_BEGINNINGS = 3
-"""Processes that may end inside of one item before it is told as failed: the first ones may have been killed from outside."""
+MOST_STARTS = 3
+"""Process ends inside one item before it is recorded as failed: the first ones may have been kills from outside."""
 SMALL_SECONDS = 10.0
-"""What an item of small models is expected to take, where none was run yet."""
+"""Estimated seconds of an item with small models, before one of its group has run."""
 LONGEST = 6.0
 HANGS_SECONDS = {"large": 60.0, "small": 600.0}
-"""An item hangs when it takes so many times as long as expected and these seconds: a CPU that runs tests may be very busy."""
+"""An item hangs when it exceeds `LONGEST` times its estimate plus these seconds: a CPU that runs tests may be very busy."""
 GRACE_SECONDS = 45.0
-"""After the end of its time, how long an item that began within it may go on."""
+"""How long an item may exceed the time of its run."""
 
 
 class Ended(IntEnum):
@@ -36,40 +36,40 @@ class Ended(IntEnum):
     WHOLE = 0
     """Every item has a result, and none fails."""
     FAILS = 1
-    """Every item has a result or lacks what can be brought; some do not hold."""
+    """Every item has a result or lacks something that can be provided; some do not hold."""
     AGAIN = 75
     """Items are left. Start again with `--resume`."""
 
 
 class Worker:
-    """One part on one device."""
+    """Runs one part on one device."""
 
     def __init__(self, part: str, setting: Setting, out: Path, resume: Sequence[Path], again: Sequence[State] = ()) -> None:
-        """`resume`: files of earlier runs; `again`: results in these states are not taken over."""
+        """`resume`: files of earlier runs; `again`: results in these states are discarded."""
         self._part, self._setting, self._again = part, setting, frozenset(again)
         lines = [line for line in read_lines(dict.fromkeys(path.resolve() for path in (*resume, out))) if self._is_ours(line)]
-        self._beginnings = Counter[str]()
+        self._starts = Counter[str]()
         for line in lines:
             if line.part == part:
-                self._beginnings[line.item] = self._beginnings[line.item] + 1 if line.state is State.BEGUN else 0
+                self._starts[line.item] = self._starts[line.item] + 1 if line.state is State.BEGUN else 0
         self._known = results(lines)
-        self._taken = {key for key, line in self._known.items() if line.state in FINAL - self._again}
+        self._final = {key for key, line in self._known.items() if line.state in FINAL - self._again}
         setting.known = self._known
         self._file = LineFile(out)
         self._lock = threading.Lock()
         self._machine = machine(setting)
 
     def run(self, items: Sequence[Item], seconds: float) -> Ended:
-        """Run what is missing, in order; an item is begun where its expected time is left."""
+        """Run the missing items, in order; an item starts if its expected time is left."""
         until, ran = time.monotonic() + seconds, 0
         for item in items:
-            if (self._part, item.name) in self._taken:
+            if (self._part, item.name) in self._final:
                 continue
             if item.skipped:
                 self._add(item, State.SKIPPED, (Claim(state=State.SKIPPED, text=item.skipped),))
                 continue
-            if self._beginnings[item.name] >= MOST_BEGINNINGS:
-                text = f"the process ended {MOST_BEGINNINGS} times inside of it"
+            if self._starts[item.name] >= MOST_STARTS:
+                text = f"the process ended {MOST_STARTS} times inside this item"
                 self._add(item, State.FAILS, (Claim(state=State.FAILS, text=text),))
                 continue
             expected, left = self._expected(item, items), until - time.monotonic()
@@ -78,7 +78,7 @@ class Worker:
                     text = f"it takes about {expected:.0f} s and {seconds:.0f} s were given; give more --seconds"
                     self._add(item, State.NOT_RUN, (Claim(state=State.NOT_RUN, text=text),))
                     continue
-                print(f"{self._part}: {left:.0f} s are left, {item.name} takes about {expected:.0f}: go on with --resume")
+                print(f"{self._part}: {left:.0f} s are left, {item.name} takes about {expected:.0f}; continue with --resume")
                 return Ended.AGAIN
             ran += 1
             if not self._run(item, LONGEST * expected + HANGS_SECONDS[self._setting.size], left + GRACE_SECONDS):
@@ -87,7 +87,7 @@ class Worker:
         return Ended.FAILS if {State.FAILS, State.NOT_RUN} & {*states} else Ended.WHOLE
 
     def _run(self, item: Item, limit: float, hard: float) -> bool:
-        """Run one item; False: this process cannot use the device any more."""
+        """Run one item; False: this process can no longer use the device."""
         self._add(item, State.BEGUN)
         began, proof = time.monotonic(), Proof(self._setting)
         watch = threading.Timer(min(limit, hard), self._give_up, (item, limit < hard, limit))
@@ -103,12 +103,12 @@ class Worker:
             watch.cancel()
         lost = self._has_lost_device()
         if lost:
-            proof.tell(State.MEASURED, "the device answered this process no more: a new one goes on")
+            proof.record(State.MEASURED, "this process lost the device; a new process continues")
         self._add(item, proof.state, tuple(proof.claims), proof.values, time.monotonic() - began)
         return not lost
 
     def _give_up(self, item: Item, hangs: bool, limit: float) -> None:
-        """On a thread of its own: the item's does not answer. Ends this process; its ranks end with it."""
+        """Runs on its own thread, since the item's is blocked. Ends this process and its ranks."""
         faulthandler.dump_traceback(file=sys.stderr, all_threads=True)
         if hangs:
             text = f"it hung: no end within {limit:.0f} s; the stacks are on standard error"
@@ -136,7 +136,7 @@ class Worker:
                 print(f"  {claim.state}: {claim.text}", flush=True)
 
     def _expected(self, item: Item, items: Sequence[Item]) -> float:
-        """What items of its group took at most; before the first, what its author expects."""
+        """The longest time of an item in its group; before the first, the declared estimate."""
         alike = {other.name for other in items if item.group and other.group == item.group}
         took = [line.seconds for (part, name), line in self._known.items() if part == self._part and name in alike]
         return max(took, default=0.0) or (item.seconds if self._setting.size == "large" else SMALL_SECONDS)
@@ -145,7 +145,7 @@ class Worker:
         return line.size == self._setting.size and line.device in (self._setting.device.type, ANY)
 
     def _has_lost_device(self) -> bool:
-        """After some errors a process gets the same error from every call."""
+        """Whether every call fails now: after some CUDA errors a process cannot recover."""
         if not self._setting.on_gpu:
             return False
         try:

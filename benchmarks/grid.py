@@ -3,8 +3,8 @@
     python -m benchmarks.grid [--ranks 2 4] [--most N] [--markdown docs/reference-grid.md]
 
 About 25 minutes for 2 ranks and 35 for 4, on two idle cores. Every measurement is written at once to
-benchmarks/data/reference-grid-RANKS.csv; started again, it goes on where it was cut off. Root and Linux are needed, since each
-rank runs in a network namespace of its own; where they are missing, the files as they are make the page.
+benchmarks/data/reference-grid-RANKS.csv; a restart continues from there. Each rank runs in its own network namespace, which
+needs root and Linux; without them, the page is written from the existing files.
 """
 
 import platform
@@ -37,23 +37,23 @@ from executor.runners.runner import Runner
 from search_spaces.outcome import Outcome
 from search_spaces.trial_config import TrialConfig
 
-Wanted = tuple[Role, TrialConfig]
+Planned = tuple[Role, TrialConfig]
 SECONDS_EACH = {2: 3.8, 4: 5.0}
-"""Of a measurement on two idle cores: for the estimate at the start."""
+"""Ranks -> seconds of a measurement on two idle cores, for the estimate at the start."""
 
 
-def agenda(grid: Grid) -> list[Wanted]:
-    """Everything but the best ten's repeats: the reference around every so many points, and some points again."""
-    wanted: list[Wanted] = []
+def agenda(grid: Grid) -> list[Planned]:
+    """All measurements but the best ten's repeats: the points, the reference at intervals, and some points again."""
+    planned: list[Planned] = []
     for place, config in enumerate(grid.points):
-        wanted += [(Role.REFERENCE, grid.reference)] if place % REFERENCE_EVERY == 0 else []
-        wanted.append((Role.POINT, config))
+        planned += [(Role.REFERENCE, grid.reference)] if place % REFERENCE_EVERY == 0 else []
+        planned.append((Role.POINT, config))
     again = grid.points[::REPEAT_EVERY]
-    return [*wanted, (Role.REFERENCE, grid.reference), *((Role.REPEAT, config) for config in again)]
+    return [*planned, (Role.REFERENCE, grid.reference), *((Role.REPEAT, config) for config in again)]
 
 
-def remaining(grid: Grid, rows: Sequence[Row]) -> list[Wanted]:
-    """What is still to be measured; the best ten are known when all points are."""
+def remaining(grid: Grid, rows: Sequence[Row]) -> list[Planned]:
+    """The missing measurements; the best ten are known once all points are measured."""
     static = agenda(grid)
     if len(rows) < len(static):
         return static[len(rows) :]
@@ -63,12 +63,12 @@ def remaining(grid: Grid, rows: Sequence[Row]) -> list[Wanted]:
 
 
 def measure(grid: Grid, file: GridFile, most: int | None) -> None:
-    """Measure what is missing, at most so many."""
+    """Run the missing measurements, at most `most`."""
     spent, todo = 0, remaining(grid, file.rows)
     if not todo:
         return
     with ShapedNetwork(grid.ranks, f"{RATE_MBIT}mbit") as network, NetworkRunner(network) as runner:
-        # Warms the ranks up, and gives the losses that all others are held against.
+        # Warms up the ranks, and gives the reference losses for all others.
         first = runner.run(grid.request("first", grid.reference))
         if first.outcome is not Outcome.OK:
             raise SystemExit(f"the reference ended {first.outcome}: {first.message}\n{first.traceback}")
@@ -78,7 +78,7 @@ def measure(grid: Grid, file: GridFile, most: int | None) -> None:
             file.add(_measured(grid, runner, first.losses, len(file.rows), role, config))
             spent += 1
             left = len(todo) - 1 if len(todo) > 1 else len(remaining(grid, file.rows))
-            _tell(file.rows[-1], grid, left, time.monotonic() - began)
+            _print_row(file.rows[-1], grid, left, time.monotonic() - began)
             todo = remaining(grid, file.rows)
 
 
@@ -88,15 +88,15 @@ def _measured(grid: Grid, runner: Runner, losses: tuple[float, ...], order: int,
     return Row.of(order, role, config, result, time.monotonic() - began)
 
 
-def _tell(row: Row, grid: Grid, left: int, seconds: float) -> None:
+def _print_row(row: Row, grid: Grid, left: int, seconds: float) -> None:
     changes = row.config.differences(grid.reference)
-    told = " ".join(f"{name}={value}" for name, value in changes.items()) or "the reference"
+    text = " ".join(f"{name}={value}" for name, value in changes.items()) or "the reference"
     rate = f"{row.rate:.1f} samples/s ({row.low:.1f}-{row.high:.1f})" if row.rate else row.outcome.value
-    print(f"{row.order:4} {row.role:9} {rate}, {seconds:.1f} s, {left} left: {told}", flush=True)
+    print(f"{row.order:4} {row.role:9} {rate}, {seconds:.1f} s, {left} left: {text}", flush=True)
 
 
 def header(grid: Grid) -> dict[str, str]:
-    """What the file's first lines say. No machine is named."""
+    """The header of the file; it names no machine. Stored and compared: a changed text makes existing files invalid."""
     work = WORKLOAD
     return {
         "model": f"{MODEL}, {grid.model.parameter_count:,} parameters, fp32",
@@ -114,7 +114,7 @@ def header(grid: Grid) -> dict[str, str]:
 def main() -> int:
     parser = page_parser(__doc__)
     parser.add_argument("--ranks", type=int, nargs="+", choices=WORLDS, default=list(WORLDS))
-    parser.add_argument("--most", type=int, help="measurements after which it ends, to try it out")
+    parser.add_argument("--most", type=int, help="stop after this many measurements, for a trial run")
     parser.add_argument("--data", type=Path, default=DATA, help="folder of the files")
     arguments = parser.parse_args()
     missing = why_not()

@@ -1,4 +1,4 @@
-"""What the reference grid's measurements say: its noise, its best, and what each knob does to the rate."""
+"""Figures of the reference grid's measurements: noise, best configurations, and each knob's effect on the rate."""
 
 import math
 import statistics
@@ -15,15 +15,15 @@ from search_spaces.trial_config import TrialConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Noise:
-    """How much measurements of one configuration differ, as shares of it."""
+    """Relative differences between measurements of one configuration."""
 
     reference: float
     """Standard deviation of the reference's measurements over the whole run."""
     reference_range: float
-    """Its highest over its lowest, less one."""
+    """The reference's highest rate over its lowest, minus one."""
     references: int
     drift: float
-    """Of the reference from the first measurement to the last, by a straight line."""
+    """Relative change of the reference from the first measurement to the last, by a linear fit."""
     drift_error: float
     """Half-width of the drift's 95 % interval."""
     repeat: float
@@ -31,16 +31,16 @@ class Noise:
     freedom: int
     """Degrees of freedom of `repeat`."""
     within: float
-    """Root mean square of the standard errors that the measurements state of themselves."""
+    """Root mean square of the standard errors within the measurements."""
 
     @property
     def between(self) -> float:
-        """What repeats differ by beyond what each measurement states."""
+        """Standard deviation between repeats beyond the measurements' own errors."""
         return math.sqrt(max(self.repeat**2 - self.within**2, 0.0))
 
 
 def rates_of(rows: Iterable[Row]) -> dict[TrialConfig, list[float]]:
-    """Configuration -> every rate that was measured of it."""
+    """Configuration -> all its measured rates."""
     found: dict[TrialConfig, list[float]] = {}
     for row in rows:
         if row.rate:
@@ -49,7 +49,7 @@ def rates_of(rows: Iterable[Row]) -> dict[TrialConfig, list[float]]:
 
 
 def mean_rates(rows: Iterable[Row]) -> dict[TrialConfig, float]:
-    """Configuration -> the mean of its rates: the grid's truth."""
+    """Configuration -> its mean rate, taken as the grid's true rate."""
     return {config: fmean(rates) for config, rates in rates_of(rows).items()}
 
 
@@ -60,15 +60,15 @@ def best_points(rows: Iterable[Row], count: int) -> list[TrialConfig]:
 
 
 def remeasured_best(rows: Sequence[Row], count: int) -> list[TrialConfig]:
-    """The best ten by what was measured after they had been chosen, so that nobody is among them by a lucky moment alone;
-    without such measurements by all."""
+    """The best `count` by measurements made after they were chosen, so that none is among them only by chance;
+    without such measurements, by all measurements."""
     after = mean_rates(row for row in rows if row.role is Role.TOP)
     ranked = sorted(after, key=lambda config: -after[config])
     return ranked[:count] if ranked else best_points(rows, count)
 
 
 def noise_of(rows: Sequence[Row]) -> Noise:
-    """From the reference and the repeated points. The best ten's first measurements are left out: they were chosen for them."""
+    """Noise from the reference and the repeated points, without the first measurements of the best ten, which selected them."""
     references = [(row.order, row.rate) for row in rows if row.role is Role.REFERENCE and row.rate]
     rates = [rate for _, rate in references]
     twice = {row.config for row in rows if row.role is Role.REPEAT}
@@ -91,7 +91,7 @@ def noise_of(rows: Sequence[Row]) -> Noise:
 def best_by_value(
     rates: Mapping[TrialConfig, float], knobs: Iterable[str], matters: Callable[[str, TrialConfig], bool]
 ) -> dict[str, dict[Value, float]]:
-    """Knob -> value -> the best rate that is to be had with it where it matters, as a share of the best of all."""
+    """Knob -> value -> the best rate with this value where the knob matters, as a share of the overall best."""
     best = max(rates.values())
     found: dict[str, dict[Value, float]] = {}
     for config, rate in rates.items():
@@ -101,8 +101,8 @@ def best_by_value(
     return found
 
 
-def moved_alone(rates: Mapping[TrialConfig, float], best: TrialConfig, knobs: Iterable[str]) -> dict[str, dict[Value, float]]:
-    """Knob -> another value -> the rate of the best with this alone changed, as a share of the best's."""
+def one_changed(rates: Mapping[TrialConfig, float], best: TrialConfig, knobs: Iterable[str]) -> dict[str, dict[Value, float]]:
+    """Knob -> another value -> the best configuration's rate with only this knob changed, as a share of its own."""
     found: dict[str, dict[Value, float]] = {}
     for config, rate in rates.items():
         changed = config.differences(best)
@@ -112,7 +112,7 @@ def moved_alone(rates: Mapping[TrialConfig, float], best: TrialConfig, knobs: It
 
 
 def _drift(references: Sequence[tuple[int, float]]) -> tuple[float, float]:
-    """Slope of log rate over the order, times the whole length."""
+    """Slope of log rate over the measurement order, times the length of the run, and its 95 % half-width."""
     if len(references) < 3:
         return 0.0, math.inf
     orders = [float(order) for order, _ in references]

@@ -1,4 +1,4 @@
-"""The reference grid's file: a header of comments, then a line for each measurement in the order in which it was made."""
+"""The reference grid's file: a header of comments, then a line for each measurement, in measurement order."""
 
 import csv
 import os
@@ -24,9 +24,9 @@ class Role(StrEnum):
     REFERENCE = "reference"
     """The reference, for drift."""
     REPEAT = "repeat"
-    """A point again, for the spread between repeats."""
+    """A point measured again, for the spread between repeats."""
     TOP = "top"
-    """One of the best ten again."""
+    """One of the best ten, measured again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,21 +40,21 @@ class Row:
     rate: float = 0.0
     """Samples/s; 0: not measured."""
     low: float = 0.0
-    """Of the 95 % interval that this measurement's own steps give."""
+    """Lower end of the 95 % interval from this measurement's own steps."""
     high: float = 0.0
     within: float = 0.0
     """Standard error of the rate within the trial, as a share of it."""
     peak: int = 0
     """Bytes of the highest rank, by the allocator's events; 0: not measured."""
     steps: int = 0
-    """Timed ones."""
+    """Timed steps."""
     unstable: bool = False
     seconds: float = 0.0
     """Wall time of the whole trial."""
 
     @classmethod
     def of(cls, order: int, role: Role, config: TrialConfig, result: TrialResult, seconds: float) -> "Row":
-        """What a trial came to."""
+        """The row of a trial's result."""
         rate = result.samples_per_second if result.outcome is Outcome.OK else None
         return cls(
             order=order, role=role, config=config, outcome=result.outcome, rate=rate.mean if rate else 0.0,
@@ -64,15 +64,15 @@ class Row:
 
 
 def grid_path(ranks: int, folder: Path = DATA) -> Path:
-    """Where the grid of so many ranks is kept."""
+    """Path of the file for `ranks` ranks."""
     return folder / f"reference-grid-{ranks}.csv"
 
 
 class GridFile:
-    """Lines are added at once, so that nothing that was measured is lost; a file that is begun is gone on with.
+    """Appends each line at once, so that no measurement is lost; continues an existing file.
 
     Raises:
-        ValueError: the file holds the grid of something else.
+        ValueError: the file has another header.
     """
 
     def __init__(self, path: Path, header: Mapping[str, str], knobs: Sequence[str]) -> None:
@@ -81,8 +81,8 @@ class GridFile:
         if path.exists():
             found = read_header(path)
             if found != dict(header):
-                changed = ", ".join(name for name in header if header[name] != found.get(name)) or "a line too many"
-                raise ValueError(f"{path} was measured under another header ({changed}); move it away to begin anew")
+                changed = ", ".join(name for name in header if header[name] != found.get(name)) or "an extra line"
+                raise ValueError(f"{path} was measured under another header ({changed}); move it away to start over")
             self.rows = read_rows(path)
         else:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -90,7 +90,7 @@ class GridFile:
             path.write_text("".join(lines) + ",".join(("order", "role", *self.knobs, *MEASURED)) + "\n", encoding="utf-8")
 
     def add(self, row: Row) -> None:
-        """Write a line, and see that it is on the disk."""
+        """Append a line; it is on disk when this returns."""
         self.rows.append(row)
         with self.path.open("a", newline="", encoding="utf-8") as file:
             csv.writer(file, lineterminator="\n").writerow(_cells(row, self.knobs))
@@ -99,13 +99,13 @@ class GridFile:
 
 
 def read_header(path: Path) -> dict[str, str]:
-    """What the comments say."""
+    """The header: name -> value."""
     lines = (line[2:] for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("# "))
     return dict(tuple(line.split(": ", 1)) for line in lines)  # type: ignore[misc]
 
 
 def read_rows(path: Path) -> list[Row]:
-    """Every measurement. A last line that was cut off by a crash is left out, and cut away."""
+    """Every measurement. A last line truncated by a crash is removed from the file."""
     text = path.read_text(encoding="utf-8")
     if not text.endswith("\n"):
         text = text[: text.rfind("\n") + 1]
@@ -126,7 +126,7 @@ def _cells(row: Row, knobs: Sequence[str]) -> list[object]:
 def _row(record: Mapping[str, str]) -> Row:
     knobs = {name: parse_value(name, text) for name, text in record.items() if name not in ("order", "role", *MEASURED)}
     if "reduce_bucket_size" in knobs:
-        # A bucket of the whole model is written as the default, which was larger when the first grids were measured.
+        # A whole-model bucket is stored as the default, which was larger when the first grids were measured.
         knobs["reduce_bucket_size"] = min(int(knobs["reduce_bucket_size"]), TrialConfig().reduce_bucket_size)
     return Row(
         order=int(record["order"]), role=Role(record["role"]), config=TrialConfig().replace(knobs),

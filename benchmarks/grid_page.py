@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from autotune.evaluation.validation.markdown import table
 from benchmarks.grid_design import DOMAINS, SMALL, TOP, WHOLE, Grid
-from benchmarks.grid_figures import Noise, best_by_value, mean_rates, moved_alone, noise_of, rates_of, remeasured_best
+from benchmarks.grid_figures import Noise, best_by_value, mean_rates, noise_of, one_changed, rates_of, remeasured_best
 from benchmarks.grid_file import Role, Row
 from benchmarks.paired_statistics import Estimate, estimate
 from executor.measurement.timing import student_t_975
@@ -16,14 +16,14 @@ from search_spaces.trial_config import TrialConfig
 Known = tuple[Mapping[str, str], Sequence[Row]]
 INTRODUCTION = (
     "Written by `make bench` (`benchmarks/grid.py`) from `benchmarks/data/reference-grid-*.csv`, our own measurements.",
-    "Nobody has published how ZeRO's bucket sizes, persistence, prefetch and overlap change the rate together; here they are",
-    "crossed with stage, micro-batch and the parallel degrees. Every configuration was measured once, in an order that",
-    "has nothing to do with its knobs; the reference, some points and the best ten were measured again.",
+    "No published study varies ZeRO's bucket sizes, persistence, prefetch and overlap together; here they are crossed with",
+    "stage, micro-batch and the parallel degrees. Every configuration was measured once, in an order independent of its",
+    "knobs; the reference, some points and the best ten were measured again.",
 )
 
 
 def page(known: Mapping[int, Known]) -> list[str]:
-    """Lines of markdown, a part for each number of ranks."""
+    """Lines of markdown, a section for each number of ranks."""
     lines = ["# Reference grid of ZeRO's knobs", "", *INTRODUCTION]
     for ranks, (header, rows) in known.items():
         lines += ["", f"## {ranks} ranks", "", *(f"- {name}: {value}" for name, value in header.items())]
@@ -32,13 +32,13 @@ def page(known: Mapping[int, Known]) -> list[str]:
 
 
 def name_of(config: TrialConfig, knobs: Sequence[str]) -> str:
-    """What differs from the defaults, in few letters."""
+    """The knobs that differ from the defaults, abbreviated."""
     changes = {name: value for name, value in config.differences(TrialConfig()).items() if name in knobs}
-    return ", ".join(f"{name} {told(value)}" for name, value in changes.items()) or "every knob at its default"
+    return ", ".join(f"{name} {value_text(value)}" for name, value in changes.items()) or "every knob at its default"
 
 
-def told(value: Value) -> str:
-    """A knob's value."""
+def value_text(value: Value) -> str:
+    """A knob's value as text."""
     if isinstance(value, bool):
         return "on" if value else "off"
     if isinstance(value, int) and value >= WHOLE:
@@ -47,7 +47,7 @@ def told(value: Value) -> str:
 
 
 def best_with_intervals(rows: Sequence[Row], noise: Noise) -> list[tuple[TrialConfig, Estimate, int]]:
-    """The best ten by what was measured after they were chosen: mean rate, half-width by the pooled spread, measurements."""
+    """The best ten by measurements after they were chosen: mean rate, half-width by the pooled spread, count."""
     after = rates_of(row for row in rows if row.role is Role.TOP) or rates_of(rows)
     quantile = student_t_975(max(noise.freedom, 1))
     found = []
@@ -75,9 +75,9 @@ def _counts(grid: Grid, rows: Sequence[Row], points: Sequence[Row]) -> list[str]
     minutes = sum(row.seconds for row in rows) / 60
     text = (
         f"{len(points)} of {len(grid.points)} points ({outcomes}; {unstable} unstable), {len(rows)} measurements in "
-        f"{minutes:.0f} minutes. Rates from {min(rates):.1f} to {max(rates):.1f} samples/s. The points stand for all "
+        f"{minutes:.0f} minutes. Rates from {min(rates):.1f} to {max(rates):.1f} samples/s. The points represent all "
         f"{grid.space.count():,} configurations of the space: on one "
-        "data-parallel rank ZeRO's knobs have nothing to divide or to send."
+        "data-parallel rank ZeRO's knobs have no effect."
     )
     return [text]
 
@@ -88,22 +88,22 @@ def _noise(noise: Noise) -> list[str]:
         f"{noise.reference:.1%} (highest over lowest {1 + noise.reference_range:.2f}); from the first to "
         f"the last it drifts by {noise.drift:+.1%} ± {noise.drift_error:.1%}. Repeats of one configuration differ by "
         f"{noise.repeat:.1%} (pooled, {noise.freedom} degrees of freedom), "
-        f"of which {noise.within:.1%} is what a measurement states of itself; {noise.between:.1%} comes on top."
+        f"of which {noise.within:.1%} is the error within a measurement; {noise.between:.1%} is added between them."
     )
     return [text]
 
 
 def _twins(grid: Grid, rows: Sequence[Row], noise: Noise) -> list[str]:
-    """Whether ZeRO's knobs do nothing where there is one data-parallel rank."""
+    """Whether ZeRO's knobs have no effect with one data-parallel rank."""
     rates = mean_rates(rows)
-    logs = [math.log(rates[twin] / rates[stands]) for twin in grid.twins if twin in rates
-            and (stands := grid.standing_for(twin)) in rates]  # fmt: skip
+    logs = [math.log(rates[twin] / rates[other]) for twin in grid.twins if twin in rates
+            and (other := grid.representative(twin)) in rates]  # fmt: skip
     if not logs:
-        return ["No configuration of one data-parallel rank was measured beside the one that stands for it yet."]
+        return ["No configuration of one data-parallel rank has been measured together with its representative yet."]
     text = (
-        f"{len(logs)} configurations of one data-parallel rank with ZeRO's knobs far from where they stand: rate over that "
-        f"of the configuration that stands for them {estimate(logs).signed_percent()}, where repeats differ "
-        f"by {noise.repeat:.1%}."
+        f"{len(logs)} configurations of one data-parallel rank with ZeRO's knobs far from their defaults: rate over that "
+        f"of their representative {estimate(logs).signed_percent()}; repeats differ by "
+        f"{noise.repeat:.1%}."
     )
     return [text]
 
@@ -114,22 +114,22 @@ def _best(rows: Sequence[Row], noise: Noise, knobs: Sequence[str]) -> list[str]:
         [name_of(config, knobs), f"{rate.mean:.1f} ± {rate.half:.1f}", f"{peaks[config] / 1e6:.1f}", str(count)]
         for config, rate, count in best_with_intervals(rows, noise)
     ]
-    return table(["configuration (what differs from the defaults)", "samples/s", "peak, MB", "measured again"], cells)
+    return table(["configuration (knobs that differ from the defaults)", "samples/s", "peak, MB", "measured again"], cells)
 
 
 def _knobs(grid: Grid, rows: Sequence[Row], knobs: Sequence[str]) -> list[str]:
     rates = mean_rates(rows)
     best = max(rates, key=lambda config: rates[config])
-    whole, alone = best_by_value(rates, knobs, grid.matters), moved_alone(rates, best, knobs)
+    whole, single = best_by_value(rates, knobs, grid.matters), one_changed(rates, best, knobs)
     cells = []
     for knob in knobs:
         ordered = sorted(whole.get(knob, {}).items(), key=lambda item: -item[1])
-        shares = ", ".join(f"{told(value)} {share:.1%}" for value, share in ordered) or "–"
-        moved = ", ".join(f"{told(value)} {share - 1:+.1%}" for value, share in alone.get(knob, {}).items()) or "–"
-        cells.append([f"`{knob}`", told(getattr(best, knob)) if grid.matters(knob, best) else "–", shares, moved])
+        shares = ", ".join(f"{value_text(value)} {share:.1%}" for value, share in ordered) or "–"
+        moved = ", ".join(f"{value_text(value)} {share - 1:+.1%}" for value, share in single.get(knob, {}).items()) or "–"
+        cells.append([f"`{knob}`", value_text(getattr(best, knob)) if grid.matters(knob, best) else "–", shares, moved])
     text = (
-        "Of each value the best rate that is to be had with it, everything else free, where the knob matters, as a share of "
-        "the best of all; and what becomes of the best when this knob alone is moved (– where it does not matter there). "
+        "For each value the best rate with it, all other knobs free, where the knob matters, as a share of the overall best; "
+        "and the change of the best configuration's rate when only this knob is changed (– where it has no effect there). "
         f"Sizes: a matrix {SMALL:,}; a bucket of all parameters is `all`."
     )
-    return [text, "", *table(["knob", "at the best", "best with each value", "moved alone"], cells)]
+    return [text, "", *table(["knob", "at the best", "best with each value", "only this knob changed"], cells)]

@@ -1,4 +1,4 @@
-"""How soon a hang is over and its devices can be used again, and how soon a dead rank ends its trial.
+"""How soon the devices are reusable after a hang, and how soon a dead rank ends its trial.
 
 python benchmarks/hang_and_death.py [--repeats 10] [--markdown docs/hang-and-death.md]
 """
@@ -25,21 +25,21 @@ from search_spaces.trial_config import TrialConfig
 
 RANKS = 2
 LIMIT_SECONDS = 2.0
-"""Of the trials that hang."""
+"""Time limit of the trials that hang."""
 HANG_BOUND_SECONDS = 5.0
 DEATH_BOUND_SECONDS = 3.0
 GONE_SECONDS = 60.0
-"""After which processes that are left are told instead of waited for."""
+"""After this time remaining processes are reported as an error."""
 
 METHOD = (
     f"Written by `make bench`. {RANKS} ranks, {{repeats}} hangs and {{repeats}} deaths on each runner, in turn, each after a "
-    "trial that ends well. Rank 1 sleeps, or is killed by SIGKILL, while the other waits for it in a collective of gloo; every "
-    f"rank has started a process of its own. The limit of the trials that hang is {LIMIT_SECONDS:g} s, counted from the moment "
-    "at which the ranks are ready; reusable: no process of the trial is left."
+    "successful trial. Rank 1 sleeps, or is killed by SIGKILL, while the other waits for it in a gloo collective; every rank "
+    f"has started a child process. The limit of the trials that hang is {LIMIT_SECONDS:g} s, counted from the time when the "
+    "ranks are ready; reusable: no process of the trial is left."
 )
 WAITS = (
-    "After a hang the ranks have half a second to print where their threads stand; after a death the others are heard for half "
-    "a second, because the cause may come after its consequences."
+    "After a hang the ranks have half a second to print their threads' stacks; after a death the runner listens to the others "
+    "for half a second, because the cause may arrive after its consequences."
 )
 
 
@@ -47,16 +47,16 @@ WAITS = (
 class Figures:
     """Seconds of each repeat on one runner."""
 
-    told: list[float] = field(default_factory=list)
-    """From the limit to the result of a trial that hangs."""
+    hang: list[float] = field(default_factory=list)
+    """From the limit to the result of a hanging trial."""
     reusable: list[float] = field(default_factory=list)
-    """From the limit until no process of it is left."""
+    """From the limit until no process of the trial is left."""
     death: list[float] = field(default_factory=list)
     """From the death of a rank to the result of its trial."""
 
 
 def measure(make_runner: Callable[[dict[str, str]], GangsRunner], repeats: int) -> Figures:
-    """A hang and a death in turn, each on ranks that a trial that ends has found or made warm."""
+    """Measure a hang and a death in turn, each on ranks warmed up by a successful trial."""
     figures = Figures()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -76,10 +76,10 @@ def _ends(runner: GangsRunner, number: int) -> None:
 
 
 def _hang(runner: GangsRunner, number: int, folder: Path, figures: Figures) -> None:
-    asked = time.monotonic()
+    began = time.monotonic()
     result = _stopped(runner, HANGS, number, Outcome.TIMEOUT)
-    limit = asked + result.phase_seconds["setup"] + LIMIT_SECONDS
-    figures.told.append(time.monotonic() - limit)
+    limit = began + result.phase_seconds["setup"] + LIMIT_SECONDS
+    figures.hang.append(time.monotonic() - limit)
     _await_gone(folder)
     figures.reusable.append(time.monotonic() - limit)
 
@@ -110,12 +110,12 @@ def _request(how: str, number: int) -> TrialRequest:
 
 
 def _await_gone(folder: Path) -> None:
-    """Until the ranks and what they had started are gone."""
+    """Wait until the ranks and their child processes are gone."""
     pids = [int(pid) for path in folder.glob("pids-*") for pid in path.read_text().split()]
     limit = time.monotonic() + GONE_SECONDS
     while left := [pid for pid in pids if _lives(pid)]:
         if time.monotonic() > limit:
-            raise SystemExit(f"processes {left} are left {GONE_SECONDS:g} s after their trial")
+            raise SystemExit(f"processes {left} remain {GONE_SECONDS:g} s after their trial")
         time.sleep(0.01)
 
 
@@ -148,7 +148,7 @@ def main() -> int:
 
 
 def page(found: dict[str, Figures], repeats: int) -> list[str]:
-    """The document."""
+    """The page as lines of markdown."""
     lines = [
         "# After a hang, and after a death",
         "",
@@ -159,7 +159,7 @@ def page(found: dict[str, Figures], repeats: int) -> list[str]:
     ]
     for name, figures in found.items():
         lines += [
-            _row(name, "hang: from the limit to its result", figures.told, None),
+            _row(name, "hang: from the limit to its result", figures.hang, None),
             _row(name, "hang: from the limit to reusable devices", figures.reusable, HANG_BOUND_SECONDS),
             _row(name, "death: from SIGKILL to the trial's end", figures.death, DEATH_BOUND_SECONDS),
         ]
@@ -171,8 +171,8 @@ def page(found: dict[str, Figures], repeats: int) -> list[str]:
 
 
 def _row(runner: str, what: str, seconds: list[float], bound: float | None) -> str:
-    told = "" if bound is None else f"{bound:g} s"
-    return f"| {runner} | {what} | {statistics.median(seconds):.2f} s | {max(seconds):.2f} s | {told} |"
+    limit = "" if bound is None else f"{bound:g} s"
+    return f"| {runner} | {what} | {statistics.median(seconds):.2f} s | {max(seconds):.2f} s | {limit} |"
 
 
 if __name__ == "__main__":

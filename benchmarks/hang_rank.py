@@ -1,7 +1,7 @@
 """A trial in which rank 1 stops, hanging or dead, while the others wait for it in a collective.
 
-Rank processes import it by name, as they import `executor.trial.run` otherwise. The request's `engine` says what happens. Each
-rank writes its pid and that of a process that it has started into the folder of `FOLDER`; rank 1 also the time of its end.
+Rank processes import this module by name in place of `executor.trial.run`. The request's `engine` selects what happens. Each
+rank writes its pid and its child's pid into the folder of `FOLDER`; rank 1 also writes the time of its death.
 """
 
 import os
@@ -23,7 +23,7 @@ HANGS, DIES, ENDS = "hangs", "dies", "ends"
 
 
 def run_trial(context: RankContext, request: TrialRequest, progress: Callable[[Progress], None]) -> TrialResult:
-    """What `request.engine` says."""
+    """End, hang or die, as `request.engine` says."""
     dist.all_reduce(torch.ones(1))
     if request.engine != ENDS:
         progress(Progress(attempt=request.attempt, phase="measure", step=0))
@@ -40,6 +40,6 @@ def run_trial(context: RankContext, request: TrialRequest, progress: Callable[[P
 def _stop(how: str, folder: Path) -> None:
     if how == HANGS:
         time.sleep(3600)
-    # Of the whole machine, so that the parent's clock tells the same [clock_gettime(2), CLOCK_MONOTONIC].
+    # A clock of the whole machine, comparable with the parent's [clock_gettime(2), CLOCK_MONOTONIC].
     (folder / "died").write_text(str(time.monotonic()))
     os.kill(os.getpid(), signal.SIGKILL)

@@ -2,8 +2,8 @@
 
     python benchmarks/intervals.py [--repeats 30] [--markdown docs/interval-coverage.md]
 
-Each repeat's interval is stated as a sweep states it: from the repeat's own steps and the spread between repeats that the
-trials before it showed. It is right where it holds the configuration's grand mean over all repeats.
+Each repeat's interval is computed as in a sweep: from the repeat's own steps and the spread between repeats of the trials
+before it. It is right if it contains the configuration's grand mean over all repeats.
 """
 
 import statistics
@@ -43,7 +43,7 @@ def request(name: str, config: TrialConfig) -> TrialRequest:
 
 
 def measure(repeats: int) -> tuple[dict[str, list[Repeat]], dict[str, list[Interval]]]:
-    """Interleaved trials, and the interval that each was stated with."""
+    """Interleaved trials, and the interval stated for each."""
     groups: dict[str, list[Repeat]] = {name: [] for name in CONFIGS}
     stated: dict[str, list[Interval]] = {name: [] for name in CONFIGS}
     with LocalRunner(RANKS) as runner:
@@ -67,14 +67,14 @@ def main() -> int:
     groups, stated = measure(arguments.repeats)
     method = (
         f"Written by `make bench`: {len(CONFIGS)} configurations of `llama-tiny` on {RANKS} CPU ranks, {arguments.repeats} "
-        "interleaved repeats each, on a warm gang. Each interval is stated from what was known when its trial ended."
+        "interleaved repeats each, on a warm gang. Each interval uses only trials up to its own."
     )
     lines = [
-        "# Do the stated 95 % intervals hold?",
+        "# Are the stated 95 % intervals right?",
         "",
         method,
         "",
-        "| configuration | grand mean, samples/s | repeats' deviation | median half-width | intervals that hold it |",
+        "| configuration | grand mean, samples/s | repeats' deviation | median half-width | intervals that contain it |",
         "|---|---|---|---|---|",
     ]
     held = total = 0
@@ -89,7 +89,7 @@ def main() -> int:
     spread = pooled_spread(groups.values(), Spread())
     seconds = time.monotonic() - began
     verdict = (
-        f"{held} of {total} intervals hold the grand mean: {held / total:.1%} (bound {BOUND:.0%}). "
+        f"{held} of {total} intervals contain the grand mean: {held / total:.1%} (bound {BOUND:.0%}). "
         f"Spread between repeats after all trials: {spread.relative:.1%}. {seconds:.0f} s."
     )
     lines += ["", verdict]

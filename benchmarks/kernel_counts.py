@@ -1,11 +1,10 @@
-"""What a step of our model costs the device and the host in counts: products, operators, reads of the device by the host.
+"""Costs of a step of our model in counts: matrix products, operators, and host reads of device values.
 
     python -m benchmarks.kernel_counts [--repeats N] [--markdown docs/kernel-counts.md]
 
-Each line has what the engine did before and does now, made by the same program: the old ways are those that it still has for
-cases apart, or are written out here. Counts are of operators that reach the device, by a dispatch mode, forward and backward.
-Seconds are of the processor that this process used, interleaved, so that other programs disturb both alike; of ratios the
-median.
+Each line compares the engine before and now, in the same program: the old implementations still exist for special cases, or
+are written out here. A dispatch mode counts the operators that reach the device, forward and backward. Seconds are CPU seconds
+of this process, interleaved, so that other programs disturb both equally; ratios are medians.
 """
 
 import argparse
@@ -61,7 +60,7 @@ SHAPES = frozenset(
 """Operators that start no kernel."""
 PRODUCTS = frozenset({aten.mm, aten.addmm, aten.bmm, aten._grouped_mm})
 READS = frozenset({aten.nonzero, aten._local_scalar_dense, aten.equal, aten.masked_select})
-"""Operators whose result the host waits for: its shape or its value depends on what the device has computed."""
+"""Operators whose result the host waits for: its shape or value depends on device results."""
 CHUNKS = 8
 DENSE = ModelSpec(
     name="dense", family="llama", num_layers=4, hidden_size=256, num_attention_heads=8, num_key_value_heads=4, head_dim=32,
@@ -101,12 +100,12 @@ class Counts(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
     def total(self, among: frozenset[Any] | None = None) -> int:
-        """How many there were, of some kinds, or of all that start a kernel."""
+        """Number of operators of the given kinds, or of all that start a kernel."""
         return sum(count for name, count in self.of.items() if (name in among if among else name not in SHAPES))
 
 
 def counted(step: Step) -> Counts:
-    """The operators of one step, the second one: the first makes what later ones have."""
+    """The operators of the second step: the first one creates state that later ones reuse."""
     step()
     counts = Counts()
     with counts:
@@ -121,7 +120,7 @@ def flops(step: Step) -> float:
 
 
 def cpu_ratio(before: Step, now: Step, repeats: int) -> float:
-    """Processor seconds of `now` for one of `before`: the median over interleaved pairs."""
+    """CPU seconds of `now` over those of `before`: the median over interleaved pairs."""
     ratios = []
     for _ in range(repeats):
         spent = []
@@ -144,7 +143,7 @@ def step_of(model: nn.Module, spec: ModelSpec) -> Step:
 
 
 def chunked_loss(repeats: int) -> Iterator[Row]:
-    """A loss in chunks, whose logits backward made again before."""
+    """A chunked loss; formerly backward recomputed the logits."""
 
     def built(losses_wait: bool) -> Transformer:
         part = dataclasses.replace(whole(DENSE), losses_wait=losses_wait)
@@ -156,11 +155,11 @@ def chunked_loss(repeats: int) -> Iterator[Row]:
     yield Row(what=what, figure="products in a step", before=counts[0].total(PRODUCTS), now=counts[1].total(PRODUCTS))
     yield Row(what=what, figure="kernels in a step", before=counts[0].total(), now=counts[1].total())
     yield Row(what=what, figure="GFLOPs of a step", before=flops(head[0]) / 1e9, now=flops(head[1]) / 1e9)
-    yield Row(what=what, figure="processor seconds of a step", before=1.0, now=cpu_ratio(head[0], head[1], repeats))
+    yield Row(what=what, figure="CPU seconds of a step", before=1.0, now=cpu_ratio(head[0], head[1], repeats))
 
 
 def random_states() -> Iterator[Row]:
-    """Checkpointed blocks that draw nothing."""
+    """Checkpointed blocks that draw no random numbers."""
     reads = []
     state = torch.get_rng_state
 
@@ -183,7 +182,7 @@ def random_states() -> Iterator[Row]:
 
 
 def loop(self: Experts, x: Tensor) -> Tensor:
-    """The forward of a layer of experts as it was: a loop, in which the host waits for the rows of each expert."""
+    """The former forward of a layer of experts: a loop in which the host waits for the rows of each expert."""
     scores, chosen = self.router(x).topk(self.spec.experts_per_token, dim=-1)
     weights = scores.softmax(dim=-1, dtype=torch.float32).to(x.dtype).flatten(0, -2)
     tokens, chosen = x.flatten(0, -2), chosen.flatten(0, -2)
@@ -196,7 +195,7 @@ def loop(self: Experts, x: Tensor) -> Tensor:
 
 @contextmanager
 def reads_of_rows() -> Iterator[list[int]]:
-    """How often experts read numbers of rows, by `tolist`, which no dispatch mode sees."""
+    """Records how often experts read numbers of rows by `tolist`, which a dispatch mode cannot see."""
     reads: list[int] = []
     read = rows_of
 
@@ -209,7 +208,7 @@ def reads_of_rows() -> Iterator[list[int]]:
 
 
 def routed_experts(repeats: int) -> Iterator[Row]:
-    """Experts of one rank in bf16, whose products are grouped, and in fp32, where the host reads numbers of rows once."""
+    """Experts of one rank in bf16, with grouped products, and in fp32, where the host reads the numbers of rows once."""
     for dtype, name in ((torch.bfloat16, "bf16, grouped"), (torch.float32, "fp32, one by one")):
         model = build_transformer(ROUTED, ROUTED.sequence_length, 0, dtype)
         now = step_of(model, ROUTED)
@@ -225,34 +224,34 @@ def routed_experts(repeats: int) -> Iterator[Row]:
         yield Row(what=what, figure="waits of the host in a step", before=waits[0], now=waits[1])
         yield Row(what=what, figure="products in a step", before=counts[0].total(PRODUCTS), now=counts[1].total(PRODUCTS))
         yield Row(what=what, figure="kernels in a step", before=counts[0].total(), now=counts[1].total())
-        yield Row(what=what, figure="processor seconds of a step", before=1.0, now=cpu_ratio(before, now, repeats))
+        yield Row(what=what, figure="CPU seconds of a step", before=1.0, now=cpu_ratio(before, now, repeats))
 
 
 def joint_products(repeats: int) -> Iterator[Row]:
-    """Queries, keys and values in one product, and gate and up: what it would give, were the weights one for nothing."""
+    """Queries, keys and values in one product, and gate and up: the gain if joining the weights were free, and if not."""
     hidden, keys, ffn, tokens = 1024, 256, 2816, 512
     for what, widths in (("query, key and value", [hidden, keys, keys]), ("gate and up", [ffn, ffn])):
         x = torch.randn(tokens, hidden, dtype=torch.bfloat16, requires_grad=True)
-        apart = [torch.randn(width, hidden, dtype=torch.bfloat16, requires_grad=True) for width in widths]
-        joint = torch.cat(apart).detach().requires_grad_()
+        separate_weights = [torch.randn(width, hidden, dtype=torch.bfloat16, requires_grad=True) for width in widths]
+        joint = torch.cat(separate_weights).detach().requires_grad_()
 
-        def separate(x: Tensor = x, weights: list[Tensor] = apart) -> None:
+        def separate(x: Tensor = x, weights: list[Tensor] = separate_weights) -> None:
             torch.autograd.backward([functional.linear(x, weight).sum() for weight in weights])
 
         def together(x: Tensor = x, weight: Tensor = joint, widths: list[int] = widths) -> None:
             parts = torch.split(functional.linear(x, weight), widths, dim=-1)
             torch.autograd.backward([part.sum() for part in parts])
 
-        def put_together(x: Tensor = x, weights: list[Tensor] = apart, widths: list[int] = widths) -> None:
+        def concatenated(x: Tensor = x, weights: list[Tensor] = separate_weights, widths: list[int] = widths) -> None:
             parts = torch.split(functional.linear(x, torch.cat(weights)), widths, dim=-1)
             torch.autograd.backward([part.sum() for part in parts])
 
-        for how, step in (("one weight", together), ("weights put together each time", put_together)):
+        for how, step in (("one weight", together), ("weights concatenated each time", concatenated)):
             counts = [counted(one) for one in (separate, step)]
-            label = f"{what}: {how} (not built)"
+            label = f"{what}: {how} (not implemented)"
             yield Row(what=label, figure="products", before=counts[0].total(PRODUCTS), now=counts[1].total(PRODUCTS))
             yield Row(what=label, figure="kernels", before=counts[0].total(), now=counts[1].total())
-            yield Row(what=label, figure="processor seconds", before=1.0, now=cpu_ratio(separate, step, repeats))
+            yield Row(what=label, figure="CPU seconds", before=1.0, now=cpu_ratio(separate, step, repeats))
 
 
 def rows_of_page(repeats: int) -> list[Row]:
@@ -271,31 +270,31 @@ def _number(value: float) -> str:
 PAGE = """\
 # Counts of a step's kernels
 
-Written by `python -m benchmarks.kernel_counts --markdown docs/kernel-counts.md`, on processors, with torch {torch}.
+Written by `python -m benchmarks.kernel_counts --markdown docs/kernel-counts.md`, on a CPU, with torch {torch}.
 
-Products, kernels (operators that are more than another view) and waits are counted by a dispatch mode in forward and backward
-of one step: they are what a GPU gets to do, whatever it takes. A wait is an operator or a `tolist` whose result the host
-needs before it goes on. Processor seconds are the median of {repeats} interleaved pairs, as a share of those before.
+Products, kernels (operators that are not only views) and waits are counted by a dispatch mode in forward and backward of one
+step: a GPU executes the same ones. A wait is an operator or a `tolist` whose result the host needs before it continues. CPU
+seconds are the median of {repeats} interleaved pairs, as a share of those before.
 
 | what | figure | before | now | now / before |
 | --- | --- | --- | --- | --- |
 {rows}
 
-- **Chunked loss.** Forward makes the gradients of rows and weight while a chunk's logits are there, so that a chunk has three
-  products and not four. Backward makes the logits again, as before, in fp16, whose range needs the loss's scale first, and in
+- **Chunked loss.** Forward computes the gradients of rows and weight while a chunk's logits exist, so that a chunk has three
+  products instead of four. Backward still recomputes the logits in fp16, whose range needs the loss scale first, and in
   pipelines whose last stage holds many losses before their backward (all schedules but 1f1b and interleaved_1f1b): each would
   hold a gradient of the weight.
-- **Checkpointing.** Our own blocks draw no random numbers, so that no generator's state is read; of a CUDA device each read
-  waits for it. A user's module may draw, and keeps the states.
-- **Experts.** Rows stand in the order of their experts. In bf16 all experts' products are one grouped product for each of the
-  matrices, which reads where rows end on the device. Other types have no such product on every device: there, and where
-  matrices have adapters or 8 bits, the host reads the numbers of rows once a layer. Where ranks divide the experts, it reads
-  them once for the exchange, and no more. Matrices of experts are put together for each product (three copies a layer in
-  forward, three in backward), but where they lie at equal distances in one memory.
-- **Joint products** of queries, keys and values, and of gate and up, are not built. Put together for each product, weights
-  cost a copy of all of them in forward and one of their gradient in backward; the last column says what remains. As one
-  weight in memory they would have to be so in every engine's storage: in shards of stage 3 and of FSDP2, whose gathers give
-  each parameter a memory of its own, they are not.
+- **Checkpointing.** Our own blocks draw no random numbers, so that no generator state is read; on CUDA each read waits for the
+  device. A user's module may draw random numbers, so its states are still saved.
+- **Experts.** Rows are sorted by expert. In bf16 all experts' products are one grouped product for each of the matrices, which
+  reads the row offsets on the device. Other types have no such product on every device: there, and where matrices have
+  adapters or 8 bits, the host reads the numbers of rows once in each layer. Where ranks divide the experts, it reads them only
+  once, for the exchange. Matrices of experts are concatenated for each product (three copies in each layer in forward, three
+  in backward), unless they lie at equal distances in one storage.
+- **Joint products** of queries, keys and values, and of gate and up, are not implemented. Concatenating weights for each
+  product costs a copy of all of them in forward and one of their gradient in backward; the last column shows what remains. As
+  one weight in memory they would have to be joined in every engine's storage: in shards of stage 3 and of FSDP2, whose gathers
+  give each parameter its own storage, they are not.
 """
 
 

@@ -1,4 +1,4 @@
-"""Is the answer of a real sweep never worse than the baseline without saying so? Sweeps on this machine's own ranks.
+"""Does a real sweep keep the baseline whenever its answer is not faster? Sweeps on this machine's own ranks.
 
     python -m benchmarks.live_answers [--sweeps 40] [--markdown docs/live-answers.md]
 
@@ -24,11 +24,11 @@ from storage.sql import open_store
 RANKS = 2
 SIZES = (3, 6)
 STRONG = {"zero_stage": 1, "micro_batch_size": 8}
-"""A baseline that few configurations of the space beat on two processors."""
+"""A baseline that few configurations of the space beat on two CPU cores."""
 
 
 def sweep(runner: LocalRunner, number: int) -> dict[str, Any]:
-    """Run one sweep to its end; its best-config document, with the number of confirmations."""
+    """Run one sweep; return its best-config document with the number of confirmations."""
     request = JobRequest(
         model="llama-tiny", ranks=RANKS, global_batch_size=16, sequence_length=64, trials=SIZES[number % 2], seed=number,
         strategy="random" if number % 8 >= 4 else "guided", runner="local", baseline=STRONG if number % 4 >= 2 else None,
@@ -56,7 +56,7 @@ def main() -> int:
             gain, keeps = decision["gain"], decision["keeps_baseline"]
             kept, proven = kept + keeps, proven + (gain["low"] > 1.0)
             if gain["mean"] < 1.0 and not keeps:
-                problems.append(f"sweep {number}: a gain of {gain['mean']:.3f} without saying keep")
+                problems.append(f"sweep {number}: a gain of {gain['mean']:.3f}, and the baseline is not kept")
             answer = "keep" if keeps else f"{gain['mean']:.3f} [{gain['low']:.3f}, {gain['high']:.3f}]"
             rows.append(
                 f"| {number} | {document['job']['trials']} | {'given' if document['given'] else 'defaults'} "

@@ -1,15 +1,15 @@
-"""Live sweeps of twelve trials: guided search against every baseline on real ranks with a slow network.
+"""Live sweeps of twelve trials: guided search against every other strategy on real ranks with a slow network.
 
     python -m benchmarks.live_sweeps [--ranks 2] [--seeds 10] [--warm] [--markdown docs/live-sweeps.md]
     python -m benchmarks.live_sweeps --replay [--ranks 2 4] [--seeds 20]
 
 A sweep takes about 45 s on two idle cores: 10 strategies and 10 seeds 75 minutes, re-measuring the winners 15 more. Seeds are
-interleaved: every contestant plays one before any plays the next, in another order each time. Every result is written at once
-to the folder of --out; started again, it goes on where it was cut off. With `--replay` the reference grid's measurements
-answer, with noise of their own, and nothing is measured: 10 seeds take 2 minutes, and 4 more for `gp`, which is slow to decide.
+interleaved: every strategy runs one seed before any runs the next, in rotating order. Every result is written at once to the
+folder of --out; a restart continues from there. With `--replay` nothing is measured: trials return the reference grid's
+measurements with added noise. 10 seeds then take 2 minutes, and 4 more for `gp`, which is slow to decide.
 
 The reference grid (`benchmarks/grid.py`) is measured first. Its best ten and all winners are measured again by one harness, in
-rounds, and compared by that. Root and Linux are needed but for `--replay`.
+rounds, and compared by these measurements. Root and Linux are needed, except with `--replay`.
 """
 
 import argparse
@@ -35,73 +35,73 @@ from executor.runners.runner import Runner
 from search_spaces.trial_config import stable_hash
 
 BOUND = 0.03
-"""Most by which guided's winner may be below the best of the grid, on average."""
+"""Largest average shortfall of guided search's winner from the best of the grid."""
 BASELINES = tuple(name for name in STRATEGIES if name not in (GUIDED, "smac"))
-"""smac asks another program, takes seconds to decide, and is an extra."""
+"""Without smac, an optional extra that runs another program and takes seconds to decide."""
 SECONDS_A_TRIAL = {2: 3.8, 4: 5.0}
 ROUNDS = 3
 INTRODUCTION = (
     "Written by `make bench` (`benchmarks/live_sweeps.py`). Every strategy sweeps the space of the",
-    "[reference grid](reference-grid.md) in as many trials, on the same ranks and link; seeds differ in the data, in what the",
-    "strategy draws, and in what is measured. The first trial of all is the baseline. `guided, warm` is guided whose database",
-    "holds the jobs of the seeds before. `guided ahead by` is the mean of the paired differences of log rates over seeds, with",
-    "its 95 % t interval; `below` is a share of the best's rate.",
+    "[reference grid](reference-grid.md) with the same number of trials, on the same ranks and link; seeds differ in the data,",
+    "in the strategy's random draws, and in the measurements. The first trial is always the baseline. `guided, warm` is guided",
+    "search with the jobs of earlier seeds in its database. `guided ahead by` is the mean of the paired differences of log",
+    "rates over seeds, with its 95 % t interval; `below` is a share of the best's rate.",
 )
 
 MakeRunner = Callable[[str, int], Runner]
 
 
 def contestants(seed: int, arguments: argparse.Namespace) -> list[str]:
-    """Who plays a seed, in its order: each time another begins."""
+    """The contestants of a seed in order; a different one begins each seed."""
     names = [GUIDED, *([WARM] if arguments.warm else []), *arguments.baselines]
     first = seed % len(names)
     return names[first:] + names[:first]
 
 
 def sweep_all(grid: Grid, arguments: argparse.Namespace, path: Path, make: MakeRunner, known: list[Sweep]) -> list[Sweep]:
-    """Play what is missing; every sweep is written at once."""
+    """Run the missing sweeps; each is written at once."""
     done = {(sweep.contestant, sweep.seed) for sweep in known}
-    wanted = [(seed, name) for seed in range(arguments.seeds) for name in contestants(seed, arguments)]
-    wanted = [(seed, name) for seed, name in wanted if (name, seed) not in done]
-    for place, (seed, name) in enumerate(wanted, start=1):
+    planned = [(seed, name) for seed in range(arguments.seeds) for name in contestants(seed, arguments)]
+    planned = [(seed, name) for seed, name in planned if (name, seed) not in done]
+    for place, (seed, name) in enumerate(planned, start=1):
         warm = path.with_name(f"{path.stem}-warm.db")
         sweep = play(grid, name, seed, make(name, seed), trials=arguments.trials, confirm=arguments.confirm, warm=warm)
         with path.open("a", encoding="utf-8") as file:
             file.write(sweep.line() + "\n")
         known = [*known, sweep]
-        print(f"{place} of {len(wanted)}: seed {seed}, {name}: {sweep.seconds:.0f} s, winner {sweep.winner}", flush=True)
+        print(f"{place} of {len(planned)}: seed {seed}, {name}: {sweep.seconds:.0f} s, winner {sweep.winner}", flush=True)
     return known
 
 
 def remeasure(grid: Grid, runner: Runner, rows: Sequence[Row], sweeps: Sequence[Sweep], folder: Path) -> list[Row]:
-    """The grid's best ten and every winner in rounds, interleaved; what is there already is not measured again."""
+    """Measure the grid's best ten and every winner in interleaved rounds; existing measurements are kept."""
     winners = {sweep.best: None for sweep in sweeps if sweep.best is not None}
-    configs = list(dict.fromkeys([*remeasured_best(rows, TOP), *map(grid.standing_for, winners)]))
+    configs = list(dict.fromkeys([*remeasured_best(rows, TOP), *map(grid.representative, winners)]))
     compared = stable_hash([config.hash for config in configs])
     head = header(grid) | {"configurations": compared}
     file = GridFile(folder / f"winners-{grid.ranks}-{compared}.csv", head, tuple(DOMAINS[grid.ranks]))
-    wanted = [config for number in range(ROUNDS) for config in configs[number:] + configs[:number]]
+    planned = [config for number in range(ROUNDS) for config in configs[number:] + configs[:number]]
     losses = runner.run(grid.request("first", grid.reference)).losses
-    for order in range(len(file.rows), len(wanted)):
+    for order in range(len(file.rows), len(planned)):
         began = time.monotonic()
-        result = runner.run(grid.request(f"{order}", wanted[order], losses=losses))
-        file.add(Row.of(order, Role.TOP, wanted[order], result, time.monotonic() - began))
-        print(f"again {order + 1} of {len(wanted)}: {file.rows[-1].rate:.1f} samples/s", flush=True)
+        result = runner.run(grid.request(f"{order}", planned[order], losses=losses))
+        file.add(Row.of(order, Role.TOP, planned[order], result, time.monotonic() - began))
+        print(f"again {order + 1} of {len(planned)}: {file.rows[-1].rate:.1f} samples/s", flush=True)
     return file.rows
 
 
 def truth_of(grid: Grid, rows: Sequence[Row], again: Sequence[Row]) -> Truth:
-    """What was measured again, else the grid; the grid's rates are brought to the level of what was measured again."""
+    """Rates measured again, or else the grid's, scaled to the level of the new measurements."""
     whole, fresh = mean_rates(rows), mean_rates(again)
     shared = [config for config in fresh if config in whole]
     level = fmean(fresh[config] / whole[config] for config in shared) if shared else 1.0
     known = {config: level * rate for config, rate in whole.items()} | fresh
     slowest = min(known.values())
-    return lambda config: slowest if config is None else known.get(grid.standing_for(config), slowest)
+    return lambda config: slowest if config is None else known.get(grid.representative(config), slowest)
 
 
 def part(grid: Grid, rows: Sequence[Row], again: Sequence[Row], sweeps: Sequence[Sweep], how: str) -> tuple[list[str], bool]:
-    """Lines of markdown for so many ranks, and whether the bound holds."""
+    """Lines of markdown for one number of ranks, and whether the bound holds."""
     top = remeasured_best(rows, TOP)
     truth = truth_of(grid, rows, again)
     scores = score(sweeps, truth, top)
@@ -109,10 +109,10 @@ def part(grid: Grid, rows: Sequence[Row], again: Sequence[Row], sweeps: Sequence
     best = max(truth(config) for config in top)
     guided = next((each for each in scores if each.contestant == GUIDED), None)
     holds = guided is not None and guided.below_best.mean <= BOUND
-    verdict = f"guided's winner is {guided.below_best.percent()} below the best" if guided else "guided did not play"
+    verdict = f"guided's winner is {guided.below_best.percent()} below the best" if guided else "guided did not run"
     noise = f" (repeats differ by {spread:.1%}, {freedom} degrees of freedom)" if freedom else ""
     text = (
-        f"{how} The fastest of the grid's best ten makes {best:.1f} samples/s{noise}; the space has {grid.space.count():,} "
+        f"{how} The fastest of the grid's best ten has {best:.1f} samples/s{noise}; the space has {grid.space.count():,} "
         f"configurations. **{'Holds' if holds else 'DOES NOT HOLD'}**: {verdict}, bound {BOUND:.0%}."
     )
     return ["", f"## {grid.ranks} ranks", "", text, "", *_table(scores)], holds
@@ -136,7 +136,7 @@ def _cells(each: Score) -> list[str]:
 
 
 def live(ranks: int, arguments: argparse.Namespace, rows: Sequence[Row]) -> tuple[list[str], bool]:
-    """On real ranks."""
+    """Run the sweeps on real ranks."""
     grid, path = Grid(ranks), arguments.out / f"sweeps-{ranks}-{arguments.trials}-{arguments.confirm}.jsonl"
     known = read_sweeps(path)
     count = arguments.seeds * len(contestants(0, arguments)) - len(known)
@@ -153,17 +153,17 @@ def live(ranks: int, arguments: argparse.Namespace, rows: Sequence[Row]) -> tupl
 
 
 def replayed(ranks: int, arguments: argparse.Namespace, rows: Sequence[Row]) -> tuple[list[str], bool]:
-    """On the grid's measurements."""
+    """Replay the sweeps from the grid's measurements."""
     grid, noise = Grid(ranks), noise_of(rows)
     print(f"{ranks} ranks: {arguments.seeds * len(contestants(0, arguments))} sweeps replayed, 1 s each (gp 20)", flush=True)
     path = arguments.out / f"replayed-{ranks}.jsonl"
-    # Replays cost seconds and follow the code: none is taken over from before.
+    # Replays take seconds and depend on the code: earlier ones are not reused.
     for old in (path, path.with_name(f"{path.stem}-warm.db")):
         old.unlink(missing_ok=True)
     sweeps = sweep_all(grid, arguments, path, lambda name, seed: replay_runner(grid, rows, name, seed), [])
     how = (
         f"Replayed from the reference grid: sweeps of {arguments.trials} trials, {arguments.seeds} seeds, measurements "
-        f"drawn around the grid's with {noise.between:.1%} between repeats beside each one's own error; "
+        f"drawn around the grid's with {noise.between:.1%} between repeats, in addition to each one's own error; "
         "winners are compared by the grid."
     )
     return part(grid, rows, (), sweeps, how)
@@ -175,11 +175,11 @@ def main() -> int:
     parser.add_argument("--baselines", nargs="*", choices=BASELINES, default=list(BASELINES))
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--trials", type=int, default=12)
-    parser.add_argument("--confirm", type=int, default=0, help="rounds of confirmation at the end of a sweep")
-    parser.add_argument("--warm", action="store_true", help="guided plays a second time, each job knowing those before")
-    parser.add_argument("--replay", action="store_true", help="answer from the grid's measurements")
+    parser.add_argument("--confirm", type=int, default=0, help="confirmation rounds at the end of a sweep")
+    parser.add_argument("--warm", action="store_true", help="run guided again, each job learning from earlier ones")
+    parser.add_argument("--replay", action="store_true", help="replay the grid's measurements")
     parser.add_argument("--data", type=Path, default=DATA, help="folder of the grid")
-    parser.add_argument("--out", type=Path, default=Path("build/live-sweeps"), help="folder of what was played")
+    parser.add_argument("--out", type=Path, default=Path("build/live-sweeps"), help="folder of the results")
     arguments = parser.parse_args()
     missing = None if arguments.replay else why_not()
     absent = [path for path in (grid_path(ranks, arguments.data) for ranks in arguments.ranks) if not path.exists()]

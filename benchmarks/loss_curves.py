@@ -1,10 +1,10 @@
-"""Does the loss on real text fall alike in every layout? Prints a table; exit code 1 where a curve departs or does not fall.
+"""Does the loss on real text fall equally in every layout? Prints a table; exit code 1 if a curve departs or does not fall.
 
     python benchmarks/loss_curves.py [--steps 60] [--markdown docs/loss-curves.md]
 
 A small llama in float32 trains on the default text (the sources of the Python standard library, as bytes) in one process and
-in each layout on 4 gloo ranks: the same samples in the same order. What is left between two curves is rounding, in another
-order of summation, which training amplifies.
+in each layout on 4 gloo ranks: the same samples in the same order. The remaining difference between two curves is rounding
+from a different summation order, which training amplifies.
 """
 
 import dataclasses
@@ -31,12 +31,12 @@ from search_spaces.trial_config import TrialConfig
 
 RANKS = 4
 BOUND = 1e-3
-"""Relative, of every step's loss. Rounding of 2^-24 grows to 1e-5 .. 2e-4 in 60 steps (the table shows it). Wrong gradients
-are far beyond: FSDP2 with resharding under ZBV, which is refused, is off by 3e-2 at step 3 and by 0.6 at step 20."""
+"""Largest relative difference of any step's loss. Rounding of 2^-24 grows to 1e-5 .. 2e-4 in 60 steps (see the table). Wrong
+gradients are far beyond: FSDP2 with resharding under ZBV, which is refused, is off by 3e-2 at step 3 and by 0.6 at step 20."""
 LEAST_FALL = 0.25
-"""Share of the first loss that must be gone at the end."""
+"""The loss must fall by this share of the first one."""
 TEXT = f"the sources of Python {platform.python_version()}'s standard library"
-"""What the default text is, which another Python has another of."""
+"""Description of the default text, which depends on the Python version."""
 SHOWN = (1, 10, 20, 40, 60)
 BARS = " ▁▂▃▄▅▆▇█"
 SPEC = ModelSpec(
@@ -47,7 +47,7 @@ WORKLOAD = Workload(global_batch_size=16, sequence_length=64, learning_rate=3e-3
 TENSOR: Mapping[str, Value] = {"tensor_parallel_size": 2, "sequence_parallel": True}
 PIPELINE: Mapping[str, Value] = {"pipeline_parallel_size": 2, "micro_batch_size": 2}
 TWO_A_RANK: Mapping[str, Value] = {**PIPELINE, "virtual_stages": 2}
-ALONE: Mapping[str, Value] = {"micro_batch_size": 16}
+SINGLE: Mapping[str, Value] = {"micro_batch_size": 16}
 LAYOUTS: Mapping[str, Mapping[str, Value]] = {
     "dp4, stage 0": {"micro_batch_size": 4},
     "dp4, stage 2, accumulation 2": {"micro_batch_size": 2, "zero_stage": 2},
@@ -75,7 +75,7 @@ LAYOUTS: Mapping[str, Mapping[str, Value]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
-    """What a rank is asked to train."""
+    """One training run of a rank."""
 
     knobs: Mapping[str, Value]
     steps: int
@@ -84,7 +84,7 @@ class Curve:
 
 
 def train(rank: int, curve: Curve) -> list[float]:
-    """The loss of every step, as the mean over the ranks that know it."""
+    """The loss of every step: the mean over the ranks that have it."""
     context = RankContext(rank=rank, world_size=dist.get_world_size(), device=torch.device("cpu"))
     workload = dataclasses.replace(WORKLOAD, seed=curve.seed, learning_rate=curve.learning_rate)
     session = NativeEngine().build(context, SPEC, TrialConfig().replace(curve.knobs), workload)
@@ -103,16 +103,16 @@ def train(rank: int, curve: Curve) -> list[float]:
     return losses
 
 
-def difference(losses: Sequence[float], alone: Sequence[float]) -> float:
+def difference(losses: Sequence[float], reference: Sequence[float]) -> float:
     """Largest relative difference of two curves."""
-    return max(abs(one - other) / other for one, other in zip(losses, alone, strict=True))
+    return max(abs(one - other) / other for one, other in zip(losses, reference, strict=True))
 
 
-def problem(losses: Sequence[float], alone: Sequence[float]) -> str | None:
-    """What is wrong with a curve; None: nothing."""
+def problem(losses: Sequence[float], reference: Sequence[float]) -> str | None:
+    """The problem of a curve; None: it is right."""
     if not losses[-1] <= (1 - LEAST_FALL) * losses[0]:
         return f"falls only from {losses[0]:.3f} to {losses[-1]:.3f}"
-    off = difference(losses, alone)
+    off = difference(losses, reference)
     return None if off <= BOUND else f"is {off:.1e} off one process"
 
 
@@ -122,12 +122,12 @@ def picture(losses: Sequence[float]) -> str:
 
 
 def summary(curves: Mapping[str, Sequence[float]], seconds: float) -> str:
-    """Markdown: losses at some steps, and how far each curve is from one process."""
-    (alone, *_) = curves.values()
-    shown = [step for step in SHOWN if step <= len(alone)]
+    """Markdown: losses at some steps, and each curve's distance from one process."""
+    (reference, *_) = curves.values()
+    shown = [step for step in SHOWN if step <= len(reference)]
     about = (
-        f"Written by `make parity`. A llama of {SPEC.parameter_count:,} parameters in float32, AdamW, {len(alone)} steps of "
-        f"{WORKLOAD.global_batch_size} x {WORKLOAD.sequence_length} bytes of {TEXT}, on {RANKS} "
+        f"Written by `make parity`. A llama of {SPEC.parameter_count:,} parameters in float32, AdamW, {len(reference)} steps "
+        f"of {WORKLOAD.global_batch_size} x {WORKLOAD.sequence_length} bytes of {TEXT}, on {RANKS} "
         "gloo ranks (native engine): the same samples in the same order everywhere. The last column is the largest relative "
         f"difference of any step's loss from one process: rounding in another order, bound {BOUND:g}. {seconds:.0f} s."
     )
@@ -136,14 +136,14 @@ def summary(curves: Mapping[str, Sequence[float]], seconds: float) -> str:
         "",
         about,
         "",
-        f"One process: `{picture(alone)}` (a bar for every second step, from 0 to the first loss)",
+        f"One process: `{picture(reference)}` (a bar for every second step, from 0 to the first loss)",
         "",
         "| layout | " + " | ".join(f"step {step}" for step in shown) + " | from one process |",
         "|---" * (len(shown) + 2) + "|",
     ]
     for name, losses in curves.items():
         values = " | ".join(f"{losses[step - 1]:.4f}" for step in shown)
-        lines.append(f"| {name} | {values} | {difference(losses, alone):.1e} |")
+        lines.append(f"| {name} | {values} | {difference(losses, reference):.1e} |")
     return "\n".join(lines) + "\n"
 
 
@@ -153,13 +153,13 @@ def main() -> int:
     arguments = parser.parse_args()
     began = time.monotonic()
     with Gang(1, train) as one:
-        curves = {"one process": one.run(Curve(knobs=ALONE, steps=arguments.steps))[0]}
+        curves = {"one process": one.run(Curve(knobs=SINGLE, steps=arguments.steps))[0]}
     with Gang(RANKS, train) as gang:
         for name, knobs in LAYOUTS.items():
             curves[name] = gang.run(Curve(knobs=knobs, steps=arguments.steps))[0]
     text = summary(curves, time.monotonic() - began)
-    alone = curves["one process"]
-    problems = [f"{name} {found}" for name, losses in curves.items() if (found := problem(losses, alone))]
+    reference = curves["one process"]
+    problems = [f"{name} {found}" for name, losses in curves.items() if (found := problem(losses, reference))]
     return judge(text, problems, arguments.markdown)
 
 

@@ -1,7 +1,7 @@
-"""Narrow types and other optimizer states on the example text: how far their loss ends from float32's, seed by seed.
+"""Narrow types and other optimizer states on the example text: their final loss against float32's, seed by seed.
 
-They compute other numbers, so that no curve can equal another. What is compared is the mean loss of the last steps, where a
-type that loses gradients, or a step that is skipped for good, stands out.
+They compute different numbers, so that no two curves can be equal. The mean loss of the last steps is compared; a type that
+loses gradients, or a step that is skipped for good, shows there.
 """
 
 import dataclasses
@@ -17,11 +17,11 @@ SEEDS = 5
 LAST = 10
 """Steps at the end whose mean is compared."""
 LEARNING_RATE = 1e-3
-"""At 3e-3 training amplifies any rounding: float32 itself with gradients rounded to 11 bits ends up to 1.5% off, by chance, and
-what a type loses is not told from that. At this rate the same ends 0.1% off. Steps are also smaller: what rounding swallows of
-them is a larger part."""
+"""At 3e-3 training amplifies any rounding: float32 itself with gradients rounded to 11 bits ends up to 1.5% off, by chance,
+which hides the loss of a type. At this rate it ends 0.1% off. Steps are also smaller, so that rounding swallows a larger part
+of them."""
 BOUND, MEAN_BOUND = 5e-3, 2.5e-3
-"""Relative, of that mean: for every seed, and for the mean of all seeds, which chance leaves nearer to 0."""
+"""Relative bounds of that mean: for every seed, and for the mean over the seeds, which varies less."""
 LAYOUT: Mapping[str, Value] = {"micro_batch_size": 2, "zero_stage": 2}
 TYPES: Mapping[str, Mapping[str, Value]] = {
     "fp32": {},
@@ -34,11 +34,11 @@ TYPES: Mapping[str, Mapping[str, Value]] = {
     "fp32, AdamW with 8-bit moments": {"optimizer": "adamw8bit"},
     "fp8": {"precision": "fp8"},
 }
-"""The first is what the others are held against."""
+"""The first is the reference for the others."""
 SLICED: Mapping[str, Mapping[str, Value]] = {
     "fp8, 2 tensor ranks": {"precision": "fp8", "tensor_parallel_size": 2, "sequence_parallel": True},
 }
-"""Whose scales are those of other parts of the matrices."""
+"""Types whose scales cover slices of the matrices."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,16 +49,16 @@ class Ends:
     losses: tuple[float, ...]
 
     def off(self, exact: "Ends") -> list[float]:
-        """Relative differences from what is exact, by seed."""
+        """Relative differences from the exact run, by seed."""
         return [own / other - 1 for own, other in zip(self.losses, exact.losses, strict=True)]
 
 
 def ends(
     gang: Gang, steps: int, types: Mapping[str, Mapping[str, Value]] | None = None, learning_rate: float = LEARNING_RATE
 ) -> list[Ends]:
-    """Train every type with every seed; `types` is TYPES and SLICED where nothing else is said.
+    """Train every type with every seed; the default of `types` is TYPES and SLICED.
 
-    The gang is one that does `loss_curves.train`.
+    `gang` runs `loss_curves.train`.
     """
     chosen = {name: {**LAYOUT, **knobs} for name, knobs in {**TYPES, **SLICED}.items()} if types is None else types
     curves = {name: Curve(knobs=knobs, steps=steps, learning_rate=learning_rate) for name, knobs in chosen.items()}
@@ -74,7 +74,7 @@ def _end(gang: Gang, curve: Curve) -> float:
 
 
 def problems(found: Sequence[Ends], bound: float = BOUND, mean_bound: float = MEAN_BOUND) -> Iterator[str]:
-    """What is beyond the bounds."""
+    """Losses beyond the bounds."""
     exact, *others = found
     for other in others:
         off = other.off(exact)
@@ -86,7 +86,7 @@ def problems(found: Sequence[Ends], bound: float = BOUND, mean_bound: float = ME
 def section(
     found: Sequence[Ends], title: str = "Loss", kind: str = "type", bound: float = BOUND, mean_bound: float = MEAN_BOUND
 ) -> str:
-    """Markdown; `kind`: of what."""
+    """Markdown; `kind`: heading of the first column."""
     exact = found[0]
     spread = statistics.stdev(exact.losses) / statistics.fmean(exact.losses)
     about = (

@@ -1,10 +1,10 @@
-"""What it costs a rank to build its part of a large model, and a trial beyond its steps, now and before.
+"""Cost of building one rank of a large model, and overhead of a trial beyond its steps, now and before.
 
 python benchmarks/model_build.py [--before FOLDER] [--results FILE [--partial]]
     [--markdown docs/model-build.md]
 
 FOLDER: a checkout of commit dae9dbf, the last one that drew parameters whole on the CPU. FILE: results so far, one a line;
-what it lacks is run and added, so that a run that was ended goes on where it was. With --partial it is "not run" on the page.
+missing ones are run and appended, so that an interrupted run continues. With --partial they are "not run" on the page.
 """
 
 import json
@@ -22,7 +22,7 @@ SCRIPT = ROOT / "benchmarks" / "model_build_rank.py"
 DRAWN_BOUND, MEMORY_BOUND = 1.02, 1.2
 NOT_RUN = "not run"
 DEPTHS = (1, 2)
-"""Layers of each pipeline stage at which the code before is run."""
+"""Layers of each pipeline stage with which the earlier code is run."""
 CASES: dict[str, dict[str, Any]] = {
     "8B (llama-3-8b): tp 2, dp 4, stage 3": {
         "model": "llama-3-8b", "world": 8, "knobs": {"tensor_parallel_size": 2, "zero_stage": 3, "precision": "bf16"},
@@ -45,46 +45,46 @@ TRIALS = {
 PROSE = """# Building a rank of a large model
 
 Written by `python benchmarks/model_build.py`. A model is built on the meta device. A rank draws only the elements that it
-keeps, after tensor, pipeline and expert slicing and ZeRO partitioning, in the memory where they stay. An element's first value
+keeps, after tensor, pipeline and expert slicing and ZeRO partitioning, in their final memory. An element's initial value
 depends on seed, parameter name and position in the whole parameter (`executor/parallel/initialization.py`), so every
 layout starts from the same weights (`make parity`, `tests/executor/parallel/test_initialization.py`).
 
 Rank 0 of each world is built in a fresh process on one core, on a process group that sends nothing (torch's `fake` backend).
 
-- **drawn / kept**: elements of first values made, over elements of parameters that the rank holds.
-- **tensors**: most bytes of tensors at a time during the build, over bytes of tensors that stay. What is needed beside those
-  does not grow with the depth: it is taken from allocator events with one layer in each pipeline stage.
-- **resident**: growth of the resident set at its highest (`VmHWM`), over bytes of tensors that stay.
-- **seconds**: of one processor, since the machine was shared with other work.
+- **drawn / kept**: initial values drawn, over elements of parameters that the rank holds.
+- **tensors**: peak bytes of tensors during the build, over bytes of tensors that stay. The temporary bytes do not grow with the
+  depth: they are taken from allocator events with one layer in each pipeline stage.
+- **resident**: peak growth of the resident set (`VmHWM`), over bytes of tensors that stay.
+- **seconds**: CPU seconds of one core, since the machine was shared with other work.
 - **before**: the code of commit dae9dbf, which draws each parameter whole on the CPU. It is run with {depths} layers in each
-  pipeline stage, and seconds and elements are extrapolated linearly to the whole depth: at full depth it needs more
-  memory than this machine has for some of them.
+  pipeline stage, and seconds and elements are extrapolated linearly to the full depth: at full depth some of the models need
+  more memory than this machine has.
 """
 TRIAL_PROSE = """
 ## A trial beyond its steps
 
 Low-rank adapters (rank 8) on a model of 1.1 billion parameters, on two CPU ranks at stage 0 in bf16, two samples of 16 tokens
-a step, through the runner `local`: processor seconds of rank 0. The first trial starts the processes (cold), the second finds
-them (warm). Adapters, since the states of full training of both ranks would not fit beside the other work on this machine.
+a step, through the runner `local`: CPU seconds of rank 0. The first trial starts the processes (cold), the second reuses
+them (warm). Adapters are trained, since both ranks' states of full training would not fit into this machine's free memory.
 
-- **setup**: imports and joining, or what lies between two trials.
-- **account**: the memory step under its profiler. It is one more step.
-- **close**: what no phase counts: mostly freeing the model.
+- **setup**: imports and joining, or the time between two trials.
+- **account**: the memory step under its profiler, which is an additional step.
+- **close**: time outside all phases, mostly freeing the model.
 - **steps**: warm-up and timed steps, for comparison.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Runs:
-    """Runs what is asked for, or finds it among the results of before."""
+    """Runs the script, or reads its answer from earlier results."""
 
     before: Path | None
     results: Path | None
     partial: bool = False
-    """Whether what is not among the results stays unknown."""
+    """Whether missing results are left out instead of run."""
 
     def answer(self, asked: dict[str, Any], before: bool = False) -> Any:
-        """What the script finds, with the code of before or of now; None: not run."""
+        """The script's answer, with the earlier or the present code; None: not run."""
         key = {"code": "before" if before else "now", **asked}
         lines = self.results.read_text().splitlines() if self.results and self.results.exists() else []
         for line in map(json.loads, lines):
@@ -105,7 +105,7 @@ class Runs:
         return found
 
     def at_full_depth(self, asked: dict[str, Any]) -> dict[str, float] | None:
-        """What the code of before takes for the whole model, from two depths."""
+        """Cost of the full model with the earlier code, extrapolated from two depths."""
         stages = asked["knobs"].get("pipeline_parallel_size", 1)
         first, second = (self.answer({**asked, "layers": depth * stages}, before=True) for depth in DEPTHS)
         if first is None or second is None:
@@ -115,7 +115,7 @@ class Runs:
 
 
 def rows(runs: Runs) -> tuple[list[str], bool]:
-    """The table of builds, and whether no bound is missed."""
+    """The table of builds, and whether all bounds hold."""
     lines = [
         "| one rank of | kept | drawn / kept | tensors | resident | seconds | before: drawn / kept | seconds |",
         "|---|---|---|---|---|---|---|---|",
@@ -142,7 +142,7 @@ def rows(runs: Runs) -> tuple[list[str], bool]:
 
 
 def trial_rows(runs: Runs) -> list[str]:
-    """The table of what a trial costs beyond its steps."""
+    """The table of a trial's overhead beyond its steps."""
     lines = [*TRIAL_PROSE.splitlines(), "", "| code | trial | setup | build | account | close | together | steps |"]
     lines.append("|---|---|---|---|---|---|---|---|")
     for code in ("before", "now"):

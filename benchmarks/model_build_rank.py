@@ -1,6 +1,6 @@
-"""One rank's build on a process group that sends nothing, or trials on two real ranks, by the code that PYTHONPATH names.
+"""One rank's build on a process group that sends nothing, or trials on two real ranks, with the code on PYTHONPATH.
 
-It runs with code of before, too: of ours it imports what both have. The answer is one line of JSON.
+It also runs with the earlier code, so it imports only names that both versions have. The answer is one line of JSON.
 
 python benchmarks/model_build_rank.py '{"model": "llama-3-8b", "world": 8, "knobs": {"zero_stage": 3}}'
 """
@@ -45,27 +45,27 @@ FEW_STEPS = Fidelity(min_steps=1, max_steps=1, max_warmup_steps=2)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Built:
-    """What a rank's build took. Bytes and elements."""
+    """Cost of a rank's build, in bytes, elements and seconds."""
 
     drawn: int
-    """Elements of first values that were made."""
+    """Initial values drawn."""
     kept: int
-    """Elements of parameters that the rank has, each counted once however many copies of it there are."""
+    """Elements of parameters that the rank holds, each counted once, whatever the number of copies."""
     kept_bytes: int
-    """Of the tensors that live on."""
+    """Bytes of the tensors that stay."""
     tensor_peak: int
-    """Most bytes of tensors at a time; 0: not followed."""
+    """Peak bytes of tensors; 0: not tracked."""
     resident_peak: int
-    """Growth of the resident set, at most."""
+    """Peak growth of the resident set, in bytes."""
     seconds: float
-    """Of one processor."""
+    """CPU seconds."""
 
 
 def build(model: ModelSpec, world: int, knobs: Mapping[str, Any], rank: int = 0, follow: bool = False) -> Built:
-    """Build one rank of the native engine as a trial does. `follow`: every allocation, which takes time by itself."""
+    """Build one rank of the native engine as a trial does. `follow`: track every allocation, which takes time."""
     config = TrialConfig().replace(dict(knobs))
     workload = Workload(
-        # A pipeline wants as many micro-batches as it has stages.
+        # A pipeline needs as many micro-batches as it has stages.
         global_batch_size=config.micro_batch_size * config.data_parallel_size(world) * config.pipeline_parallel_size,
         sequence_length=model.sequence_length,
     )
@@ -99,7 +99,7 @@ def build(model: ModelSpec, world: int, knobs: Mapping[str, Any], rank: int = 0,
 
 
 class _Counted:
-    """Counts elements of first values while it holds, in the code of now or of before."""
+    """Counts drawn initial values inside the context, in the present or the earlier code."""
 
     def __init__(self) -> None:
         self.elements = 0
@@ -113,7 +113,7 @@ class _Counted:
             original(drawn, out, start)
 
         def initialize(name: str, parameter: torch.Tensor, seed: int, split: int | None, slices: int, place: int) -> None:
-            # A matrix was drawn whole, also of one of whose slices the rank has.
+            # A matrix was drawn whole, even if the rank holds only a slice.
             whole = slices if split is not None and parameter.dim() > 1 else 1
             self.elements += parameter.numel() * whole
             original(name, parameter, seed, split, slices, place)
@@ -128,19 +128,19 @@ class _Counted:
 
 
 def _kept(replica: Any, stage: int) -> int:
-    if not isinstance(replica, ShardedModel):  # experts, beside what all ranks have
+    if not isinstance(replica, ShardedModel):  # experts, besides the parameters that all ranks have
         return sum(_kept(shards, stage) for shards in replica._both)
     slots = replica.layout.slots
     if stage < 3:
         return sum(slot.elements for slot in slots)
-    # The last ranks' shares are filled up with zeros.
+    # The last ranks' shares are padded with zeros.
     return sum(min(max(slot.elements - replica.own_row * slot.shard_elements, 0), slot.shard_elements) for slot in slots)
 
 
 def run_trial(context: RankContext, request: TrialRequest, progress: Callable[[Progress], None]) -> TrialResult:
-    """A trial whose phases are seconds of this rank's processor, however busy the machine is with others.
+    """A trial whose phases are CPU seconds of this rank, independent of other load on the machine.
 
-    `setup`: since the last trial ended, or the process began; `close`: what no phase counts.
+    `setup`: since the last trial ended, or the process began; `close`: time outside all phases.
     """
     global _ended
     trial_state.time = SimpleNamespace(monotonic=time.process_time)  # type: ignore[assignment]
@@ -158,7 +158,7 @@ _ended = 0.0
 
 
 def trials(knobs: Mapping[str, Any], number: int) -> list[dict[str, float]]:
-    """Seconds of rank 0's processor in each phase of trials of `ONE_BILLION` on two ranks, the first cold, the others warm."""
+    """CPU seconds of rank 0 in each phase of trials of `ONE_BILLION` on two ranks, the first cold, the others warm."""
     found = []
     environment = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent)}
     with LocalRunner(2, device="cpu", environment=environment, trial_function="model_build_rank:run_trial") as runner:
@@ -181,15 +181,15 @@ def trials(knobs: Mapping[str, Any], number: int) -> list[dict[str, float]]:
 
 
 def main() -> None:
-    asked = json.loads(sys.argv[1])
-    if "trials" in asked:
-        print(json.dumps(trials(asked["knobs"], asked["trials"])))
+    task = json.loads(sys.argv[1])
+    if "trials" in task:
+        print(json.dumps(trials(task["knobs"], task["trials"])))
         return
     torch.set_num_threads(1)
-    model = resolve_model(asked["model"])
+    model = resolve_model(task["model"])
     assert isinstance(model, ModelSpec)
-    model = dataclasses.replace(model, num_layers=asked.get("layers", model.num_layers))
-    print(json.dumps(dataclasses.asdict(build(model, asked["world"], asked["knobs"], follow=asked.get("follow", False)))))
+    model = dataclasses.replace(model, num_layers=task.get("layers", model.num_layers))
+    print(json.dumps(dataclasses.asdict(build(model, task["world"], task["knobs"], follow=task.get("follow", False)))))
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""Do narrow types and optimizer states train as well as float32, in the bytes that they promise? Exit code 1 where not.
+"""Do narrow types and optimizer states train as well as float32, in the promised bytes? Exit code 1 if not.
 
     python benchmarks/narrow_types.py [--steps 60] [--markdown docs/narrow-types.md]
 
 The model and the text of `loss_curves.py` on 4 gloo ranks at stage 2 with two micro-batches a step: every type with five
-seeds, its loss within stated bounds of float32's, and what each rank holds and sends equal to the closed forms.
+seeds. Its loss must stay within stated bounds of float32's, and what each rank holds and sends must equal the closed forms.
 """
 
 import sys
@@ -25,8 +25,8 @@ def introduction(steps: int, seconds: float) -> str:
         f"Written by `make parity`. A llama of {SPEC.parameter_count:,} parameters, {steps} steps of "
         f"{WORKLOAD.global_batch_size} x {WORKLOAD.sequence_length} bytes of {TEXT}, on {RANKS} data-parallel gloo ranks "
         f"(native engine) at stage 2 with two micro-batches a step, at a learning rate of {loss_of_types.LEARNING_RATE:g}, "
-        "where training does not amplify rounding; AdamW where nothing else is said. "
-        f"What the types are: [types and optimizers](numerics.md). {seconds:.0f} s.\n"
+        "where training does not amplify rounding; AdamW by default. "
+        f"The types: [types and optimizers](numerics.md). {seconds:.0f} s.\n"
     )
 
 

@@ -2,10 +2,10 @@
 
     python -m benchmarks.nvme_offload [--nvme PATH] [--layers N] [--markdown docs/nvme-benchmark.md]
 
-One rank trains a transformer at stage 3 with its optimizer state in files and its parameters in host memory. Beside each
-step's update stands a pass over a file of the same size, read and written as the engine does it, less the arithmetic. Exit
-status 1 where the memory limit is exceeded, where the states are less than twice the limit, or where the update is more than
-`WITHIN` slower than the file system. Run it on a machine that does nothing else.
+One rank trains a transformer at stage 3 with its optimizer state in files and its parameters in host memory. Each
+step's update is compared with a pass over a file of the same size, read and written as in the engine, without the arithmetic.
+Exit status 1 if the memory limit is exceeded, if the states are less than twice the limit, or if the update is more than
+`WITHIN` slower than the file system. Run it on an otherwise idle machine.
 """
 
 import argparse
@@ -32,20 +32,20 @@ from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
 
 WITHIN = 0.2
-"""Share of the file system's bandwidth that an update may lack."""
+"""Share of the file system's bandwidth by which an update may be slower."""
 TIMES = 2.0
-"""How many times over the states exceed the limit at least."""
+"""Least ratio of the states to the memory limit."""
 LIMIT_SHARE = 2.5
-"""The limit that is stated is the states' bytes divided by this."""
+"""The memory limit is the states' bytes divided by this."""
 STATE_BYTES = 16
-"""Bytes a parameter that a step in fp32 cannot do without: parameter, gradient and two moments."""
+"""Bytes of states a parameter in fp32: parameter, gradient and two moments."""
 ROUNDS = 5
 INTRODUCTION = """# States in files, measured
 
 Written by `make bench` (`benchmarks/nvme_offload.py`). A transformer of {millions} million parameters on one CPU rank, ZeRO
 stage 3 in fp32, optimizer state in files ([how](nvme.md)), parameters in host memory. States are 16 bytes a parameter; an
-update reads and writes 12 of them, here by {how}. Rates are of both directions together, medians of {rounds} updates and of as
-many passes between them.
+update reads and writes 12 of them, here by {how}. Rates count both directions, medians of {rounds} updates and of as many
+passes between them.
 """
 WORKLOAD = {"global_batch_size": 1, "sequence_length": 16}
 CONFIG = TrialConfig(
@@ -56,7 +56,7 @@ CONFIG = TrialConfig(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
-    """One update, and a pass over as many bytes just after it."""
+    """One update, and a pass over as many bytes directly after it."""
 
     moved: int
     """Bytes of the update, both directions together."""
@@ -72,7 +72,7 @@ class Round:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Findings:
-    """What was measured."""
+    """All measurements."""
 
     parameters: int
     limit: int
@@ -83,28 +83,28 @@ class Findings:
 
     @property
     def times(self) -> float:
-        """How many times the limit the states are."""
+        """Ratio of the states to the memory limit."""
         return STATE_BYTES * self.parameters / self.limit
 
     @property
     def rate(self) -> float:
-        """Bytes/s of the updates, their median."""
+        """Median bytes/s of the updates."""
         return statistics.median(each.rate for each in self.rounds)
 
     @property
     def bare_rate(self) -> float:
-        """Bytes/s of the file system, the passes' median."""
+        """Median bytes/s of the passes: the file system's rate."""
         return statistics.median(each.bare_rate for each in self.rounds)
 
     @property
     def holds(self) -> bool:
-        """Whether all that is claimed was found."""
+        """Whether every claim holds."""
         fast = self.rate >= (1 - WITHIN) * self.bare_rate
         return fast and self.account.peak <= self.limit and self.times >= TIMES
 
 
 def model_of(layers: int) -> ModelSpec:
-    """A transformer of which a short step computes little and updates much."""
+    """A transformer whose short step computes little and updates much."""
     return ModelSpec(
         name="wide", family="llama", num_layers=layers, hidden_size=1024, num_attention_heads=8, num_key_value_heads=8,
         head_dim=128, ffn_hidden_size=2816, vocab_size=4096, sequence_length=WORKLOAD["sequence_length"],
@@ -112,7 +112,7 @@ def model_of(layers: int) -> ModelSpec:
 
 
 def measure(folder: Path, layers: int) -> Findings:
-    """Train `ROUNDS` steps, each followed by a pass over a file of its own."""
+    """Train `ROUNDS` steps, each followed by a pass over a separate file."""
     model = model_of(layers)
     workload = Workload(**WORKLOAD, nvme_path=str(folder))
     context = RankContext(rank=0, world_size=1, device=torch.device("cpu"))
@@ -140,7 +140,7 @@ def measure(folder: Path, layers: int) -> Findings:
 
 
 def _round(session: ParallelSession, replica: ShardedModel, share: FileShare, passes: FilePass, step: int) -> Round:
-    """A step, and of its update seconds and bytes: what was read ahead while gradients were made is in neither."""
+    """Train a step; record its update's seconds and bytes, without reads that were prefetched during backward."""
     seconds, moved = 0.0, 0
     plain = replica.update
 
@@ -165,14 +165,14 @@ def _round(session: ParallelSession, replica: ShardedModel, share: FileShare, pa
 def report(found: Findings) -> str:
     """The page."""
     claims = table(
-        ("claim", "measured", "asked for"),
+        ("claim", "measured", "required"),
         [
             ("states / memory limit", f"{found.times:.2f}", f"at least {TIMES:g}"),
             ("peak of a step", f"{found.account.peak / 1e6:,.0f} MB", f"at most {found.limit / 1e6:,.0f} MB"),
             ("host memory, buffers and parameters", f"{found.account.host_peak / 1e6:,.0f} MB", ""),
             ("in the file", f"{found.file_bytes / 1e6:,.0f} MB", ""),
             ("update", f"{found.rate / 1e9:.2f} GB/s", f"at least {(1 - WITHIN) * found.bare_rate / 1e9:.2f} GB/s"),
-            ("file system", f"{found.bare_rate / 1e9:.2f} GB/s", "read and written the same way, less the arithmetic"),
+            ("file system", f"{found.bare_rate / 1e9:.2f} GB/s", "read and written the same way, without the arithmetic"),
             ("update / file system", f"{found.rate / found.bare_rate:.0%}", f"at least {1 - WITHIN:.0%}"),
         ],
     )
@@ -188,7 +188,7 @@ def report(found: Findings) -> str:
 def main() -> int:
     """Measure, print both figures, write the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--nvme", type=Path, help="the folder; default: one for temporary files")
+    parser.add_argument("--nvme", type=Path, help="folder of the files; default: the temporary folder")
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--markdown", type=Path)
     options = parser.parse_args()

@@ -1,11 +1,11 @@
-"""Models of others and of one's own: swept by real trials, and every layout that ran held against the model alone.
+"""Third-party and user models: swept by real trials, and every measured layout compared with the plain model.
 
     python -m benchmarks.own_models [--only TITLE ...] [--trials 6] [--markdown docs/own-models.md]
 
-Each model is swept by `autotune sweep` on two ranks. The last has its sweep where the wheel is installed and in a project
-with packages of our names. Every configuration that was measured then trains three steps in float64, and losses, gradient norms
-and weights are compared with those of the module in one process (`benchmarks.parity`). Exit code 1 where one is off, or a trial
-of a sweep is neither OK nor PRUNED. Needs the extra `transformers`; takes about 5 minutes on two cores.
+Each model is swept by `autotune sweep` on two ranks. The last one is swept with the installed wheel, in a project
+whose packages have our names. Every measured configuration then trains three steps in float64, and losses, gradient norms and
+weights are compared with those of the module in one process (`benchmarks.parity`). Exit code 1 if one is off, or a trial of a
+sweep is neither OK nor PRUNED. Needs the extra `transformers`; takes about 5 minutes on two cores.
 """
 
 import argparse
@@ -38,22 +38,23 @@ MODELS = {
 }  # fmt: skip
 """Title -> the model of the parity matrix."""
 SHARDED = {"param_persistence_threshold": 100}
-"""So that stage 3 divides the parameters of models as small as these."""
-INTRODUCTION = f"""# Models of others and of one's own
+"""Makes stage 3 shard the parameters of such small models."""
+INTRODUCTION = f"""# Third-party models and your own
 
 Written by `make extras` (`benchmarks/own_models.py`). Each model is swept by `autotune sweep MODEL --space 3d` on
 {RANKS} ranks of two CPU cores: ZeRO stage, micro-batch, checkpointing, and tensor and pipeline parallelism where the
-model can be cut. The trials are drawn at random, so that layouts differ; the models are tiny, so that gains are those
-of fewer and larger micro-batches, and wide where the cores have other work. `legal` counts the space's configurations.
+model can be cut. The trials are drawn at random, so that layouts differ. The models are tiny, so that gains come
+from fewer and larger micro-batches, with wide intervals when the cores have other work. `legal` counts the space's
+configurations.
 
-Every configuration that was measured then trains three steps of AdamW with clipped gradients in float64. The difference
-is the largest of any loss, gradient norm or weight from the module alone in one process, on the whole batch. Bounds:
+Every measured configuration then trains three steps of AdamW with clipped gradients in float64. The difference is the largest
+of any loss, gradient norm or weight from the plain module in one process, on the whole batch. Bounds:
 {HUGGING_FACE_BOUND:g} for the Hugging Face models (norms and softmaxes compute in fp32), {FLOAT64_BOUND:g} for the rest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Swept:
-    """A model's sweep, and how far its configurations are from the module alone."""
+    """A model's sweep, and the distance of its configurations from the plain module."""
 
     title: str
     job: JobRecord
@@ -62,11 +63,11 @@ class Swept:
     """The best-config document."""
     bound: float
     off: list[float]
-    """Of each configuration that was measured, the largest difference."""
+    """Largest difference of each measured configuration."""
 
     @property
     def right(self) -> bool:
-        """Whether nothing failed, and nothing is off."""
+        """Whether every trial succeeded and every difference is within the bound."""
         return {trial.outcome for trial in self.trials} <= {Outcome.OK, Outcome.PRUNED} and max(self.off) <= self.bound
 
     def row(self) -> list[str]:
@@ -93,7 +94,7 @@ class Swept:
 
 
 def _values(configs: Sequence[TrialConfig]) -> dict[str, list[Any]]:
-    """Knob -> its values, of those that differ among the configurations."""
+    """Knob -> its values, for knobs that differ among the configurations."""
     found: dict[str, set[Any]] = {}
     for config in configs:
         for name, value in config.values().items():
@@ -102,7 +103,7 @@ def _values(configs: Sequence[TrialConfig]) -> dict[str, list[Any]]:
 
 
 def sweep(title: str, program: Path, place: Path, folder: Path, arguments: argparse.Namespace) -> Swept:
-    """Sweep a model by the command line in `place`, and compare what was measured."""
+    """Sweep a model by the command line in the folder `place`, and compare the measured configurations."""
     name = MODELS[title]
     database, out = folder / f"{name}.db", folder / f"{name}.json"
     reference = getattr(make_model(name, 3), "reference")  # noqa: B009 - the matrix has models of other kinds too
@@ -123,7 +124,7 @@ def sweep(title: str, program: Path, place: Path, folder: Path, arguments: argpa
 
 
 def in_repository(name: str, configs: Sequence[TrialConfig]) -> list[float]:
-    """The differences, by the harness of the parity matrix."""
+    """The differences, computed by the parity matrix's harness."""
     cases = [Case(engine="native", ranks=RANKS, model=name, config=config) for config in configs]
     rows = list(run(RANKS, cases))
     for row in rows:
@@ -133,18 +134,18 @@ def in_repository(name: str, configs: Sequence[TrialConfig]) -> list[float]:
 
 
 def in_project(program: Path, place: Path, configs: Sequence[TrialConfig]) -> list[float]:
-    """The same where the wheel is installed, in ranks that find the project's packages by our names."""
-    with tempfile.TemporaryDirectory() as alone:
-        (Path(alone) / "benchmarks").symlink_to(ROOT / "benchmarks")
+    """The differences with the installed wheel, in ranks where the project's packages have our names."""
+    with tempfile.TemporaryDirectory() as isolated:
+        (Path(isolated) / "benchmarks").symlink_to(ROOT / "benchmarks")
         knobs = json.dumps([dict(config.values()) for config in configs])
-        words = (str(program.with_name("python")), "-P", "-m", "benchmarks.project_ranks", str(place), knobs)
-        found = printed(*words, folder=Path(alone), environment={**os.environ, "PYTHONPATH": alone})
+        command = (str(program.with_name("python")), "-P", "-m", "benchmarks.project_ranks", str(place), knobs)
+        found = printed(*command, folder=Path(isolated), environment={**os.environ, "PYTHONPATH": isolated})
     differences: list[float] = json.loads(found.splitlines()[-1])
     return differences
 
 
 def sweep_all(titles: Sequence[str], arguments: argparse.Namespace) -> list[Swept]:
-    """Every model, one after another."""
+    """Sweep every model in turn."""
     own = Path(sys.executable).with_name("autotune")
     found = []
     with tempfile.TemporaryDirectory() as name:

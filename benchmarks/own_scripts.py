@@ -1,10 +1,10 @@
-"""Scripts of the Hugging Face Trainer and of DeepSpeed, tuned as they are, and what becomes of those that go wrong.
+"""Scripts for the Hugging Face Trainer and DeepSpeed, tuned as they are, and the outcomes of failing variants.
 
     python -m benchmarks.own_scripts [--only NAME ...] [--trials 4] [--markdown docs/own-scripts.md]
 
-Each example is swept by `autotune sweep … -- python train.py …` on two ranks; then one line is added to it, by which it
-fails, hangs, ends without a measurement, or wants more memory than there is. Exit code 1 where an outcome is another than
-stated. Needs the extras `transformers` and `deepspeed`; takes about 8 minutes on two cores.
+Each example is swept by `autotune sweep … -- python train.py …` on two ranks; then one line is added that makes it
+fail, hang, end without a measurement, or exceed the memory. Exit code 1 if an outcome differs from the stated one.
+Needs the extras `transformers` and `deepspeed`; takes about 8 minutes on two cores.
 """
 
 import argparse
@@ -23,25 +23,25 @@ from search_spaces.outcome import Outcome
 from storage.sql import open_store
 
 HUNGRY = 'globals().setdefault("kept", []).append(torch.ones(25_000_000))'
-"""100 MB more at each call."""
+"""Allocates 100 MB more at each call."""
 SHARED = "--runner local --ranks 2 --trial-seconds 2"
 INTRODUCTION = """# Your own script: what was run
 
 Written by `make extras` (`benchmarks/own_scripts.py`): the examples for the Hugging Face Trainer and DeepSpeed, on two
-ranks of two CPU cores, by the commands as they stand here. Of each script two lines are autotune's. Outcomes are explained in
+ranks of two CPU cores, by the commands shown here. Two lines of each script are autotune's. Outcomes are explained in
 [your own training script](bring-your-own-script.md)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wrong:
-    """One line that makes a script go wrong."""
+    """A script made to fail by one added line."""
 
     kind: str
     before: str
-    """The line is added before the one that begins with this, as deep."""
+    """The line is added before the one that begins with this, with the same indentation."""
     line: str
     outcome: Outcome
-    """What its trial must be told as."""
+    """Expected outcome of its trial."""
     limits: tuple[str, ...] = ()
     """Options of its sweep."""
 
@@ -53,15 +53,15 @@ class Script:
     path: str
     options: str
     words: str
-    """Its own arguments."""
+    """The script's arguments."""
     variants: tuple[Wrong, ...]
 
     def command(self, path: str, *further: str) -> list[str]:
-        """The words of the sweep, without the program."""
+        """Arguments of the sweep, without the program."""
         return ["sweep", *shlex.split(f"{SHARED} {self.options}"), *further, "--", "python", path, *shlex.split(self.words)]
 
     def added(self) -> list[str]:
-        """The lines that are autotune's."""
+        """The script's lines that call autotune."""
         return [line for line in (ROOT / self.path).read_text().splitlines() if "# (" in line]
 
     def changed(self, variant: Wrong) -> str:
@@ -73,7 +73,7 @@ class Script:
 
 
 def _variants(step: str, third: str, start: str) -> tuple[Wrong, ...]:
-    """In the line before `step`, where `third` is true; and before `start`."""
+    """Variants with a line before `step`, active where `third` is true, and one with a line before `start`."""
     return (
         Wrong(kind="fails", before=step, line=f'if {third}: raise ValueError("the data is damaged")', outcome=Outcome.FAILED),
         Wrong(
@@ -85,7 +85,7 @@ def _variants(step: str, third: str, start: str) -> tuple[Wrong, ...]:
         ),
         Wrong(kind="measures nothing", before=start, line="return", outcome=Outcome.FAILED),
         Wrong(
-            kind="wants too much memory",
+            kind="needs too much memory",
             before=step,
             line=HUNGRY,
             outcome=Outcome.INFEASIBLE,
@@ -114,7 +114,7 @@ SCRIPTS: Mapping[str, Script] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """What a sweep's terminal showed, and the outcome of its first trial."""
+    """A sweep's terminal output, and the outcome of its first trial."""
 
     printed: str
     outcome: Outcome | None
@@ -122,7 +122,7 @@ class Seen:
 
 
 def sweep(words: list[str], folder: Path) -> Seen:
-    """Run a sweep with a database of its own, in `folder`."""
+    """Run a sweep in `folder`, with its own database."""
     with tempfile.TemporaryDirectory() as place:
         database = f"{place}/jobs.db"
         environment = {**os.environ, "AUTOTUNE_DB": database, "PYTHONPATH": str(ROOT), "NO_COLOR": "1", "COLUMNS": "160"}
@@ -135,12 +135,12 @@ def sweep(words: list[str], folder: Path) -> Seen:
 
 
 def part(name: str, script: Script, arguments: argparse.Namespace) -> tuple[list[str], bool]:
-    """Lines of markdown for one script, and whether everything came out as it must."""
+    """Lines of markdown for one script, and whether every outcome is as expected."""
     lines = [
         "",
         f"## {name}",
         "",
-        f"[{script.path}](../{script.path}); what is autotune's:",
+        f"[{script.path}](../{script.path}); autotune's lines:",
         "",
         "```python",
         *script.added(),
@@ -155,7 +155,7 @@ def part(name: str, script: Script, arguments: argparse.Namespace) -> tuple[list
         lines += ["", "```", f"$ autotune {_typed(words)}", *seen.printed.strip().splitlines(), "```", ""]
         print("\n".join(lines), flush=True)
         rows = list(_wrong(script, folder))
-    headings = ["one line more", "that", "with", "outcome", "told"]
+    headings = ["added line", "effect", "options", "outcome", "message"]
     right = seen.outcome is Outcome.OK and [row[3] for row in rows] == [f"{variant.outcome}" for variant in script.variants]
     return [*lines, *table(headings, rows)], right
 
@@ -182,7 +182,7 @@ def _wrong(script: Script, folder: Path) -> Iterator[list[str]]:
 
 
 def _typed(words: list[str]) -> str:
-    """As a person types it: braces are no characters of the shell here."""
+    """The command as typed; braces need no quoting here."""
     return " ".join(word if set(word) & set("{}") else shlex.quote(word) for word in words)
 
 

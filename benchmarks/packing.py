@@ -2,10 +2,10 @@
 
     python -m benchmarks.packing [--rounds 12] [--markdown docs/packing-benchmark.md]
 
-A llama in float32 on 2 data-parallel ranks trains on documents whose lengths are skewed as those of instructions are: many
-short ones, few long ones. First, packed and padded: one pass over the same documents must have the same loss and gradient norm.
-Then both sessions take a step in turn, in an order that changes with every round; a round is a pair of times. What is compared
-are useful tokens a second, for a step's packed rows hold more of them.
+A llama in float32 on 2 data-parallel ranks trains on documents whose lengths are skewed like those of instructions: many
+short ones, few long ones. First, one pass over the same documents, packed and padded, must have the same loss and gradient
+norm. Then both sessions take steps in turn, in an order that changes with every round; a round is a pair of times. Useful
+tokens a second are compared, because a step's packed rows hold more of them.
 """
 
 import math
@@ -39,14 +39,14 @@ ROUNDS = 12
 WARM_UP = 2
 SEQUENCE = 512
 ROWS = 4
-"""Of a step that is timed."""
+"""Rows of a timed step."""
 DOCUMENTS = 240
 BOUND = 2.0**-20
-"""Relative, of losses and gradient norms in float32."""
+"""Largest relative difference of losses and gradient norms in float32."""
 MEDIANS = (32, 96, 256)
-"""Tokens of the documents that are timed: medians of log-normal lengths."""
+"""Medians of the log-normal lengths of the timed documents, in tokens."""
 DEVIATION = 0.9
-"""Of the logarithm of a length."""
+"""Standard deviation of the logarithm of a length."""
 SPEC = ModelSpec(
     name="packing", family="llama", num_layers=4, hidden_size=128, num_attention_heads=8, num_key_value_heads=4, head_dim=16,
     ffn_hidden_size=352, vocab_size=256, sequence_length=SEQUENCE,
@@ -54,8 +54,8 @@ SPEC = ModelSpec(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """What the ranks are asked for."""
+class Task:
+    """The task of the ranks."""
 
     lengths: tuple[int, ...]
     rounds: int
@@ -63,24 +63,24 @@ class Asked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """What they found of one distribution of lengths."""
+    """The ranks' measurements for one distribution of lengths."""
 
     median: int
     lengths: tuple[int, ...]
     off: float
     """Largest relative difference of a loss or a gradient norm between packed and padded."""
     seconds: tuple[tuple[float, float], ...]
-    """Of a step, packed and padded, round by round: the slowest rank's."""
+    """Seconds of a step, packed and padded, by round, on the slowest rank."""
 
     @property
     def shares(self) -> tuple[float, float]:
-        """Useful tokens of a step's rows, packed and padded."""
+        """Share of useful tokens in a step's rows, packed and padded."""
         work = workload(self.lengths, ROWS)
         packed, padded = (useful_share(TrialConfig(pack_sequences=packs), work) for packs in (True, False))
         return packed, padded
 
     def rates(self) -> tuple[float, float]:
-        """Useful tokens/s, packed and padded: of the mean step."""
+        """Useful tokens/s of the mean step, packed and padded."""
         packed, padded = (
             share * ROWS * SEQUENCE / statistics.fmean(column)
             for share, column in zip(self.shares, zip(*self.seconds, strict=True), strict=True)
@@ -97,7 +97,7 @@ class Found:
 
 
 def skewed(median: int) -> tuple[int, ...]:
-    """Lengths of `DOCUMENTS` documents, those beyond a row cut to it."""
+    """Lengths of `DOCUMENTS` documents, truncated to a row."""
     draw = random.Random(f"packing {median}")
     return tuple(min(max(round(draw.lognormvariate(math.log(median), DEVIATION)), 1), SEQUENCE) for _ in range(DOCUMENTS))
 
@@ -106,17 +106,17 @@ def workload(lengths: tuple[int, ...], rows: int) -> Workload:
     return Workload(global_batch_size=rows, sequence_length=SEQUENCE, document_lengths=lengths)
 
 
-def measure(rank: int, asked: Asked) -> tuple[float, list[tuple[float, float]]]:
-    """How far a pass differs, and the seconds of steps in turn. Every rank must call it."""
+def measure(rank: int, task: Task) -> tuple[float, list[tuple[float, float]]]:
+    """The difference between the passes, and the seconds of steps in turn. Every rank must call it."""
     torch.set_num_threads(1)
-    packed, padded = (_pass(rank, asked.lengths, packs) for packs in (True, False))
+    packed, padded = (_pass(rank, task.lengths, packs) for packs in (True, False))
     off = max(abs(one - other) / other for one, other in zip(packed, padded, strict=True))
-    sessions = [_session(rank, asked.lengths, ROWS, packs) for packs in (True, False)]
+    sessions = [_session(rank, task.lengths, ROWS, packs) for packs in (True, False)]
     try:
         for step in range(WARM_UP):
             for session in sessions:
                 _seconds(session, step)
-        return off, [_round(sessions, WARM_UP + turn) for turn in range(asked.rounds)]
+        return off, [_round(sessions, WARM_UP + turn) for turn in range(task.rounds)]
     finally:
         for session in sessions:
             session.close()
@@ -130,7 +130,7 @@ def _round(sessions: Sequence[ParallelSession], step: int) -> tuple[float, float
 
 
 def _seconds(session: ParallelSession, step: int) -> float:
-    """Of a step, the slowest rank's."""
+    """Seconds of a step on the slowest rank."""
     session.prepare(step)
     dist.barrier()
     began = time.perf_counter()
@@ -141,7 +141,7 @@ def _seconds(session: ParallelSession, step: int) -> float:
 
 
 def _pass(rank: int, lengths: tuple[int, ...], packs: bool) -> tuple[float, float]:
-    """Loss and gradient norm of one step on the first documents: as many passes over them as give every rank packed rows."""
+    """Loss and gradient norm of one step on the first documents, with enough passes that every rank has packed rows."""
     few = lengths[: 8 * RANKS]
     packed = len(packed_rows(few, SEQUENCE))
     rows, passes = packed if packs else len(few), math.lcm(packed, RANKS) // packed
@@ -149,9 +149,9 @@ def _pass(rank: int, lengths: tuple[int, ...], packs: bool) -> tuple[float, floa
     try:
         session.prepare(0)
         report = session.train_step()
-        told = torch.tensor([report.loss, report.gradient_norm], dtype=torch.float64)
-        dist.all_reduce(told)
-        return float(told[0]) / RANKS, float(told[1]) / RANKS
+        sums = torch.tensor([report.loss, report.gradient_norm], dtype=torch.float64)
+        dist.all_reduce(sums)
+        return float(sums[0]) / RANKS, float(sums[1]) / RANKS
     finally:
         session.close()
 
@@ -163,15 +163,15 @@ def _session(rank: int, lengths: tuple[int, ...], rows: int, packs: bool) -> Par
 
 
 def found(gang: Gang, rounds: int) -> Iterator[Found]:
-    """Every distribution of lengths."""
+    """Measure every distribution of lengths."""
     for median in MEDIANS:
         lengths = skewed(median)
-        (off, seconds), *_ = gang.run(Asked(lengths=lengths, rounds=rounds))
+        (off, seconds), *_ = gang.run(Task(lengths=lengths, rounds=rounds))
         yield Found(median=median, lengths=lengths, off=off, seconds=tuple(seconds))
 
 
 def problems(rows: Sequence[Found]) -> Iterator[str]:
-    """What is beyond the bound."""
+    """Differences beyond the bound."""
     for row in rows:
         if not row.off <= BOUND:
             yield f"documents of {row.median} tokens: packed and padded differ by {row.off:.1e}, bound {BOUND:.1e}"
@@ -181,7 +181,7 @@ def page(rows: Sequence[Found], rounds: int) -> str:
     """Markdown."""
     head = (
         "median length", "mean", "useful tokens of a row, padded", "packed", "useful tokens/s, padded", "packed",
-        "packed over padded", "rows alone", "loss and norm differ by",
+        "packed over padded", "from rows only", "loss and norm differ by",
     )  # fmt: skip
     lines = [_about(rounds), "", f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for row in rows:
@@ -199,10 +199,10 @@ def _about(rounds: int) -> str:
 Written by `make bench`. A llama of {SPEC.parameter_count:,} parameters in float32 on {RANKS} data-parallel ranks of one
 thread each, ZeRO stage 2, {ROWS} rows of {SEQUENCE} tokens a step. {DOCUMENTS} documents of log-normal lengths (deviation
 {DEVIATION} of the logarithm), longer ones cut to a row; packed by first-fit decreasing, or one to a row with padding behind it.
-Both sessions stand beside each other and step in turn, {rounds} rounds; the ratio is the geometric mean of the rounds' ratios
-with its 95 % interval. "Rows alone" is what fewer rows for the same documents would give if each row took as long: attention
-inside of short documents costs less than over a whole row, and a call for each document costs something. Loss and gradient norm
-of the same documents, packed and padded, may differ by {BOUND:.1e}: rounding."""
+Both sessions exist at once and step in turn, {rounds} rounds; the ratio is the geometric mean of the rounds' ratios with its
+95 % interval. "From rows only" is the gain from fewer rows if each row took the same time: attention inside short documents
+costs less than over a whole row, but a call for each document has overhead. Loss and gradient norm of the same documents,
+packed and padded, may differ by {BOUND:.1e} because of rounding."""
 
 
 def main() -> int:

@@ -1,9 +1,9 @@
-"""The web page with a job of very many trials: when it is there, how it moves, what it holds, what each event costs.
+"""The web page with a job of very many trials: load time, responsiveness, memory, cost of each event.
 
     python -m benchmarks.page [--trials 10000] [--runs 5] [--markdown docs/page-performance.md]
 
-`autotune serve`, a headless Chromium and what makes the trials share the cores of this machine. Needs the development tools
-and Chromium.
+`autotune serve`, a headless Chromium and the writer of the trials share this machine's cores. Needs the development tools and
+Chromium.
 """
 
 import argparse
@@ -33,13 +33,13 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 POINTS_SECONDS, NEWS_SECONDS, REPEATS = 0.5, 0.02, 9
 PATIENCE_SECONDS = 60.0
 RESULTS, EVENTS_EACH, PAUSE = 40, 3, 0.1
-"""Results that come while the page is watched, events of each, seconds between two."""
+"""Results that arrive while the page is watched, events of each, seconds between two results."""
 WINDOW = {"width": 1440, "height": 900}
 
 
 @dataclass(slots=True)
 class Run:
-    """What one visit came to; seconds and bytes."""
+    """Figures of one visit, in seconds and bytes."""
 
     paint: float = 0.0
     drawn: float = 0.0
@@ -54,13 +54,13 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """How the page kept up while something was done."""
+    """Responsiveness of the page during an interaction."""
 
     frames: list[float]
     """Seconds between two frames."""
     longest_task: float
     slowest: float
-    """Longest from an input to the frame that shows what it did; 0: nothing took as long as a frame."""
+    """Longest time from an input to the frame that shows its effect; 0: all took less than a frame."""
 
     @property
     def text(self) -> str:
@@ -71,7 +71,7 @@ class Move:
 
 
 class Visitor:
-    """A window on the page, opened anew: nothing is cached."""
+    """A new browser window on the page, without a cache."""
 
     def __init__(self, browser: Browser, url: str) -> None:
         self._context = browser.new_context(viewport=WINDOW)
@@ -82,15 +82,15 @@ class Visitor:
         self.browser_protocol = browser.new_browser_cdp_session()
         self._url = url
         self._pending: list[str] = []
-        self.page.on("request", self._asked)
-        self.page.on("requestfinished", self._answered)
-        self.page.on("requestfailed", self._answered)
+        self.page.on("request", self._on_request)
+        self.page.on("requestfinished", self._on_finished)
+        self.page.on("requestfailed", self._on_finished)
 
-    def _asked(self, request: Request) -> None:
+    def _on_request(self, request: Request) -> None:
         if "/events/stream" not in request.url:
             self._pending.append(request.url)
 
-    def _answered(self, request: Request) -> None:
+    def _on_finished(self, request: Request) -> None:
         if request.url in self._pending:
             self._pending.remove(request.url)
 
@@ -98,9 +98,9 @@ class Visitor:
         page = self.page
         page.goto(f"{self._url}/#/jobs/{job}")
         drawn, limit = 0.0, time.monotonic() + PATIENCE_SECONDS
-        while not drawn:  # the page's policy forbids what Playwright's own way of waiting needs
+        while not drawn:  # the page's content security policy forbids Playwright's own waiting
             if time.monotonic() > limit:
-                raise SystemExit(f"the plot is not there after {PATIENCE_SECONDS:.0f} s")
+                raise SystemExit(f"the plot is not drawn after {PATIENCE_SECONDS:.0f} s")
             page.wait_for_timeout(100)
             drawn = page.evaluate("watch.drawn('throughput_memory')")
         tasks = page.evaluate("watch.seen().tasks")
@@ -110,7 +110,7 @@ class Visitor:
         )  # fmt: skip
 
     def settle(self) -> None:
-        """Wait until every request is answered but those for events."""
+        """Wait until every request except event streams is answered."""
         limit = time.monotonic() + PATIENCE_SECONDS
         while self._pending:
             if time.monotonic() > limit:
@@ -118,7 +118,7 @@ class Visitor:
             self.page.wait_for_timeout(500)
 
     def during(self, do: Callable[[], object]) -> Move:
-        """How the page keeps up while something is done, and for half a second after."""
+        """Measure responsiveness during `do`, and for half a second after."""
         self.page.evaluate("watch.begin()")
         do()
         self.page.wait_for_timeout(500)
@@ -130,7 +130,7 @@ class Visitor:
         )
 
     def memory(self) -> tuple[float, float]:
-        """Bytes of its JavaScript heap after a collection, and of the memory that the renderer alone holds."""
+        """Bytes of the JavaScript heap after a collection, and of the renderer's private memory."""
         self.protocol.send("HeapProfiler.collectGarbage")
         heap = self.protocol.send("Runtime.getHeapUsage")["usedSize"]
         processes = self.browser_protocol.send("SystemInfo.getProcessInfo")["processInfo"]
@@ -142,7 +142,7 @@ class Visitor:
 
 
 def interactions(page: Page) -> dict[str, Callable[[], object]]:
-    """What people do: name -> how."""
+    """User interactions: name -> function."""
     table = page.get_by_role("region", name="Trials of this job")
 
     def wheel() -> None:
@@ -166,7 +166,7 @@ def interactions(page: Page) -> dict[str, Callable[[], object]]:
     def brush() -> None:
         page.locator("[data-figure=parallel_coordinates]").scroll_into_view_if_needed()
         canvas = page.locator("[data-figure=parallel_coordinates] canvas").first
-        canvas.wait_for()  # it is drawn when it is seen
+        canvas.wait_for()  # it is drawn when it becomes visible
         page.wait_for_timeout(1500)
         box = canvas.bounding_box() or {"x": 0, "y": 0, "width": 1, "height": 1}
         x, y = box["x"] + 60, box["y"]
@@ -187,7 +187,7 @@ def interactions(page: Page) -> dict[str, Callable[[], object]]:
 
 
 def visit(browser: Browser, url: str, job: str, live: Live) -> Run:
-    """One visit: load, do what people do, watch results come."""
+    """One visit: load the page, run the interactions, watch results arrive."""
     visitor = Visitor(browser, url)
     try:
         run = visitor.open(job)
@@ -200,21 +200,21 @@ def visit(browser: Browser, url: str, job: str, live: Live) -> Run:
 
 
 def watch_events(visitor: Visitor, run: Run, live: Live) -> None:
-    """Bytes that come for each event, by the browser's own count."""
+    """Record the bytes received for each event, counted by the browser."""
     received, wholes = 0.0, 0
 
     def count(event: dict[str, Any]) -> None:
         nonlocal received
         received += event.get("encodedDataLength") or event.get("dataLength", 0)
 
-    def asked(event: dict[str, Any]) -> None:
+    def count_reload(event: dict[str, Any]) -> None:
         nonlocal wholes
         wholes += event["request"]["url"].endswith(("/points", "/points?since=0")) or "/trials?" in event["request"]["url"]
 
-    visitor.settle()  # figures that came into sight are read once, whatever comes
+    visitor.settle()  # figures that became visible are read once in any case
     visitor.protocol.send("Network.enable")
     visitor.protocol.on("Network.dataReceived", count)
-    visitor.protocol.on("Network.requestWillBeSent", asked)
+    visitor.protocol.on("Network.requestWillBeSent", count_reload)
 
     def results() -> None:
         for _ in range(RESULTS):
@@ -228,16 +228,16 @@ def watch_events(visitor: Visitor, run: Run, live: Live) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """Seconds of the requests that plots are drawn from."""
+    """Seconds of the requests behind the plots."""
 
     first: float
-    """Every trial, of a job that the service has not read yet."""
+    """Seconds for every trial of a job that the service has not read yet."""
     whole: list[float]
     increments: list[float]
 
 
 def ask_for_points(url: str, job: str) -> Answers:
-    """What the page asks for, without the page."""
+    """Time the page's requests without the page."""
     path = f"{url}/v1/jobs/{job}/points"
     first, answer = _timed(path)
     version = json.loads(answer)["version"]
@@ -265,26 +265,26 @@ def report_answers(report: Report, answers: Answers) -> None:
     )
     report.claim(
         Claim(
-            "what changed with one result",
+            "changes by one result",
             f"under {milliseconds(NEWS_SECONDS)}",
             milliseconds(increment),
             increment < NEWS_SECONDS,
         )
     )
-    report.note(f"Every trial as columns, the first time that the service reads the job: {seconds_text(answers.first)}.")
+    report.note(f"Every trial as columns, when the service reads the job for the first time: {seconds_text(answers.first)}.")
 
 
 def report_on(runs: list[Run]) -> Report:
-    """Medians of the runs, and whether they keep what was promised."""
+    """Medians of the runs, and whether the bounds hold."""
     report = Report()
 
-    def middle(value: Callable[[Run], float]) -> float:
+    def median_of(value: Callable[[Run], float]) -> float:
         return statistics.median(value(run) for run in runs)
 
     def each(value: Callable[[Run], float], shown: Callable[[float], str]) -> str:
-        return f"median {shown(middle(value))} of {', '.join(shown(value(run)) for run in runs)}"
+        return f"median {shown(median_of(value))} of {', '.join(shown(value(run)) for run in runs)}"
 
-    paint, resident = middle(lambda run: run.paint), middle(lambda run: run.resident)
+    paint, resident = median_of(lambda run: run.paint), median_of(lambda run: run.resident)
     report.claim(
         Claim("first paint", f"under {PAINT_SECONDS} s", each(lambda run: run.paint, seconds_text), paint < PAINT_SECONDS)
     )
@@ -296,7 +296,7 @@ def report_on(runs: list[Run]) -> Report:
             resident < MEMORY_BYTES,
         )
     )
-    slowest = middle(lambda run: max(move.slowest for move in run.moves.values()))
+    slowest = median_of(lambda run: max(move.slowest for move in run.moves.values()))
     named = max(runs[0].moves, key=lambda name: statistics.median(run.moves[name].slowest for run in runs))
     report.claim(
         Claim(
@@ -304,20 +304,20 @@ def report_on(runs: list[Run]) -> Report:
             f"median {milliseconds(slowest)} ({named})", slowest < INTERACTION_SECONDS,
         )
     )  # fmt: skip
-    cost, wholes = middle(lambda run: run.event_bytes), sum(run.whole_reloads for run in runs)
+    cost, wholes = median_of(lambda run: run.event_bytes), sum(run.whole_reloads for run in runs)
     report.claim(
         Claim(
-            "what an event costs", f"under {EVENT_BYTES / 1024:.0f} KiB, no reload of all trials",
+            "cost of an event", f"under {EVENT_BYTES / 1024:.0f} KiB, no reload of all trials",
             f"{cost / 1024:.2f} KiB, {wholes} reloads in {len(runs) * RESULTS * EVENTS_EACH} events",
             cost < EVENT_BYTES and not wholes,
         )
     )  # fmt: skip
-    report.note(f"Every point drawn, and nothing left to do: {each(lambda run: run.drawn, seconds_text)}.")
+    report.note(f"Every point drawn, and the page idle: {each(lambda run: run.drawn, seconds_text)}.")
     report.note(f"Longest task of the main thread until then: {each(lambda run: run.longest_load, milliseconds)}.")
     report.note(f"JavaScript heap after a collection: {each(lambda run: run.heap, megabytes)}.")
     for name in runs[0].moves:
         report.note(f"{name.capitalize()}: {_moves([run.moves[name] for run in runs])}.")
-    report.note(f"While {1 / PAUSE:.0f} results a second come: {_moves([run.live for run in runs if run.live])}.")
+    report.note(f"While {1 / PAUSE:.0f} results a second arrive: {_moves([run.live for run in runs if run.live])}.")
     return report
 
 
@@ -362,15 +362,15 @@ def main() -> int:
         with service(database, keys=False) as place, chromium() as browser:
             url = f"http://127.0.0.1:{place.port}"
             answers = ask_for_points(url, job)
-            visit(browser, url, job, live)  # warms what the browser and the service keep of any job
+            visit(browser, url, job, live)  # warms the caches of browser and service
             runs = [visit(browser, url, job, live) for _ in range(arguments.runs)]
         live.close()
     report = report_on(runs)
     report_answers(report, answers)
     method = (
         f"Written by `make bench`, in {time.monotonic() - began:.0f} s: {arguments.runs} visits with an empty cache, headless "
-        f"Chromium, {WINDOW['width']} x {WINDOW['height']} pixels, drawn by software, on {os.cpu_count()} cores that browser, "
-        "service and the writer of the trials share."
+        f"Chromium, {WINDOW['width']} x {WINDOW['height']} pixels, software rendering, on {os.cpu_count()} cores shared by "
+        "browser, service and the writer of the trials."
     )
     if arguments.markdown:
         arguments.markdown.write_text(report.markdown(f"The page with {arguments.trials:,} trials in a job", [method]))

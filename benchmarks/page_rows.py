@@ -1,4 +1,4 @@
-"""A job with very many trials of every kind, as a page shows them; and trials that go on coming."""
+"""A job with very many trials of every kind, for the page, and further trials that arrive."""
 
 import math
 import random
@@ -31,7 +31,7 @@ Row = dict[str, Any]
 
 
 def write_job(database: str, trials: int) -> tuple[str, Iterator[TrialConfig]]:
-    """A running job with so many trials that ended; its id, and configurations that it has not tried."""
+    """Write a running job with `trials` finished trials; return its id, and configurations that it has not tried."""
     body = JobSubmission(
         model="llama-tiny", ranks=2, space="full", strategy="random", trials=trials + 10_000, memory_limit=LIMIT,
         runner="local",
@@ -46,7 +46,7 @@ def write_job(database: str, trials: int) -> tuple[str, Iterator[TrialConfig]]:
 
 
 def _shuffled(configs: Iterator[TrialConfig], count: int) -> Iterator[TrialConfig]:
-    """Some of the first of them in an order of chance, as a search would have it."""
+    """`count` of the configurations in random order, as in a search."""
     some = list(islice(configs, 0, 40 * count, 40))
     random.Random(0).shuffle(some)
     return iter(some)
@@ -106,24 +106,24 @@ class _Rows:
             "outcome": outcome, "host": "node-0", "started": started, "finished": trial["finished"], "result": result,
         }  # fmt: skip
         named = {"trial": number, "attempt": 1}
-        told = ((EventKind.TRIAL_ADDED, {"trial": number, "purpose": "search"}),
-                (EventKind.ATTEMPT_FINISHED, named | {"state": "accepted", "outcome": outcome, "message": ""}))  # fmt: skip
+        kinds = ((EventKind.TRIAL_ADDED, {"trial": number, "purpose": "search"}),
+                 (EventKind.ATTEMPT_FINISHED, named | {"state": "accepted", "outcome": outcome, "message": ""}))  # fmt: skip
         events = [
             {"job_id": self._job, "sequence": 2 + 2 * number + place, "time": started, "kind": str(kind), "payload": payload}
-            for place, (kind, payload) in enumerate(told)
+            for place, (kind, payload) in enumerate(kinds)
         ]
         return trial, attempt, events
 
 
 class Live:
-    """Lets further trials of the job begin and end, as a worker does."""
+    """Begins and ends further trials of the job, as a worker does."""
 
     def __init__(self, database: str, job: str, configs: Iterator[TrialConfig]) -> None:
         self._store, self._configs = open_store(database), configs
         self._lease: Lease = self._store.acquire(job, current_owner(), seconds=3600.0)
 
     def one(self) -> None:
-        """One trial: three events."""
+        """Run one trial: three events."""
         config = next(self._configs)
         number = self._store.add_trial(self._lease, config, Purpose.SEARCH).number
         token = self._store.start_attempt(self._lease, number).token
@@ -133,10 +133,10 @@ class Live:
             rss_peak_bytes=1, cpu_seconds_per_step=0.1, collectives=(),
         )  # fmt: skip
         interval = Interval(mean=rate, low=0.97 * rate, high=1.03 * rate)
-        told = TrialResult(
+        result = TrialResult(
             attempt=token, outcome=Outcome.OK, samples_per_second=interval, peak_memory_bytes=peak, ranks=(rank,)
         )
-        self._store.finish_attempt(self._lease, told)
+        self._store.finish_attempt(self._lease, result)
 
     def close(self) -> None:
         self._store.close()

@@ -10,10 +10,10 @@
   };
   requestAnimationFrame(frame);
   window.watch = {
-    /** Forget what was seen. */
+    /** Discard the recorded entries. */
     begin: () => Object.assign(seen, { tasks: [], events: [], frames: [] }),
     seen: () => ({ tasks: seen.tasks, events: seen.events, frames: seen.frames }),
-    /** When the canvas of a figure was there and the page had nothing more to do for half a second; 0: not yet. */
+    /** When the canvas of a figure existed and the page had been idle for half a second; 0: not yet. */
     drawn: (figure) => {
       if (!document.querySelector(`[data-figure=${figure}] canvas`)) return 0;
       const end = Math.max(...seen.tasks.map(([start, duration]) => start + duration), performance.getEntriesByType("resource").reduce((most, { responseEnd }) => Math.max(most, responseEnd), 0));

@@ -14,7 +14,7 @@ class Estimate:
 
     mean: float
     half: float
-    """Half-width by Student's t; infinite where there are fewer than two values."""
+    """Half-width by Student's t; infinite for fewer than two values."""
 
     @property
     def low(self) -> float:
@@ -25,24 +25,24 @@ class Estimate:
         return self.mean + self.half
 
     def percent(self) -> str:
-        """As a share, told in percent."""
+        """The share in percent."""
         spread = f" ± {100 * self.half:.1f}" if math.isfinite(self.half) else ""
         return f"{100 * self.mean:.1f}{spread} %"
 
     def signed_percent(self) -> str:
-        """The same of a difference."""
+        """The difference in percent, with its sign."""
         spread = f" ± {100 * self.half:.1f}" if math.isfinite(self.half) else ""
         return f"{100 * self.mean:+.1f}{spread} %"
 
 
 def estimate(values: Sequence[float]) -> Estimate:
-    """Of independent values.
+    """Mean and interval of independent values.
 
     Raises:
-        ValueError: there is none.
+        ValueError: there are no values.
     """
     if not values:
-        raise ValueError("there is nothing to take the mean of; give at least one value")
+        raise ValueError("values: a mean needs at least one; give at least one value")
     if len(values) < 2:
         return Estimate(mean=values[0], half=math.inf)
     error = statistics.stdev(values) / math.sqrt(len(values))
@@ -50,20 +50,20 @@ def estimate(values: Sequence[float]) -> Estimate:
 
 
 def paired_gain(ours: Sequence[float], theirs: Sequence[float]) -> Estimate:
-    """How much larger ours are, as a share: of the differences of logarithms, pair by pair, by a paired t interval.
+    """Mean log ratio of ours over theirs, pair by pair, with a paired t interval.
 
     Raises:
-        ValueError: the two have not the same number of values, or a value is not positive.
+        ValueError: the numbers of values differ, or a value is not positive.
     """
     if len(ours) != len(theirs) or min((*ours, *theirs), default=0.0) <= 0.0:
-        raise ValueError("pairs of positive values are compared; give both sides for every pair")
+        raise ValueError("ours, theirs: pairs need two positive values; give both sides of every pair")
     return estimate([math.log(one / other) for one, other in zip(ours, theirs, strict=True)])
 
 
 def pooled_deviation(groups: Sequence[Sequence[float]]) -> tuple[float, int]:
-    """Standard deviation within groups of logarithms, relative therefore, and how many degrees of freedom it rests on.
+    """Pooled standard deviation of logarithms within groups (so relative), and its degrees of freedom.
 
-    0.0 where no group has two values.
+    0.0 if no group has two values.
     """
     squares, freedom = 0.0, 0
     for group in groups:

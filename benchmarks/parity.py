@@ -1,10 +1,10 @@
-"""Do the engines train exactly as one process does? Prints a table; exit code 1 where a case does not, or is missing.
+"""Do the engines train exactly like one process? Prints a table; exit code 1 if a case differs or is missing.
 
     python benchmarks/parity.py [--ranks 2 4 8] [--every N] [--only TEXT] [--markdown docs/parity.md]
 
 Each case trains three AdamW steps on real text, on `--ranks` gloo processes, and compares every loss, gradient norm and
-weight with plain PyTorch in one process on the whole batch; where a type is less exact than float64, losses alone, within a
-bound that is stated in `parity_cases.py`. A failing case is told with its label: `--only LABEL` runs it alone.
+weight with plain PyTorch in one process on the whole batch; for types less exact than float64, only losses are compared, within
+a bound stated in `parity_cases.py`. A failing case is printed with its label: `--only LABEL` runs just that case.
 """
 
 import argparse
@@ -24,27 +24,27 @@ from benchmarks.parity_rank import Report, compare, reference_weights
 
 RANKS = (2, 4, 8)
 MOST_STARTS = 12
-"""Starts of a gang (each failing case costs one) after which what is left of its cases is given up."""
+"""Starts of a gang (each failing case costs one) after which its remaining cases are skipped."""
 STAGES = (0, 1, 2, 3)
 HEADER = f"""# Parity of the engines with one process
 
 Written by `make parity`. Three AdamW steps on text, on 2, 4 and 8 gloo ranks, against plain PyTorch in one process on the whole
-batch. The cases are made from the capability tables of the engines, crossed, less what the rules of `search_spaces` refuse; a
+batch. The cases are the product of the engines' capability tables, without those that the rules of `search_spaces` refuse; a
 knob or value of a table that no case exercises fails the run. Cells: the largest difference of any loss, gradient norm or
 weight in float64 (bound {FLOAT64_BOUND:g}) / number of cases, over checkpointing (none, selective, full, every second block),
 three models (llama with grouped queries; GPT-2 with biases and tied embeddings; experts with a sliding window; without model
 parallelism also a user's module with a branch that only some ranks take), micro-batches, clipping, bucket sizes, uneven
-pipelines and layers of stages written out, which take turns. A dash: refused by a rule, or beyond the engine."""
+pipelines and explicit stage layouts, which alternate. A dash: refused by a rule, or not supported by the engine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """How a case went."""
+    """Result of a case."""
 
     case: Case
     off: float = math.inf
     error: str | None = None
-    """Why it did not end; None: it did."""
+    """Why it failed to run; None: it ran."""
     seconds: float = 0.0
 
     @property
@@ -53,7 +53,7 @@ class Row:
 
 
 def run(gang: Gang, cases: Sequence[Case]) -> Iterator[Row]:
-    """Every case, one after another in the processes of a gang that does `compare`; they start again after one that fails."""
+    """Run every case in turn on a gang that runs `compare`; the gang restarts after a failing case."""
     for case in cases:
         if gang.starts >= MOST_STARTS:
             yield Row(case=case, error="not run: too many cases before it failed")
@@ -139,8 +139,8 @@ def _types_of(case: Case) -> tuple[str, str, str, str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, nargs="+", default=RANKS)
-    parser.add_argument("--every", type=int, default=1, help="run every Nth case alone, and each schedule once")
-    parser.add_argument("--only", default="", help="run the cases alone whose label holds this text")
+    parser.add_argument("--every", type=int, default=1, help="run only every Nth case, and each schedule once")
+    parser.add_argument("--only", default="", help="run only cases whose label contains this text")
     parser.add_argument("--markdown", type=Path)
     arguments = parser.parse_args()
     began = time.monotonic()

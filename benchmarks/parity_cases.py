@@ -1,4 +1,4 @@
-"""A case of the parity matrix: engine, ranks, model and configuration; what is let pass, and what is known to be wrong."""
+"""A case of the parity matrix: engine, ranks, model and configuration, with its bounds."""
 
 import functools
 import tempfile
@@ -19,7 +19,7 @@ from search_spaces.trial_config import TrialConfig
 
 CAPABILITIES = {capability.engine: capability for capability in (NATIVE, DDP, FSDP2)}
 FLOAT64_BOUND = 1e-9
-"""Absolute, of losses, gradient norms and weights."""
+"""Absolute bound of losses, gradient norms and weights."""
 FLOAT32_LOSS_BOUND = 2.0**-20
 """Relative. Each rounding is off by at most 2^-24; a mean loss near 4 after three updates gathers some of them."""
 BF16_LOSS_BOUND = 2.0**-9
@@ -36,16 +36,16 @@ NARROW = ("bf16", "fp16")
 FP16_LEAST = 3e-7
 """Relative. As below; fp16 is eight times closer to float64 than bf16."""
 BF16_LEAST = 1e-6
-"""Relative. What bf16 makes of a loss differs from float64 by 1e-5 to 1e-3 here; float32 stays within 2e-7."""
+"""Relative. A bf16 loss differs from float64 by 1e-5 to 1e-3 here; float32 stays within 2e-7."""
 
 GLOBAL_BATCH, SEQUENCE = 16, 16
 TRAINING_STEPS = 10
-"""Of the run that schedules of the data are a part of; three of them are trained."""
+"""Length of the run that data schedules refer to; three of its steps are trained."""
 DOCUMENTS = (16, 9, 5, 3, 2, 7, 1, 12, 4, 11, 6, 8)
-"""Tokens of documents, where samples are such: packed they fill some rows to the last token, and others by far not."""
+"""Tokens of the documents, for cases on documents: packed, they fill some rows completely, and others only partly."""
 MOST_LAYERS = 9
 
-# Heads that 8 ranks divide (gpt2) or 4 (the others); widths that they do not, so that shares are padded.
+# Heads divisible by 8 ranks (gpt2) or 4 (the others); widths that are not divisible, so that shares are padded.
 _COMMON = {"hidden_size": 18, "num_attention_heads": 8, "head_dim": 4, "vocab_size": 64, "sequence_length": SEQUENCE}
 MODELS: Mapping[str, Mapping[str, object]] = {
     "llama": {"family": "llama", "num_key_value_heads": 4, "ffn_hidden_size": 24},
@@ -60,12 +60,12 @@ MODELS: Mapping[str, Mapping[str, object]] = {
     },
 }  # fmt: skip
 WIDE = "wide"
-"""A llama with matrices of at least as many elements as are quantised."""
+"""A llama whose matrices are large enough to be quantised."""
 WIDE_SHAPE = {
     **MODELS["llama"], "hidden_size": 66, "head_dim": 8, "ffn_hidden_size": 70, "vocab_size": 64,
 }  # fmt: skip
 ROUTED = "routed"
-"""Experts without a window of attention, which packed rows have none of."""
+"""Experts without an attention window, which packed rows do not support."""
 ROUTED_SHAPE = {**MODELS["experts"], "sliding_window": 0}
 EXPERTS: Mapping[str, Mapping[str, object]] = {
     "experts": MODELS["experts"],
@@ -75,7 +75,7 @@ EXPERTS: Mapping[str, Mapping[str, object]] = {
         "mlp_bias": True,
     },
 }  # fmt: skip
-"""Models whose experts ranks can divide: without a limit, and with full experts, a balance loss and biases."""
+"""Models for expert parallelism: without a capacity limit, and with full experts, a balance loss and biases."""
 HUGGING_FACE: Mapping[str, FactoryModel] = {
     f"hf-{name}": FactoryModel(
         reference=f"hf:benchmarks/huggingface/{name}", parameter_count=count, frozen_parameter_count=frozen,
@@ -88,13 +88,13 @@ HUGGING_FACE: Mapping[str, FactoryModel] = {
 }  # fmt: skip
 """Hugging Face's own modules, tiny, from a config.json."""
 HUGGING_FACE_BOUND = 1e-5
-"""Absolute. Their norms and softmaxes compute in fp32 whatever the parameters' type."""
+"""Absolute. Their norms and softmaxes always compute in fp32."""
 BRANCH = "branch"
-"""A user's module, of which some ranks do not run every part (`benchmarks.branch_model`)."""
+"""A user's module of which some ranks skip a part (`benchmarks.branch_model`)."""
 USER = "user"
 """A user's module with a plan for tensor and pipeline parallelism (`benchmarks.user_model`)."""
 PROJECT = "project"
-"""A module of a project that has packages of our names (`benchmarks.wheel_project`): found where that project runs alone."""
+"""A module of a project that has packages of our names (`benchmarks.wheel_project`): importable only inside that project."""
 USER_PARAMETERS = 64 * 16 + 16 * 16 + 4 * (32 + 272 + 256 + 4 + 272 + 1088 + 1040) + 32
 BRANCH_PARAMETERS = 61 * 16 + 3 * 2 * (16 * 16 + 16) + 16 + 16 * 61 + 61
 
@@ -111,7 +111,7 @@ class Case:
     documents: bool = False
     """Whether samples are documents of `DOCUMENTS`, packed or padded."""
     refused: bool = False
-    """Built although the engine refuses it, to show that it is right to."""
+    """Built although the engine refuses it, to show that the refusal is right."""
 
     @property
     def integers(self) -> bool:
@@ -125,7 +125,7 @@ class Case:
 
     @property
     def bound(self) -> float:
-        """What is let pass."""
+        """Largest allowed difference."""
         if self.exact:
             return HUGGING_FACE_BOUND if self.model in HUGGING_FACE else FLOAT64_BOUND
         if self.integers:
@@ -138,7 +138,7 @@ class Case:
 
     @property
     def least(self) -> float:
-        """What a difference must exceed: bf16 that leaves a loss as it is in float64 has not been used."""
+        """Smallest allowed difference: a bf16 loss equal to float64's shows that bf16 was not used."""
         if self.integers:
             return FLOAT64_BOUND
         if self.config.precision == FLOAT8:
@@ -177,24 +177,24 @@ class Case:
 
     @property
     def checkpointing(self) -> str:
-        """What is recomputed."""
+        """The recomputation, as text."""
         every = self.config.checkpoint_every_k
         return f"{self.config.activation_checkpointing}{f', every {every}nd block' if every > 1 else ''}"
 
     @property
     def offload(self) -> str:
-        """What is in host memory, or in files; empty: nothing."""
+        """The offloaded states, as text; empty: none."""
         config = self.config
         where = {"none": "", "cpu": "", "nvme": " in files"}
         optimizer = f"{config.offload_ratio:g} of the optimizer state{where[config.offload_optimizer]}"
-        told = (
+        parts = (
             optimizer if config.offload_optimizer != "none" else "",
             f"parameters{where[config.offload_param]}" if config.offload_param != "none" else "",
         )
-        return " and ".join(filter(None, told))
+        return " and ".join(filter(None, parts))
 
     def label(self) -> str:
-        """Everything that tells this case from others."""
+        """Text that identifies the case."""
         knobs = " ".join(f"{name}={value}" for name, value in self.config.differences(TrialConfig()).items())
         model = f"{self.model} on documents" if self.documents else self.model
         return f"{self.engine}, {self.ranks} ranks, {model}, clipping {self.clipping}: {knobs}"
@@ -227,7 +227,7 @@ def make_model(name: str, layers: int) -> Model:
 
 
 def _layers(config: TrialConfig) -> int:
-    """One more than the stages, so that these are uneven."""
+    """One layer more than stages, so that the stages are uneven."""
     stages = config.pipeline_parallel_size * config.virtual_stages
     return min(max(3, stages + 1), MOST_LAYERS)
 

@@ -1,4 +1,4 @@
-"""How a case of the parity matrix is drawn: what it leaves open, and whether it is legal."""
+"""Draws cases of the parity matrix: fills in open knobs, and checks that a case is legal."""
 
 import dataclasses
 import random
@@ -14,8 +14,8 @@ from search_spaces.trial_config import TrialConfig
 
 Knobs = Mapping[str, Value]
 USUAL_MICRO_BATCHES, MOST_MICRO_BATCHES = 4, 8
-"""What a case takes at most if it may, and if it must (time grows with them)."""
-MENDED = (
+"""Preferred and absolute upper limit of a case's micro-batches (time grows with them)."""
+FIXABLE = (
     "tensor-divides",
     "factory-shape",
     "pipeline-layers",
@@ -35,7 +35,7 @@ CHECKPOINTING: tuple[Knobs, ...] = (
 )
 HUGE = 10**9
 BASE: Knobs = {"precision": "fp64", "param_persistence_threshold": 100}
-"""Where nothing else is said. By default nothing of so small a model would be sharded at stage 3."""
+"""Defaults of all cases. With the usual threshold no parameter of so small a model would be sharded at stage 3."""
 SETTINGS: Mapping[str, Knobs] = {
     "default": {},
     "tiny buckets": {"reduce_bucket_size": 300, "allgather_bucket_size": 300, "prefetch_bucket_size": 700},
@@ -77,17 +77,17 @@ SCHEDULES: tuple[Knobs, ...] = (
 
 
 def refused_by(case: Case) -> str | None:
-    """The first rule that refuses the case, here also for taking longer than it tells; None: it is legal."""
+    """The first rule that refuses the case, or "batch-divides" if it takes too many micro-batches; None: it is legal."""
     refusals = check_config(case.config, case.context())
     if refusals:
-        # What another model or batch does not mend comes first.
-        return min((refusal.rule for refusal in refusals), key=lambda rule: rule in MENDED)
+        # Rules that another model or batch cannot satisfy come first.
+        return min((refusal.rule for refusal in refusals), key=lambda rule: rule in FIXABLE)
     slow = case.config.gradient_accumulation_steps(GLOBAL_BATCH, case.ranks) > MOST_MICRO_BATCHES
     return "batch-divides" if slow else None
 
 
 class Draw:
-    """Fills in what a case leaves open, always in the same way for the same seed."""
+    """Fills in the open knobs of cases, deterministically for a seed."""
 
     def __init__(self, engine: str, ranks: int, seed: str, documents: bool = False) -> None:
         """`documents`: whether samples of all cases are documents."""
@@ -106,7 +106,7 @@ class Draw:
         engine = self.capability.engine
         for model, size, reshard in options:
             config = TrialConfig().replace({**BASE, "micro_batch_size": size, "reshard_after_forward": reshard, **chosen})
-            config = config.replace({name: getattr(TrialConfig(), name) for name in self._dishonoured(config, knobs)})
+            config = config.replace({name: getattr(TrialConfig(), name) for name in self._not_honoured(config, knobs)})
             case = Case(
                 engine=engine, ranks=self.ranks, model=model, config=config, clipping=clipping, documents=self.documents
             )
@@ -114,7 +114,7 @@ class Draw:
             if rule is None:
                 settled = dataclasses.replace(case, config=canonical(config, case.context()))
                 return settled if all(_kept(settled, name, value) for name, value in knobs.items()) else None
-            if rule not in MENDED:
+            if rule not in FIXABLE:
                 return None
         return None
 
@@ -126,10 +126,10 @@ class Draw:
         setting = SETTINGS[choice([*SETTINGS])]
         return {**setting, "pipeline_split": choice(("even", "balanced")), "rank_order": choice(("tp-cp-dp-pp", "tp-cp-pp-dp"))}
 
-    def _dishonoured(self, config: TrialConfig, asked: Knobs) -> Iterator[str]:
-        """Knobs that nobody asked for and that the engine does not honour so."""
+    def _not_honoured(self, config: TrialConfig, requested: Knobs) -> Iterator[str]:
+        """Knobs that were not requested and that the engine does not honour with their value."""
         for name, value in config.values().items():
-            if name not in asked and not self.capability.honours(name, value):
+            if name not in requested and not self.capability.honours(name, value):
                 yield name
 
 
@@ -139,7 +139,7 @@ def _kept(case: Case, name: str, value: Value) -> bool:
 
 
 def layouts(ranks: int) -> Iterator[Knobs]:
-    """Every division of the ranks; the rules take out what is illegal."""
+    """Every division of the ranks; the rules remove illegal ones."""
     sizes = [size for size in range(1, ranks + 1) if ranks % size == 0]
     for pipeline, tensor, context in product(sizes, repeat=3):
         degrees = {
@@ -150,7 +150,7 @@ def layouts(ranks: int) -> Iterator[Knobs]:
 
 
 def pipelines(layout: Knobs) -> list[Knobs]:
-    """Every schedule with one and with two stages a rank; the rules take out what is illegal."""
+    """Every schedule with one and with two stages a rank; the rules remove illegal ones."""
     if layout["pipeline_parallel_size"] == 1:
         return [{}]
     schedules = KNOBS["pipeline_schedule"].choices

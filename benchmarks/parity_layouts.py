@@ -1,15 +1,15 @@
-"""Layouts of pipeline stages for the parity matrix: one stage of two layers, the others of one, marked in turn."""
+"""Layouts of pipeline stages for the parity matrix: one stage of two layers, the others of one, with alternating marks."""
 
 from search_spaces.models.stage_layout import OFFLOADED, SEPARATOR
 
 LONGER = ("f1", "s1", "", "f", "s")
-"""What the stage of two layers computes again, in turn: one of them, none, both."""
+"""Recomputation of the stage of two layers, in turn: one of them, none, both."""
 OTHERS = ("s", "", "f")
-"""What the stages of one layer do, in turn along the pipeline."""
+"""Recomputation of the stages of one layer, in turn along the pipeline."""
 
 
 def layout_in_turn(stages: int, turn: int, offloads: bool) -> str:
-    """A layout of one layer more than stages; where it `offloads`, one stage does."""
+    """A layout with one layer more than stages; with `offloads`, one stage offloads."""
     longer, offloaded = turn % stages, (turn + 1) % stages
     parts = [
         (f"2{LONGER[turn % len(LONGER)]}" if place == longer else f"1{OTHERS[(turn + place) % len(OTHERS)]}")

@@ -1,4 +1,4 @@
-"""The parity matrix: what the capability tables claim, crossed, less what the rules refuse."""
+"""The parity matrix: the product of the capability tables, without combinations that the rules refuse."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -26,18 +26,18 @@ from search_spaces.knob import Value
 from search_spaces.knob_values import KNOBS
 
 NOT_COMPUTED = frozenset({"expandable_segments", "environment", "gc_interval", "numa_binding", "cuda_graphs"})
-"""Knobs that change nothing that is computed or sent on CPUs: how the CUDA allocator grows, what processes are started with,
-when Python collects, on which cores, and what CUDA devices alone capture."""
+"""Knobs that change no computation or communication on CPUs: growth of the CUDA allocator, environment of the processes,
+garbage collection, CPU cores, and captures that exist only on CUDA."""
 ON_CUDA: Mapping[str, Sequence[Value]] = {
     "attention_backend": ("flash", "efficient", "cudnn"), "fused_kernels": ("liger", "transformer_engine"),
     "precision": ("fp8",),
 }  # fmt: skip
-"""Values that no case on CPUs has: rules refuse the kernels of CUDA there, and flash is what `best` is. Products in 8 bits are
-held against float64 beneath the rules (`tests/executor/parallel/test_float8.py`)."""
+"""Values without a case on CPUs: rules refuse CUDA kernels there, and `best` is flash. A test below the rules compares fp8
+products with float64 (`tests/executor/parallel/test_float8.py`)."""
 
 
 def matrix(ranks: int) -> list[Case]:
-    """Every case on so many ranks, each once, in a fixed order."""
+    """Every case on `ranks` ranks, each once, in a fixed order."""
     found: dict[Case, None] = {}
     for engine in CAPABILITIES:
         sections = [crossed(engine, ranks), copies(engine, ranks), offloads(engine, ranks)]
@@ -58,14 +58,14 @@ def matrix(ranks: int) -> list[Case]:
 
 
 def _here(case: Case) -> Case:
-    """The case, in fp32 where this version of torch does not compute it in fp64."""
+    """The case, in fp32 if this version of torch cannot compute it in fp64."""
     if not version_refusals(torch.__version__, case.config, "cpu"):
         return case
     return replace(case, config=case.config.replace({"precision": "fp32"}))
 
 
 def untested(cases: Iterable[Case]) -> list[str]:
-    """What the capability tables claim and no case exercises. Each must be repaired here, or struck from the table."""
+    """Claims of the capability tables that no case exercises. Add a case for each, or remove it from the table."""
     cases = [*cases]
     found = []
     for engine, capability in CAPABILITIES.items():

@@ -1,4 +1,4 @@
-"""Sections of the parity matrix beyond layouts and stages: experts, attention, what is trained, sent and kept, and how."""
+"""Sections of the parity matrix beyond layouts and stages: experts, attention, training methods, communication, memory."""
 
 from collections.abc import Iterator, Sequence
 from itertools import product
@@ -35,15 +35,15 @@ def experts(engine: str, ranks: int) -> Iterator[Case | None]:
         if runs:
             knobs = {**knobs, **draw.choose(runs), **draw.choose(CHECKPOINTING)}
             yield draw.case(knobs, [*EXPERTS])
-            besides: Knobs = {"optimizer": ("sgd", "lamb", "muon")[turn % 3]}
-            yield draw.case({**knobs, **(besides if turn % 2 else draw.choose(OFFLOADS))}, [*EXPERTS])
+            extra: Knobs = {"optimizer": ("sgd", "lamb", "muon")[turn % 3]}
+            yield draw.case({**knobs, **(extra if turn % 2 else draw.choose(OFFLOADS))}, [*EXPERTS])
     for (turn, offload), stage in product(enumerate(OFFLOADS), stages_of(engine)):
         divided: Knobs = {"expert_parallel_size": min((2, 4)[(turn + stage) % 2], ranks), "micro_batch_size": 2}
         yield draw.case({**divided, "zero_stage": stage, **offload}, [*EXPERTS])
 
 
 def attention(engine: str, ranks: int) -> Iterator[Case | None]:
-    """Windows, and tokens exchanged for heads: each layout and stage; schedules, checkpointing and kernels in turn."""
+    """Attention windows, and Ulysses: each layout and stage; schedules, checkpointing and kernels in turn."""
     draw = Draw(engine, ranks, "attention")
     for turn, (layout, stage) in enumerate(product(layouts(ranks), stages_of(engine))):
         knobs = {**layout, "zero_stage": stage}
@@ -54,15 +54,15 @@ def attention(engine: str, ranks: int) -> Iterator[Case | None]:
         for way in range(2 if divided or not turn else 1):
             window = WINDOWS[(turn + way) % len(WINDOWS)]
             method: Knobs = {"context_parallel_method": ("ulysses", "gather")[way]} if divided else {}
-            besides = {**draw.choose(runs), **CHECKPOINTING[(turn + way) % len(CHECKPOINTING)]}
-            yield draw.case({**knobs, **besides, **window, **method}, [*MODELS])
+            extra = {**draw.choose(runs), **CHECKPOINTING[(turn + way) % len(CHECKPOINTING)]}
+            yield draw.case({**knobs, **extra, **window, **method}, [*MODELS])
         if divided:
             checkpointing = draw.choose(CHECKPOINTING)
             yield draw.case({**knobs, **draw.choose(runs), **checkpointing, "context_parallel_method": "ulysses"}, [*MODELS])
 
 
 def activations(engine: str, ranks: int) -> Iterator[Case | None]:
-    """Saved activations in host memory: each layout and stage; schedules and what is computed again in turn."""
+    """Saved activations in host memory: each layout and stage; schedules and recomputation in turn."""
     draw = Draw(engine, ranks, "activations")
     again = [way for way in CHECKPOINTING if way.get("activation_checkpointing") != "selective"]
     for turn, (layout, stage) in enumerate(product(layouts(ranks), stages_of(engine))):
@@ -73,11 +73,11 @@ def activations(engine: str, ranks: int) -> Iterator[Case | None]:
 
 
 def beside_products(engine: str, ranks: int) -> Iterator[Case | None]:
-    """Sums of tensor ranks beside their products: each layout and stage with checkpointing in turn; schedules, adapters and a
-    user's own module in turn; experts, a prompt, bf16, schedules of the data and compiled blocks once.
+    """Tensor-parallel sums overlapped with products: each layout and stage with checkpointing in turn; schedules, adapters and
+    a user's module in turn; experts, a prompt, bf16, data schedules and compiled blocks once.
     """
     draw = Draw(engine, ranks, "beside products")
-    besides: tuple[Knobs, ...] = (
+    extra: tuple[Knobs, ...] = (
         {}, {"lora_rank": 2, "lora_targets": "both"}, {"loss_chunk_size": 20}, {"adapter_size": 3}, {"prefix_length": 3},
     )  # fmt: skip
     divided = [layout for layout in layouts(ranks) if layout["tensor_parallel_size"] != 1]
@@ -87,7 +87,7 @@ def beside_products(engine: str, ranks: int) -> Iterator[Case | None]:
         for way in range(2 if runs else 0):
             checkpointing = CHECKPOINTING[(turn + turn // len(CHECKPOINTING) + 2 * way) % len(CHECKPOINTING)]
             own = {**knobs, **draw.choose(runs), **checkpointing}
-            yield draw.case(own) if way else draw.case({**own, **besides[turn % len(besides)]}, [*MODELS])
+            yield draw.case(own) if way else draw.case({**own, **extra[turn % len(extra)]}, [*MODELS])
     knobs = {"tensor_parallel_size": 2, "async_tensor_parallel": True, "micro_batch_size": 4}
     yield draw.case(knobs, [USER])
     if ranks == 2:
@@ -101,9 +101,9 @@ def beside_products(engine: str, ranks: int) -> Iterator[Case | None]:
 
 
 def optimizers(engine: str, ranks: int) -> Iterator[Case | None]:
-    """Every other optimizer than AdamW with each stage on three layouts in turn: stages that cut matrices, slices of them.
+    """Every optimizer but AdamW with each stage on three layouts in turn: stages that shard matrices, and slices of them.
 
-    Of a slice the blocks that are quantised together are others than of the whole matrix: adamw8bit has no tensor ranks here.
+    A slice has other quantised blocks than the whole matrix, so adamw8bit has no tensor ranks here.
     """
     draw = Draw(engine, ranks, "optimizers")
     pipeline: Knobs = {"pipeline_parallel_size": 2, "pipeline_schedule": "1f1b"}
@@ -122,15 +122,15 @@ def optimizers(engine: str, ranks: int) -> Iterator[Case | None]:
 
 
 def adapters(engine: str, ranks: int) -> Iterator[Case | None]:
-    """Low-rank adapters: each layout, stage and target, with checkpointing, what is offloaded and what frozen matrices are kept
-    in by turns. Copies of the shards, and on 2 ranks each schedule, once.
+    """Low-rank adapters: each layout, stage and target; checkpointing, offload and the type of frozen matrices in turn. Copies
+    of the shards, and on 2 ranks each schedule, once.
     """
     draw = Draw(engine, ranks, "adapters")
     targets, models = KNOBS["lora_targets"].choices if ranks == 2 else ("both",), [*MODELS]
     for turn, (layout, stage, target) in enumerate(product(layouts(ranks), stages_of(engine), targets)):
         first = {"pipeline_schedule": "1f1b"} if layout["pipeline_parallel_size"] != 1 else {}
         knobs = {**layout, **first, "zero_stage": stage, "lora_rank": 2, "lora_targets": target}
-        # Targets come in turn too: shifted with each round of them, so that every model meets every target.
+        # Targets alternate too: shifted with each round, so that every model is combined with every target.
         model = models[(turn + turn // len(models)) % len(models)]
         # Shifted with each round for the same reason.
         kept, other = (FROZEN[(turn + turn // len(FROZEN) + shift) % len(FROZEN)] for shift in range(2))
@@ -149,9 +149,9 @@ def adapters(engine: str, ranks: int) -> Iterator[Case | None]:
 
 
 def beside_frozen(engine: str, ranks: int) -> Iterator[Case | None]:
-    """Bottlenecks, prefixes and prompts: on 2 ranks each with every layout and stage, on more of them one by turns; what is
-    computed again, what is offloaded and what frozen matrices are kept in are drawn. Copies of the shards, optimizers, compiled
-    blocks and on 2 ranks each schedule, once.
+    """Bottlenecks, prefixes and prompts: on 2 ranks each with every layout and stage, on more ranks one in turn; recomputation,
+    offload and the type of frozen matrices are drawn. Copies of the shards, optimizers, compiled blocks and on 2 ranks each
+    schedule, once.
     """
     draw = Draw(engine, ranks, "beside frozen")
     models = [*MODELS]
@@ -180,8 +180,8 @@ def beside_frozen(engine: str, ranks: int) -> Iterator[Case | None]:
 
 
 def scheduled(engine: str, ranks: int) -> Iterator[Case | None]:
-    """Schedules of the data: each layout, pipeline schedule and stage, on 4 ranks every third; checkpointing and what is
-    offloaded in turn. Adapters and every optimizer once.
+    """Data schedules: each layout, pipeline schedule and stage, on 4 ranks every third; checkpointing and offload in turn.
+    Adapters and every optimizer once.
     """
     draw = Draw(engine, ranks, "scheduled")
     turn = 0
@@ -194,15 +194,15 @@ def scheduled(engine: str, ranks: int) -> Iterator[Case | None]:
                 yield case
                 if turn % 4 == 0:
                     yield draw.case({**knobs, **draw.choose(OFFLOADS)}, [*MODELS])
-    for schedule, besides in product(SCHEDULES, ("optimizer", "lora_rank")):
-        values: Sequence[Value] = ("sgd", "lamb", "muon") if besides == "optimizer" else (2,)
+    for schedule, extra in product(SCHEDULES, ("optimizer", "lora_rank")):
+        values: Sequence[Value] = ("sgd", "lamb", "muon") if extra == "optimizer" else (2,)
         for value in values:
-            yield draw.case({**schedule, besides: value, "zero_stage": 2 if besides == "optimizer" else 3}, [*MODELS])
+            yield draw.case({**schedule, extra: value, "zero_stage": 2 if extra == "optimizer" else 3}, [*MODELS])
 
 
 def documents(engine: str, ranks: int) -> Iterator[Case | None]:
     """Documents packed into rows, and padded ones: each layout, pipeline schedule and stage, on 4 ranks every third; every
-    fourth is padded. Checkpointing and what is offloaded in turn; adapters, kernels, types and every optimizer once.
+    fourth is padded. Checkpointing and offload in turn; adapters, kernels, types and every optimizer once.
     """
     draw = Draw(engine, ranks, "documents", documents=True)
     packed: Knobs = {"pack_sequences": True}
@@ -220,22 +220,22 @@ def documents(engine: str, ranks: int) -> Iterator[Case | None]:
                 yield draw.case({**knobs, **packed, **draw.choose(OFFLOADS)}, models)
     if ranks > 2:
         return
-    besides: tuple[Knobs, ...] = (
+    extra: tuple[Knobs, ...] = (
         {"lora_rank": 2}, {"adapter_size": 3}, {"loss_chunk_size": 20}, {"attention_backend": "math"}, {"precision": "bf16"},
         {"async_tensor_parallel": True, "tensor_parallel_size": 2}, {"expert_parallel_size": 2, "micro_batch_size": 4},
         {"tensor_parallel_size": 2, "sequence_parallel": True, "loss_chunk_size": 20}, {"precision": "fp16"},
         *({"optimizer": name} for name in ("sgd", "lamb", "muon")),
     )  # fmt: skip
-    for place, knobs in enumerate(besides):
+    for place, knobs in enumerate(extra):
         yield draw.case({**packed, "zero_stage": stages_of(engine)[place % len(stages_of(engine))], **knobs}, models)
     for knobs in ({"prompt_length": 4}, {"prefix_length": 3}, {"attention_window": 5}):
         yield draw.case({**knobs, "zero_stage": stages_of(engine)[-1]}, models)
 
 
 def near(engine: str, ranks: int) -> Iterator[Case | None]:
-    """A second copy of the parameters among neighbours: each layout, schedule and size; what else touches gathers in turn."""
+    """Secondary shards among neighbours: each layout, schedule and size; other knobs that affect gathers in turn."""
     draw = Draw(engine, ranks, "near")
-    besides: tuple[Knobs, ...] = (
+    extra: tuple[Knobs, ...] = (
         {}, {"lora_rank": 2, "frozen_dtype": "int8"}, {"offload_param": "cpu"}, {"micro_batch_size": 2},
         {"prefetch_bucket_size": 700}, {"hsdp_shard_size": ranks // 2}, {"offload_param": "nvme"},
         {"param_persistence_threshold": 0},
@@ -247,15 +247,15 @@ def near(engine: str, ranks: int) -> Iterator[Case | None]:
             own = draw.case({**layout, **run, **fixed, "secondary_shard_size": size}, [*MODELS, USER])
             yield own
             turn += own is not None
-            knobs = {**layout, **run, **fixed, "secondary_shard_size": size, **besides[turn % len(besides)]}
+            knobs = {**layout, **run, **fixed, "secondary_shard_size": size, **extra[turn % len(extra)]}
             yield draw.case(knobs, [*MODELS]) if own is not None else None
     yield draw.case({**fixed, "secondary_shard_size": 1, "expert_parallel_size": 2, "micro_batch_size": 2}, [*EXPERTS])
 
 
 def integers(engine: str, ranks: int) -> Iterator[Case | None]:
-    """Gathers and reductions in 8-bit integers, of which losses alone can be compared: each stage on two layouts in turn.
+    """Gathers and reductions in 8-bit integers, where only losses can be compared: each stage on two layouts in turn.
 
-    Slices of tensor ranks have fewer elements than are gathered as integers: those gathers are without.
+    Slices of tensor ranks are too small to be gathered as integers, so gathers have no tensor ranks.
     """
     draw = Draw(engine, ranks, "integers")
     pipeline: Knobs = {"pipeline_parallel_size": 2, "pipeline_schedule": "1f1b"}
@@ -268,11 +268,11 @@ def integers(engine: str, ranks: int) -> Iterator[Case | None]:
             yield draw.case({**possible[(2 * turn + way) % len(possible)], **knobs}, [*MODELS])
     sharded: Knobs = {"zero_stage": 3, "param_persistence_threshold": 0}
     yield draw.case({**sharded, "reduce_dtype": "int8", "hsdp_shard_size": ranks // 2}, [*MODELS])
-    for besides in ({}, {"context_parallel_size": 2}, {"secondary_shard_size": ranks // 2}, {"reduce_dtype": "int8"}, pipeline):
-        yield draw.case({**sharded, "reshard_after_forward": True, **besides, "gather_dtype": "int8"}, [WIDE])
+    for extra in ({}, {"context_parallel_size": 2}, {"secondary_shard_size": ranks // 2}, {"reduce_dtype": "int8"}, pipeline):
+        yield draw.case({**sharded, "reshard_after_forward": True, **extra, "gather_dtype": "int8"}, [WIDE])
 
 
 def warm_up(engine: str, ranks: int) -> Iterator[Case | None]:
-    """1-bit Adam before it sends signs, when it is AdamW."""
-    for besides in ({}, {"context_parallel_size": 2}):
-        yield Draw(engine, ranks, "warm-up").case({"optimizer": "onebit_adam", "onebit_warmup_steps": 3, **besides}, [*MODELS])
+    """1-bit Adam during its warm-up, when it equals AdamW."""
+    for extra in ({}, {"context_parallel_size": 2}):
+        yield Draw(engine, ranks, "warm-up").case({"optimizer": "onebit_adam", "onebit_warmup_steps": 3, **extra}, [*MODELS])

@@ -1,4 +1,4 @@
-"""One case of the parity matrix inside a rank: train three steps, and compare with plain PyTorch in one process."""
+"""Runs one case of the parity matrix inside a rank: trains three steps and compares with plain PyTorch in one process."""
 
 import contextlib
 import functools
@@ -16,7 +16,7 @@ from benchmarks.reference_optimizers import reference_optimizers
 from benchmarks.reference_schedule import Schedule, schedule_of, scheduled_loss
 from executor.data.batches import Data, FactoryData, text_data
 from executor.data.documents import document_data
-from executor.engine import RankContext
+from executor.engine import GroupKey, RankContext
 from executor.engines.ddp.engine import DdpEngine
 from executor.engines.fsdp2.engine import Fsdp2Engine
 from executor.engines.native.engine import NativeEngine
@@ -36,15 +36,28 @@ from search_spaces.trial_config import TrialConfig
 STEPS = 3
 ENGINES = {engine.capability.engine: engine for engine in (NativeEngine, DdpEngine, Fsdp2Engine)}
 TIED = {"head.output.weight": "embedding.tokens.weight"}
-"""A tied weight goes by the embedding's name in one process, and by the head's on another pipeline rank."""
+"""A tied weight has the embedding's name in one process, and the head's on another pipeline rank."""
+
+
+class KeptGroups(dict[GroupKey, dist.ProcessGroup | None]):
+    """Process groups for all cases of a rank: those that a case does not need are kept too, because making groups takes longer
+    than most cases do.
+    """
+
+    def __bool__(self) -> bool:
+        """False, so that the engine finds none to destroy."""
+        return False
+
+
+GROUPS = KeptGroups()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """How a rank's results differ from one process."""
+    """Differences of a rank's results from one process."""
 
     off: float
-    """Largest difference of a loss, a gradient norm or a weight; of inexact types of losses alone, relative."""
+    """Largest difference of a loss, a gradient norm or a weight; for inexact types the largest relative one of a loss."""
     weights: frozenset[str]
     """The weights that this rank compared."""
 
@@ -53,9 +66,9 @@ def compare(rank: int, case: Case) -> Report:
     """Train the case on this rank. Every rank must call it."""
     dtype = DTYPES[case.config.precision if case.config.precision in (*NARROW, FLOAT8) else "fp64"]
     model = configured(case.model_of(), case.config)
-    told = (case.config.optimizer, schedule_of(case.config), case.config.pack_sequences)
-    losses, norms, weights = _reference(model, case.workload(), dtype, *told)
-    context = RankContext(rank=rank, world_size=case.ranks, device=torch.device("cpu"))
+    options = (case.config.optimizer, schedule_of(case.config), case.config.pack_sequences)
+    losses, norms, weights = _reference(model, case.workload(), dtype, *options)
+    context = RankContext(rank=rank, world_size=case.ranks, device=torch.device("cpu"), reusable_groups=GROUPS)
     with _unguarded(case.refused):
         session = ENGINES[case.engine]().build(context, case.model_of(), case.config, case.workload())
     try:
@@ -70,10 +83,10 @@ def compare(rank: int, case: Case) -> Report:
         return Report(off=off / max(losses), weights=frozenset(weights))
     off = max(off, _largest(abs(a - b) for a, b in zip(own_norms, norms, strict=True) if a is not None and b is not None))
     for name, value in own_weights.items():
-        wanted = weights[name if name in weights else TIED[name]]
+        expected = weights[name if name in weights else TIED[name]]
         if name in splits:
-            wanted = wanted.chunk(slices, dim=splits[name])[place]
-        off = max(off, _largest([float((value - wanted).abs().max())]))
+            expected = expected.chunk(slices, dim=splits[name])[place]
+        off = max(off, _largest([float((value - expected).abs().max())]))
     return Report(off=off, weights=frozenset(name if name in weights else TIED[name] for name in own_weights))
 
 
@@ -89,7 +102,7 @@ def _names(model: Model, workload: Workload) -> frozenset[str]:
 
 
 def _train(session: ParallelSession) -> tuple[list[float], list[float | None]]:
-    """Losses, as means over the ranks that know them, and gradient norms."""
+    """Losses, as means over the ranks that have them, and gradient norms."""
     known = torch.zeros(STEPS, 2, dtype=torch.float64)
     norms = []
     for step in range(STEPS):
@@ -113,10 +126,10 @@ def _reference(
     schedule: Schedule = (),
     packed: bool = False,
 ) -> tuple[list[float], list[float | None], dict[str, Tensor]]:
-    """Plain PyTorch on the whole batch, in float64 from weights as `dtype` rounds them.
+    """Plain PyTorch on the whole batch, in float64 from weights rounded to `dtype`.
 
-    What no sample of a step met (an expert, a branch) has a zero gradient, as it has wherever gradients are sharded, so that
-    momentum and decay act on it; AdamW left to itself would skip it.
+    A part that no sample of a step used (an expert, a branch) has a zero gradient, as with sharded gradients, so that momentum
+    and decay act on it; plain AdamW would skip it.
     """
     module = _module(model, workload, dtype).to(torch.float64)
     optimizers = reference_optimizers(optimizer, module, workload)
@@ -145,7 +158,7 @@ def _reference(
 
 
 def _attend_by_a_mask(query: Tensor, key: Tensor, value: Tensor, window: Window, start: int, grouped: bool) -> Tensor:
-    """Every score, and a mask over those that a window hides."""
+    """Full attention with a mask over the scores outside the window."""
     places = torch.arange(key.shape[2])
     seen = sees(window)(places[start : start + query.shape[2], None], places)
     return nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=seen, enable_gqa=grouped)
@@ -160,7 +173,7 @@ def _module(model: Model, workload: Workload, dtype: torch.dtype) -> nn.Module:
     if isinstance(model, ModelSpec):
         return build_transformer(model, workload.sequence_length, workload.seed, dtype)
     torch.manual_seed(workload.seed)
-    return load_factory(model.reference, workload).module.to(dtype).eval()  # engines leave the random out of the first steps
+    return load_factory(model.reference, workload).module.to(dtype).eval()  # engines disable dropout in the first steps
 
 
 def _data(model: Model, workload: Workload, packed: bool) -> Data:
@@ -172,7 +185,7 @@ def _data(model: Model, workload: Workload, packed: bool) -> Data:
 
 
 def _splits(session: ParallelSession) -> dict[str, int]:
-    """Weight -> the dimension of which tensor-parallel ranks hold slices."""
+    """Weight -> the dimension that tensor-parallel ranks slice."""
     return {name: dimension for part in session.parts for name, dimension in part.split.items()}
 
 
@@ -183,7 +196,7 @@ def _largest(values: Iterator[float] | Sequence[float]) -> float:
 
 @contextlib.contextmanager
 def _unguarded(really: bool) -> Iterator[None]:
-    """Build what the engines refuse."""
+    """If `really`, build configurations that the engines refuse."""
     with contextlib.ExitStack() as stack:
         for name in ENGINES if really else ():
             stack.enter_context(patch(f"executor.engines.{name}.engine.refuse"))

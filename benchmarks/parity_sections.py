@@ -1,4 +1,4 @@
-"""Sections of the parity matrix: layouts, stages and schedules crossed, and what every engine has."""
+"""Sections of the parity matrix: layouts x stages x schedules, and options of every engine."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -35,9 +35,9 @@ PRECISIONS: tuple[Knobs, ...] = (
 def crossed(engine: str, ranks: int) -> Iterator[Case | None]:
     """Layout x schedule x stage x checkpointing.
 
-    The native engine: all of it on 2 ranks. On 4 two kinds of checkpointing in turn, one for each pipeline, so that each
-    schedule and stage meets every kind on some layout; on 8 also one schedule in turn for each layout and stage. Engines that
-    are there to compare with: kinds of checkpointing in turn everywhere, on 8 ranks every other stage.
+    Native engine: the full product on 2 ranks. On 4, two kinds of checkpointing in turn, one for each pipeline, so that each
+    schedule and stage has every kind on some layout; on 8, also one schedule in turn for each layout and stage. Reference
+    engines: kinds of checkpointing in turn, on 8 ranks every other stage.
     """
     draw = Draw(engine, ranks, "crossed")
     used: Counter[tuple[Value, str]] = Counter()
@@ -66,8 +66,8 @@ def copies(engine: str, ranks: int) -> Iterator[Case | None]:
 
 
 def offloads(engine: str, ranks: int) -> Iterator[Case | None]:
-    """What is offloaded: on 2 ranks each layout, schedule, stage and two ways in turn; on 4 each layout and stage once; on 8
-    each layout.
+    """Offload: on 2 ranks each layout, schedule and stage with two settings in turn; on 4 each layout and stage once; on 8 each
+    layout.
     """
     draw = Draw(engine, ranks, "offloads")
     turn = 0
@@ -107,7 +107,7 @@ def micro_batches(engine: str, ranks: int) -> Iterator[Case | None]:
 
 
 def written(engine: str, ranks: int) -> Iterator[Case | None]:
-    """Layers of stages written out: each layout, schedule and stage, on 4 ranks every other one; marks in turn."""
+    """Explicit stage layouts: each layout, schedule and stage, on 4 ranks every other one; marks in turn."""
     draw = Draw(engine, ranks, "written")
     turn = 0
     for layout, stage in product(layouts(ranks), stages_of(engine)):
@@ -139,7 +139,7 @@ def compiled(engine: str, ranks: int) -> Iterator[Case | None]:
 
 
 def precisions(engine: str, ranks: int) -> Iterator[Case | None]:
-    """Other types than float64, of which losses alone can be compared: each with each stage on two layouts in turn."""
+    """Types other than float64, where only losses can be compared: each with each stage on two layouts in turn."""
     draw = Draw(engine, ranks, "precisions")
     pipeline: Knobs = {"pipeline_parallel_size": 2, "pipeline_schedule": "1f1b"}
     tensor: Knobs = {"tensor_parallel_size": 2, "sequence_parallel": True}

@@ -1,9 +1,9 @@
-"""Uneven stages by an integer program: how long it takes, what it gains over even stages, and its layouts as real trials.
+"""Uneven stages by an integer program: solution time, gain over even stages, and its layouts as real trials.
 
     python -m benchmarks.pipeline_program [--without-trials] [--markdown docs/pipeline-program.md]
 
-Half a minute, and a minute of trials on four CPU ranks. Exit status 1 where a program takes more than `BOUND` seconds, loses
-against even stages, or a trial's losses are not those of even stages.
+Half a minute, and a minute of trials on four CPU ranks. Exit status 1 if a program takes more than `BOUND` seconds, is worse
+than even stages, or a trial's losses differ from those of even stages.
 """
 
 import itertools
@@ -37,36 +37,36 @@ TRIED = ModelSpec(
 QUICK = Fidelity(min_steps=1, max_steps=1, max_warmup_steps=3)
 INTRODUCTION = f"""# Uneven pipeline stages by an integer program
 
-Written by `make bench` (`benchmarks/pipeline_program.py`). The layers of every pipeline rank, how many of them it computes
-again (selectively or in full) and, where that is open, whether its optimizer state is offloaded: chosen by an integer program
-over the prediction (HiGHS, solved to the end), so that the predicted step is shortest and every rank fits with a probability
-of {PROBABILITY:.0%}. Tests hold it against every layout of pipelines small enough to list them
-(`tests/autotune/prediction/planning/test_stage_program.py`). **Predicted, not measured**, but for the trials at the end.
+Written by `make bench` (`benchmarks/pipeline_program.py`). An integer program over the prediction (HiGHS, solved to optimality)
+chooses the layers of every pipeline rank, how many of them it recomputes (selectively or in full) and, if that is open, whether
+its optimizer state is offloaded, so that the predicted step is shortest and every rank fits with a probability of
+{PROBABILITY:.0%}. Tests compare it with the enumeration of all layouts of small pipelines
+(`tests/autotune/prediction/planning/test_stage_program.py`). **Predicted, not measured**, except for the trials at the end.
 
 *Even*: the best of `pipeline_split` even and balanced with every `activation_checkpointing` and `checkpoint_every_k` 1, 2 and 4
-that fits; a dash: none does. *Gain*: predicted samples/s over that. A layout reads: layers of each stage, `f3` three of them
-computed again in full, `s` all of them selectively, `o` its optimizer state offloaded; an empty one: even stages are best, with
-what the next column says. *Seconds* of the program, building its columns included, on this machine; bound {BOUND:g}."""
+that fits; a dash: none does. *Gain*: predicted samples/s over that. A layout lists the layers of each stage: `f3` three of
+them recomputed in full, `s` all of them selectively, `o` its optimizer state offloaded; empty: even stages are best, with the
+options of the next column. *Seconds*: time of the program, with the construction of its columns; bound {BOUND:g}."""
 
 
 TRIALS = (
-    f"{TRIED.name}, fp32, on {RANKS} CPU ranks whose memory is stated to be a little too small for even stages that keep "
-    "everything. *Off*: the largest relative difference of a loss from even stages that compute nothing again, bound "
+    f"{TRIED.name}, fp32, on {RANKS} CPU ranks whose stated memory is slightly too small for even stages without "
+    "recomputation. *Off*: the largest relative difference of a loss from even stages without recomputation, bound "
     f"{LOSS_BOUND:.1g}; peaks in MiB, rank by rank."
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """A pipeline to be laid out."""
+    """A pipeline whose layout is optimised."""
 
     model: str
     cluster: str
     batch: int
     sequence: int
     config: TrialConfig
-    menu: Menu = Menu()  # noqa: RUF009
-    """Frozen."""
+    menu: Menu = Menu()  # noqa: RUF009 - Menu is frozen
+    """Choices open to the program."""
 
     def question(self) -> Question:
         return question_of(
@@ -110,7 +110,7 @@ SETTINGS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcomes:
-    """What came of a setting."""
+    """Result of a setting."""
 
     setting: Setting
     seconds: float
@@ -119,47 +119,47 @@ class Outcomes:
 
     @property
     def gain(self) -> float | None:
-        """Of predicted samples/s over even stages; None: one of them does not fit."""
+        """Relative gain of predicted samples/s over even stages; None: one of them does not fit."""
         if self.answer is None or self.even is None:
             return None
         return self.even.step_seconds.mean / self.answer.step_seconds.mean - 1
 
     @property
     def right(self) -> bool:
-        """Whether the program was quick enough and is no worse than even stages."""
+        """Whether the program was fast enough and is not worse than even stages."""
         loses = self.even is not None and (self.answer is None or (self.gain or 0.0) < -1e-9)
         return self.seconds <= BOUND and not loses
 
 
-def even_ways(config: TrialConfig) -> Iterator[TrialConfig]:
+def even_configs(config: TrialConfig) -> Iterator[TrialConfig]:
     """Even stages with every recomputation."""
-    ways = [("none", 1), *itertools.product(("selective", "full"), (1, 2, 4))]
-    for split, (policy, every) in itertools.product(("even", "balanced"), ways):
+    policies = [("none", 1), *itertools.product(("selective", "full"), (1, 2, 4))]
+    for split, (policy, every) in itertools.product(("even", "balanced"), policies):
         yield config.replace({"pipeline_split": split, "activation_checkpointing": policy, "checkpoint_every_k": every})
 
 
 def best_even(question: Question, config: TrialConfig, room: Room) -> Estimate | None:
     """The fastest even stages that fit."""
-    told = estimates(question, list(even_ways(config)))
-    fitting = [item for item in told if max(rank.needed for rank in item.ranks) <= room.device]
+    predictions = estimates(question, list(even_configs(config)))
+    fitting = [item for item in predictions if max(rank.needed for rank in item.ranks) <= room.device]
     return min(fitting, key=lambda item: item.step_seconds.mean, default=None)
 
 
-def laid_out(setting: Setting) -> Outcomes:
+def solve_setting(setting: Setting) -> Outcomes:
     """Solve one setting."""
     question = setting.question()
     room = room_of(question)
     began = time.monotonic()
     answer = solved(question, setting.config, room, setting.menu)
     took = time.monotonic() - began
-    told = None if answer is None else estimates(question, [answer])[0]
-    return Outcomes(setting=setting, seconds=took, answer=told, even=best_even(question, setting.config, room))
+    prediction = None if answer is None else estimates(question, [answer])[0]
+    return Outcomes(setting=setting, seconds=took, answer=prediction, even=best_even(question, setting.config, room))
 
 
 def row(found: Outcomes) -> list[str]:
-    """Of the table of programs."""
+    """Cells of the table of programs."""
     config = found.answer.config if found.answer else None
-    beside = "" if config is None or config.activation_checkpointing == "none" else config.activation_checkpointing
+    recomputation = "" if config is None or config.activation_checkpointing == "none" else config.activation_checkpointing
     split = "" if config is None or config.pipeline_layout else f"{config.pipeline_split} stages"
     return [
         found.setting.name,
@@ -167,7 +167,7 @@ def row(found: Outcomes) -> list[str]:
         "–" if found.answer is None else f"{found.answer.samples_per_second.mean:.2f}",
         "–" if found.gain is None else f"{found.gain:+.1%}",
         f"`{config.pipeline_layout}`" if config and config.pipeline_layout else "",
-        ", ".join(filter(None, (split, beside))),
+        ", ".join(filter(None, (split, recomputation))),
         f"{found.seconds:.2f}",
     ]
 
@@ -189,14 +189,14 @@ class Pair:
 
 
 def pairs() -> list[Pair]:
-    """Layouts for four ranks whose memory is a little too small, run beside even stages."""
+    """Run layouts for four ranks with slightly too little memory, and even stages beside them."""
     question = question_of(TRIED, cluster_of("local", RANKS, None), global_batch_size=16, sequence_length=128)
     found = []
     with LocalRunner(RANKS) as runner:
         for ranks, menu in ((4, Menu()), (2, Menu()), (2, Menu(offloads=True))):
             config = TrialConfig(pipeline_parallel_size=ranks, zero_stage=1, micro_batch_size=2)
-            (told,) = estimates(question, [config])
-            room = Room(device=told.fullest.needed - told.fullest.by_tag["activations"] / 2, host=1e15)
+            (predicted,) = estimates(question, [config])
+            room = Room(device=predicted.fullest.needed - predicted.fullest.by_tag["activations"] / 2, host=1e15)
             answer = solved(question, config, room, menu)
             if answer is None or not answer.pipeline_layout:
                 raise SystemExit(f"pp{ranks}: the program found no uneven layout")
@@ -210,7 +210,7 @@ def pairs() -> list[Pair]:
 
 
 def run(runner: LocalRunner, config: TrialConfig, question: Question) -> TrialResult:
-    """One trial, which must come out well."""
+    """Run one trial; exit if it fails."""
     result = runner.run(
         TrialRequest(
             attempt=config.hash, model=TRIED, config=config, workload=question.workload, world_size=RANKS, fidelity=QUICK
@@ -222,14 +222,14 @@ def run(runner: LocalRunner, config: TrialConfig, question: Question) -> TrialRe
 
 
 def pair_row(pair: Pair) -> list[str]:
-    """Of the table of trials."""
+    """Cells of the table of trials."""
     peaks = [" ".join(f"{rank.peak_memory_bytes / 2**20:.1f}" for rank in result.ranks) for result in pair.results]
     return [pair.name, f"`{pair.configs[0].pipeline_layout}`", f"{pair.off:.1g}", str(len(pair.results[0].losses)), *peaks]
 
 
 def page(found: Sequence[Outcomes], tried: Sequence[Pair]) -> list[str]:
     """Lines of markdown."""
-    headings = ["pipeline", "even", "program", "gain", "layout", "besides", "seconds"]
+    headings = ["pipeline", "even", "program", "gain", "layout", "other options", "seconds"]
     lines = [*INTRODUCTION.splitlines(), "", *table(headings, [row(item) for item in found])]
     if tried:
         lines += [
@@ -244,7 +244,7 @@ def main() -> int:
     parser = page_parser(__doc__)
     parser.add_argument("--without-trials", action="store_true")
     arguments = parser.parse_args()
-    found = [laid_out(setting) for setting in SETTINGS]
+    found = [solve_setting(setting) for setting in SETTINGS]
     tried = [] if arguments.without_trials else pairs()
     lines = page(found, tried)
     give(lines, arguments.markdown)

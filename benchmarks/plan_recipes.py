@@ -1,9 +1,9 @@
-"""What `autotune plan` shows first, beside what published recipes choose for the same model, cluster and batch.
+"""The first row of `autotune plan`, compared with published recipes for the same model, cluster and batch.
 
     python -m benchmarks.plan_recipes --markdown docs/plan-recipes.md
 
-Nothing is run. Each recipe's layout is written in our knobs and predicted as `autotune predict` does; the sentences under each
-table are made from the same predictions.
+Nothing is run. Each recipe's layout is written in our knobs and predicted as by `autotune predict`; the sentences under each
+table are generated from the same predictions.
 """
 
 import dataclasses
@@ -36,15 +36,15 @@ SLOW_NETWORK = 12.5e9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """A layout that a framework's own recipe chooses."""
+    """The layout of a framework's own recipe."""
 
     name: str
     source: str
     """Repository, path and commit."""
     states: str
-    """What is set there, by its own names."""
+    """The recipe's settings, in its own terms."""
     knobs: Mapping[str, Any]
-    """The same in ours; a distributed optimizer divides gradients and states as stage 1 does."""
+    """The same settings as our knobs; a distributed optimizer shards like stage 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +56,7 @@ class Case:
     cluster: str
     recipes: tuple[Recipe, ...]
     inter_node_bandwidth: float | None = None
-    """Bytes/s of a node, where it is not the preset's."""
+    """Bytes/s of a node; None: the preset's."""
 
 
 NEMO, BRIDGE, TITAN = "NVIDIA/NeMo", "NVIDIA-NeMo/Megatron-Bridge", "pytorch/torchtitan"
@@ -124,22 +124,22 @@ CASES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """What is predicted of a case."""
+    """Predictions for a case."""
 
     case: Case
     question: Question
     plans: Plans
     recipes: tuple[tuple[Recipe, Estimate | str], ...]
-    """Or why the native engine has no such layout."""
+    """Recipe and prediction, or the reason why the native engine does not support the layout."""
 
     @property
     def first(self) -> Plan:
-        """The first row."""
+        """The first row of the plan."""
         return self.plans.plans[0]
 
 
 def question_of_case(case: Case) -> Question:
-    """As `autotune plan` asks it; no database is looked at."""
+    """The question of `autotune plan`, without a database."""
     cluster: ClusterSpec = cluster_of(case.cluster, None, None)
     if case.inter_node_bandwidth is not None:
         cluster = dataclasses.replace(cluster, inter_node_bandwidth=case.inter_node_bandwidth)
@@ -148,63 +148,63 @@ def question_of_case(case: Case) -> Question:
 
 
 def look(case: Case) -> Found:
-    """Plan, and predict the recipes."""
+    """Plan the case, and predict its recipes."""
     question = question_of_case(case)
     recipes: list[tuple[Recipe, Estimate | str]] = []
     for recipe in case.recipes:
-        asked = dataclasses.replace(question, pins=recipe.knobs)
+        pinned = dataclasses.replace(question, pins=recipe.knobs)
         try:
-            recipes.append((recipe, estimates(question, [asked.config()])[0]))
+            recipes.append((recipe, estimates(question, [pinned.config()])[0]))
         except (AutotuneError, SearchSpaceError) as error:
             recipes.append((recipe, str(error)))
     return Found(case=case, question=question, plans=plan(question, PlanOptions(top=5)), recipes=tuple(recipes))
 
 
 def problems_of(found: Found) -> list[str]:
-    """A first row with values that recipes do not use, for less than the stated uncertainty."""
+    """Problem: the first row has unusual values for a gain below the stated uncertainty."""
     space, config = space_of(found.question), found.first.estimate.config
     odd = unusual(config, space)
     return [f"{found.case.title}: the first row has {', '.join(odd)}"] if odd else []
 
 
 def section(found: Found) -> list[str]:
-    """A case."""
+    """Lines of markdown for a case."""
     first, plans = found.first, found.plans
     rows = [_row("`plan`, first row", first.estimate, first.base)]
-    rows += [_row(recipe.name, told, first.base) for recipe, told in found.recipes if isinstance(told, Estimate)]
+    rows += [_row(recipe.name, item, first.base) for recipe, item in found.recipes if isinstance(item, Estimate)]
     lines = [f"## {found.case.title}", ""]
     lines += table(["", "layout", "samples/s [90 %]", "step", "memory a rank", "probably fits"], rows)
     lines += ["", f"{plans.configurations:,} configurations; {first.tied} more tie with the first row.", ""]
     lines += [f"- {recipe.name}: {recipe.states}. Source: {recipe.source}." for recipe, _ in found.recipes]
     lines += ["", "Why the first row, from `plan`:", ""]
     lines += [f"- {reason.text(first.goal, 3)}" for reason in first.reasons if reason.cause and reason.cause.text(reason.knob)]
-    for recipe, told in found.recipes:
-        lines += ["", _difference(recipe, told, found)]
+    for recipe, prediction in found.recipes:
+        lines += ["", _difference(recipe, prediction, found)]
     return [*lines, ""]
 
 
-def _row(name: str, told: Estimate, base: TrialConfig) -> list[str]:
-    rate = told.samples_per_second
-    knobs = {"zero_stage": told.config.zero_stage, "micro_batch_size": told.config.micro_batch_size}
-    knobs |= {name: value for name, value in told.config.differences(base).items() if not name.endswith("bucket_size")}
+def _row(name: str, prediction: Estimate, base: TrialConfig) -> list[str]:
+    rate = prediction.samples_per_second
+    knobs = {"zero_stage": prediction.config.zero_stage, "micro_batch_size": prediction.config.micro_batch_size}
+    knobs |= {name: value for name, value in prediction.config.differences(base).items() if not name.endswith("bucket_size")}
     return [
         name, " ".join(f"{knob}={value_text(value)}" for knob, value in knobs.items()),
-        f"{rate.mean:.4g} [{rate.low:.3g}, {rate.high:.3g}]", f"{told.step_seconds.mean:.3g} s",
-        f"{told.peak_memory_bytes.mean / 2**30:.3g} of {told.memory_limit_bytes / 2**30:.3g} GiB",
-        f"{100 * told.fit_probability:.0f} %",
+        f"{rate.mean:.4g} [{rate.low:.3g}, {rate.high:.3g}]", f"{prediction.step_seconds.mean:.3g} s",
+        f"{prediction.peak_memory_bytes.mean / 2**30:.3g} of {prediction.memory_limit_bytes / 2**30:.3g} GiB",
+        f"{100 * prediction.fit_probability:.0f} %",
     ]  # fmt: skip
 
 
-def _difference(recipe: Recipe, told: Estimate | str, found: Found) -> str:
-    """Recipe against first row, from the predictions of both."""
-    if isinstance(told, str):
-        return f"**{recipe.name}**: the native engine has no such layout here: {told}"
-    first, own = found.first.estimate, told
+def _difference(recipe: Recipe, prediction: Estimate | str, found: Found) -> str:
+    """Compare a recipe with the first row, by their predictions."""
+    if isinstance(prediction, str):
+        return f"**{recipe.name}**: the native engine does not support this layout here: {prediction}"
+    first, own = found.first.estimate, prediction
     ratio = own.step_seconds.mean / first.step_seconds.mean - 1
-    apart = {name: own.breakdown_seconds[name] - first.breakdown_seconds[name] for name in PARTS}
+    differences = {name: own.breakdown_seconds[name] - first.breakdown_seconds[name] for name in PARTS}
     worth = 0.005 * first.step_seconds.mean
-    more = [f"{seconds:.3g} s more {PARTS[name]}" for name, seconds in apart.items() if seconds > worth]
-    less = [f"{-seconds:.3g} s less {PARTS[name]}" for name, seconds in apart.items() if seconds < -worth]
+    more = [f"{seconds:.3g} s more {PARTS[name]}" for name, seconds in differences.items() if seconds > worth]
+    less = [f"{-seconds:.3g} s less {PARTS[name]}" for name, seconds in differences.items() if seconds < -worth]
     verdict = "is the first row" if own.config.hash == first.config.hash else _verdict(ratio, found)
     text = f"**{recipe.name}** {verdict}"
     if more or less:
@@ -229,27 +229,27 @@ def _verdict(ratio: float, found: Found) -> str:
 
 
 def page(all_found: list[Found]) -> str:
-    """The page."""
+    """The page as markdown."""
     written = (
         "Written by `python -m benchmarks.plan_recipes --markdown docs/plan-recipes.md`. Nothing was run: all figures are "
-        "predictions by the shipped coefficients, with intervals that should hold nine times in ten. The global batch is "
+        "predictions by the shipped coefficients, with 90 % intervals. The global batch is "
         f"{BATCH} samples of {TOKENS:,} tokens, the space is `parallel`, the engine is `native`."
     )
     compared = (
-        "A recipe is tuned for its own framework. Compared are layouts: the recipe's knobs, predicted for our engine, "
-        "beside the first row of `autotune plan`. Megatron's fused kernels keep some 37 bytes a token and hidden unit for "
-        "backward, our modules 52 to 56 on models with grouped queries: layouts that fit there without recomputation do not "
-        "always fit here. Configurations that are predicted to differ by less than the predictions resolve are a tie, and the "
+        "A recipe is tuned for its own framework. Only layouts are compared: the recipe's knobs, predicted for our engine, "
+        "and the first row of `autotune plan`. Megatron's fused kernels save about 37 bytes a token and hidden unit for "
+        "backward, our modules 52 to 56 on models with grouped queries, so layouts that fit there without recomputation do not "
+        "always fit here. Configurations whose predicted difference is below the predictions' resolution are tied, and the "
         "simplest is the first row ([how](prediction.md#plans))."
     )
-    lines = ["# Plans beside published recipes", "", written, "", compared, ""]
+    lines = ["# Plans and published recipes", "", written, "", compared, ""]
     for found in all_found:
         lines += section(found)
     return "\n".join(lines).rstrip() + "\n"
 
 
 def main() -> int:
-    """Write the page; 1 where a first row has what it should not."""
+    """Write the page; return 1 if a first row has unusual values."""
     options = page_parser(__doc__).parse_args()
     found = [look(case) for case in CASES]
     return judge(page(found), [problem for each in found for problem in problems_of(each)], options.markdown)

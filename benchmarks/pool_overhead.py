@@ -1,4 +1,4 @@
-"""What a pool of two gangs leaves of its devices' time to trials, and whether memory grows over 200 of them.
+"""Share of device time that a pool of two gangs spends inside trials, and memory growth over 200 trials.
 
 python benchmarks/pool_overhead.py [--trials 200] [--strategy tpe] [--markdown docs/pool-overhead.md]
 """
@@ -27,21 +27,21 @@ GANGS = 2
 INSIDE_BOUND = 0.85
 GROWTH_BOUND = 0.05
 EARLY, LATE = (0.1, 0.2), (0.9, 1.0)
-"""Of the trials; of 200 the 20th to the 40th, and the 180th to the 200th."""
+"""Shares of the trials: of 200, the 20th to the 40th and the 180th to the 200th."""
 ONE_SECOND = Fidelity(min_steps=2, max_seconds=0.5, target_relative_half_width=1e-9)
 """With build, warm-up and the memory step around it, a trial takes about a second."""
 DEVICE_PHASES = ("build", "warmup", "memory", "measure")
 
 
 class Residents(LoopListener):
-    """Notes the resident memory of this process, and of the rank processes together, whenever a trial ends."""
+    """Records the resident memory of this process, and of all rank processes, at the end of each trial."""
 
     def __init__(self) -> None:
         self.driver: list[int] = []
         self.ranks: list[int] = []
 
     def on_trial(self, trial: TrialRecord, snapshot: JobSnapshot) -> None:
-        """A trial has its outcome."""
+        """Record memory when a trial has its outcome."""
         del snapshot
         if trial.outcome is not Outcome.OK:
             return
@@ -72,7 +72,7 @@ def sweep(trials: int, strategy: str) -> tuple[float, list[TrialRecord], Residen
     ):
         job = store.create_job(request_to_row(prepare(request).request))
         session = session_of(job)
-        heat(runner, session)
+        warm_up(runner, session)
         run_job(session, store, job.id, runner, listener=residents)
         records = [trial for trial in store.trials(job.id) if trial.started and trial.finished and trial.result]
     began = min(trial.started for trial in records if trial.started)
@@ -81,10 +81,10 @@ def sweep(trials: int, strategy: str) -> tuple[float, list[TrialRecord], Residen
     return (ended - began).total_seconds(), records, residents, inside
 
 
-def heat(runner: RayRunner, session: Session) -> None:
-    """Have every gang run a trial, so that those that are measured find it warm."""
+def warm_up(runner: RayRunner, session: Session) -> None:
+    """Run a trial on every gang, so that measured trials find warm ranks."""
     for number in range(GANGS):
-        runner.submit(trial_request(session, f"heat-{number}", session.baselines[0], ()))
+        runner.submit(trial_request(session, f"warm_up-{number}", session.baselines[0], ()))
     ended = 0
     while ended < GANGS:
         ended += sum(isinstance(event, TrialResult) for _, event in runner.events(1.0))
@@ -96,7 +96,7 @@ def _inside(trial: TrialRecord) -> float:
 
 
 def growth(values: list[int]) -> tuple[float, float, float]:
-    """Medians of the early and of the late trials in MiB, and the late one's growth over the early."""
+    """Medians of the early and of the late trials in MiB, and the relative growth between them."""
     early, late = (
         statistics.median(values[int(first * len(values)) : int(last * len(values))]) / 2**20 for first, last in (EARLY, LATE)
     )
@@ -114,11 +114,11 @@ def main() -> int:
     driver, ranks = growth(residents.driver), growth(residents.ranks)
     method = (
         f"Written by `make bench`. A sweep of {len(records)} trials of {inside / len(records):.2f} s by {arguments.strategy} "
-        f"on {GANGS} gangs of one rank, each on a core of its own; {warm} of them found their rank warm. "
+        f"on {GANGS} gangs of one rank, each on its own core; {warm} of them found a warm rank. "
         f"{span:.1f} s from the first trial's start to the last one's end."
     )
     lines = [
-        "# What a pool of gangs costs",
+        "# Overhead of a pool of gangs",
         "",
         method,
         "",

@@ -1,9 +1,9 @@
-"""What `prefetch_bucket_size` does at stage 3, below and above the size of a block, beside DeepSpeed at the same settings.
+"""Effect of `prefetch_bucket_size` at stage 3, below and above the size of a block, compared with DeepSpeed.
 
     python -m benchmarks.prefetch [--engines native deepspeed] [--markdown docs/prefetch.md]
 
-About 2 minutes on two cores. Counts alone, no times: any machine gives the same. DeepSpeed 0.19.8 takes part where it is
-installed (`pip install autotune[deepspeed]`); where it is not, this says so and measures only our engine.
+About 2 minutes on two cores. Only counts, no times: any machine gives the same. DeepSpeed 0.19.8 takes part if it is installed
+(`pip install autotune[deepspeed]`); without it, only our engine is measured.
 """
 
 import itertools
@@ -33,14 +33,14 @@ WORK = Workload(global_batch_size=4, sequence_length=32)
 QUICK = Fidelity(max_warmup_steps=3, min_steps=3, max_steps=3)
 BLOCK = MODEL.layer_parameters
 BYTES = 4
-"""Of an element."""
+"""Bytes of an element."""
 LARGEST = MODEL.vocab_size * MODEL.hidden_size
 """Elements of the largest parameter."""
 TITLE = {"native": "Our engine", "deepspeed": "DeepSpeed"}
 DEEPSPEED_NOTE = (
-    "DeepSpeed's uses are of single modules: norms and linear layers. With each it gathers up to `stage3_prefetch_bucket_size` "
-    "elements more, whatever is ahead already, so that what is ahead at most is bounded by `stage3_max_live_parameters` alone. "
-    "Its configuration is the one that `autotune export --format deepspeed` writes."
+    "DeepSpeed's uses are single modules: norms and linear layers. Each use gathers up to `stage3_prefetch_bucket_size` "
+    "more elements, regardless of those already ahead, so that only `stage3_max_live_parameters` bounds the elements ahead. "
+    "Its configuration is written by `autotune export --format deepspeed`."
 )
 
 
@@ -52,24 +52,24 @@ class Row:
     counts: Counts
     losses: tuple[float, ...]
     held: int
-    """Bytes of whole parameters and of the rank's share of them, at most."""
+    """Peak bytes of whole parameters and of the rank's share of them."""
 
 
 def config_of(blocks: float) -> TrialConfig:
-    """Stage 3 where nothing persists, and so much is gathered ahead."""
+    """Stage 3 where nothing persists, with a prefetch bucket of so many blocks."""
     return TrialConfig(
         zero_stage=3, micro_batch_size=2, param_persistence_threshold=0, prefetch_bucket_size=int(blocks * BLOCK)
     )  # fmt: skip
 
 
 def ranks() -> LocalRunner:
-    """Two that count."""
+    """Two ranks that count their gathers."""
     environment = {"PYTHONPATH": str(Path(__file__).resolve().parents[1])}
     return LocalRunner(RANKS, device="cpu", environment=environment, trial_function="benchmarks.prefetch_rank:run_trial")
 
 
 def measure(runner: LocalRunner, engine: str) -> list[Row]:
-    """Every size.
+    """Measure every size.
 
     Raises:
         SystemExit: a trial failed.
@@ -104,9 +104,9 @@ def claims(rows: Sequence[Row]) -> list[tuple[bool, str]]:
         (all(a.most_ahead <= b.most_ahead for a, b in pairs), "nor fewer elements ahead"),
         (
             most and not counts[0].most_ahead,
-            "what is ahead exceeds `prefetch_bucket_size` by less than one parameter, and is nothing at 0",
+            "elements ahead exceed `prefetch_bucket_size` by less than one parameter, and are none at 0",
         ),
-        (lean, "no more memory is added to the parameters that are held without it"),
+        (lean, "memory of parameters grows by no more than the elements ahead"),
         (len({row.losses for row in rows}) == 1, "losses are equal to the bit"),
     ]
 
@@ -118,24 +118,24 @@ def lines_of(found: dict[str, list[Row]], missing: str | None) -> list[str]:
         "# Gathering ahead at stage 3",
         "",
         f"Written by `python -m benchmarks.prefetch`: {RANKS} CPU ranks, {sizes}, nothing persists.",
-        "All figures are of one micro-batch, forward and backward, on a rank, once the order of uses is known.",
+        "All figures are for one micro-batch, forward and backward, on a rank, once the order of uses is known.",
         "",
-        "`prefetch_bucket_size` bounds the elements that are gathered ahead of their use and not used yet. Parameters are",
+        "`prefetch_bucket_size` bounds the elements that are gathered ahead of their use and not yet used. Parameters are",
         "gathered in the order of use, in one collective at each use, while fewer elements than that are ahead. As in",
-        "DeepSpeed, the parameter that reaches the bound still comes along. Of a block that is larger than the bound a part is",
-        "gathered ahead, and the rest when the block is used. What a block has and what comes along are the same numbers",
-        "whatever is gathered together, so that losses do not depend on the knob.",
+        "DeepSpeed, the parameter that reaches the bound is still included. A block larger than the bound is gathered partly",
+        "ahead, and the rest when it is used. The grouping of gathers does not change the values, so losses do not depend on",
+        "the knob.",
         "",
-        "`max_live_parameters` bounds what is whole in all, as in DeepSpeed: a parameter that would exceed it is not gathered",
-        "ahead. `stage3_max_reuse_distance` has no knob of its own: with `reshard_after_forward` (0 in DeepSpeed) what is used",
-        "again before `prefetch_bucket_size` other elements stays, since it would be gathered ahead again at once; DeepSpeed",
-        "keeps what its prefetch has passed over for the same reason.",
+        "`max_live_parameters` bounds all whole parameters, as in DeepSpeed: a parameter that would exceed it is not gathered",
+        "ahead. `stage3_max_reuse_distance` has no separate knob: with `reshard_after_forward` (0 in DeepSpeed), parameters",
+        "that are used again within `prefetch_bucket_size` elements stay, since they would be prefetched again at once;",
+        "DeepSpeed keeps parameters that its prefetch skipped for the same reason.",
         "",
         "- *uses*: modules that are about to compute with parameters. Our engine's are embedding, blocks and head.",
-        "- *in flight*: uses that compute while a gather is on its way.",
-        "- *waited*: uses that lacked a parameter which nothing had gathered ahead.",
-        "- *gathered*, *waited for*, *ahead at most*: elements, in blocks: all that are gathered, those that such uses lacked,",
-        "  and those that are gathered and not used yet.",
+        "- *in flight*: uses that compute while a gather is in flight.",
+        "- *waited*: uses that lacked a parameter because it was not gathered ahead.",
+        "- *gathered*, *waited for*, *ahead at most*: elements, in blocks: all gathered ones, those that such uses lacked, and",
+        "  the maximum of those gathered and not yet used.",
     ]
     for engine, rows in found.items():
         cells = [

@@ -1,4 +1,4 @@
-"""What a rank of `benchmarks/prefetch.py` does: the real trial, with stage 3's gathers counted from outside the engine."""
+"""A rank of `benchmarks/prefetch.py`: runs the real trial, and counts stage 3's gathers from outside the engine."""
 
 import dataclasses
 import functools
@@ -14,39 +14,39 @@ from executor.trial import run as trial
 from search_spaces.trial import TrialRequest, TrialResult
 
 COUNTS = "prefetch"
-"""Key of a result's environment: what was counted, as "field=number …"."""
+"""Key of a result's environment; its value holds the counts as "field=number …"."""
 
 
 @dataclass(slots=True)
 class Counts:
-    """Of one micro-batch, forward and backward, on a rank."""
+    """Counts of one micro-batch, forward and backward, on a rank."""
 
     uses: int = 0
     """Modules that are about to compute with parameters which they have gathered."""
     in_flight: int = 0
-    """Of these, those that compute while a gather is on its way."""
+    """Uses that compute while a gather is in flight."""
     waited: int = 0
-    """Of these, those that lacked a parameter which nothing had gathered ahead, and waited for it."""
+    """Uses that waited for a parameter because it was not gathered ahead."""
     gathered: int = 0
-    """Elements."""
+    """Gathered elements."""
     gathered_on_use: int = 0
-    """Of these, those that a use waited for."""
+    """Gathered elements that a use waited for."""
     most_ahead: int = 0
-    """Elements that were gathered ahead and not used yet, at most."""
+    """Maximum of elements gathered ahead and not yet used."""
 
 
 class Watch:
-    """Follows who uses which parameters, and what is gathered for whom."""
+    """Tracks uses of parameters, and the gathers for each use."""
 
     def __init__(self) -> None:
         self.last = Counts()
-        """Of the last micro-batch that has ended."""
+        """Counts of the last finished micro-batch."""
         self._counts = Counts()
         self._ahead: dict[Hashable, int] = {}
         self._in_use: frozenset[Hashable] = frozenset()
 
     def use(self, parameters: Mapping[Hashable, int], fetch: Callable[[], object], in_flight: Callable[[], bool]) -> None:
-        """`parameters`: their elements; `fetch`: gathers them, and others ahead; `in_flight`: whether a gather still is."""
+        """Record a use. `parameters`: their elements; `fetch`: gathers them and others ahead; `in_flight`: whether any is."""
         counts, before = self._counts, self._counts.gathered_on_use
         self._in_use = frozenset(parameters)
         for parameter in parameters:
@@ -59,7 +59,7 @@ class Watch:
         counts.most_ahead = max(counts.most_ahead, sum(self._ahead.values()))
 
     def gather(self, parameters: Mapping[Hashable, int]) -> None:
-        """These are gathered now: for the use that has begun, or ahead."""
+        """Record a gather: for the current use, or ahead."""
         for parameter, elements in parameters.items():
             self._counts.gathered += elements
             if parameter in self._in_use:
@@ -68,7 +68,7 @@ class Watch:
                 self._ahead[parameter] = elements
 
     def end(self) -> None:
-        """A micro-batch has ended, or begins."""
+        """Close the counts of a micro-batch."""
         if self._counts.uses:
             self.last = self._counts
         self._counts = Counts()
@@ -79,7 +79,7 @@ WATCH = Watch()
 
 
 def watch_native() -> None:
-    """Count what our engine does."""
+    """Count the gathers of our engine."""
     use, gather, end = ParameterGatherer._use, ParameterGatherer._gather, ParameterGatherer.end_window
 
     @functools.wraps(use)
@@ -103,7 +103,7 @@ def watch_native() -> None:
 
 
 def watch_deepspeed() -> None:
-    """Count what DeepSpeed's coordinator of parameters does. Its fetches are of single modules: norms and linear layers."""
+    """Count the gathers of DeepSpeed's parameter coordinator. It fetches single modules: norms and linear layers."""
     from deepspeed.runtime.zero import partitioned_param_coordinator as module  # type: ignore[import-not-found]
 
     coordinator, private = module.PartitionedParameterCoordinator, "_PartitionedParameterCoordinator__"
@@ -144,7 +144,7 @@ def _watch_deepspeed_once() -> None:
 
 
 def run_trial(context: RankContext, request: TrialRequest, progress: Any) -> TrialResult:
-    """The real trial, whose result also has the counts of its last micro-batch.
+    """Run the real trial; its result also has the counts of its last micro-batch.
 
     Raises:
         RuntimeError: the ranks counted differently.
@@ -161,6 +161,6 @@ def run_trial(context: RankContext, request: TrialRequest, progress: Any) -> Tri
 
 
 def counts_of(result: TrialResult) -> Counts:
-    """What was counted in a trial."""
+    """The counts of a trial."""
     pairs = (pair.split("=") for pair in result.environment[COUNTS].split())
     return Counts(**{name: int(number) for name, number in pairs})

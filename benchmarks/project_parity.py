@@ -1,4 +1,4 @@
-"""How far a project's module is from the same module alone, as a rank finds that has the project's packages for its names."""
+"""Parity of a project's module with the plain module, in a rank where the project's packages have our names."""
 
 from collections.abc import Mapping
 
@@ -9,7 +9,7 @@ from search_spaces.trial_config import TrialConfig
 
 
 def difference(rank: int, ranks: int, knobs: Mapping[str, Value]) -> float:
-    """The largest difference of a loss, a gradient norm or a weight after three steps. Every rank must call it."""
+    """Largest difference of a loss, a gradient norm or a weight after three steps. Every rank must call it."""
     case = Case(engine="native", ranks=ranks, model=PROJECT, config=TrialConfig(**knobs))
     report = compare(rank, case)
     return report.off if report.weights == reference_weights(case) else float("inf")

@@ -1,9 +1,9 @@
-"""The parity of a project whose packages have our names, in ranks that were given it as a trial's ranks are.
+"""Parity of a project whose packages have our names, in ranks that load it as a trial's ranks do.
 
     python -m benchmarks.project_ranks FOLDER CONFIGURATIONS
 
-To be run where the wheel is installed, with nothing of this repository on the path but `benchmarks`. CONFIGURATIONS is a JSON
-list of knobs; what is printed is one of differences. Imports nothing of ours: what a rank needs is imported by `load` alone.
+Run it with the wheel installed, and only `benchmarks` of this repository on the path. CONFIGURATIONS is a JSON list of knobs;
+it prints a JSON list of differences. This module imports none of our packages: only `load` imports what a rank needs.
 """
 
 import functools
@@ -21,14 +21,14 @@ RANKS = 2
 
 
 def run(rank: int, task: Mapping[str, Any]) -> float:
-    """One configuration on this rank."""
+    """Compare one configuration on this rank."""
     difference: float = _isolated(task["folder"])(rank, RANKS, task["knobs"])
     return difference
 
 
 @functools.cache
 def _isolated(folder: str) -> Callable[..., Any]:
-    """The comparison, after which every import in this process means the project's module."""
+    """Load the comparison; every later import in this process finds the project's module."""
     program = _rank_main()
     _, difference = program.load("benchmarks.project_parity:difference")
     program.put_first([folder])
@@ -36,7 +36,7 @@ def _isolated(folder: str) -> Callable[..., Any]:
 
 
 def _rank_main() -> ModuleType:
-    """The program of a rank, by its file: it takes our packages for the user's where they are imported before it."""
+    """Load a rank's program from its file: it must run before our packages are imported."""
     (place,) = importlib.util.find_spec("executor").submodule_search_locations
     spec = importlib.util.spec_from_file_location("rank_main", Path(place) / "runners" / "rank_main.py")
     module = importlib.util.module_from_spec(spec)

@@ -1,4 +1,4 @@
-"""Documents in plain PyTorch, each by itself: what packed and padded rows are held against."""
+"""Documents in plain PyTorch, one at a time: the reference for packed and padded rows."""
 
 from collections.abc import Iterator, Mapping
 
@@ -13,9 +13,9 @@ Document = tuple[Tensor, Tensor]
 
 
 def documents_loss(module: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
-    """The mean loss over all targets of a batch, whose documents the module sees one at a time, as samples of their length."""
+    """Mean loss over all targets of a batch; the module processes its documents one at a time, as samples of their length."""
     if not isinstance(module, Transformer):
-        raise TypeError("documents are of samples of our own")
+        raise TypeError("documents need our own model")
     whole, losses, count = module.sequence_length, [], 0
     for tokens, labels in documents_of(batch):
         module.set_length(len(tokens))
@@ -26,7 +26,7 @@ def documents_loss(module: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
 
 
 def documents_of(batch: Mapping[str, Tensor]) -> Iterator[Document]:
-    """The documents of a global batch, row by row; padding is left out."""
+    """The documents of a global batch, row by row, without padding."""
     for place, (tokens, labels) in enumerate(zip(batch["tokens"], batch["labels"], strict=True)):
         starts = (batch[PLACES][place] == 0).nonzero().flatten().tolist() if PLACES in batch else [0]
         for first, end in zip(starts, [*starts[1:], len(tokens)], strict=True):

@@ -1,4 +1,4 @@
-"""The optimizers in one process on whole parameters, written as their papers state them, to hold the engine's against."""
+"""Optimizers in one process on whole parameters, written as in their papers: the reference for the engine's."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -19,7 +19,7 @@ from search_spaces.trial import Workload
 
 
 def reference_optimizers(name: str, module: nn.Module, workload: Workload) -> list[Any]:
-    """What to step, one after the other: torch's own where torch has it."""
+    """Optimizers to step in turn; torch's own where it exists."""
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
     rates = {"lr": workload.learning_rate, "weight_decay": workload.weight_decay}
     match name:
@@ -39,14 +39,14 @@ def reference_optimizers(name: str, module: nn.Module, workload: Workload) -> li
 
 
 def _matrices(module: nn.Module) -> list[nn.Parameter]:
-    """Of our transformer's blocks, or of a user's module's lists of modules."""
+    """Matrices of our transformer's blocks, or of the module lists of a user's module."""
     lists = [inner for inner in module.modules() if isinstance(inner, nn.ModuleList | nn.ModuleDict)]
     found = {id(value): value for one in lists for value in one.parameters() if value.dim() == 2 and value.requires_grad}
     return list(found.values())
 
 
 class Lamb:
-    """[You et al. 2020, algorithm 2], the norm of the weights itself as the length of a step."""
+    """[You et al. 2020, algorithm 2], with the norm of the weights itself as the length of a step."""
 
     def __init__(self, parameters: Iterable[nn.Parameter], lr: float, weight_decay: float) -> None:
         self.parameters, self.lr, self.weight_decay, self.steps = [*parameters], lr, weight_decay, 0
@@ -89,9 +89,9 @@ class AdamW8bit(Lamb):
 
 
 def quantised(values: Tensor, signed: bool) -> Tensor:
-    """The values as 8 bits a number and an fp32 number a block keep them: by trying every code."""
+    """The values rounded to an 8-bit code each and an fp32 scale a block, by trying every code."""
     codes = torch.tensor(sorted(_codes(signed)), dtype=torch.float32)
-    exact = codes.double()  # in fp32 two distances may seem to be one
+    exact = codes.double()  # in fp32 two distances may appear equal
     kept = []
     for block in values.flatten().split(QUANTISED_BLOCK):
         scale = block.abs().max().float()

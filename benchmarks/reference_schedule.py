@@ -1,4 +1,4 @@
-"""Scheduled data in plain PyTorch: what the engine's shorter samples and dropped tokens are held against."""
+"""Scheduled data in plain PyTorch: the reference for the engine's shorter samples and dropped tokens."""
 
 import functools
 import hashlib
@@ -21,13 +21,13 @@ Schedule = tuple[tuple[str, Value], ...]
 
 
 def schedule_of(config: TrialConfig) -> Schedule:
-    """Of a configuration; empty where nothing is scheduled."""
-    told = tuple((name, getattr(config, name)) for name in KNOBS)
-    return told if any(value for _, value in told) else ()
+    """The schedule of a configuration; empty if nothing is scheduled."""
+    knobs = tuple((name, getattr(config, name)) for name in KNOBS)
+    return knobs if any(value for _, value in knobs) else ()
 
 
 def grown(start: int, steps: int, whole: int, step: int) -> int:
-    """Tokens of a step: from `start` to `whole` in `steps` steps, in eights."""
+    """Tokens of a step: from `start` to `whole` in `steps` steps, in multiples of eight."""
     if not start or step >= steps:
         return whole
     reached = start + (whole - start) * step / steps
@@ -37,14 +37,14 @@ def grown(start: int, steps: int, whole: int, step: int) -> int:
 def scheduled_loss(
     module: nn.Module, model: Model, workload: Workload, schedule: Schedule, step: int, batch: Mapping[str, Tensor]
 ) -> object:
-    """What the module gives for a step whose data are scheduled."""
+    """The module's output for a step with scheduled data."""
     if not schedule or not isinstance(model, ModelSpec):
         return module(**batch)
     knobs, whole = {name: int(value) for name, value in schedule}, workload.sequence_length
     length = grown(knobs["curriculum_start_length"], knobs["curriculum_steps"], whole, step)
     kept = grown(knobs["random_ltd_start_tokens"], knobs["random_ltd_steps"], length, step)
     dtype = next(module.parameters()).dtype
-    # A model that was made for samples of this length, with the weights of the one that is trained.
+    # A model built for samples of this length, with the weights of the trained one.
     made = build_transformer(model, length, workload.seed, dtype)
     if kept < length:
         drop(made, model.num_layers, workload.seed, step, length, kept)
@@ -53,7 +53,7 @@ def scheduled_loss(
 
 
 def drop(made: Transformer, layers: int, seed: int, step: int, length: int, kept: int) -> None:
-    """Let every layer but the first and the last see `kept` tokens alone."""
+    """Restrict every layer but the first and the last to `kept` tokens."""
     for layer in range(1, layers - 1):
         digest = hashlib.sha256(f"random-ltd:{seed}:{step}:{layer}".encode()).digest()
         drawn = torch.randperm(length, generator=torch.Generator().manual_seed(int.from_bytes(digest[:7], "big")))
@@ -67,7 +67,7 @@ def _seeing(
     call: Callable[..., Tensor], seen: Tensor, x: Tensor, rotary: tuple[Tensor, Tensor] | None, documents: None
 ) -> Tensor:
     if documents is not None:
-        raise ValueError("samples that hold documents are not scheduled")
+        raise ValueError("samples with documents cannot be scheduled")
     turned = None if rotary is None else (rotary[0][seen], rotary[1][seen])
     result = x.clone()
     result[:, seen] = call(x[:, seen], turned)

@@ -1,10 +1,10 @@
-"""How a model scales: the best configuration on 1, 2 and 4 ranks of one host, and on two hosts with a slow network between.
+"""How does a model scale? The best configuration on 1, 2 and 4 ranks of one host, and on two hosts with a slow network.
 
     python -m benchmarks.scale_hosts [--sizes 1x1 1x2 1x4 2x1 2x2] [--rate 500] [--markdown docs/scaling.md]
 
-What `autotune scale` does, with hosts of our own: each is a network namespace on a switch whose ports have a rate (root,
-Linux). A size is HOSTSxRANKS; each is swept anew, and the finalists are confirmed. A rank computes on one thread, so that a
-size differs from the next by its ranks alone. Takes about 3 minutes on two cores.
+Runs `autotune scale` on simulated hosts: each is a network namespace on a switch whose ports have a rate (root, Linux). A size
+is HOSTSxRANKS; each has a new sweep, and the finalists are confirmed. A rank computes on one thread, so that sizes differ only
+in their ranks. Takes about 3 minutes on two cores.
 """
 
 import argparse
@@ -39,17 +39,17 @@ FIDELITY = Fidelity(min_steps=5, max_steps=60, max_seconds=1.0)
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 INTRODUCTION = """# How a model scales
 
-Written by `make bench` (`benchmarks/scale_hosts.py`): what `autotune scale` does, on hosts that are network namespaces of one
-machine, joined by a switch whose ports have {rate} Mbit/s each way. {model}, space `{space}`, {trials} trials a size, the
+Written by `make bench` (`benchmarks/scale_hosts.py`): `autotune scale` on hosts that are network namespaces of one machine,
+joined by a switch whose ports have {rate} Mbit/s each way. {model}, space `{space}`, {trials} trials a size, the
 finalists confirmed in at most {confirm} rounds; the global batch is 8 samples of 128 tokens at every size. A rank computes on
-one thread; the machine has {cores} cores, so that more ranks than that take turns on them and cannot be faster by computing.
+one thread; the machine has {cores} cores, so that more ranks than that share them and cannot compute faster.
 
-Efficiency is a rank's samples/s as a share of those of the one rank alone. Intervals are of 95 %."""
+Efficiency is a rank's samples/s as a share of a single rank's. Intervals are 95 % intervals."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """So many hosts with so many ranks each."""
+    """A number of hosts, and of ranks on each."""
 
     hosts: int
     ranks_of_host: int
@@ -59,7 +59,7 @@ class Size:
         return self.hosts * self.ranks_of_host
 
     def cluster(self, rate: int) -> ClusterSpec:
-        """This machine divided into the hosts, their network as a user who knows its rate would describe it."""
+        """This machine divided into the hosts, with the network described by its known rate."""
         here = local_cluster(self.ranks)
         return replace(
             here, name=f"{self.hosts}x{self.ranks_of_host}", nodes=self.hosts, devices_per_node=self.ranks_of_host,
@@ -69,13 +69,13 @@ class Size:
 
 
 def size_of(text: str) -> Size:
-    """HOSTSxRANKS."""
+    """Parse HOSTSxRANKS."""
     hosts, ranks = parse_shape("sizes", text)
     return Size(hosts=hosts, ranks_of_host=ranks)
 
 
 def prepared(size: Size, arguments: argparse.Namespace) -> Session:
-    """The job of a size."""
+    """The session of a size's job."""
     request = JobRequest(
         model=MODEL, space=SPACE, trials=arguments.trials, confirm_repeats=arguments.confirm, fidelity=FIDELITY,
         runner="local", ranks=size.ranks, resolved_cluster=size.cluster(arguments.rate),
@@ -118,7 +118,7 @@ def rows(found: SeriesResult) -> list[list[str]]:
 
 
 def best_text(entry: SeriesEntry) -> str:
-    """The knobs of the best configuration that are no defaults."""
+    """The best configuration's knobs that differ from their defaults."""
     if entry.result is None or entry.result.best is None:
         return entry.message
     changed = entry.result.best.differences(TrialConfig())
@@ -126,7 +126,7 @@ def best_text(entry: SeriesEntry) -> str:
 
 
 def busy_seconds() -> tuple[float, float]:
-    """Processor seconds of this machine since it started, and those of this process and its ended children."""
+    """CPU seconds of this machine since its start, and those of this process and its ended children."""
     user, nice, system, _, _, *further = map(int, Path("/proc/stat").read_text(encoding="ascii").split()[1:9])
     own = os.times()
     ticks = os.sysconf("SC_CLK_TCK")
@@ -136,21 +136,21 @@ def busy_seconds() -> tuple[float, float]:
 
 def page(found: SeriesResult, arguments: argparse.Namespace, seconds: float, others: float) -> list[str]:
     """Lines of Markdown."""
-    told = INTRODUCTION.format(
+    introduction = INTRODUCTION.format(
         rate=arguments.rate, model=MODEL, space=SPACE, trials=arguments.trials, confirm=arguments.confirm,
         cores=len(os.sched_getaffinity(0)),
     )  # fmt: skip
     first, *warnings = found.message.split("; ")
     headings = ["size", "samples/s", "efficiency", "best configuration", "gain over the baseline"]
-    lines = [*told.splitlines(), "", *table(headings, rows(found)), "", f"{first[:1].upper()}{first[1:]}."]
+    lines = [*introduction.splitlines(), "", *table(headings, rows(found)), "", f"{first[:1].upper()}{first[1:]}."]
     if warnings:
         lines += ["", *(f"- {text}" for text in _joined(warnings))]
     share = f"{max(others / seconds / len(os.sched_getaffinity(0)), 0.0):.0%}".replace("%", " %")
-    return [*lines, "", f"{len(found.entries)} sweeps in {seconds:.0f} s; other work took {share} of the processors meanwhile."]
+    return [*lines, "", f"{len(found.entries)} sweeps in {seconds:.0f} s; other work took {share} of the CPUs meanwhile."]
 
 
 def _joined(parts: list[str]) -> list[str]:
-    """Warnings whole: each has its remedy after a semicolon of its own."""
+    """Rejoin warnings that were split: each has its remedy after a semicolon."""
     whole: list[str] = []
     for part in parts:
         if part.startswith("warning: "):
@@ -172,7 +172,7 @@ def main() -> int:
     parser.add_argument("--sizes", nargs="+", type=size_of, default=[size_of(text) for text in SIZES], metavar="HOSTSxRANKS")
     parser.add_argument("--rate", type=int, default=500, help="Mbit/s of a host's port, each way")
     parser.add_argument("--trials", type=int, default=5)
-    parser.add_argument("--confirm", type=int, default=2, help="rounds of confirmation at most")
+    parser.add_argument("--confirm", type=int, default=2, help="maximum of confirmation rounds")
     arguments = parser.parse_args()
     if missing := why_not():
         print(f"nothing is measured: {missing}")

@@ -1,10 +1,10 @@
-"""Does guided search find the best in a handful of trials? Strategies against each other on the measurements of others.
+"""Does guided search find the best configuration in a few trials? Strategies compared on published measurements.
 
     python benchmarks/search.py [--data ../shared/data] [--seeds 20] [--draws 8] [--markdown docs/search.md]
 
-The measurements are no part of the repository: where they are absent, this says so and measures nothing. Each strategy plays
-on every group with eight or more timed rows: with what was fitted on all rows but the group's, and on all but its source's.
-Then guided plays with predictions that were made wrong on purpose (`wrong_prior.py`).
+The measurements are not part of the repository: without them the program prints the reason and measures nothing. Each strategy
+runs on every group with eight or more timed rows, with coefficients fitted on all rows but the group's, and on all but its
+source's. Then guided runs with deliberately wrong predictions (`wrong_prior.py`).
 """
 
 import argparse
@@ -35,7 +35,7 @@ TITLES = {GROUP: "Fitted on everything but the group", SOURCE: "Fitted on the ot
 
 
 class Search:
-    """Everything that is measured."""
+    """Runs all games and collects their results."""
 
     def __init__(self, data: Path, rounds: Rounds, draws: int) -> None:
         self._table: Table = read_table(data / "measured.csv")
@@ -47,7 +47,7 @@ class Search:
         self.wrong: list[wrong_prior.Measured] = []
 
     def measure(self) -> None:
-        """Both ways to fit. Wrong predictions are made of the first one's coefficients, so that nothing is fitted twice."""
+        """Play with both fits. Wrong predictions use the first fit's coefficients, so that nothing is fitted twice."""
         predictor = TablePredictor()
         with workers(0) as spread:
             for mode in TITLES:
@@ -56,7 +56,7 @@ class Search:
                 disturbs = (None, *(self._wrongs if mode is GROUP else ()))
                 known, *wrong = predict_groups(gathered, predictor, spread, disturbs)
                 print(f"{mode}: {len(gathered.groups)} groups predicted", flush=True)
-                games = play_all(gathered.groups, known, rounds, spread, _tell)
+                games = play_all(gathered.groups, known, rounds, spread, _print_progress)
                 self.documents[mode] = document(self._table, self._facts, gathered, games, rounds, self._labels)
                 if wrong:
                     self.wrong = wrong_prior.measure(gathered, wrong, self._wrongs, games, rounds, spread)
@@ -71,8 +71,8 @@ def page(
     parts = [
         "# Strategies against each other",
         "",
-        f"Written by `make search` in {seconds:.0f} s: `autotune bench-search` on measurements of others.",
-        "`guided` predicts every candidate, and corrects what it predicts by each trial.",
+        f"Written by `make search` in {seconds:.0f} s: `autotune bench-search` on published measurements.",
+        "`guided` predicts every candidate, and corrects its predictions with each trial.",
         "[How long it takes to decide](decision-time.md).",
         "",
         f"{held} of {len(lines)} targets of `guided` are held, {missed} missed.",
@@ -84,15 +84,15 @@ def page(
         parts += [f"## {title}", "", *(f"- {sentence}." for sentence in method_lines(documents[mode])), ""]
         parts += source_tables(documents[mode], level="###")
     parts += [
-        "## With predictions that are wrong on purpose", "",
-        "After fitting, coefficients are multiplied by random factors, each line another draw: "
+        "## With deliberately wrong predictions", "",
+        "After fitting, coefficients are multiplied by random factors, a different draw in each line: "
         + ", ".join(f"{name} ({', '.join(f'`{each}`' for each in ours)}) by {low:g}–{high:g}"
                     for name, (ours, low, high) in wrong_prior.RANGES.items())
         + ". Shares of `guided`, and in parentheses how far it is ahead of `tpe`.", "", *wrong_prior.page(wrong), "",
     ]  # fmt: skip
     parts += [
         "## When it is sure to be done", "",
-        "95 % sure that nothing untried is more than 2 % faster (`--stop-margin 0.02`), within the trials that were played.",
+        "95 % sure that no untried configuration is more than 2 % faster (`--stop-margin 0.02`), within the trials played.",
         "", *stops(documents[GROUP]), "",
     ]  # fmt: skip
     parts += ["## Groups", "", f"{TITLES[GROUP]}, `guided`.", "", *group_tables(documents[GROUP], "guided"), ""]
@@ -114,7 +114,7 @@ def main() -> int:
     arguments = parser.parse_args()
     for name in ("measured.csv", "failure_labels.csv"):
         if not (arguments.data / name).is_file():
-            print(f"{arguments.data / name} is absent: nothing is measured. Give its folder: make search DATA=FOLDER")
+            print(f"{arguments.data / name} not found: nothing is measured; give its folder: make search DATA=FOLDER")
             return 2
     began = time.monotonic()
     search = Search(
@@ -131,7 +131,7 @@ def main() -> int:
     return 0 if all(line.held for line in lines) else 1
 
 
-def _tell(what: str, done: int, total: int) -> None:
+def _print_progress(what: str, done: int, total: int) -> None:
     if done % 20 == 0 or done == total:
         print(f"{done} of {total} {what}", flush=True)
 

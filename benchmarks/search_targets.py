@@ -1,4 +1,4 @@
-"""What guided search is held to, source by source. Sources are named here alone: the package knows none of them."""
+"""Targets of guided search, source by source. Sources are named only here: the package does not depend on them."""
 
 import operator
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ Document = Mapping[str, Any]
 GROUP, SOURCE = Calibration.LEAVE_GROUP_OUT, Calibration.LEAVE_SOURCE_OUT
 HAGEMANN, PLAYBOOK = "Hagemann", "HF Ultra-Scale Playbook"
 LOWER = 0.03
-"""How much lower shares may be where nothing of the source was known."""
+"""How much lower shares may be without the source's rows in the fit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,9 +22,9 @@ class Line:
     bound: str
     figure: str
     held: bool | None
-    """None: it was not measured."""
+    """None: not measured."""
     oracle: str = ""
-    """What who knows every rate reaches, at 5 and 10 % noise."""
+    """Figure of an oracle that knows every rate, at 5 and 10 % noise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,24 +32,24 @@ class Target:
     """A figure of guided search on a source, and its bound."""
 
     source: str
-    """How the source's name begins in the table."""
+    """Prefix of the source's name in the table."""
     score: str
     budget: int
     bound: float
     at_least: bool = True
 
     def line(self, documents: Mapping[Calibration, Document]) -> Line:
-        """What came of it."""
-        told = f"{self.source}: {_NAMES[self.score].format(self.budget)}"
+        """The line of this target."""
+        title = f"{self.source}: {_NAMES[self.score].format(self.budget)}"
         bound = f"{'at least' if self.at_least else 'at most'} {self.bound:g}"
         found = of_source(documents[GROUP], self.source)
         if found is None:
-            return Line(target=told, bound=bound, figure="no such source in the table", held=None)
+            return Line(target=title, bound=bound, figure="no such source in the table", held=None)
         value = _figure(found["strategies"]["guided"], self.score, self.budget)
         held = operator.ge(value, self.bound) if self.at_least else operator.le(value, self.bound)
         oracles = [_figure(each, self.score, self.budget) for each in found["oracles"].values() if self.score in each]
         figure = f"{value:.4f}, of {found['group_count']} groups"
-        return Line(target=told, bound=bound, figure=figure, held=held, oracle=", ".join(f"{each:.4f}" for each in oracles))
+        return Line(target=title, bound=bound, figure=figure, held=held, oracle=", ".join(f"{each:.4f}" for each in oracles))
 
 
 _NAMES = {
@@ -71,27 +71,27 @@ TARGETS = (
 
 
 def transfers(documents: Mapping[Calibration, Document]) -> list[Line]:
-    """How much is lost where nothing of the source was known."""
+    """Loss without the source's rows in the fit."""
     lines = []
     for source in (HAGEMANN, PLAYBOOK):
         with_it, without = (of_source(documents[mode], source) for mode in (GROUP, SOURCE))
         for budget in (3, 5, 10):
-            told = f"{source}: share after {budget}, lost by leaving out the source"
-            lines.append(_transfer(told, with_it, without, budget))
+            title = f"{source}: share after {budget}, lost by leaving out the source"
+            lines.append(_transfer(title, with_it, without, budget))
     return lines
 
 
 def of_source(document: Document, name: str) -> Document | None:
-    """The figures of the source whose name begins so."""
+    """The figures of the source whose name begins with `name`."""
     return next((figures for source, figures in document["by_source"].items() if source.startswith(name)), None)
 
 
-def _transfer(told: str, with_it: Document | None, without: Document | None, budget: int) -> Line:
+def _transfer(title: str, with_it: Document | None, without: Document | None, budget: int) -> Line:
     bound = f"at most {LOWER:g}"
     if with_it is None or without is None:
-        return Line(target=told, bound=bound, figure="no such source in the table", held=None)
+        return Line(target=title, bound=bound, figure="no such source in the table", held=None)
     one, other = (each["strategies"]["guided"]["share"][str(budget)] for each in (with_it, without))
-    return Line(target=told, bound=bound, figure=f"{one - other:+.4f} ({one:.4f} to {other:.4f})", held=one - other <= LOWER)
+    return Line(target=title, bound=bound, figure=f"{one - other:+.4f} ({one:.4f} to {other:.4f})", held=one - other <= LOWER)
 
 
 def _figure(figures: Document, score: str, budget: int) -> float:

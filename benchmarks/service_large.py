@@ -1,4 +1,4 @@
-"""A job with very many trials: pages over REST, its events from the first on, the best, and resuming it in bounded memory."""
+"""A job with very many trials: pages over REST, all its events, the best, and resuming it in bounded found."""
 
 import http.client
 import json
@@ -24,14 +24,14 @@ RESUME_BYTES = 400 * 2**20
 
 
 class _Client:
-    """One kept connection."""
+    """One persistent connection."""
 
     def __init__(self, place: Place) -> None:
         self._connection = http.client.HTTPConnection("127.0.0.1", place.port, timeout=300)
         self._headers = dict(line.split(": ", 1) for line in place.headers)
 
     def get(self, path: str) -> tuple[float, bytes]:
-        """Seconds until the whole answer was there, and the answer."""
+        """Seconds until the complete answer, and the answer."""
         began = time.perf_counter()
         self._connection.request("GET", path, headers=self._headers)
         answer = self._connection.getresponse()
@@ -50,7 +50,7 @@ def measure_large(database: str, kind: str, trials: int, report: Report) -> None
 
 
 def measure_adviser(database: str, kind: str, trials: int, report: Report) -> None:
-    """Resume a job whose strategy is told the whole history anew before each answer."""
+    """Resume a job whose strategy is given the whole history again before each answer."""
     _resume(database, _job(database, "tpe", trials), "tpe", kind, trials, report)
 
 
@@ -86,7 +86,7 @@ def _read(place: Place, job_id: str, kind: str, trials: int, report: Report) -> 
     events = _stream(place, f"/v1/jobs/{job_id}/events/stream", 3 * trials + 1)
     seconds, grown = time.perf_counter() - began, (rss_bytes(place) - before) / 2**20
     report.note(
-        f"{kind}: its {events:,} events as a stream from the first one on: {seconds:.1f} s; with the pages before, "
+        f"{kind}: all its {events:,} events as a stream: {seconds:.1f} s; with the pages before, "
         f"the API process grew by {grown:.0f} MiB."
     )
     before = rss_bytes(place)
@@ -95,7 +95,7 @@ def _read(place: Place, job_id: str, kind: str, trials: int, report: Report) -> 
 
 
 def _stream(place: Place, path: str, until: int) -> int:
-    """Follow a stream until event number `until` has come; the events that came."""
+    """Follow a stream until event number `until`; return the number of events received."""
     connection = http.client.HTTPConnection("127.0.0.1", place.port, timeout=300)
     connection.request("GET", path, headers=dict(line.split(": ", 1) for line in place.headers))
     answer, count = connection.getresponse(), 0
@@ -110,16 +110,17 @@ def _stream(place: Place, path: str, until: int) -> int:
 
 def _resume(database: str, job_id: str, strategy: str, kind: str, trials: int, report: Report) -> None:
     command = [sys.executable, str(Path(__file__).with_name("service_resume.py")), database, job_id]
-    told = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
-    grown = told["peak"] - told["base"]
+    found = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
+    base = found["base"]
+    grown = found["peak"] - base
     times = (
-        f"all rows read in {told['recall_seconds']:.1f} s, first proposal after {told['first_seconds']:.1f} s, "
-        f"each further turn of the loop {milliseconds(told['turn_seconds'])} (recall and propose)"
+        f"all rows read in {found['recall_seconds']:.1f} s, first proposal after {found['first_seconds']:.1f} s, "
+        f"each further turn of the loop {milliseconds(found['turn_seconds'])} (recall and propose)"
     )
-    measured = f"{grown / 2**20:.0f} MiB over {told['base'] / 2**20:.0f} MiB ({grown / trials / 1024:.1f} KiB a trial); {times}"
+    measured = f"{grown / 2**20:.0f} MiB over {base / 2**20:.0f} MiB ({grown / trials / 1024:.1f} KiB a trial); {times}"
     name = f"resume with {strategy}, {kind}"
     if strategy == "tpe":
-        report.note(f"{name}, {trials:,} trials: {measured}. It is told the whole history anew before each answer.")
+        report.note(f"{name}, {trials:,} trials: {measured}. It is given the whole history again before each answer.")
     else:
         report.claim(
             Claim(name, f"peak at most {RESUME_BYTES / 2**20:.0f} MiB above the base", measured, grown <= RESUME_BYTES)

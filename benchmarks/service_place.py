@@ -1,4 +1,4 @@
-"""The place of the benchmark: a PostgreSQL server, the API as a process of its own, and what each of them uses."""
+"""The system under test: a PostgreSQL server, the API as a separate process, and the CPU time and memory of each."""
 
 import contextlib
 import os
@@ -23,20 +23,20 @@ from tests.storage.postgres import PostgresServer
 ROOT = Path(__file__).resolve().parents[1]
 OWNER = "load"
 SERVICE = "service"
-"""The service's own user of the database, so that its server processes are known from the writers'."""
+"""The service's own database user, which distinguishes its server processes from the writers'."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where the load goes."""
+    """The target of the load."""
 
     port: int
     processes: tuple[psutil.Process, ...]
-    """The API: the one that was started, and those that it has started."""
+    """The API's processes: the one that was started, and its children."""
     database: str
     """Address for the writers of results."""
     key: str | None
-    """An API key; None: none is asked for."""
+    """An API key; None: none is required."""
 
     @property
     def headers(self) -> list[str]:
@@ -45,7 +45,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """CPU seconds of two instants, or between them."""
+    """CPU seconds up to an instant, or between two."""
 
     api: float
     service_database: float
@@ -83,7 +83,7 @@ def service(database: str, keys: bool = True, processes: int = 1) -> Iterator[Pl
         found.bind(("127.0.0.1", 0))
         port = found.getsockname()[1]
     command = [sys.executable, "-c", "from autotune.cli import main; main()", "serve", "--no-worker", "--port", str(port)]
-    # What is measured is the server, not what one owner may ask of it.
+    # Measure the server, not the quotas of one owner.
     for quota, most in (("queued_jobs", "1000000"), ("stored_bytes", "1TB"), ("streams", "1000000")):
         command += ["--quota", f"{quota}={most}"]
     command += [
@@ -110,7 +110,7 @@ def service(database: str, keys: bool = True, processes: int = 1) -> Iterator[Pl
 
 
 def usage(place: Place) -> Usage:
-    """CPU seconds up to now."""
+    """CPU seconds until now."""
     of_service, everything = _database_seconds(place)
     times = [process.cpu_times() for process in place.processes]
     return Usage(sum(one.user + one.system for one in times), of_service, everything, time.perf_counter())
@@ -132,7 +132,7 @@ def _database_seconds(place: Place) -> tuple[float, float]:
         with contextlib.suppress(psutil.NoSuchProcess):
             times = process.cpu_times()
             seconds[process.pid] = times.user + times.system
-    # What a server process used that has ended is its parent's.
+    # The CPU time of ended server processes is counted in their parent.
     times = main.cpu_times()
     ended = times.children_user + times.children_system
     return sum(value for pid, value in seconds.items() if pid in mine), sum(seconds.values()) + ended

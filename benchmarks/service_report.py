@@ -1,4 +1,4 @@
-"""What was promised, what was measured, and whether it holds: printed as it comes, and written as Markdown."""
+"""Claims with target, measurement and verdict: printed at once, and written as Markdown."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ class Claim:
 
 @dataclass(slots=True)
 class Report:
-    """Claims and notes, by chapter."""
+    """Claims and notes of a page."""
 
     claims: list[Claim] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -37,7 +37,7 @@ class Report:
         rows = [f"| {c.name} | {c.target} | {c.measured} | {'yes' if c.holds else '**no**'} |" for c in self.claims]
         table = ["| | target | measured | holds |", "|---|---|---|---|", *rows]
         notes = [f"- {note}" for note in self.notes]
-        return "\n".join([f"# {title}", "", *method, "", *table, "", "Beside that:", "", *notes, ""])
+        return "\n".join([f"# {title}", "", *method, "", *table, "", "Further figures:", "", *notes, ""])
 
 
 def milliseconds(seconds: float) -> str:

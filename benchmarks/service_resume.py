@@ -1,4 +1,4 @@
-"""One process that resumes a job: `python benchmarks/service_resume.py DATABASE JOB`. Prints what it took, as JSON."""
+"""One process that resumes a job: `python benchmarks/service_resume.py DATABASE JOB`. Prints memory and times as JSON."""
 
 import json
 import sys
@@ -22,7 +22,7 @@ TURNS = 20
 
 
 def peak_bytes() -> int:
-    """Highest resident set of this program. (`getrusage` would count that of the process which started it.)"""
+    """Peak resident set of this program. (`getrusage` would include the parent process's.)"""
     status = Path("/proc/self/status").read_text(encoding="ascii")
     return 1024 * int(status.partition("VmHWM:")[2].split()[0])
 
@@ -32,7 +32,7 @@ def main() -> None:
     with open_store(database) as store:
         lease = store.acquire(job_id, current_owner())
         session = session_of(store.job(job_id))
-        session.strategy.propose(session.space, (), (), 1, 0)  # loads what the strategy needs
+        session.strategy.propose(session.space, (), (), 1, 0)  # loads the strategy's imports
         base = peak_bytes()
         with LeaseHeartbeat(store, lease) as heartbeat:
             loop = TuningLoop(session, store, heartbeat, ReplayRunner({}), StopSignal(), LoopListener())

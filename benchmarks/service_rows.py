@@ -1,4 +1,4 @@
-"""Rows in bulk, and a trial's result as ranks give it."""
+"""Inserts rows in bulk, and makes a trial's result as ranks report it."""
 
 import secrets
 from collections.abc import Iterable
@@ -44,13 +44,13 @@ def measured(token: str, rate: float = 80.0) -> TrialResult:
     )  # fmt: skip
 
 
-def add_wanted(database: str, job_id: str, configs: Iterable[TrialConfig]) -> None:
-    """Trials of a new job that wait to be run."""
+def add_planned(database: str, job_id: str, configs: Iterable[TrialConfig]) -> None:
+    """Add trials to a new job that wait to run."""
     _in_one_transaction(database, job_id, configs, closed=False)
 
 
 def add_measured(database: str, job_id: str, configs: Iterable[TrialConfig]) -> None:
-    """Trials of a new job with an accepted attempt each, and their events."""
+    """Add trials to a new job with an accepted attempt each, and their events."""
     _in_one_transaction(database, job_id, configs, closed=True)
 
 
@@ -104,12 +104,12 @@ def _attempt(trial: dict[str, Any], token: str, now: datetime) -> dict[str, Any]
 
 def _events(trial: dict[str, Any], before: int, now: datetime) -> list[dict[str, Any]]:
     named = {"trial": trial["number"], "attempt": 1}
-    told: list[tuple[str, dict[str, Any]]] = [
+    events: list[tuple[str, dict[str, Any]]] = [
         (EventKind.TRIAL_ADDED, {"trial": trial["number"], "config": trial["config"], "purpose": "search"}),
         (EventKind.ATTEMPT_STARTED, named),
         (EventKind.ATTEMPT_FINISHED, named | {"state": "accepted", "outcome": "OK", "message": ""}),
     ]
     return [
         {"job_id": trial["job_id"], "sequence": before + place, "time": now, "kind": str(kind), "payload": payload}
-        for place, (kind, payload) in enumerate(told, 1)
+        for place, (kind, payload) in enumerate(events, 1)
     ]

@@ -1,4 +1,4 @@
-"""Who uses the service while it is measured: writers of results, and followers of events, in processes of their own."""
+"""Users of the service while it is measured: writers of results and followers of events, in separate processes."""
 
 import asyncio
 import json
@@ -11,7 +11,7 @@ from queue import Empty
 from typing import Any, TypeVar
 
 from benchmarks.service_http import request
-from benchmarks.service_rows import add_wanted, measured
+from benchmarks.service_rows import add_planned, measured
 from search_spaces.outcome import Purpose
 from search_spaces.trial_config import TrialConfig
 from storage.errors import DatabaseUnavailableError
@@ -22,13 +22,13 @@ from storage.store import Store
 
 LEASE_SECONDS = 600.0
 MOST_RESULTS = 250
-"""Attempts that are made ready for each second of a writer, more than it gets done."""
+"""Attempts prepared for each second of a writer, more than it can finish."""
 T = TypeVar("T")
 _SPAWN = multiprocessing.get_context("spawn")
 
 
 class Child:
-    """A function in a process of its own, which gives one answer and says before when it is ready."""
+    """A function in a separate process, which first reports that it is ready, and then gives one answer."""
 
     def __init__(self, work: Callable[..., None], *arguments: Any) -> None:
         self._queue: Any = _SPAWN.Queue()
@@ -36,7 +36,7 @@ class Child:
         self._process.start()
 
     def answer(self, seconds: float = 120.0) -> Any:
-        """What it puts next."""
+        """The next item that the process puts."""
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             try:
@@ -51,11 +51,11 @@ class Child:
         self._process.join()
 
 
-def record_results(database: str, job_ids: Sequence[str], rate: float, begin: float, seconds: float, told: Any) -> None:
-    """Starts and finishes attempts of trials that wait, `rate` a second, as a worker does; tells how many and the CPU used."""
+def record_results(database: str, job_ids: Sequence[str], rate: float, begin: float, seconds: float, queue: Any) -> None:
+    """Start and finish attempts of waiting trials, `rate` a second, like a worker; report their number and the CPU used."""
     with open_store(database) as store:
         leases = [store.acquire(job_id, current_owner(), LEASE_SECONDS) for job_id in job_ids]
-        told.put("ready")
+        queue.put("ready")
         time.sleep(max(0.0, begin - time.time()))
         began, used, late = time.perf_counter(), time.process_time(), 0.0
         total = int(rate * seconds)
@@ -66,19 +66,19 @@ def record_results(database: str, job_ids: Sequence[str], rate: float, begin: fl
             lease = leases[number % len(leases)]
             attempt = store.start_attempt(lease, number // len(leases))
             store.finish_attempt(lease, measured(attempt.token))
-        told.put({"results": total, "seconds": time.perf_counter() - began, "cpu": time.process_time() - used, "late": late})
+        queue.put({"results": total, "seconds": time.perf_counter() - began, "cpu": time.process_time() - used, "late": late})
 
 
-def write_results(database: str, seconds: float, whole: bool, told: Any) -> None:
-    """Records results of a job of its own as fast as it can; tells how many, the longest transaction and the CPU used.
+def write_results(database: str, seconds: float, whole: bool, queue: Any) -> None:
+    """Record results of a new job as fast as possible; report their number, the longest transaction and the CPU used.
 
-    The attempts run already, as those of workers do; with `whole` each trial is added and started too, which is two more.
+    The attempts are already running, like workers'; with `whole` each trial is also added and started: two more transactions.
     """
     with open_store(database) as store:
         job: JobRecord = store.create_job({"model": "llama-tiny"})
         lease = store.acquire(job.id, current_owner(), LEASE_SECONDS)
         tokens = [] if whole else _started(database, store, lease, int(seconds * MOST_RESULTS))
-        told.put("ready")
+        queue.put("ready")
         began, used, count, longest, errors = time.perf_counter(), time.process_time(), 0, 0.0, 0
 
         def timed(write: Callable[[], T]) -> T:
@@ -97,12 +97,12 @@ def write_results(database: str, seconds: float, whole: bool, told: Any) -> None
             except DatabaseUnavailableError:
                 errors += 1
         span = time.perf_counter() - began
-        told.put({"results": count, "seconds": span, "cpu": time.process_time() - used, "longest": longest, "errors": errors})
+        queue.put({"results": count, "seconds": span, "cpu": time.process_time() - used, "longest": longest, "errors": errors})
 
 
 def _started(database: str, store: Store, lease: Lease, count: int) -> list[str]:
-    """Attempts that run."""
-    add_wanted(f"sqlite:///{database}", lease.job_id, [TrialConfig(reduce_bucket_size=1000 + n) for n in range(count)])
+    """Tokens of running attempts."""
+    add_planned(f"sqlite:///{database}", lease.job_id, [TrialConfig(reduce_bucket_size=1000 + n) for n in range(count)])
     return [store.start_attempt(lease, number).token for number in range(count)]
 
 
@@ -112,7 +112,7 @@ def _start(store: Store, lease: Lease, number: int) -> str:
 
 
 class _Follower(asyncio.Protocol):
-    """One stream: notes how old each event is when it comes."""
+    """One stream: records each event's age on arrival."""
 
     def __init__(self, lags: list[float]) -> None:
         self._lags, self._rest = lags, b""
@@ -127,9 +127,9 @@ class _Follower(asyncio.Protocol):
 
 
 def follow(
-    port: int, job_ids: Sequence[str], streams: int, headers: list[str], begin: float, seconds: float, told: Any
+    port: int, job_ids: Sequence[str], streams: int, headers: list[str], begin: float, seconds: float, queue: Any
 ) -> None:
-    """Opens streams of the jobs' events from now on, and tells the lag of each event that came while results were recorded."""
+    """Open streams of the jobs' new events, and report the lag of each event that arrived while results were recorded."""
 
     async def run() -> list[float]:
         lags: list[float] = []
@@ -138,10 +138,10 @@ def follow(
             path = f"/v1/jobs/{job_ids[number % len(job_ids)]}/events/stream?after=2"
             transport, _ = await loop.create_connection(lambda: _Follower(lags), "127.0.0.1", port)
             transport.write(request("GET", path, headers))
-        told.put("ready")
+        queue.put("ready")
         await asyncio.sleep(begin - time.time())
         lags.clear()
         await asyncio.sleep(seconds + 2.0)
         return list(lags)
 
-    told.put(asyncio.run(run()))
+    queue.put(asyncio.run(run()))

@@ -1,6 +1,6 @@
-"""Two network namespaces joined by a link of a given rate, so that communication costs what it costs on a network.
+"""Two network namespaces joined by a link of a given rate, so that communication costs as much as on a network.
 
-Linux, root, `ip` and `tc` are needed; `why_not` says what is missing.
+It needs Linux, root, `ip` and `tc`; `why_not` returns what is missing.
 """
 
 import contextlib
@@ -20,13 +20,13 @@ _OWN = Path("/proc/thread-self/ns/net")
 PREFIX = "atbench"
 NAMESPACES = Path("/run/netns")
 INTERFACE = "link0"
-"""Name of the link's end in either namespace."""
+"""Name of the link's end in each namespace."""
 ADDRESSES = ("10.77.0.1", "10.77.0.2")
-"""No clash is possible: the namespaces are reachable from nowhere else."""
+"""They cannot clash: the namespaces are not reachable from outside."""
 
 
 def why_not() -> str | None:
-    """What keeps this machine from shaping a link; None where nothing does."""
+    """The reason why this machine cannot shape a link; None: it can."""
     missing = [tool for tool in ("ip", "tc") if shutil.which(tool) is None]
     if missing:
         return f"{' and '.join(missing)} not found; install iproute2"
@@ -41,15 +41,15 @@ def why_not() -> str | None:
 
 @dataclass
 class ShapedLink:
-    """A context: inside it both namespaces and the link exist, after it they do not.
+    """A context manager: both namespaces and the link exist inside the context.
 
     Names carry this process's id; namespaces that a killed process left are removed on entry.
     """
 
     rate: str
-    """As `tc` writes it: 500mbit. Each direction has it."""
+    """Rate of each direction, as `tc` writes it: 500mbit."""
     burst: str = "256kb"
-    """Sent at full speed after a pause: more than a segment that the kernel sends at once (64 kB), 4 ms of 500 Mbit/s."""
+    """Bytes sent at full speed after a pause: more than the kernel's largest segment (64 kB), 4 ms of 500 Mbit/s."""
     names: tuple[str, str] = field(init=False)
 
     def __enter__(self) -> Self:
@@ -67,7 +67,7 @@ class ShapedLink:
         self._remove()
 
     def command(self, end: int) -> list[str]:
-        """What to put before a command so that it runs at this end of the link."""
+        """Prefix that makes a command run at this end of the link."""
         return ["ip", "netns", "exec", self.names[end]]
 
     def _create(self) -> None:
@@ -83,7 +83,7 @@ class ShapedLink:
                 run_command("ip", "-n", name, "link", "set", device, "up")
 
     def _remove(self) -> None:
-        """The link goes with its namespaces."""
+        """Deleting the namespaces also removes the link."""
         for name in self.names:
             if (NAMESPACES / name).exists():
                 subprocess.run(["ip", "netns", "delete", name], check=False, capture_output=True)
@@ -91,13 +91,13 @@ class ShapedLink:
 
 @dataclass
 class ShapedLoopback:
-    """A context: inside it there is a network namespace whose loopback has a given rate, after it there is none.
+    """A context manager: inside the context a network namespace exists whose loopback has a given rate.
 
-    For programs that start all ranks on one host and cannot be told to start each in a namespace of its own.
+    For programs that start all ranks on one host and cannot start each in a separate namespace.
     """
 
     rate: str
-    """As `tc` writes it: 1gbit. Both directions share it."""
+    """Rate that both directions share, as `tc` writes it: 1gbit."""
     burst: str = "256kb"
     name: str = field(init=False)
 
@@ -118,7 +118,7 @@ class ShapedLoopback:
         self._remove()
 
     def entered(self) -> contextlib.AbstractContextManager[None]:
-        """This thread, and what it starts, is in the namespace."""
+        """Move this thread, and the processes it starts, into the namespace."""
         return entered(self.name)
 
     def _remove(self) -> None:
@@ -127,10 +127,10 @@ class ShapedLoopback:
 
 @contextlib.contextmanager
 def entered(name: str) -> Iterator[None]:
-    """This thread, and what it starts, is in the network namespace of that name.
+    """Move this thread, and the processes it starts, into the network namespace `name`.
 
     Raises:
-        OSError: there is none, or the system does not let this process in.
+        OSError: the namespace does not exist, or the system denies access.
     """
     before = os.open(_OWN, os.O_RDONLY)
     there = os.open(NAMESPACES / name, os.O_RDONLY)
@@ -151,13 +151,13 @@ def _set_namespace(descriptor: int) -> None:
 
 
 def sent_bytes() -> int:
-    """Bytes that this process's end of the link has sent, headers included; 0 where there is no such link."""
+    """Bytes that this process's end of the link has sent, headers included; 0 without a link."""
     counter = Path(f"/sys/class/net/{INTERFACE}/statistics/tx_bytes")
     return int(counter.read_text()) if counter.exists() else 0
 
 
 def remove_orphans() -> None:
-    """Namespaces that a killed process left."""
+    """Remove the namespaces that killed processes left."""
     for path in NAMESPACES.glob(f"{PREFIX}-*") if NAMESPACES.exists() else ():
         owner = path.name.split("-")[1]
         if not Path(f"/proc/{owner}").exists():
@@ -166,6 +166,6 @@ def remove_orphans() -> None:
 
 def run_command(*command: str) -> None:
     """Raises:
-    subprocess.CalledProcessError: it failed; `stderr` says why.
+    subprocess.CalledProcessError: the command failed; `stderr` has the reason.
     """
     subprocess.run(command, check=True, capture_output=True, text=True)

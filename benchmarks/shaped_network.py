@@ -1,6 +1,6 @@
-"""Any number of hosts, each a network namespace of its own with a rank or several, on one switch whose ports have a given rate.
+"""Any number of hosts, each a network namespace with one or more ranks, on one switch whose ports have a given rate.
 
-Linux, root, `ip` and `tc` are needed; `why_not` of `shaped_link` says what is missing.
+It needs Linux, root, `ip` and `tc`; `why_not` of `shaped_link` returns what is missing.
 """
 
 import contextlib
@@ -21,15 +21,15 @@ from executor.runners.rank_process import RankProcess
 
 @dataclass
 class ShapedNetwork:
-    """A context: inside it a namespace for each host and the switch between them exist, after it they do not."""
+    """A context manager: a namespace for each host and the switch between them exist inside the context."""
 
     ranks: int
-    """Hosts: a rank each, unless the runner puts more there."""
+    """Number of hosts, with one rank each unless the runner starts more."""
     rate: str
-    """As `tc` writes it: 500mbit. What a host sends and what it receives are each bounded by it."""
+    """Rate of each host, separately for sending and receiving, as `tc` writes it: 500mbit."""
     burst: str = "256kb"
     names: tuple[str, ...] = field(init=False)
-    """Of the namespaces: the ranks' in order, and the switch's last."""
+    """Names of the namespaces: the ranks' in order, then the switch's."""
 
     def __enter__(self) -> Self:
         remove_orphans()
@@ -47,15 +47,15 @@ class ShapedNetwork:
 
     @staticmethod
     def address(rank: int) -> str:
-        """No clash is possible: the namespaces are reachable from nowhere else."""
+        """Address of a rank; it cannot clash, since the namespaces are not reachable from outside."""
         return f"10.77.1.{rank + 1}"
 
     def command(self, rank: int) -> list[str]:
-        """What to put before a command so that it runs where the rank runs."""
+        """Prefix that makes a command run in the rank's namespace."""
         return ["ip", "netns", "exec", self.names[rank]]
 
     def entered(self, rank: int) -> contextlib.AbstractContextManager[None]:
-        """This thread, and what it starts, is where the rank runs."""
+        """Move this thread, and the processes it starts, into the rank's namespace."""
         return entered(self.names[rank])
 
     def _create(self) -> None:
@@ -76,14 +76,14 @@ class ShapedNetwork:
                 run_command("ip", "-n", space, "link", "set", device, "up")
 
     def _remove(self) -> None:
-        """Links go with their namespaces."""
+        """Deleting the namespaces also removes the links."""
         for name in self.names:
             if (NAMESPACES / name).exists():
                 subprocess.run(["ip", "netns", "delete", name], check=False, capture_output=True)
 
 
 class NetworkRunner(GangRunner):
-    """The local runner, each rank in its place of the network: so many of them, one after the other, on each host."""
+    """The local runner with each rank in its host's namespace: `ranks_of_host` consecutive ranks on each host."""
 
     def __init__(
         self, network: ShapedNetwork, ranks_of_host: int = 1, environment: Mapping[str, str] = MappingProxyType({})

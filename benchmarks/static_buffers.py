@@ -1,4 +1,4 @@
-"""A stand-in for CUDA graphs on CPUs that holds its user to their contract, and answers from static buffers as they do."""
+"""A replacement for CUDA graphs on CPUs that enforces their contract, and returns static buffers as they do."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,18 +12,18 @@ from executor.parallel.graphs import Call, Capture, Held
 
 
 class ContractBreachError(RuntimeError):
-    """What a CUDA graph would have computed is not what was asked for. It would not have said so."""
+    """A CUDA graph would silently have computed a wrong result."""
 
 
 class StaticBuffers(Capture):
     """`torch.cuda.make_graphed_callables` on a CPU.
 
-    1. What a capture records are operators on tensors, forward and backward: Python is not run again, and what asks for a
-       tensor's value fails. (Backward is recorded with the forward that it needs, and computes that once more.)
-    2. A call copies its input into the sample, runs the operators, and gives out the same storage each time, as backward does
+    1. A capture records the operators on tensors, forward and backward: Python does not run again, and reading a tensor's
+       value fails. (Backward is recorded with the forward that it needs, and recomputes it.)
+    2. A call copies its input into the sample, runs the operators, and returns the same storage each time; so does backward
        for each gradient.
-    3. Where a graph would go on with what is wrong now, it raises: other shapes (a copy would spread the smaller one), moved
-       parameters or another `requires_grad`, a replay that overwrites what a backward still needs, and another order.
+    3. It raises where a graph would silently continue with wrong data: other shapes (a copy would broadcast the smaller one),
+       moved parameters, a changed `requires_grad`, a replay that overwrites data that a backward still needs, another order.
     """
 
     device_type = "cpu"
@@ -31,20 +31,20 @@ class StaticBuffers(Capture):
     def __init__(self) -> None:
         self.graphs: list[_Graph] = []
         self.waiting: list[_Graph] = []
-        """Whose forward was replayed and whose backward was not."""
+        """Graphs whose forward was replayed and whose backward was not."""
 
     def graph(self, calls: Sequence[nn.Module], samples: Sequence[Tensor]) -> Sequence[Call]:
         self.graphs += [_Graph(self, call, sample) for call, sample in zip(calls, samples, strict=True)]
         return self.graphs
 
     def held(self) -> Held:
-        """Of the static buffers, each with memory of its own: what a CUDA graph's replays use beside them is not there."""
+        """Bytes of the static buffers, each with its own memory; a CUDA graph's further memory does not exist here."""
         size = sum(value.nbytes for graph in self.graphs for value in graph.buffers())
         return Held(size, size)
 
 
 class _Graph:
-    """One callable."""
+    """One captured callable."""
 
     def __init__(self, capture: StaticBuffers, call: nn.Module, sample: Tensor) -> None:
         if call._forward_hooks or call._forward_pre_hooks or call._backward_hooks:
@@ -67,7 +67,7 @@ class _Graph:
         return result
 
     def buffers(self) -> list[Tensor]:
-        """Every storage that lives from replay to replay."""
+        """Every tensor that persists between replays."""
         return [self._sample, self._output, self._incoming, *self._gradients.values()]
 
     def replay(self, x: Tensor) -> Tensor:
@@ -104,7 +104,7 @@ class _Graph:
 
 
 class _Replayed(torch.autograd.Function):
-    """As torch's own: the gradients that it returns are the static buffers."""
+    """Like torch's own: the returned gradients are the static buffers."""
 
     @staticmethod
     def forward(ctx: Any, graph: _Graph, x: Tensor, *_: Tensor) -> Tensor:

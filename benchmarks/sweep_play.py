@@ -26,9 +26,9 @@ from search_spaces.trial_config import TrialConfig, stable_hash
 from storage.sql import open_store
 
 SHORT = replace(FIDELITY, min_steps=5, max_seconds=1.0)
-"""Of a sweep's trials: half as many timed steps as the grid's, by which the winners are measured again."""
+"""Fidelity of a sweep's trials: half the timed steps of the grid's, with which the winners are measured again."""
 WARM = "guided, warm"
-"""Guided whose database has the jobs of the seeds before."""
+"""Guided search with the jobs of earlier seeds in its database."""
 Changes = Mapping[str, Value]
 
 
@@ -37,24 +37,24 @@ class Tried:
     """A search trial of a sweep."""
 
     config: Changes
-    """What differs from the defaults."""
+    """Knobs that differ from the defaults."""
     outcome: str
     rate: float
-    """Samples/s as the sweep saw them; 0: not measured."""
+    """Samples/s measured in the sweep; 0: not measured."""
     seconds: float
-    """Since the sweep began, when it ended."""
+    """When it ended, in seconds since the sweep began."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sweep:
-    """What a sweep came to."""
+    """Result of a sweep."""
 
     ranks: int
     contestant: str
     seed: int
     trials: tuple[Tried, ...]
     winner: Changes | None
-    """None: nothing may win."""
+    """None: no configuration may win."""
     seconds: float
 
     @property
@@ -63,12 +63,12 @@ class Sweep:
         return None if self.winner is None else TrialConfig().replace(self.winner)
 
     def line(self) -> str:
-        """As a line of JSON."""
+        """The sweep as a line of JSON."""
         return json.dumps(asdict(self))
 
 
 def read_sweeps(path: Path) -> list[Sweep]:
-    """The sweeps of a file; a last line that was cut off is left out."""
+    """The sweeps of a file; a truncated last line is removed."""
     if not path.exists():
         return []
     whole = [line for line in path.read_text(encoding="utf-8").splitlines(keepends=True) if line.endswith("\n")]
@@ -77,14 +77,14 @@ def read_sweeps(path: Path) -> list[Sweep]:
 
 
 def play(grid: Grid, contestant: str, seed: int, runner: Runner, *, trials: int, confirm: int, warm: Path) -> Sweep:
-    """Run a job and tell what it tried. Each has a new database, but for the warm one's `warm`."""
+    """Run a job and return its trials. Each has a new database, except the warm one, which uses `warm`."""
     session = prepare(request_of(grid, "guided" if contestant == WARM else contestant, seed, trials, confirm))
     with tempfile.TemporaryDirectory() as folder:
         return _played(grid, session, contestant, runner, str(warm if contestant == WARM else Path(folder) / "sweep.db"))
 
 
 def request_of(grid: Grid, strategy: str, seed: int, trials: int, confirm: int) -> JobRequest:
-    """The seed is the data's too, so that seeds differ in all that chance makes different."""
+    """The job's request; the seed also sets the data, so that seeds differ in every random choice."""
     return JobRequest(
         model=MODEL, cluster=grid.cluster.name, space=grid.space.name, strategy=strategy, seed=seed, trials=trials,
         global_batch_size=WORKLOAD.global_batch_size, sequence_length=WORKLOAD.sequence_length, fidelity=SHORT,
@@ -94,22 +94,22 @@ def request_of(grid: Grid, strategy: str, seed: int, trials: int, confirm: int) 
 
 
 def replay_runner(grid: Grid, rows: Sequence[Row], *seeds: object) -> Runner:
-    """Answers from the grid, each measurement with noise of its own.
+    """Replays the grid, each measurement with independent noise.
 
-    A rate is its mean in the grid times exp(z), z normal with what its measurement stated of itself and what repeats of the
-    grid differ by beyond that. The same seeds give the same noise.
+    A rate is its mean in the grid times exp(z); the variance of the normal z is the measurement's own plus the additional
+    variance between repeats in the grid. The same seeds give the same noise.
     """
     noise, means = noise_of(rows), mean_rates(rows)
     by_config = {row.config: row for row in rows}
     random = Random(stable_hash([str(seed) for seed in seeds]))
 
     def answer(config: TrialConfig) -> TrialResult:
-        stands = grid.standing_for(config)
-        row = by_config.get(stands)
-        if row is None or stands not in means:
+        measured = grid.representative(config)
+        row = by_config.get(measured)
+        if row is None or measured not in means:
             outcome = Outcome.FAILED if row is None else row.outcome
             return TrialResult(attempt="", outcome=outcome, message="not measured in the grid")
-        return _drawn(row, means[stands], noise, random)
+        return _drawn(row, means[measured], noise, random)
 
     return ReplayRunner(answer)
 

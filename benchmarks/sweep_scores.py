@@ -1,4 +1,4 @@
-"""How good the winners of sweeps are, held against the best of the reference grid and against each other."""
+"""Scores of sweeps' winners, relative to the best of the reference grid and to each other."""
 
 import statistics
 from collections.abc import Callable, Sequence
@@ -9,10 +9,10 @@ from benchmarks.sweep_play import Sweep
 from search_spaces.trial_config import TrialConfig
 
 NEAR = 0.95
-"""Share of the best from which a configuration is within 5 % of it."""
+"""A configuration with at least this share of the best rate is within 5 % of it."""
 GUIDED = "guided"
 Truth = Callable[[TrialConfig | None], float]
-"""Samples/s of a configuration as well as they are known; of None (nothing won) the slowest there is."""
+"""Best known samples/s of a configuration; for None (no winner) the slowest of all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,19 +24,19 @@ class Score:
     below_best: Estimate
     """Share by which its winner is slower than the fastest of the grid's best ten."""
     below_ten: Estimate
-    """The same of the best ten's mean."""
+    """The same relative to the best ten's mean."""
     worst: float
     """`below_best` of its worst seed."""
     lead: Estimate | None
-    """How much faster guided's winner is, seed by seed, as a share; None: of guided itself."""
+    """Relative lead of guided's winner, seed by seed; None for guided itself."""
     trials_until_near: tuple[int | None, ...]
-    """By seed: trials up to the first that is within 5 % of the best; None: none of them is."""
+    """By seed: trials up to the first one within 5 % of the best; None: there is none."""
     seconds: float
-    """Mean of a sweep."""
+    """Mean seconds of a sweep."""
 
     @property
     def median_trials(self) -> float:
-        """Of `trials_until_near`; infinite where most seeds have none."""
+        """Median of `trials_until_near`; infinite if most seeds have none."""
         return statistics.median(float("inf") if count is None else count for count in self.trials_until_near)
 
     @property
@@ -63,7 +63,7 @@ def score(sweeps: Sequence[Sweep], truth: Truth, top: Sequence[TrialConfig]) -> 
 
 
 def trials_until(sweep: Sweep, truth: Truth, rate: float) -> int | None:
-    """How many trials it took to try something as fast as that."""
+    """Number of trials until one was at least that fast; None: none was."""
     for number, tried in enumerate(sweep.trials, start=1):
         if truth(TrialConfig().replace(tried.config)) >= rate:
             return number

@@ -1,8 +1,8 @@
-"""The export `torch` run in many layouts: every one trains as one rank does.
+"""Runs the export `torch` in many layouts: every one must train like one rank.
 
     python benchmarks/torch_export.py [--markdown FILE] [--steps N]
 
-Each layout of a tiny model is started by torchrun on gloo; its losses are held against those of one rank.
+Each layout of a tiny model is started by torchrun on gloo; its losses are compared with those of one rank.
 """
 
 import argparse
@@ -40,25 +40,25 @@ LAYOUTS: list[tuple[int, dict[str, Any]]] = [
     (2, {"zero_stage": 3, "precision": "bf16", "reduce_dtype": "bf16"}),
 ]
 BOUND, NARROW_BOUND = 1e-4, 2e-2
-"""Largest difference of a loss; where the layout computes in bf16."""
+"""Largest difference of a loss, in fp32 and in bf16."""
 
 
 def main() -> int:
-    """Run every layout; return how many differ."""
+    """Run every layout; return the number of layouts that differ."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--markdown", type=Path)
     parser.add_argument("--steps", type=int, default=3)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         runs = [(ranks, knobs, losses(Path(folder), ranks, knobs, options.steps)) for ranks, knobs in LAYOUTS]
-    alone = runs[0][2]
+    reference = runs[0][2]
     rows, wrong = [], 0
     for ranks, knobs, found in runs:
-        difference = max(abs(one - other) for one, other in zip(found, alone, strict=True))
+        difference = max(abs(one - other) for one, other in zip(found, reference, strict=True))
         good = difference <= (NARROW_BOUND if "precision" in knobs else BOUND)
         wrong += not good
-        told = " ".join(f"{name}={value}" for name, value in knobs.items()) or "the defaults"
-        rows.append(f"| {ranks} | {told} | {found[-1]:.6f} | {difference:.1e} | {'ok' if good else 'WRONG'} |")
+        text = " ".join(f"{name}={value}" for name, value in knobs.items()) or "the defaults"
+        rows.append(f"| {ranks} | {text} | {found[-1]:.6f} | {difference:.1e} | {'ok' if good else 'WRONG'} |")
     page = "\n".join(["| ranks | layout | last loss | largest difference | |", "|---|---|---|---|---|", *rows]) + "\n"
     print(page)
     if options.markdown is not None:
@@ -68,14 +68,14 @@ def main() -> int:
 
 HEAD = """# The torch export in many layouts
 
-Written by `benchmarks/torch_export.py`: the script that `autotune export --format torch` writes, run as it is (`--tiny`) by
+Written by `benchmarks/torch_export.py`: the script that `autotune export --format torch` writes, run unchanged (`--tiny`) by
 torchrun on gloo, each layout's losses against those of one rank.
 
 """
 
 
 def losses(folder: Path, ranks: int, knobs: dict[str, Any], steps: int) -> list[float]:
-    """What rank 0 prints."""
+    """The losses that rank 0 prints."""
     request = JobRequest(
         model="llama-tiny", ranks=ranks, global_batch_size=16, sequence_length=64, strategy="random",
         lr=1e-3, weight_decay=0.1, clip=1.0,
@@ -93,8 +93,8 @@ def losses(folder: Path, ranks: int, knobs: dict[str, Any], steps: int) -> list[
         found.bind(("127.0.0.1", 0))
         port = found.getsockname()[1]
     launcher = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={ranks}", f"--master-port={port}"]
-    words = [*launcher, str(script), "--tiny", "--steps", str(steps)]
-    answer = subprocess.run(words, capture_output=True, text=True, timeout=300)
+    command = [*launcher, str(script), "--tiny", "--steps", str(steps)]
+    answer = subprocess.run(command, capture_output=True, text=True, timeout=300)
     if answer.returncode:
         raise SystemExit(f"{ranks} ranks, {knobs}:\n{answer.stderr[-4000:]}")
     print(ranks, knobs, re.findall(r"loss (\S+)", answer.stdout), file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""Which versions of torch are supported, and what each refuses: the page, from the declaration and a run of `make oldest`.
+"""The page of supported torch versions and of what each refuses, from the declaration and a run of `make oldest`.
 
 python -m benchmarks.torch_versions --results .venv-oldest/engines.xml [--markdown docs/torch-versions.md]
 """
@@ -16,21 +16,21 @@ ROOT = Path(__file__).resolve().parents[1]
 HEADER = f"""# Versions of torch
 
 Written by `make oldest`, which runs the tests of the engines, a sample of the parity matrix ([parity](parity.md)) and the dry
-run of `make gpu` under the oldest torch that `pyproject.toml` allows. `make test` runs under the newest that is tested
-(`constraints.txt`); versions between them are expected to behave as the oldest does.
+run of `make gpu` under the oldest torch that `pyproject.toml` allows. `make test` runs under the newest tested version
+(`constraints.txt`); versions between them are expected to behave like the oldest.
 
-Whatever is not listed here runs under both. What is listed is refused before anything is built, with the rule `{RULE}` and one
-line that names the version that it needs (`executor/engines/torch_versions.py`)."""
+Features that are not listed here run under both. Listed ones are refused before anything is built, with the rule `{RULE}` and
+one line that names the required version (`executor/engines/torch_versions.py`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """What a run of the tests told."""
+    """Figures of a test run."""
 
     passed: int
     skipped: int
     parity_cases: int
-    """Of the sample, all within their bounds: the test fails otherwise."""
+    """Cases of the sample, all within their bounds: the test fails otherwise."""
 
 
 def oldest() -> str:
@@ -59,7 +59,7 @@ def declaration() -> str:
 
 
 def figures_of(results: Path) -> Figures:
-    """From a file of `pytest --junitxml`."""
+    """Read the figures from a file of `pytest --junitxml`."""
     suites = ElementTree.parse(results).getroot().findall("testsuite")
     counts: Mapping[str, int] = {
         name: sum(int(suite.get(name, "0")) for suite in suites) for name in ("tests", "failures", "errors", "skipped")
@@ -76,16 +76,16 @@ def figures_of(results: Path) -> Figures:
 
 def page(figures: Figures) -> str:
     """The whole page."""
-    told = (
-        f"Under torch {oldest()}, {figures.passed} tests pass and {figures.skipped} are skipped (what needs further packages). "
+    text = (
+        f"Under torch {oldest()}, {figures.passed} tests pass and {figures.skipped} are skipped (they need further packages). "
         f"Among them {figures.parity_cases} cases of the parity matrix, each within its bound. The dry run of `make gpu` ends "
-        "without a claim that fails."
+        "without a failing claim."
     )
-    return "\n\n".join([HEADER, declaration(), told])
+    return "\n\n".join([HEADER, declaration(), text])
 
 
 def main() -> None:
-    """Print the page, and write it where that is asked for."""
+    """Print the page, and write it if requested."""
     parser = page_parser(__doc__)
     parser.add_argument("--results", type=Path, required=True, help="What `pytest --junitxml` wrote.")
     given = parser.parse_args()

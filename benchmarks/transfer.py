@@ -2,10 +2,10 @@
 
     python -m benchmarks.transfer [--repeats 2] [--finals 4] [--every N] [--markdown docs/transfer.md]
 
-Every configuration so many times, then those on which the answer rests some times more: they were chosen for being fast, and
-repeats differ. About 30 minutes on two idle cores. Each rank runs in a network namespace of its own (root and Linux are
-needed; elsewhere `--loopback` tries it out). Every measurement is written at once to benchmarks/data/transfer.csv; started
-again, it goes on where it was cut off. DeepSpeed must be installed: `pip install autotune[deepspeed]`.
+Every configuration is measured `--repeats` times, then those that decide the answer some more times: they were chosen for being
+fast, and repeats differ. About 30 minutes on two idle cores. Each rank runs in its own network namespace (root and Linux are
+needed; elsewhere use `--loopback` for a trial run). Every measurement is written at once to benchmarks/data/transfer.csv; a
+restart continues from there. DeepSpeed must be installed: `pip install autotune[deepspeed]`.
 """
 
 import contextlib
@@ -40,11 +40,11 @@ SMALL, WHOLE = 13_000, TrialConfig().reduce_bucket_size
 ENGINES: dict[str, Capability] = {engine.engine: engine for engine in (NATIVE, DEEPSPEED, FSDP2)}
 DATA = Path(__file__).resolve().parent / "data" / "transfer.csv"
 Job = tuple[str, int, TrialConfig, int]
-"""Engine, number of the configuration, the configuration as that engine is asked for it, repeat."""
+"""Engine, number of the configuration, the configuration in that engine's terms, repeat."""
 
 
 def configurations() -> list[TrialConfig]:
-    """Stage x micro-batch x bucket x checkpointing on two data ranks; with tensor or pipeline ranks ZeRO divides nothing."""
+    """Stage x micro-batch x bucket x checkpointing on two data ranks; with tensor or pipeline ranks ZeRO shards nothing."""
     found = []
     for micro in (1, 2, 4):
         for kept in ("none", "full"):
@@ -59,11 +59,11 @@ def configurations() -> list[TrialConfig]:
     return found
 
 
-def asked_of(engine: str, config: TrialConfig) -> TrialConfig | None:
-    """The configuration in the engine's terms; None: it cannot run it.
+def config_for(engine: str, config: TrialConfig) -> TrialConfig | None:
+    """The configuration in the engine's terms; None: the engine cannot run it.
 
-    FSDP2 has no stage below 2, which with one data rank is the same as 0, and gives each block a bucket of its own: one of the
-    bucket sizes stands for it.
+    FSDP2 has no stage below 2, which with one data rank equals stage 0, and gives each block its own bucket: only one of the
+    bucket sizes is run on it.
     """
     if engine == "fsdp2":
         if config.zero_ranks(RANKS) == 1:
@@ -74,29 +74,29 @@ def asked_of(engine: str, config: TrialConfig) -> TrialConfig | None:
 
 
 def agenda(repeats: int, every: int) -> list[Job]:
-    """Every configuration on every engine that runs it, the engines in turn, again and again."""
+    """Every configuration on every engine that runs it, the engines in turn, `repeats` times."""
     chosen = list(enumerate(configurations()))[::every]
     jobs: list[Job] = []
     for repeat in range(repeats):
         for number, config in chosen:
             engines = list(ENGINES) if (repeat + number) % 2 else list(reversed(ENGINES))
-            asked = [(engine, asked_of(engine, config)) for engine in engines]
-            jobs += [(engine, number, one, repeat) for engine, one in asked if one is not None]
+            planned = [(engine, config_for(engine, config)) for engine in engines]
+            jobs += [(engine, number, one, repeat) for engine, one in planned if one is not None]
     return jobs
 
 
 def finals(rows: Sequence[Measured], first: int, rounds: int) -> list[Job]:
-    """Further repeats, numbered from `first`, of what the losses rest on."""
+    """Further repeats, numbered from `first`, of the configurations that decide the losses."""
     jobs: list[Job] = []
     for repeat in range(first, first + rounds):
         for number in finalists(rows, configurations()):
-            asked = [(engine, asked_of(engine, configurations()[number])) for engine in ENGINES]
-            jobs += [(engine, number, one, repeat) for engine, one in asked if one is not None]
+            planned = [(engine, config_for(engine, configurations()[number])) for engine in ENGINES]
+            jobs += [(engine, number, one, repeat) for engine, one in planned if one is not None]
     return jobs
 
 
 def measure(jobs: Sequence[Job], runner: Runner, path: Path) -> None:
-    """Run what the file does not hold yet, and add it there."""
+    """Run the measurements that the file does not contain yet, and append them."""
     done = {(row.engine, row.number, row.repeat) for row in read(path)}
     left = [job for job in jobs if (job[0], job[1], job[3]) not in done]
     first = runner.run(_request("native", TrialConfig(micro_batch_size=2), "reference"))
@@ -107,8 +107,8 @@ def measure(jobs: Sequence[Job], runner: Runner, path: Path) -> None:
         result = runner.run(_request(engine, config, f"{engine} {number} {repeat}", first.losses))
         rate = result.samples_per_second.mean if result.samples_per_second else 0.0
         _add(path, [engine, number, repeat, result.outcome.value, f"{rate:.4f}", json.dumps(_changes(number)), result.message])
-        told = f"{rate:.1f} samples/s" if rate else f"{result.outcome}: {result.message}"
-        print(f"{place + 1}/{len(left)} {engine} {_changes(number)}: {told}, {time.monotonic() - began:.1f} s", flush=True)
+        text = f"{rate:.1f} samples/s" if rate else f"{result.outcome}: {result.message}"
+        print(f"{place + 1}/{len(left)} {engine} {_changes(number)}: {text}, {time.monotonic() - began:.1f} s", flush=True)
 
 
 def read(path: Path) -> list[Measured]:
@@ -149,9 +149,9 @@ def _ranks(loopback: bool) -> Iterator[Runner]:
 def main() -> int:
     parser = page_parser(__doc__)
     parser.add_argument("--repeats", type=int, default=2)
-    parser.add_argument("--finals", type=int, default=4, help="further repeats of what the answer rests on")
-    parser.add_argument("--every", type=int, default=1, help="every which configuration, to try it out")
-    parser.add_argument("--loopback", action="store_true", help="without the shaped link, to try it out")
+    parser.add_argument("--finals", type=int, default=4, help="further repeats of the configurations that decide the answer")
+    parser.add_argument("--every", type=int, default=1, help="measure only every Nth configuration, for a trial run")
+    parser.add_argument("--loopback", action="store_true", help="without the shaped link, for a trial run")
     parser.add_argument("--data", type=Path, default=DATA)
     arguments = parser.parse_args()
     refusal = unusable(installed_version())

@@ -1,4 +1,4 @@
-"""What one engine's answer is worth on another: rank correlations, the winner's loss, and the loss knob by knob."""
+"""Value of one engine's answer on another: rank correlations, the winner's loss, and the loss knob by knob."""
 
 import math
 from collections import Counter
@@ -14,14 +14,14 @@ from search_spaces.knob import Value
 from search_spaces.trial_config import TrialConfig
 
 SPECIFIC = 0.03
-"""Share that native's value of a knob may lose on another engine before the knob is the engine's own."""
+"""Largest loss of native's value of a knob on another engine; beyond it the knob is engine-specific."""
 CLOSE = 0.1
-"""Share within which two configurations are not told apart by two repeats that differ by as much."""
+"""Share within which two repeats that differ by as much cannot distinguish two configurations."""
 LAYOUT = ("zero_stage", "tensor_parallel_size", "pipeline_parallel_size")
 SOURCE = "native"
 USE = (
-    "What is marked here each engine declares in its capability: `autotune sweep MODEL --from best-config.json "
-    "--engine TARGET` keeps all else of an answer and tunes that on the target alone."
+    "Each engine declares the engine-specific knobs in its capability: `autotune sweep MODEL --from best-config.json "
+    "--engine TARGET` keeps the rest of an answer and tunes only these knobs on the target."
 )
 Rates = Mapping[int, float]
 """Number of a configuration -> its mean samples/s on an engine."""
@@ -33,23 +33,23 @@ class Measured:
 
     engine: str
     number: int
-    """Of the configuration."""
+    """Number of the configuration."""
     repeat: int
     rate: float
-    """Samples/s; 0: it was not measured."""
+    """Samples/s; 0: not measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loss:
-    """What native's value of a knob costs on another engine, everything else being tuned there."""
+    """Loss of native's value of a knob on another engine, with all other knobs tuned there."""
 
     knob: str
     layout: str
-    """The layout that was given; empty: every layout was there to choose from."""
+    """The fixed layout; empty: the layout is tuned too."""
     source: Value
-    """Native's winner has it."""
+    """Value of native's winner."""
     target: Value
-    """The other engine's winner has it."""
+    """Value of the other engine's winner."""
     share: float
 
     @property
@@ -58,10 +58,10 @@ class Loss:
 
 
 def mean_rates(rows: Sequence[Measured], engine: str) -> dict[int, float]:
-    """Samples/s of each configuration, in what the machine was on average.
+    """Samples/s of each configuration, adjusted for the machine's drift.
 
-    The machine drifts, and not every configuration was measured in every round, so that plain means would compare hours of the
-    day. By least squares: log rate = configuration on its engine + round, the rounds' effects summing to zero.
+    Not every configuration was measured in every round, so that plain means would compare times of day. Least squares:
+    log rate = configuration on its engine + round, the rounds' effects summing to zero.
     """
     measured = [row for row in rows if row.rate > 0]
     if not any(row.engine == engine for row in measured):
@@ -78,21 +78,21 @@ def mean_rates(rows: Sequence[Measured], engine: str) -> dict[int, float]:
 
 
 def correlation(one: Rates, other: Rates) -> tuple[float | None, int]:
-    """Spearman over the configurations that both have, and how many these are."""
+    """Spearman over the configurations that both have, and their number."""
     common = sorted(one.keys() & other.keys())
     first, second = (np.array([rates[number] for number in common]) for rates in (one, other))
     return spearman(first, second), len(common)
 
 
 def winners_loss(source: Rates, target: Rates) -> tuple[int, int, float]:
-    """Of the configurations that both have: the source's best, the target's best, and what the first loses on the target."""
+    """Among the configurations that both have: the source's best, the target's best, and the former's loss on the target."""
     common = source.keys() & target.keys()
     theirs, own = max(common, key=source.__getitem__), max(common, key=target.__getitem__)
     return theirs, own, 1 - target[theirs] / target[own]
 
 
 def knob_losses(source: Rates, target: Rates, configurations: Sequence[TrialConfig], layout: str = "") -> list[Loss]:
-    """For each knob that varies: the target's best with the source's value of it, against the target's best of all."""
+    """For each varying knob: the target's best with the source's value, against the target's overall best."""
     theirs, own, _ = winners_loss(source, target)
     common = source.keys() & target.keys()
     losses = []
@@ -106,7 +106,7 @@ def knob_losses(source: Rates, target: Rates, configurations: Sequence[TrialConf
 
 
 def by_layout(source: Rates, target: Rates, configurations: Sequence[TrialConfig]) -> dict[str, tuple[Rates, Rates]]:
-    """Layout -> both engines' rates of the configurations in it that both have: memory may leave no other layout."""
+    """Layout -> both engines' rates of the layout's common configurations: memory may permit only one layout."""
     groups: dict[str, list[int]] = {}
     for number in sorted(source.keys() & target.keys()):
         layout = TrialConfig().replace({name: getattr(configurations[number], name) for name in LAYOUT})
@@ -118,14 +118,14 @@ def by_layout(source: Rates, target: Rates, configurations: Sequence[TrialConfig
 
 
 def all_losses(source: Rates, target: Rates, configurations: Sequence[TrialConfig]) -> tuple[list[Loss], list[Loss]]:
-    """Knob by knob where every layout may be chosen, and in each that may be given."""
+    """Losses knob by knob with a free layout, and within each fixed layout."""
     groups = by_layout(source, target, configurations)
     given = [loss for layout, group in groups.items() for loss in knob_losses(*group, configurations, layout)]
     return knob_losses(source, target, configurations), given
 
 
 def finalists(rows: Sequence[Measured], configurations: Sequence[TrialConfig]) -> list[int]:
-    """The configurations on which the losses rest: in each layout what is within `CLOSE` of the best on either engine."""
+    """The configurations that decide the losses: in each layout those within `CLOSE` of the best on either engine."""
     source = mean_rates(rows, SOURCE)
     found: set[int] = set()
     for engine in {row.engine for row in rows} - {SOURCE}:
@@ -136,19 +136,19 @@ def finalists(rows: Sequence[Measured], configurations: Sequence[TrialConfig]) -
 
 
 def page(rows: Sequence[Measured], configurations: Sequence[TrialConfig], rate_mbit: int) -> list[str]:
-    """Lines of markdown; empty where nothing was measured."""
+    """Lines of markdown; empty without measurements."""
     engines = [engine for engine in ("native", "deepspeed", "fsdp2") if mean_rates(rows, engine)]
     if SOURCE not in engines:
         return []
     rates = {engine: mean_rates(rows, engine) for engine in engines}
     method = (
         "The same configurations by one harness on two CPU ranks, each in a network namespace of its own behind a link of "
-        f"{rate_mbit} Mbit/s, the engines in turn; what an engine refuses it does not run"
+        f"{rate_mbit} Mbit/s, the engines in turn, without configurations that an engine refuses"
     )
     counts = ", ".join(f"{len(rates[engine])} on {engine}" for engine in engines)
     noise = ", ".join(f"{_spread(rows, engine)} on {engine}" for engine in engines)
     finals = (
-        f"what a loss rests on was measured {_finals(rows)} times, which leaves a difference uncertain by "
+        f"configurations that decide a loss were measured {_finals(rows)} times, so that a difference is uncertain by "
         f"± {100 * _uncertainty(rows):.0f} % (95 %)"
     )
     matrix = [[one, *(_cell(rates[one], rates[other]) for other in engines)] for one in engines]
@@ -182,25 +182,25 @@ def _transfer(engine: str, source: Rates, target: Rates, configurations: Sequenc
     return [
         f"## Native's answer on {engine}", "",
         f"{answer}. Knob by knob, native's value kept and everything else tuned on {engine} (bound {SPECIFIC:.0%}): {verdict}.",
-        "", *table(["knob", "loses", "most in a given layout", "there native has", f"there {engine} has", ""],
+        "", *table(["knob", "loses", "most in a fixed layout", "there native has", f"there {engine} has", ""],
                    [_knob_cells(loss, given) for loss in free]), "",
-        "Where the layout is given, because memory leaves no other:", "",
+        "With a fixed layout, if memory permits no other:", "",
         *table(["layout", "native's best in it", f"{engine}'s best in it", "loses"], layouts), "",
     ]  # fmt: skip
 
 
 def _knob_cells(free: Loss, given: Sequence[Loss]) -> list[str]:
-    """A knob's row: what it loses where every layout may be chosen, and where it loses most in one that is given."""
+    """A knob's row: its loss with a free layout, and its largest loss in a fixed layout."""
     mine = [loss for loss in given if loss.knob == free.knob]
     worst = max(mine, key=lambda loss: loss.share, default=free)
     most = f"{100 * worst.share:.1f} % ({worst.layout})" if mine and worst.share else "nothing"
-    told = "engine-specific" if free.specific or worst.specific else "carries over"
-    return [free.knob, f"{100 * free.share:.1f} %", most, str(worst.source), str(worst.target), told]
+    verdict = "engine-specific" if free.specific or worst.specific else "carries over"
+    return [free.knob, f"{100 * free.share:.1f} %", most, str(worst.source), str(worst.target), verdict]
 
 
 def _cell(one: Rates, other: Rates) -> str:
-    told, count = correlation(one, other)
-    return f"{'none' if told is None else f'{told:.2f}'} ({count})"
+    value, count = correlation(one, other)
+    return f"{'none' if value is None else f'{value:.2f}'} ({count})"
 
 
 def _finals(rows: Sequence[Measured]) -> int:
@@ -208,7 +208,7 @@ def _finals(rows: Sequence[Measured]) -> int:
 
 
 def _uncertainty(rows: Sequence[Measured]) -> float:
-    """Half-width of the 95 % interval of the ratio of two configurations that were measured most often."""
+    """Half-width of the 95 % interval of the ratio of two configurations with the most measurements."""
     deviation, _ = _pooled(rows)
     return 1.96 * deviation * math.sqrt(2 / _finals(rows))
 

@@ -1,4 +1,4 @@
-"""What a trial costs beyond its own steps: warm against cold processes, and in a sweep of 50 one-second trials.
+"""Overhead of a trial beyond its steps: warm against cold processes, and in a sweep of 50 one-second trials.
 
 python benchmarks/trial_overhead.py [--repeats 10] [--trials 50] [--markdown docs/trial-overhead.md]
 """
@@ -46,13 +46,13 @@ def run(runner: LocalRunner, name: str) -> TrialResult:
 
 
 def beyond_steps(began: float, result: TrialResult) -> float:
-    """Seconds from asking to having the result, less the trial's optimizer steps: warm-up, the memory step, timed ones."""
+    """Seconds from request to result, minus the trial's optimizer steps: warm-up, the memory step, timed steps."""
     memory_step = statistics.fmean(result.step_seconds)
     return time.perf_counter() - began - result.phase_seconds["warmup"] - memory_step - sum(result.step_seconds)
 
 
 def measure(repeats: int) -> tuple[list[float], list[float], dict[str, float]]:
-    """Interleaved: a cold gang with one trial, then a trial on the warm one."""
+    """Measure interleaved: a trial on a cold gang, then a trial on the warm one."""
     warm, cold, phases = [], [], {}
     with LocalRunner(RANKS) as kept:
         run(kept, "first")
@@ -106,8 +106,8 @@ def main() -> int:
     outside = 1 - inside / span
     method = (
         f"Written by `make bench`. `llama-tiny` on {RANKS} CPU ranks, {arguments.repeats} trials each, interleaved. "
-        "From asking to having the result, less the trial's optimizer steps (warm-up, the one whose memory is accounted for, "
-        "the timed ones); building, the memory account and all messages count."
+        "Time from request to result, minus the trial's optimizer steps (warm-up, the memory step, timed steps); building, the "
+        "memory account and all messages count."
     )
     swept = (
         f"A sweep of {count} trials of {inside / count:.2f} s on the {arguments.runner} runner by {arguments.strategy}: "
@@ -117,7 +117,7 @@ def main() -> int:
     )
     last = ", ".join(f"{name} {seconds:.3f}" for name, seconds in phases.items())
     lines = [
-        "# What a trial costs beyond its own steps",
+        "# Overhead of a trial beyond its steps",
         "",
         method,
         "",

@@ -1,4 +1,4 @@
-"""What DeepSpeed's autotuner and `autotune sweep` come to, each from a cold command, and rates by DeepSpeed's own engine."""
+"""Answers of DeepSpeed's autotuner and `autotune sweep`, each from a cold command, and rates by DeepSpeed's own engine."""
 
 import contextlib
 import json
@@ -24,7 +24,7 @@ from storage.sql import open_store
 
 RANKS = 2
 TUNER_LIMIT = 1800
-"""Seconds: DeepSpeed's autotuner has no limit of its own."""
+"""Time limit in seconds: DeepSpeed's autotuner has none."""
 BUCKETS = (50_000_000, 500_000_000)
 SPACE: dict[str, tuple[Value, ...]] = {
     "zero_stage": (0, 1, 2, 3),
@@ -34,10 +34,10 @@ SPACE: dict[str, tuple[Value, ...]] = {
     "overlap_comm": (True, False),
     "contiguous_gradients": (True, False),
 }
-"""What DeepSpeed's templates vary (its 1e9 is as its 5e8 where the model has fewer parameters)."""
+"""Knobs that DeepSpeed's templates vary (1e9 equals 5e8 if the model has fewer parameters)."""
 FIDELITY = {"min_steps": "2", "max_steps": "5", "max_seconds": "0.2", "measure_memory": "false"}
-"""Of our trials, as much as DeepSpeed does in one: it times two steps of each, after three others, and accounts for no memory.
-Ours are two or more, after four others at least."""
+"""Fidelity of our trials, with the same work as DeepSpeed's: it times two steps after three others, without memory accounting.
+Ours time two or more, after at least four others."""
 _HERE = Path(__file__).resolve().parent
 _ZERO_KEYS = ("reduce_bucket_size", "allgather_bucket_size", "overlap_comm", "contiguous_gradients")
 _LAUNCH = re.compile(r"\[([\d-]+ [\d:,]+)\].*Launching exp_id")
@@ -45,18 +45,18 @@ _LAUNCH = re.compile(r"\[([\d-]+ [\d:,]+)\].*Launching exp_id")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What a tuner came to."""
+    """Result of a tuner."""
 
     name: str
     config: TrialConfig
     seconds: float
-    """From the command to its end."""
+    """Seconds of the whole command."""
     trials: int
-    """Of the search."""
+    """Trials of the search."""
     runs: int
-    """All that was run: the profile and the confirmations too."""
+    """All runs, including the profile and the confirmations."""
     trial_seconds: float
-    """From one trial of the search to the next, the median: what one more costs."""
+    """Median seconds from one trial of the search to the next: the cost of one more."""
 
     @property
     def per_run(self) -> float:
@@ -65,13 +65,13 @@ class Answer:
 
 
 def run_deepspeed(python: Path, folder: Path) -> Answer:
-    """Have DeepSpeed's autotuner tune, from a cold command.
+    """Run DeepSpeed's autotuner from a cold command.
 
     Raises:
-        SystemExit: it fails, does not end, or names no optimum; what it said last is told.
+        SystemExit: it fails, does not end, or names no optimum; the message has its last output.
     """
     (folder / "ds.json").write_text(json.dumps(_user_config()))
-    _stand_in(folder / "bin" / "pdsh")
+    _write_noop(folder / "bin" / "pdsh")
     command = [*_launcher(python), "--autotuning", "tune", "--num_nodes", "1", "--num_gpus", str(RANKS)]
     command += ["--master_addr", "127.0.0.1", "--master_port", _free_port(), str(_HERE / "deepspeed_train.py")]
     command += ["--model", MODEL, "--deepspeed", "--deepspeed_config", "ds.json"]
@@ -85,16 +85,16 @@ def run_deepspeed(python: Path, folder: Path) -> Answer:
         except subprocess.TimeoutExpired:
             raise SystemExit(f"DeepSpeed's autotuner did not end in {TUNER_LIMIT} s") from None
         finally:
-            # Its launchers leave ranks behind when they are ended from outside.
+            # Its launchers leave ranks behind when they are killed.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-    seconds, said = time.monotonic() - began, log.read_text(errors="replace")
+    seconds, output_text = time.monotonic() - began, log.read_text(errors="replace")
     best = folder / "results" / "ds_config_optimal.json"
     if code or not best.exists():
-        raise SystemExit(f"DeepSpeed's autotuner ended with {code} and no optimum:\n{said[-3000:]}")
-    # Experiments whose result is there already are counted by it but not launched. The first launch is the profile.
-    launches = [datetime.strptime(at, "%Y-%m-%d %H:%M:%S,%f").timestamp() for at in _LAUNCH.findall(said)]
+        raise SystemExit(f"DeepSpeed's autotuner ended with {code} and no optimum:\n{output_text[-3000:]}")
+    # It counts experiments with an existing result but does not launch them. The first launch is the profile.
+    launches = [datetime.strptime(at, "%Y-%m-%d %H:%M:%S,%f").timestamp() for at in _LAUNCH.findall(output_text)]
     return Answer(
         name="deepspeed", config=config_of(json.loads(best.read_text())), seconds=seconds, trials=len(launches) - 1,
         runs=len(launches), trial_seconds=between(launches[1:]),
@@ -102,10 +102,10 @@ def run_deepspeed(python: Path, folder: Path) -> Answer:
 
 
 def run_ours(folder: Path, trials: int, seed: int, confirm_repeats: int) -> Answer:
-    """The same by `autotune sweep`, its interpreter and ranks started cold; the confirmation counts as time.
+    """The same with `autotune sweep`, with a cold interpreter and cold ranks; the time includes the confirmation.
 
     Raises:
-        SystemExit: it fails; what it said last is told.
+        SystemExit: it fails; the message has its last output.
     """
     best, database, config = folder / f"best-{seed}.json", folder / f"ours-{seed}.db", folder / "sweep.toml"
     config.write_text("[fidelity]\n" + "".join(f"{name} = {value}\n" for name, value in FIDELITY.items()))
@@ -139,13 +139,13 @@ def run_ours(folder: Path, trials: int, seed: int, confirm_repeats: int) -> Answ
 
 
 def between(times: list[float]) -> float:
-    """Seconds from one to the next, the median.
+    """Median seconds from one time to the next.
 
     Raises:
         SystemExit: there are fewer than two.
     """
     if len(times) < 2:
-        raise SystemExit("a tuner ran fewer than two trials: what one more costs is not known")
+        raise SystemExit("a tuner ran fewer than two trials: the cost of one more is unknown")
     return median(later - earlier for earlier, later in pairwise(times))
 
 
@@ -153,7 +153,7 @@ def rate_by_deepspeed_engine(config: TrialConfig, python: Path, folder: Path) ->
     """Samples/s by DeepSpeed's own engine, started by its launcher.
 
     Raises:
-        SystemExit: it fails; what it said last is told.
+        SystemExit: it fails; the message has its last output.
     """
     out, engine = folder / "seconds.json", folder / "engine.json"
     out.unlink(missing_ok=True)
@@ -169,7 +169,7 @@ def rate_by_deepspeed_engine(config: TrialConfig, python: Path, folder: Path) ->
 
 
 def why_not(python: Path) -> str | None:
-    """Why DeepSpeed cannot be run by this Python; None: it can."""
+    """Why this Python cannot run DeepSpeed; None: it can."""
     code = "import deepspeed, tabulate; print(deepspeed.__version__)"
     environment = os.environ | {"DS_ACCELERATOR": "cpu"}
     try:
@@ -177,17 +177,17 @@ def why_not(python: Path) -> str | None:
     except OSError as error:
         return f"{python} does not run ({error})"
     if done.returncode or not (python.parent / "deepspeed").exists():
-        said = (done.stderr.strip().splitlines() or ["there is no command `deepspeed` beside it"])[-1]
-        return f"{python} has no DeepSpeed with its autotuner: {said}; give one by --deepspeed-python"
+        output_text = (done.stderr.strip().splitlines() or ["there is no command `deepspeed` beside it"])[-1]
+        return f"{python} has no DeepSpeed with its autotuner: {output_text}; give one by --deepspeed-python"
     return None
 
 
 def config_of(optimum: dict[str, Any]) -> TrialConfig:
-    """DeepSpeed's optimum in our knobs; what it leaves out stands at DeepSpeed's default. Its global batch may be smaller than
-    the one that it was told: it is measured at that one, by accumulation."""
+    """DeepSpeed's optimum in our knobs; omitted settings have DeepSpeed's defaults. Its global batch may be smaller than the
+    requested one; it is measured at the requested one, by accumulation."""
     zero = optimum.get("zero_optimization", {})
     stage = int(zero.get("stage", 0))
-    # DeepSpeed overlaps by default at stage 3 alone.
+    # DeepSpeed overlaps by default only at stage 3.
     changes: dict[str, Value] = {"zero_stage": stage, "overlap_comm": bool(zero.get("overlap_comm", stage == 3))}
     changes |= {name: int(zero[name]) for name in ("reduce_bucket_size", "allgather_bucket_size") if name in zero}
     changes |= {name: bool(zero[name]) for name in ("contiguous_gradients",) if name in zero}
@@ -195,7 +195,7 @@ def config_of(optimum: dict[str, Any]) -> TrialConfig:
 
 
 def tuned_before(folder: Path | None) -> Answer | None:
-    """What DeepSpeed's autotuner came to in a run that was cut off after it."""
+    """The stored answer of DeepSpeed's autotuner from an earlier, interrupted run; None: there is none."""
     path = None if folder is None else folder / "deepspeed.json"
     if path is None or not path.exists():
         return None
@@ -204,7 +204,7 @@ def tuned_before(folder: Path | None) -> Answer | None:
 
 
 def keep(answer: Answer, folder: Path | None) -> Answer:
-    """Write it down, so that five minutes are not spent twice."""
+    """Store the answer, which takes minutes to compute."""
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "deepspeed.json").write_text(json.dumps(asdict(answer) | {"config": answer.config.values()}))
@@ -246,12 +246,12 @@ def _environment(python: Path, folder: Path) -> dict[str, str]:
 
 
 def _free_port() -> str:
-    """Another program may have DeepSpeed's own port."""
+    """A free port: another program may use DeepSpeed's default port."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         return str(server.getsockname()[1])
 
 
-def _stand_in(path: Path) -> None:
+def _write_noop(path: Path) -> None:
     path.parent.mkdir()
     path.write_text("#!/bin/sh\nexit 0\n")
     path.chmod(0o755)

@@ -1,9 +1,9 @@
-"""What a step asks of the device and of the host beside forward and backward: operations, waits, and what overlaps.
+"""Work of a step on device and host besides forward and backward: operations, waits, and overlap.
 
     python -m benchmarks.update_counts [--markdown docs/update-counts.md]
 
-A minute on two CPU ranks. Counts do not depend on the machine; a GPU starts a kernel, or a few, for each operation. Exit
-status 1 where a count is above its bound.
+A minute on two CPU ranks. Counts do not depend on the machine; a GPU starts one or a few kernels for each operation. Exit
+status 1 if a count exceeds its bound.
 """
 
 import itertools
@@ -33,12 +33,12 @@ STEPS = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """A configuration, and the most operations of reduction and update in one of its steps."""
+    """A configuration, and the bounds of its operations of reduction and update in one step."""
 
     name: str
     config: TrialConfig
     before: tuple[int, int]
-    """Operations of reduction and of update when gradients and parameters were moved one by one, by this command."""
+    """Operations of reduction and update, by this command, when gradients and parameters were moved one by one."""
     bound: tuple[int, int]
 
 
@@ -82,19 +82,19 @@ WAITS_BEFORE = 16
 INTRODUCTION = f"""# Operations and waits of reduction and update
 
 Written by `make bench` (`benchmarks/update_counts.py`). {SPEC.name} with {3 + 9 * SPEC.num_layers} parameters, on rank 0 of
-{RANKS} CPU ranks over gloo, in one step. *Reduction*: operations that move gradients out of `parameter.grad`, add them up and
-send them, over all micro-batches. *Update*: norm, clipping, optimizer, and bringing parameters up to date. Views and
-allocations do not count. A fused or `foreach` operation is one here and a few kernels on a GPU. *Before*: the same command when
-each gradient and each parameter was moved by operations of its own. *ms of the processor*: of both together, the shortest of
-ten steps on this machine, which no bound holds."""
+{RANKS} CPU ranks over gloo, in one step. *Reduction*: operations that move gradients out of `parameter.grad`, sum and send
+them, over all micro-batches. *Update*: norm, clipping, optimizer, and the update of the parameters. Views and allocations do
+not count. A fused or `foreach` operation is one operation here and a few kernels on a GPU. *Before*: the same command when
+each gradient and each parameter was moved by separate operations. *CPU ms*: CPU time of both together in the fastest of ten
+steps on this machine, without a bound."""
 OVERLAP_TEXT = f"""{LARGE.name}, every knob at its default, {RANKS} ranks: reductions that begin before backward has ended. The
-last one cannot: it has the gradients that backward makes last. *Before*: a bucket held 500 million elements."""
-WAITS_TEXT = f"""How often the host reads what the device has computed while {STEPS} steps are timed on a device with a clock
-of its own (here the host's clock stands for it)."""
+last one cannot: it contains the last gradients of backward. *Before*: a bucket held 500 million elements."""
+WAITS_TEXT = f"""Host reads of device results while {STEPS} steps are timed on a device with its own clock (here replaced by
+the host's clock)."""
 
 
 class HostClock:
-    """Stands for the clock of a device: the host's own."""
+    """Replaces a device's clock by the host's."""
 
     def event(self) -> float:
         return time.perf_counter()
@@ -103,16 +103,16 @@ class HostClock:
         return end - begin
 
     def wait(self) -> None:
-        """Everything is done when it is asked for."""
+        """Nothing to wait for: everything is synchronous."""
 
 
 def waits() -> int:
-    """How often the host stops to read what the device has computed, while `STEPS` steps are timed as on a GPU."""
+    """Number of host reads of device results, while `STEPS` steps are timed as on a GPU."""
     log: list[str] = []
     with ExitStack() as stack:
         if hasattr(device_module, "device_clock"):
             stack.enter_context(patch.object(device_module, "device_clock", lambda _: HostClock()))
-            # As where steps are short, also on a machine that has other work.
+            # As with short steps, also on a busy machine.
             stack.enter_context(patch.object(trial_module, "WINDOW_SECONDS", 1e6))
         run_step, timed = ParallelSession.run_step, trial_module._time_full
 
@@ -144,7 +144,7 @@ def _logged_float(log: list[str]) -> Callable[[torch.Tensor], float]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """Everything that was counted."""
+    """All counts."""
 
     steps: Sequence[Step]
     overlaps: Sequence[tuple[int, int]]
@@ -152,7 +152,7 @@ class Found:
 
 
 def counted() -> Found:
-    """Everything, with two ranks and in this process."""
+    """Count everything, on two ranks and in this process."""
     with Gang(RANKS, work) as gang:
         steps = [gang.run(("step", case.config))[0] for case in CASES]
         overlaps = [gang.run(("overlap", stage))[0] for stage in OVERLAPS]
@@ -160,18 +160,18 @@ def counted() -> Found:
 
 
 def problems(found: Found) -> list[str]:
-    """What is above its bound."""
-    told = []
+    """Counts above their bounds."""
+    lines = []
     for case, step in zip(CASES, found.steps, strict=True):
         for kind, count, bound in zip(("reduction", "update"), (step.reducing, step.updating), case.bound, strict=True):
             if count > bound:
-                told.append(f"{case.name}: {count} operations of {kind}, bound {bound}")
+                lines.append(f"{case.name}: {count} operations of {kind}, bound {bound}")
     for stage, (every, beside) in zip(OVERLAPS, found.overlaps, strict=True):
         if beside < every - 1:
-            told.append(f"stage {stage}: {beside} of {every} reductions begin beside backward")
+            lines.append(f"stage {stage}: {beside} of {every} reductions begin during backward")
     if found.waits > -(-STEPS // trial_module.WINDOW_STEPS):
-        told.append(f"{found.waits} waits in {STEPS} timed steps")
-    return told
+        lines.append(f"{found.waits} waits in {STEPS} timed steps")
+    return lines
 
 
 def page(found: Found) -> list[str]:
@@ -191,7 +191,7 @@ def page(found: Found) -> list[str]:
         [f"stage {stage}", str(before), f"{beside} of {every}"]
         for stage, before, (every, beside) in zip(OVERLAPS, OVERLAP_BEFORE, found.overlaps, strict=True)
     ]
-    headings = ["configuration", "reduction, before", "reduction", "update, before", "update", "ms of the processor"]
+    headings = ["configuration", "reduction, before", "reduction", "update, before", "update", "CPU ms"]
     return [
         *INTRODUCTION.splitlines(), "",
         *table(headings, rows), "",

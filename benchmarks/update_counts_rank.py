@@ -30,7 +30,7 @@ LARGE = ModelSpec(
     num_key_value_heads=12, head_dim=64, ffn_hidden_size=2048, vocab_size=8192, sequence_length=8,
 )  # fmt: skip
 FREE = ("empty", "detach", "_unsafe_view", "new_empty", "lift_fresh")
-"""Operators that start nothing on a device, beside views."""
+"""Operators other than views that start nothing on a device."""
 
 
 class Operations(TorchDispatchMode):
@@ -50,12 +50,12 @@ class Operations(TorchDispatchMode):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """Of one step of a rank."""
+    """Counts and times of one step of a rank."""
 
     reducing: int
     updating: int
     seconds: float
-    """That the processor spends on both, counted without a counter of operators."""
+    """CPU seconds of both, measured without counting operators."""
     loss: float
 
 
@@ -94,7 +94,7 @@ def step_of(rank: int, config: TrialConfig) -> Step:
 
 
 def overlap_of(rank: int, stage: int) -> tuple[int, int]:
-    """Reductions of a large model's step: all of them, and those that began before backward had made the last gradient."""
+    """Reductions of a large model's step: all, and those that began before backward computed the last gradient."""
     config = TrialConfig(zero_stage=stage, micro_batch_size=1)
     workload = Workload(global_batch_size=RANKS, sequence_length=LARGE.sequence_length)
     session = NativeEngine().build(RankContext(rank=rank, world_size=RANKS, device=CPU), LARGE, config, workload)
@@ -123,7 +123,7 @@ def overlap_of(rank: int, stage: int) -> tuple[int, int]:
 
 
 def work(rank: int, task: tuple[str, Any]) -> Any:
-    """What a rank is asked for."""
+    """Run a rank's task."""
     torch.manual_seed(0)
     kind, value = task
     return step_of(rank, value) if kind == "step" else overlap_of(rank, value)

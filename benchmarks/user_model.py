@@ -24,7 +24,7 @@ PLAN = {
 
 
 class Scale(nn.Module):
-    """One number for each dimension of a head: every rank uses it for its own heads."""
+    """One weight for each dimension of a head; every rank uses it for its own heads."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class Scale(nn.Module):
 
 
 class Attention(nn.Module):
-    """Attention that counts its heads, as many users' modules do."""
+    """Attention with its number of heads as an attribute, as in many users' modules."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """A layer that returns a tuple, as Hugging Face's once did."""
+    """A layer that returns a tuple, as Hugging Face's formerly did."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -99,5 +99,5 @@ def batch(samples: int, generator: torch.Generator) -> dict[str, Tensor]:
 
 
 def factory() -> tuple[nn.Module, object, dict[str, object]]:
-    """The module, its batches and where it can be cut."""
+    """The module, its batch function and its parallelism plan."""
     return UserModel(), batch, PLAN

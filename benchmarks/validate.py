@@ -1,9 +1,9 @@
-"""Are predictions as good as they are held to be? Every calibration mode on the measurements of others.
+"""Do predictions meet their targets? Every calibration mode on published measurements.
 
     python benchmarks/validate.py [--data ../shared/data] [--markdown docs/validation.md]
 
-The measurements are no part of the repository: where they are absent, this says so and measures nothing. What needs more
-than a table – times fitted on one curve, the place of experts' choices in a plan – is measured by the scripts of MORE.
+The measurements are not part of the repository: without them the program prints the reason and measures nothing. The scripts
+of MORE measure what needs more than a table: times fitted on one curve, and the rank of experts' choices in a plan.
 """
 
 import argparse
@@ -39,7 +39,7 @@ SECTIONS = {
 
 
 def measure(data: Path) -> dict[Calibration, Document]:
-    """The document of each mode."""
+    """Validate in each mode; return the documents."""
     measurements, labels = read_table(data / "measured.csv"), read_labels(data / "failure_labels.csv")
     documents = {}
     for mode in SECTIONS:
@@ -50,7 +50,7 @@ def measure(data: Path) -> dict[Calibration, Document]:
 
 
 def more_lines(data: Path) -> list[Line]:
-    """What the other scripts measured; those that are not there are told as not measured."""
+    """Lines of the other scripts; missing scripts are reported as not measured."""
     found = []
     for name, title in MORE.items():
         if importlib.util.find_spec(name) is None:
@@ -67,8 +67,8 @@ def page(documents: Mapping[Calibration, Document], lines: list[Line], seconds: 
     parts = [
         "# Predictions against measurements",
         "",
-        f"Written by `make validate` in {seconds:.0f} s: `autotune validate` on measurements of others, in each mode.",
-        "[How the scores are defined, and what the ceilings are](validation-method.md).",
+        f"Written by `make validate` in {seconds:.0f} s: `autotune validate` on published measurements, in each mode.",
+        "[Definitions of the scores and the ceilings](validation-method.md).",
         "",
         f"{held} of {len(lines)} targets are held, {sum(line.held is False for line in lines)} missed.",
         "[Why](prediction-model.md#what-is-missed-and-why).",
@@ -90,7 +90,7 @@ def main() -> int:
     arguments = parser.parse_args()
     for name in ("measured.csv", "failure_labels.csv"):
         if not (arguments.data / name).is_file():
-            print(f"{arguments.data / name} is absent: nothing is measured. Give its folder: make validate DATA=FOLDER")
+            print(f"{arguments.data / name} not found: nothing is measured; give its folder: make validate DATA=FOLDER")
             return 2
     began = time.monotonic()
     documents = measure(arguments.data)

@@ -1,9 +1,9 @@
-"""Where experts' tuned configurations stand in the plan of their space: model, cluster and batch as theirs, layout free.
+"""Rank of experts' tuned configurations in the plan of their space: their model, cluster and batch, with a free layout.
 
     python benchmarks/validate_plan.py [--data ../shared/data]
 
-The space of a row: every legal tensor, pipeline, context and data size, stages a rank and micro-batch on its devices; with
-recomputation and division of the states as memory asks for, since the source states neither. Nothing is fitted on the source.
+The space of a row: every legal tensor, pipeline, context and data size, stages a rank and micro-batch on its devices;
+recomputation and sharding as memory requires, since the source states neither. Nothing is fitted on the source.
 """
 
 import argparse
@@ -48,12 +48,12 @@ def _pipelined(row: Row, layers: int, world: int) -> Iterator[Row]:
 
 
 def layout(row: Row) -> tuple[int, ...]:
-    """What the expert chose."""
+    """The layout as a key."""
     return (row.tp or 1, row.pp or 1, row.cp or 1, row.micro_batch or 1)
 
 
 def place(row: Row, predictor: TablePredictor) -> tuple[int, int]:
-    """The place of the expert's layout among the feasible ones, each at its best number of stages a rank; and how many."""
+    """Rank of the expert's layout among the feasible ones, each with its best number of stages a rank; and their number."""
     rows = [each for each in space(row) if refusal(each) is None]
     forecast = predictor.forecast(rows)
     best: dict[tuple[int, ...], float] = {}
@@ -66,7 +66,7 @@ def place(row: Row, predictor: TablePredictor) -> tuple[int, int]:
 
 
 def places(data: Path) -> dict[str, tuple[int, int]]:
-    """Row -> place and number of feasible layouts."""
+    """Row -> rank and number of feasible layouts."""
     rows = [row for row in read_table(data / "measured.csv").rows if refusal(row) is None]
     predictor = TablePredictor().calibrated([row for row in rows if not row.source.startswith(BRIDGE)])
     return {row.row_id: place(row, predictor) for row in rows if row.source.startswith(BRIDGE)}
@@ -88,7 +88,7 @@ def lines(data: Path) -> list[Line]:
 
 
 def main() -> int:
-    """Print each row's place."""
+    """Print each row's rank."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--data", type=Path, default=Path("../shared/data"))
     options = parser.parse_args()

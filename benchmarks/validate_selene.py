@@ -3,7 +3,7 @@
     python benchmarks/validate_selene.py [--data ../shared/data]
 
 The curve is that of matrix products over their shape: `matrix_efficiency`, `rows_half` and `width_half` of
-`autotune/prediction/equations/coefficients.py`. Everything else stands at its prior.
+`autotune/prediction/equations/coefficients.py`. Everything else keeps its prior.
 """
 
 import argparse
@@ -26,7 +26,7 @@ MEAN, MOST = 0.035, 0.08
 
 
 def errors(data: Path) -> dict[str, float]:
-    """Row -> predicted / measured - 1, nothing fitted to the row's model."""
+    """Row -> predicted / measured - 1, without fitting to the row's model."""
     rows = read_table(data / "selene_iteration_times.csv").rows
     cases, times = cases_of_rows(rows), np.array([step_seconds(row) or np.nan for row in rows])
     models = np.array([row.model_name for row in rows])

@@ -1,4 +1,4 @@
-"""What predictions are held to, source by source. Sources are named here alone: the package knows none of them."""
+"""Targets of predictions, source by source. Sources are named only here: the package does not depend on them."""
 
 import operator
 from collections.abc import Mapping
@@ -15,15 +15,15 @@ class Line:
     """A line of the table of targets."""
 
     target: str
-    """What is held to what."""
+    """Source and figure."""
     mode: str
-    """What the predictor was fitted on."""
+    """Calibration mode: the rows that the predictor was fitted on."""
     bound: str
     figure: str
     held: bool | None
-    """None: it was not measured."""
+    """None: not measured."""
     ceiling: str = ""
-    """What a perfect predictor reaches."""
+    """Figure of a perfect predictor."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +31,7 @@ class Target:
     """A figure of a source in a mode's document, and its bound."""
 
     source: str
-    """How the source's name begins in the table."""
+    """Prefix of the source's name in the table."""
     title: str
     mode: Calibration
     score: str
@@ -39,10 +39,10 @@ class Target:
     bound: float
     at_least: bool
     ceiling: str = ""
-    """The ceiling's name, beside ranks."""
+    """Name of the ceiling; empty: none."""
 
     def line(self, documents: Mapping[Calibration, Document]) -> Line:
-        """What came of it."""
+        """The line of this target."""
         found = [figures for name, figures in documents[self.mode]["by_source"].items() if name.startswith(self.source)]
         if not found:
             return self._line("no such source in the table", None)
@@ -53,11 +53,11 @@ class Target:
         if value is None:
             return self._line(f"none, of {count:,g} {unit}", None)
         held = operator.ge(value, self.bound) if self.at_least else operator.le(value, self.bound)
-        return self._line(f"{self._told(value)}, of {count:,g} {unit}", held, self._ceiling(scores))
+        return self._line(f"{self._text(value)}, of {count:,g} {unit}", held, self._ceiling(scores))
 
     def _line(self, figure: str, held: bool | None, ceiling: str = "") -> Line:
         sense = "at least" if self.at_least else "at most"
-        bound = f"{sense} {self._told(self.bound)}"
+        bound = f"{sense} {self._text(self.bound)}"
         return Line(target=self.title, mode=str(self.mode), bound=bound, figure=figure, held=held, ceiling=ceiling)
 
     def _ceiling(self, scores: Document) -> str:
@@ -69,7 +69,7 @@ class Target:
         ]
         return f"{own:.3f} at 1 % noise, assumed; {', '.join(others)}" if scores["ceiling_assumes_noise"] else f"{own:.3f}"
 
-    def _told(self, value: float) -> str:
+    def _text(self, value: float) -> str:
         if self.figure in ("missed", "false_alarms"):
             return f"{value:g}"
         return f"{100 * value:.1f} %" if "error" in self.figure or self.figure == "false_alarm_share" else f"{value:.3f}"

@@ -1,6 +1,6 @@
-"""How many collectives a rank waits for where it calls them: with `async_op=False` nothing computes beside them on gloo.
+"""Counts collectives that a rank waits for at the call: with `async_op=False` nothing overlaps with them on gloo.
 
-Import it before anything that keeps torch's functions. What a library calls in C++, as DDP does, is not seen.
+Import it before modules that store torch's functions. Calls from C++, like DDP's, are not counted.
 """
 
 import functools
@@ -19,11 +19,11 @@ FUNCTIONS = (
 
 @dataclass(slots=True)
 class Calls:
-    """Since they were last reset."""
+    """Counts since the last reset."""
 
     seen: int = 0
     waited: int = 0
-    """Of these, those that were waited for where they were called."""
+    """Calls that waited for the result."""
 
 
 CALLS = Calls()

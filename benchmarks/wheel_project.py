@@ -1,4 +1,4 @@
-"""A project that has packages of our names, and the wheel of this repository installed where the project runs."""
+"""A project whose packages have our names, and an environment with this repository's wheel installed."""
 
 import shutil
 import subprocess
@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-ROOMS = ("api", "autotune", "executor", "search_spaces", "storage")
-BUILT_FROM = (*ROOMS, "tests", "benchmarks", "examples", "docs")
+PACKAGES = ("api", "autotune", "executor", "search_spaces", "storage")
+BUILT_FROM = (*PACKAGES, "tests", "benchmarks", "examples", "docs")
 MODULES = (
     "api/__init__", "api/routes", "storage/__init__", "storage/rows", "storage/sql", "executor/__init__", "executor/errors",
 )  # fmt: skip
@@ -63,7 +63,7 @@ def build():
 
 
 def build_wheel(source: Path) -> Path:
-    """The wheel, built from a copy in `source`, so that nothing is left in the repository."""
+    """Build the wheel from a copy in `source`, so that the repository stays clean."""
     for name in BUILT_FROM:
         if (ROOT / name).is_dir():
             shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
@@ -75,18 +75,18 @@ def build_wheel(source: Path) -> Path:
 
 
 def install(wheel: Path, environment: Path) -> Path:
-    """The folder of the programs of a new environment: it has the wheel, and beside it what this environment has installed."""
+    """Create an environment with the wheel and this environment's packages; return the folder of its programs."""
     printed(sys.executable, "-m", "venv", "--without-pip", str(environment))
     python = environment / "bin" / "python"
     packages = Path(printed(str(python), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip())
-    # A path from a .pth file is not searched for .pth files itself: an editable install of ours there stays without effect.
+    # .pth files inside a path from a .pth file are not read, so an editable install of ours there has no effect.
     (packages / "around.pth").write_text(f"{sysconfig.get_path('purelib')}\n{sysconfig.get_path('platlib')}\n")
     printed(sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-deps", "--no-index", str(wheel))
     return python.parent
 
 
 def write_project(folder: Path) -> Path:
-    """A user's project with its own `api`, `storage` and `executor`; `REFERENCE` is its factory."""
+    """Write a user's project with its own `api`, `storage` and `executor`; `REFERENCE` is its factory."""
     for name in MODULES:
         path = folder / f"{name}.py"
         path.parent.mkdir(exist_ok=True)
@@ -96,10 +96,10 @@ def write_project(folder: Path) -> Path:
 
 
 def printed(*words: str, folder: Path | None = None, environment: Mapping[str, str] | None = None) -> str:
-    """What a program prints.
+    """Run a program; return its standard output.
 
     Raises:
-        RuntimeError: it failed; with all that it printed.
+        RuntimeError: it failed; the message has its output.
     """
     answer = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
     if answer.returncode:

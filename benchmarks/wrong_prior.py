@@ -1,10 +1,10 @@
-"""What becomes of guided search when its predictions are wrong: coefficients changed at random after they were fitted.
+"""Guided search with deliberately wrong predictions: coefficients are changed at random after fitting.
 
     python benchmarks/wrong_prior.py [--data ../shared/data] [--draws 8] [--markdown FILE]
 
 Each draw multiplies bandwidths, compute efficiencies and the memory of activations by factors that are log-uniform between
-the bounds of RANGES, before anything of a group is known. Guided must still find nearly the best in ten trials, and must not
-fall behind TPE, which predicts nothing, by more than the 95 % interval of their paired difference over groups.
+the bounds of RANGES, before any trial of a group. Guided must still find nearly the best in ten trials, and must not fall
+behind TPE, which does not predict, by more than the 95 % interval of their paired difference over groups.
 """
 
 import argparse
@@ -43,13 +43,13 @@ RANGES: Mapping[str, tuple[tuple[str, ...], float, float]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wrong:
-    """Multiplies coefficients."""
+    """Multiplies coefficients by wrong factors."""
 
     factors: Mapping[str, float]
     """Name of RANGES -> factor."""
 
     def __call__(self, rates: Coefficients) -> Coefficients:
-        """The coefficients, wrong."""
+        """The changed coefficients."""
         changes: dict[str, Any] = {}
         for name, factor in self.factors.items():
             changes |= {each: getattr(rates, each) * factor for each in RANGES[name][0]}
@@ -57,7 +57,7 @@ class Wrong:
 
 
 def drawn(count: int) -> list[Wrong]:
-    """The same ones every time."""
+    """`count` draws, the same on every run."""
     random = np.random.default_rng(0)
     return [
         Wrong(
@@ -69,14 +69,14 @@ def drawn(count: int) -> list[Wrong]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """What became of one draw in one family."""
+    """Result of one draw in one family."""
 
     wrong: Wrong
     source: str
     shares: Mapping[str, float]
-    """Of guided, by budget."""
+    """Shares of guided, by budget."""
     ahead: Mapping[str, Any]
-    """Over TPE: mean and interval of the difference, by budget."""
+    """Lead over TPE, by budget: mean and interval of the difference."""
 
     @property
     def behind(self) -> list[str]:
@@ -92,35 +92,36 @@ def measure(
     rounds: Rounds,
     spread: Spread,
 ) -> list[Measured]:
-    """Play guided with each draw's predictions. `tpe`: its games on the same groups, which no prediction changes."""
-    alone = replace(rounds, strategies=("guided",))
+    """Play guided with each draw's predictions. `tpe`: TPE's games on the same groups, which do not use predictions."""
+    guided_only = replace(rounds, strategies=("guided",))
     found = []
     for wrong, forecasters in zip(wrongs, known, strict=True):
-        games = play_all(gathered.groups, forecasters, alone, spread)
+        games = play_all(gathered.groups, forecasters, guided_only, spread)
         found += [one for source in FAMILIES if (one := _measured(gathered, wrong, source, games, tpe, rounds))]
         print(f"wrong prior: {len(found)} of {len(wrongs) * len(FAMILIES)}", flush=True)
     return found
 
 
 def lines(found: Sequence[Measured]) -> list[Line]:
-    """The targets: over all draws, those of the worst."""
-    told = []
+    """The targets, for the worst of all draws."""
+    targets = []
     for source in FAMILIES:
         ours = [each for each in found if each.source.startswith(source)]
         share = f"{source}, prior wrong: share after {BUDGET} in the worst draw"
         behind = f"{source}, prior wrong: draws and budgets at which TPE is ahead beyond the interval"
         if not ours:
-            told += [Line(target=each, bound="", figure="no such source in the table", held=None) for each in (share, behind)]
+            absent = "no such source in the table"
+            targets += [Line(target=each, bound="", figure=absent, held=None) for each in (share, behind)]
             continue
         worst = min(each.shares[str(BUDGET)] for each in ours)
         count = sum(len(each.behind) for each in ours)
-        told += [
+        targets += [
             Line(
                 target=share, bound=f"at least {REACHED:g}", figure=f"{worst:.4f}, of {len(ours)} draws", held=worst >= REACHED
             ),
             Line(target=behind, bound="0", figure=f"{count} of {sum(len(each.ahead) for each in ours)}", held=count == 0),
         ]
-    return told
+    return targets
 
 
 def page(found: Sequence[Measured]) -> list[str]:
@@ -158,7 +159,7 @@ def main() -> int:
     parser.add_argument("--markdown", type=Path)
     arguments = parser.parse_args()
     if not (arguments.data / "measured.csv").is_file():
-        print(f"{arguments.data / 'measured.csv'} is absent: nothing is measured. Give its folder with --data")
+        print(f"{arguments.data / 'measured.csv'} not found: nothing is measured; give its folder with --data")
         return 2
     facts = gather_facts(read_table(arguments.data / "measured.csv").rows, read_labels(arguments.data / "failure_labels.csv"))
     rounds, wrongs, predictor = Rounds(strategies=("tpe",), seeds=arguments.seeds), drawn(arguments.draws), TablePredictor()
@@ -167,12 +168,12 @@ def main() -> int:
         known = predict_groups(gathered, predictor, spread, wrongs)
         tpe = play_all(gathered.groups, known[0], rounds, spread)
         found = measure(gathered, known, wrongs, tpe, rounds, spread)
-    told = lines(found)
+    targets = lines(found)
     text = "\n".join(page(found))
-    print(text, *(f"{line.target}: {line.figure} ({line.bound})" for line in told), sep="\n")
+    print(text, *(f"{line.target}: {line.figure} ({line.bound})" for line in targets), sep="\n")
     if arguments.markdown:
         arguments.markdown.write_text(text + "\n", encoding="utf-8")
-    return 0 if all(line.held for line in told) else 1
+    return 0 if all(line.held for line in targets) else 1
 
 
 if __name__ == "__main__":

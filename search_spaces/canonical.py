@@ -1,4 +1,4 @@
-"""Equal behaviour, one configuration: what does not matter stands at its default, what is too large is clipped."""
+"""Map configurations with equal behaviour to one: knobs without effect take their default, oversized values are clipped."""
 
 import dataclasses
 from collections.abc import Iterable, Sequence
@@ -10,14 +10,13 @@ from search_spaces.trial_config import FAMILIES, TrialConfig
 
 
 def _search_order(families: Sequence[Sequence[str]]) -> tuple[str, ...]:
-    """Every knob behind the one that it names (`Knob.searched_after`), else behind the one that is declared before it.
+    """Order all knobs: each follows the knob named in its `Knob.searched_after`, else the knob declared before it.
 
-    The first of a family that names none goes to the end.
+    If the first knob of a family names none, it goes to the end.
 
-    Knobs that a condition reads come before the knob that it stands for, and knobs that share a rule close together: counting
-    remembers one number for each combination of the knobs that are still to be read, so that short distances keep it fast. A
-    knob that is tied to several that have nothing else to do with each other comes before them: where it does not vary, they
-    stay apart.
+    Knobs that a condition reads come before the knob with that condition, and knobs that share a rule are close together:
+    counting stores one number for each combination of the knobs that are still to be read, so short distances keep it fast. A
+    knob that is related to several otherwise unrelated knobs comes before them: if it does not vary, they remain independent.
     """
     before: dict[str, str | None] = {}
     for family in families:
@@ -27,7 +26,7 @@ def _search_order(families: Sequence[Sequence[str]]) -> tuple[str, ...]:
     while left:
         placed = [name for name in left if before[name] is None or before[name] in order]
         if not placed:
-            raise ValueError(f"searched_after of {', '.join(left)} leads in a circle")
+            raise ValueError(f"searched_after of {', '.join(left)} is cyclic")
         for name in placed:
             behind = before[name]
             order.insert(len(order) if behind is None else order.index(behind) + 1, name)
@@ -40,19 +39,19 @@ SEARCH_ORDER: tuple[str, ...] = _search_order([[item.name for item in dataclasse
 
 
 def canonical_reads(name: str) -> tuple[str, ...]:
-    """The other knobs that the canonical value of a knob depends on."""
+    """Other knobs on which the canonical value of this knob depends."""
     knob = KNOBS[name]
     return (*(knob.condition.reads if knob.condition else ()), *(knob.canonical.reads if knob.canonical else ()))
 
 
 def canonical_value(name: str, value: Value, config: TrialConfig, context: SpaceContext) -> Value:
-    """The value that stands for `value`, given that the knobs of `canonical_reads` are canonical in `config`.
+    """The canonical equivalent of `value`. The knobs of `canonical_reads` must already be canonical in `config`.
 
-    1. Where the knob's condition does not hold: the default.
-    2. Element sizes from the model's parameter count on: the default where that is one of them, else the count. (The default
-       and not always the count, because an engine that does not honour the knob still honours its default.) A count that is
-       not known, of a user's script, clips nothing.
-    3. What the knob's own declaration says (`Knob.canonical`).
+    1. If the knob's condition does not hold: the default.
+    2. An element size of at least the model's parameter count: the default if that is also at least the count, else the count.
+       (The default is preferred because an engine that does not honour the knob still honours its default.) If the count is
+       unknown, as for a user's script, nothing is clipped.
+    3. The knob's own rule (`Knob.canonical`).
     """
     knob = KNOBS[name]
     if knob.condition is not None and not knob.condition.holds(config, context):
@@ -63,12 +62,12 @@ def canonical_value(name: str, value: Value, config: TrialConfig, context: Space
 
 
 def canonical_values(name: str, domain: Iterable[Value], config: TrialConfig, context: SpaceContext) -> tuple[Value, ...]:
-    """What the values of a domain stand for, each once, in the order of the domain."""
+    """The distinct canonical values of a domain, in the order of the domain."""
     return tuple(dict.fromkeys(canonical_value(name, value, config, context) for value in domain))
 
 
 def canonical(config: TrialConfig, context: SpaceContext) -> TrialConfig:
-    """The one configuration that stands for all that behave as `config` does. Idempotent."""
+    """The representative of all configurations that behave as `config` does. Idempotent."""
     for name in SEARCH_ORDER:
         value = getattr(config, name)
         stands_for = canonical_value(name, value, config, context)

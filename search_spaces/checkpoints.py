@@ -1,28 +1,28 @@
-"""Whether a long computation goes on: asked now and then from within, answered by whoever started it.
+"""Cancellation points: a long computation regularly calls back its caller, which can end it.
 
-Counting a space, listing it and predicting all of it take from milliseconds to minutes, and cannot be ended from outside: a
-thread has no end but its own. So each of them passes checkpoints, some milliseconds apart.
+Counting, listing and predicting a whole space takes from milliseconds to minutes, and a thread cannot be ended from outside.
+So each of these computations calls `checkpoint` every few milliseconds.
 """
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-_ANSWERED: ContextVar[Callable[[], None] | None] = ContextVar("checkpoint", default=None)
+_CALLBACK: ContextVar[Callable[[], None] | None] = ContextVar("checkpoint", default=None)
 
 
 def checkpoint() -> None:
-    """Raises what whoever started the computation answers; returns at once where nobody asked for checkpoints."""
-    answer = _ANSWERED.get()
-    if answer is not None:
-        answer()
+    """Call the caller's callback, which may raise; return at once if none is set."""
+    callback = _CALLBACK.get()
+    if callback is not None:
+        callback()
 
 
 @contextmanager
-def checkpoints(answer: Callable[[], None]) -> Iterator[None]:
-    """Call `answer` at each checkpoint of this thread's computations: it returns to let them go on, or raises to end them."""
-    token = _ANSWERED.set(answer)
+def checkpoints(callback: Callable[[], None]) -> Iterator[None]:
+    """Call `callback` at each checkpoint of this thread's computations: it returns to continue them, or raises to end them."""
+    token = _CALLBACK.set(callback)
     try:
         yield
     finally:
-        _ANSWERED.reset(token)
+        _CALLBACK.reset(token)

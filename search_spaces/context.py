@@ -1,4 +1,4 @@
-"""What the rules and conditions look at beside the configuration."""
+"""What rules and conditions read in addition to the configuration."""
 
 from dataclasses import dataclass
 
@@ -10,12 +10,12 @@ from search_spaces.trial import Workload
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpaceContext:
-    """What is trained, where and by which engine: the same for every configuration of a space."""
+    """The model, cluster, workload and engine: the same for every configuration of a space."""
 
     model: Model
     cluster: ClusterSpec
     workload: Workload
     world_size: int
-    """Ranks that train; at most the cluster's devices."""
+    """Training ranks; at most the number of devices of the cluster."""
     capability: Capability | None = None
-    """None: any engine, so that only the rules refuse."""
+    """None: any engine, so only the rules refuse configurations."""

@@ -1,4 +1,4 @@
-"""Domains in words: what `powers_of_two` and the like mean for a knob of this model on this cluster."""
+"""Domain expressions: the values that `powers_of_two` and the like stand for, given the knob, model and cluster."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -16,13 +16,13 @@ Domain = tuple[Value, ...]
 LARGEST_BUCKET = 1_000_000_000
 """Elements: 4 GB in fp32; more does not make a collective faster."""
 SOLVED = "solved"
-"""Of `pipeline_layout`: even stages, and those that an integer program proposes."""
+"""For `pipeline_layout`: even stages, and the layouts that an integer program proposes."""
 BUCKET_SHARES = (512, 64, 8, 1)
 """A bucket size is the parameter count divided by one of these."""
 
 
 def resolve_domains(written: Mapping[str, Any], context: SpaceContext) -> dict[str, Domain]:
-    """The domains that were written: a list of values, one value, or an expression, for each knob.
+    """Resolve the domain of each knob, written as a list of values, one value or an expression.
 
     Raises:
         UnknownNameError: a knob does not exist.
@@ -35,7 +35,7 @@ def resolve_domains(written: Mapping[str, Any], context: SpaceContext) -> dict[s
 
 
 def parse_domain(name: str, text: str) -> Any:
-    """What the text of a pin writes: an expression's name, one value, or several with commas between.
+    """Parse the text of a pin: an expression's name, one value, or several separated by commas.
 
     Raises:
         UnknownNameError: the knob does not exist.
@@ -49,7 +49,7 @@ def parse_domain(name: str, text: str) -> Any:
 
 
 def check_domain(name: str, values: Sequence[object]) -> Domain:
-    """The values in the knob's own type, each once.
+    """The distinct values, converted to the knob's type.
 
     Raises:
         UnknownNameError: the knob does not exist.
@@ -59,7 +59,7 @@ def check_domain(name: str, values: Sequence[object]) -> Domain:
     if not checked:
         raise KnobValueError(name, "no value is given", "give at least one value, or leave the knob out")
     if name == ENVIRONMENT and len(checked) > 1:
-        remedy = "give one, and the others as environment_settings (--environment-setting), measured on the best layout alone"
+        remedy = "give one, and the others as environment_settings (--environment-setting), measured only on the best layout"
         raise KnobValueError(name, f"{len(checked)} values would start processes anew for every trial", remedy)
     return checked
 
@@ -72,7 +72,7 @@ def _resolve(name: str, written: Any, context: SpaceContext, degrees: Mapping[st
 
 
 def _powers_of_two(name: str, context: SpaceContext, degrees: Mapping[str, Domain]) -> list[Value]:
-    """1, 2, 4, … up to the largest value that could be legal; 0 before them where it means something else."""
+    """1, 2, 4, … up to the largest value that could be legal; preceded by 0 if 0 has a special meaning."""
     largest = _largest(name, context, degrees)
     powers: list[Value] = [2**exponent for exponent in range(max(largest, 1).bit_length())]
     return [0, *powers] if KNOBS[name].zero else powers
@@ -86,11 +86,11 @@ def _divisors(name: str, context: SpaceContext, degrees: Mapping[str, Domain]) -
 
 
 def _element_sizes(name: str, context: SpaceContext, _: Mapping[str, Domain]) -> list[Value]:
-    """Shares of the parameter count, to two digits, so that they separate behaviour in models of any size."""
-    count = context.model.parameter_count or LARGEST_BUCKET  # 0: of a user's script it may not be known
+    """Fractions of the parameter count, to two digits, so that they differ in behaviour for models of any size."""
+    count = context.model.parameter_count or LARGEST_BUCKET  # 0: unknown, as for some user scripts
     shares = {min(_two_digits(count // share), LARGEST_BUCKET) for share in BUCKET_SHARES if share > 1}
-    none_at_all = {0} if KNOBS[name].zero else set()
-    return sorted(size for size in {*shares, *none_at_all, min(count, LARGEST_BUCKET)} if size >= KNOBS[name].minimum)
+    zero = {0} if KNOBS[name].zero else set()
+    return sorted(size for size in {*shares, *zero, min(count, LARGEST_BUCKET)} if size >= KNOBS[name].minimum)
 
 
 def _all(name: str, _: SpaceContext, __: Mapping[str, Domain]) -> list[Value]:
@@ -100,7 +100,7 @@ def _all(name: str, _: SpaceContext, __: Mapping[str, Domain]) -> list[Value]:
 
 
 def _solved(name: str, _: SpaceContext, __: Mapping[str, Domain]) -> list[Value]:
-    """No layout of its own: those that are proposed join it when the whole space is known (`resolve_space`)."""
+    """Only the even layout; proposed layouts are added once the whole space is known (`resolve_space`)."""
     if name != "pipeline_layout":
         raise KnobValueError(name, "is not solved for", "list its values, or write powers_of_two")
     return [""]
@@ -113,7 +113,7 @@ EXPRESSIONS: dict[str, Callable[[str, SpaceContext, Mapping[str, Domain]], list[
     "all": _all,
     SOLVED: _solved,
 }
-"""Words that may be written for a domain."""
+"""Expressions that may replace a list of values."""
 
 
 def _largest(name: str, context: SpaceContext, degrees: Mapping[str, Domain]) -> int:
@@ -125,7 +125,7 @@ def _largest(name: str, context: SpaceContext, degrees: Mapping[str, Domain]) ->
 
 
 def _fewest_replicas(world: int, degrees: Mapping[str, Domain]) -> int:
-    """Data-parallel ranks where every model-parallel degree is at its largest."""
+    """Data-parallel ranks if every model-parallel degree is at its maximum."""
     replica = math.prod(max(int(value) for value in domain) for domain in degrees.values())
     return max(world // replica, 1)
 

@@ -1,7 +1,7 @@
-"""Variables that the ranks' processes may be started with: which there are, with which values, on which devices.
+"""Environment variables that rank processes may be started with: their names, values and device kinds.
 
-They reach processes of other machines from files and over HTTP, and a loader's variable (LD_PRELOAD, PYTHONPATH, …) would be
-code of whoever asked. So names are those of a list, and each one's values are as its own library documents them:
+They reach processes on other machines from files and over HTTP, where a loader variable (LD_PRELOAD, PYTHONPATH, …) would
+execute the sender's code. So there is a list of allowed names, with values as documented by the library that reads them:
 
 - NCCL: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
 - CUDA: https://docs.nvidia.com/cuda/cuda-c-programming-guide/index.html#cuda-environment-variables
@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from search_spaces.errors import KnobValueError
 
 ENVIRONMENT = "environment"
-"""The knob, and what its errors name."""
+"""Name of the knob, also in its errors."""
 ENVIRONMENT_RULE = "environment-variables"
-"""The rule that refuses variables."""
+"""Name of the rule that refuses variables."""
 MOST_SETTINGS = 4
-"""Settings that a job may ask for: processes are started anew for each."""
+"""Maximum settings of a job: each needs new processes."""
 STANDARD = "standard"
-"""In place of settings: those that are chosen for the device and the number of nodes."""
+"""Stands for the default settings of the device kind and the number of nodes."""
 _ANY_CASE = re.IGNORECASE | re.ASCII
 _PAIR = re.compile(r"([A-Z][A-Z0-9_]*)=(\S+)")
 _WHOLE = re.compile(r"0|[1-9][0-9]{0,14}")
@@ -39,11 +39,11 @@ class Variable:
     """A variable that may be set."""
 
     values: str
-    """In words."""
+    """Description of the allowed values."""
     holds: Callable[[str], object]
-    """Whether a text is one of them."""
+    """Whether a text is an allowed value."""
     device: str | None = None
-    """Kind of device that it acts on; None: any, for it acts on the host's part."""
+    """Device kind that it affects; None: any, because it affects the host code."""
 
 
 def _matching(pattern: re.Pattern[str], values: str, device: str | None = None) -> Variable:
@@ -89,47 +89,47 @@ VARIABLES: Mapping[str, Variable] = {
     "MALLOC_TRIM_THRESHOLD_": _between(4096, _TERABYTE, "bytes"),
     "MALLOC_TOP_PAD_": _between(0, 2**34, "bytes"),
 }
-"""Every variable that a process may be started with."""
+"""All allowed variables."""
 
 
 def variables_of(text: str) -> dict[str, str]:
     """The variables in a text of NAME=VALUE pairs, sorted by name.
 
     Raises:
-        KnobValueError: a word is no such pair, a name is not in `VARIABLES` or comes twice, or has not this value.
+        KnobValueError: a word is not such a pair, a name is repeated or not in `VARIABLES`, or a value is not allowed.
     """
     found: dict[str, str] = {}
     for word in text.split():
         pair = _PAIR.fullmatch(word)
         if pair is None:
-            raise _refused(f"{word!r} is no NAME=VALUE", "write for example NCCL_PROTO=Simple, with blanks between pairs")
+            raise _refused(f"{word!r} is not NAME=VALUE", "write for example NCCL_PROTO=Simple, with blanks between pairs")
         name, value = pair.groups()
         if name not in VARIABLES:
             raise _refused(f"{name} may not be set", f"use some of {', '.join(VARIABLES)}")
         if name in found:
             raise _refused(f"{name} is set twice", "leave one of them out")
         if not VARIABLES[name].holds(value):
-            raise _refused(f"{value!r} is no value of {name}", f"give {VARIABLES[name].values}")
+            raise _refused(f"{value!r} is not a value of {name}", f"give {VARIABLES[name].values}")
         found[name] = value
     return dict(sorted(found.items()))
 
 
 def environment_text(text: str) -> str:
-    """The one way in which these variables are written: sorted, a blank between pairs. Raises what `variables_of` raises."""
+    """Canonical text of these variables: sorted, separated by blanks. Raises as `variables_of`."""
     return " ".join(f"{name}={value}" for name, value in variables_of(text).items())
 
 
 def merged(base: str, setting: str) -> str:
-    """What processes have that are started with a setting on top of a base: its values replace those of the base.
+    """The variables of a base setting overridden by another setting.
 
-    Raises what `variables_of` raises.
+    Raises as `variables_of`.
     """
     both = {**variables_of(base), **variables_of(setting)}
     return " ".join(f"{name}={value}" for name, value in sorted(both.items()))
 
 
 def environment_problem(text: str, device: str) -> str | None:
-    """What speaks against these variables where ranks have devices of this kind; None: nothing."""
+    """Why these variables are invalid on this device kind; None: they are valid."""
     try:
         variables = variables_of(text)
     except KnobValueError as error:
@@ -141,7 +141,7 @@ def environment_problem(text: str, device: str) -> str | None:
 
 
 def standard_settings(device: str, nodes: int) -> tuple[str, ...]:
-    """The settings that a job tries which names none of its own (docs/environment.md has the reasons)."""
+    """The settings of a job that does not name any (docs/environment.md has the reasons)."""
     if device != "cuda":
         return _ON_CPUS
     return _ON_A_NODE if nodes == 1 else _ON_NODES

@@ -1,21 +1,21 @@
-"""Errors of the vocabulary: what is wrong with a model, a cluster, a knob or a configuration.
+"""Errors of this package: invalid models, clusters, knobs and configurations.
 
 SearchSpaceError
 ├── ModelFormatError      (ValueError)   a model description cannot be read
 ├── ClusterFormatError    (ValueError)   a cluster description cannot be read
-├── UnknownNameError      (LookupError)  no preset, knob or space has that name
-├── KnobValueError        (ValueError)   a knob is given a value outside its domain
+├── UnknownNameError      (LookupError)  no preset, knob or space has this name
+├── KnobValueError        (ValueError)   a value is outside its knob's domain
 ├── IllegalConfigError    (ValueError)   a rule refuses the configuration
 ├── SpaceFormatError      (ValueError)   a space file or a pin cannot be read
-├── FailureTableError     (ValueError)   a row of a failure table has no meaning
+├── FailureTableError     (ValueError)   a row of a failure table is invalid
 ├── PatternError          (ValueError)   a regular expression cannot be used
-├── SpaceTooLargeError    (ValueError)   counting a space takes more steps than were allowed
+├── SpaceTooLargeError    (ValueError)   counting a space takes more steps than allowed
 └── PluginError           (ImportError)  a plug-in cannot be loaded
 """
 
 
 class SearchSpaceError(Exception):
-    """Base of all errors of this package: one line that names the field, and the remedy."""
+    """Base of all errors of this package. The message is one line with field, problem and remedy."""
 
     def __init__(self, field: str, problem: str, remedy: str) -> None:
         super().__init__(field, problem, remedy)
@@ -28,19 +28,19 @@ class SearchSpaceError(Exception):
 
 
 class ModelFormatError(SearchSpaceError, ValueError):
-    """A model description lacks a key, has a value of the wrong kind, or is of a family that is not known."""
+    """A model description lacks a key, has a value of the wrong type, or an unknown family."""
 
 
 class ClusterFormatError(SearchSpaceError, ValueError):
-    """A cluster description lacks a key, has a value of the wrong kind, or asks for more than there is."""
+    """A cluster description lacks a key, has a value of the wrong type, or exceeds the available devices."""
 
 
 class UnknownNameError(SearchSpaceError, LookupError):
-    """A preset, a knob or a space is asked for by a name that does not exist."""
+    """No preset, knob or space has the given name."""
 
 
 class KnobValueError(SearchSpaceError, ValueError):
-    """A knob is given a value that its domain does not hold."""
+    """A value is outside its knob's domain."""
 
 
 class IllegalConfigError(SearchSpaceError, ValueError):
@@ -52,7 +52,7 @@ class SpaceFormatError(SearchSpaceError, ValueError):
 
 
 class FailureTableError(SearchSpaceError, ValueError):
-    """A row of a failure table has no meaning, or its file cannot be read."""
+    """A row of a failure table is invalid, or its file cannot be read."""
 
 
 class PatternError(SearchSpaceError, ValueError):
@@ -60,8 +60,8 @@ class PatternError(SearchSpaceError, ValueError):
 
 
 class SpaceTooLargeError(SearchSpaceError, ValueError):
-    """Counting a space takes more steps than whoever asked allowed."""
+    """Counting a space takes more steps than the caller allowed."""
 
 
 class PluginError(SearchSpaceError, ImportError):
-    """A plug-in is not installed, cannot be imported, or is not what its group needs."""
+    """A plug-in is not installed, cannot be imported, or does not have the type that its entry-point group requires."""

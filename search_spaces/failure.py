@@ -1,4 +1,4 @@
-"""What a failure means: the rows of the failure table, and how they are matched."""
+"""Classify failures: the rows of the failure table, and how they are matched."""
 
 import dataclasses
 import difflib
@@ -13,138 +13,140 @@ from search_spaces.outcome import Outcome
 from search_spaces.patterns import compiled
 
 OUTCOMES = (Outcome.INFEASIBLE, Outcome.FAILED, Outcome.TIMEOUT, Outcome.LOST, Outcome.PREEMPTED)
-"""What a row may say. The other outcomes are decided by rules and by people, not by how something failed."""
+"""Outcomes that a row may assign. Rules and users decide the other outcomes."""
 LONGEST_PATTERN = 400
-"""Characters of a regular expression."""
+"""Maximum characters of a regular expression."""
 MOST_PATTERNS = 100
-"""Regular expressions of the rows that a user gives, in all."""
+"""Maximum number of regular expressions in all rows of a user's table."""
 MOST_INSTRUCTIONS = 5_000
-"""Of them together, see `search_spaces.patterns`: each failure is searched for all of them."""
+"""Maximum total RE2 instructions of these (`search_spaces.patterns`): all are searched in each failure."""
 _PATTERNS = ("said", "message", "traceback", "output")
 
 
 class Sign(StrEnum):
-    """What is known of an end beside how it ended and what it said."""
+    """Evidence of a failure other than exceptions, exit codes and texts."""
 
     OOM_KILL = "oom_kill"
-    """The kernel killed a process of the control group for want of memory while the trial ran."""
+    """The kernel's OOM killer killed a process of the control group while the trial ran."""
     OUT_OF_REACH = "out_of_reach"
-    """The worker or its node is gone, so that nobody knows how the rank ended."""
+    """The worker or its node is gone, so it is unknown how the rank ended."""
     LEFTOVER = "leftover"
-    """What a warm process held beyond a fresh one is as much as the allocator lacked, or more."""
+    """The memory that a warm process held in excess of a fresh one is at least what the allocator lacked."""
     HANG = "hang"
-    """No rank came on for far longer than a step takes."""
+    """No rank made progress for much longer than a step takes."""
     TIME_LIMIT = "time_limit"
-    """The trial ran past its limit."""
+    """The trial exceeded its time limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """What is known of the end of a rank, or of a script."""
+    """The evidence of how a rank or a script ended."""
 
     exceptions: tuple[str, ...] = ()
-    """Names of the exception's class and of its base classes; empty: it did not end by one."""
+    """Names of the exception's class and its base classes; empty: there was no exception."""
     exit_code: int | None = None
-    """Negative: the signal that ended it; None: it did not exit, or nobody knows."""
+    """Negative: the signal that ended it; None: it did not exit, or the code is unknown."""
     signs: tuple[Sign, ...] = ()
     message: str = ""
-    """What the exception says, as `Class: message`; of a script, the last line of its error."""
+    """The exception as `Class: message`; for a script, the last line of its error."""
     traceback: str = ""
     output: str = ""
-    """The end of what the process printed."""
+    """The last part of the process output."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailureRow:
-    """One row of the failure table. It matches where all that it states of the end holds:
+    """One row of the failure table. It matches if all of these hold:
 
-    - of `exceptions`, `exit_codes` and `signals` together, one is how it ended;
-    - every one of `signs` is there;
-    - of `said`, `message`, `traceback` and `output` together, one pattern is found.
+    - one of `exceptions`, `exit_codes` and `signals` describes how the process ended;
+    - all of `signs` are present;
+    - one pattern of `said`, `message`, `traceback` and `output` is found.
 
-    What is left empty is not asked for; a row that states nothing matches everything.
+    Empty fields are not checked; a row without criteria matches everything.
 
     Raises:
-        FailureTableError: a field has no meaning; the line names row and field.
+        FailureTableError: a field is invalid; the message names row and field.
     """
 
     name: str
     outcome: Outcome
     remedy: str
-    """What to do about it, in one line."""
+    """What the user should do, in one line."""
     exceptions: tuple[str, ...] = ()
-    """Names of classes without their modules; a base class stands for all that derive from it."""
+    """Class names without modules; a base class also matches its subclasses."""
     exit_codes: tuple[int, ...] = ()
     signals: tuple[str, ...] = ()
     """Names, such as SIGKILL."""
     signs: tuple[Sign, ...] = ()
     said: tuple[str, ...] = ()
-    """Regular expressions for the message and for the output alike; ^ and $ stand for the ends of lines."""
+    """Regular expressions for both message and output; ^ and $ match at line boundaries."""
     message: tuple[str, ...] = ()
     """Regular expressions for `Class: message`."""
     traceback: tuple[str, ...] = ()
     output: tuple[str, ...] = ()
-    """Regular expressions for the end of what the process printed."""
+    """Regular expressions for the last part of the process output."""
     retries: int = 0
-    """Further attempts that a trial gets after this; earlier ones of the same outcome count."""
+    """Maximum further attempts of the trial; earlier attempts with the same outcome count."""
     verify: bool = False
-    """Whether the next attempt runs in fresh processes with nothing beside it: the outcome stands only where it fails again."""
+    """Whether the next attempt runs in fresh processes with no other trial: the outcome is kept only if it fails again."""
     quarantine: bool = False
     """Whether the node gets no further trial of this job."""
     retire: bool = False
-    """Whether the rank processes end, whatever the outcome: they may not be able to go on."""
+    """Whether the rank processes are ended, whatever the outcome, because they may be unusable."""
     consequence: bool = False
-    """Whether this usually follows from another rank's failure, which then is the one to tell."""
+    """Whether this usually follows from another rank's failure, which is then reported instead."""
 
     def __post_init__(self) -> None:
         self._require(bool(self.name), "name", "is empty", "give the row a name")
-        told = f"{self.outcome} cannot be told by a failure"
-        self._require(self.outcome in OUTCOMES, "outcome", told, f"use one of {', '.join(OUTCOMES)}")
+        problem = f"{self.outcome} is not the outcome of a failure"
+        self._require(self.outcome in OUTCOMES, "outcome", problem, f"use one of {', '.join(OUTCOMES)}")
         self._require(isinstance(self.remedy, str) and bool(self.remedy), "remedy", "is empty", "say in one line what to do")
         whole = isinstance(self.retries, int) and not isinstance(self.retries, bool) and self.retries >= 0
-        self._require(whole, "retries", f"{self.retries!r} is no number of attempts", "give 0 or more")
+        self._require(whole, "retries", f"{self.retries!r} is not a number of attempts", "give 0 or more")
         for name in ("verify", "quarantine", "retire", "consequence"):
             value = getattr(self, name)
-            self._require(isinstance(value, bool), name, f"{value!r} is no switch", "give true or false")
+            self._require(isinstance(value, bool), name, f"{value!r} is not a boolean", "give true or false")
         needs = not self.verify or self.retries > 0
         self._require(needs, "verify", "needs an attempt to verify with", "give retries of 1 or more")
         for name in self.exceptions:
-            self._require(isinstance(name, str), "exceptions", f"{name!r} is no class", "give names")
+            self._require(isinstance(name, str), "exceptions", f"{name!r} is not a class name", "give names")
         for name in self.signals:
             known = isinstance(name, str) and name in signal.Signals.__members__
-            self._require(known, "signals", f"{name!r} is no signal", "write SIGKILL, SIGTERM, …")
+            self._require(known, "signals", f"{name!r} is not a signal", "write SIGKILL, SIGTERM, …")
         for code in self.exit_codes:
-            self._require(isinstance(code, int), "exit_codes", f"{code!r} is no exit code", "give numbers")
+            self._require(isinstance(code, int), "exit_codes", f"{code!r} is not an exit code", "give numbers")
         for field in _PATTERNS:
             for pattern in getattr(self, field):
                 self._require_pattern(field, pattern)
 
     def matches(self, evidence: Evidence) -> bool:
-        """Whether all that the row states holds."""
-        return self._ended(evidence) and set(self.signs) <= set(evidence.signs) and self._said(evidence)
+        """Whether all criteria of the row hold."""
+        return self._matches_end(evidence) and set(self.signs) <= set(evidence.signs) and self._matches_text(evidence)
 
     def line_in(self, text: str) -> str:
-        """The last line of a text in which one of the row's patterns for what was said is found; empty: none."""
+        """The last line of a text that matches one of the patterns for messages and output; empty: none."""
         patterns = [compiled(pattern) for pattern in (*self.said, *self.message, *self.output)]
         lines = (line.strip() for line in reversed(text.splitlines()))
         return next((line for line in lines if any(pattern.found_in(line) for pattern in patterns)), "")
 
-    def _ended(self, evidence: Evidence) -> bool:
+    def _matches_end(self, evidence: Evidence) -> bool:
         if not (self.exceptions or self.exit_codes or self.signals):
             return True
         code = evidence.exit_code
         by_signal = code is not None and code < 0 and _signal_name(-code) in self.signals
         return by_signal or code in self.exit_codes or not set(self.exceptions).isdisjoint(evidence.exceptions)
 
-    def _said(self, evidence: Evidence) -> bool:
-        said = {"message": evidence.message, "traceback": evidence.traceback, "output": evidence.output}
-        asked = [(pattern, text) for field, text in said.items() for pattern in getattr(self, field)]
-        asked += [(pattern, text) for text in (evidence.message, evidence.output) for pattern in self.said]
-        return not asked or any(compiled(pattern).found_in(text) for pattern, text in asked)
+    def _matches_text(self, evidence: Evidence) -> bool:
+        texts = {"message": evidence.message, "traceback": evidence.traceback, "output": evidence.output}
+        searches = [(pattern, text) for field, text in texts.items() for pattern in getattr(self, field)]
+        searches += [(pattern, text) for text in (evidence.message, evidence.output) for pattern in self.said]
+        return not searches or any(compiled(pattern).found_in(text) for pattern, text in searches)
 
     def _require_pattern(self, field: str, pattern: Any) -> None:
         short = isinstance(pattern, str) and 0 < len(pattern) <= LONGEST_PATTERN
-        self._require(short, field, f"{pattern!r} is no regular expression", f"give text of up to {LONGEST_PATTERN} characters")
+        self._require(
+            short, field, f"{pattern!r} is not a regular expression", f"give text of up to {LONGEST_PATTERN} characters"
+        )
         try:
             compiled(pattern)
         except PatternError as error:
@@ -157,42 +159,42 @@ class FailureRow:
 
 @dataclass(frozen=True, slots=True)
 class FailureTable:
-    """Rows in the order in which they are looked at. The last one matches everything."""
+    """Rows in the order in which they are checked. The last row matches everything."""
 
     rows: tuple[FailureRow, ...]
 
     def find(self, *evidence: Evidence) -> tuple[FailureRow, Evidence]:
-        """The first row that matches one of the pieces of evidence, and that piece; of an error, its causes are pieces too.
+        """The first row that matches one of the pieces of evidence, and that piece. The causes of an error are pieces too.
 
         Raises:
-            LookupError: none does.
+            LookupError: no row matches.
         """
         for row in self.rows:
             for piece in evidence:
                 if row.matches(piece):
                     return row, piece
-        raise LookupError("no row of the failure table matches; its last row must state nothing")
+        raise LookupError("no row of the failure table matches; its last row must have no criteria")
 
     def row(self, name: str | None) -> FailureRow | None:
-        """The row of that name, where there is one."""
+        """The row with this name, if there is one."""
         return next((row for row in self.rows if row.name == name), None)
 
     def with_rows(self, rows: Sequence[FailureRow]) -> "FailureTable":
-        """The table with these in the place of those of the same names; new ones are looked at before all others."""
-        theirs = {row.name: row for row in rows}
+        """The table in which these rows replace rows of the same name; new rows are checked first."""
+        replacements = {row.name: row for row in rows}
         known = {row.name for row in self.rows}
         new = [row for row in rows if row.name not in known]
-        return FailureTable((*new, *(theirs.get(row.name, row) for row in self.rows)))
+        return FailureTable((*new, *(replacements.get(row.name, row) for row in self.rows)))
 
 
 def rows_from(tables: Any, base: FailureTable) -> tuple[FailureRow, ...]:
-    """The rows that a file's tables describe: name -> fields. One that `base` has keeps the fields that are not given.
+    """The rows described by a file's tables: name -> fields. A row that exists in `base` keeps the fields that are not given.
 
     Raises:
-        FailureTableError: one of them has no meaning; the line names row and field.
+        FailureTableError: a row is invalid; the message names row and field.
     """
     if not isinstance(tables, Mapping):
-        raise FailureTableError("failures", "is no table of rows", "write [ROW] and its fields below it")
+        raise FailureTableError("failures", "is not a table of rows", "write [ROW] and its fields below it")
     _require_few(sum(len(given) for row in tables.values() if isinstance(row, Mapping) for given in _lists(row)))
     rows = tuple(_row(str(name), fields, base.row(str(name))) for name, fields in tables.items())
     require_small(rows)
@@ -200,7 +202,7 @@ def rows_from(tables: Any, base: FailureTable) -> tuple[FailureRow, ...]:
 
 
 def require_small(rows: Sequence[FailureRow]) -> None:
-    """Refuse rows that would take long to match.
+    """Refuse rows that would take too long to match.
 
     Raises:
         FailureTableError: they have too many regular expressions, or too large ones.
@@ -209,18 +211,18 @@ def require_small(rows: Sequence[FailureRow]) -> None:
     _require_few(len(patterns))
     size = sum(compiled(pattern).instructions for pattern in patterns)
     if size > MOST_INSTRUCTIONS:
-        problem = f"regular expressions are {size:,} steps of RE2 together, and may be {MOST_INSTRUCTIONS:,}"
+        problem = f"regular expressions have {size:,} RE2 instructions in total; the limit is {MOST_INSTRUCTIONS:,}"
         raise FailureTableError("failures", problem, "repeat less: .{100} is nearly a thousand")
 
 
 def _require_few(count: int) -> None:
     if count > MOST_PATTERNS:
-        problem = f"has {count:,} regular expressions, and may have {MOST_PATTERNS}"
+        problem = f"has {count:,} regular expressions; the limit is {MOST_PATTERNS}"
         raise FailureTableError("failures", problem, "join some with |, or leave some out")
 
 
 def _lists(row: Mapping[str, Any]) -> list[list[Any] | tuple[Any, ...]]:
-    """The lists of regular expressions that a row's fields give."""
+    """The lists of regular expressions in a row's fields."""
     return [given for field in _PATTERNS if isinstance(given := row.get(field), list | tuple)]
 
 
@@ -231,15 +233,15 @@ _LISTS = ("exceptions", "exit_codes", "signals", "signs", *_PATTERNS)
 def _row(name: str, fields: Any, base: FailureRow | None) -> FailureRow:
     where = f"failures.{name}"
     if not isinstance(fields, Mapping):
-        raise FailureTableError(where, f"{fields!r} is no row", f"write [{name}] and its fields below it")
+        raise FailureTableError(where, f"{fields!r} is not a row", f"write [{name}] and its fields below it")
     values: dict[str, Any] = {} if base is None else {item: getattr(base, item) for item in _FIELDS}
     for field, value in fields.items():
         if field not in _FIELDS:
             near = difflib.get_close_matches(field, _FIELDS, n=1)
             remedy = f"did you mean {near[0]}?" if near else f"use some of {', '.join(_FIELDS)}"
-            raise FailureTableError(f"{where}.{field}", "is no field of a row", remedy)
+            raise FailureTableError(f"{where}.{field}", "is not a field of a row", remedy)
         if field in _LISTS and not isinstance(value, list | tuple):
-            raise FailureTableError(f"{where}.{field}", f"{value!r} is no list", "write [ … ]")
+            raise FailureTableError(f"{where}.{field}", f"{value!r} is not a list", "write [ … ]")
         values[field] = tuple(value) if field in _LISTS else value
     for field in ("outcome", "remedy"):
         if field not in values:

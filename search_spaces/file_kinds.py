@@ -1,4 +1,4 @@
-"""What a file is, by its content: so that the refusal of a file of the wrong kind can say which kind it is."""
+"""Recognise a file's kind by its content, so that an error about a file of the wrong kind can name the actual kind."""
 
 import json
 import re
@@ -27,21 +27,21 @@ KINDS: tuple[tuple[str, frozenset[str]], ...] = (
     (SPACE_FILE, frozenset({"extends"})),
     (REQUEST_FILE, frozenset({"model"})),
 )
-"""Kind -> keys that a file of it has; the first that fits is it."""
+"""Kind -> keys that such a file has; the first match decides."""
 ENDINGS = {".py": "Python source", ".sh": "a shell script", ".safetensors": "weights", ".bin": "weights", ".pt": "weights"}
 MOST_BYTES = 4_000_000
-"""A configuration is smaller."""
+"""Maximum bytes read; configurations are smaller."""
 
 
 def kind_of(content: object) -> str:
-    """What a file with this content is; empty: it is not known."""
+    """Kind of a file with this content; empty: unknown."""
     if not isinstance(content, Mapping):
         return ""
     return next((kind for kind, keys in KINDS if keys <= {str(key).replace("-", "_") for key in content}), "")
 
 
 def kind_of_file(path: Path) -> str:
-    """What the file is; empty: it is not known, or cannot be read."""
+    """Kind of the file; empty: unknown, or the file cannot be read."""
     if path.suffix in ENDINGS:
         return ENDINGS[path.suffix]
     try:
@@ -53,13 +53,13 @@ def kind_of_file(path: Path) -> str:
 
 
 def mistaken(path: Path, expected: str) -> str:
-    """`is a DeepSpeed configuration, not a best-config.json`; empty: the file is no other kind that is known."""
+    """`is a DeepSpeed configuration, not a best-config.json`; empty: the file is not of another known kind."""
     kind = kind_of_file(path)
     return f"is {kind}, not {expected}" if kind and kind != expected else ""
 
 
 def _readings(text: str) -> list[Any]:
-    """What the text says as JSON, as TOML and, by the keys at the beginning of its lines, as YAML."""
+    """The text parsed as JSON, as TOML or, from the keys at the start of its lines, as YAML."""
     found: list[Any] = []
     for read in (json.loads, tomllib.loads):
         try:

@@ -1,6 +1,6 @@
-"""Fused kernels of others' packages (`fused_kernels`): which there are, where they run, what of our modules they replace.
+"""Fused kernels of third-party packages (`fused_kernels`): where they run, and which of our modules they replace.
 
-Imports no torch: rules, engine and prediction read it.
+Does not import torch, because rules, engine and prediction import it.
 """
 
 import importlib.metadata
@@ -28,28 +28,28 @@ REMEDIES: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Package:
-    """One package, and the releases of it whose source was read: another may take its arguments in another order."""
+    """One package and its verified releases: other releases may have other argument orders."""
 
     title: str
     module: str
-    """As it is imported."""
+    """Import name."""
     distribution: str
-    """As it is installed."""
+    """Name for pip."""
     first: tuple[int, int]
-    """The first release, major and minor."""
+    """First verified release, major and minor."""
     before: tuple[int, int]
-    """The first release that is not known any more."""
+    """First release that is not verified any more."""
     precisions: tuple[str, ...]
     why_precisions: str
-    """Why no others, in one clause."""
+    """Why other precisions are not supported, in one clause."""
 
     @property
-    def wanted(self) -> str:
-        """What pip is asked for."""
+    def requirement(self) -> str:
+        """The pip requirement."""
         return f"{self.distribution}>={_dotted(self.first)},<{_dotted(self.before)}"
 
-    def knows(self, version: str) -> bool:
-        """Whether this release is one of those."""
+    def supports(self, version: str) -> bool:
+        """Whether this release is verified."""
         found = re.match(r"(\d+)\.(\d+)", version)
         return found is not None and self.first <= (int(found[1]), int(found[2])) < self.before
 
@@ -79,7 +79,7 @@ KERNEL_CHOICES = (NONE, *PACKAGES)
 
 
 def installed_kernels() -> dict[str, str]:
-    """Module -> version, of the packages that this Python has. Nothing is imported."""
+    """Module -> version of the installed packages. Does not import them."""
     found = {}
     for package in PACKAGES.values():
         with suppress(importlib.metadata.PackageNotFoundError):
@@ -88,32 +88,32 @@ def installed_kernels() -> dict[str, str]:
 
 
 def device_problem(name: str, kind: str, device: str) -> str | None:
-    """Why kernels do not run on a device of that kind; None: they do."""
+    """Why kernels do not run on a device of this kind; None: they do."""
     if name == NONE or kind == "cuda":
         return None
-    return f"kernels of {PACKAGES[name].title} run on CUDA devices alone, not on {device}"
+    return f"kernels of {PACKAGES[name].title} run only on CUDA devices, not on {device}"
 
 
 def package_problem(name: str, installed: Mapping[str, str] | None) -> str | None:
-    """What is wrong with a package that ranks would import; `installed`: module -> version, None: not known."""
+    """Why a package that ranks would import cannot be used; `installed`: module -> version, None: unknown."""
     if name == NONE or installed is None:
         return None
     package = PACKAGES[name]
-    version, wanted = installed.get(package.module), f"(pip install '{package.wanted}')"
+    version, command = installed.get(package.module), f"(pip install '{package.requirement}')"
     if version is None:
-        return f"{package.distribution} is not installed {wanted}"
-    return None if package.knows(version) else f"how {package.distribution} {version} is called is not known {wanted}"
+        return f"{package.distribution} is not installed {command}"
+    return None if package.supports(version) else f"{package.distribution} {version} is not a supported release {command}"
 
 
 def precision_problem(name: str, precision: str) -> str | None:
-    """Why kernels are not used in a precision; None: they are."""
+    """Why kernels do not support a precision; None: they do."""
     if name == NONE or precision in (package := PACKAGES[name]).precisions:
         return None
-    return f"{package.title} is used in {' and '.join(package.precisions)}, not in {precision}: {package.why_precisions}"
+    return f"{package.title} supports {' and '.join(package.precisions)}, not {precision}: {package.why_precisions}"
 
 
 def kernel_refusals(name: str, precision: str, kind: str, device: str, installed: Mapping[str, str] | None) -> list[Refusal]:
-    """All that speaks against kernels on a device, by the names of the rules."""
+    """All refusals of kernels on a device, with the names of their rules."""
     problems = {
         DEVICE_RULE: device_problem(name, kind, device),
         PACKAGE_RULE: package_problem(name, installed),
@@ -123,16 +123,16 @@ def kernel_refusals(name: str, precision: str, kind: str, device: str, installed
 
 
 def runs_on(name: str, kind: str, installed: Mapping[str, str] | None) -> bool:
-    """Whether kernels are known to run there: what is searched without being asked for."""
+    """Whether kernels are known to run there; only then they are searched by default."""
     known = installed is not None and package_problem(name, installed) is None
     return name == NONE or (known and device_problem(name, kind, kind) is None)
 
 
 def replaced(name: str, model: ModelSpec, tensor_parallel_size: int) -> frozenset[str]:
-    """What of our modules the kernels take the place of.
+    """Which of our modules the kernels replace.
 
-    Liger rotates whole heads, has no LayerNorm that is better than torch's, gates by SiLU, and its loss holds the whole
-    vocabulary, so that where tensor ranks divide that our own stays.
+    Liger rotates whole heads, has no LayerNorm that is better than torch's, gates only with SiLU, and its loss needs the whole
+    vocabulary, so our own loss is kept if tensor ranks divide the vocabulary.
     """
     if name == NONE:
         return frozenset()

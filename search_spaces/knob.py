@@ -1,8 +1,8 @@
-"""What a knob is: one declaration holds everything about it but the engine code.
+"""The declaration of a knob: everything about it except the engine code.
 
-A knob is declared once, as a field of one of the classes in `search_spaces.knobs`, by a call of `knob`. Everything else is
-derived from it: the fields and the stored form of `TrialConfig`, the search order, the domains of the space presets, which
-engines honour it, how plans, predictions and guided search treat it, what exports remark, the pages of the documentation, the
+A knob is declared once, with `knob`, as a field of one of the classes in `search_spaces.knobs`. Everything else is derived from
+the declaration: the fields and the stored form of `TrialConfig`, the search order, the domains of the space presets, the
+engines that honour it, its treatment in plans, predictions and guided search, notes in exports, documentation pages, the web
 form and the help.
 """
 
@@ -14,9 +14,9 @@ from typing import Any
 
 Value = bool | int | float | str
 Config = Any
-"""A `TrialConfig`. Modules that `TrialConfig` is made of cannot name its type."""
+"""A `TrialConfig`. Modules that `TrialConfig` imports cannot import its type."""
 EVERY_ENGINE = ("native", "ddp", "fsdp2", "deepspeed")
-"""For knobs that the trial's loop or the rank's process acts on, or that all four engines honour in their whole domain."""
+"""For knobs that the trial loop or the rank process implements, or whose whole domain all four engines honour."""
 TORCH_ENGINES = ("native", "ddp", "fsdp2")
 
 
@@ -30,81 +30,81 @@ class Kind(StrEnum):
 
 
 class Numerics(StrEnum):
-    """What a move does to the results of training. The values are exported: never rename one."""
+    """How changing a knob affects training results. The values are exported: never rename one."""
 
     EXACT = "exact"
     """The same sums in the same order."""
     REORDERS = "reorders"
-    """The same sums in another order or by another kernel: equal but for rounding."""
+    """The same sums in another order or by another kernel: equal except for rounding."""
     CHANGES = "changes"
-    """Other numbers: only searched where the user names the knob."""
+    """Different results: searched only if the user names the knob."""
 
 
 class Applies(StrEnum):
-    """What a move costs, the cheapest first. The values are exported: never rename one."""
+    """What changing a knob requires, cheapest first. The values are exported: never rename one."""
 
     STEP = "step"
     """Takes effect at the next step."""
     REBUILD = "rebuild"
-    """The engine builds the model anew."""
+    """The engine rebuilds the model."""
     PROCESS_GROUP = "process_group"
-    """New process groups too."""
+    """A rebuild with new process groups."""
     PROCESS = "process"
     """New processes."""
 
 
 class Planning(StrEnum):
-    """How the equations treat a knob when they rank a space."""
+    """How planning treats a knob when it ranks a space."""
 
     RANKED = "ranked"
     """Every value is predicted."""
     TUNED_LAST = "tuned last"
-    """Set for the best configurations only, in the order of `Knob.tuned`: it hardly changes their order."""
+    """Tuned only for the best configurations, in the order of `Knob.tuned`: it hardly changes their ranking."""
     NOT_MODELLED = "not modelled"
-    """No equation reads it: it stands near the device's default."""
+    """No equation reads it: it keeps the device's default."""
     FIXED = "fixed"
-    """One value for a whole scan: what is computed follows from it."""
+    """One value per scan, because it determines what is computed."""
 
 
 class Distance(StrEnum):
-    """How far apart two values are, for the residuals of predictions (`autotune.prediction.fitting.knob_features`)."""
+    """Distance measure of two values, for prediction residuals (`autotune.prediction.fitting.knob_features`)."""
 
     DETAIL = "detail"
-    """A detail is on or off."""
+    """Equal or different; a minor detail."""
     CHOICE = "choice"
-    """By the places among the choices."""
+    """By the index among the choices."""
     DOUBLINGS = "doublings"
-    """By the logarithms of 1 + value."""
+    """By the logarithm of 1 + value."""
 
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """When a knob matters. Where it does not hold, the knob stands at its default in every canonical configuration."""
+    """When a knob has an effect. If it does not hold, canonical configurations have the knob at its default."""
 
     name: str
     reads: tuple[str, ...]
-    """The knobs that `holds` looks at."""
+    """The knobs that `holds` reads."""
     holds: Callable[[Any, Any], bool]
-    """Of a `TrialConfig` and a `SpaceContext`."""
+    """Arguments: a `TrialConfig` and a `SpaceContext`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Canonical:
-    """Values that behave alike, and the one that stands for them."""
+    """Maps values with equal behaviour to one canonical value."""
 
     reads: tuple[str, ...]
-    """The other knobs that `value` looks at, which come before this one in the search order."""
+    """The other knobs that `value` reads. They come before this one in the search order."""
     value: Callable[[Any, Any, Any], Value]
-    """Of a value, a `TrialConfig` and a `SpaceContext`: the value that stands for it."""
+    """Arguments: a value, a `TrialConfig` and a `SpaceContext`. Returns the canonical value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Knob:
-    """One thing that can be turned."""
+    """One tunable parameter."""
 
     name: str
     number: int
-    """Its place wherever knobs are listed. Never reused and never changed; a new knob has the next number."""
+    """Position in lists of knobs. Never reused and never changed; a new knob has the next number."""
     default: Value
     description: str
     """One sentence."""
@@ -113,52 +113,52 @@ class Knob:
     applies: Applies
     unit: str = ""
     choices: tuple[Value, ...] = ()
-    """The values that there are; empty for numbers, which have a range, and for text."""
+    """All values; empty for numbers, which have a range, and for text."""
     minimum: float = 0
     maximum: float | None = None
     """None: no bound."""
     normalise: Callable[[str], str] | None = None
-    """Of text: one spelling for one meaning. Raises KnobValueError. None: as it is."""
+    """For text: maps spellings with the same meaning to one. Raises KnobValueError. None: unchanged."""
     on_cuda: Value | None = None
     """The default on CUDA devices; None: the same as elsewhere."""
     condition: Condition | None = None
-    """None: the knob always matters."""
+    """None: the knob always has an effect."""
     canonical: Canonical | None = None
-    """None: two values always behave differently, but for what `search_spaces.canonical` does with every knob."""
+    """None: different values behave differently, except for the general rules in `search_spaces.canonical`."""
     searched_after: str | None = None
-    """The knob after which it comes in the search order; None: after the one that is declared before it."""
+    """The preceding knob in the search order; None: the knob declared before it."""
     counts_to: Callable[[Any, int], int] | None = None
-    """The largest value that could be legal, for `powers_of_two` and `divisors`: of a `SpaceContext` and the fewest
-    data-parallel ranks. None: these expressions are refused."""
+    """The largest value that could be legal, for `powers_of_two` and `divisors`. Arguments: a `SpaceContext` and the minimum
+    number of data-parallel ranks. None: these expressions are refused."""
     zero: bool = False
-    """Whether 0 means something of its own and stands before the values of an expression."""
+    """Whether 0 has a special meaning and precedes the values of an expression."""
     spaces: Mapping[str, str | tuple[Value, ...]] = field(default_factory=dict)
-    """Space preset -> the domain there, as a user's file writes it."""
+    """Space preset -> the domain in it, as written in a space file."""
     engines: tuple[str, ...] = ("native",)
-    """Engines that honour its whole domain. An engine that honours some of its values lists them in its capability."""
+    """Engines that honour its whole domain. An engine that honours only some values lists them in its capability."""
     planning: Planning = Planning.RANKED
     tuned: int = 0
-    """Planning.TUNED_LAST: its turn."""
+    """Planning.TUNED_LAST: its position in the tuning order."""
     acts_on: tuple[str, ...] = ()
-    """Parts of a step (`autotune.prediction.equations.step.PARTS`) that it changes, for knobs that planning tunes last or does
+    """Parts of a step (`autotune.prediction.equations.step.PARTS`) that it affects, for knobs that planning tunes last or does
     not model."""
     plain: tuple[Value, ...] = ()
-    """Values that published recipes use as a matter of course. Others are only chosen where their gain is certain. Empty: all
-    are plain."""
+    """Values that are common in published recipes. Other values are chosen only if their gain is certain. Empty: all are
+    plain."""
     distance: Distance | None = None
-    """None: `knob_features` has columns of its own for it, or needs none."""
+    """None: `knob_features` has special columns for it, or needs none."""
     remedy: str = ""
-    """What to do in a framework that has no place for it."""
+    """What to do in a framework without such a setting."""
     exports: Mapping[str, str] = field(default_factory=dict)
-    """Export -> the words that state it there; `{value}` stands for the value. For exports that are command lines."""
+    """Export -> command-line arguments that set it; `{value}` stands for the value. Only for command-line exports."""
 
     def holds(self, number: float) -> bool:
-        """Whether a number is in the range."""
+        """Whether a number is in range."""
         return self.minimum <= number and (self.maximum is None or number <= self.maximum)
 
     @property
     def is_element_size(self) -> bool:
-        """Whether values beyond the parameter count all act as the parameter count does."""
+        """Whether all values above the parameter count behave like the parameter count."""
         return self.unit == "elements"
 
 
@@ -166,7 +166,7 @@ _KINDS = {bool: Kind.BOOL, int: Kind.INT, float: Kind.FLOAT, str: Kind.CHOICE}
 
 
 def knob(default: Value, description: str, *, number: int, **declared: Any) -> Any:
-    """A field of a configuration that is a knob. Arguments: those of `Knob`; its `name` and `kind` follow from the field."""
+    """A dataclass field that declares a knob. Arguments as for `Knob`; `name` and `kind` follow from the field."""
     kind = _KINDS[type(default)]
     if kind is Kind.BOOL:
         declared.setdefault("choices", (False, True))

@@ -1,4 +1,4 @@
-"""Every knob by name, and how a value for it is read and checked."""
+"""All knobs by name; parsing and validation of their values."""
 
 import re
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from search_spaces.preset_files import unknown_name
 from search_spaces.trial_config import TrialConfig
 
 KNOBS: Mapping[str, Knob] = knobs_of(TrialConfig)
-"""Every knob by its name, in the order of their numbers."""
+"""All knobs by name, ordered by number."""
 
 _TRUE = ("true", "on", "yes")
 _FALSE = ("false", "off", "no")
@@ -18,7 +18,7 @@ _NUMBER = re.compile(r"[+-]?(\d+(_\d+)*\.?\d*|\.\d+)([eE][+-]?\d+)?")
 
 
 def knob(name: str) -> Knob:
-    """The knob of that name.
+    """The knob with this name.
 
     Raises:
         UnknownNameError: there is none.
@@ -29,11 +29,11 @@ def knob(name: str) -> Knob:
 
 
 def parse_value(name: str, text: str) -> Value:
-    """The value that a user wrote for a knob: 5e8, 1_000_000, true, off, bf16.
+    """Parse a value that a user wrote for a knob: 5e8, 1_000_000, true, off, bf16.
 
     Raises:
         UnknownNameError: there is no such knob.
-        KnobValueError: the text is no value of its domain.
+        KnobValueError: the text is not a value of its domain.
     """
     spelled = text.strip()
     kind = knob(name).kind
@@ -45,7 +45,7 @@ def parse_value(name: str, text: str) -> Value:
 
 
 def check_value(name: str, value: object) -> Value:
-    """`value` in the knob's own type (5e8 becomes 500000000 for whole numbers).
+    """`value` converted to the knob's type (5e8 becomes 500000000 for whole numbers).
 
     Raises:
         UnknownNameError: there is no such knob.
@@ -76,7 +76,7 @@ def domain_text(the_knob: Knob) -> str:
 
 
 def value_text(value: object) -> str:
-    """A knob's value as it can be given back with --pin."""
+    """A knob's value as text that --pin accepts."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

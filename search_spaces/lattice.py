@@ -1,9 +1,8 @@
-"""Counting, drawing and walking legal configurations without listing them.
+"""Count, sample and iterate legal configurations without listing them.
 
-A configuration is built knob by knob in SEARCH_ORDER. A rule is asked as soon as the last knob that it reads has a value,
-and what follows from a prefix depends only on the values that later rules and conditions still read (the frontier). So one
-number is remembered per depth and frontier: this is variable elimination [Dechter 1999, Bucket elimination], exact for any
-rules.
+A configuration is built knob by knob in SEARCH_ORDER. A rule is checked as soon as the last knob that it reads has a value.
+The continuations of a prefix depend only on the values that later rules and conditions still read (the frontier), so one
+number is cached per depth and frontier. This is variable elimination [Dechter 1999, Bucket elimination], exact for any rules.
 """
 
 import random
@@ -28,22 +27,22 @@ DEPTHS = len(SEARCH_ORDER)
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """What follows from a prefix, in canonical configurations."""
+    """Counts of the canonical configurations that start with a prefix."""
 
     legal: int
     refused: Mapping[str, int]
-    """Rule -> configurations, each counted under the first rule that refuses while it is built."""
+    """Rule -> configurations, each counted under the first rule that refuses it."""
 
 
 CHECKED_STEPS = 64
-"""Steps between two checkpoints: some two milliseconds."""
+"""Steps between two checkpoints: about two milliseconds."""
 
 
 class Lattice:
-    """The canonical configurations of a Cartesian product of domains. Remembers what it counted; its answers never change.
+    """The canonical configurations of a Cartesian product of domains. Caches its counts.
 
     Raises:
-        SpaceTooLargeError: an answer takes more than `most_steps` steps, together with those before it.
+        SpaceTooLargeError: all calls together take more than `most_steps` steps.
     """
 
     def __init__(
@@ -57,7 +56,7 @@ class Lattice:
         self._steps, self._most_steps = 0, most_steps
         self._base = base
         self._domains = tuple(domains.get(name, (getattr(base, name),)) for name in SEARCH_ORDER)
-        # `HONOURS` reads every knob, and is asked knob by knob instead.
+        # `HONOURS` reads every knob, so it is checked knob by knob instead.
         rules = [rule for rule in rules_of(context.capability) if rule is not HONOURS]
         self._rules = tuple(
             tuple(rule for rule in rules if max(map(_position, rule.reads)) == depth) for depth in range(DEPTHS)
@@ -70,10 +69,10 @@ class Lattice:
         self._verdicts: dict[tuple[int, Prefix], str | None] = {}
         self._tallies: dict[tuple[int, Prefix], Tally] = {}
         self._totals: dict[tuple[int, Prefix], int] = {}
-        self._leads: dict[tuple[int, Prefix], bool] = {}
+        self._has_legal: dict[tuple[int, Prefix], bool] = {}
 
     def choices(self, prefix: Prefix) -> tuple[Value, ...]:
-        """The canonical values that the knob after `prefix` may have, legal or not."""
+        """The canonical values of the knob after `prefix`, legal or not."""
         depth = len(prefix)
         key = (depth, _pick(prefix, self._choice_reads[depth]))
         if key not in self._choices:
@@ -82,16 +81,16 @@ class Lattice:
         return self._choices[key]
 
     def reads(self, depth: int) -> tuple[int, ...]:
-        """The knobs before the one at `depth`, by their places in SEARCH_ORDER, on which its legal choices depend."""
+        """Positions in SEARCH_ORDER of the knobs before `depth` on which the legal choices at `depth` depend."""
         read = {*self._choice_reads[depth], *self._rule_reads[depth]}
-        return tuple(sorted(place for place in read if place < depth))
+        return tuple(sorted(position for position in read if position < depth))
 
     def legal_choices(self, prefix: Prefix) -> tuple[Value, ...]:
-        """The canonical values of the knob after `prefix` that no rule refuses so far; they may lead nowhere all the same."""
+        """The canonical values of the knob after `prefix` that no rule refuses yet; they may have no legal continuation."""
         return tuple(value for value in self.choices(prefix) if self._verdict((*prefix, value)) is None)
 
     def tally(self, prefix: Prefix = ()) -> Tally:
-        """How many canonical configurations start with `prefix`: legal ones, and refused ones by rule."""
+        """Count the canonical configurations that start with `prefix`: legal ones, and refused ones by rule."""
         depth = len(prefix)
         if depth == DEPTHS:
             return Tally(1, {})
@@ -100,19 +99,19 @@ class Lattice:
             self._tallies[key] = self._sum(prefix)
         return self._tallies[key]
 
-    def leads(self, prefix: Prefix = ()) -> bool:
-        """Whether a legal configuration starts with `prefix`. Most often a few steps, where counting takes thousands."""
+    def has_legal(self, prefix: Prefix = ()) -> bool:
+        """Whether a legal configuration starts with `prefix`. Usually takes a few steps, whereas counting takes thousands."""
         depth = len(prefix)
         if depth == DEPTHS:
             return True
         key = (depth, _pick(prefix, self._legal_frontier[depth]))
-        if key not in self._leads:
+        if key not in self._has_legal:
             longer = ((*prefix, value) for value in self.choices(prefix))
-            self._leads[key] = any(self._verdict(step) is None and self.leads(step) for step in longer)
-        return self._leads[key]
+            self._has_legal[key] = any(self._verdict(step) is None and self.has_legal(step) for step in longer)
+        return self._has_legal[key]
 
     def total(self, prefix: Prefix = ()) -> int:
-        """How many canonical configurations start with `prefix`, legal or not."""
+        """Count the canonical configurations that start with `prefix`, legal or not."""
         depth = len(prefix)
         if depth == DEPTHS:
             return 1
@@ -123,7 +122,7 @@ class Lattice:
         return self._totals[key]
 
     def walk(self, prefix: Prefix = ()) -> Iterator[TrialConfig]:
-        """Every legal canonical configuration once, in the order of SEARCH_ORDER and of the domains."""
+        """Yield every legal canonical configuration once, in the order of SEARCH_ORDER and the domains."""
         if len(prefix) == DEPTHS:
             yield self._config(prefix, range(DEPTHS))
             return
@@ -131,7 +130,7 @@ class Lattice:
             yield from self.walk(longer)
 
     def draw(self, rng: random.Random) -> TrialConfig | None:
-        """A legal configuration, each with the same probability; None: there is none."""
+        """Sample a legal configuration uniformly; None: there is none."""
         if not self.tally().legal:
             return None
         prefix: Prefix = ()
@@ -140,7 +139,7 @@ class Lattice:
         return self._config(prefix, range(DEPTHS))
 
     def refused_example(self, rule: str) -> TrialConfig | None:
-        """A configuration that is counted under `rule`, completed with the first choices."""
+        """A configuration counted under `rule`, completed with the first choices."""
         prefix: Prefix = ()
         while len(prefix) < DEPTHS:
             for value in self.choices(prefix):
@@ -169,7 +168,7 @@ class Lattice:
         return Tally(legal, refused)
 
     def _legal_steps(self, prefix: Prefix) -> list[tuple[Prefix, int]]:
-        """The prefixes one knob longer that lead somewhere, with their counts of legal configurations."""
+        """The prefixes one knob longer that have legal configurations, with their counts."""
         longer = ((*prefix, value) for value in self.choices(prefix))
         counted = ((step, self.tally(step).legal) for step in longer if self._verdict(step) is None)
         return [(step, legal) for step, legal in counted if legal]
@@ -208,7 +207,7 @@ class Lattice:
 
 
 def _draw(steps: list[tuple[Prefix, int]], rng: random.Random) -> Prefix:
-    """One step with probability in proportion to its count. Counts are exact integers, however large."""
+    """Sample a step with probability proportional to its count. Counts are exact integers of any size."""
     at = rng.randrange(sum(count for _, count in steps))
     for step, count in steps:
         if at < count:
@@ -232,7 +231,7 @@ def _pick(prefix: Prefix, depths: tuple[int, ...]) -> Prefix:
 def _frontiers(
     choice_reads: tuple[tuple[int, ...], ...], rule_reads: tuple[tuple[int, ...], ...]
 ) -> tuple[tuple[int, ...], ...]:
-    """For each depth, the knobs before it that something from it on still reads."""
+    """For each depth, the knobs before it that rules and conditions from this depth on still read."""
     frontiers = []
     for depth in range(DEPTHS):
         later = {read for reads in (*choice_reads[depth:], *rule_reads[depth:]) for read in reads}

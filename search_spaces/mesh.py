@@ -1,4 +1,4 @@
-"""Where each rank stands among the parallel dimensions, and which ranks form a group."""
+"""The coordinates of each rank in the parallel dimensions, and the process groups."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,9 +7,9 @@ from search_spaces.trial_config import TrialConfig
 
 TENSOR, CONTEXT, DATA, PIPELINE = "tensor", "context", "data", "pipeline"
 EXPERT, EXPERT_DATA = "expert", "expert_data"
-"""Ranks that divide the experts, and those that hold the same ones: both out of data x context, no dimensions of their own."""
+"""Ranks that divide the experts, and ranks with the same experts: subsets of data x context, not separate dimensions."""
 DIMENSIONS = (TENSOR, CONTEXT, DATA, PIPELINE)
-"""Names of the mesh dimensions, as they are reported."""
+"""Names of the mesh dimensions in reports."""
 ABBREVIATIONS = {"tp": TENSOR, "cp": CONTEXT, "dp": DATA, "pp": PIPELINE}
 
 
@@ -22,13 +22,13 @@ class Mesh:
     data: int = 1
     pipeline: int = 1
     order: str = "tp-cp-dp-pp"
-    """Innermost first: ranks that differ in the first dimension alone are neighbours, so tensor ranks share a node."""
+    """Innermost first: ranks that differ only in the first dimension are neighbours, so tensor ranks share a node."""
     shard: int = 0
-    """Ranks that share one copy of the sharded states, out of data x context; 0: all of them."""
+    """Ranks of data x context over which states are sharded; 0: all of them."""
     near: int = 0
-    """Of those, neighbours that share a second copy of the parameters; 0: there is none."""
+    """Neighbours among these that shard a second copy of the parameters; 0: no second copy."""
     expert: int = 1
-    """Data ranks that divide the experts among them: neighbours along data, with the same tokens' context rank."""
+    """Data ranks that divide the experts: neighbours along data, with the same context rank."""
 
     @property
     def world_size(self) -> int:
@@ -37,12 +37,12 @@ class Mesh:
 
     @property
     def zero_ranks(self) -> int:
-        """Ranks with the same parameters, whose gradients are summed and whose states are divided: data x context."""
+        """Ranks with the same parameters, which reduce gradients together and shard the states: data x context."""
         return self.data * self.context
 
     @property
     def shard_ranks(self) -> int:
-        """Ranks that share one copy of the sharded states."""
+        """Ranks over which states are sharded."""
         return self.shard or self.zero_ranks
 
     def size(self, dimension: str) -> int:
@@ -51,15 +51,15 @@ class Mesh:
         return size
 
     def coordinates(self, rank: int) -> dict[str, int]:
-        """Dimension -> the rank's place along it."""
-        place = {}
+        """Dimension -> the rank's index along it."""
+        index = {}
         for short in self.order.split("-"):
             dimension = ABBREVIATIONS[short]
-            rank, place[dimension] = divmod(rank, self.size(dimension))
-        return place
+            rank, index[dimension] = divmod(rank, self.size(dimension))
+        return index
 
     def groups(self, dimensions: Sequence[str]) -> list[list[int]]:
-        """Ranks that differ in these dimensions alone, each group in the order of their places, the first dimension innermost.
+        """Groups of ranks that differ only in these dimensions, sorted with the first dimension innermost.
 
         Every rank is in one group.
         """
@@ -71,31 +71,31 @@ class Mesh:
         return list(found.values())
 
     def shard_groups(self) -> list[list[int]]:
-        """Ranks that share one copy of the sharded states: neighbours among the data and context ranks."""
+        """Groups over which states are sharded: neighbours among the data and context ranks."""
         size = self.shard_ranks
         return [group[first : first + size] for group in self._zero_groups() for first in range(0, len(group), size)]
 
     def replica_groups(self) -> list[list[int]]:
-        """Ranks that hold the same part of the sharded states."""
+        """Groups of ranks that hold the same part of the sharded states."""
         size = self.shard_ranks
         return [group[first::size] for group in self._zero_groups() for first in range(size)]
 
     def near_groups(self) -> list[list[int]]:
-        """Ranks that share a second copy of the parameters: neighbours among those that share the first."""
+        """Groups that shard a second copy of the parameters: neighbours in a shard group."""
         size = self.near
         return [group[first : first + size] for group in self.shard_groups() for first in range(0, len(group), size)]
 
     def expert_groups(self) -> list[list[int]]:
-        """Ranks that hold different experts and exchange tokens: neighbours along the data dimension alone."""
+        """Groups of ranks that hold different experts and exchange tokens: neighbours along only the data dimension."""
         size = self.expert
         return [group[first : first + size] for group in self.groups((DATA,)) for first in range(0, len(group), size)]
 
     def expert_data_groups(self) -> list[list[int]]:
-        """Ranks that hold the same experts, whose gradients are summed and whose states are divided."""
+        """Groups of ranks with the same experts, which reduce their gradients together and shard their states."""
         return [
-            [rank for rank in group if self.coordinates(rank)[DATA] % self.expert == place]
+            [rank for rank in group if self.coordinates(rank)[DATA] % self.expert == index]
             for group in self._zero_groups()
-            for place in range(self.expert)
+            for index in range(self.expert)
         ]
 
     def _zero_groups(self) -> list[list[int]]:
@@ -103,7 +103,7 @@ class Mesh:
 
 
 def make_mesh(config: TrialConfig, world_size: int) -> Mesh:
-    """The grid of a configuration on `world_size` ranks."""
+    """The mesh of a configuration on `world_size` ranks."""
     return Mesh(
         tensor=config.tensor_parallel_size,
         context=config.context_parallel_size,

@@ -1,42 +1,42 @@
-"""The optimizers that a job may train with: what each keeps for a parameter, and the constants that no knob turns."""
+"""The supported optimizers: their state per parameter, and their constants that are not knobs."""
 
 OPTIMIZERS = ("adamw", "sgd", "lamb", "muon", "adamw8bit", "onebit_adam")
 KERNELS = ("adamw", "sgd")
-"""Those of which torch has one kernel for the whole update."""
+"""Optimizers for which torch has a fused kernel."""
 
 SGD_MOMENTUM = 0.9
-"""Of sgd, whose weight decay is added to the gradient, as in `torch.optim.SGD`."""
+"""Momentum of sgd. Its weight decay is added to the gradient, as in `torch.optim.SGD`."""
 BETAS = (0.9, 0.999)
-"""Of the moments of adamw, lamb, adamw8bit and onebit_adam."""
+"""Betas of adamw, lamb, adamw8bit and onebit_adam."""
 EPSILON = 1e-8
-"""Of adamw, adamw8bit and onebit_adam."""
+"""Epsilon of adamw, adamw8bit and onebit_adam."""
 LAMB_EPSILON = 1e-6
-"""[You et al. 2020, LAMB, algorithm 2 and its code]"""
+"""Epsilon of lamb [You et al. 2020, LAMB, algorithm 2 and its code]."""
 MUON_MOMENTUM = 0.95
-"""Of muon, with Nesterov's look ahead [Jordan et al. 2024; `torch.optim.Muon`]."""
+"""Nesterov momentum of muon [Jordan et al. 2024; `torch.optim.Muon`]."""
 LEAST_ROOT = 0.1
-"""Of onebit_adam: the least root of an element's second moment, as a share of the root of its parameter's mean."""
+"""onebit_adam: minimum square root of an element's second moment, relative to the root of the parameter's mean."""
 QUANTISED_BLOCK = 256
-"""Elements of a moment that share one scale. bitsandbytes and torchao have come down to it from 2048 [Dettmers et al. 2022,
+"""Elements of a moment that share one scale. bitsandbytes and torchao use it too, formerly 2048 [Dettmers et al. 2022,
 8-bit Optimizers via Block-wise Quantization]."""
 LEAST_QUANTISED = 4096
-"""Elements below which a parameter's moments stay as they are, as in bitsandbytes and torchao."""
+"""Parameters with fewer elements have unquantised moments, as in bitsandbytes and torchao."""
 QUANTISED_BYTES = 2 * (1 + 4 / QUANTISED_BLOCK)
-"""Of both moments of a parameter in 8 bits, with an fp32 scale for each block."""
+"""Bytes of both 8-bit moments of a parameter, with one fp32 scale per block."""
 
 
 def moment_bytes(optimizer: str, full: float, ranks: float = float("inf")) -> tuple[float, float]:
-    """Bytes of state beside the master copy: of an element of a block's matrix, and of any other parameter.
+    """Bytes of state per element in addition to the master copy: for matrices of blocks, and for all other parameters.
 
     Args:
         optimizer: one of OPTIMIZERS.
-        full: bytes of an element of the master copy.
-        ranks: data-parallel ones, of which each keeps what all have not said of its part under onebit_adam; inf: that is left
-            out.
+        full: bytes per element of the master copy.
+        ranks: data-parallel ranks. Under onebit_adam each also stores the compression error of the averaged momentum of its
+            part; inf: without that.
 
-    muon has one moment for the blocks' matrices, and is adamw for embeddings, the output projection and vectors. Moments that
-    are too small to be quantised (under 0.1 % of a model's) count as quantised. onebit_adam keeps two moments and what its rank
-    has not said yet.
+    muon has one moment for the blocks' matrices, and is adamw for embeddings, the output projection and vectors. Moments too
+    small to be quantised (under 0.1 % of a model's) count as quantised. onebit_adam stores two moments and its rank's
+    compression error.
     """
     match optimizer:
         case "sgd":

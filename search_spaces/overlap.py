@@ -1,4 +1,4 @@
-"""How communication is cut to run beside computation. Imports no torch: engine and prediction read it."""
+"""How communication is chunked to overlap with computation. Does not import torch: engine and prediction import it."""
 
 ROW_PARTS = 4
-"""Parts of the tokens in which a row product is made where its sums travel beside it (`async_tensor_parallel`)."""
+"""Number of token chunks of a row-parallel product whose reduction overlaps with it (`async_tensor_parallel`)."""

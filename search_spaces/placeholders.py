@@ -1,4 +1,4 @@
-"""What `{…}` in the words of a user's command stands for, and which knobs the command can turn by it."""
+"""Placeholders `{…}` in the words of a user's command, and the knobs that the command can set with them."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -13,12 +13,12 @@ from search_spaces.trial import Workload
 from search_spaces.trial_config import KNOB_NAMES, SCRIPT, TrialConfig
 
 _PLACEHOLDER = re.compile(r"\{\{(\w+)\}\}|\{([A-Za-z_]\w*)\}")
-"""`{{word}}` is the text `{word}` itself. Other braces, as in JSON, are left alone."""
+"""`{{word}}` is the literal text `{word}`. Other braces, as in JSON, are left unchanged."""
 _CONDITION = re.compile(r"\{([A-Za-z_]\w*)=([^:{}]*):(.+)\}")
-"""`{knob=value:word}`: the word where the knob has the value, and none where it has another. For flags that take no value."""
+"""`{knob=value:word}`: the word if the knob has the value, otherwise nothing. For flags without a value."""
 
 FILES: Mapping[str, str] = {"config": "config.json", "accelerate": "accelerate.yaml"}
-"""Placeholder -> the file that is rendered for each trial, and whose path it stands for."""
+"""Placeholder -> the file that is rendered for each trial; the placeholder stands for its path."""
 
 Derived = Callable[[TrialConfig, Workload, int], Value]
 
@@ -41,33 +41,33 @@ SWITCHES: Mapping[str, tuple[str, tuple[Value, ...]]] = {
     "fp16": ("precision", ("fp32", "fp16")),
     "gradient_checkpointing": ("activation_checkpointing", ("none", "full")),
 }
-"""Placeholders that are true or false -> the knob that they turn, and its values that they tell apart."""
-UNWRITTEN = frozenset({SCRIPT, ENVIRONMENT})
-"""Knobs that no placeholder stands for: the script's own have names of their own, and its environment reaches it anyway."""
-TELLS_BATCH = frozenset({"micro_batch_size", "gradient_accumulation_steps", "global_batch_size", "config"})
-"""Placeholders by which a script learns how large a batch is."""
+"""Boolean placeholder -> the knob that it sets, and the knob's values for false and true."""
+WITHOUT_PLACEHOLDER = frozenset({SCRIPT, ENVIRONMENT})
+"""Knobs without a placeholder: the script's own knobs have their own names, and its environment is set anyway."""
+BATCH_PLACEHOLDERS = frozenset({"micro_batch_size", "gradient_accumulation_steps", "global_batch_size", "config"})
+"""Placeholders from which a script knows the batch size."""
 
 
 def names_in(words: Iterable[str]) -> tuple[str, ...]:
-    """The placeholders of a command, each once."""
+    """The distinct placeholders of a command."""
     return tuple(dict.fromkeys(match[2] for word in words for match in _PLACEHOLDER.finditer(word) if match[2]))
 
 
 def conditions_in(words: Iterable[str]) -> list[tuple[str, str]]:
-    """Knob and value of each word that depends on one."""
+    """Knob and value of each conditional word."""
     return [(match[1], match[2]) for match in map(_CONDITION.fullmatch, words) if match]
 
 
 def require_known(command: CommandModel) -> None:
-    """Refuse a placeholder that stands for nothing, and a script's own knob that has no place in the command.
+    """Refuse unknown placeholders, and script knobs that the command does not use.
 
     Raises:
-        UnknownNameError: a placeholder is not known; the line names the nearest.
+        UnknownNameError: a placeholder is unknown; the message names the closest.
         KnobValueError: a word depends on a value that its knob cannot have.
-        ModelFormatError: a knob of the script's own has the name of another placeholder, or none in the command, or not the
-            value that a word depends on.
+        ModelFormatError: a script knob has the name of another placeholder, does not occur in the command, or lacks the value
+            that a word depends on.
     """
-    used, built_in = names_in(command.arguments), {*KNOB_NAMES, *DERIVED, *FILES} - UNWRITTEN
+    used, built_in = names_in(command.arguments), {*KNOB_NAMES, *DERIVED, *FILES} - WITHOUT_PLACEHOLDER
     conditions = conditions_in(command.arguments)
     for name, value in conditions:
         _require_value(command, name, value)
@@ -88,25 +88,25 @@ def _require_value(command: CommandModel, name: str, text: str) -> None:
         if text not in command.script_knobs[name]:
             problem = f"has no value {text!r}, on which a word of the command depends"
             raise ModelFormatError(f"command.script_knobs.{name}", problem, "give it that value, or correct the word")
-    elif name not in KNOBS or name in UNWRITTEN:
-        known = sorted({*KNOB_NAMES, *command.script_knobs} - UNWRITTEN)
+    elif name not in KNOBS or name in WITHOUT_PLACEHOLDER:
+        known = sorted({*KNOB_NAMES, *command.script_knobs} - WITHOUT_PLACEHOLDER)
         raise unknown_name("placeholder", f"{{{name}={text}:…}}", known, "a word can depend on any knob")
     else:
         parse_value(name, text)
 
 
-def turned_by(command: CommandModel) -> dict[str, tuple[Value, ...] | None]:
-    """Knob -> its values that the words of the command tell apart; None: all."""
+def expressible_values(command: CommandModel) -> dict[str, tuple[Value, ...] | None]:
+    """Knob -> its values that the command can express; None: all."""
     used = names_in(command.arguments)
-    told: dict[str, tuple[Value, ...]] = {}
-    for knob, values in [*(SWITCHES[name] for name in used if name in SWITCHES), *_told_by_conditions(command)]:
-        told[knob] = tuple(dict.fromkeys((*told.get(knob, ()), *values)))
-    turned: dict[str, tuple[Value, ...] | None] = {**told, **{name: None for name in used if name in KNOB_NAMES}}
-    return turned | ({SCRIPT: command.variants} if command.variants else {})
+    distinct: dict[str, tuple[Value, ...]] = {}
+    for knob, values in [*(SWITCHES[name] for name in used if name in SWITCHES), *_values_in_conditions(command)]:
+        distinct[knob] = tuple(dict.fromkeys((*distinct.get(knob, ()), *values)))
+    expressible: dict[str, tuple[Value, ...] | None] = {**distinct, **{name: None for name in used if name in KNOB_NAMES}}
+    return expressible | ({SCRIPT: command.variants} if command.variants else {})
 
 
-def _told_by_conditions(command: CommandModel) -> Iterator[tuple[str, tuple[Value, ...]]]:
-    """Each knob on which words depend, with the values that they name and one other: the default, or a switch's."""
+def _values_in_conditions(command: CommandModel) -> Iterator[tuple[str, tuple[Value, ...]]]:
+    """Each knob in conditional words, with the values in the conditions and its default (for a boolean, both values)."""
     named: dict[str, list[Value]] = {}
     for name, text in conditions_in(command.arguments):
         if name in KNOBS:
@@ -123,11 +123,11 @@ def words_of(
     """The command with every placeholder filled in.
 
     Args:
-        command: the user's.
-        config: the trial's.
-        workload: the job's.
+        command: the user's command.
+        config: the trial's configuration.
+        workload: the job's workload.
         world_size: ranks of a trial.
-        paths: placeholder of `FILES` -> where that file lies.
+        paths: placeholder of `FILES` -> path of that file.
     """
     values: dict[str, Value] = {**config.every_value(), **variant_values(config.script), **paths}
 
@@ -141,7 +141,7 @@ def words_of(
 
 
 def _chosen(words: Iterable[str], values: Mapping[str, Value]) -> Iterator[str]:
-    """The words but for those that depend on another value."""
+    """The words whose condition holds, and the unconditional ones."""
     for word in words:
         condition = _CONDITION.fullmatch(word)
         if condition is None:
@@ -151,7 +151,7 @@ def _chosen(words: Iterable[str], values: Mapping[str, Value]) -> Iterator[str]:
 
 
 def _spelled(name: str, text: str) -> str:
-    """The value of a condition as values are written: `True` is `true`."""
+    """A condition's value in canonical spelling: `True` is `true`."""
     return value_text(parse_value(name, text)) if name in KNOBS else text
 
 
@@ -162,6 +162,6 @@ def environment_of(command: CommandModel, config: TrialConfig) -> dict[str, str]
 
 
 def files_read(command: CommandModel) -> list[str]:
-    """The placeholders of the files that the script reads, or its launcher on its behalf."""
+    """The placeholders of the files that the script or its launcher reads."""
     used = [name for name in names_in(command.arguments) if name in FILES]
     return used + (["config"] if command.plugin == "deepspeed" and "config" not in used else [])

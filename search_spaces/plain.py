@@ -1,8 +1,8 @@
-"""Frozen dataclasses to plain data (dict, list, str, numbers) and back.
+"""Convert frozen dataclasses to plain data (dict, list, str, numbers) and back.
 
-Only plain data crosses a process border: in a rank our packages are no longer importable by name (users may have packages
-of the same names), so pickling by reference is not possible there. The decoder reads the field types themselves, which are
-real classes because the modules that define plain data do not postpone their annotations.
+Only plain data crosses process boundaries: in a rank our packages are not importable by name (users may have packages with the
+same names), so pickling by reference is impossible. The decoder reads the field types, which are real classes because the
+modules that define plain data do not postpone annotations.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 def to_plain(value: Any) -> Any:
     """Return `value` with every dataclass as a dict, every enum as its value and every tuple as a list."""
-    if type(value) in _AS_THEY_ARE:
+    if type(value) in _UNCHANGED:
         return value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {name: to_plain(getattr(value, name)) for name in _names(type(value))}
@@ -30,7 +30,7 @@ def to_plain(value: Any) -> Any:
     return value
 
 
-_AS_THEY_ARE = frozenset((bool, int, float, str, type(None)))
+_UNCHANGED = frozenset((bool, int, float, str, type(None)))
 
 
 @cache
@@ -39,11 +39,11 @@ def _names(kind: type[Any]) -> tuple[str, ...]:
 
 
 def from_plain(kind: type[T], data: Mapping[str, Any]) -> T:
-    """Return the dataclass `kind` from what `to_plain` gave. Unknown keys are ignored, missing ones take their default.
+    """Return the dataclass `kind` from the result of `to_plain`. Unknown keys are ignored, missing ones take their default.
 
     Raises:
         TypeError: a field without a default is missing.
-        ValueError: a value is not one of its enum's, or the dataclass refuses it.
+        ValueError: a value is not a member of its enum, or the dataclass refuses it.
     """
     decoders = _decoders(kind)  # type: ignore[arg-type]
     known = {name: value for name, value in data.items() if name in decoders}
@@ -54,7 +54,7 @@ def from_plain(kind: type[T], data: Mapping[str, Any]) -> T:
 
 
 _Decoder = Callable[[Any], Any] | None
-"""From plain data to a value; None: as it is."""
+"""Converts plain data to a value; None: unchanged."""
 
 
 @cache
@@ -63,7 +63,7 @@ def _decoders(kind: type[Any]) -> dict[str, _Decoder]:
 
 
 def _decoder(kind: Any) -> _Decoder:
-    """What reads a field of this type; looked up once for each dataclass."""
+    """The decoder of a field type; looked up once per dataclass."""
     origin, arguments = get_origin(kind), get_args(kind)
     if origin in (Union, types.UnionType):
         return _union_decoder(tuple(argument for argument in arguments if argument is not type(None)))
@@ -84,11 +84,11 @@ def _decoder(kind: Any) -> _Decoder:
 
 
 def _union_decoder(kinds: tuple[Any, ...]) -> _Decoder:
-    """A union of dataclasses is told apart by its fields: the first kind that has all the keys is taken."""
+    """Decode a union of dataclasses by its fields: use the first class that has all the keys."""
     classes = [(set(_names(kind)), kind) for kind in kinds if isinstance(kind, type) and dataclasses.is_dataclass(kind)]
-    alone = _decoder(kinds[0]) if len(kinds) == 1 else None
-    if alone is not None or not classes:
-        return None if alone is None else lambda value: None if value is None else alone(value)
+    single = _decoder(kinds[0]) if len(kinds) == 1 else None
+    if single is not None or not classes:
+        return None if single is None else lambda value: None if value is None else single(value)
 
     def decode(value: Any) -> Any:
         if isinstance(value, Mapping):

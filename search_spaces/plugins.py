@@ -1,11 +1,11 @@
-"""Plug-ins: what other distributions add, discovered through entry points.
+"""Plug-ins of other distributions, discovered through entry points.
 
 A distribution declares an entry point in one of the groups of `Group`, for example in its pyproject.toml:
 
     [project.entry-points."autotune.strategies"]
     annealing = "my_package.annealing:AnnealingStrategy"
 
-Plug-ins are code of this installation: they are loaded without asking, as pytest's are. `AUTOTUNE_PLUGINS=none` leaves all out.
+Plug-ins are part of the installation and are loaded without confirmation, as in pytest. `AUTOTUNE_PLUGINS=none` disables all.
 """
 
 import os
@@ -20,14 +20,14 @@ VARIABLE = "AUTOTUNE_PLUGINS"
 
 
 class Group(StrEnum):
-    """Groups of entry points, and what the objects in them are."""
+    """Entry-point groups, and the type of the objects in them."""
 
     KNOBS = "autotune.knobs"
-    """A class of knobs, made like those in `search_spaces.knobs`."""
+    """A class of knobs, like those in `search_spaces.knobs`."""
     RULES = "autotune.rules"
     """A `search_spaces.rules.rule.Rule`, or a tuple of them."""
     ENGINES = "autotune.engines"
-    """An `executor.engine.Engine`. Its name is that of its capability."""
+    """An `executor.engine.Engine`, with the same name as its capability."""
     CAPABILITIES = "autotune.capabilities"
     """The `search_spaces.capability.Capability` of an engine, in a module that does not import torch."""
     STRATEGIES = "autotune.strategies"
@@ -35,10 +35,10 @@ class Group(StrEnum):
     EXPORTERS = "autotune.exporters"
     """Called with an `autotune.exports.winner.Winner`: returns an `autotune.exports.export.Export`."""
     IMPORTERS = "autotune.importers"
-    """Called with the table of a file and the file's name: returns an `autotune.imports.imported.Imported`, or None where the
-    file is of another format."""
+    """Called with the table of a file and the file's name: returns an `autotune.imports.imported.Imported`, or None if the file
+    has another format."""
     TRACKERS = "autotune.trackers"
-    """Called with the `autotune.session.session.Session` of a job that starts: returns an
+    """Called with the `autotune.session.session.Session` of a starting job: returns an
     `autotune.loop.listener.LoopListener`."""
 
 
@@ -51,12 +51,12 @@ def _found() -> dict[str, tuple[EntryPoint, ...]]:
 
 
 def plugin_names(group: Group) -> tuple[str, ...]:
-    """The names of a group's plug-ins, sorted. Nothing is imported."""
+    """The names of a group's plug-ins, sorted. Does not import them."""
     return tuple(point.name for point in _found().get(group, ()))
 
 
 def load_plugin(group: Group, name: str) -> Any:
-    """Import one.
+    """Import one plug-in.
 
     Raises:
         PluginError: it is not installed, or cannot be imported.
@@ -73,5 +73,5 @@ def load_plugin(group: Group, name: str) -> Any:
 
 
 def load_plugins(group: Group) -> dict[str, Any]:
-    """Import all of a group, by name. Raises what `load_plugin` raises."""
+    """Import all plug-ins of a group, by name. Raises as `load_plugin`."""
     return {name: load_plugin(group, name) for name in plugin_names(group)}

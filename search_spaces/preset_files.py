@@ -1,4 +1,4 @@
-"""The presets that come with the package: TOML tables by name, and what to say when a name is not there."""
+"""The presets of the package: TOML tables by name, and the error for an unknown name."""
 
 import difflib
 import tomllib
@@ -14,12 +14,12 @@ PRESETS = Path(__file__).parent / "presets"
 
 @cache
 def preset_tables(file: str) -> dict[str, dict[str, Any]]:
-    """The tables of a preset file by name, in the order of the file. Not to be changed: the answer is shared."""
+    """The tables of a preset file by name, in the order of the file. Do not modify: the result is cached."""
     return tomllib.loads((PRESETS / f"{file}.toml").read_text(encoding="utf-8"))
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str], otherwise: str = "") -> UnknownNameError:
-    """The error for a name that does not exist, with the nearest ones; `otherwise` names what else may be given."""
+    """The error for an unknown name, with the closest known names; `otherwise` describes other accepted input."""
     names = list(known)
     near = difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.5)
     remedy = f"did you mean {' or '.join(near)}?" if near else f"use one of {', '.join(names)}"

@@ -1,4 +1,4 @@
-"""Numbers with a unit as people write them, on the command line and in files: `40GB`, `100Gbit/s`, `312TFLOP/s`, `125M`."""
+"""Parse numbers with a unit, on the command line and in files: `40GB`, `100Gbit/s`, `312TFLOP/s`, `125M`."""
 
 import re
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ _WRITTEN = re.compile(r"([0-9][0-9_]*(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)\s*([A-Za
 
 
 class Quantity(StrEnum):
-    """What a number counts; the value says how it is written."""
+    """What a number measures; the value describes the format."""
 
     BYTES = "bytes, or a number with kB, MB, GB, TB, KiB, MiB or GiB"
     RATE = "bytes/s, or a number with GB/s, GiB/s or Gbit/s"
@@ -32,12 +32,12 @@ _FACTORS: Mapping[Quantity, Mapping[str, float]] = {
     Quantity.FLOPS: {f"{name}{per}": factor for per in ("/S", "S") for name, factor in _factors("FLOP").items()},
     Quantity.COUNT: {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12},
 }
-"""Unit in capitals -> how many of the plain unit. `Gb/s` means gigabits to some and gigabytes to others: only the latter
-where the b is a capital, the former where it is not (`read_quantity`)."""
+"""Unit in capitals -> factor to the base unit. `Gb/s` is ambiguous: a lower-case b means bits, a capital B bytes
+(`read_quantity`)."""
 
 
 def read_quantity(quantity: Quantity, text: str) -> float | None:
-    """The number that a text writes, in bytes, bytes/s, FLOP/s or ones; None: it is no such number."""
+    """Parse a number to bytes, bytes/s, FLOP/s or ones; None: it is not such a number."""
     found = _WRITTEN.fullmatch(text.strip())
     if found is None:
         return None

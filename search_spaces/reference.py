@@ -1,4 +1,4 @@
-"""The reference page of knobs and rules, generated from the code: docs/knobs.md."""
+"""Generate the reference page of knobs and rules, docs/knobs.md."""
 
 from collections.abc import Iterable
 
@@ -12,14 +12,14 @@ INTRODUCTION = """\
 
 Generated from `search_spaces.knob_values` and `search_spaces.rules.table` by `search_spaces.reference.knobs_page_markdown()`.
 
-Sizes are elements, not bytes. A knob whose condition does not hold stands at its default, and all element sizes from the
-model's parameter count on are one value (the default where it is among them, else the count), so that equal behaviour is
-one configuration. **Numerics** says what a move does to the results: `exact` the same sums in the same order, `reorders`
-equal but for rounding, `changes` other numbers: such a knob is searched only where a space file or a pin names it. **A move
-costs**, from cheap to dear: `step`, `rebuild`, `process_group`, `process`.
+Sizes are in elements, not bytes. A knob whose condition does not hold is set to its default, and all element sizes of at
+least the model's parameter count are one value (the default if it is among them, else the count), so that configurations
+with equal behaviour are one configuration. **Numerics** is the effect of a change on the results: `exact`: the same sums in
+the same order, `reorders`: equal except for rounding, `changes`: different results; such a knob is searched only if a space
+file or a pin names it. **A change needs**, from cheap to expensive: `step`, `rebuild`, `process_group`, `process`.
 """
 RULES_INTRODUCTION = """\
-These hold for every engine. What an engine refuses beside them is on the page of [engines](engines.md).
+These apply to every engine. [Engines](engines.md) lists what each engine refuses in addition.
 """
 
 
@@ -30,7 +30,7 @@ def knobs_page_markdown() -> str:
 
 def knob_table_markdown() -> str:
     """A row for each knob, in the order of TrialConfig."""
-    head = ("knob", "what it does", "domain", "default", "matters when", "numerics", "a move costs")
+    head = ("knob", "what it does", "domain", "default", "has an effect when", "numerics", "a change needs")
     return markdown_table(head, (_knob_row(knob) for knob in KNOBS.values()))
 
 
@@ -55,7 +55,7 @@ def _knob_row(knob: Knob) -> tuple[str, ...]:
 
 
 def default_text(knob: Knob) -> str:
-    """The default, and that on CUDA devices where it is another there."""
+    """The default, and the default on CUDA devices if it differs."""
     default = value_text(knob.default)
     return f"{default}; {value_text(CUDA_DEFAULTS[knob.name])} on CUDA" if knob.name in CUDA_DEFAULTS else default
 

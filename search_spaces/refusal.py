@@ -1,15 +1,15 @@
-"""Why a configuration is illegal."""
+"""The reason why a configuration is illegal."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """One rule that refuses a configuration, with what to do about it."""
+    """One rule that refuses a configuration, with a remedy."""
 
     rule: str
     message: str
-    """One clause that says what is wrong."""
+    """The problem, in one clause."""
     remedy: str
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""The space: every legal configuration for a model on a cluster, counted, drawn, walked and looked around in."""
+"""The search space: all legal configurations for a model on a cluster, with counting, sampling, iteration and neighbours."""
 
 import dataclasses
 import math
@@ -25,26 +25,26 @@ from search_spaces.trial_config import TrialConfig, stable_hash
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Census:
-    """Where the configurations of a space went: raw = legal + sum(refused) + merged, exactly."""
+    """The breakdown of a space: raw = legal + sum(refused) + merged, exactly."""
 
     raw: int
     """Size of the Cartesian product of the domains."""
     legal: int
-    """Different configurations that no rule refuses."""
+    """Distinct configurations that no rule refuses."""
     refused: dict[str, int]
-    """Rule -> different configurations, each counted under the first rule that refuses while it is built, most first."""
+    """Rule -> distinct configurations, each counted under the first rule that refuses it, largest count first."""
     merged: int
-    """Configurations that behave as another one that is counted: a knob that does not matter there, a size beyond the model."""
+    """Configurations equivalent to a counted one: a knob has no effect, or a size exceeds the model."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SearchSpace:
     """The configurations that a sweep may try.
 
-    Every answer is in canonical configurations (see `canonical`), and the same in every process.
+    All results are canonical configurations (see `canonical`), and the same in every process.
 
     Raises:
-        UnknownNameError: a domain names no knob.
+        UnknownNameError: a domain is for an unknown knob.
         KnobValueError: a domain or the base has a value outside its knob's domain.
     """
 
@@ -52,15 +52,15 @@ class SearchSpace:
     cluster: ClusterSpec
     workload: Workload
     world_size: int
-    """Ranks that train."""
+    """Training ranks."""
     domains: Mapping[str, tuple[Value, ...]]
-    """Knob -> the values that are searched; knobs that are not here stand at the base's value."""
+    """Knob -> the values that are searched; other knobs have the base's value."""
     base: TrialConfig = field(default_factory=TrialConfig)
     capability: Capability | None = None
-    """What the engine honours; None: any engine."""
+    """Values that the engine honours; None: any engine."""
     name: str = "space"
     most_steps: int | None = field(default=None, compare=False)
-    """Steps that counting may take before it raises SpaceTooLargeError: some 40,000 a second; None: no bound."""
+    """Maximum steps of counting, else SpaceTooLargeError is raised: about 40,000 a second; None: no limit."""
 
     def __post_init__(self) -> None:
         for knob, value in self.base.values().items():
@@ -70,7 +70,7 @@ class SearchSpace:
 
     @cached_property
     def context(self) -> SpaceContext:
-        """What the rules and conditions look at beside the configuration."""
+        """What rules and conditions read in addition to the configuration."""
         return SpaceContext(
             model=self.model,
             cluster=self.cluster,
@@ -81,52 +81,52 @@ class SearchSpace:
 
     @cached_property
     def hash(self) -> str:
-        """16 hexadecimal digits, the same in every process for the same space, whatever its name."""
-        place = to_plain(dataclasses.replace(self.context, capability=None))
-        for name, unsaid in (("groups", ()), ("kernel_packages", None)):  # came later: what was hashed keeps its hash
-            if getattr(self.cluster, name) == unsaid:
-                del place["cluster"][name]
-        for name in ("capacity_factor", "load_balance", "adapter_size", "prefix_length", "prompt_length"):  # as that
-            if not place["model"].get(name):
-                place["model"].pop(name, None)
+        """16 hexadecimal digits, the same in every process for the same space, independent of its name."""
+        plain = to_plain(dataclasses.replace(self.context, capability=None))
+        for name, default in (("groups", ()), ("kernel_packages", None)):  # added later: existing hashes must not change
+            if getattr(self.cluster, name) == default:
+                del plain["cluster"][name]
+        for name in ("capacity_factor", "load_balance", "adapter_size", "prefix_length", "prompt_length"):  # likewise
+            if not plain["model"].get(name):
+                plain["model"].pop(name, None)
         engine = self.capability.plain() if self.capability else None
-        return stable_hash([place, engine, to_plain(self.domains), to_plain(self.base)])
+        return stable_hash([plain, engine, to_plain(self.domains), to_plain(self.base)])
 
     def canonical(self, config: TrialConfig) -> TrialConfig:
-        """The one configuration that stands for all that behave as `config` does."""
+        """The representative of all configurations that behave as `config` does."""
         return canonical(config, self.context)
 
     def check(self, config: TrialConfig) -> list[Refusal]:
         """Every rule that refuses `config`, in the order of `rules_of`; empty: it is legal.
 
-        Knobs that do not matter are not judged. Whether its values are in the domains is not asked: see `in`.
+        Knobs without effect are not checked. Whether the values are in the domains is not checked either: see `in`.
         """
         return check_config(self.canonical(config), self.context)
 
     def is_empty(self) -> bool:
-        """Whether there is no legal configuration; far quicker than to count them."""
-        return not self.lattice.leads()
+        """Whether there is no legal configuration; much faster than counting."""
+        return not self.lattice.has_legal()
 
     def count(self) -> int:
-        """How many legal configurations there are, exactly, without listing them."""
+        """The exact number of legal configurations, without listing them."""
         return self.lattice.tally().legal
 
     def census(self) -> Census:
-        """How the raw Cartesian product divides into legal, refused and merged configurations."""
+        """The breakdown of the raw Cartesian product into legal, refused and merged configurations."""
         tally = self.lattice.tally()
         raw = math.prod(len(values) for values in self.domains.values())
         refused = dict(sorted(tally.refused.items(), key=lambda item: (-item[1], item[0])))
         return Census(raw=raw, legal=tally.legal, refused=refused, merged=raw - tally.legal - sum(refused.values()))
 
     def enumerate(self) -> Iterator[TrialConfig]:
-        """Every legal configuration once, lazily, in a fixed order."""
+        """Yield every legal configuration once, in a fixed order."""
         return self.lattice.walk()
 
     def sample(self, rng: random.Random) -> TrialConfig:
-        """A legal configuration, each with the same probability.
+        """Sample a legal configuration uniformly.
 
         Raises:
-            LookupError: the space has no legal configuration (`census` tells why).
+            LookupError: the space has no legal configuration (`census` shows why).
         """
         drawn = self.lattice.draw(rng)
         if drawn is None:
@@ -134,9 +134,9 @@ class SearchSpace:
         return drawn
 
     def neighbours(self, config: TrialConfig) -> list[TrialConfig]:
-        """The legal configurations that are one move away: one knob at another value of its domain.
+        """The legal configurations that differ in one move: one knob at another value of its domain.
 
-        A knob that the move brings to matter takes the value of its domain that is nearest to what it had.
+        A knob whose condition becomes true takes the value of its domain that is nearest to its previous value.
         """
         found: dict[TrialConfig, None] = {}
         for knob, values in self.domains.items():
@@ -149,14 +149,14 @@ class SearchSpace:
     def admitted(self, config: TrialConfig) -> TrialConfig:
         """The canonical configuration of this space's domains that is nearest to `config`, legal or not."""
         prefix: Prefix = ()
-        wanted = self.canonical(config)
+        target = self.canonical(config)
         for knob in SEARCH_ORDER:
             choices = self.lattice.choices(prefix)
-            prefix = (*prefix, _nearest(getattr(wanted, knob), choices))
+            prefix = (*prefix, _nearest(getattr(target, knob), choices))
         return config.replace(dict(zip(SEARCH_ORDER, prefix, strict=True)))
 
     def __contains__(self, config: object) -> bool:
-        """Whether `config` is canonical, legal, and made of values of the domains."""
+        """Whether `config` is canonical, legal, and has values of the domains."""
         return isinstance(config, TrialConfig) and self.admitted(config) == config and not self.check(config)
 
     def refused_example(self, rule: str) -> TrialConfig | None:
@@ -165,7 +165,7 @@ class SearchSpace:
 
     @cached_property
     def lattice(self) -> Lattice:
-        """What answers; for who lists configurations in another way than `enumerate`."""
+        """The underlying lattice, for callers that list configurations in another way than `enumerate`."""
         return Lattice(self.context, self.base, self.domains, self.most_steps)
 
 

@@ -30,7 +30,7 @@ Pin = str | Value | Sequence[Value]
 
 
 def space_preset_names() -> tuple[str, ...]:
-    """The names that `resolve_space` knows."""
+    """The preset names that `resolve_space` accepts."""
     return tuple(preset_tables("spaces"))
 
 
@@ -39,25 +39,25 @@ CUDA_DEFAULTS: Mapping[str, Value] = {knob.name: knob.on_cuda for knob in KNOBS.
 
 
 def device_defaults(cluster: ClusterSpec, capability: Capability | None = None, model: Model | None = None) -> TrialConfig:
-    """Every knob at its default on this cluster: on CUDA bf16 where the GPU computes in it, expandable segments and, of our own
-    models, compiled blocks. Whether a user's `model` compiles is not known before it is tried.
+    """Every knob at its default on this cluster: on CUDA bf16 if the GPU supports it, expandable segments and, for our own
+    models, compiled blocks. Whether a user's `model` compiles is unknown before it is tried.
 
-    Where the engine does not honour that, the knob stands at TrialConfig's default; where it does not honour that either, at
-    the first value that it names.
+    If the engine does not honour such a value, the knob has TrialConfig's default; if the engine does not honour that either,
+    the first value that the engine lists.
     """
     device = cluster.device
-    wanted = dict(CUDA_DEFAULTS) if device.kind == "cuda" else {}
+    defaults = dict(CUDA_DEFAULTS) if device.kind == "cuda" else {}
     if not device.supports("bf16"):
-        wanted.pop("precision", None)
+        defaults.pop("precision", None)
     if isinstance(model, FactoryModel | CommandModel):
-        wanted.pop(COMPILED, None)
-    honoured = {name: value for name, value in wanted.items() if capability is None or capability.honours(name, value)}
+        defaults.pop(COMPILED, None)
+    honoured = {name: value for name, value in defaults.items() if capability is None or capability.honours(name, value)}
     return TrialConfig().replace({**(capability.starting_values() if capability else {}), **honoured})
 
 
-def settled(config: TrialConfig, context: SpaceContext, asked: Collection[str] = ()) -> TrialConfig:
-    """`config` without compiled blocks, where something else in it excludes them and nobody has asked for them by name."""
-    if COMPILED in asked or not config.compile_blocks:
+def settled(config: TrialConfig, context: SpaceContext, explicit: Collection[str] = ()) -> TrialConfig:
+    """`config` without compiled blocks if something else in it excludes them and they were not requested explicitly."""
+    if COMPILED in explicit or not config.compile_blocks:
         return config
     readers = {rule.name for rule in rules_of(context.capability) if COMPILED in rule.reads and rule is not HONOURS}
     excluded = any(refusal.rule in readers for refusal in check_config(config, context))
@@ -65,10 +65,10 @@ def settled(config: TrialConfig, context: SpaceContext, asked: Collection[str] =
 
 
 def parse_pins(texts: Iterable[str]) -> dict[str, str]:
-    """`["zero_stage=3"]` as knob and text; a text with commas is a domain.
+    """Parse `["zero_stage=3"]` to knob and text; a text with commas is a domain.
 
     Raises:
-        SpaceFormatError: a text is no KNOB=VALUE, or a knob comes twice.
+        SpaceFormatError: a text is not KNOB=VALUE, or a knob is repeated.
         UnknownNameError: a knob does not exist.
         KnobValueError: a value is not in its domain.
     """
@@ -76,7 +76,7 @@ def parse_pins(texts: Iterable[str]) -> dict[str, str]:
     for text in texts:
         name, equals, value = (part.strip() for part in text.partition("="))
         if not (name and equals and value):
-            raise SpaceFormatError(text, "is no KNOB=VALUE", "write for example zero_stage=3 or zero_stage=2,3")
+            raise SpaceFormatError(text, "is not KNOB=VALUE", "write for example zero_stage=3 or zero_stage=2,3")
         parse_domain(knob(name).name, value)
         if name in pins:
             raise SpaceFormatError(name, "is set twice", f"write {name}={pins[name]},{value} to search both")
@@ -95,21 +95,21 @@ def resolve_space(
     most_steps: int | None = None,
     layouts: Callable[[SearchSpace], Sequence[str]] | None = None,
 ) -> SearchSpace:
-    """The space that `text` names, a preset or the path of a TOML file, with the pinned knobs fixed or given a domain.
+    """The space that `text` names, a preset or the path of a TOML file, with pinned knobs set to a value or domain.
 
-    `base` holds the values of the knobs that are not searched; without it they are `device_defaults`, but blocks are not
-    compiled: what is asked of a space without a job are plans, whose equations do not look at that. A knob of a preset of
-    whose values the engine honours none is not searched; one that the user names is, and refused. Where `base` has compiled
-    blocks, the space has others too, for what else is in it may exclude compiled ones. `layouts` proposes what
-    `pipeline_layout` may be where it is written as `solved`; without it nothing is proposed.
+    `base` has the values of the knobs that are not searched; by default `device_defaults` without compiled blocks, because
+    spaces without a job are used for plans, whose equations do not read that knob. A preset's knob is not searched if the
+    engine honours none of its values; a knob that the user names is searched, and refused. If `base` has compiled blocks, the
+    space includes uncompiled blocks too, because other values may exclude compiled ones. `layouts` proposes values of
+    `pipeline_layout` if its domain is `solved`; without it nothing is proposed.
 
     Raises:
         UnknownNameError: there is no such preset or knob.
         SpaceFormatError: the file cannot be read, or names an unknown knob or a bad value.
         KnobValueError: a pin's value is not in its knob's domain.
-        IllegalConfigError: the pins leave nothing legal, or nothing here is trained on the workload's documents; the message
+        IllegalConfigError: the pins leave no legal configuration, or the workload's documents are not supported; the message
             names the rule.
-        SpaceTooLargeError: finding that out takes more than `most_steps`.
+        SpaceTooLargeError: determining that takes more than `most_steps`.
     """
     context = SpaceContext(
         model=model, cluster=cluster, workload=workload, world_size=cluster.world_size, capability=capability
@@ -124,30 +124,33 @@ def resolve_space(
 
     def space(domains: Mapping[str, Any]) -> SearchSpace:
         resolved = resolve_domains(domains, context)
-        asked = named | set(pinned)
-        turned = {name: values for name, values in resolved.items() if name in asked or _turns(name, values, capability)}
-        turned = {name: values if name in asked else _reached(name, values, context) for name, values in turned.items()}
+        explicit = named | set(pinned)
+        searched = {
+            name: values if name in explicit else _available_values(name, values, context)
+            for name, values in resolved.items()
+            if name in explicit or _honours_any(name, values, capability)
+        }
         return SearchSpace(
             model=model, cluster=cluster, workload=workload, world_size=cluster.world_size, capability=capability,
-            base=rest, domains=turned, name=text,
+            base=rest, domains=searched, name=text,
             most_steps=most_steps,
         )  # fmt: skip
 
     answer = space(written | pinned)
     if pinned and answer.is_empty() and not space(written).is_empty():
-        # Of what excludes compiled blocks nobody has asked for those: another rule refuses the rest.
+        # Compiled blocks were not requested, so the message must not name what excludes them: another rule refuses the rest.
         raise _pins_refused(replace(answer, domains={**answer.domains, COMPILED: (False,)}) if by_default else answer, pinned)
     if layouts is not None and (written | pinned).get("pipeline_layout") == SOLVED and "pipeline_layout" in answer.domains:
         return replace(answer, domains={**answer.domains, "pipeline_layout": ("", *layouts(answer))})
     return answer
 
 
-def _turns(name: str, values: Iterable[Value], capability: Capability | None) -> bool:
+def _honours_any(name: str, values: Iterable[Value], capability: Capability | None) -> bool:
     return capability is None or any(capability.honours(name, value) for value in values)
 
 
-def _reached(name: str, values: Sequence[Value], context: SpaceContext) -> tuple[Value, ...]:
-    """Without files, where no folder is named for them, and without kernels that are not known to run there."""
+def _available_values(name: str, values: Sequence[Value], context: SpaceContext) -> tuple[Value, ...]:
+    """The values without files if no folder is given for them, and without kernels that are not known to run there."""
     if name == FUSED_KERNELS:
         cluster = context.cluster
         return tuple(value for value in values if runs_on(str(value), cluster.device.kind, cluster.kernel_packages))
@@ -155,9 +158,9 @@ def _reached(name: str, values: Sequence[Value], context: SpaceContext) -> tuple
 
 
 def _pins_refused(space: SearchSpace, pinned: Mapping[str, Any]) -> IllegalConfigError:
-    """Why nothing is left: the rule that refuses most among those that read a pinned knob.
+    """Why no configuration is left: the rule that refuses the most among those that read a pinned knob.
 
-    What no engine could do is told before what this engine does not.
+    Rules of all engines take precedence over the values that this engine does not honour.
     """
     census, rules = space.census(), {rule.name: rule for rule in rules_of(space.capability)}
     reading = [name for name in census.refused if set(rules[name].reads) & set(pinned)]
@@ -168,8 +171,8 @@ def _pins_refused(space: SearchSpace, pinned: Mapping[str, Any]) -> IllegalConfi
         further = [rules[refusal.rule] for refusal in check_config(example, space.context)]
         rule = next((other for other in further if other is not rule and set(other.reads) & set(pinned)), rule)
     message = rule.check(example, space.context) if example else None
-    said = ", ".join(f"{name}={_pin_text(value)}" for name, value in pinned.items() if name in rule.reads)
-    return IllegalConfigError(rule.name, f"with {said}, {message}" if said else str(message), rule.remedy)
+    pins = ", ".join(f"{name}={_pin_text(value)}" for name, value in pinned.items() if name in rule.reads)
+    return IllegalConfigError(rule.name, f"with {pins}, {message}" if pins else str(message), rule.remedy)
 
 
 def _pin_text(value: Any) -> str:
@@ -177,7 +180,7 @@ def _pin_text(value: Any) -> str:
 
 
 def _written_domains(text: str, context: SpaceContext) -> tuple[dict[str, Any], set[str]]:
-    """The domains of a preset or a file, those that it extends first; and the knobs that the file itself names."""
+    """The domains of a preset or a file, those of extended presets first, and the knobs named in the file itself."""
     presets = preset_tables("spaces")
     if text in presets:
         return _preset_domains(text), set()
@@ -197,7 +200,7 @@ def _collected(table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _preset_domains(name: str) -> dict[str, Any]:
-    """The domains of a preset: those of the presets that it extends, and what the knobs declare for it."""
+    """The domains of a preset: those of the presets that it extends, and the domains that knobs declare for it."""
     return _collected(preset_tables("spaces")[name]) | {
         knob.name: list(written) if isinstance(written := knob.spaces[name], tuple) else written
         for knob in KNOBS.values()
@@ -220,19 +223,19 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _check_file(path: Path, table: Mapping[str, Any], context: SpaceContext) -> None:
-    """Everything that can be wrong with a user's file, told with the file's name and the knob's."""
+    """Check a user's file. Errors name the file and the knob."""
     presets = space_preset_names()
     unknown = set(table) - {"description", "extends", "domains"}
     if unknown and (other := mistaken(path, SPACE_FILE)):
         raise SpaceFormatError(str(path), other, f"give a TOML file of a space, or {', '.join(presets)}")
     if unknown:
         name = min(unknown)
-        raise SpaceFormatError(f"{path}: {name}", "is no key of a space", "use description, extends and [domains]")
+        raise SpaceFormatError(f"{path}: {name}", "is not a key of a space", "use description, extends and [domains]")
     extends, domains = table.get("extends", []), table.get("domains", {})
     if not isinstance(extends, list) or not set(map(str, extends)) <= set(presets):
-        raise SpaceFormatError(f"{path}: extends", f"{extends!r} is no list of spaces", f"list some of {', '.join(presets)}")
+        raise SpaceFormatError(f"{path}: extends", f"{extends!r} is not a list of spaces", f"list some of {', '.join(presets)}")
     if not isinstance(domains, Mapping):
-        raise SpaceFormatError(f"{path}: domains", "is no table", "write [domains] and a line for each knob")
+        raise SpaceFormatError(f"{path}: domains", "is not a table", "write [domains] and a line for each knob")
     for name, written in domains.items():
         _check_domain(path, name, written, context)
 
@@ -240,7 +243,7 @@ def _check_file(path: Path, table: Mapping[str, Any], context: SpaceContext) -> 
 def _check_domain(path: Path, name: str, written: Any, context: SpaceContext) -> None:
     if isinstance(written, str) and name in KNOBS and not KNOBS[name].choices and written not in EXPRESSIONS:
         raise SpaceFormatError(
-            f"{path}: {name}", f"{written!r} is no expression", f"list values, or write {', '.join(EXPRESSIONS)}"
+            f"{path}: {name}", f"{written!r} is not an expression", f"list values, or write {', '.join(EXPRESSIONS)}"
         )
     try:
         resolve_domains({name: written}, context)

@@ -1,4 +1,4 @@
-"""What is asked of a runner and what comes back: plain data that crosses process borders."""
+"""Requests to a runner and their results: plain data that crosses process boundaries."""
 
 from dataclasses import dataclass, field
 
@@ -8,25 +8,25 @@ from search_spaces.outcome import Outcome
 from search_spaces.trial_config import TrialConfig
 
 COMPARABLE = "comparable"
-"""Key of a result's `environment` that tells how far its figures can be held against others'; absent: no bounds are known."""
+"""Key of a result's `environment` that states how far its figures are comparable with others; absent: unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interval:
-    """A mean with its 95 % interval; the unit is that of the field that holds it."""
+    """A mean with its 95 % interval, in the unit of the field that contains it."""
 
     mean: float
     low: float
     high: float
 
     def overlaps(self, other: "Interval") -> bool:
-        """Whether the two intervals have a point in common."""
+        """Whether the two intervals overlap."""
         return self.low <= other.high and other.low <= self.high
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """What every trial of a job trains on: the same samples in the same order, whatever the configuration."""
+    """The training data and hyperparameters of a job: the same samples in the same order for every configuration."""
 
     global_batch_size: int
     """Samples in one optimizer step, over all ranks."""
@@ -40,54 +40,54 @@ class Workload:
     gradient_clipping: float = 1.0
     """Bound of the global gradient norm; 0: no clipping."""
     nvme_path: str | None = None
-    """The folder, on a fast local file system of every node, for what is offloaded to files; None: nothing can be."""
+    """Folder on a fast local file system of every node for offloading to files; None: no offloading to files."""
     training_steps: int | None = None
-    """Optimizer steps of the run that is tuned for, over which schedules of the data are weighed; None: not stated, so that
-    nothing can be scheduled."""
+    """Optimizer steps of the run that is tuned for, over which data schedules are averaged; None: not stated, so schedules are
+    not possible."""
     schedule_step: int | None = None
-    """The step of that run at which schedules of the data stand throughout, as where one point of them is measured; None: they
-    go on with the steps."""
+    """A fixed step of that run at which data schedules are evaluated, to measure one point of them; None: they advance with the
+    steps."""
     document_lengths: tuple[int, ...] = ()
-    """Tokens of each document of a sample of the data, none longer than `sequence_length`: a row of a step holds one of them
-    or, packed, several. Empty: every sample is whole."""
+    """Lengths in tokens of a sample of the data's documents, none longer than `sequence_length`: a row of a step holds one
+    document or, packed, several. Empty: every sample has the full length."""
 
     @property
     def packs(self) -> bool:
-        """Whether any two documents fit into one row, so that packing changes anything."""
+        """Whether any two documents fit into one row, so that packing has an effect."""
         lengths = sorted(self.document_lengths)[:2]
         return len(lengths) == 2 and sum(lengths) <= self.sequence_length
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fidelity:
-    """How long and how exactly a trial is measured."""
+    """Duration and precision of a trial's measurement."""
 
     warmup_updates: int = 2
-    """Updates before the step time is looked at at all (at least 2)."""
+    """Updates before step times are evaluated (at least 2)."""
     max_warmup_steps: int = 20
-    """Steps after which warm-up ends even where a trend is left (the result then says so)."""
+    """Steps after which warm-up ends even if a trend remains (the result then reports it)."""
     min_steps: int = 5
     max_steps: int = 200
     max_seconds: float = 5.0
-    """Seconds of timed steps after which the measurement ends with the interval that it has."""
+    """Seconds of timed steps after which the measurement ends with its current interval."""
     target_relative_half_width: float = 0.02
-    """The measurement ends when the half-width of the 95 % interval of the mean step time is below this share of it."""
+    """The measurement ends when the half-width of the 95 % interval of the mean step time is below this share of the mean."""
     measure_memory: bool = True
-    """Whether the allocator's events are recorded on an extra untimed step."""
+    """Whether allocator events are recorded on an extra untimed step."""
     most_micro_batches: int | None = None
-    """Where a step has more micro-batches, steps of two smaller counts are timed, and the full one's time is extrapolated
-    (`search_spaces.training.fewer`); memory, losses and FLOPs are still those of full steps. None: only full steps are timed."""
+    """If a step has more micro-batches, steps with two smaller counts are timed, and the full step's time is extrapolated
+    (`search_spaces.training.fewer`); memory, losses and FLOPs are still from full steps. None: only full steps are timed."""
     most_layers: int | None = None
-    """Where a model has more layers, two shallower ones are run in its place, and its time and memory are extrapolated
-    (`search_spaces.training.fewer`). None: the whole model is run."""
+    """If a model has more layers, two shallower models are run instead, and time and memory are extrapolated
+    (`search_spaces.training.fewer`). None: the full model is run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialRequest:
-    """One attempt that a runner is asked to make."""
+    """One attempt that a runner is to execute."""
 
     attempt: str
-    """The attempt's token: results are accepted under it."""
+    """The attempt's token, which identifies its results."""
     model: Model
     config: TrialConfig
     workload: Workload
@@ -95,41 +95,41 @@ class TrialRequest:
     engine: str = "native"
     fidelity: Fidelity = field(default_factory=Fidelity)
     memory_limit_bytes: int | None = None
-    """Bytes per rank, what is outside of torch's allocator counted, beyond which the trial is INFEASIBLE; None: what the device
-    has."""
+    """Bytes per rank, including memory outside torch's allocator, above which the trial is INFEASIBLE; None: the device's
+    memory."""
     timeout_seconds: float = 300.0
-    """Seconds from start of build to end of measurement after which every rank is killed."""
+    """Time limit in seconds from start of build to end of measurement, after which every rank is killed."""
     reference_losses: tuple[float, ...] = ()
     """Losses of the first steps on the same seed and data; empty: this trial sets them."""
     peak_flops_per_device: float | None = None
     """Dense FLOP/s of a device at the trial's precision, for MFU; None: not stated."""
     device_kind: str | None = None
-    """Kind of device that it must run on (`DeviceSpec.kind`: cpu or cuda): ranks without one fail. None: whatever there is."""
+    """Required device kind (`DeviceSpec.kind`: cpu or cuda): ranks without such a device fail. None: any."""
     expected_step_seconds: float | None = None
-    """Of a full optimizer step, as predicted and corrected by the job's trials: what a hang is told from a slow step by before
-    the trial has made a step of its own. None: nothing is predicted."""
+    """Predicted duration of a full optimizer step, corrected by the job's trials: distinguishes a hang from a slow step before
+    the trial has completed a step. None: no prediction."""
     rate_to_beat: float | None = None
-    """Samples/s of the best so far: a trial that cannot reach it any more ends as PRUNED. None: it is measured to its end."""
+    """Samples/s of the incumbent: a trial that can no longer reach it ends as PRUNED. None: it is measured completely."""
     race_spread: float = 0.0
-    """Relative standard deviation of the ratio of two configurations that are as fast, beyond the trial's own error: what
-    repeats of each differ by, and the error of `rate_to_beat`."""
+    """Relative standard deviation of the ratio of two equally fast configurations, beyond the trial's own error: the variation
+    between repeats, and the error of `rate_to_beat`."""
     race_degrees_of_freedom: int = 5
-    """How many independent differences `race_spread` rests on."""
+    """Degrees of freedom of `race_spread`."""
     excluded_nodes: tuple[str, ...] = ()
     """Names of nodes that this attempt must not run on."""
     node_kinds: tuple[tuple[str, int], ...] = ()
-    """Where nodes differ: the Ray resource that tells the nodes of the first ranks, and how many ranks these are; and so on."""
+    """If nodes differ: for each group in rank order, its Ray resource and its number of ranks."""
     fresh_processes: bool = False
-    """Whether the ranks' processes are started anew for it: what decides must not rest on what earlier trials left."""
+    """Whether new rank processes are started for it, so that earlier trials cannot affect a decisive measurement."""
     failures: tuple[FailureRow, ...] = ()
-    """A user's rows of the failure table: beside those that come with the package, or in their places."""
+    """The user's rows of the failure table, which extend or replace the built-in rows."""
     files: tuple[tuple[str, str], ...] = ()
-    """Name and content of the files that a user's command reads, rendered from `config` (`placeholders.FILES`)."""
+    """Name and content of the files for a user's command, rendered from `config` (`placeholders.FILES`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveCount:
-    """One kind of collective in one optimizer step of one rank."""
+    """One type of collective in one optimizer step of one rank."""
 
     operation: str
     """all_gather, reduce_scatter, all_reduce, broadcast, …"""
@@ -142,17 +142,17 @@ class CollectiveCount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankMeasurement:
-    """What one rank measured."""
+    """Measurements of one rank."""
 
     rank: int
     host: str
-    """What its machine calls itself."""
+    """Host name of its machine."""
     peak_memory_bytes: int
-    """Highest sum of live allocations in a step, by the allocator's own events."""
+    """Highest sum of live allocations in a step, from the allocator's events."""
     memory_by_tag: dict[str, int]
-    """The same peak split: parameters, gradients, optimizer_state, activations, buffers; sums to it exactly."""
+    """The same peak by tag: parameters, gradients, optimizer_state, activations, buffers; sums to it exactly."""
     tag_peak_bytes: dict[str, int]
-    """Each tag's own highest value in the step; these do not sum to the peak."""
+    """Highest value of each tag in the step; these do not sum to the peak."""
     rss_peak_bytes: int
     """Highest resident set of the process in the measured steps."""
     cpu_seconds_per_step: float
@@ -163,95 +163,95 @@ class RankMeasurement:
     reserved_bytes: int | None = None
     """CUDA: the caching allocator's peak reservation in this trial."""
     non_torch_bytes: int | None = None
-    """CUDA: device memory in use outside torch's allocator after a step (NCCL's buffers, libraries, the context); None where
+    """CUDA: device memory in use outside torch's allocator after a step (NCCL's buffers, libraries, the context); None if
     ranks share a device."""
     allocation_retries: int | None = None
-    """CUDA: cache flushes in the measured window; any makes the trial unstable."""
+    """CUDA: cache flushes in the measured window; a single one makes the trial unstable."""
     throttled: bool | None = None
     """CUDA: whether the device lowered its clocks for heat or power while steps were timed."""
     sm_clock_mhz: float | None = None
     """CUDA: the mean clock while steps were timed."""
     host_memory_bytes: int | None = None
-    """Peak bytes in the host pool that offloading fills; None: not measured."""
+    """Peak bytes in the host pool for offloading; None: not measured."""
     node: str | None = None
-    """Name of its node, as the runner tells it: several may be on one host. None: the host is the node."""
+    """Name of its node, as the runner reports it: several may be on one host. None: the host is the node."""
     data_wait_seconds: float | None = None
-    """Seconds of a step in which a user's script waited for its next batch; None: it does not tell."""
+    """Seconds of a step in which a user's script waited for its next batch; None: not reported."""
     compute_seconds_per_step: float | None = None
-    """Seconds of a timed step in which this rank waited for no other; None: not measured."""
+    """Seconds of a timed step in which this rank did not wait for others; None: not measured."""
     wait_seconds_per_step: float | None = None
     """Seconds of a timed step in which it waited in collectives; None: not measured."""
     compute_relative_error: float | None = None
-    """Standard error of `compute_seconds_per_step`, as a share of it; None: not known, so that nothing is concluded from it."""
+    """Standard error of `compute_seconds_per_step`, as a share of it; None: unknown, so it is not used."""
 
     @property
     def needed_memory_bytes(self) -> int:
-        """What its device must have: the peak, and what is outside of the allocator."""
+        """Required device memory: the peak plus memory outside the allocator."""
         return self.peak_memory_bytes + (self.non_torch_bytes or 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialResult:
-    """How an attempt ended and what it measured. Fields beyond the outcome are empty where nothing was measured."""
+    """Outcome and measurements of an attempt. Without measurements, fields other than the outcome are empty."""
 
     attempt: str
     outcome: Outcome
     message: str = ""
-    """One line: why this outcome."""
+    """The reason for this outcome, in one line."""
     rule: str | None = None
     """INVALID: the rule that refuses."""
     traceback: str | None = None
-    """The real traceback of the first rank that failed."""
+    """The traceback of the first rank that failed."""
     cause: str | None = None
-    """Name of the row of the failure table that told the outcome; None: it needed no telling."""
+    """Name of the row of the failure table that determined the outcome; None: no row was needed."""
     node: str | None = None
     """Name of the node of the rank that failed first."""
     losses: tuple[float, ...] = ()
     """Losses of the first steps, for the job's reference."""
     gradient_norms: tuple[float, ...] = ()
     step_seconds: tuple[float, ...] = ()
-    """Each timed step, the slowest rank's wall seconds; of extrapolated ones, what each pair of timed steps gives."""
+    """Wall seconds of each timed step on the slowest rank; if extrapolated, one value for each pair of timed steps."""
     samples_per_second: Interval | None = None
-    """The interval covers this trial's own steps and the spread between repeats. PRUNED: `high` is the bound that was not
-    enough."""
+    """The interval covers this trial's own steps and the spread between repeats. PRUNED: `high` is the upper bound that did
+    not suffice."""
     within_relative_error: float = 0.0
     """Standard error of the mean step time within this trial, as a share of it."""
     peak_memory_bytes: int | None = None
-    """The highest rank's peak."""
+    """The highest peak of any rank."""
     ranks: tuple[RankMeasurement, ...] = ()
     tflops_per_device: float | None = None
-    """Useful work of the model alone, what is recomputed not counted; by `flops_convention`; None: not known."""
+    """Only the model's useful work, without recomputation, by `flops_convention`; None: unknown."""
     mfu: float | None = None
-    """`tflops_per_device` as a share of the peak; None: one of them is not known."""
+    """`tflops_per_device` as a share of the peak; None: one of them is unknown."""
     hardware_tflops_per_device: float | None = None
-    """All work that is really done, what checkpointing computes again included; None: not counted."""
+    """All executed work, including recomputation; None: not counted."""
     hfu: float | None = None
     """`hardware_tflops_per_device` as a share of the peak."""
     flops_convention: str = "palm-appendix-b"
     extrapolated: tuple[str, ...] = ()
-    """What the figures are not measured in full of: "micro_batches" (time alone) or "layers" (time and memory). Empty:
-    measured in full."""
+    """Counts from which figures are extrapolated: "micro_batches" (only time) or "layers" (time and memory). Empty: everything
+    was measured."""
     unstable: bool = False
-    """Allocation retries in the window, or a trend that did not settle: cannot win unless asked."""
+    """Allocation retries in the window, or a trend that did not settle: cannot win unless allowed."""
     slow_nodes: tuple[str, ...] = ()
-    """Names of nodes that held this trial back: ranks on them computed longer than ranks with the same shapes on others."""
+    """Names of nodes that slowed this trial: ranks on them computed longer than ranks with the same shapes elsewhere."""
     phase_seconds: dict[str, float] = field(default_factory=dict)
-    """Wall seconds by phase on rank 0: setup, build, warmup (without compile), compile (torch.compile, where it was used),
+    """Wall seconds by phase on rank 0: setup, build, warmup (without compile), compile (torch.compile, if used),
     memory, measure, close."""
     warm: bool = False
     """Whether the ranks had run a trial before."""
     environment: dict[str, str] = field(default_factory=dict)
-    """Versions and hardware as the ranks saw them."""
+    """Versions and hardware as observed by the ranks."""
 
     @property
     def needed_memory_bytes(self) -> int:
-        """What counts against a limit: of the fullest rank, with what is outside of the allocator; 0: not measured."""
+        """Memory of the fullest rank that counts against a limit, including memory outside the allocator; 0: not measured."""
         return max((rank.needed_memory_bytes for rank in self.ranks), default=self.peak_memory_bytes or 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """A sign of life from a running trial."""
+    """A progress report of a running trial."""
 
     attempt: str
     phase: str
@@ -262,20 +262,20 @@ class Progress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogLines:
-    """A part of what a rank of a running trial printed; it may begin and end within a line."""
+    """A part of the output of a rank in a running trial; it may begin and end within a line."""
 
     attempt: str
     rank: int
     text: str
     left_out: int = 0
-    """Bytes just before it that were left out: more was printed than is passed on."""
+    """Bytes omitted immediately before it, because of too much output."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeEvent:
-    """What a runner learnt of a node."""
+    """An event of a node that a runner observed."""
 
     node: str
     kind: str
-    """lost, added, slow, quarantined, shut (for this job alone)."""
+    """lost, added, slow, quarantined, shut (only for this job)."""
     message: str = ""

@@ -1,4 +1,4 @@
-"""One point of the space: a value for every knob, canonical and hashed."""
+"""One configuration: a value for every knob, with a canonical stored form and a hash."""
 
 import hashlib
 import json
@@ -18,22 +18,22 @@ from search_spaces.knobs.zero import ZeroKnobs
 from search_spaces.plugins import Group, load_plugins
 
 SCRIPT = "script"
-"""The knob that holds what a user's own script is given beside the other knobs."""
+"""The knob that holds the values of a user's script's own knobs."""
 ORIGINAL_KNOBS = 32
-"""Knobs with smaller numbers are in every stored configuration. Later ones are only written where they differ from their
-default, so that what was stored before is written, and hashed, as it was."""
+"""Knobs with smaller numbers are in every stored configuration. Later ones are stored only if they differ from their default,
+so that the stored form and hash of earlier configurations do not change."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class TrialConfig(ZeroKnobs, OffloadKnobs, ParallelismKnobs, ComputationKnobs, ProcessKnobs, TrainingKnobs):
-    """A value for every knob; the bases declare them (`search_spaces.knob.Knob`).
+    """A value for every knob; the base classes declare the knobs (`search_spaces.knob.Knob`).
 
     Sizes of buckets are elements, not bytes. Data-parallel degree and gradient accumulation are derived:
     see `data_parallel_size` and `gradient_accumulation_steps`.
     """
 
     def __repr__(self) -> str:
-        """What makes this point again: the knobs that have another value than their default, in the order of their numbers."""
+        """An expression for this configuration: the knobs that differ from their default, ordered by number."""
         return f"TrialConfig({', '.join(f'{name}={value!r}' for name, value in self.differences(_DEFAULTS).items())})"
 
     @property
@@ -46,11 +46,11 @@ class TrialConfig(ZeroKnobs, OffloadKnobs, ParallelismKnobs, ComputationKnobs, P
         return world_size // self.model_parallel_size
 
     def zero_ranks(self, world_size: int) -> int:
-        """Ranks with the same parameters, whose gradients are summed and whose states are divided: data x context."""
+        """Ranks with the same parameters, which reduce gradients together and shard the states: data x context."""
         return self.data_parallel_size(world_size) * self.context_parallel_size
 
     def shard_ranks(self, world_size: int) -> int:
-        """Of these, the ranks that divide one copy of the parameters at stage 3."""
+        """Ranks of these over which parameters are sharded at stage 3."""
         return self.hsdp_shard_size or self.zero_ranks(world_size)
 
     def gradient_accumulation_steps(self, global_batch_size: int, world_size: int) -> int:
@@ -58,11 +58,11 @@ class TrialConfig(ZeroKnobs, OffloadKnobs, ParallelismKnobs, ComputationKnobs, P
         return global_batch_size // (self.micro_batch_size * max(self.data_parallel_size(world_size), 1))
 
     def every_value(self) -> dict[str, Value]:
-        """Every knob and its value, in the order of their numbers."""
+        """Every knob and its value, ordered by number."""
         return dict(zip(KNOB_NAMES, _values_of(self), strict=True))
 
     def values(self) -> dict[str, Value]:
-        """The stored form: every knob and its value, but for later ones (`ORIGINAL_KNOBS`) that stand at their default."""
+        """The stored form: every knob and its value, except later ones (`ORIGINAL_KNOBS`) at their default."""
         values = self.every_value()
         for name, default in _LATER_DEFAULTS.items():
             if values[name] == default:
@@ -70,28 +70,28 @@ class TrialConfig(ZeroKnobs, OffloadKnobs, ParallelismKnobs, ComputationKnobs, P
         return values
 
     def replace(self, changes: Mapping[str, Value]) -> "TrialConfig":
-        """The same point with some knobs changed.
+        """A copy with some knobs changed.
 
         Raises:
             UnknownNameError: a knob does not exist.
         """
-        # A fraction of the time of dataclasses.replace: counting a space consists of this.
+        # Much faster than dataclasses.replace, which would dominate the time of counting a space.
         replaced = object.__new__(TrialConfig)
-        for put, value in zip(_PUT.values(), _values_of(self), strict=True):
-            put(replaced, value)
+        for setter, value in zip(_SETTERS.values(), _values_of(self), strict=True):
+            setter(replaced, value)
         for name, value in changes.items():
-            if name not in _PUT:
+            if name not in _SETTERS:
                 raise UnknownNameError(name, "no knob has this name", "see `autotune space --knobs` for the knobs")
-            _PUT[name](replaced, value)
+            _SETTERS[name](replaced, value)
         return replaced
 
     @property
     def hash(self) -> str:
-        """16 hexadecimal digits that are the same in every process for the same values."""
+        """16 hexadecimal digits, the same in every process for the same values."""
         return stable_hash(self.values())
 
     def differences(self, other: "TrialConfig") -> dict[str, Value]:
-        """The knobs of this point whose value is another in `other`."""
+        """The knobs whose value differs in `other`, with this configuration's values."""
         return {name: getattr(self, name) for name in KNOB_NAMES if getattr(self, name) != getattr(other, name)}
 
 
@@ -106,18 +106,18 @@ if len(FAMILIES) > len(TrialConfig.__bases__):
     TrialConfig = dataclass(frozen=True, kw_only=True, repr=False)(type("TrialConfig", (TrialConfig, *_added), _body))  # type: ignore[misc]
 _KNOBS = knobs_of(TrialConfig)
 KNOB_NAMES: tuple[str, ...] = tuple(_KNOBS)
-"""The names of all knobs, in the order of their numbers."""
-# Plain data has the knobs in the order of their numbers.
+"""The names of all knobs, ordered by number."""
+# Plain data has the knobs ordered by number.
 TrialConfig.__dataclass_fields__ = {name: TrialConfig.__dataclass_fields__[name] for name in KNOB_NAMES}
 _DEFAULTS = TrialConfig()
 _LATER_DEFAULTS = {item.name: item.default for item in _KNOBS.values() if item.number >= ORIGINAL_KNOBS}
-_PUT = {name: vars(TrialConfig)[name].__set__ for name in KNOB_NAMES}
-"""Knob -> what writes its slot, before anybody has seen the point."""
+_SETTERS = {name: vars(TrialConfig)[name].__set__ for name in KNOB_NAMES}
+"""Knob -> setter of its slot, to initialise a new frozen instance."""
 _values_of = operator.attrgetter(*KNOB_NAMES)
 
 
 def is_whole(values: Mapping[str, Any]) -> bool:
-    """Whether stored values are those of every knob there is now: a row from before a knob was there lacks it."""
+    """Whether stored values cover all present knobs: a row from before a knob existed lacks it."""
     return len(values) - len(_LATER_DEFAULTS.keys() & values.keys()) == ORIGINAL_KNOBS
 
 

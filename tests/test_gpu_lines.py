@@ -153,7 +153,7 @@ def test_an_item_that_never_fits_is_told_and_tried_again(setting: Setting, tmp_p
 
 def test_an_item_in_which_processes_end_again_and_again_fails(setting: Setting, tmp_path: Path) -> None:
     out = tmp_path / "lines.jsonl"
-    for _ in range(gpu_work.MOST_BEGINNINGS):
+    for _ in range(gpu_work.MOST_STARTS):
         LineFile(out).add(Line(part="part", item="crashes", state=State.BEGUN))
     items = [Item(name="crashes", show=lambda proof: proof.measured("done"), seconds=1.0)]
     assert Worker("part", setting, out, [out]).run(items, 60.0) is Ended.FAILS
@@ -247,5 +247,5 @@ def test_the_page_of_partial_files_says_what_was_not_run(tmp_path: Path) -> None
 def test_a_line_that_is_none_is_named(tmp_path: Path) -> None:
     path = tmp_path / "lines.jsonl"
     path.write_text("no JSON\n{}\n")
-    with pytest.raises(ValueError, match=r"lines.jsonl:1 is no result .* remove the line"):
+    with pytest.raises(ValueError, match=r"lines.jsonl:1 is not a result .* remove the line"):
         read_lines([path])

@@ -62,11 +62,11 @@ def test_what_does_not_fit_is_named(tmp_path: Path) -> None:
     assert problems(found, [], tmp_path) == [
         "executor/a.py: place has no entry in benchmarks/gpu_branches.py; it has value.is_cuda"
     ]
-    assert problems({}, [entry], tmp_path) == ["executor/a.py: place has an entry in benchmarks/gpu_branches.py, and no branch"]
+    assert problems({}, [entry], tmp_path) == ["executor/a.py: place has an entry in benchmarks/gpu_branches.py, but no branch"]
     wrong = replace(entry, tests=("tests/test_it.py::test_that", "tests/none.py::test_this"), parts=("all",))
     assert problems(found, [wrong], tmp_path) == [
         "executor/a.py: place: there is no test tests/test_it.py::test_that",
         "executor/a.py: place: there is no test tests/none.py::test_this",
-        "executor/a.py: place: 'all' is no part of `make gpu`",
+        "executor/a.py: place: 'all' is not a part of `make gpu`",
     ]
     assert problems(found, [entry, entry], tmp_path) == ["benchmarks/gpu_branches.py has two entries of one function"]

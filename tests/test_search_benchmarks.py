@@ -49,7 +49,7 @@ def test_the_grid_has_at_least_300_legal_points_none_twice(ranks: int) -> None:
 @pytest.mark.parametrize("ranks", WORLDS)
 def test_every_configuration_of_the_space_has_a_point_that_stands_for_it(ranks: int) -> None:
     grid = GRIDS[ranks]
-    assert {grid.standing_for(config) for config in grid.space.enumerate()} | set(grid.twins) == set(grid.points)
+    assert {grid.representative(config) for config in grid.space.enumerate()} | set(grid.twins) == set(grid.points)
 
 
 @pytest.mark.parametrize("ranks", WORLDS)
@@ -185,7 +185,7 @@ def test_a_replayed_sweep_finds_its_winner_in_the_grid_and_repeats_itself(tmp_pa
     assert one.best is not None
     assert one.winner in [tried.config for tried in one.trials]
     for tried in one.trials:
-        config = grid.standing_for(TrialConfig().replace(tried.config))
+        config = grid.representative(TrialConfig().replace(tried.config))
         assert tried.rate == pytest.approx(truth[config], rel=0.1)
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.transfer import DATA, ENGINES, RANKS, agenda, asked_of, configurations, finals, read
+from benchmarks.transfer import DATA, ENGINES, RANKS, agenda, config_for, configurations, finals, read
 from benchmarks.transfer_figures import (
     Measured,
     all_losses,
@@ -99,6 +99,6 @@ def test_each_engine_gets_at_least_24_configurations_in_turn() -> None:
         assert len(mine) == len(set(mine))
     assert all(not ENGINES[engine].refusals(config, RANKS) for engine, _, config, _ in jobs)
     alone = configurations()[-1]
-    asked = asked_of("fsdp2", alone)
+    asked = config_for("fsdp2", alone)
     assert asked is not None
     assert asked.zero_stage == 2

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.wheel_project import PARAMETERS, REFERENCE, ROOMS, ROOT, build_wheel, install, printed, write_project
+from benchmarks.wheel_project import PACKAGES, PARAMETERS, REFERENCE, ROOT, build_wheel, install, printed, write_project
 
 
 @pytest.fixture(scope="session")
@@ -30,8 +30,8 @@ def project(tmp_path: Path) -> Path:
 def test_what_is_in_it(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     tops = {name.partition("/")[0] for name in names}
-    assert {top for top in tops if not top.endswith(".dist-info")} == {*ROOMS}
-    assert {f"{room}/py.typed" for room in ROOMS} <= set(names)
+    assert {top for top in tops if not top.endswith(".dist-info")} == {*PACKAGES}
+    assert {f"{package}/py.typed" for package in PACKAGES} <= set(names)
     for part in ("autotune/schemas/best-config.schema.json", "search_spaces/presets/models.toml", "storage/migrations/env.py"):
         assert part in names
     for folder, ending in (

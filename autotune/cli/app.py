@@ -1,4 +1,4 @@
-"""Every command with its options; what each does is in the module of its name, imported when it is called."""
+"""All commands with their options. Each is implemented in the module of its name, which is imported when it is called."""
 
 import importlib.metadata
 import sys
@@ -29,8 +29,8 @@ def run() -> int:
     return exit_status(app, *without_command(sys.argv[1:]))
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _version(requested: bool) -> None:
+    if requested:
         try:
             typer.echo(f"{PROGRAM} {importlib.metadata.version(PROGRAM)}")
         except importlib.metadata.PackageNotFoundError:
@@ -45,8 +45,8 @@ def _root(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Finds the parallel training configuration that is fastest on your cluster, by real trial runs."""
-    del version  # its callback has answered
+    """Find the fastest parallel training configuration on your cluster by real trial runs."""
+    del version  # handled by its callback
     if context.invoked_subcommand is None:
         typer.echo(context.get_help(), err=True)
         raise typer.Exit(Status.USAGE)
@@ -54,12 +54,12 @@ def _root(
 
 @app.command()
 def sweep() -> None:
-    """Tune a model: real trials, the best configuration as JSON. Or your own script: everything after -- is its command."""
+    """Tune a model by real trials and write the best configuration as JSON. For your own script, add its command after --."""
 
 
 @app.command()
 def scale() -> None:
-    """Sweep a model on 1, 2, 4 ranks: samples/s and efficiency of each size, and where more ranks are slower."""
+    """Sweep a model on 1, 2, 4 ranks: samples/s and efficiency of each size, and where more ranks reduce throughput."""
 
 
 app.registered_commands += jobs_app.registered_commands  # here, because `--help` lists commands in this order
@@ -73,7 +73,7 @@ def reproduce(
     repeats: Annotated[int, typer.Option(min=1, metavar="N", help="Trials to run.")] = 1,
     json: Json = False,
 ) -> None:
-    """Run a best configuration again: is it inside its interval? Exit status 1 where it is not."""
+    """Repeat a best configuration and check that it is inside its interval; exit status 1 if it is not."""
     from autotune.cli.reproduce import reproduce_command
 
     end(lambda: reproduce_command(path, runner, ray_address, repeats, json))
@@ -91,12 +91,12 @@ def verify(
     report_seconds: options.ReportSeconds = None,
     runner: Annotated[str | None, typer.Option(metavar="NAME", help="ray or local; default: as in the file.")] = None,
     ray_address: options.RayAddress = None,
-    rounds: Annotated[int, typer.Option(min=1, metavar="N", help="Trials of the best and of the baseline, in turn.")] = 3,
-    write: Annotated[bool, typer.Option("--write", help="Enter what was found into FILE.")] = False,
+    rounds: Annotated[int, typer.Option(min=1, metavar="N", help="Trials of the best and of the baseline, alternating.")] = 3,
+    write: Annotated[bool, typer.Option("--write", help="Write the result into FILE.")] = False,
     json: Json = False,
 ) -> None:
-    """Run a best configuration on another engine: delivered against promised samples/s and gain. Your own script's command is
-    everything after --, with --engine command."""
+    """Run a best configuration on another engine and compare samples/s and gain with the promised ones. For your own script,
+    use --engine command and add its command after --."""
     from autotune.cli.verify import verify_command
 
     command = command_of(
@@ -108,7 +108,7 @@ def verify(
 @app.command()
 def space(
     model: Annotated[str | None, typer.Argument(metavar="MODEL", help="A preset or a Hugging Face config.json.")] = None,
-    cluster: options.Anywhere = None,
+    cluster: options.AnyCluster = None,
     ray_address: options.RayToDescribe = None,
     ranks: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Ranks; default: 2 for local, else every device.")
@@ -116,22 +116,20 @@ def space(
     space_: Annotated[
         str, typer.Option("--space", metavar="NAME", help="zero, zero-buckets, 3d, parallel, full, or a TOML file.")
     ] = "zero",
-    global_batch_size: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Samples in an optimizer step, over all ranks.")
-    ] = 8,
+    global_batch_size: Annotated[int, typer.Option(min=1, metavar="N", help="Samples per optimizer step, over all ranks.")] = 8,
     sequence_length: Annotated[
         int | None,
-        typer.Option(min=1, metavar="N", help="Tokens in a sample; default: at most the model's own, 128 for local."),
+        typer.Option(min=1, metavar="N", help="Tokens per sample; default: at most the model's maximum, 128 for local."),
     ] = None,
     memory_limit: options.MemoryLimit = None,
     pin: options.Pins = None,
     engine: Annotated[
-        str, typer.Option(metavar="NAME", help="native, ddp, fsdp2 or deepspeed; any to count what some engine may honour.")
+        str, typer.Option(metavar="NAME", help="native, ddp, fsdp2 or deepspeed; any: count without an engine's restrictions.")
     ] = "native",
-    knobs: Annotated[bool, typer.Option("--knobs", help="List every knob instead.")] = False,
+    knobs: Annotated[bool, typer.Option("--knobs", help="List all knobs instead.")] = False,
     json: Json = False,
 ) -> None:
-    """Count the configurations of a space: how many are legal, which rule refuses the others and why."""
+    """Count the configurations of a space: how many are legal, and which rules refuse the others and why."""
     from autotune.cli.space import SpaceOptions, knobs_command, space_command
 
     if knobs:
@@ -159,7 +157,7 @@ def space(
 def engines(
     markdown: Annotated[bool, typer.Option("--markdown", help="Print docs/engines.md.")] = False,
 ) -> None:
-    """Show what each engine honours, knob by knob, and which combinations it refuses and why."""
+    """Show the values of each knob that the engines honour, and the combinations that they refuse and why."""
     from autotune.cli.engines import engines_command
 
     end(lambda: engines_command(markdown))
@@ -172,18 +170,20 @@ def profile(
     ] = None,
     pin: options.KnobValues = None,
     depth: Annotated[
-        int | None, typer.Option(min=0, metavar="N", help="Levels of modules to show; 0: the model alone. [default: all]")
+        int | None, typer.Option(min=0, metavar="N", help="Levels of modules to show; 0: only the model. [default: all]")
     ] = None,
-    every_block: Annotated[bool, typer.Option("--every-block", help="A row for each of the blocks that are alike.")] = False,
+    every_block: Annotated[
+        bool, typer.Option("--every-block", help="Show one row per block, even if blocks are alike.")
+    ] = False,
     global_batch_size: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Samples in an optimizer step. [default: one micro-batch]")
+        int | None, typer.Option(min=1, metavar="N", help="Samples per optimizer step. [default: one micro-batch]")
     ] = None,
-    sequence_length: Annotated[int | None, typer.Option(min=1, metavar="N", help="Tokens in a sample. [default: 128]")] = None,
+    sequence_length: Annotated[int | None, typer.Option(min=1, metavar="N", help="Tokens per sample. [default: 128]")] = None,
     data_path: options.DataPath = None,
     timeout: Annotated[float, typer.Option(metavar="SECONDS", help="Seconds after which the profile is killed.")] = 300.0,
     json: Json = False,
 ) -> None:
-    """Show what each module costs in a step: parameters, FLOPs, forward and backward time, share."""
+    """Show the cost of each module in a step: parameters, FLOPs, forward and backward time, share."""
     from autotune.cli.profile import ProfileOptions, profile_command
 
     end(
@@ -212,14 +212,15 @@ app.add_typer(study_app.app, name="study")
 @app.command()
 def lint(
     format_: Annotated[str, typer.Argument(metavar="FORMAT", help="deepspeed.")],
-    path: Annotated[Path, typer.Argument(metavar="FILE", help="A configuration, as JSON.")],
+    path: Annotated[Path, typer.Argument(metavar="FILE", help="A configuration in JSON.")],
     version: Annotated[
-        str | None, typer.Option("--for", metavar="VERSION", help="Of DeepSpeed. [default: the installed one, else 0.19.8]")
+        str | None,
+        typer.Option("--for", metavar="VERSION", help="DeepSpeed version. [default: the installed one, else 0.19.8]"),
     ] = None,
-    ranks: Annotated[int | None, typer.Option(min=1, metavar="N", help="Ranks of the run, to check sizes against.")] = None,
+    ranks: Annotated[int | None, typer.Option(min=1, metavar="N", help="Ranks of the run, to check sizes.")] = None,
     json: Json = False,
 ) -> None:
-    """Show what a framework would ignore, change or stop at in its configuration; exit status 1 where it would stop."""
+    """Show what a framework would refuse, ignore or change in its configuration; exit status 1 if it would refuse something."""
     from autotune.cli.lint import lint_command
 
     end(lambda: lint_command(format_, path, version, ranks, json))
@@ -227,14 +228,12 @@ def lint(
 
 @app.command()
 def cluster(
-    release: Annotated[
-        str | None, typer.Option(metavar="NODE", help="Let trials run again on a node that was quarantined.")
-    ] = None,
-    ray_address: options.RayToLookAt = None,
+    release: Annotated[str | None, typer.Option(metavar="NODE", help="Allow trials on a quarantined node again.")] = None,
+    ray_address: options.RayToInspect = None,
     db: Database = None,
     json: Json = False,
 ) -> None:
-    """Show a Ray cluster: nodes, devices, links, quarantine; what Ray reports against what a calibration measured."""
+    """Show a Ray cluster: nodes, devices, links, quarantine; compare Ray's figures with a calibration's measurements."""
     from autotune.cli.cluster import cluster_command, release_command
 
     database = options.only_database("cluster", db)
@@ -244,13 +243,13 @@ def cluster(
 @app.command()
 def doctor(
     cluster: Annotated[
-        bool, typer.Option("--cluster", help="Check every node of a Ray cluster, and what lies between them.")
+        bool, typer.Option("--cluster", help="Check every node of a Ray cluster and the links between them.")
     ] = False,
-    ray_address: options.RayToLookAt = None,
+    ray_address: options.RayToInspect = None,
     db: Database = None,
     json: Json = False,
 ) -> None:
-    """Check this installation and this machine; exit status 1 where something would stop a sweep."""
+    """Check this installation and this machine; exit status 1 if something would prevent a sweep."""
     from autotune.cli.doctor import DoctorOptions, doctor_command
 
     end(lambda: doctor_command(DoctorOptions(cluster=cluster, ray_address=ray_address, database=db, json=json)))
@@ -260,10 +259,10 @@ def doctor(
 def clean(
     job: Job = None,
     all_: Annotated[bool, typer.Option("--all", help="Every job.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Do it; without this, only say what would be removed.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Remove; without this option only show what would be removed.")] = False,
     db: Database = None,
 ) -> None:
-    """Remove a job, or all of them, from the database."""
+    """Remove a job, or all jobs, from the database."""
     from autotune.cli.clean import clean_command
 
     end(lambda: clean_command(job, all_, yes, options.only_database("clean", db)))

@@ -28,21 +28,21 @@ COLUMNS = ("time", "actor", "key_id", "source", "action", "target", "detail")
 
 
 class AuditFormat(StrEnum):
-    """How entries are written."""
+    """Output format of entries."""
 
     TABLE = "table"
     JSONL = "jsonl"
-    """A JSON object a line."""
+    """One JSON object per line."""
     CSV = "csv"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditOptions:
-    """What the command line gave."""
+    """Parsed options of the command."""
 
     database: str | None
     limit: int | None
-    """Entries at most; None: all."""
+    """Maximum number of entries; None: all."""
     since: datetime | None
     actor: str | None
     action: str | None
@@ -51,7 +51,7 @@ class AuditOptions:
 
 
 def audit_command(options: AuditOptions) -> Status:
-    """Print the newest entries first, or write them to a file."""
+    """Print entries, newest first, or write them to a file."""
     if options.out is not None:
         require_writable(options.out)
     with open_store(options.database or default_database_url()) as store:
@@ -68,27 +68,27 @@ def audit_command(options: AuditOptions) -> Status:
 
 
 def parsed_time(text: str | None) -> datetime | None:
-    """The moment of `--since`.
+    """Parse `--since`.
 
     Raises:
-        RequestError: it is none, or has no zone.
+        RequestError: it is not a time, or has no time zone.
     """
     if text is None:
         return None
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
-        raise RequestError("since", f"{text!r} is no time", "write it like 2026-01-31T12:00:00Z") from None
+        raise RequestError("since", f"{text!r} is not a time", "write it like 2026-01-31T12:00:00Z") from None
     if moment.tzinfo is None:
         raise RequestError("since", f"{text!r} has no zone", "end it with Z, or with +02:00")
     return moment
 
 
 def parsed_format(text: str, out: Path | None) -> AuditFormat:
-    """The format of `--format`.
+    """Parse `--format`.
 
     Raises:
-        RequestError: there is none of this name, or it is not for a file.
+        RequestError: the format does not exist, or is not for a file.
     """
     if text not in tuple(AuditFormat) or (text == AuditFormat.TABLE and out is not None):
         names = [name for name in AuditFormat if out is None or name is not AuditFormat.TABLE]
@@ -118,7 +118,7 @@ def _csv(found: list[AuditRecord]) -> str:
 
 
 def _cell(value: object) -> str:
-    """A value that spreadsheets take as text: owners choose their names, and `=…` would be a formula."""
+    """A value that spreadsheets read as text: users choose their names, and `=…` would be a formula."""
     text = "" if value is None else str(value)
     return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
 

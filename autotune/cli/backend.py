@@ -1,4 +1,4 @@
-"""Where jobs are submitted and looked at: a service or a database, the same to the commands."""
+"""The interface of commands to jobs in a service or a database."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -16,18 +16,18 @@ from storage.records import Ask, EventRecord, JobRecord, TrialRecord
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """How far a job is."""
+    """Progress of a job."""
 
     searched: int
-    """Search trials that started and have an outcome."""
+    """Started search trials with an outcome."""
     gain: Interval | None
-    """The answer over the baseline; None: one of them was not measured."""
+    """Gain of the answer relative to the baseline; None: one of them was not measured."""
     keeps_baseline: bool
     """Whether the answer is to keep the baseline."""
 
 
 def standing_of(job: JobRecord, searched: int) -> Standing:
-    """How far a job is, by its row and the number of search trials that ran."""
+    """Progress of a job, from its row and the number of search trials that ran."""
     answer = job.answer or {}
     gain = answer.get("gain")
     known = None if gain is None else Interval(mean=gain["mean"], low=gain["low"], high=gain["high"])
@@ -35,45 +35,45 @@ def standing_of(job: JobRecord, searched: int) -> Standing:
 
 
 class JobBackend(ABC):
-    """Jobs, wherever they are kept.
+    """Access to jobs, wherever they are stored.
 
-    - A job is named by its id, or by a beginning of it that no other job has; None or LATEST: the one opened last.
-    - A service leaves out of a record what is its own affair: the job's holder, reference losses, what its request resolved to.
+    - A job is identified by its id or a unique prefix; None or LATEST: the one opened last.
+    - A service omits internal data from records: the job's holder, reference losses, the resolved request.
 
     Raises:
         LookupError: there is no such job.
-        ValueError: a field is refused, or what is asked does not fit the state that the job is in.
-        NoBestError, UnknownFormatError: of the best configuration and its exports.
+        ValueError: a field is refused, or the operation does not fit the job's state.
+        NoBestError, UnknownFormatError: there is no best configuration, or no such export.
         OSError: the service, or the database, cannot be reached or used.
     """
 
     words: tuple[str, ...] = ()
-    """Options with which another command finds the same jobs."""
+    """Options with which another command accesses the same jobs."""
     runs_jobs = False
-    """Whether `autotune sweep --resume` on this machine can run a job of this place."""
+    """Whether `autotune sweep --resume` on this machine can run its jobs."""
 
     @abstractmethod
     def submit(self, fields: Mapping[str, Any], priority: int) -> JobRecord:
-        """Submit a job with these fields of a request. Files are read here; the job needs none of them afterwards."""
+        """Submit a job with these request fields. Files are read here; the job does not need them afterwards."""
 
     @abstractmethod
     def job(self, job: str | None) -> JobRecord:
-        """The job as it is now."""
+        """The current state of the job."""
 
     @abstractmethod
     def jobs(
         self, states: Collection[JobState], submitter: str | None, limit: int, tags: Collection[str] = ()
     ) -> Iterator[JobRecord]:
-        """The newest jobs first, in one of the states (none given: in any) and with all of the tags; `submitter` None: of every
-        submitter whom one may see."""
+        """Jobs, newest first, in one of the states (empty: any) and with all of the tags; `submitter` None: of every visible
+        submitter."""
 
     @abstractmethod
     def standings(self, jobs: Sequence[JobRecord]) -> list[Standing]:
-        """How far each of these jobs is."""
+        """Progress of each of these jobs."""
 
     @abstractmethod
     def ask(self, job: str, wanted: Ask, budget: Mapping[str, Any] | None = None) -> JobRecord:
-        """Ask for a change; what is done already changes nothing. `budget`: with RESUME, trials or seconds in all."""
+        """Request a state change; idempotent. `budget`: with RESUME, total trials or seconds."""
 
     @abstractmethod
     def label(self, job: str, labels: Mapping[str, Any]) -> JobRecord:
@@ -81,7 +81,7 @@ class JobBackend(ABC):
 
     @abstractmethod
     def clone(self, job: str) -> JobRecord:
-        """Submit the job's request once more."""
+        """Submit the job's request again."""
 
     @abstractmethod
     def extend(self, job: str, trials: int | None, max_seconds: float | None) -> JobRecord:
@@ -89,29 +89,29 @@ class JobBackend(ABC):
 
     @abstractmethod
     def trials(self, job: str | None, first: int = 0) -> Iterator[TrialRecord]:
-        """The trials that there are, by number from `first` on."""
+        """The existing trials, by number from `first` on."""
 
     @abstractmethod
     def events(self, job: str | None, after: int = 0) -> Iterator[EventRecord]:
-        """Events beyond `after`, each once and in order, until the job has ended."""
+        """Events after `after`, each once and in order, until the job has ended."""
 
     @abstractmethod
     def live(self, job: str | None) -> Iterator[EventRecord | ProgressRecord]:
-        """Events from the first on and, as it is heard, what running attempts do, until the job has ended."""
+        """All events, and progress of running attempts as it arrives, until the job has ended."""
 
     @abstractmethod
     def progress(self, job: str | None) -> list[ProgressRecord]:
-        """What each running attempt did when it was heard last."""
+        """Last progress report of each running attempt."""
 
     @abstractmethod
     def logs(self, job: str | None, trial: int, attempt: int | None = None, rank: int | None = None) -> Iterator[LogRecord]:
-        """What the ranks of a trial, or one of them, printed so far, in one attempt or in all; nothing, of an unknown trial."""
+        """Output so far of all ranks of a trial or of one rank, in one or all attempts; empty for an unknown trial."""
 
     @abstractmethod
     def follow_logs(
         self, job: str | None, trial: int, after: int, attempt: int | None = None, rank: int | None = None
     ) -> Iterator[LogRecord]:
-        """The same beyond the part `after`, as it comes, until the trial has its outcome or the job has ended."""
+        """Output after the part `after`, as it arrives, until the trial has an outcome or the job has ended."""
 
     @abstractmethod
     def best(self, job: str | None) -> dict[str, Any]:
@@ -119,15 +119,15 @@ class JobBackend(ABC):
 
     @abstractmethod
     def export(self, job: str | None, format_name: str) -> Export:
-        """The best configuration as the file of a framework."""
+        """The best configuration as a framework's file."""
 
     @abstractmethod
     def explain(self, job: str | None) -> Explanation:
-        """Why the best configuration is the best."""
+        """Explanation of why the best configuration is the best."""
 
     @abstractmethod
     def report(self, job: str | None, format_name: str) -> str:
-        """The job as one file: `html` or `md`."""
+        """Report of the job as one file: `html` or `md`."""
 
     @abstractmethod
     def close(self) -> None:

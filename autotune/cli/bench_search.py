@@ -1,4 +1,4 @@
-"""`autotune bench-search`: strategies against each other on a table of measurements."""
+"""`autotune bench-search`: compare strategies on a table of measurements."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.table import Table
 from rich.text import Text
 
-from autotune.cli.report_document import tell_document
+from autotune.cli.report_document import print_document
 from autotune.cli.status import Status
 from autotune.errors import RequestError
 from autotune.evaluation.search_benchmark.markdown import (
@@ -33,12 +33,12 @@ from autotune.ops.output import require_writable
 from autotune.text.console import Console
 
 _SHOWN = 12
-"""Lines on what is left out that the console shows; the JSON and the Markdown page hold all."""
+"""Maximum lines about omitted data on the console; the JSON and the Markdown page have all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchSearchOptions:
-    """What the command line gave."""
+    """Parsed options of the command."""
 
     table: Path
     strategies: str
@@ -54,7 +54,7 @@ class BenchSearchOptions:
 
 
 def bench_search_command(options: BenchSearchOptions) -> Status:
-    """Play, and tell who found what."""
+    """Run the benchmark and print the results."""
     rounds = Rounds(
         strategies=tuple(name for each in options.strategies.split(",") if (name := each.strip())),
         calibrate=_calibration(options.calibrate),
@@ -70,20 +70,20 @@ def bench_search_command(options: BenchSearchOptions) -> Status:
     labels = read_labels(options.labels) if options.labels else NO_LABELS
     with _progress() as progress:
         document = bench_search(table, rounds, labels, progress=progress)
-    tell_document(document, markdown_page, options.markdown, options.json, _print)
+    print_document(document, markdown_page, options.markdown, options.json, _print)
     return Status.OK
 
 
 def _calibration(name: str) -> Calibration:
     modes = [mode for mode in Calibration if mode is not Calibration.FEW_ROWS]
     if name not in modes:
-        raise RequestError("calibrate", f"{name!r} is no mode", f"use one of {', '.join(modes)}")
+        raise RequestError("calibrate", f"{name!r} is not a mode", f"use one of {', '.join(modes)}")
     return Calibration(name)
 
 
 @contextmanager
 def _progress() -> Iterator[Progress | None]:
-    """On a terminal, how far it is."""
+    """Show progress on a terminal."""
     console = Console(stderr=True)
     if not console.is_terminal:
         yield None

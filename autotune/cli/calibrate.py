@@ -1,4 +1,4 @@
-"""`autotune calibrate`: measures the cluster, or finds what was measured, and shows what predictions make of it."""
+"""`autotune calibrate`: measure the cluster, or reuse a measurement, and show the resulting prediction coefficients."""
 
 import dataclasses
 import json
@@ -21,10 +21,10 @@ from storage.sql import default_database_url, open_store
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalibrateOptions:
-    """What the command line gave."""
+    """Parsed options of the command."""
 
     cluster: str | None
-    """None: what is at the Ray address; local, where there is none."""
+    """None: the cluster at the Ray address; local without an address."""
     ranks: int | None
     runner: str
     ray_address: str | None
@@ -38,13 +38,13 @@ class CalibrateOptions:
 
 
 def calibrate_command(options: CalibrateOptions) -> Status:
-    """Reuse or measure, then show; nothing is started before all that can be checked was checked."""
-    asked = with_address({"runner": options.runner, "ray_address": options.ray_address})
+    """Reuse or measure, then print. All checks come before anything is started."""
+    fields = with_address({"runner": options.runner, "ray_address": options.ray_address})
     request = CalibrationRequest(
-        cluster=options.cluster or ("ray" if asked["ray_address"] else "local"),
+        cluster=options.cluster or ("ray" if fields["ray_address"] else "local"),
         ranks=options.ranks,
         runner=options.runner,
-        ray_address=asked["ray_address"],
+        ray_address=fields["ray_address"],
         engine=options.engine,
         seconds=options.seconds,
         timeout=options.timeout,

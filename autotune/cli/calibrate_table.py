@@ -1,4 +1,4 @@
-"""A calibration as tables: products, layers, collectives, and the coefficients beside the shipped ones."""
+"""Print a calibration as tables: products, layers, collectives, and coefficients compared with the shipped ones."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -17,46 +17,46 @@ from autotune.text.sizes import bytes_text
 from search_spaces.clusters.cluster import ClusterSpec
 from search_spaces.clusters.microbenchmark import COLLECTIVES, GroupShape, Measured, Operation
 
-TOLD = {
+COEFFICIENT_TEXTS = {
     "matrix_efficiency": "of the stated peak that the largest products reach",
     "rows_half": "rows at which products reach half of that",
     "width_half": "width at which products reach half of that",
     "attention_efficiency": "of the stated peak that attention reaches",
     "backward_ratio": "backward / forward",
-    "traffic": "x the least traffic of norms, residuals, activations",
-    "kernel_seconds": "s to launch a layer's forward",
+    "traffic": "x the minimum traffic of norms, residuals, activations",
+    "kernel_seconds": "s to launch the kernels of a layer's forward",
     "collective_launch": "s more with tensor parallelism",
     "link_efficiency": "of the stated bandwidth in a node that collectives reach",
     "network_efficiency": "of the stated bandwidth between nodes",
     "link_seconds": "s latency in a node",
     "network_seconds": "s latency across nodes",
     "half_message": "bytes at which half of the network is reached",
-    "crossed_seconds": "s of wait a rank where stages cross nodes",
+    "crossed_seconds": "s of wait per rank if stages cross nodes",
     "data_exposed": "of the data-parallel communication is not hidden",
     "hop_seconds": "s at a boundary of pipeline stages",
     "update_efficiency": "of the stated memory bandwidth in updates",
     "host_update_efficiency": "of the host's in updates there",
-    "step_seconds": "s of a step besides",
-    "overlap_slowdown": "that overlapping costs nevertheless",
+    "step_seconds": "s of other overhead per step",
+    "overlap_slowdown": "remaining cost of overlapped communication",
     "file_read_bandwidth": "bytes/s that a node reads from files",
     "file_update_bandwidth": "bytes/s of a node's files in updates",
     "time_spread": "spread of measured / predicted time",
-    "context_bytes": "bytes outside of torch's allocator",
+    "context_bytes": "bytes outside torch's allocator",
     "workspace_bytes": "bytes of workspaces",
     "fragmentation": "reserved / allocated",
-    "activation_scale": "x the activations that are counted",
-    "working_layers": "layers of activations at work in backward",
+    "activation_scale": "x the modelled activations",
+    "working_layers": "layers of working activations in backward",
     "memory_spread": "spread of measured / predicted memory",
 }
-"""Coefficient -> what it is, in a few words."""
+"""Coefficient -> short description."""
 CHANGED = 0.005
-"""A coefficient that moved by less is left out."""
+"""Coefficients with a smaller relative change are omitted."""
 
 
 def print_calibration(found: Calibration, known: Calibrated, shipped: Coefficients, engine: str, console: Console) -> None:
-    """What was measured, what the equations make of it, and who uses it."""
+    """Print the measurements, the resulting coefficients, and where they are used."""
     for line in _heading(found):
-        _say(console, line)
+        _print_line(console, line)
     rows = found.record.rows
     for precision in dict.fromkeys(row.precision for row in rows if row.operation is Operation.PRODUCT):
         _print_products(rows, precision, found.cluster, console)
@@ -66,7 +66,7 @@ def print_calibration(found: Calibration, known: Calibrated, shipped: Coefficien
     _print_coefficients(shipped, known.rates, console)
     console.print()
     for line in _ending(found, known):
-        _say(console, line)
+        _print_line(console, line)
 
 
 def _heading(found: Calibration) -> list[str]:
@@ -75,27 +75,27 @@ def _heading(found: Calibration) -> list[str]:
     nodes = f" on {cluster.nodes} nodes" if cluster.nodes > 1 else ""
     versions = f"torch {record.environment.get('torch', '?')}, {record.environment.get('backend', '?')}"
     when = f"{record.created:%Y-%m-%d %H:%M} UTC"
-    told = f"reused: measured {when}" if found.reused else f"measured {when} in {record.seconds:.0f} s, start included"
-    return [f"{cluster.name}: {cluster.world_size} ranks{nodes}, {name or 'CPU'}, {versions}", f"{told} ({found.reason})"]
+    origin = f"reused: measured {when}" if found.reused else f"measured {when} in {record.seconds:.0f} s, start included"
+    return [f"{cluster.name}: {cluster.world_size} ranks{nodes}, {name or 'CPU'}, {versions}", f"{origin} ({found.reason})"]
 
 
 def _ending(found: Calibration, known: Calibrated) -> list[str]:
     refined = f"{known.trials} trials on this hardware refine it" if known.trials else "trials on this hardware will refine it"
     return [
-        f"Predictions for this hardware from this database now rest on calibration {found.record.id}; {refined}.",
+        f"Predictions for this hardware from this database now use calibration {found.record.id}; {refined}.",
         "Shares are of what the cluster's description states; a spread is the standard deviation of a logarithm.",
     ]
 
 
 def _print_products(rows: Sequence[Measured], precision: str, cluster: ClusterSpec, console: Console) -> None:
-    """GFLOP/s and the share of the stated peak by shape: a line a matrix, a column a number of rows."""
-    mine = [row for row in rows if row.operation is Operation.PRODUCT and row.precision == precision]
-    counts = sorted({row.shape[0] for row in mine})
+    """GFLOP/s and the share of the stated peak by shape: one line per matrix, one column per number of rows."""
+    products = [row for row in rows if row.operation is Operation.PRODUCT and row.precision == precision]
+    counts = sorted({row.shape[0] for row in products})
     peak = cluster.device.peak_flops.get(precision)
     share = f" (% of {peak / 1e9:,.0f})" if peak else ""
-    table = _table(f"Matrix products, {precision}, GFLOP/s a rank{share}", "inner x outer", *(f"{n} rows" for n in counts))
-    for shape in sorted({row.shape[1:] for row in mine}, key=lambda shape: (shape[0] * shape[1], shape)):
-        found = {row.shape[0]: row for row in mine if row.shape[1:] == shape}
+    table = _table(f"Matrix products, {precision}, GFLOP/s per rank{share}", "inner x outer", *(f"{n} rows" for n in counts))
+    for shape in sorted({row.shape[1:] for row in products}, key=lambda shape: (shape[0] * shape[1], shape)):
+        found = {row.shape[0]: row for row in products if row.shape[1:] == shape}
         table.add_row(f"{shape[0]} x {shape[1]}", *(_speed(found.get(count), peak) for count in counts))
     _show(console, table)
 
@@ -110,42 +110,44 @@ def _speed(row: Measured | None, peak: float | None) -> str:
 def _print_steps(
     rows: Sequence[Measured], cluster: ClusterSpec, engine: str, shipped: Coefficients, rates: Coefficients, console: Console
 ) -> None:
-    """Measured beside predicted, with the shipped coefficients and with these."""
+    """Measured and predicted times, with the shipped and the calibrated coefficients."""
     what = {
         Operation.LAYER: ("layer", "samples x tokens, hidden, heads, ffn"),
         Operation.HEAD: ("output and loss", "samples x tokens, hidden, vocabulary"),
         Operation.UPDATE: ("optimizer update", "parameters"),
     }
-    title = f"What a step is made of, forward and backward, {default_precision(cluster)}, ms"
-    table = _table(title, "", "measured", "quartiles", "shipped says", "calibrated says")
-    mine = [row for row in rows if row.operation is Operation.UPDATE or row.precision == default_precision(cluster)]
+    title = f"Parts of a step, forward and backward, {default_precision(cluster)}, ms"
+    table = _table(title, "", "measured", "quartiles", "shipped predicts", "calibrated predicts")
+    relevant = [row for row in rows if row.operation is Operation.UPDATE or row.precision == default_precision(cluster)]
     for operation, (name, axes) in what.items():
-        told = [row for row in mine if row.operation is operation]
-        if not told:
+        measured = [row for row in relevant if row.operation is operation]
+        if not measured:
             continue
         table.add_row(f"{name} ({axes})")
-        predicted = predicted_rows(told, cluster, engine)
-        for row, before, after in zip(told, predicted(shipped), predicted(rates), strict=True):
+        predicted = predicted_rows(measured, cluster, engine)
+        for row, before, after in zip(measured, predicted(shipped), predicted(rates), strict=True):
             quartiles = f"{_ms(row.low)} - {_ms(row.high)}"
             table.add_row(f"  {_shape(row)}", _ms(row.seconds), quartiles, _ms(before), _ms(after))
     _show(console, table)
     moved = {Operation.COPY: 8, Operation.TO_HOST: 1, Operation.TO_DEVICE: 1, Operation.FILE_READ: 1, Operation.FILE_UPDATE: 2}
     for operation, row in ((row.operation, row) for row in _largest_of(rows, tuple(moved))):
-        _say(console, f"{operation.replace('_', ' ')}: {row.shape[0] * moved[operation] / row.seconds / 1e9:.2f} GB/s")
+        _print_line(console, f"{operation.replace('_', ' ')}: {row.shape[0] * moved[operation] / row.seconds / 1e9:.2f} GB/s")
     for row in rows:
         if row.operation is Operation.LAUNCH:
-            _say(console, f"launch of a small kernel: {row.seconds * 1e6:.1f} us")
+            _print_line(console, f"launch of a small kernel: {row.seconds * 1e6:.1f} us")
 
 
 def _largest_of(rows: Sequence[Measured], operations: tuple[Operation, ...]) -> list[Measured]:
-    told = sorted((row for row in rows if row.operation in operations), key=lambda row: (row.operation, row.shape))
-    return [list(same)[-1] for _, same in groupby(told, key=lambda row: row.operation)]
+    ordered = sorted((row for row in rows if row.operation in operations), key=lambda row: (row.operation, row.shape))
+    return [list(same)[-1] for _, same in groupby(ordered, key=lambda row: row.operation)]
 
 
 def _print_group(rows: Sequence[Measured], group: GroupShape, cluster: ClusterSpec, console: Console) -> None:
-    """Time and bandwidth by payload: a line a payload, a column an operation."""
+    """Time and bandwidth by payload: one line per payload, one column per operation."""
     mine = [row for row in rows if row.group == group and row.operation in COLLECTIVES]
-    where = f"{group.ranks} ranks of a node" if group.ranks == group.in_node else f"{group.ranks} ranks, {group.in_node} a node"
+    where = (
+        f"{group.ranks} ranks of a node" if group.ranks == group.in_node else f"{group.ranks} ranks, {group.in_node} per node"
+    )
     stated = cluster.intra_node_bandwidth if group.ranks == group.in_node else cluster.inter_node_bandwidth
     title = f"Collectives, {where}: ms and GB/s through a rank's link (stated: {stated / 1e9:.2f})"
     table = _table(title, "message", *(operation.replace("_", " ") for operation in COLLECTIVES))
@@ -164,7 +166,7 @@ def _print_coefficients(shipped: Coefficients, rates: Coefficients, console: Con
     before, after = dataclasses.asdict(shipped), dataclasses.asdict(rates)
     for name, value in after.items():
         if abs(value / before[name] - 1) > CHANGED:
-            table.add_row(name, f"{before[name]:.4g}", f"{value:.4g}", TOLD[name])
+            table.add_row(name, f"{before[name]:.4g}", f"{value:.4g}", COEFFICIENT_TEXTS[name])
     table.columns[-1].justify = "left"
     _show(console, table)
 
@@ -191,15 +193,15 @@ def _table(title: str, first: str, *columns: str) -> Table:
 
 
 def _show(console: Console, table: Table) -> None:
-    """The table, whole: a figure that is cut off tells nothing."""
+    """Print the table in full width, because truncated figures are useless."""
     if table.row_count:
         console.print()
-        _say(console, str(table.title))
+        _print_line(console, str(table.title))
         table.title = None
         wide = console.options.update(max_width=1_000)
         console.width = max(console.width, Measurement.get(console, wide, table).maximum)
         console.print(table, highlight=False, markup=False)
 
 
-def _say(console: Console, line: str) -> None:
+def _print_line(console: Console, line: str) -> None:
     console.print(line, highlight=False, markup=False, soft_wrap=True)

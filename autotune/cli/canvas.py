@@ -1,4 +1,4 @@
-"""A drawing of characters: marks that fill a cell, and stairs of Braille dots, 2 x 4 of them in a cell."""
+"""A character canvas: marks that fill a cell, and step lines of Braille dots, 2 x 4 per cell."""
 
 from collections.abc import Sequence
 
@@ -8,11 +8,11 @@ _DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
 """Bits of a Braille character's dots, by column and by row from the top [The Unicode Standard, Braille Patterns]."""
 _BRAILLE = 0x2800
 Point = tuple[float, float]
-"""Shares of the width from the left and of the height from the bottom, 0 to 1; what is outside of them stands at the edge."""
+"""Position as a share of the width from the left and of the height from the bottom, 0 to 1; values outside are clipped."""
 
 
 class Canvas:
-    """So many columns and rows of cells. What is drawn later covers what was drawn before."""
+    """A grid of columns and rows of cells. Later drawing covers earlier drawing."""
 
     def __init__(self, columns: int, rows: int) -> None:
         self.columns, self.rows = columns, rows
@@ -20,21 +20,21 @@ class Canvas:
         self._dots: dict[tuple[int, int], int] = {}
 
     def mark(self, at: Point, character: str, style: str = "") -> None:
-        """One character."""
+        """Draw one character."""
         self._cells[_place(at[0], self.columns), _place(1 - at[1], self.rows)] = (character, style)
 
     def across(self, height: float, character: str, style: str = "") -> None:
-        """A line from left to right."""
+        """Draw a horizontal line."""
         for column in range(self.columns):
             self._cells[column, _place(1 - height, self.rows)] = (character, style)
 
     def upright(self, place: float, character: str, style: str = "") -> None:
-        """A line from bottom to top."""
+        """Draw a vertical line."""
         for row in range(self.rows):
             self._cells[_place(place, self.columns), row] = (character, style)
 
     def stairs(self, points: Sequence[Point], style: str = "") -> None:
-        """From each point on the level of it, then up or down to the next; the last one's goes on to the right edge."""
+        """Draw a step line: horizontal from each point to the next, then vertical; the last step extends to the right edge."""
         steps = [(_place(x, 2 * self.columns), _place(1 - y, 4 * self.rows)) for x, y in points]
         for (column, row), (end, level) in zip(steps, [*steps[1:], (2 * self.columns - 1, steps[-1][1])], strict=True):
             for along in range(column, end + 1):
@@ -56,5 +56,5 @@ class Canvas:
 
 
 def _place(share: float, count: int) -> int:
-    """Which of so many cells."""
+    """Index of the cell."""
     return min(max(int(share * count), 0), count - 1)

@@ -1,4 +1,4 @@
-"""`autotune capacity`: which ZeRO stage and offloading a model needs somewhere, and how much fits then."""
+"""`autotune capacity`: the ZeRO stage and offloading that a model needs on a cluster, and the sizes that fit."""
 
 import dataclasses
 import json
@@ -6,7 +6,7 @@ import sys
 from dataclasses import dataclass
 
 from autotune.cli.capacity_table import print_capacity
-from autotune.cli.predict import asked_document, named, with_what_is_known
+from autotune.cli.predict import named, question_document, with_calibration
 from autotune.cli.status import Status
 from autotune.cluster.ray_cluster import asked_cluster
 from autotune.prediction.planning.capacity import capacity
@@ -18,7 +18,7 @@ from search_spaces.spaces import parse_pins
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CapacityOptions:
-    """What the command line gave."""
+    """Parsed options of the command."""
 
     model: str | None
     cluster: str | None
@@ -27,7 +27,7 @@ class CapacityOptions:
     sequence_length: int | None
     memory_limit: int | None
     host_memory: int | None
-    """Bytes of a node's main memory; None: what the cluster says."""
+    """Bytes of a node's main memory; None: as in the cluster's description."""
     fit_probability: float | None
     pins: tuple[str, ...]
     engine: str
@@ -39,7 +39,7 @@ class CapacityOptions:
 
 
 def capacity_command(options: CapacityOptions) -> Status:
-    """Resolve, climb the ladder, tell."""
+    """Resolve the question, compute the capacity and print it."""
     name, live = asked_cluster(options.cluster, options.ray_address)
     cluster = cluster_of(name, options.ranks, options.memory_limit, live)
     if options.host_memory is not None:
@@ -52,9 +52,9 @@ def capacity_command(options: CapacityOptions) -> Status:
         pins=parse_pins(options.pins),
     )
     probability = PROBABILITY if options.fit_probability is None else options.fit_probability
-    found = capacity(with_what_is_known(question, options.database), probability)
+    found = capacity(with_calibration(question, options.database), probability)
     if options.json:
-        sys.stdout.write(json.dumps({**asked_document(found.question), **found.document()}, indent=2) + "\n")
+        sys.stdout.write(json.dumps({**question_document(found.question), **found.document()}, indent=2) + "\n")
     else:
         print_capacity(found, Console())
     return Status.OK if found.needed else Status.NOTHING_FEASIBLE

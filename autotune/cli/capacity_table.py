@@ -1,4 +1,4 @@
-"""What fits, as people read it."""
+"""Print what fits, as text."""
 
 from rich.table import Table
 
@@ -10,17 +10,17 @@ from search_spaces.trial_config import TrialConfig
 
 
 def print_capacity(found: Capacity, console: Console) -> None:
-    """The answers, and under them every rung."""
+    """Print the answers, followed by a table of every rung."""
 
-    def say(text: str, style: str = "") -> None:
+    def print_line(text: str, style: str = "") -> None:
         console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
 
-    say(_asked(found))
+    print_line(_question_text(found))
     for line in _answers(found):
-        say(line, "bold")
-    say("")
+        print_line(line, "bold")
+    print_line("")
     console.print(_table(found), highlight=False)
-    say(
+    print_line(
         f"  predicted by {found.question.rests_on}; nothing was run. Fits: with a probability of {found.probability:.0%} "
         "or more, and with gradients summed over micro-batches",
         "dim",
@@ -33,13 +33,13 @@ def rung_text(rung: Rung) -> str:
 
 
 def savings_text(config: TrialConfig) -> str:
-    """What of the savings a configuration has: `full recomputation, loss in chunks`."""
-    told = (
+    """The memory savings of a configuration: `full recomputation, loss in chunks`."""
+    savings = (
         (f"{config.activation_checkpointing} recomputation", config.activation_checkpointing != "none"),
         ("loss in chunks", config.loss_chunk_size > 0),
         ("small buckets", config.reduce_bucket_size < TrialConfig().reduce_bucket_size),
     )
-    return ", ".join(text for text, has in told if has)
+    return ", ".join(text for text, active in savings if active)
 
 
 def config_text(config: TrialConfig) -> str:
@@ -53,20 +53,20 @@ def config_text(config: TrialConfig) -> str:
 
 
 def lacks_text(answer: RungAnswer) -> str:
-    """What keeps a rung from fitting: `lacks 3.1 GiB a card`."""
-    lacks = (("a card", answer.lacks_card), ("of main memory", answer.lacks_host))
+    """Why a rung does not fit: `lacks 3.1 GiB per card`."""
+    lacks = (("per card", answer.lacks_card), ("of main memory", answer.lacks_host))
     return f"lacks {' and '.join(f'{bytes_text(count)} {what}' for what, count in lacks if count)}"
 
 
 def way_text(way: Way) -> str:
-    """A remedy in words."""
+    """Text of a remedy."""
     match way.remedy:
         case Remedy.SHORTER_SAMPLES:
             return f"samples of at most {way.value:,} tokens"
         case Remedy.CARD_MEMORY:
             return f"cards of {bytes_text(way.value)}"
         case Remedy.HOST_MEMORY:
-            return f"{bytes_text(way.value)} of main memory a node"
+            return f"{bytes_text(way.value)} of main memory per node"
         case Remedy.NODES:
             return f"{way.value} such nodes"
         case Remedy.ADAPTERS:
@@ -75,14 +75,14 @@ def way_text(way: Way) -> str:
             return f"base weights in {way.value} bits (--frozen-bits {way.value})"
 
 
-def _asked(found: Capacity) -> str:
+def _question_text(found: Capacity) -> str:
     question = found.question
     model, cluster = question.model, question.cluster
     adapters = f", LoRA of rank {model.lora_rank}" if model.lora_rank else ", all trained"
     bits = f", base in {model.frozen_bits} bits" if model.lora_rank and model.frozen_bits != 16 else ""
     return (
         f"{model.name} ({model.parameter_count:,} parameters{adapters}{bits}) on {cluster.name}: {cluster.world_size} x "
-        f"{bytes_text(cluster.device.memory_bytes)}, {bytes_text(cluster.host_memory_bytes)} of main memory a node, "
+        f"{bytes_text(cluster.device.memory_bytes)}, {bytes_text(cluster.host_memory_bytes)} of main memory per node, "
         f"{question.engine} engine, samples of {question.sequence_length:,} tokens"
     )
 
@@ -94,16 +94,16 @@ def _answers(found: Capacity) -> list[str]:
         ways = "; or ".join(way_text(way) for way in found.ways_out)
         return [
             f"nothing fits: the nearest is {config_text(nearest.estimate.config)}, which {lacks_text(nearest)}",
-            f"what would do: {ways}" if ways else "nothing that was tried would do; choose a smaller model",
+            f"possible remedies: {ways}" if ways else "none of the tried remedies suffices; choose a smaller model",
         ]
     limit, host = needed.estimate.memory_limit_bytes, needed.estimate.host_memory_bytes
-    told = (
-        f"needs {config_text(needed.estimate.config)}: {bytes_text(needed.needed)} of {bytes_text(limit)} a card, "
-        f"{1 - needed.needed / limit:.0%} left free{f', and {bytes_text(host)} of main memory a node' if host else ''}"
+    requirement = (
+        f"needs {config_text(needed.estimate.config)}: {bytes_text(needed.needed)} of {bytes_text(limit)} per card, "
+        f"{1 - needed.needed / limit:.0%} left free{f', and {bytes_text(host)} of main memory per node' if host else ''}"
     )
-    lines = [told]
+    lines = [requirement]
     if most.micro_batch is not None:
-        lines.append(f"largest micro-batch: {most.micro_batch_size:,} samples a card, with {config_text(most.micro_batch)}")
+        lines.append(f"largest micro-batch: {most.micro_batch_size:,} samples per card, with {config_text(most.micro_batch)}")
     if longest.sequence_config is not None:
         size = f"{longest.sequence_length:,} tokens at micro-batch {found.micro_batch_size}"
         lines.append(f"longest samples: {size}, with {config_text(longest.sequence_config)}")
@@ -114,7 +114,7 @@ def _table(found: Capacity) -> Table:
     table = Table(box=None, pad_edge=False, show_header=True, header_style="dim")
     table.add_column("ZeRO", justify="right")
     table.add_column("offloaded")
-    for name in ("a card", "main memory", "micro-batch", "tokens"):
+    for name in ("per card", "main memory", "micro-batch", "tokens"):
         table.add_column(name, justify="right")
     table.add_column("with")
     for answer in found.rungs:
@@ -134,4 +134,4 @@ def _table(found: Capacity) -> Table:
 
 def _offloaded(rung: Rung) -> str:
     names = (("optimizer", rung.offload_optimizer), ("parameters", rung.offload_param))
-    return " and ".join(name for name, held in names if held)
+    return " and ".join(name for name, offloaded in names if offloaded)

@@ -9,7 +9,7 @@ from storage.store import Store
 
 
 def clean_command(job_id: str | None, every: bool, yes: bool, database: str | None) -> Status:
-    """Remove one job, or all; a job that a live process holds stays."""
+    """Remove one job, or all; a job whose lease a live process holds is kept."""
     console, status = Console(stderr=True), Status.OK
     with open_store(database or default_database_url()) as store:
         for job in _every_job(store) if every else [store.job(job_id)]:

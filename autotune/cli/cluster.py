@@ -1,4 +1,4 @@
-"""`autotune cluster`: a Ray cluster as Ray, its description, a calibration and the quarantine tell of it."""
+"""`autotune cluster`: show a Ray cluster from Ray, its description, a calibration and the quarantine."""
 
 import contextlib
 import json
@@ -22,9 +22,9 @@ from storage.sql import default_database_url, open_store
 
 
 def cluster_command(ray_address: str | None, database: str | None, as_json: bool) -> Status:
-    """Look, and change nothing."""
+    """Print the cluster without changing anything."""
     address = named_address(ray_address) or ANY
-    with reached(address):
+    with ray_required(address):
         nodes = ray_nodes(address)
     with open_store(database or default_database_url()) as store:
         found = cluster_facts(nodes, store)
@@ -36,21 +36,21 @@ def cluster_command(ray_address: str | None, database: str | None, as_json: bool
 
 
 def release_command(node: str, database: str | None) -> Status:
-    """Let trials run on the node again."""
+    """Allow trials on the node again."""
     with open_store(database or default_database_url()) as store:
         if not store.release_node(node):
-            kept = ", ".join(item.node for item in store.quarantined_nodes())
+            quarantined = ", ".join(item.node for item in store.quarantined_nodes())
             problem = f"{node!r} is not in quarantine"
             raise RequestError(
-                "release", problem, f"give one of {kept}" if kept else "no node is; `autotune cluster` shows them"
+                "release", problem, f"give one of {quarantined}" if quarantined else "no node is; `autotune cluster` shows them"
             )
     Console(stderr=True).print(f"{node} is released", highlight=False, markup=False)
     return Status.OK
 
 
 @contextlib.contextmanager
-def reached(address: str) -> Iterator[None]:
-    """Inside it, that no Ray was found where none was named is told with how to start or name one."""
+def ray_required(address: str) -> Iterator[None]:
+    """Context that turns "no Ray found" without a named address into an error with instructions."""
     try:
         yield
     except RunnerError as error:
@@ -83,16 +83,16 @@ def _document(address: str, found: ClusterFacts) -> dict[str, Any]:
 def _print(address: str, found: ClusterFacts, console: Console) -> None:
     living = sum(node.alive for node in found.nodes)
     gone = len(found.nodes) - living
-    _say(console, f"Ray at {address}: {living} node{'s' * (living != 1)}" + (f", {gone} gone" if gone else ""))
+    _print_line(console, f"Ray at {address}: {living} node{'s' * (living != 1)}" + (f", {gone} gone" if gone else ""))
     console.print(_nodes_table(found), highlight=False)
     for node in found.nodes:
         if not node.alive:
-            _say(console, f"{node.name} is gone: {node.why_gone}; start Ray on it again, as docs/deploy/by-hand.md says")
+            _print_line(console, f"{node.name} is gone: {node.why_gone}; start Ray on it again, as docs/deploy/by-hand.md says")
     for item in found.quarantine:
-        _say(console, _kept_out(item, found.nodes))
-    _say(console, "")
+        _print_line(console, _quarantine_text(item, found.nodes))
+    _print_line(console, "")
     for line in _figures(found):
-        _say(console, line)
+        _print_line(console, line)
 
 
 def _nodes_table(found: ClusterFacts) -> Table:
@@ -110,7 +110,7 @@ def _nodes_table(found: ClusterFacts) -> Table:
     return table
 
 
-def _kept_out(item: QuarantineRecord, nodes: tuple[RayNode, ...]) -> str:
+def _quarantine_text(item: QuarantineRecord, nodes: tuple[RayNode, ...]) -> str:
     here = "" if any(node.name == item.node and node.alive for node in nodes) else " (not here now)"
     times = f"{item.since:%Y-%m-%d %H:%M} to {item.until:%Y-%m-%d %H:%M} UTC"
     again = f"`autotune cluster --release {item.node}` lets trials run there before"
@@ -127,14 +127,14 @@ def _figures(found: ClusterFacts) -> list[str]:
         links = f"{_rate(cluster.intra_node_bandwidth)} in a node, {_rate(cluster.inter_node_bandwidth)} between nodes"
         return [*lines, f"links, estimated: {links}; measure them with `autotune calibrate --cluster ray`"]
     lines.append(f"calibration {record.id} of {record.created:%Y-%m-%d %H:%M} UTC, stated and measured:")
-    lines += [f"  {_told(claim)}" for claim in found.claims]
+    lines += [f"  {_claim_text(claim)}" for claim in found.claims]
     if found.unmeasured:
         hosts = ", ".join(found.unmeasured)
         lines.append(f"it was not measured on {hosts}; `autotune calibrate --cluster ray --force` measures all nodes")
     return lines
 
 
-def _told(claim: Claim) -> str:
+def _claim_text(claim: Claim) -> str:
     per_second = "TFLOP/s" if claim.unit == "FLOP/s" else "GB/s"
     scale = 1e12 if claim.unit == "FLOP/s" else 1e9
     stated = "not stated" if claim.stated is None else f"{claim.stated / scale:.3g}"
@@ -146,5 +146,5 @@ def _rate(bandwidth: float) -> str:
     return f"{bandwidth / 1e9:.3g} GB/s"
 
 
-def _say(console: Console, line: str) -> None:
+def _print_line(console: Console, line: str) -> None:
     console.print(line, highlight=False, markup=False, soft_wrap=True)

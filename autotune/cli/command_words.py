@@ -1,4 +1,4 @@
-"""The user's own command on the command line: everything after `--`, and the options that say more of it."""
+"""The user's command on the command line: everything after `--`, and the options about it."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,32 +8,32 @@ import typer
 
 from autotune.errors import RequestError
 
-TAKES = ("sweep", "submit", "verify")
-"""Commands of ours that take one of the user's."""
+COMMANDS = ("sweep", "submit", "verify")
+"""Our commands that accept a user's command."""
 KEY = "command"
 
 
 def without_command(arguments: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
-    """Our own arguments, and the words of the user's command where there is one: no option of ours is looked for in them."""
-    ours = list(arguments)
-    if not ours or ours[0] not in TAKES or "--" not in ours:
-        return ours, {}
-    at = ours.index("--")
-    return ours[:at], {KEY: ours[at + 1 :]}
+    """Split our arguments from the words of the user's command, in which our options are not parsed."""
+    own = list(arguments)
+    if not own or own[0] not in COMMANDS or "--" not in own:
+        return own, {}
+    at = own.index("--")
+    return own[:at], {KEY: own[at + 1 :]}
 
 
 def command_of(context: typer.Context, **options: Any) -> dict[str, Any] | None:
     """The field `command` of a request; None: there is none.
 
     Raises:
-        RequestError: an option of a command is given without one, or cannot be read.
+        RequestError: an option about a command is given without a command, or cannot be parsed.
     """
     given = {name: value for name, value in options.items() if value is not None}
     words = (context.obj or {}).get(KEY)
     if words is None:
         if given:
             name = next(iter(given))
-            raise RequestError(name, "belongs to a command", "write the command after --, as in -- python train.py")
+            raise RequestError(name, "requires a command", "write the command after --, as in -- python train.py")
         return None
     for name in ("script_knobs", "environment_knobs"):
         if name in given:
@@ -44,5 +44,5 @@ def command_of(context: typer.Context, **options: Any) -> dict[str, Any] | None:
 def _values(field: str, text: str) -> tuple[str, list[str]]:
     name, equals, values = text.partition("=")
     if not (name and equals and values):
-        raise RequestError(f"command.{field}", f"{text!r} is no NAME=VALUES", "write for example num_workers=0,2,4")
+        raise RequestError(f"command.{field}", f"{text!r} is not NAME=VALUES", "write for example num_workers=0,2,4")
     return name.strip(), [value.strip() for value in values.split(",")]

@@ -1,4 +1,4 @@
-"""`autotune db`: a job as a file, backups, and removing what is old."""
+"""`autotune db`: export jobs to files, back up, and remove old data."""
 
 import contextlib
 import gzip
@@ -27,24 +27,24 @@ from storage.sql import default_database_url, open_store
 from storage.store import Store
 
 PART = 1 << 20
-"""Characters that are copied at a time."""
+"""Characters per copy."""
 
 
 def dump_command(job_id: str | None, every: bool, out: Path | None, database: str | None) -> Status:
-    """Write a job, or everything, as JSON Lines: to a file, or to standard output."""
+    """Write a job, or everything, as JSON Lines to a file or to standard output."""
     if out is not None:
         require_writable(out)
     with open_store(database or default_database_url()) as store:
-        wanted = None if every else store.job(job_id).id
+        job = None if every else store.job(job_id).id
         with _sink(out) as sink:
-            count = store.dump(sink, wanted)
-    told = "everything" if wanted is None else f"job {wanted}"
-    Console(stderr=True).print(f"wrote {told} ({count:,} rows){f' to {out}' if out else ''}", highlight=False, soft_wrap=True)
+            count = store.dump(sink, job)
+    what = "everything" if job is None else f"job {job}"
+    Console(stderr=True).print(f"wrote {what} ({count:,} rows){f' to {out}' if out else ''}", highlight=False, soft_wrap=True)
     return Status.OK
 
 
 def import_command(path: Path, owner: str, database: str | None) -> Status:
-    """Read the file of a job: all of it, or nothing."""
+    """Import a job from a file, completely or not at all."""
     with _source(path) as source, open_store(database or default_database_url()) as store:
         job = store.load_job(source, owner)
     Console(stderr=True).print(f"read job {job} from {path}", highlight=False, soft_wrap=True)
@@ -52,7 +52,7 @@ def import_command(path: Path, owner: str, database: str | None) -> Status:
 
 
 def restore_command(path: Path, database: str | None) -> Status:
-    """Read a backup: all of it, or nothing."""
+    """Restore a backup, completely or not at all."""
     with _source(path) as source, open_store(database or default_database_url()) as store:
         jobs = store.load(source)
     Console(stderr=True).print(f"read {len(jobs):,} jobs from {path}", highlight=False, soft_wrap=True)
@@ -65,13 +65,15 @@ def check_command(database: str | None) -> Status:
         lines = list(_lines(store, store.damages()))
     for line in lines:
         typer.echo(visible(line))
-    told = f"{len(lines):,} rows are damaged; restore them from a backup, or remove their jobs with `autotune clean JOB --yes`"
-    Console(stderr=True).print(told if lines else "every row can be read", highlight=False, soft_wrap=True)
+    summary = (
+        f"{len(lines):,} rows are damaged; restore them from a backup, or remove their jobs with `autotune clean JOB --yes`"
+    )
+    Console(stderr=True).print(summary if lines else "every row can be read", highlight=False, soft_wrap=True)
     return Status.FAILURE if lines else Status.OK
 
 
 def _lines(store: Store, found: Sequence[Damage]) -> Iterator[str]:
-    """Damaged rows, and jobs whose requests say what this version does not understand."""
+    """Damaged rows, and jobs whose requests this version cannot read."""
     yield from (f"{damage.place}: {damage.problem}" for damage in found)
     before = None
     while page := store.jobs(before=before):
@@ -85,20 +87,20 @@ def _lines(store: Store, found: Sequence[Damage]) -> Iterator[str]:
 
 
 def prune_command(days: float, database: str | None) -> Status:
-    """Remove the log of jobs that ended longer ago."""
+    """Remove the logs of jobs that ended longer ago."""
     with open_store(database or default_database_url()) as store:
         pruned = store.prune(datetime.now(UTC) - timedelta(days=days))
-    told = f"{pruned.events:,} events, {pruned.logs:,} parts of trials' output, {pruned.deliveries:,} deliveries, "
-    told += f"{pruned.submissions:,} submission keys, {pruned.calibrations:,} replaced calibrations"
-    Console(stderr=True).print(f"removed {told}; jobs, trials and results stay", highlight=False, soft_wrap=True)
+    removed = f"{pruned.events:,} events, {pruned.logs:,} parts of trials' output, {pruned.deliveries:,} deliveries, "
+    removed += f"{pruned.submissions:,} submission keys, {pruned.calibrations:,} replaced calibrations"
+    Console(stderr=True).print(f"removed {removed}; jobs, trials and results stay", highlight=False, soft_wrap=True)
     return Status.OK
 
 
 @contextlib.contextmanager
 def _sink(out: Path | None) -> Iterator[TextIO]:
-    """A seekable file that becomes `out`, or goes to standard output, when all of it is there."""
+    """A seekable file that is moved to `out` or copied to standard output once it is complete."""
     try:
-        # Hashes of keys and secrets of webhooks may be in it: readable by its owner alone, as such files are made.
+        # It may contain key hashes and webhook secrets, so only its owner can read it, as mkstemp ensures.
         handle, name = tempfile.mkstemp(prefix=".autotune-", dir=None if out is None else out.absolute().parent)
         temporary = Path(name)
         try:
@@ -135,7 +137,7 @@ def _publish(file: TextIO, path: Path, out: Path | None) -> None:
 
 @contextlib.contextmanager
 def _source(path: Path) -> Iterator[TextIO]:
-    """The file as text that can be read again from its beginning; `-` is standard input."""
+    """The file as seekable text; `-` is standard input."""
     if str(path) == "-":
         yield io.StringIO(sys.stdin.read())
         return

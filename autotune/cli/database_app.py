@@ -11,8 +11,8 @@ from autotune.cli.status import end
 app = typer.Typer(help="Move jobs between databases, back up, restore, check, remove old logs.", no_args_is_help=True)
 
 Out = Annotated[Path | None, typer.Option(metavar="FILE", help="A file, packed if it ends in .gz. [default: standard output]")]
-In = Annotated[Path, typer.Argument(metavar="FILE", help="A file that this command's counterpart wrote; - for standard input.")]
-Owner = Annotated[str, typer.Option(metavar="NAME", help="Whose job it is here. [default: nobody's]")]
+In = Annotated[Path, typer.Argument(metavar="FILE", help="A file written by the corresponding command; - for standard input.")]
+Owner = Annotated[str, typer.Option(metavar="NAME", help="Owner of the job in this database. [default: none]")]
 
 
 @app.command("export")
@@ -25,7 +25,7 @@ def export_job(job: Job = None, out: Out = None, db: Database = None) -> None:
 
 @app.command("import")
 def import_job(file: In, owner: Owner = "", db: Database = None) -> None:
-    """Read a job from a file; one that had not ended waits to be resumed. Nothing else is read from it."""
+    """Import a job from a file; an unfinished job can then be resumed."""
     from autotune.cli.database import import_command
 
     end(lambda: import_command(file, owner, only_database("db import", db)))
@@ -33,7 +33,7 @@ def import_job(file: In, owner: Owner = "", db: Database = None) -> None:
 
 @app.command()
 def backup(out: Out = None, db: Database = None) -> None:
-    """Write the whole database from one snapshot, while it is used. It holds hashes of keys, and encrypted secrets."""
+    """Write a consistent snapshot of the database while it is in use. It contains key hashes and encrypted secrets."""
     from autotune.cli.database import dump_command
 
     end(lambda: dump_command(None, True, out, only_database("db backup", db)))
@@ -41,7 +41,7 @@ def backup(out: Out = None, db: Database = None) -> None:
 
 @app.command()
 def restore(file: In, db: Database = None) -> None:
-    """Read a backup into a database without jobs, of either kind; jobs that ran then are taken up by the next worker."""
+    """Restore a backup into a database of either kind without jobs; the next worker resumes jobs that were running."""
     from autotune.cli.database import restore_command
 
     end(lambda: restore_command(file, only_database("db restore", db)))
@@ -49,7 +49,7 @@ def restore(file: In, db: Database = None) -> None:
 
 @app.command()
 def check(db: Database = None) -> None:
-    """List the rows that cannot be read. Other jobs go on without them."""
+    """List the rows that cannot be read. Other jobs are not affected."""
     from autotune.cli.database import check_command
 
     end(lambda: check_command(only_database("db check", db)))
@@ -57,7 +57,7 @@ def check(db: Database = None) -> None:
 
 @app.command()
 def prune(
-    days: Annotated[float, typer.Option(min=0, metavar="N", help="Keep the log of jobs that ended within so many days.")],
+    days: Annotated[float, typer.Option(min=0, metavar="N", help="Keep the logs of jobs that ended within this many days.")],
     db: Database = None,
 ) -> None:
     """Remove events, trials' output, deliveries and submission keys of jobs that ended long ago. Trials and results stay."""

@@ -1,4 +1,4 @@
-"""Jobs in a database, without a service."""
+"""Access to jobs in a database, without a service."""
 
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -27,7 +27,7 @@ PAGE = 500
 
 
 class DatabaseBackend(JobBackend):
-    """See `Desk`."""
+    """See `JobBackend`."""
 
     runs_jobs = True
 
@@ -36,7 +36,7 @@ class DatabaseBackend(JobBackend):
         self._store = open_store(database or default_database_url())
 
     def submit(self, fields: Mapping[str, Any], priority: int) -> JobRecord:
-        """See `Desk.submit`. Whether this machine could run it does not matter: a worker does."""
+        """See `JobBackend.submit`. This machine need not be able to run it: a worker does."""
         given = with_import_folders({**fields})
         for name in ("data_path", "nvme_path"):
             if path := given.get(name):
@@ -45,36 +45,36 @@ class DatabaseBackend(JobBackend):
         return self._store.submit(request_to_row(session.request), Submission(priority=priority))[0]
 
     def job(self, job: str | None) -> JobRecord:
-        """See `Desk.job`."""
+        """See `JobBackend.job`."""
         return self._store.job(job)
 
     def jobs(
         self, states: Collection[JobState], submitter: str | None, limit: int, tags: Collection[str] = ()
     ) -> Iterator[JobRecord]:
-        """See `Desk.jobs`."""
+        """See `JobBackend.jobs`."""
         return iter(self._store.jobs(limit, states=states, submitter=submitter, tags=tags))
 
     def standings(self, jobs: Sequence[JobRecord]) -> list[Standing]:
-        """See `Desk.standings`."""
+        """See `JobBackend.standings`."""
         found = self._store.overviews([job.id for job in jobs])
         return [standing_of(job, found[job.id].searched) for job in jobs]
 
     def ask(self, job: str, wanted: Ask, budget: Mapping[str, Any] | None = None) -> JobRecord:
-        """See `Desk.ask`."""
+        """See `JobBackend.ask`."""
         return self._store.ask(self._store.job(job).id, wanted, budget)
 
     def label(self, job: str, labels: Mapping[str, Any]) -> JobRecord:
-        """See `Desk.label`."""
+        """See `JobBackend.label`."""
         found = self._store.job(job)
         return self._store.change_request(found.id, None, merged_labels(found.request, labels))
 
     def clone(self, job: str) -> JobRecord:
-        """See `Desk.clone`."""
-        former = self._store.job(job)
-        return self._store.submit(former.request, Submission(priority=former.priority))[0]
+        """See `JobBackend.clone`."""
+        original = self._store.job(job)
+        return self._store.submit(original.request, Submission(priority=original.priority))[0]
 
     def extend(self, job: str, trials: int | None, max_seconds: float | None) -> JobRecord:
-        """See `Desk.extend`."""
+        """See `JobBackend.extend`."""
         found = self._store.job(job)
         if found.state in ENDED:
             raise RequestError("job", f"{found.id} has ended ({found.state})", "resume it with a larger budget, or clone it")
@@ -83,27 +83,27 @@ class DatabaseBackend(JobBackend):
         return self._store.change_request(found.id, None, changes)
 
     def trials(self, job: str | None, first: int = 0) -> Iterator[TrialRecord]:
-        """See `Desk.trials`."""
+        """See `JobBackend.trials`."""
         job_id = self._store.job(job).id
         while page := self._store.trial_page(job_id, first, PAGE):
             yield from page
             first = page[-1].number + 1
 
     def events(self, job: str | None, after: int = 0) -> Iterator[EventRecord]:
-        """See `Desk.events`."""
-        return (sign for sign in self._signs(job, after) if isinstance(sign, EventRecord))
+        """See `JobBackend.events`."""
+        return (update for update in self._updates(job, after) if isinstance(update, EventRecord))
 
     def live(self, job: str | None) -> Iterator[EventRecord | ProgressRecord]:
-        """See `Desk.live`."""
-        return self._signs(job, 0, progress=True)
+        """See `JobBackend.live`."""
+        return self._updates(job, 0, progress=True)
 
     def progress(self, job: str | None) -> list[ProgressRecord]:
-        """See `Desk.progress`."""
+        """See `JobBackend.progress`."""
         job_id = self._store.job(job).id
         return self._store.progress([job_id])[job_id]
 
     def logs(self, job: str | None, trial: int, attempt: int | None = None, rank: int | None = None) -> Iterator[LogRecord]:
-        """See `Desk.logs`."""
+        """See `JobBackend.logs`."""
         job_id, after = self._store.job(job).id, 0
         while parts := self._store.logs(job_id, trial, after, PAGE, attempt, rank):
             yield from parts
@@ -112,7 +112,7 @@ class DatabaseBackend(JobBackend):
     def follow_logs(
         self, job: str | None, trial: int, after: int, attempt: int | None = None, rank: int | None = None
     ) -> Iterator[LogRecord]:
-        """See `Desk.follow_logs`."""
+        """See `JobBackend.follow_logs`."""
         of = (self._store.job(job).id, trial)
         while (news := self._store.log_news({of: after}, PAGE).get(of)) is not None:
             yield from (part for part in news.parts if attempt in (None, part.attempt) and rank in (None, part.rank))
@@ -124,28 +124,28 @@ class DatabaseBackend(JobBackend):
                 time.sleep(POLL_SECONDS)
 
     def best(self, job: str | None) -> dict[str, Any]:
-        """See `Desk.best`."""
+        """See `JobBackend.best`."""
         snapshot = read_snapshot(self._store, self._store.job(job).id)
         return build_best_config(session_of(snapshot.job), snapshot)
 
     def export(self, job: str | None, format_name: str) -> Export:
-        """See `Desk.export`."""
+        """See `JobBackend.export`."""
         make = exporter(format_name)
         return make(self.best(job))
 
     def explain(self, job: str | None) -> Explanation:
-        """See `Desk.explain`."""
+        """See `JobBackend.explain`."""
         return explain(self._store, self._store.job(job).id)
 
     def report(self, job: str | None, format_name: str) -> str:
-        """See `Desk.report`."""
+        """See `JobBackend.report`."""
         return report_text(self._store, job, format_name)
 
     def close(self) -> None:
-        """See `Desk.close`."""
+        """See `JobBackend.close`."""
         self._store.close()
 
-    def _signs(self, job: str | None, after: int, progress: bool = False) -> Iterator[EventRecord | ProgressRecord]:
+    def _updates(self, job: str | None, after: int, progress: bool = False) -> Iterator[EventRecord | ProgressRecord]:
         job_id = self._store.job(job).id
         known: Collection[ProgressRecord] = ()
         while True:
@@ -155,7 +155,7 @@ class DatabaseBackend(JobBackend):
                 after = events[-1].sequence
                 continue
             now = self._store.progress([job_id])[job_id] if progress else ()
-            yield from (sign for sign in now if sign not in known)
+            yield from (update for update in now if update not in known)
             known = now
             found = self._store.job(job_id)
             if found.state in ENDED and found.version <= after:

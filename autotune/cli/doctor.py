@@ -1,4 +1,4 @@
-"""`autotune doctor`: what would stop a sweep here, each with its remedy."""
+"""`autotune doctor`: check for problems that would prevent a sweep here, with remedies."""
 
 import importlib.metadata
 import importlib.util
@@ -20,27 +20,27 @@ from search_spaces.clusters.presets import local_cluster
 from storage.errors import StorageError
 from storage.sql import default_database_url, open_store
 
-ROOMS = ("api", "autotune", "executor", "search_spaces", "storage")
+PACKAGES = ("api", "autotune", "executor", "search_spaces", "storage")
 NEEDED = ("torch", "ray", "optuna", "sqlalchemy", "alembic", "fastapi")
 SHARED_MEMORY_BYTES = 1 << 30
-"""Ray's object store and gloo's buffers live in /dev/shm."""
+"""Minimum free space in /dev/shm, which holds Ray's object store and gloo's buffers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DoctorOptions:
-    """What the command line gave."""
+    """Parsed options of the command."""
 
     cluster: bool
-    """Whether every node of a Ray cluster is looked at, too."""
+    """Whether every node of a Ray cluster is checked too."""
     ray_address: str | None
     database: str | None
     json: bool
 
 
 def doctor_command(options: DoctorOptions) -> Status:
-    """Look at everything; nothing is changed but that the database is opened."""
+    """Run all checks. Nothing is changed, except that the database is opened."""
     if options.ray_address is not None and not options.cluster:
-        raise RequestError("ray_address", "is of a cluster, and this machine alone was asked for", "add --cluster")
+        raise RequestError("ray_address", "is for a cluster, but only this machine is checked", "add --cluster")
     checks: list[Callable[[], list[Finding]]] = [
         _python, _packages, _engines, _names, _machine, _shared_memory, lambda: _database(options.database),
     ]  # fmt: skip
@@ -77,33 +77,33 @@ def _package(name: str) -> Finding:
 
 
 def _engines() -> list[Finding]:
-    """Engines of others. One that is not installed stops no sweep but its own."""
+    """Third-party engines. A missing one only prevents sweeps with this engine."""
     found = []
     for engine in CAPABILITIES:
         if refusal := why_unusable(engine):
-            told = f"{refusal.message}; for sweeps with --engine {engine}, {refusal.remedy}"
-            found.append(Finding(name=f"engine {engine}", good=True, told=told))
+            text = f"{refusal.message}; for sweeps with --engine {engine}, {refusal.remedy}"
+            found.append(Finding(name=f"engine {engine}", good=True, told=text))
     return found
 
 
 def _names() -> list[Finding]:
-    """Another distribution that owns one of our top-level names breaks us, or we it, in one environment."""
+    """Another distribution with one of our top-level package names conflicts with ours in one environment."""
     owners = importlib.metadata.packages_distributions()
     found = []
-    for room in ROOMS:
-        others = sorted({owner for owner in owners.get(room, []) if owner.lower() != "autotune"})
+    for package in PACKAGES:
+        others = sorted({owner for owner in owners.get(package, []) if owner.lower() != "autotune"})
         if others:
-            told = f"the package {room!r} is also installed by {', '.join(others)}"
-            found.append(Finding(name="names", good=False, told=told, remedy="use an environment without it"))
-    return found or [Finding(name="names", good=True, told=f"{', '.join(ROOMS)} belong to autotune alone")]
+            text = f"the package {package!r} is also installed by {', '.join(others)}"
+            found.append(Finding(name="names", good=False, told=text, remedy="use an environment without it"))
+    return found or [Finding(name="names", good=True, told=f"{', '.join(PACKAGES)} belong only to autotune")]
 
 
 def _machine() -> list[Finding]:
     cluster = local_cluster(1, None)
-    told = f"{os.cpu_count()} cores, {bytes_text(cluster.host_memory_bytes)} of memory, nvidia-smi " + (
+    text = f"{os.cpu_count()} cores, {bytes_text(cluster.host_memory_bytes)} of memory, nvidia-smi " + (
         "found" if shutil.which("nvidia-smi") else "not found: trials run on the CPU"
     )
-    return [Finding(name="machine", good=True, told=told)]
+    return [Finding(name="machine", good=True, told=text)]
 
 
 def _shared_memory() -> list[Finding]:
@@ -122,7 +122,7 @@ def _shared_memory() -> list[Finding]:
 
 
 def _cluster(options: DoctorOptions) -> list[Finding]:
-    # Imported where it is asked for: Ray takes seconds to load.
+    # Imported on demand: Ray takes seconds to load.
     from autotune.cli.doctor_cluster import cluster_findings
 
     return cluster_findings(options.ray_address, options.database)

@@ -1,10 +1,10 @@
-"""`autotune doctor --cluster`: what would stop or falsify a sweep on a Ray cluster."""
+"""`autotune doctor --cluster`: check for problems that would prevent or distort a sweep on a Ray cluster."""
 
 import importlib.metadata
 import platform
 from contextlib import suppress
 
-from autotune.cli.cluster import reached
+from autotune.cli.cluster import ray_required
 from autotune.cli.doctor_nodes import node_findings
 from autotune.cli.doctor_pairs import pair_findings
 from autotune.cli.finding import Finding
@@ -18,14 +18,14 @@ from storage.sql import default_database_url, open_store
 
 
 def cluster_findings(ray_address: str | None, database: str | None) -> list[Finding]:
-    """What was found on every node and between them. That there is no cluster is a finding too."""
+    """Findings on every node and between nodes. A missing cluster is a finding too."""
     address = named_address(ray_address) or ANY
     try:
-        with reached(address):
+        with ray_required(address):
             checkup = check_up(address)
     except RunnerError as error:
-        told, _, remedy = str(error).rpartition("; ")
-        return [Finding(name="Ray", good=False, told=told or remedy, remedy=remedy if told else "")]
+        text, _, remedy = str(error).rpartition("; ")
+        return [Finding(name="Ray", good=False, told=text or remedy, remedy=remedy if text else "")]
     living = sum(node.alive for node in checkup.nodes)
     found = Finding(name="Ray", good=True, told=f"{living} node{'s' * (living != 1)} at {address}")
     nodes, pairs = node_findings(checkup, _versions_here()), pair_findings(checkup, _calibration(checkup, database))
@@ -33,7 +33,7 @@ def cluster_findings(ray_address: str | None, database: str | None) -> list[Find
 
 
 def _versions_here() -> dict[str, str]:
-    """Of this process, which the ranks' messages must be read by."""
+    """Versions in this process, which must be compatible with the ranks' messages."""
     found = {"python": platform.python_version()}
     for name in ("ray", "torch", "autotune"):
         with suppress(importlib.metadata.PackageNotFoundError):
@@ -42,7 +42,7 @@ def _versions_here() -> dict[str, str]:
 
 
 def _calibration(checkup: Checkup, database: str | None) -> CalibrationRecord | None:
-    """What was measured on this cluster. A database that cannot be opened is a finding of its own."""
+    """The calibration of this cluster. A database that cannot be opened is a separate finding."""
     with suppress(StorageError), open_store(database or default_database_url()) as store:
         return cluster_facts(checkup.nodes, store).calibration
     return None

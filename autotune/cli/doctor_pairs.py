@@ -1,4 +1,4 @@
-"""Whether the network between nodes is as fast as it was, or as between the others: from all-reduces over pairs of them."""
+"""Check the network between pairs of nodes by all-reduces, compared with a calibration or with the other pairs."""
 
 import statistics
 from collections.abc import Iterator, Sequence
@@ -11,23 +11,23 @@ from search_spaces.clusters.microbenchmark import Measured, Operation
 from storage.records import CalibrationRecord
 
 SLOWER = 2.0
-"""So many times slower than expected tells of a fault; less is told apart from neighbours' traffic by nobody."""
+"""Slowdown above which a fault is assumed; smaller ones cannot be distinguished from other traffic."""
 FEWEST = 3
-"""Pairs of which the middle one says what to expect where nothing was measured before."""
+"""Minimum number of pairs whose median is the expectation without a calibration."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expected:
-    """What an all-reduce over a pair should take."""
+    """Expected duration of an all-reduce over a pair."""
 
     small_seconds: float
     large_seconds: float
     source: str
-    """In words."""
+    """Description of the source."""
 
 
 def pair_findings(checkup: Checkup, calibration: CalibrationRecord | None) -> list[Finding]:
-    """A finding for each pair; none with a single node."""
+    """One finding per pair; none with a single node."""
     measured = [pair for pair in checkup.pairs if not pair.problem]
     expected = expected_by(calibration.rows, calibration.id) if calibration is not None else None
     if expected is None and len(measured) >= FEWEST:
@@ -36,10 +36,10 @@ def pair_findings(checkup: Checkup, calibration: CalibrationRecord | None) -> li
 
 
 def expected_by(rows: Sequence[Measured], calibration: str) -> Expected | None:
-    """What a calibration's all-reduces across nodes say of a pair; None: it has none.
+    """The expectation for a pair from a calibration's all-reduces across nodes; None: it has none.
 
-    The smallest message is all latency, which grows with the ranks and is taken as it is: a bound from above. Of larger ones
-    the best bandwidth counts, a pair's volume being the message itself.
+    The time of the smallest message is latency, which grows with the number of ranks and so is an upper bound. For larger
+    messages the best bandwidth counts; a pair's volume is the message itself.
     """
     across = [row for row in rows if row.operation is Operation.ALL_REDUCE and row.group.in_node == 1 and row.group.ranks > 1]
     if not across:
@@ -54,21 +54,21 @@ def _middle(pairs: Sequence[Pair]) -> Expected:
     return Expected(
         small_seconds=statistics.median(pair.small_seconds for pair in pairs),
         large_seconds=statistics.median(pair.large_seconds for pair in pairs),
-        source="the middle of all pairs",
+        source="the median of all pairs",
     )
 
 
 def _finding(pair: Pair, expected: Expected | None, backend: str) -> Finding:
     name = f"all-reduce {pair.nodes[0]} - {pair.nodes[1]}"
     if pair.problem:
-        remedy = "mend interface and ports first, and free a device on each node; then look at the ranks' logs"
+        remedy = "repair interface and ports first, and free a device on each node; then check the ranks' logs"
         return Finding(name=name, good=False, told=f"{backend} fails: {pair.problem}", remedy=remedy)
     rate = LARGE_BYTES / pair.large_seconds / 1e9
-    told = f"{pair.small_seconds * 1e6:.0f} us for 4 KiB, {rate:.3g} GB/s for 16 MiB ({backend})"
+    text = f"{pair.small_seconds * 1e6:.0f} us for 4 KiB, {rate:.3g} GB/s for 16 MiB ({backend})"
     slow = list(_slower(pair, expected)) if expected is not None else []
     against = f", {' and '.join(slow)} of {expected.source}" if slow and expected is not None else ""
-    remedy = "look at link speed, cable and switch port (`ethtool`) of the node that is in every slow pair"
-    return Finding(name=name, good=not slow, told=told + against, remedy=remedy)
+    remedy = "check link speed, cable and switch port (`ethtool`) of the node that is in every slow pair"
+    return Finding(name=name, good=not slow, told=text + against, remedy=remedy)
 
 
 def _slower(pair: Pair, expected: Expected) -> Iterator[str]:

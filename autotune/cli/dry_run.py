@@ -1,4 +1,4 @@
-"""`autotune dry-run`: what a configuration would need on a cluster that need not be here."""
+"""`autotune dry-run`: the memory and communication of a configuration on a cluster that need not be available."""
 
 import dataclasses
 import json
@@ -30,7 +30,7 @@ LOCAL_TOKENS = 128
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DryRunOptions:
-    """What the command line gave."""
+    """Parsed options of the command."""
 
     model: str | None
     cluster: str
@@ -38,16 +38,16 @@ class DryRunOptions:
     pins: tuple[str, ...]
     engine: str
     global_batch_size: int | None
-    """Samples in a step; None: one micro-batch a replica, in a pipeline two for each of its ranks."""
+    """Samples per step; None: one micro-batch per replica, in a pipeline two for each of its ranks."""
     sequence_length: int | None
-    """Tokens in a sample; None: the model's own, at most 128 for `local`."""
+    """Tokens per sample; None: the model's maximum, at most 128 for `local`."""
     timeout: float
     json: bool
 
 
 def dry_run_command(options: DryRunOptions) -> Status:
-    """Check everything, then run one rank for each place along the pipeline in a process of its own."""
-    values = single_values(options.pins, "a dry run is of one configuration")
+    """Validate, then run one rank of each pipeline stage in a separate process."""
+    values = single_values(options.pins, "a dry run has one configuration")
     session = resolve(request_from_fields(_fields(options, values)))
     config = configuration(session, values)
     request = dataclasses.replace(trial_request(session, "dry run", config, ()), timeout_seconds=options.timeout)
@@ -87,7 +87,7 @@ def _fields(options: DryRunOptions, values: Mapping[str, Value]) -> dict[str, An
 
 
 def _least_batch(cluster: str, ranks: int | None, values: Mapping[str, Value]) -> int:
-    """A micro-batch for each replica of the model, in a pipeline enough that its ranks have something to do at once."""
+    """One micro-batch per replica of the model; in a pipeline enough to keep all its ranks busy."""
     config = TrialConfig().replace(values)
     replicas = max(config.data_parallel_size(resolve_cluster(cluster, ranks).world_size), 1)
     stages = config.pipeline_parallel_size

@@ -1,4 +1,4 @@
-"""A dry run as tables."""
+"""Print a dry run as tables."""
 
 from rich.table import Table
 
@@ -10,8 +10,8 @@ from search_spaces.trial_config import TrialConfig
 
 
 def print_dry_run(session: Session, config: TrialConfig, found: DryRun, console: Console) -> None:
-    """What was run, memory and FLOPs of each place along the pipeline, and what each sends."""
-    for line in (_what(session, config, found), "Figures are of one optimizer step and one rank."):
+    """Print the configuration, and memory, FLOPs and communication of each pipeline rank."""
+    for line in (_heading(session, config, found), "Figures are per optimizer step and rank."):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
     memory = session.cluster.device.memory_bytes
     console.width = max(console.width, 120)
@@ -21,7 +21,7 @@ def print_dry_run(session: Session, config: TrialConfig, found: DryRun, console:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
-def _what(session: Session, config: TrialConfig, found: DryRun) -> str:
+def _heading(session: Session, config: TrialConfig, found: DryRun) -> str:
     steps = found.ranks[0].micro_batches
     size = f"{config.micro_batch_size} x {session.request.sequence_length} tokens"
     batches = f"{steps} micro-batch{'es' if steps != 1 else ''} of {size}"

@@ -1,4 +1,4 @@
-"""The reference page of engines, generated from what they declare: docs/engines.md, `autotune engines`."""
+"""Generate the reference page of engines from their capabilities: docs/engines.md, `autotune engines`."""
 
 import itertools
 
@@ -16,24 +16,24 @@ INTRODUCTION = """\
 
 Generated from `executor/engines/*/capability.py` by `autotune engines --markdown`.
 
-`native` is the sharded engine of this project and the default; `ddp` and `fsdp2` are torch's own, for cross-checks, and
-`deepspeed` is [DeepSpeed itself](deepspeed.md); they are chosen with `--engine`. A cell lists the values of the knob that the
-engine honours: `any` is every number of its domain (see [knobs](knobs.md)), `only` says that the engine does not turn it. What
-is not honoured is refused by the rule `engine-honours` before any process starts. The rules that hold for every engine are
-among the [knobs](knobs.md#rules).
+`native` is the sharded engine of this project and the default; `ddp` and `fsdp2` are torch's engines, for cross-checks, and
+`deepspeed` is [DeepSpeed itself](deepspeed.md). Select one with `--engine`. A cell lists the values of the knob that the engine
+honours: `any` is every number of its domain (see [knobs](knobs.md)), `only` means that the engine supports only this value. The
+rule `engine-honours` refuses other values before any process starts. The rules for all engines are listed with the
+[knobs](knobs.md#rules).
 
-`command` runs a training script of yours: it honours what the script's [placeholders](bring-your-own-script.md) carry.
+`command` runs your training script: it honours the knobs that the script's [placeholders](bring-your-own-script.md) pass on.
 """
 SCHEDULES_INTRODUCTION = """\
-`yes` runs with all that the engine honours beside it; `unless` names the rule below that refuses it with some of that.
+`yes`: supported with all other honoured values; `unless`: the named rule below refuses it with some of them.
 """
 REFUSED_INTRODUCTION = """\
-Values that an engine honours one by one and refuses together, by a rule of their own, before any process starts.
+Values that an engine honours individually but refuses in combination, before any process starts.
 """
 _PROBED_RANKS = 8
 _PROBED_NUMBERS: tuple[Value, ...] = (1, 2)
-"""Ranks, and values of knobs without a list of choices, among which a combination is looked for: enough for two ranks along
-each of three dimensions."""
+"""Ranks, and values of knobs without choices, for which combinations are evaluated: enough for two ranks along each of three
+dimensions."""
 
 
 def engines_page_markdown() -> str:
@@ -53,9 +53,9 @@ def knob_head() -> Row:
 
 
 def knob_rows() -> list[Row]:
-    """A row for each knob, a column for each engine: the values that it honours."""
-    ours = [name for name in KNOBS if name != SCRIPT]
-    return [(name, *(_honoured_text(engine, name) for engine in CAPABILITIES.values())) for name in ours]
+    """One row per knob, one column per engine: the values that it honours."""
+    names = [name for name in KNOBS if name != SCRIPT]
+    return [(name, *(_honoured_text(engine, name) for engine in CAPABILITIES.values())) for name in names]
 
 
 def schedule_head() -> Row:
@@ -64,7 +64,7 @@ def schedule_head() -> Row:
 
 
 def schedule_rows() -> list[Row]:
-    """A row for each pipeline schedule, a column for each engine: yes, no, or the rules that refuse it somewhere."""
+    """One row per pipeline schedule, one column per engine: yes, no, or the rules that may refuse it."""
     schedules = [str(schedule) for schedule in KNOBS["pipeline_schedule"].choices]
     return [(name, *(_schedule_text(engine, name) for engine in CAPABILITIES.values())) for name in schedules]
 
@@ -75,7 +75,7 @@ def refused_head() -> Row:
 
 
 def refused_rows() -> list[Row]:
-    """A row for each combination that an engine refuses."""
+    """One row per combination that an engine refuses."""
     return [
         (engine.engine, item.rule, ", ".join(item.reads), item.problem, item.remedy)
         for engine in CAPABILITIES.values()

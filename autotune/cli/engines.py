@@ -1,4 +1,4 @@
-"""`autotune engines`: what each engine honours, knob by knob, and what it refuses."""
+"""`autotune engines`: the values of each knob that the engines honour, and the combinations that they refuse."""
 
 import sys
 
@@ -19,11 +19,11 @@ from autotune.request.engines import CAPABILITIES, why_unusable
 from autotune.text.console import Console
 
 NAMES = (knob_head()[0], schedule_head()[0], *refused_head()[:2])
-"""Columns whose cells are names, which are not broken."""
+"""Columns whose cells are names, which must not wrap."""
 
 
 def engines_command(as_markdown: bool) -> Status:
-    """The table of docs/engines.md, or that file itself."""
+    """Print the tables of docs/engines.md, or that file itself."""
     if as_markdown:
         sys.stdout.write(engines_page_markdown())
         return Status.OK
@@ -31,7 +31,7 @@ def engines_command(as_markdown: bool) -> Status:
     for head, rows in ((knob_head(), knob_rows()), (schedule_head(), schedule_rows())):
         _print(head, rows, console)
         console.print()
-    console.print("combinations that are refused", style="bold")
+    console.print("refused combinations", style="bold")
     _print(refused_head(), refused_rows(), console)
     for engine in CAPABILITIES:
         if refusal := why_unusable(engine):

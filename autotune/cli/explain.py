@@ -1,4 +1,4 @@
-"""`autotune explain`: why a job's best configuration is the best."""
+"""`autotune explain`: explain why a job's best configuration is the best."""
 
 import json
 import sys
@@ -21,54 +21,54 @@ from search_spaces.plain import to_plain
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExplainOptions:
-    """What the command line gave."""
+    """Parsed options of the command."""
 
     job: str | None
     markdown: Path | None
-    """Where the report is written as Markdown, too."""
+    """Path for the report as Markdown."""
     url: str | None
     database: str | None
     json: bool
 
 
 def explain_command(options: ExplainOptions) -> Status:
-    """Read, explain, print."""
+    """Read the job, explain it and print the explanation."""
     if options.markdown is not None:
         require_writable(options.markdown)
-    with open_backend(options.url, options.database) as desk:
-        told = desk.explain(options.job)
+    with open_backend(options.url, options.database) as backend:
+        explanation = backend.explain(options.job)
     if options.markdown is not None:
-        write_whole(options.markdown, markdown_of(told))
+        write_whole(options.markdown, markdown_of(explanation))
     if options.json:
-        sys.stdout.write(json.dumps(document_of(told), indent=2, allow_nan=False) + "\n")
+        sys.stdout.write(json.dumps(document_of(explanation), indent=2, allow_nan=False) + "\n")
     elif options.markdown is None:
-        print_explanation(told, Console())
+        print_explanation(explanation, Console())
     return Status.OK
 
 
-def document_of(told: Explanation) -> dict[str, Any]:
-    """The one document of `--json`: the fields of `Explanation`; what is not finite is null."""
-    document: dict[str, Any] = finite(to_plain(told))
+def document_of(explanation: Explanation) -> dict[str, Any]:
+    """The document of `--json`: the fields of `Explanation`; non-finite numbers are null."""
+    document: dict[str, Any] = finite(to_plain(explanation))
     return document
 
 
-def print_explanation(told: Explanation, console: Console) -> None:
-    """As people read it."""
+def print_explanation(explanation: Explanation, console: Console) -> None:
+    """Print the explanation as text."""
 
-    def say(text: str, style: str = "") -> None:
+    def print_line(text: str, style: str = "") -> None:
         console.print(text, style=style, highlight=False, markup=False)
 
-    for line in head_lines(told):
-        say(line)
-    for section in sections_of(told):
-        say(f"\n{section.title}", "bold")
+    for line in head_lines(explanation):
+        print_line(line)
+    for section in sections_of(explanation):
+        print_line(f"\n{section.title}", "bold")
         for item in section.content:
             if isinstance(item, Rows):
                 console.print(_table(item), highlight=False)
             else:
-                say(item)
-    for note in told.notes:
-        say(f"\nnote: {note}", "yellow")
+                print_line(item)
+    for note in explanation.notes:
+        print_line(f"\nnote: {note}", "yellow")
 
 
 def _table(rows: Rows) -> Table:

@@ -1,4 +1,4 @@
-"""`autotune export`: a job's best configuration in a framework's format."""
+"""`autotune export`: write a job's best configuration in a framework's format."""
 
 import sys
 from pathlib import Path
@@ -10,15 +10,15 @@ from autotune.text.console import Console
 
 
 def export_command(job: str | None, format_name: str, out: Path | None, url: str | None, database: str | None) -> Status:
-    """The file on standard output or at `out`; what the format cannot say on standard error."""
+    """Write the file to standard output or `out`, and notes on what the format cannot express to standard error."""
     if out is not None:
         require_writable(out)
-    with open_backend(url, database) as desk:
-        made = desk.export(job, format_name)
+    with open_backend(url, database) as backend:
+        exported = backend.export(job, format_name)
     if out is None:
-        sys.stdout.write(made.text)
+        sys.stdout.write(exported.text)
     else:
-        write_whole(out, made.text)
-    for note in made.notes:
+        write_whole(out, exported.text)
+    for note in exported.notes:
         Console(stderr=True).print(f"note: {note}", highlight=False, markup=False, soft_wrap=True)
     return Status.OK

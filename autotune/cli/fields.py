@@ -1,11 +1,11 @@
-"""The fields of a tuning request from a command line: a file's, and the options, which win."""
+"""The fields of a tuning request from a command line: those of a file, overridden by options."""
 
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from autotune.cli.present_names import print_note
+from autotune.cli.status import print_note
 from autotune.request.config_file import read_config_file
 from autotune.request.documents_field import read_lengths
 from autotune.request.failures_field import read_failures
@@ -17,7 +17,7 @@ from search_spaces.spaces import parse_pins
 def request_fields(
     options: Mapping[str, Any], pins: tuple[str, ...], baseline: Path | None, config: Path | None
 ) -> dict[str, Any]:
-    """Return the fields by the request's own names.
+    """Return the fields by their present names.
 
     Raises:
         RequestError, SearchSpaceError: a file cannot be read, or a field, a knob or its value does not exist.
@@ -34,13 +34,13 @@ def request_fields(
 
 
 def with_import_folders(fields: dict[str, Any]) -> dict[str, Any]:
-    """The fields with where a `module:factory` is looked for."""
+    """The fields with the search path of a `module:factory`."""
     if is_factory_reference(str(fields.get("model", ""))):
         fields.setdefault("python_path", import_folders())
     return fields
 
 
 def import_folders() -> tuple[str, ...]:
-    """Where a `module:factory` is looked for: the current folder, then PYTHONPATH, as `python -m` does."""
+    """The search path of a `module:factory`: the current folder, then PYTHONPATH, as with `python -m`."""
     further = [folder for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
     return (str(Path.cwd()), *(str(Path(folder).absolute()) for folder in further))

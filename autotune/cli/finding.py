@@ -1,15 +1,16 @@
-"""What a check found."""
+"""The result of a check."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One thing that was looked at."""
+    """One checked item."""
 
     name: str
     good: bool
-    """Whether a sweep can go on with it as it is."""
+    """Whether it does not prevent a sweep."""
     told: str
+    """The result as text. The name is a key of `doctor --json`."""
     remedy: str = ""
-    """What to do where it is not good."""
+    """What to do if it is not good."""

@@ -1,11 +1,11 @@
-"""Figures as JSON can say them."""
+"""Replace numbers that JSON cannot represent."""
 
 import math
 from typing import Any
 
 
 def finite(value: Any) -> Any:
-    """Plain data in which every figure that is not finite, as a loss may be, is null."""
+    """Plain data with None in place of non-finite numbers, such as a diverged loss."""
     if isinstance(value, dict):
         return {name: finite(item) for name, item in value.items()}
     if isinstance(value, list):

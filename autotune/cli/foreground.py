@@ -1,4 +1,4 @@
-"""One job run in the foreground: its runner, its live table, what Ctrl-C does."""
+"""Run one job in the foreground: its runner, its live table, and the handling of Ctrl-C."""
 
 import contextlib
 import shlex
@@ -23,26 +23,26 @@ from storage.sql import default_database_url, open_store
 from storage.store import Store
 
 TERMINATES = (signal.SIGTERM, signal.SIGUSR1)
-"""What schedulers send before they take the devices."""
+"""Signals that schedulers send before they take the devices."""
 
 
 def run_new(session: Session, options: SweepOptions, console: Console, out: Path | None = None) -> TuneResult:
-    """Open a job for what was prepared, and run it until it ends or is stopped."""
+    """Open a job for the session, and run it until it ends or is stopped."""
     for note in () if options.json else notes_of(session):
         print_line(console, f"note: {note}")
     with open_store(options.database or default_database_url()) as store:
         calibrate_for(store, session)
         with start_runner(session, console, options, None) as runner:
-            # A job is opened when there are ranks to run it: none is left behind where they cannot be started.
-            return run_job_shown(session, store, open_job(store, session), runner, options, console, out)
+            # The job is opened after the ranks are started, so that no job is left behind if they cannot be started.
+            return run_job_with_table(session, store, open_job(store, session), runner, options, console, out)
 
 
-def run_job_shown(
+def run_job_with_table(
     session: Session, store: Store, job: JobRecord, runner: Runner, options: SweepOptions, console: Console, out: Path | None
 ) -> TuneResult:
     """Run the job with its live table until it ends or is stopped."""
     stop = StopSignal()
-    # After the runner, since Ray puts a handler of its own on SIGTERM.
+    # After the runner, since Ray installs its own SIGTERM handler.
     with _stopping(stop, console, resume_line(job.id, options)), _watching(session, console, options.json) as table:
         return finish(session, store, job.id, runner, out=out, stop=stop, listener=table)
 
@@ -54,7 +54,7 @@ def start_runner(session: Session, console: Console, options: SweepOptions, job:
             return make_runner(session)
     except KeyboardInterrupt:
         if job is not None:
-            print_line(console, f"go on with:\n  {resume_line(job.id, options)}")
+            print_line(console, f"continue with:\n  {resume_line(job.id, options)}")
         raise
 
 
@@ -68,37 +68,38 @@ def _watching(session: Session, console: Console, quiet: bool) -> Iterator[LoopL
 
 
 @contextlib.contextmanager
-def _stopping(stop: StopSignal, console: Console, go_on: str) -> Iterator[None]:
-    """Ctrl-C: the first stops asking and says how to go on, the second kills what runs. A request to terminate does both."""
+def _stopping(stop: StopSignal, console: Console, resume_command: str) -> Iterator[None]:
+    """Handle Ctrl-C: the first starts no more trials and prints how to continue, the second kills running trials. A
+    termination signal does both."""
 
     def interrupted(_number: int, _frame: FrameType | None) -> None:
         first = not stop.requested
         stop.request()
-        told = f"stopping; running trials end first (Ctrl-C again kills them); go on with:\n  {go_on}"
-        print_line(console, told if first else "killing running trials")
+        message = f"stopping; running trials end first (Ctrl-C again kills them); continue with:\n  {resume_command}"
+        print_line(console, message if first else "killing running trials")
 
     def terminated(number: int, frame: FrameType | None) -> None:
         interrupted(number, frame)
         stop.request()
 
-    former = {number: signal.getsignal(number) for number in (signal.SIGINT, *TERMINATES)}
+    previous = {number: signal.getsignal(number) for number in (signal.SIGINT, *TERMINATES)}
     signal.signal(signal.SIGINT, interrupted)
     for number in TERMINATES:
         signal.signal(number, terminated)
     try:
         yield
     finally:
-        for number, handler in former.items():
+        for number, handler in previous.items():
             signal.signal(number, handler)
 
 
 def resume_line(job_id: str, options: SweepOptions) -> str:
-    """The command that goes on with a job, to the same file and in the same database."""
+    """The command that continues a job, with the same output file and database."""
     out = ["--out", str(options.out)] if options.out != DEFAULT_OUT else []
     database = ["--db", options.database] if options.database else []
     return shlex.join(["autotune", "sweep", "--resume", job_id, *out, *database, *(["--json"] if options.json else [])])
 
 
 def print_line(console: Console, line: str) -> None:
-    """One line as it is: no markup, no colours."""
+    """Print one line without markup and colours."""
     console.print(line, highlight=False, markup=False, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""What the command line gave for a sweep. Loads nothing, so that its options can name it."""
+"""Parsed options of a sweep. Imports almost nothing, because the command line needs it."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,22 +9,22 @@ DEFAULT_OUT = Path("best-config.json")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepOptions:
-    """What the command line gave."""
+    """Parsed options of `autotune sweep`."""
 
     fields: dict[str, Any]
     """Fields of the request that were given as options; `ranks` as text."""
     series: dict[str, Any]
-    """What was given of a series of jobs: price, rate, step."""
+    """Options of a series of jobs: price, rate, step."""
     pins: tuple[str, ...]
     baseline: Path | None
     imported: Path | None
-    """A configuration of another framework: the baseline."""
+    """A configuration of another framework that becomes the baseline."""
     history: str | None
-    """An Optuna study, or a table, of earlier trials."""
+    """An Optuna study or a table of earlier trials."""
     out: Path
     config: Path | None
     resume: str | None
     database: str | None
     json: bool
     pass_environment: tuple[str, ...] = ()
-    """Variables that trials find, beside those of a fixed list."""
+    """Environment variables passed to trials in addition to a fixed list."""

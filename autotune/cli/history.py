@@ -1,4 +1,4 @@
-"""`--history`: what was measured before, outside of the database."""
+"""`--history`: earlier measurements from outside the database."""
 
 import dataclasses
 from collections.abc import Callable
@@ -13,24 +13,24 @@ from search_spaces.models.model import ModelSpec
 MOST_NUMBERS = 12
 
 
-def with_history(session: Session, source: str, tell: Callable[[str], None]) -> Session:
-    """The session with the trials that count; the others are told, by reason.
+def with_history(session: Session, source: str, report: Callable[[str], None]) -> Session:
+    """The session with the trials that are usable; the number of others is reported by reason.
 
     Raises:
-        RequestError: the history cannot be read, none of it counts, or the job cannot learn from it.
+        RequestError: the history cannot be read, no trial is usable, or the job cannot learn from it.
     """
     if session.request.strategy not in PREDICTING:
-        problem = f"{session.request.strategy} learns nothing before its first trial"
+        problem = f"{session.request.strategy} does not use earlier trials"
         raise RequestError("history", problem, "use --strategy guided, or leave it out")
     if not isinstance(session.model, ModelSpec):
-        problem = f"the layers of {session.model.name} are not known, so that nothing is predicted from their shape"
+        problem = f"the layers of {session.model.name} are unknown, so their cost cannot be predicted"
         raise RequestError("history", problem, "leave it out, or give a config.json")
     rows = read_history(source)
     found = admit(rows, session)
-    tell(f"history: {len(found.trials)} of {len(rows)} trials count")
+    report(f"history: {len(found.trials)} of {len(rows)} trials count")
     for reason, numbers in found.refused.items():
-        told = ", ".join(map(str, numbers[:MOST_NUMBERS])) + (", …" if len(numbers) > MOST_NUMBERS else "")
-        tell(f"history: {'trials' if len(numbers) > 1 else 'trial'} {told} left out: {reason}")
+        listed = ", ".join(map(str, numbers[:MOST_NUMBERS])) + (", …" if len(numbers) > MOST_NUMBERS else "")
+        report(f"history: {'trials' if len(numbers) > 1 else 'trial'} {listed} left out: {reason}")
     if not found.trials:
-        raise RequestError("history", f"no trial of {source} counts", "name its columns or parameters as the knobs are named")
+        raise RequestError("history", f"no trial of {source} counts", "use the names of knobs for its columns or parameters")
     return dataclasses.replace(session, request=dataclasses.replace(session.request, resolved_history=found.trials))

@@ -1,4 +1,4 @@
-"""`--from`: a configuration of another framework becomes the baseline of a sweep."""
+"""`--from`: use a configuration of another framework as the baseline of a sweep."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -17,47 +17,47 @@ from search_spaces.knob_values import KNOBS, value_text
 from search_spaces.models.command import CommandModel
 from search_spaces.trial_config import TrialConfig
 
-Tell = Callable[[str], None]
+Report = Callable[[str], None]
 
 
-def with_imported(fields: Mapping[str, Any], path: Path, ranks: tuple[int, ...], tell: Tell) -> dict[str, Any]:
-    """The fields with what the file says, where nothing else says it; what is no knob is told.
+def with_imported(fields: Mapping[str, Any], path: Path, ranks: tuple[int, ...], report: Report) -> dict[str, Any]:
+    """The fields completed from the file; settings that are not knobs are reported.
 
-    What changes results (precision, the type of reductions) is pinned too: every trial then computes as the user's runs do.
-    Of a best configuration that another engine of ours measured all is pinned but what is this engine's own.
+    Knobs that change results (precision, the type of reductions) are pinned too, so that every trial computes like the user's
+    runs. For a best configuration measured with another of our engines, everything is pinned except engine-specific knobs.
 
     Raises:
-        RequestError: the file cannot be read, or has a value that cannot be.
+        RequestError: the file cannot be read, or has an invalid value.
     """
     found = read_imported(path)
-    knobs, left = _turned(found.knobs, fields)
+    knobs, left = _honoured_knobs(found.knobs, fields)
     if "precision" in fields.get("pins", {}) or "precision" in (fields.get("baseline") or {}):
-        knobs.pop("reduce_dtype", None)  # which goes with the file's own precision
+        knobs.pop("reduce_dtype", None)  # it belongs to the file's precision
     stated, unused = _stated(found, fields)
     if "optimizer" in fields:
         knobs.pop("optimizer", None)
     for note in (*found.notes, *left, *unused):
-        tell(f"{path.name}: {note}")
+        report(f"{path.name}: {note}")
     if stated:
         values = " ".join(f"{name}={value_text(value)}" for name, value in stated.items())
-        tell(f"{path.name}: trials and exported files take {values}")
+        report(f"{path.name}: trials and exported files take {values}")
     pins = dict(fields.get("pins", {}))
     changing = {name: value for name, value in knobs.items() if KNOBS[name].numerics is Numerics.CHANGES}
-    for name, value in {**_carried_over(found, fields, tell), **changing}.items():
+    for name, value in {**_carried_over(found, fields, report), **changing}.items():
         pins.setdefault(name, value)
     if found.ranks is not None and ranks not in ((), (found.ranks,)):
-        tell(f"{path.name}: is written for {found.ranks} processes, and trials run on {', '.join(map(str, ranks))}")
+        report(f"{path.name}: is for {found.ranks} processes, but trials run on {', '.join(map(str, ranks))}")
     baseline = {**knobs, **(fields.get("baseline") or {})}
-    told = " ".join(f"{name}={value_text(value)}" for name, value in baseline.items())
-    tell(f"{path.name}: the baseline is {told or 'the defaults'}")
-    return _with_batch({**fields, **stated, "baseline": baseline, "pins": pins}, found, ranks, tell)
+    knobs_text = " ".join(f"{name}={value_text(value)}" for name, value in baseline.items())
+    report(f"{path.name}: the baseline is {knobs_text or 'the defaults'}")
+    return _with_batch({**fields, **stated, "baseline": baseline, "pins": pins}, found, ranks, report)
 
 
 def _stated(found: Imported, fields: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """The file's hyperparameters, where nothing else says them, and a line for an optimizer that trials cannot make."""
+    """The file's hyperparameters that are not given otherwise, and a line about an optimizer that trials do not support."""
     stated = {name: value for name, value in found.stated.values().items() if name not in fields}
     capability, optimizer = _capability(fields), stated.get(OPTIMIZER)
-    if optimizer is None or capability.engine == COMMAND:  # which makes its own
+    if optimizer is None or capability.engine == COMMAND:  # a script creates its own optimizer
         return stated, []
     if OPTIMIZER in fields.get("pins", {}):
         del stated[OPTIMIZER]
@@ -67,13 +67,16 @@ def _stated(found: Imported, fields: Mapping[str, Any]) -> tuple[dict[str, Any],
     return stated, []
 
 
-def _carried_over(found: Imported, fields: Mapping[str, Any], tell: Tell) -> dict[str, Value]:
-    """What is right here too of another engine's best configuration, as far as engines were compared."""
+def _carried_over(found: Imported, fields: Mapping[str, Any], report: Report) -> dict[str, Value]:
+    """Values of another engine's best configuration that also suit this engine, as far as the engines were compared."""
     capability = _capability(fields)
     if found.engine in (None, capability.engine) or not capability.specific:
         return {}
-    told = ", ".join(sorted(capability.specific))
-    tell(f"measured on {found.engine}: what carries over to {capability.engine} is kept, and {told} tuned (docs/transfer.md)")
+    specific = ", ".join(sorted(capability.specific))
+    report(
+        f"measured on {found.engine}: values that carry over to {capability.engine} are kept, and {specific} tuned "
+        "(docs/transfer.md)"
+    )
     values = TrialConfig().replace(found.knobs).every_value()
     return {
         name: value for name, value in values.items() if name not in capability.specific and capability.honours(name, value)
@@ -86,11 +89,11 @@ def _capability(fields: Mapping[str, Any]) -> Capability:
     return capability_of(engine, None if command is None else CommandModel(**command))
 
 
-def _turned(knobs: Mapping[str, Value], fields: Mapping[str, Any]) -> tuple[dict[str, Value], list[str]]:
-    """The knobs that the sweep's engine turns, and a line for each other one.
+def _honoured_knobs(knobs: Mapping[str, Value], fields: Mapping[str, Any]) -> tuple[dict[str, Value], list[str]]:
+    """The knobs that the sweep's engine honours, and a line for each other one.
 
-    A knob of the layout is kept all the same: without it the baseline would be another, and the engine's refusal names the
-    remedy. But a script's layout is its own affair.
+    A layout knob is kept even if it is not honoured, because the baseline would be different without it, and the engine's
+    refusal names the remedy. This does not apply to scripts, which choose their own layout.
     """
     capability = _capability(fields)
     script = capability.engine == COMMAND
@@ -104,13 +107,13 @@ def _turned(knobs: Mapping[str, Value], fields: Mapping[str, Any]) -> tuple[dict
     return kept, left
 
 
-def _with_batch(fields: dict[str, Any], found: Imported, ranks: tuple[int, ...], tell: Tell) -> dict[str, Any]:
+def _with_batch(fields: dict[str, Any], found: Imported, ranks: tuple[int, ...], report: Report) -> dict[str, Any]:
     if "global_batch_size" in fields:
         return fields
     batch = found.global_batch_size
     if batch is None and found.samples_per_rank is not None and len(ranks) == 1:
         batch = found.samples_per_rank * max(TrialConfig().replace(found.knobs).data_parallel_size(ranks[0]), 1)
     if batch is None:
-        tell("global_batch_size: the file does not say it; give --global-batch-size, or the default is taken")
+        report("global_batch_size: the file does not state it; give --global-batch-size, or the default is used")
         return fields
     return {**fields, "global_batch_size": batch}

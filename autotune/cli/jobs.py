@@ -1,4 +1,4 @@
-"""`autotune jobs`, and what is asked of one job: pause, resume, stop, cancel, clone, extend, label."""
+"""`autotune jobs`, and operations on one job: pause, resume, stop, cancel, clone, extend, label."""
 
 import json
 import shlex
@@ -19,13 +19,13 @@ from search_spaces.outcome import JobState
 from search_spaces.plain import to_plain
 from storage.records import Ask, JobRecord
 
-_FOLLOWS = {
+_NEXT = {
     JobState.QUEUED: "waits for a worker",
     JobState.PAUSING: "its running trials end first",
     JobState.STOPPING: "its running trials end first",
     JobState.CANCELLING: "its running trials are killed",
 }
-"""States that something follows upon."""
+"""State -> what happens next."""
 
 
 def list_command(
@@ -37,11 +37,11 @@ def list_command(
     limit: int,
     as_json: bool,
 ) -> Status:
-    """The newest jobs."""
-    wanted = [_state(name) for name in states]
-    with open_backend(url, database) as desk:
-        jobs = list(desk.jobs(wanted, submitter, limit, tags))
-        standings = desk.standings(jobs)
+    """List the newest jobs."""
+    selected = [_state(name) for name in states]
+    with open_backend(url, database) as backend:
+        jobs = list(backend.jobs(selected, submitter, limit, tags))
+        standings = backend.standings(jobs)
     if as_json:
         _write([job_document(job) | _standing_document(found) for job, found in zip(jobs, standings, strict=True)])
         return Status.OK
@@ -53,7 +53,7 @@ def list_command(
 
 
 def _table(jobs: Sequence[JobRecord], standings: Sequence[Standing]) -> Table:
-    """A row a job. Its id states when it was opened. What no job has is not shown, so that 80 columns are enough."""
+    """One row per job. The id contains the opening time. Empty columns are omitted, so that 80 columns suffice."""
     further = {
         "name": [str(job.request.get("name") or "") for job in jobs],
         "tags": [" ".join(job.request.get("tags") or ()) for job in jobs],
@@ -86,75 +86,75 @@ def _standing_document(standing: Standing) -> dict[str, Any]:
 
 
 def ask_command(
-    wanted: str,
+    request: str,
     job: str,
     url: str | None,
     database: str | None,
     as_json: bool,
     budget: Mapping[str, Any] | None = None,
 ) -> Status:
-    """Ask for a change of one job; `budget` goes with `resume`."""
+    """Request a state change of one job; `budget` only with `resume`."""
     _require_seconds((budget or {}).get("max_seconds"))
-    with open_backend(url, database) as desk:
-        changed = desk.ask(job, Ask(wanted), budget)
-        if changed.state is JobState.QUEUED and desk.runs_jobs and not as_json:
-            here = shlex.join(["autotune", "sweep", "--resume", changed.id, *desk.words])
-            _told(changed, as_json)
-            _say(f"`autotune worker` starts a worker; or run the job in this terminal:\n  {here}")
+    with open_backend(url, database) as backend:
+        changed = backend.ask(job, Ask(request), budget)
+        if changed.state is JobState.QUEUED and backend.runs_jobs and not as_json:
+            here = shlex.join(["autotune", "sweep", "--resume", changed.id, *backend.words])
+            _print_job(changed, as_json)
+            _print_line(f"`autotune worker` starts a worker; or run the job in this terminal:\n  {here}")
             return Status.OK
-        return _told(changed, as_json)
+        return _print_job(changed, as_json)
 
 
 def label_command(job: str, labels: Mapping[str, Any], url: str | None, database: str | None, as_json: bool) -> Status:
-    """Change what a job is called."""
+    """Change a job's name, tags or note."""
     if not labels:
         raise RequestError("name", "and --tag and --note are missing", "give one of them, or several")
-    with open_backend(url, database) as desk:
-        changed = desk.label(job, labels)
+    with open_backend(url, database) as backend:
+        changed = backend.label(job, labels)
     if as_json:
-        return _told(changed, as_json)
+        return _print_job(changed, as_json)
     request = changed.request
-    _say(f"job {changed.id}: " + (labels_text(request) or "no name, no tags, no note"))
+    _print_line(f"job {changed.id}: " + (labels_text(request) or "no name, no tags, no note"))
     return Status.OK
 
 
 def clone_command(job: str, url: str | None, database: str | None, as_json: bool) -> Status:
-    """Submit a job's request once more."""
-    with open_backend(url, database) as desk:
-        made = desk.clone(job)
-    tell_submitted(made, as_json)
+    """Submit a job's request again."""
+    with open_backend(url, database) as backend:
+        clone = backend.clone(job)
+    print_submitted(clone, as_json)
     return Status.OK
 
 
 def extend_command(
     job: str, trials: int | None, max_seconds: float | None, url: str | None, database: str | None, as_json: bool
 ) -> Status:
-    """Set the budget of one job."""
+    """Change the budget of one job."""
     if trials is None and max_seconds is None:
         raise RequestError("trials", "and --max-seconds are missing", "give one of them, or both")
     _require_seconds(max_seconds)
-    with open_backend(url, database) as desk:
-        changed = desk.extend(job, trials, max_seconds)
+    with open_backend(url, database) as backend:
+        changed = backend.extend(job, trials, max_seconds)
     if as_json:
-        return _told(changed, as_json)
+        return _print_job(changed, as_json)
     request = changed.request
     seconds = "" if request.get("max_seconds") is None else f", {request['max_seconds']:g} s"
-    _say(f"job {changed.id}: {state_text(changed)}; its budget is {request['trials']} trials{seconds}")
+    _print_line(f"job {changed.id}: {state_text(changed)}; its budget is {request['trials']} trials{seconds}")
     return Status.OK
 
 
-def tell_submitted(job: JobRecord, as_json: bool) -> None:
-    """The job's id on standard output, alone, so that a script can take it; the rest on standard error."""
+def print_submitted(job: JobRecord, as_json: bool) -> None:
+    """Print only the job's id to standard output, for scripts; the rest goes to standard error."""
     if as_json:
         _write(job_document(job))
         return
-    _say(f"job {job.id}: {_followed(job)}")
+    _print_line(f"job {job.id}: {_state_and_next(job)}")
     sys.stdout.write(job.id + "\n")
     sys.stdout.flush()
 
 
 def job_document(job: JobRecord) -> dict[str, Any]:
-    """A job as `--json` prints it."""
+    """A job in the form of `--json`."""
     return {
         "id": job.id, "state": job.state.value, "reason": job.reason, "message": job.message,
         "model": str(job.request.get("model", "")), "submitter": job.submitter, "priority": job.priority,
@@ -170,16 +170,16 @@ def _require_seconds(seconds: float | None) -> None:
         raise RequestError("max_seconds", f"{seconds!r} is not a positive number of seconds", "give seconds above 0")
 
 
-def _told(job: JobRecord, as_json: bool) -> Status:
+def _print_job(job: JobRecord, as_json: bool) -> Status:
     if as_json:
         _write(job_document(job))
     else:
-        _say(f"job {job.id}: {_followed(job)}")
+        _print_line(f"job {job.id}: {_state_and_next(job)}")
     return Status.OK
 
 
-def _followed(job: JobRecord) -> str:
-    return f"{state_text(job)}{f', {_FOLLOWS[job.state]}' if job.state in _FOLLOWS else ''}"
+def _state_and_next(job: JobRecord) -> str:
+    return f"{state_text(job)}{f', {_NEXT[job.state]}' if job.state in _NEXT else ''}"
 
 
 def _state(name: str) -> JobState:
@@ -187,10 +187,10 @@ def _state(name: str) -> JobState:
         return JobState(name.upper())
     except ValueError:
         known = ", ".join(state.value.lower() for state in JobState)
-        raise RequestError("state", f"{name!r} is no state of a job", f"use some of {known}") from None
+        raise RequestError("state", f"{name!r} is not a state of a job", f"use some of {known}") from None
 
 
-def _say(line: str) -> None:
+def _print_line(line: str) -> None:
     Console(stderr=True).print(line, highlight=False, markup=False, soft_wrap=True)
 
 

@@ -1,4 +1,4 @@
-"""Commands about jobs, each on a service or on a database; what each does is in the module of its name."""
+"""Commands for jobs in a service or a database; each is implemented in the module of its name."""
 
 from pathlib import Path
 from typing import Annotated
@@ -13,14 +13,14 @@ FORMATS = (
     "json", "deepspeed", "accelerate-fsdp", "accelerate-deepspeed", "transformers", "torchtitan", "megatron", "lightning",
     "torch", "ray", "slurm", "torchrun",
 )  # fmt: skip
-"""Of `autotune.exports`, which is not loaded for the help."""
+"""Formats of `autotune.exports`, which is not imported for the help."""
 
 jobs_app = typer.Typer()
 
 
 @jobs_app.command()
 def submit() -> None:
-    """Submit a tuning job for a worker to run; standard output has its id."""
+    """Submit a tuning job to the workers; prints its id to standard output."""
 
 
 @jobs_app.command()
@@ -29,16 +29,17 @@ def jobs(
         list[str] | None,
         typer.Option("--state", metavar="NAME", help="Jobs in this state, such as running. May be repeated. [default: all]"),
     ] = None,
-    submitter: Annotated[str | None, typer.Option(metavar="NAME", help="Jobs of this submitter. [default: of all]")] = None,
+    submitter: Annotated[str | None, typer.Option(metavar="NAME", help="Jobs of this submitter. [default: all]")] = None,
     tag: Annotated[
-        list[str] | None, typer.Option("--tag", metavar="WORD", help="Jobs with this tag. May be repeated: with all of them.")
+        list[str] | None,
+        typer.Option("--tag", metavar="WORD", help="Jobs with this tag. May be repeated: jobs with all of them."),
     ] = None,
-    limit: Annotated[int, typer.Option(min=1, metavar="N", help="Jobs at most.")] = 50,
+    limit: Annotated[int, typer.Option(min=1, metavar="N", help="Maximum number of jobs.")] = 50,
     url: Url = None,
     db: Database = None,
     json: Json = False,
 ) -> None:
-    """List the newest jobs: model, state, trials, gain over the baseline."""
+    """List the newest jobs: model, state, trials, gain relative to the baseline."""
     from autotune.cli.jobs import list_command
 
     end(lambda: list_command(url, db, tuple(state or ()), submitter, tuple(tag or ()), limit, json))
@@ -46,7 +47,7 @@ def jobs(
 
 @jobs_app.command()
 def watch(job: Job = None, url: Url = None, db: Database = None) -> None:
-    """Follow a job to its end: trials as they end, and the best so far. Ctrl-C detaches; the job goes on."""
+    """Follow a job until it ends: finished trials and the best so far. Ctrl-C detaches; the job continues."""
     from autotune.cli.watch import watch_command
 
     end(lambda: watch_command(job, url, db))
@@ -58,7 +59,7 @@ def show(
     top: Annotated[
         int | None,
         typer.Option(
-            min=1, metavar="N", help="The N best trials of the search; with --sort the first N of all. [default: all]"
+            min=1, metavar="N", help="Show only the N best search trials; with --sort the first N of all. [default: all]"
         ),
     ] = None,
     sort: Annotated[
@@ -81,18 +82,16 @@ def show(
 def logs(
     job: OneJob,
     trial: Annotated[int, typer.Argument(metavar="TRIAL", min=0, max=2**31 - 1, help="A trial's number.")],
-    attempt: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="This attempt's alone. [default: all attempts]")
-    ] = None,
-    rank: Annotated[int | None, typer.Option(min=0, metavar="N", help="This rank's alone. [default: all ranks]")] = None,
-    tail: Annotated[
-        int | None, typer.Option(min=0, metavar="N", help="The last lines of what there is. [default: all]")
-    ] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the trial ends, over all its attempts.")] = False,
+    attempt: Annotated[int | None, typer.Option(min=1, metavar="N", help="Only this attempt. [default: all attempts]")] = None,
+    rank: Annotated[int | None, typer.Option(min=0, metavar="N", help="Only this rank. [default: all ranks]")] = None,
+    tail: Annotated[int | None, typer.Option(min=0, metavar="N", help="Only the last N lines. [default: all]")] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Continue until the trial ends, over all its attempts.")
+    ] = False,
     url: Url = None,
     db: Database = None,
 ) -> None:
-    """Print what the ranks of a trial printed: the beginning and the end of each attempt."""
+    """Print the output of a trial's ranks: the beginning and the end of each attempt."""
     from autotune.cli.logs import LogsOptions, logs_command
 
     end(
@@ -114,7 +113,7 @@ def explain(
     db: Database = None,
     json: Json = False,
 ) -> None:
-    """Explain why a job's best configuration is the best: time, memory, each knob, what limits it, what would help."""
+    """Explain why a job's best configuration is the best: time, memory, each knob, bottlenecks, possible improvements."""
     from autotune.cli.explain import ExplainOptions, explain_command
 
     end(lambda: explain_command(ExplainOptions(job=job, markdown=markdown, url=url, database=db, json=json)))
@@ -124,15 +123,15 @@ def explain(
 def report(
     job: Job = None,
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="A file; standard output when left out, with --format md.")
+        Path | None, typer.Option(metavar="FILE", help="Output file. [default: standard output, with --format md]")
     ] = None,
     format_: Annotated[
-        str | None, typer.Option("--format", metavar="NAME", help="html or md. [default: by FILE's end, else html]")
+        str | None, typer.Option("--format", metavar="NAME", help="html or md. [default: by FILE's suffix, else html]")
     ] = None,
     url: Url = None,
     db: Database = None,
 ) -> None:
-    """Write a job as one HTML file that opens anywhere: every figure, its numbers, the explanation. Or as Markdown."""
+    """Write a report of a job as one self-contained HTML file with figures, data and explanation, or as Markdown."""
     from autotune.cli.report import report_command
 
     end(lambda: report_command(job, format_, out, url, db))
@@ -142,7 +141,7 @@ def report(
 def export(
     job: Job = None,
     format_: Annotated[str, typer.Option("--format", metavar="NAME", help=f"{', '.join(FORMATS)}.")] = "json",
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="A file; standard output when left out.")] = None,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Output file. [default: standard output]")] = None,
     url: Url = None,
     db: Database = None,
 ) -> None:
@@ -154,7 +153,7 @@ def export(
 
 @jobs_app.command()
 def pause(job: OneJob, url: Url = None, db: Database = None, json: Json = False) -> None:
-    """Let a job's running trials end, and go on when it is resumed."""
+    """Pause a job after its running trials have ended, until it is resumed."""
     from autotune.cli.jobs import ask_command
 
     end(lambda: ask_command("pause", job, url, db, json))
@@ -169,7 +168,7 @@ def resume(
     db: Database = None,
     json: Json = False,
 ) -> None:
-    """Let a paused or failed job, or one that gets a larger budget, wait for a worker again."""
+    """Queue a paused or failed job again, or one that gets a larger budget."""
     from autotune.cli.jobs import ask_command
 
     end(lambda: ask_command("resume", job, url, db, json, options.given(trials=trials, max_seconds=max_seconds)))
@@ -177,7 +176,7 @@ def resume(
 
 @jobs_app.command()
 def stop(job: OneJob, url: Url = None, db: Database = None, json: Json = False) -> None:
-    """Let a job's running trials end, and be content with the best so far."""
+    """Stop a job after its running trials have ended; the answer is the best so far."""
     from autotune.cli.jobs import ask_command
 
     end(lambda: ask_command("stop", job, url, db, json))
@@ -185,7 +184,7 @@ def stop(job: OneJob, url: Url = None, db: Database = None, json: Json = False) 
 
 @jobs_app.command()
 def cancel(job: OneJob, url: Url = None, db: Database = None, json: Json = False) -> None:
-    """Kill a job's running trials, and end it."""
+    """Kill a job's running trials and end the job."""
     from autotune.cli.jobs import ask_command
 
     end(lambda: ask_command("cancel", job, url, db, json))
@@ -193,7 +192,7 @@ def cancel(job: OneJob, url: Url = None, db: Database = None, json: Json = False
 
 @jobs_app.command()
 def clone(job: OneJob, url: Url = None, db: Database = None, json: Json = False) -> None:
-    """Submit a job's request once more; standard output has the new id."""
+    """Submit a job's request again; prints the new id to standard output."""
     from autotune.cli.jobs import clone_command
 
     end(lambda: clone_command(job, url, db, json))
@@ -208,7 +207,7 @@ def extend(
     db: Database = None,
     json: Json = False,
 ) -> None:
-    """Set the budget of a job that has not ended; what was spent counts. `resume` goes on with one that has succeeded."""
+    """Set the total budget of a job that has not ended. Use `resume` for a job that has succeeded."""
     from autotune.cli.jobs import extend_command
 
     end(lambda: extend_command(job, trials, max_seconds, url, db, json))
@@ -217,17 +216,17 @@ def extend(
 @jobs_app.command()
 def label(
     job: OneJob,
-    name: Annotated[str | None, typer.Option(metavar="TEXT", help="What the job is called; '' removes it.")] = None,
+    name: Annotated[str | None, typer.Option(metavar="TEXT", help="Name of the job; '' removes it.")] = None,
     tag: Annotated[
         list[str] | None,
-        typer.Option("--tag", metavar="WORD", help="A tag in place of the former ones; '' removes them. May be repeated."),
+        typer.Option("--tag", metavar="WORD", help="A tag that replaces the present ones; '' removes them. May be repeated."),
     ] = None,
-    note: Annotated[str | None, typer.Option(metavar="TEXT", help="What is to be known about the job; '' removes it.")] = None,
+    note: Annotated[str | None, typer.Option(metavar="TEXT", help="Note about the job; '' removes it.")] = None,
     url: Url = None,
     db: Database = None,
     json: Json = False,
 ) -> None:
-    """Change a job's name, tags or note, in any state."""
+    """Change the name, tags or note of a job in any state."""
     from autotune.cli.jobs import label_command
 
     tags = None if tag is None else tuple(word for word in tag if word)

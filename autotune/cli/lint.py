@@ -1,4 +1,4 @@
-"""`autotune lint`: what a framework makes of a configuration file without a word, or stops at."""
+"""`autotune lint`: show what a framework refuses, or silently ignores or changes, in a configuration file."""
 
 import json
 import re
@@ -15,23 +15,23 @@ from search_spaces.file_kinds import DEEPSPEED, kind_of
 from search_spaces.plain import to_plain
 
 CHECKED_VERSION = "0.19.8"
-"""The version that the rules are checked against: taken where none is installed or given."""
+"""The version against which the rules are checked; used if none is installed or given."""
 STOPS = (Effect.REFUSED, Effect.FAILS)
 
 
 def lint_command(format_name: str, path: Path, version: str | None, ranks: int | None, as_json: bool) -> Status:
-    """Every finding; exit status 1 where DeepSpeed would stop."""
+    """Print all findings; exit status 1 if DeepSpeed would refuse the configuration."""
     if format_name != "deepspeed":
         raise UnknownFormatError("format", f"{format_name!r} is not known", "use deepspeed")
     if version is not None and not re.match(r"\d+\.\d+", version):
-        raise RequestError("for", f"{version!r} is no version", f"write it as in {CHECKED_VERSION}")
-    of = version or installed_version() or CHECKED_VERSION
-    found = findings(_read(path), of, ranks)
+        raise RequestError("for", f"{version!r} is not a version", f"write it as in {CHECKED_VERSION}")
+    checked = version or installed_version() or CHECKED_VERSION
+    found = findings(_read(path), checked, ranks)
     if as_json:
-        document = {"format": format_name, "version": of, "findings": to_plain(found)}
+        document = {"format": format_name, "version": checked, "findings": to_plain(found)}
         sys.stdout.write(json.dumps(document, indent=2) + "\n")
     else:
-        _print(path, of, found)
+        _print(path, checked, found)
     return Status.FAILURE if any(finding.effect in STOPS for finding in found) else Status.OK
 
 
@@ -41,7 +41,7 @@ def _print(path: Path, version: str, found: list[Finding]) -> None:
         console.print(str(finding), markup=False, highlight=False, soft_wrap=True)
     if not found:
         console.print(
-            f"{path}: nothing that DeepSpeed {version} would ignore, change or stop at", highlight=False, soft_wrap=True
+            f"{path}: nothing that DeepSpeed {version} would refuse, ignore or change", highlight=False, soft_wrap=True
         )
 
 
@@ -51,7 +51,7 @@ def _read(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise RequestError("file", f"{path} cannot be read as JSON ({error})", "give a DeepSpeed configuration") from error
     if not isinstance(content, dict):
-        raise RequestError("file", f"{path} holds no JSON object", "give a DeepSpeed configuration")
+        raise RequestError("file", f"{path} is not a JSON object", "give a DeepSpeed configuration")
     if (kind := kind_of(content)) not in ("", DEEPSPEED):
         raise RequestError("file", f"{path} is {kind}", "give a DeepSpeed configuration")
     return content

@@ -1,6 +1,6 @@
-"""The live table of a sweep, on standard error: trials as they end, the one that runs, the best so far, the time left.
+"""The live table of a sweep on standard error: finished trials, running trials, the best so far, the remaining time.
 
-Above it, where the terminal allows, the charts of `live_charts`: they keep their place while rows come and go beneath them.
+Above it are the charts of `live_charts`, if the terminal is large enough; they keep their position when rows change.
 """
 
 import time
@@ -25,13 +25,13 @@ from search_spaces.trial import Progress
 from storage.records import TrialRecord
 
 ROWS = 12
-"""Trials that the live table shows at most; without a terminal every trial is a line."""
+"""Maximum trials in the live table; without a terminal every trial is printed as a line."""
 PROGRESS_SECONDS = 0.2
-"""Between two drawings that only a trial's progress asks for: more often nobody can read it, and terminals flicker."""
+"""Minimum time between redraws for progress only: faster ones are not readable, and terminals flicker."""
 
 
 class LiveTable(LoopListener):
-    """Draws a table where standard error is a terminal, and writes a line a trial elsewhere."""
+    """Draws a table if standard error is a terminal; otherwise prints one line per trial."""
 
     def __init__(self, session: Session, console: Console) -> None:
         self._session, self._console = session, console
@@ -67,7 +67,7 @@ class LiveTable(LoopListener):
         elif self._live is not None:
             self._end_live()
             self._print_all(snapshot)
-        if message and state is not JobState.PAUSED:  # who asked for that is told how to go on
+        if message and state is not JobState.PAUSED:  # for a pause, how to continue is printed elsewhere
             self._console.print(f"{state.value.lower()}: {message}", highlight=False, soft_wrap=True)
 
     def on_note(self, note: str) -> None:
@@ -113,7 +113,7 @@ class LiveTable(LoopListener):
             self._drawing = False
 
     def _print_all(self, snapshot: JobSnapshot) -> None:
-        """What stays on the screen: every trial."""
+        """Print all trials, which stay on the screen."""
         rows = TrialTable(baseline_of(snapshot.trials))
         best = self._best()
         for trial in snapshot.trials:
@@ -125,17 +125,17 @@ class LiveTable(LoopListener):
             return
         best = self._best()
         charts, summary = self._charts.lines(self._snapshot, self._verdict), self._summary(self._snapshot, best)
-        room = self._console.height - self._lines_of(summary)
-        table = self._table(self._snapshot, best, room - len(charts))
-        if charts and self._lines_of(table) > room - len(charts):  # what runs comes first
-            charts, table = [], self._table(self._snapshot, best, room)
+        available = self._console.height - self._lines_of(summary)
+        table = self._table(self._snapshot, best, available - len(charts))
+        if charts and self._lines_of(table) > available - len(charts):  # running trials take precedence
+            charts, table = [], self._table(self._snapshot, best, available)
         self._live.update(Group(*charts, table, summary), refresh=True)
         self._drawn = time.monotonic()
 
-    def _table(self, snapshot: JobSnapshot, best: TrialRecord | None, room: int) -> Table:
-        """The trials that ended last, as many as fit into so many lines, and those that run.
+    def _table(self, snapshot: JobSnapshot, best: TrialRecord | None, available: int) -> Table:
+        """The most recently finished trials, as many as fit into the available lines, and the running ones.
 
-        At most one more than the last time, since each number is tried by laying the table out.
+        At most one more than in the previous call, since each count requires laying out the table.
         """
         ended = [trial for trial in snapshot.trials if trial.outcome is not None]
         for count in range(min(ROWS, len(ended), self._rows + 1), -1, -1):
@@ -145,7 +145,7 @@ class LiveTable(LoopListener):
             for trial, state in self._running.values():
                 rows.add(trial, state=state)
             self._rows = count
-            if self._lines_of(rows.table) <= room:
+            if self._lines_of(rows.table) <= available:
                 break
         return rows.table
 

@@ -1,4 +1,4 @@
-"""What a sweep has found so far, drawn beside its live table: samples/s over memory, and the best so far over trials."""
+"""Charts of a running sweep above its live table: samples/s over memory, and the best so far over trials."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from itertools import accumulate
 from rich.text import Text
 
 from autotune.cli.canvas import Canvas
-from autotune.cli.chart import Axis, axis_of, chart, room_of, side_by_side
+from autotune.cli.chart import Axis, axis_of, canvas_size, chart, side_by_side
 from autotune.objective.ranking import Ranking, peak_bytes, rate
 from autotune.outcome.job_snapshot import JobSnapshot
 from autotune.outcome.standings import measured_baseline
@@ -22,29 +22,29 @@ from search_spaces.outcome import Outcome
 from storage.records import TrialRecord
 
 LEAST_HEIGHT = 20
-"""Lines of a terminal that has room for charts beside the table."""
+"""Minimum terminal lines for charts in addition to the table."""
 LEAST_WIDTH = 60
-"""Columns of a terminal that has room for one: on a narrower one a row of the table takes many lines."""
+"""Minimum terminal columns for one chart: on narrower terminals a table row takes many lines."""
 BOTH_WIDTH = 76
-"""The same for two, side by side."""
+"""Minimum terminal columns for two charts side by side."""
 MOST_CHART_WIDTH = 72
 HEIGHTS = (9, 15)
-"""Least and most lines of a chart: a third of the terminal's, between them."""
+"""Minimum and maximum lines of a chart, which takes a third of the terminal."""
 GAP = 2
 LEGEND_GAP = "  "
 NEAR = 1.5
-"""Times the highest peak up to which the limit stands in the chart: one that is far off would press all points together."""
+"""The limit is drawn only up to this multiple of the highest peak: a distant one would compress all points."""
 
 
 class Mark(StrEnum):
-    """What a character of the charts means; the kinds differ in shape, for whoever sees no colours."""
+    """Meaning of a character in the charts; the characters differ in shape too, for readers who do not see colours."""
 
     BEST = "best"
     FRONT = "front"
-    """No other is faster and smaller."""
+    """On the Pareto front: no other trial is faster and smaller."""
     MEASURED = "measured"
     ENDED_EARLY = "ended early"
-    """PRUNED: at the most that it could have reached."""
+    """PRUNED: drawn at its upper bound."""
     MAY_NOT_WIN = "may not win"
     """Over the limit with its headroom, or unstable."""
     BASELINE = "baseline"
@@ -59,7 +59,7 @@ LOOKS = {
 
 
 class LiveCharts:
-    """Draws where the console is a terminal that shows such characters and has room; else there are no lines."""
+    """Draws charts if the console is a terminal that supports the characters and is large enough; else there are no lines."""
 
     def __init__(self, session: Session, console: Console) -> None:
         self._session, self._console = session, console
@@ -69,7 +69,7 @@ class LiveCharts:
         self._lines: list[Text] = []
 
     def lines(self, snapshot: JobSnapshot, verdict: Verdict | None) -> list[Text]:
-        """The charts of a snapshot and its answer, drawn anew when one is another or the terminal has another size."""
+        """The charts of a snapshot and its answer, redrawn if one of them or the terminal size has changed."""
         size = (self._console.width, self._console.height)
         if snapshot is not self._snapshot or verdict is not self._verdict or size != self._size:
             self._snapshot, self._verdict, self._size = snapshot, verdict, size
@@ -85,17 +85,17 @@ class LiveCharts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Shown:
-    """What both charts are drawn from."""
+    """Data of both charts."""
 
     ranking: Ranking
     trials: Sequence[TrialRecord]
-    """Those that have a rate and a peak."""
+    """Trials with a rate and a peak."""
     baseline: TrialRecord | None
     verdict: Verdict | None
 
 
 def charts(session: Session, snapshot: JobSnapshot, verdict: Verdict | None, width: int, height: int) -> list[Text]:
-    """Both charts for a terminal of that size, one where it is narrow, none where it is small or nothing was measured yet."""
+    """Both charts for a terminal of this size; one if it is narrow, none if it is small or nothing was measured yet."""
     if height < LEAST_HEIGHT or width < LEAST_WIDTH:
         return []
     trials = [trial for trial in snapshot.searched if _reached(trial) and peak_bytes(trial)]
@@ -113,13 +113,13 @@ def charts(session: Session, snapshot: JobSnapshot, verdict: Verdict | None, wid
 
 
 def _scatter(shown: _Shown, width: int, height: int) -> tuple[list[Text], set[Mark]]:
-    """Every trial that was measured, what matters most drawn last; and which marks there are."""
+    """All measured trials, the most important ones drawn last; and the marks used."""
     ranking, trials, baseline, verdict = shown.ranking, shown.trials, shown.baseline, shown.verdict
     peaks = [float(peak_bytes(trial)) for trial in trials]
     limit = ranking.memory_limit_bytes
     near = [float(limit)] if limit is not None and limit <= NEAR * max(peaks) else []
     x, y = axis_of([*peaks, *near], bytes_text), axis_of([_reached(trial) for trial in trials], _rate_text)
-    canvas = Canvas(*room_of(width, height, y))
+    canvas = Canvas(*canvas_size(width, height, y))
     for value in near:
         canvas.upright(x.share(value), *LOOKS[Mark.LIMIT])
     marked = [(_mark(ranking, trial), trial) for trial in trials]
@@ -133,22 +133,22 @@ def _scatter(shown: _Shown, width: int, height: int) -> tuple[list[Text], set[Ma
 
 
 def _best_so_far(shown: _Shown, width: int, height: int) -> list[Text]:
-    """The best of the trials up to each, by what is searched for."""
+    """The best value so far by trial, for the objective."""
     ranking, trials, baseline, verdict = shown.ranking, shown.trials, shown.baseline, shown.verdict
     least_memory = ranking.objective is Objective.MEMORY
     rate_of = verdict.standings.ranked_rate if verdict is not None else rate
     value, best = (peak_bytes, min) if least_memory else (rate_of, max)
     able = [(trial.number, float(value(trial))) for trial in trials if ranking.may_win(trial)]
     so_far = [*accumulate((reached for _, reached in able), best)]
-    held_against = [float(value(baseline))] if baseline is not None else []
-    y = axis_of([*so_far, *held_against] or [0.0], bytes_text if least_memory else _rate_text)
+    references = [float(value(baseline))] if baseline is not None else []
+    y = axis_of([*so_far, *references] or [0.0], bytes_text if least_memory else _rate_text)
     x = Axis(low=0.0, high=float(max(trials[-1].number, 1)), text=lambda number: f"trial {number:.0f}")
-    canvas = Canvas(*room_of(width, height, y))
-    for reached in held_against:
+    canvas = Canvas(*canvas_size(width, height, y))
+    for reached in references:
         canvas.across(y.share(reached), "┄", LOOKS[Mark.BASELINE][1])
     if able:
         canvas.stairs([(x.share(number), y.share(best)) for (number, _), best in zip(able, so_far, strict=True)], "green")
-    return chart("least peak memory of a rank so far" if least_memory else "best samples/s so far", canvas, x, y)
+    return chart("lowest peak memory of a rank so far" if least_memory else "best samples/s so far", canvas, x, y)
 
 
 def _mark(ranking: Ranking, trial: TrialRecord) -> Mark:
@@ -158,7 +158,7 @@ def _mark(ranking: Ranking, trial: TrialRecord) -> Mark:
 
 
 def _reached(trial: TrialRecord) -> float:
-    """Samples/s; of a trial that was ended early the most that it could have reached, as the table tells it."""
+    """Samples/s; for a pruned trial its upper bound, as in the table."""
     measured = trial.result.samples_per_second if trial.result is not None else None
     if measured is None:
         return 0.0
@@ -166,14 +166,14 @@ def _reached(trial: TrialRecord) -> float:
 
 
 def _legend(ranking: Ranking, marks: Collection[Mark], width: int) -> list[Text]:
-    """The marks that were drawn, in as many lines as it takes."""
+    """The legend of the drawn marks, in as many lines as necessary."""
     lines = [Text()]
     for mark in (mark for mark in Mark if mark in marks):
         name = f"{mark.value} {bytes_text(ranking.memory_limit_bytes)}" if mark is Mark.LIMIT else mark.value
-        told = Text.assemble(LOOKS[mark], (f" {name}", "dim"))
-        if lines[-1] and lines[-1].cell_len + len(LEGEND_GAP) + told.cell_len > width:
+        entry = Text.assemble(LOOKS[mark], (f" {name}", "dim"))
+        if lines[-1] and lines[-1].cell_len + len(LEGEND_GAP) + entry.cell_len > width:
             lines.append(Text())
-        lines[-1].append_text(Text(LEGEND_GAP if lines[-1] else "")).append_text(told)
+        lines[-1].append_text(Text(LEGEND_GAP if lines[-1] else "")).append_text(entry)
     return lines
 
 

@@ -1,4 +1,4 @@
-"""`autotune logs`: what the ranks of a trial printed."""
+"""`autotune logs`: print the output of a trial's ranks."""
 
 import os
 import sys
@@ -20,35 +20,35 @@ from storage.records import TrialRecord
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogsOptions:
-    """What the command line gave."""
+    """Parsed options of the command."""
 
     job: str
     trial: int
     attempt: int | None
-    """None: all attempts, one after the other."""
+    """None: all attempts in order."""
     rank: int | None
     """None: all ranks."""
     tail: int | None
-    """Lines of what there is already; None: all."""
+    """Last lines of the existing output; None: all."""
     follow: bool
     url: str | None
     database: str | None
 
 
 def logs_command(options: LogsOptions) -> Status:
-    """Print what there is and, with `follow`, what comes until the trial ends."""
-    with open_backend(options.url, options.database) as desk:
+    """Print the existing output and, with `follow`, further output until the trial ends."""
+    with open_backend(options.url, options.database) as backend:
         try:
-            return _print(desk, options)
+            return _print(backend, options)
         except BrokenPipeError:
-            # Whoever read it, such as `head`, has enough. What is left in the buffer must not fail at the end once more.
+            # The reader, such as `head`, has closed the pipe. Flushing the buffer at exit must not fail again.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return Status.OK
 
 
-def _print(desk: JobBackend, options: LogsOptions) -> Status:
-    job = desk.job(options.job)
-    trial = _trial(desk, job.id, options.trial)
+def _print(backend: JobBackend, options: LogsOptions) -> Status:
+    job = backend.job(options.job)
+    trial = _trial(backend, job.id, options.trial)
     if options.attempt is not None and options.attempt > trial.attempts and not options.follow:
         remedy = f"give 1 to {trial.attempts}" if trial.attempts else "it was never started"
         raise RequestError("attempt", f"trial {trial.number} has {trial.attempts} so far", remedy)
@@ -56,42 +56,42 @@ def _print(desk: JobBackend, options: LogsOptions) -> Status:
     text, gaps = LogText(named=options.rank is None and has_several_ranks(job.request)), options.rank is None
     lines: deque[str] = deque(maxlen=options.tail)
     last = 0
-    for part in desk.logs(job.id, trial.number, *of):
+    for part in backend.logs(job.id, trial.number, *of):
         lines += text.lines([part], gaps)
         last = part.sequence
     if not options.follow:
         lines += text.rest()
     _write(lines)
     if options.follow:
-        for part in desk.follow_logs(job.id, trial.number, last, *of):
+        for part in backend.follow_logs(job.id, trial.number, last, *of):
             _write(text.lines([part], gaps))
             last = part.sequence
         _write(text.rest())
-    return _told(desk, options, printed=last > 0)
+    return _print_status(backend, options, printed=last > 0)
 
 
-def _told(desk: JobBackend, options: LogsOptions, printed: bool) -> Status:
-    """What the output itself does not say, on standard error."""
-    job = desk.job(options.job)
-    trial = _trial(desk, job.id, options.trial)
+def _print_status(backend: JobBackend, options: LogsOptions, printed: bool) -> Status:
+    """Print remarks about the output to standard error, and return the status."""
+    job = backend.job(options.job)
+    trial = _trial(backend, job.id, options.trial)
     if not printed:
         why = f": {trial.result.message}" if trial.result is not None and trial.result.message else ""
-        _say(f"nothing is kept of what trial {trial.number} printed{why}")
+        _print_line(f"no output of trial {trial.number} is stored{why}")
     if options.follow and trial.outcome is None:
-        _say(f"job {job.id}: {state_text(job)}, and trial {trial.number} has no outcome")
+        _print_line(f"job {job.id}: {state_text(job)}, and trial {trial.number} has no outcome")
         return Status.FAILURE
     return Status.OK
 
 
-def _trial(desk: JobBackend, job_id: str, number: int) -> TrialRecord:
+def _trial(backend: JobBackend, job_id: str, number: int) -> TrialRecord:
     """The trial.
 
     Raises:
-        UnknownTrialError: there is none of this number.
+        UnknownTrialError: there is no trial with this number.
     """
-    trial = next(desk.trials(job_id, number), None)
+    trial = next(backend.trials(job_id, number), None)
     if trial is None or trial.number != number:
-        raise UnknownTrialError(f"job {job_id} has no trial {number}; `autotune show {job_id}` lists those that there are")
+        raise UnknownTrialError(f"job {job_id} has no trial {number}; `autotune show {job_id}` lists the existing ones")
     return trial
 
 
@@ -101,5 +101,5 @@ def _write(lines: Iterable[str]) -> None:
     sys.stdout.flush()
 
 
-def _say(line: str) -> None:
+def _print_line(line: str) -> None:
     Console(stderr=True).print(line, highlight=False, markup=False, soft_wrap=True)

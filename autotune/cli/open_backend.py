@@ -1,4 +1,4 @@
-"""Opens the place where jobs are: a service or a database."""
+"""Open the backend for jobs: a service or a database."""
 
 import os
 
@@ -7,16 +7,16 @@ from autotune.errors import RequestError
 
 
 def open_backend(url: str | None, database: str | None) -> JobBackend:
-    """The service or the database that was named: an option wins, then AUTOTUNE_URL, then the default database.
+    """The named service or database: from an option, else AUTOTUNE_URL, else the default database.
 
     Raises:
-        RequestError: both are named, or the address is none.
+        RequestError: both are named, or the address is invalid.
         DatabaseUnavailableError: the database cannot be opened.
     """
     if url is not None and database is not None:
         raise RequestError("url", "and --db are both given", "give the one that has the job")
     address = os.environ.get("AUTOTUNE_URL") if url is None and database is None else url
-    # Each is imported where it is asked for: one needs SQLAlchemy, the other httpx2.
+    # Imported on demand: one needs SQLAlchemy, the other httpx2.
     if address is not None and (address or url is not None):
         try:
             from autotune.cli.service_backend import ServiceBackend

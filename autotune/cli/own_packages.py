@@ -1,18 +1,18 @@
-"""Makes sure that our own packages are found under their names, whatever else is on `sys.path`."""
+"""Ensure that our own packages are imported under their names, whatever else is on `sys.path`."""
 
 import importlib
 import sys
 from pathlib import Path
 
 ROOT = str(Path(__file__).resolve().parents[2])
-"""The folder that holds our packages."""
+"""The folder of our packages."""
 
 
 def bind_own_packages(*packages: str) -> None:
     """Import our packages before anything else on `sys.path` can take their names.
 
-    Users have packages named `storage` or `executor` too, and theirs may come first on PYTHONPATH. Once bound, sub-modules are
-    found through the package itself. User code is imported in rank processes only.
+    Users may have packages named `storage` or `executor` too, which may come first on PYTHONPATH. Once a package is imported,
+    its sub-modules are found through it. User code is imported only in rank processes.
     """
     sys.path.insert(0, ROOT)
     try:

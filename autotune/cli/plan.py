@@ -1,4 +1,4 @@
-"""`autotune plan`: the configurations of a space that are predicted to be best, and why."""
+"""`autotune plan`: the predicted best configurations of a space, and why."""
 
 import json
 import sys
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from autotune.cli.plan_table import print_largest, print_plans
-from autotune.cli.predict import asked_document, named, with_what_is_known
+from autotune.cli.predict import named, question_document, with_calibration
 from autotune.cli.status import Status
 from autotune.cluster.ray_cluster import asked_cluster
 from autotune.prediction.planning.largest import largest
@@ -20,7 +20,7 @@ from search_spaces.spaces import parse_pins
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanCommandOptions:
-    """What the command line gave."""
+    """Parsed options of the command."""
 
     model: str | None
     cluster: str | None
@@ -29,12 +29,12 @@ class PlanCommandOptions:
     space: str
     top: int
     ties: bool
-    """Whether what ties with each plan is shown, too."""
+    """Whether configurations that tie with each plan are shown too."""
     simple: str | None
-    """The framework whose export says every plan without loss; None: any plan."""
+    """The framework whose export expresses every plan without loss; None: any plan."""
     objective: str
     most: str | None
-    """What is made as large as it fits; None: nothing."""
+    """The dimension to maximize; None: none."""
     fit_probability: float | None
     share: float | None
     price: float | None
@@ -55,9 +55,9 @@ class PlanCommandOptions:
 
 
 def plan_command(options: PlanCommandOptions) -> Status:
-    """Resolve, rank, tell."""
-    wanted = PlanOptions(
-        objective=options.objective,  # type: ignore[arg-type]  # it checks the name itself
+    """Resolve the question, rank the configurations and print them."""
+    plan_options = PlanOptions(
+        objective=options.objective,  # type: ignore[arg-type]  # PlanOptions checks the name
         top=options.top,
         fit_probability=PROBABILITY if options.fit_probability is None else options.fit_probability,
         share=options.share,
@@ -78,12 +78,16 @@ def plan_command(options: PlanCommandOptions) -> Status:
         nvme_path=options.nvme_path,
         simple=options.simple,
     )
-    question = with_what_is_known(question, options.database)
-    biggest = largest(question, options.most, wanted.fit_probability) if options.most else None
+    question = with_calibration(question, options.database)
+    biggest = largest(question, options.most, plan_options.fit_probability) if options.most else None
     question = biggest.question if biggest else question
-    plans = plan(question, wanted)
+    plans = plan(question, plan_options)
     if options.json:
-        document: dict[str, Any] = {**asked_document(question), "space": question.space, "objective": wanted.objective.value}
+        document: dict[str, Any] = {
+            **question_document(question),
+            "space": question.space,
+            "objective": plan_options.objective.value,
+        }
         if biggest:
             document["max"] = {"dimension": biggest.dimension.value, "value": biggest.value, "next": biggest.next}
         sys.stdout.write(json.dumps(document | plans.document(), indent=2) + "\n")
@@ -91,5 +95,5 @@ def plan_command(options: PlanCommandOptions) -> Status:
     console = Console()
     if biggest:
         print_largest(biggest, console)
-    print_plans(question, plans, wanted, console, options.ties)
+    print_plans(question, plans, plan_options, console, options.ties)
     return Status.OK

@@ -1,4 +1,4 @@
-"""Plans as people read them: ranked, with where their time goes, their memory, and why the best is as it is."""
+"""Print plans: ranked, with time breakdown, memory, and the reasons for the best plan."""
 
 from rich.text import Text
 
@@ -12,60 +12,61 @@ from search_spaces.knob_values import value_text
 from search_spaces.trial_config import TrialConfig
 
 TIME_BAR, MEMORY_BAR = 24, 12
-"""Characters of the bars."""
+"""Width of the bars in characters."""
 LETTERS = {
     "compute": ("c", "green"), "tensor": ("t", "blue"), "pipeline": ("p", "yellow"), "data": ("d", "magenta"),
     "optimizer": ("o", "cyan"), "offload": ("h", "red"),
 }  # fmt: skip
 """Part of a step -> its letter in a bar."""
 ALTERNATIVES = 4
-"""That are told of a knob."""
+"""Maximum alternatives printed per knob."""
 ALWAYS = ("zero_stage", "micro_batch_size")
 
 
 def print_plans(question: Question, plans: Plans, options: PlanOptions, console: Console, ties: bool = False) -> None:
-    """All of them, with what ties with each where that is asked for, and the reasons of the first."""
+    """Print all plans, with `ties` also the configurations that tie with each, and the reasons for the first."""
 
-    def say(text: str, style: str = "") -> None:
+    def print_line(text: str, style: str = "") -> None:
         console.print(text, style=style, highlight=False, soft_wrap=True)
 
-    say(asked_text(question))
-    say(
-        f"space {question.space}: {plans.configurations:,} configurations and {plans.bucket_settings:,} settings of buckets in "
+    print_line(asked_text(question))
+    print_line(
+        f"space {question.space}: {plans.configurations:,} configurations and {plans.bucket_settings:,} bucket settings in "
         f"{plans.seconds:.1f} s; {plans.fitting:,} fit with a probability of {_percent(options.fit_probability)} or more"
     )
     if len(plans.world_sizes) > 1:
-        say(f"on {', '.join(map(str, plans.world_sizes))} devices")
-    say(f"ranked by {_ranked_by(options)}")
+        print_line(f"on {', '.join(map(str, plans.world_sizes))} devices")
+    print_line(f"ranked by {_ranked_by(options)}")
     if plans.resolution:
-        say(
-            f"configurations that are predicted to differ by no more than {_percent(round(plans.resolution, 3))} tie, for the "
-            f"predictions tell no more apart; of these the simplest is shown{'' if ties else ' (--ties: the others too)'}"
+        print_line(
+            f"configurations whose predictions differ by at most {_percent(round(plans.resolution, 3))} tie, because smaller "
+            f"differences are not reliable; the simplest is shown{'' if ties else ' (--ties: show all)'}"
         )
-    say("")
+    print_line("")
     for number, plan in enumerate(plans.plans, 1):
         console.print(_figures(number, plan, question), soft_wrap=True)
-        say("    " + _config_text(plan, plan.estimate.config, question), "dim" if number > 1 else "")
+        print_line("    " + _config_text(plan, plan.estimate.config, question), "dim" if number > 1 else "")
         for tie in plan.ties if ties else ():
             rate = question.global_batch_size / tie.step_seconds
-            say(f"      = {rate:.4g} samples/s  {_config_text(plan, tie.config, question)}", "dim")
+            print_line(f"      = {rate:.4g} samples/s  {_config_text(plan, tie.config, question)}", "dim")
         if ties and plan.tied > len(plan.ties):
-            say(f"      and {plan.tied - len(plan.ties):,} more", "dim")
-    say(
-        "  time goes to "
-        + ", ".join(f"{letter} {name}" for name, (letter, _) in LETTERS.items())
-        + "; brackets hold nine times in ten",
+            print_line(f"      and {plan.tied - len(plan.ties):,} more", "dim")
+    print_line(
+        "  time: " + ", ".join(f"{letter} {name}" for name, (letter, _) in LETTERS.items()) + "; brackets: 90 % intervals",
         "dim",
     )
     best = plans.plans[0]
     if best.reasons:
-        say("\nwhy the first: what each value does, and the best plan with another (all other knobs chosen anew)", "bold")
+        print_line(
+            "\nreasons for the first plan: effect of each value, and best plan with another value (other knobs re-optimised)",
+            "bold",
+        )
         for reason in best.reasons:
-            say("  " + reason.text(best.goal, ALTERNATIVES))
+            print_line("  " + reason.text(best.goal, ALTERNATIVES))
 
 
 def print_largest(found: Largest, console: Console) -> None:
-    """What the largest is."""
+    """Print the largest size that fits."""
     model = found.question.model
     what = {
         Dimension.SEQUENCE_LENGTH: f"longest sequence: {found.value:,} tokens",
@@ -78,7 +79,7 @@ def print_largest(found: Largest, console: Console) -> None:
 
 
 def time_bar(breakdown: dict[str, float], width: int = TIME_BAR) -> Text:
-    """A letter for each share of the step; shares are rounded so that the bar has its width."""
+    """A bar of letters for the parts of a step; shares are rounded so that the width is exact."""
     whole, bar, done, drawn = sum(breakdown.values()), Text(), 0.0, 0
     for name, seconds in breakdown.items():
         letter, style = LETTERS.get(name, ("?", ""))
@@ -102,7 +103,7 @@ def _figures(number: int, plan: Plan, question: Question) -> Text:
     if plan.cluster.world_size != question.cluster.world_size:
         line.append(f"  {plan.cluster.world_size} devices")
     if plan.cost_per_million_tokens is not None:
-        line.append(f"  {plan.cost_per_million_tokens:.3g} a million tokens")
+        line.append(f"  {plan.cost_per_million_tokens:.3g} per million tokens")
     if plan.tied:
         line.append(f"  {plan.tied:,} tie{'s' * (plan.tied == 1)}", style="dim")
     if number == 1:
@@ -111,7 +112,7 @@ def _figures(number: int, plan: Plan, question: Question) -> Text:
 
 
 def _config_text(plan: Plan, config: TrialConfig, question: Question) -> str:
-    """All knobs that are not at the device's defaults, in every row."""
+    """All knobs that differ from the device's defaults."""
     changed = config.differences(plan.base)
     shown = [f"{name}={value_text(getattr(config, name))}" for name in dict.fromkeys((*ALWAYS, *changed))]
     world = plan.cluster.world_size
@@ -126,9 +127,9 @@ def _ranked_by(options: PlanOptions) -> str:
             return f"samples/s{reached}"
         case PlanObjective.MEMORY:
             share = SHARE if options.share is None else options.share
-            return f"peak memory, least first, among those with {_percent(share)} of the best rate or more{reached}"
+            return f"peak memory, lowest first, among those with {_percent(share)} of the best rate or more{reached}"
         case PlanObjective.COST:
-            return f"price of a token{reached}; a device costs {options.price:g} an hour"
+            return f"price per token{reached}; a device costs {options.price:g} an hour"
         case PlanObjective.DEVICES:
             return f"devices, fewest first, then samples/s{reached}"
 

@@ -1,4 +1,4 @@
-"""Commands that foretell: what a configuration takes, which is best, and how well that is known. See `app`."""
+"""Commands that predict: the cost of a configuration, the best configurations, and prediction accuracy. See `app`."""
 
 from pathlib import Path
 from typing import Annotated
@@ -7,8 +7,7 @@ import typer
 
 from autotune.cli import options
 from autotune.cli.options import Database, Json, parse_bytes
-from autotune.cli.present_names import print_note
-from autotune.cli.status import end
+from autotune.cli.status import end, print_note
 from autotune.request.field_names import present_value
 
 app = typer.Typer()
@@ -17,7 +16,7 @@ app = typer.Typer()
 @app.command()
 def predict(
     model: options.ShapedModel = None,
-    cluster: options.Anywhere = None,
+    cluster: options.AnyCluster = None,
     ray_address: options.RayToDescribe = None,
     ranks: options.EveryRank = None,
     pin: options.KnobValues = None,
@@ -31,11 +30,11 @@ def predict(
     lora_rank: options.LoraRank = None,
     lora_targets: options.LoraTargets = None,
     frozen_bits: options.FrozenBits = None,
-    stages: Annotated[bool, typer.Option("--stages", help="Memory of every pipeline rank too.")] = False,
+    stages: Annotated[bool, typer.Option("--stages", help="Also show the memory of every pipeline rank.")] = False,
     db: Database = None,
     json: Json = False,
 ) -> None:
-    """Predict step time and memory of one configuration. Nothing is run."""
+    """Predict step time and memory of one configuration, without running it."""
     from autotune.cli.predict import PredictOptions, predict_command
 
     end(
@@ -67,30 +66,32 @@ def predict(
 @app.command()
 def plan(
     model: options.ShapedModel = None,
-    cluster: options.Anywhere = None,
+    cluster: options.AnyCluster = None,
     ray_address: options.RayToDescribe = None,
     ranks: options.EveryRank = None,
     space_: Annotated[
         str, typer.Option("--space", metavar="NAME", help="parallel, zero, zero-buckets, 3d, full, or a TOML file.")
     ] = "parallel",
-    top: Annotated[int, typer.Option(min=1, metavar="N", help="Plans to show.")] = 10,
-    ties: Annotated[bool, typer.Option("--ties", help="Show what ties with each plan, too.")] = False,
+    top: Annotated[int, typer.Option(min=1, metavar="N", help="Number of plans to show.")] = 10,
+    ties: Annotated[bool, typer.Option("--ties", help="Also show the configurations that tie with each plan.")] = False,
     simple: options.Simple = None,
     objective: Annotated[str, typer.Option(metavar="NAME", help="throughput, memory, cost or devices.")] = "throughput",
     max_: Annotated[
         str | None,
         typer.Option(
-            "--max", metavar="WHAT", help="sequence_length, micro_batch_size or model: plan for the largest that fits."
+            "--max",
+            metavar="WHAT",
+            help="Maximize sequence_length, micro_batch_size or model, and plan for the largest that fits.",
         ),
     ] = None,
-    price: Annotated[float | None, typer.Option(metavar="PRICE", help="Of a device for an hour.")] = None,
+    price: Annotated[float | None, typer.Option(metavar="PRICE", help="Price of a device per hour.")] = None,
     rate: Annotated[float | None, typer.Option(metavar="RATE", help="Samples/s that a plan must reach.")] = None,
     share: Annotated[
         float | None,
-        typer.Option(metavar="SHARE", help="Of the best rate, with the objective memory. [default: 0.8]"),
+        typer.Option(metavar="SHARE", help="Minimum share of the best rate, for the objective memory. [default: 0.8]"),
     ] = None,
     fit_probability: Annotated[
-        float | None, typer.Option(metavar="SHARE", help="How probable it must be that a plan fits. [default: 0.95]")
+        float | None, typer.Option(metavar="SHARE", help="Minimum probability that a plan fits. [default: 0.95]")
     ] = None,
     pin: options.Pins = None,
     global_batch_size: options.AnyBatch = None,
@@ -106,7 +107,7 @@ def plan(
     db: Database = None,
     json: Json = False,
 ) -> None:
-    """Rank every configuration of a space by what is predicted, with the reason for each knob. Nothing is run."""
+    """Rank all configurations of a space by predictions, with the reason for each knob, without running them."""
     from autotune.cli.plan import PlanCommandOptions, plan_command
 
     end(
@@ -159,10 +160,10 @@ def capacity(
     memory_limit: options.MemoryLimit = None,
     host_memory: Annotated[
         int | None,
-        typer.Option(parser=parse_bytes, metavar="BYTES", help="Main memory of a node. [default: what the cluster says]"),
+        typer.Option(parser=parse_bytes, metavar="BYTES", help="Main memory of a node. [default: from the cluster]"),
     ] = None,
     fit_probability: Annotated[
-        float | None, typer.Option(metavar="SHARE", help="How probable it must be that something fits. [default: 0.95]")
+        float | None, typer.Option(metavar="SHARE", help="Minimum probability that a configuration fits. [default: 0.95]")
     ] = None,
     pin: options.KnobValues = None,
     engine: options.NamedEngine = "native",
@@ -172,7 +173,7 @@ def capacity(
     db: Database = None,
     json: Json = False,
 ) -> None:
-    """Say which ZeRO stage and offloading a model needs, and the largest micro-batch and sequence then. Nothing is run."""
+    """Predict the ZeRO stage and offloading that a model needs, and the largest micro-batch and sequence that then fit."""
     from autotune.cli.capacity import CapacityOptions, capacity_command
 
     end(
@@ -205,14 +206,14 @@ def calibrate(
     runner: Annotated[str, typer.Option(metavar="NAME", help="ray or local.")] = "ray",
     ray_address: options.RayAddress = None,
     engine: Annotated[str, typer.Option(metavar="NAME", help="The engine whose predictions are shown.")] = "native",
-    seconds: Annotated[float, typer.Option(metavar="SECONDS", help="About what the measurement may take.")] = 20.0,
+    seconds: Annotated[float, typer.Option(metavar="SECONDS", help="Approximate duration of the measurement.")] = 20.0,
     timeout: Annotated[float, typer.Option(metavar="SECONDS", help="Seconds after which it is killed.")] = 300.0,
     nvme_path: options.NvmePath = None,
-    force: Annotated[bool, typer.Option("--force", help="Measure, even if this cluster was measured before.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Measure even if this cluster was measured before.")] = False,
     db: Database = None,
     json: Json = False,
 ) -> None:
-    """Measure this cluster for predictions: matrix products, memory, collectives. Measured once, then reused."""
+    """Measure this cluster for predictions: matrix products, memory, collectives. The measurement is reused afterwards."""
     from autotune.cli.calibrate import CalibrateOptions, calibrate_command
 
     end(
@@ -236,23 +237,22 @@ def calibrate(
 
 @app.command()
 def validate(
-    table: Annotated[Path, typer.Argument(metavar="TABLE.csv", help="A table of measurements, one configuration a row.")],
+    table: Annotated[Path, typer.Argument(metavar="TABLE.csv", help="A table of measurements, one configuration per row.")],
     calibrate: Annotated[
         str,
-        typer.Option(metavar="MODE", help="Fit first: none, leave-group-out, leave-source-out or few-rows."),
+        typer.Option(metavar="MODE", help="Calibration: none, leave-group-out, leave-source-out or few-rows."),
     ] = "none",
-    calibration_rows: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Measured rows of each source that few-rows fits on.")
-    ] = 3,
+    calibration_rows: Annotated[int, typer.Option(min=1, metavar="N", help="Measured rows of each source for few-rows.")] = 3,
     labels: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="A CSV file that labels runs which failed of an unstated cause.")
+        Path | None,
+        typer.Option(metavar="FILE", help="A CSV file with the causes of failed runs whose cause is not in the table."),
     ] = None,
-    min_timed: Annotated[int, typer.Option(min=1, metavar="N", help="Timed configurations that a ranked group needs.")] = 8,
-    seed: Annotated[int, typer.Option(min=0, metavar="S", help="Of the random draws.")] = 0,
-    markdown: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the report as a Markdown page, too.")] = None,
+    min_timed: Annotated[int, typer.Option(min=1, metavar="N", help="Minimum timed configurations of a ranked group.")] = 8,
+    seed: Annotated[int, typer.Option(min=0, metavar="S", help="Seed of random draws.")] = 0,
+    markdown: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write the report as a Markdown page.")] = None,
     json: Json = False,
 ) -> None:
-    """Score predicted times, memory, out-of-memory verdicts and ranks against a table of measurements."""
+    """Compare predicted times, memory, out-of-memory verdicts and rankings with a table of measurements."""
     from autotune.cli.validate import ValidateOptions, validate_command
 
     end(
@@ -273,27 +273,26 @@ def validate(
 
 @app.command("bench-search")
 def bench_search(
-    table: Annotated[Path, typer.Argument(metavar="TABLE.csv", help="A table of measurements, one configuration a row.")],
+    table: Annotated[Path, typer.Argument(metavar="TABLE.csv", help="A table of measurements, one configuration per row.")],
     strategies: Annotated[
-        str, typer.Option(metavar="NAMES", help="Which, with commas between; the first is compared with each other.")
+        str, typer.Option(metavar="NAMES", help="Strategies, separated by commas; the first is compared with the others.")
     ] = "guided,tpe,random",
     calibrate: Annotated[
-        str, typer.Option(metavar="MODE", help="Fit predictions first: none, leave-group-out or leave-source-out.")
+        str, typer.Option(metavar="MODE", help="Calibration of predictions: none, leave-group-out or leave-source-out.")
     ] = "leave-group-out",
-    trials: Annotated[int, typer.Option(min=1, max=1000, metavar="N", help="Trials of a strategy on a group.")] = 20,
-    seeds: Annotated[int, typer.Option(min=1, max=1000, metavar="N", help="Games of a strategy on a group.")] = 20,
-    min_timed: Annotated[int, typer.Option(min=1, metavar="N", help="Timed configurations that a group needs.")] = 8,
-    seed: Annotated[int, typer.Option(min=0, metavar="S", help="Of intervals and of the oracle's noise.")] = 0,
+    trials: Annotated[int, typer.Option(min=1, max=1000, metavar="N", help="Trials per strategy and group.")] = 20,
+    seeds: Annotated[int, typer.Option(min=1, max=1000, metavar="N", help="Runs per strategy and group.")] = 20,
+    min_timed: Annotated[int, typer.Option(min=1, metavar="N", help="Minimum timed configurations of a group.")] = 8,
+    seed: Annotated[int, typer.Option(min=0, metavar="S", help="Seed of intervals and of the oracle's noise.")] = 0,
     labels: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="A CSV file that labels runs which failed of an unstated cause.")
+        Path | None,
+        typer.Option(metavar="FILE", help="A CSV file with the causes of failed runs whose cause is not in the table."),
     ] = None,
-    processes: Annotated[
-        int, typer.Option(min=0, max=256, metavar="N", help="Processes that play; 0: as many as there are cores.")
-    ] = 0,
-    markdown: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the report as a Markdown page, too.")] = None,
+    processes: Annotated[int, typer.Option(min=0, max=256, metavar="N", help="Number of processes; 0: number of cores.")] = 0,
+    markdown: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write the report as a Markdown page.")] = None,
     json: Json = False,
 ) -> None:
-    """Play strategies against each other on a table of measurements: how much of the best is found after how many trials."""
+    """Compare strategies on a table of measurements: the share of the best rate found after each number of trials."""
     from autotune.cli.bench_search import BenchSearchOptions, bench_search_command
 
     end(
@@ -325,16 +324,16 @@ def dry_run(
     pin: options.KnobValues = None,
     global_batch_size: Annotated[
         int | None,
-        typer.Option(min=1, metavar="N", help="Samples in an optimizer step. [default: one micro-batch a replica]"),
+        typer.Option(min=1, metavar="N", help="Samples per optimizer step. [default: one micro-batch per replica]"),
     ] = None,
     sequence_length: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Tokens in a sample; default: the model's own, 128 for local.")
+        int | None, typer.Option(min=1, metavar="N", help="Tokens per sample; default: the model's maximum, 128 for local.")
     ] = None,
     engine: Annotated[str, typer.Option(metavar="NAME", help="native.")] = "native",
     timeout: Annotated[float, typer.Option(metavar="SECONDS", help="Seconds after which it is killed.")] = 300.0,
     json: Json = False,
 ) -> None:
-    """Foretell memory, FLOPs and traffic of a configuration on any cluster, without its hardware; status 3: does not fit."""
+    """Compute memory, FLOPs and traffic of a configuration on any cluster, without its hardware; status 3: does not fit."""
     from autotune.cli.dry_run import DryRunOptions, dry_run_command
 
     end(

@@ -1,4 +1,4 @@
-"""`autotune predict`: time and memory of one configuration, before anything is run."""
+"""`autotune predict`: predict time and memory of one configuration."""
 
 import json
 import sys
@@ -20,7 +20,7 @@ from storage.folder import has_default_database
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictOptions:
-    """What the command line gave."""
+    """Parsed options of the command."""
 
     model: str | None
     cluster: str | None
@@ -37,14 +37,14 @@ class PredictOptions:
     lora_targets: str | None
     frozen_bits: int | None
     stages: bool
-    """Whether every rank of the pipeline is shown."""
+    """Whether every pipeline rank is shown."""
     nvme_path: str | None
     database: str | None
     json: bool
 
 
 def predict_command(options: PredictOptions) -> Status:
-    """Resolve, check, predict."""
+    """Resolve the question, predict and print."""
     name, live = asked_cluster(options.cluster, options.ray_address)
     question = question_of(
         model_of(options.model, options.lora_rank, named(options.lora_targets), options.frozen_bits),
@@ -57,7 +57,7 @@ def predict_command(options: PredictOptions) -> Status:
         pins=parse_pins(options.pins),
         nvme_path=options.nvme_path,
     )
-    question = with_what_is_known(question, options.database)
+    question = with_calibration(question, options.database)
     estimate = estimates(question, [question.config()])[0]
     if options.json:
         sys.stdout.write(json.dumps(prediction_document(question, estimate), indent=2) + "\n")
@@ -66,10 +66,10 @@ def predict_command(options: PredictOptions) -> Status:
     return Status.OK
 
 
-def with_what_is_known(question: Question, database: str | None) -> Question:
-    """The question with calibrations and trials of the database.
+def with_calibration(question: Question, database: str | None) -> Question:
+    """The question with coefficients from the calibrations and trials of the database.
 
-    Without a database the question stays as it is. Only for this machine's own processors one is made: they are measured first.
+    Without a database the question is unchanged. A database is created only for this machine's CPUs, which are measured first.
     """
     from autotune.session.quick_calibration import calibrate_quickly, may_calibrate
 
@@ -84,17 +84,17 @@ def with_what_is_known(question: Question, database: str | None) -> Question:
 
 
 def named(text: str | None) -> tuple[str, ...] | None:
-    """Names with commas between them; None: none was given."""
+    """Split comma-separated names; None: none given."""
     return None if text is None else tuple(part.strip() for part in text.split(","))
 
 
 def prediction_document(question: Question, estimate: Estimate) -> dict[str, Any]:
-    """The one document of `--json`."""
-    return {**asked_document(question), **estimate.document()}
+    """The document of `--json`."""
+    return {**question_document(question), **estimate.document()}
 
 
-def asked_document(question: Question) -> Mapping[str, Any]:
-    """What was asked, by the names of a best-config.json."""
+def question_document(question: Question) -> Mapping[str, Any]:
+    """The question, with the keys of a best-config.json."""
     return {
         "model": {
             "name": question.model.name,

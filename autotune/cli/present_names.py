@@ -1,16 +1,16 @@
-"""Options by their old names: accepted with a note, and absent from the help."""
+"""Accept old names of options with a note; they are absent from the help."""
 
-import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from typer.core import TyperGroup
 from typer.main import get_group
 
+from autotune.cli.status import print_note
 from autotune.request.field_names import OLD_OPTIONS, given_twice, old_name_note
 
 LAZY = frozenset({"sweep", "scale", "submit"})
-"""Commands that `request_app` holds."""
+"""Commands that are defined in `request_app`."""
 
 
 class PresentNames(TyperGroup):
@@ -18,24 +18,23 @@ class PresentNames(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[Any, Any, list[str]]:
         """See `TyperGroup.resolve_command`. RequestError: an option is given by both names."""
+        if args and args[0] in LAZY:
+            self.build()
         name, command, words = super().resolve_command(ctx, args)
-        if name in LAZY:
-            # Built now: the declarations of a request's fields take time to load.
-            from autotune.cli.request_app import request_app
-
-            command = get_group(request_app).commands[name]
         if command is not None and not ctx.resilient_parsing:
-            words = list(_present(command, words))
+            words = list(_with_present_options(command, words))
         return name, command, words
 
+    def build(self) -> "PresentNames":
+        """Build the commands that are only built when they are needed, because a request's declarations take time to load."""
+        from autotune.cli.request_app import request_app
 
-def print_note(line: str) -> None:
-    """Print a note on standard error, so that standard output stays what was asked for."""
-    print(f"note: {line}", file=sys.stderr)  # noqa: T201
+        self.commands.update(get_group(request_app).commands)
+        return self
 
 
-def _present(command: Any, words: Sequence[str]) -> Iterator[str]:
-    """The words with old names of options replaced by present ones, where the command has the present and lacks the old."""
+def _with_present_options(command: Any, words: Sequence[str]) -> Iterator[str]:
+    """The words with old option names replaced by present ones, if the command has the present one and lacks the old one."""
     takes_value = {name: not getattr(option, "is_flag", True) for option in command.params for name in option.opts}
     renamed = {old: new for old, new in OLD_OPTIONS.items() if new in takes_value and old not in takes_value}
     given = {word.partition("=")[0] for word in words}

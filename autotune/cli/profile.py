@@ -1,4 +1,4 @@
-"""`autotune profile`: what every module of a model costs in an optimizer step."""
+"""`autotune profile`: the cost of every module of a model in an optimizer step."""
 
 import dataclasses
 import json
@@ -30,23 +30,23 @@ from search_spaces.trial import Fidelity
 from search_spaces.trial_config import TrialConfig
 
 FIDELITY = Fidelity(min_steps=5, max_steps=50, max_seconds=2.0)
-"""Steps with and without hooks: five of each, more while two seconds are not over."""
+"""Steps with and without hooks: at least five of each, more until two seconds have passed."""
 
 DIVIDES_THE_MODEL = ("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size", "expert_parallel_size")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileOptions:
-    """What the command line gave."""
+    """Parsed options of the command."""
 
     model: str | None
     pins: tuple[str, ...]
     depth: int | None
-    """Levels of modules that are shown; None: all."""
+    """Levels of modules to show; None: all."""
     every_block: bool
-    """Whether blocks that are alike get a row each."""
+    """Whether identical blocks get one row each."""
     global_batch_size: int | None
-    """Samples in a step; None: one micro-batch."""
+    """Samples per step; None: one micro-batch."""
     sequence_length: int | None
     data_path: Path | None
     timeout: float
@@ -54,9 +54,9 @@ class ProfileOptions:
 
 
 def profile_command(options: ProfileOptions) -> Status:
-    """Check everything, then profile in one rank process; nothing is kept."""
-    values = single_values(options.pins, "a profile is of one configuration")
-    _whole_model(values)
+    """Validate, then profile in one rank process. Nothing is stored."""
+    values = single_values(options.pins, "a profile has one configuration")
+    _require_whole_model(values)
     session = prepare(request_from_fields(_fields(options, values)))
     config = configuration(session, values)
     request = dataclasses.replace(
@@ -75,15 +75,15 @@ def profile_command(options: ProfileOptions) -> Status:
 
 
 def hfu(profile: ModelProfile, peak_flops: float | None) -> float | None:
-    """The share of the device's peak that the step's FLOPs are; None where no peak is stated."""
+    """Hardware FLOPs utilization of the step; None if no peak is stated."""
     return flops_utilization(profile.flops / profile.step_seconds / 1e12, peak_flops)
 
 
 def single_values(texts: tuple[str, ...], why: str) -> dict[str, Value]:
-    """Knob -> its one value, from `KNOB=VALUE`.
+    """Knob -> its single value, from `KNOB=VALUE`.
 
     Raises:
-        RequestError: several values are given; `why` there may be but one.
+        RequestError: several values are given; `why` explains why only one is allowed.
         SearchSpaceError: a knob or a value does not exist.
     """
     found: dict[str, Value] = {}
@@ -95,11 +95,11 @@ def single_values(texts: tuple[str, ...], why: str) -> dict[str, Value]:
     return found
 
 
-def _whole_model(values: Mapping[str, Value]) -> None:
+def _require_whole_model(values: Mapping[str, Value]) -> None:
     for name in DIVIDES_THE_MODEL:
         if values.get(name, 1) != 1:
             problem = f"{values[name]} ranks would divide the model"
-            raise RequestError(name, problem, "a profile is of the whole model on one rank: leave it at 1")
+            raise RequestError(name, problem, "a profile covers the whole model on one rank: leave it at 1")
 
 
 def _fields(options: ProfileOptions, values: Mapping[str, Value]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A profile as a table."""
+"""Print a profile as a table."""
 
 from collections.abc import Callable, Sequence
 from math import floor, log10
@@ -14,21 +14,21 @@ from search_spaces.trial_config import TrialConfig
 
 PHASES = ("forward", "backward", "recompute")
 DIGITS = 4
-"""Significant digits of a column's largest figure; all its figures have as many decimals."""
+"""Significant digits of a column's largest number; all its numbers have the same number of decimals."""
 
 
 def print_profile(
     session: Session, config: TrialConfig, profile: ModelProfile, rows: Sequence[Row], hfu: float | None, console: Console
 ) -> None:
-    """What was profiled, the table, and what a step takes."""
-    for line in (_what(session, config, profile), "Figures are of one optimizer step; a row includes the rows inside it."):
+    """Print what was profiled, the table, and the totals of a step."""
+    for line in (_heading(session, config, profile), "Figures are per optimizer step; a row includes its sub-modules."):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
     _print_whole(console, _table(profile, rows, classes=True), _table(profile, rows, classes=False))
     for line in _sums(profile, rows[0], hfu):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
-def _what(session: Session, config: TrialConfig, profile: ModelProfile) -> str:
+def _heading(session: Session, config: TrialConfig, profile: ModelProfile) -> str:
     parameters = sum(module.parameters for module in profile.modules)
     batches = f"{profile.micro_batches} micro-batch{'es' if profile.micro_batches != 1 else ''}"
     size = f"{config.micro_batch_size} x {session.request.sequence_length} tokens"
@@ -39,7 +39,7 @@ def _what(session: Session, config: TrialConfig, profile: ModelProfile) -> str:
 
 
 def _print_whole(console: Console, *tables: Table) -> None:
-    """The first table that fits; the last one whole where none does: a figure that is cut off tells nothing."""
+    """Print the first table that fits, else the last one in full width, because truncated figures are useless."""
     wide = console.options.update(max_width=1_000)
     widths = [Measurement.get(console, wide, table).maximum for table in tables]
     chosen = next((index for index, width in enumerate(widths) if width <= console.width), len(tables) - 1)
@@ -55,7 +55,7 @@ def _table(profile: ModelProfile, rows: Sequence[Row], *, classes: bool) -> Tabl
     columns = [_column("\nparameters", lambda row: row.parameters, rows, 0)]
     model = rows[0]
     scale, unit = _scale(model.flops.total)
-    # Recompute is told where something runs again.
+    # Recompute is shown only if something is recomputed.
     phases = [phase for phase in PHASES if phase != "recompute" or model.flops.recompute or model.seconds.recompute]
     for phase in phases:
         columns.append(_column(f"{phase}\n{unit}", lambda row, of=phase: getattr(row.flops, of) / scale, rows))  # type: ignore[misc]
@@ -68,14 +68,14 @@ def _table(profile: ModelProfile, rows: Sequence[Row], *, classes: bool) -> Tabl
         names = [_label(row), row.kind] if classes else [_label(row)]
         table.add_row(*names, *(cells[index] for _, cells in columns), style="dim" if row.label == OWN else "")
     outside = f"{100 * profile.outside_seconds / profile.hooked_seconds:.1f}"
-    table.add_row("(outside of the model)", *[""] * (len(columns) - 1 + classes), outside, style="dim")
+    table.add_row("(outside the model)", *[""] * (len(columns) - 1 + classes), outside, style="dim")
     return table
 
 
 def _column(
     title: str, figure: Callable[[Row], float], rows: Sequence[Row], decimals: int | None = None
 ) -> tuple[str, list[str]]:
-    """The title and the cells, with one number of decimals, so that the points stand below each other."""
+    """The title and the cells, with the same number of decimals so that decimal points align."""
     figures = [figure(row) for row in rows]
     if decimals is None:
         largest = max(figures)
@@ -84,12 +84,12 @@ def _column(
 
 
 def _label(row: Row) -> str:
-    # Only where blocks are put together: what is inside of them is as many times there.
+    # Only for merged blocks: their sub-modules have the same count.
     return "  " * row.depth + row.label + (f" (x{row.count})" if "-" in row.label else "")
 
 
 def _scale(flops: float) -> tuple[float, str]:
-    """The unit in which the model's FLOPs have at least one digit before the point."""
+    """The unit in which the model's FLOPs are at least 1."""
     for factor, unit in ((1e12, "TFLOP"), (1e9, "GFLOP")):
         if flops >= factor:
             return factor, unit
@@ -102,10 +102,10 @@ def _sums(profile: ModelProfile, model: Row, hfu: float | None) -> list[str]:
     rate = profile.flops / profile.step_seconds
     share = "" if hfu is None else f", HFU {hfu:.1%}"
     parts = f"forward {_time(seconds.forward)} + backward {_time(seconds.backward)}{again}"
-    outside = f"outside of the model {_time(profile.outside_seconds)} (update, clipping, reduction)"
-    done = f"{profile.flops / 1e9:,.4g} GFLOP a step are {rate / 1e9:,.3g} GFLOP/s{share}"
+    outside = f"outside the model {_time(profile.outside_seconds)} (update, clipping, reduction)"
+    done = f"{profile.flops / 1e9:,.4g} GFLOP per step are {rate / 1e9:,.3g} GFLOP/s{share}"
     return [
-        f"{_time(profile.hooked_seconds)} in all = {parts} + {outside}",
+        f"{_time(profile.hooked_seconds)} total = {parts} + {outside}",
         f"a step without the profiler's hooks takes {_time(profile.step_seconds)}; {done}; medians of {profile.repeats} steps",
     ]
 

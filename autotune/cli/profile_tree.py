@@ -1,4 +1,4 @@
-"""A profile's modules as a tree of rows: totals, and blocks that repeat as one row."""
+"""A profile's modules as a tree of rows with totals; repeated blocks are merged into one row."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -7,33 +7,33 @@ from itertools import groupby
 from executor.measurement.module_profile import ModelProfile, ModuleCost, Phases, summed
 
 OWN = "(own)"
-"""The row of what a module does itself, between the calls of those inside it."""
+"""Label of the row for a module's own operations, outside its sub-modules."""
 HOLDERS = ("ModuleList", "ModuleDict")
-"""Classes that are never called: what they hold stands in their place."""
+"""Container classes that are never called: their children replace them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One module, or several that are alike, with all that is inside."""
+    """One module, or several identical ones, including sub-modules."""
 
     label: str
     name: str
-    """Dotted path; of several that are alike, with all their numbers: `blocks.0-11.attention`."""
+    """Dotted path; for several modules with their numbers: `blocks.0-11.attention`."""
     kind: str
     depth: int
-    """0: the model."""
+    """Nesting level; 0: the model."""
     count: int
-    """Modules that the row stands for."""
+    """Number of modules in the row."""
     calls: int
     parameters: int
-    """Elements; all figures are sums over the modules that the row stands for."""
+    """Elements; all figures are sums over the modules in the row."""
     flops: Phases
     seconds: Phases
 
 
 @dataclass(frozen=True, slots=True)
 class _Node:
-    """Modules that are alike (often one), with what is inside them, alike as well."""
+    """Identical modules (often one), with their sub-modules."""
 
     label: str
     name: str
@@ -48,22 +48,22 @@ class _Node:
 
     @property
     def shape(self) -> tuple[object, ...]:
-        """What two modules that are alike have in common."""
+        """Equal for identical modules."""
         own = self.costs[0]
         return (own.kind, own.parameters, tuple((node.label, node.shape) for node in self.inside))
 
 
 def rows_of(profile: ModelProfile, *, depth: int | None, merge: bool) -> list[Row]:
-    """The rows from the model down to `depth` levels (None: all), each before those inside it.
+    """The rows from the model down to `depth` levels (None: all), parents before children.
 
-    With `merge`, neighbours that are numbered and alike (the blocks of a transformer) are one row with their sum. The rows
-    inside a row, `(own)` included, sum to it.
+    With `merge`, identical numbered neighbours (the blocks of a transformer) are one row with their sum. The children of a row,
+    including `(own)`, sum to it.
     """
     return list(_rows(_tree(profile.modules, merge), 0, depth))
 
 
 def _tree(modules: Sequence[ModuleCost], merge: bool) -> _Node:
-    """From the flat list, in which each module comes before those inside it."""
+    """Build the tree from the flat list, in which parents precede children."""
     inside: dict[str, list[ModuleCost]] = {}
     names = {module.name for module in modules}
     for module in modules[1:]:
@@ -81,22 +81,22 @@ def _tree(modules: Sequence[ModuleCost], merge: bool) -> _Node:
 
 
 def _children(node: _Node) -> Iterable[_Node]:
-    """The node itself, or in its place what it holds, labelled with its name too."""
+    """The node itself; for a container its children instead, with its name in their labels."""
     if node.costs[0].kind not in HOLDERS:
         return (node,)
     return tuple(_Node(f"{node.label}.{child.label}", child.name, child.costs, child.inside) for child in node.inside)
 
 
 def _merged(nodes: Sequence[_Node]) -> Iterator[_Node]:
-    """Neighbours that are numbered and alike, as one."""
+    """Merge identical numbered neighbours."""
 
     def key(node: _Node) -> tuple[object, ...]:
         stem, _, number = node.label.rpartition(".")
         return (stem, node.shape) if number.isdigit() else (node.label,)
 
     for _, group in groupby(nodes, key):
-        alike = list(group)
-        yield alike[0] if len(alike) == 1 else _as_one(alike)
+        identical = list(group)
+        yield identical[0] if len(identical) == 1 else _as_one(identical)
 
 
 def _as_one(alike: Sequence[_Node]) -> _Node:

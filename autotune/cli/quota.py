@@ -1,4 +1,4 @@
-"""`autotune keys quota`: what owners may take and have taken."""
+"""`autotune keys quota`: the quotas of owners and their usage."""
 
 import json
 import math
@@ -19,21 +19,21 @@ DEFAULT = "default"
 
 
 def parsed_quotas(texts: Sequence[str]) -> Quotas:
-    """The limits that `autotune serve --quota NAME=LIMIT` gives everybody.
+    """The default limits from `autotune serve --quota NAME=LIMIT`.
 
     Raises:
-        RequestError: one is not of this form.
+        RequestError: a text does not have this form.
     """
     given = dict(map(_parsed, texts))
     return Quotas(**{str(quota): None if most is None or math.isinf(most) else most for quota, most in given.items()})
 
 
 def quota_command(database: str | None, owner: str | None, limits: Sequence[str], as_json: bool) -> Status:
-    """Set the limits of an owner, and show what they have and have taken; without an owner everybody's."""
-    wanted = [_parsed(text) for text in limits]
+    """Set the limits of an owner, and print limits and usage; without an owner, of all owners."""
+    changes = [_parsed(text) for text in limits]
     with open_store(database or default_database_url()) as store:
         if owner is not None:
-            for quota, most in wanted:
+            for quota, most in changes:
                 store.set_quota(owner, quota, most)
         owners = store.owners() if owner is None else [owner]
         found = {name: store.quotas(name, Quotas()) for name in owners}
@@ -45,7 +45,7 @@ def quota_command(database: str | None, owner: str | None, limits: Sequence[str]
         table.add_column(head)
     for name, uses in found.items():
         for use in uses:
-            # Who has a stream open is known to the servers alone.
+            # Only the servers know the number of open streams.
             used = "-" if use.quota is Quota.STREAMS else f"{use.used:,.10g}"
             limit = NO_LIMIT if use.most is None else f"{use.most:,.10g}"
             table.add_row(name, use.quota, used, limit, "own" if use.own else DEFAULT)
@@ -59,7 +59,7 @@ def _plain(use: QuotaUse) -> dict[str, object]:
 
 
 def _parsed(text: str) -> tuple[Quota, float | None]:
-    """Quota and limit of NAME=LIMIT; infinity: none, None: everybody's."""
+    """Quota and limit of NAME=LIMIT; infinity: no limit, None: the default."""
     name, _, value = text.partition("=")
     if name not in tuple(Quota):
         raise RequestError("quota", f"{name!r} is not known", f"use one of {', '.join(Quota)}")
@@ -71,5 +71,5 @@ def _parsed(text: str) -> tuple[Quota, float | None]:
         most = math.nan
     if not 0 <= most < math.inf:
         form = "bytes such as 2GB" if name == Quota.STORED_BYTES else "a number of 0 or more"
-        raise RequestError("quota", f"{text!r} is no limit", f"write {name}=LIMIT with {form}, {NO_LIMIT} or {DEFAULT}")
+        raise RequestError("quota", f"{text!r} is not a limit", f"write {name}=LIMIT with {form}, {NO_LIMIT} or {DEFAULT}")
     return Quota(name), most

@@ -1,4 +1,4 @@
-"""`autotune report`: a job as one HTML file, or as Markdown."""
+"""`autotune report`: write a report of a job as one HTML file, or as Markdown."""
 
 import sys
 from pathlib import Path
@@ -12,12 +12,12 @@ from autotune.text.visible_text import visible
 
 
 def report_command(job: str | None, format_name: str | None, out: Path | None, url: str | None, database: str | None) -> Status:
-    """The file at `out`; Markdown on standard output where there is no such path."""
+    """Write the report to `out`, or Markdown to standard output without a path."""
     chosen = format_of(format_name, out)
     if out is not None:
         require_writable(out)
-    with open_backend(url, database) as desk:
-        text = desk.report(job, chosen)
+    with open_backend(url, database) as backend:
+        text = backend.report(job, chosen)
     if out is None:
         sys.stdout.write(visible(text))
     else:
@@ -26,11 +26,11 @@ def report_command(job: str | None, format_name: str | None, out: Path | None, u
 
 
 def format_of(name: str | None, out: Path | None) -> str:
-    """What was asked for, else what the path's end says, else HTML.
+    """The given format, else by the path's suffix, else HTML.
 
     Raises:
         UnknownFormatError: there is no such format.
-        RequestError: five megabytes of HTML would go to standard output.
+        RequestError: HTML (five megabytes) would go to standard output.
     """
     by_path = "md" if out is not None and out.suffix.lower() in (".md", ".markdown") else "html"
     chosen = name or by_path

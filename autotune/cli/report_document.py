@@ -1,4 +1,4 @@
-"""A report that is one document: a page of it, its JSON, or what the console shows."""
+"""Output of a report document: as a page, as JSON, or on the console."""
 
 import json
 import sys
@@ -11,14 +11,14 @@ from autotune.ops.output import write_whole
 Document = Mapping[str, Any]
 
 
-def tell_document(
+def print_document(
     document: Document, page: Callable[[Document], str], path: Path | None, as_json: bool, show: Callable[[Document], None]
 ) -> None:
-    """Write the page where a path was given; then the JSON, or what people read, to standard output."""
+    """Write the page if a path is given; then print JSON or text to standard output."""
     if path:
         write_whole(path, page(document))
     if as_json:
-        # Written first to a string: a figure that JSON cannot hold must not leave half a document.
+        # Serialised to a string first: a number that JSON cannot represent must not leave half a document.
         sys.stdout.write(json.dumps(document, indent=2, allow_nan=False) + "\n")
     else:
         show(document)

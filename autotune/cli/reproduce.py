@@ -1,4 +1,4 @@
-"""`autotune reproduce`: a best configuration run again, against its own interval."""
+"""`autotune reproduce`: repeat a best configuration and compare it with its interval."""
 
 import dataclasses
 import json
@@ -23,7 +23,7 @@ from search_spaces.trial_config import TrialConfig
 
 
 def reproduce_command(path: Path, runner_name: str | None, ray_address: str | None, repeats: int, as_json: bool) -> Status:
-    """Inside its interval: status 0. Outside, or not measured: 1."""
+    """Run it again. Status 0 if inside its interval; 1 if outside or not measured."""
     document = read_best_config(path)
     session = prepare(run_by(request_of(document), runner_name, ray_address))
     config = TrialConfig().replace(document["best"]["config"])
@@ -33,10 +33,10 @@ def reproduce_command(path: Path, runner_name: str | None, ray_address: str | No
     measured = [repeat for result in results if (repeat := repeat_of(result)) is not None]
     if len(measured) < len(results):
         failed = next(result for result in results if repeat_of(result) is None)
-        told = f"{path}: did not run: {failed.outcome.value} {failed.message}; compare its provenance with this machine"
-        console.print(told, highlight=False, markup=False, soft_wrap=True)
+        message = f"{path}: did not run: {failed.outcome.value} {failed.message}; compare its provenance with this machine"
+        console.print(message, highlight=False, markup=False, soft_wrap=True)
         return Status.FAILURE
-    return _tell(document, session.prior.combined(measured), measured, as_json)
+    return _print_result(document, session.prior.combined(measured), measured, as_json)
 
 
 def _run(runner: Runner, session: Session, config: TrialConfig, document: dict[str, Any], number: int) -> TrialResult:
@@ -44,18 +44,18 @@ def _run(runner: Runner, session: Session, config: TrialConfig, document: dict[s
     return runner.run(trial_request(session, f"reproduce-{number}", config, losses))
 
 
-def _tell(document: dict[str, Any], now: Interval, measured: list[Repeat], as_json: bool) -> Status:
+def _print_result(document: dict[str, Any], now: Interval, measured: list[Repeat], as_json: bool) -> Status:
     rate = document["best"]["measured"]["samples_per_second"]
     stated = Interval(mean=rate["mean"], low=rate["low"], high=rate["high"])
     inside = stated.low <= now.mean <= stated.high
     if as_json:
-        told = {
+        result = {
             "inside": inside, "stated": dataclasses.asdict(stated), "measured": dataclasses.asdict(now),
             "rates": [repeat.rate for repeat in measured],
         }  # fmt: skip
-        sys.stdout.write(json.dumps(told, indent=2) + "\n")
+        sys.stdout.write(json.dumps(result, indent=2) + "\n")
     else:
         where = "inside" if inside else "OUTSIDE"
-        told_text = f"stated {rate_text(stated)} samples/s, now {rate_text(now)}: {where} the stated interval"
-        Console().print(told_text, highlight=False, soft_wrap=True)
+        text = f"stated {rate_text(stated)} samples/s, now {rate_text(now)}: {where} the stated interval"
+        Console().print(text, highlight=False, soft_wrap=True)
     return Status.OK if inside else Status.FAILURE

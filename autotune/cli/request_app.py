@@ -1,5 +1,5 @@
-"""Commands that take a tuning request: `sweep`, `scale` and `submit`. They are built when one of them is asked for, because the
-declarations of a request's fields take time to load; `app` and `jobs_app` hold their names and help lines.
+"""Commands that take a tuning request: `sweep`, `scale` and `submit`. They are imported on demand, because the declarations of
+request fields take time to load; `app` and `jobs_app` have their names and help lines.
 """
 
 from pathlib import Path
@@ -18,7 +18,7 @@ from autotune.request.field import Panel
 request_app = typer.Typer(rich_markup_mode=None)
 Fields = dict[str, Any]
 Out = Annotated[
-    Path, typer.Option(metavar="FILE", help="Where the best configuration is written.", rich_help_panel=Panel.BASIC.value)
+    Path, typer.Option(metavar="FILE", help="Output file of the best configuration.", rich_help_panel=Panel.BASIC.value)
 ]
 
 
@@ -50,14 +50,14 @@ def sweep(
         str | None,
         typer.Option(
             metavar="JOB",
-            help="Go on with a job; `latest` for the latest. With --trials N, also one that has succeeded.",
+            help="Resume a job, or `latest`. With --trials N, also one that has succeeded.",
             rich_help_panel=Panel.BASIC.value,
         ),
     ] = None,
     db: Database = None,
     json: Json = False,
 ) -> None:
-    """Tune a model: real trials, the best configuration as JSON. Or your own script: everything after -- is its command."""
+    """Tune a model by real trials and write the best configuration as JSON. For your own script, add its command after --."""
     from autotune.cli.sweep import sweep_command
 
     command = command_of(
@@ -91,20 +91,20 @@ def scale(
     request: Fields,
     ranks: Annotated[
         str,
-        typer.Option(metavar="N,N", help="Sizes that are swept, one after the other.", rich_help_panel=Panel.BASIC.value),
+        typer.Option(metavar="N,N", help="Numbers of ranks to sweep, one after the other.", rich_help_panel=Panel.BASIC.value),
     ] = "1,2,4",
     pin: options.Pins = None,
     out: Annotated[
         Path,
         typer.Option(
-            metavar="FILE", help="Where the fastest size's configuration is written.", rich_help_panel=Panel.BASIC.value
+            metavar="FILE", help="Output file of the fastest size's configuration.", rich_help_panel=Panel.BASIC.value
         ),
     ] = DEFAULT_OUT,
     config: options.Config = None,
     db: Database = None,
     json: Json = False,
 ) -> None:
-    """Sweep a model on 1, 2, 4 ranks: samples/s and efficiency of each size, and where more ranks are slower."""
+    """Sweep a model on 1, 2, 4 ranks: samples/s and efficiency of each size, and where more ranks reduce throughput."""
     from autotune.cli.sweep import sweep_command
 
     end(
@@ -144,14 +144,19 @@ def submit(
     report_seconds: options.ReportSeconds = None,
     config: options.Config = None,
     priority: Annotated[
-        int, typer.Option(min=-100, max=100, metavar="N", help="Higher ones go first.", rich_help_panel=Panel.JOB.value)
+        int,
+        typer.Option(
+            min=-100, max=100, metavar="N", help="Jobs with higher priority run first.", rich_help_panel=Panel.JOB.value
+        ),
     ] = 0,
-    watch: Annotated[bool, typer.Option("--watch", help="Follow the job to its end.", rich_help_panel=Panel.JOB.value)] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Follow the job until it ends.", rich_help_panel=Panel.JOB.value)
+    ] = False,
     url: Url = None,
     db: Database = None,
     json: Json = False,
 ) -> None:
-    """Submit a tuning job for a worker to run; standard output has its id."""
+    """Submit a tuning job to the workers; prints its id to standard output."""
     from autotune.cli.submit import SubmitOptions, submit_command
 
     command = command_of(

@@ -1,4 +1,4 @@
-"""Options of a tuning request, made from the declarations of its fields (`autotune.request.request.JobRequest`)."""
+"""Options of a tuning request, generated from the declarations of its fields (`autotune.request.request.JobRequest`)."""
 
 import functools
 import inspect
@@ -13,21 +13,21 @@ from autotune.request.field import Panel, RequestField
 from autotune.request.field_names import ONE_AT_A_TIME, option_name
 from autotune.request.request import declared_fields, plain_type
 
-PARSED: dict[str, type[Any]] = {"ranks": str, "objective": str, "document_lengths": str, "failures": Path, "data_path": Path}
-"""Field -> the type of its option, where the command reads the value itself."""
-APART = frozenset({"pins", "baseline"})
-"""Fields whose options the commands read themselves: they go with a file's in their own way."""
+PARSED: dict[str, type[Any]] = {"document_lengths": str, "failures": Path, "data_path": Path}
+"""Field -> the type of its option, if the command parses the value itself."""
+EXCLUDED = frozenset({"pins", "baseline"})
+"""Fields whose options the commands declare themselves, because they are merged with a file's values in a special way."""
 
 
 def with_request_options(command: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command the options of the request's fields that it takes, in the place of its parameter `request`.
+    """Replace a command's parameter `request` by the options of the request fields that it accepts.
 
-    The command receives the fields that were given; a switch that was left out is not given.
+    The command receives the given fields; an omitted flag is not given.
     """
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
         parameters = list(inspect.signature(function).parameters.values())
-        place = next(index for index, parameter in enumerate(parameters) if parameter.name == "request")
+        position = next(index for index, parameter in enumerate(parameters) if parameter.name == "request")
         options = dict(_options(command))
         made = [
             inspect.Parameter(_word(name), inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default, annotation=annotation)
@@ -40,7 +40,7 @@ def with_request_options(command: str) -> Callable[[Callable[..., None]], Callab
             function(**values, request=given)
 
         del called.__wrapped__
-        signature = inspect.Signature([*parameters[:place], *made, *parameters[place + 1 :]])
+        signature = inspect.Signature([*parameters[:position], *made, *parameters[position + 1 :]])
         called.__signature__ = signature  # type: ignore[attr-defined]
         hints = inspect.get_annotations(function, eval_str=True)
         called.__annotations__ = {name: hint for name, hint in hints.items() if name != "request"} | {
@@ -53,7 +53,7 @@ def with_request_options(command: str) -> Callable[[Callable[..., None]], Callab
 
 def _options(command: str) -> Iterator[tuple[str, tuple[Any, Any]]]:
     for name, declared, kind, default in declared_fields():
-        if command not in declared.commands or name in APART:
+        if command not in declared.commands or name in EXCLUDED:
             continue
         text = declared.help_of(command)
         if name == "model":
@@ -70,12 +70,13 @@ def _options(command: str) -> Iterator[tuple[str, tuple[Any, Any]]]:
         several = name in ONE_AT_A_TIME
         if name == "memory_limit":
             named["parser"] = parse_bytes
-        own = list[str] if several else PARSED.get(name, plain)
+        sizes = name == "ranks" and command == "sweep"  # of a series: several, with commas
+        own = list[str] if several else str if sizes else PARSED.get(name, plain)
         yield name, (Annotated[own | None, typer.Option(option_name(name), **named)], None)
 
 
 def _default_text(declared: RequestField, default: Any, text: str) -> str:
-    """` [default: 20]`, which stands behind the help; nothing where there is no default worth showing."""
+    """` [default: 20]`, to append to the help; empty if there is no default worth showing."""
     if "default" in text.lower() or default is False:
         return ""
     own = f"{default:g}" if isinstance(default, float) else "" if default in (None, "", ()) else str(default)

@@ -1,4 +1,4 @@
-"""`autotune scale`, and `sweep` with a series as objective: one job after the other, and what they say together."""
+"""`autotune scale`, and `sweep` with a series as objective: run several jobs in sequence, and combine their results."""
 
 import json
 import sys
@@ -24,7 +24,7 @@ from storage.sql import default_database_url
 
 
 def series_command(options: SweepOptions, fields: Mapping[str, Any], ranks: tuple[int, ...]) -> Status:
-    """Run the series; the answer's best configuration is written, and that of no other size."""
+    """Run the series. Only the best configuration of the answer's size is written."""
     console = Console(stderr=True)
     shared = {name: value for name, value in fields.items() if name not in ("objective", "ranks")}
     series = SeriesRequest(objective=fields["objective"], fields=shared, ranks=ranks, **options.series)
@@ -62,7 +62,7 @@ def _table(entries: tuple[SeriesEntry, ...]) -> Table:
         table.add_column(name, justify="right")
     priced = any(entry.cost is not None for entry in entries)
     if priced:
-        table.add_column("a million tokens", justify="right")
+        table.add_column("per million tokens", justify="right")
     scaled = any(entry.efficiency is not None for entry in entries)
     if scaled:
         table.add_column("efficiency", justify="right")

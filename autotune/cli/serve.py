@@ -1,4 +1,4 @@
-"""`autotune worker`, `autotune keys`: who runs the jobs of the service, and who may use it."""
+"""`autotune worker` and `autotune keys`: run the jobs of the service, and manage access to it."""
 
 import json
 import signal
@@ -35,7 +35,7 @@ from storage.sql import default_database_url, open_store
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerOptions:
-    """What the command line gave."""
+    """Parsed options of the command."""
 
     database: str | None
     running_jobs: int | None
@@ -53,7 +53,7 @@ class WorkerOptions:
 
 
 def worker_command(options: WorkerOptions) -> Status:
-    """Take and run jobs until a signal: the job that is under way goes back to the queue."""
+    """Take and run jobs until a signal; the running job then goes back to the queue."""
     pass_environment(options.pass_environment)
     for command in options.commands:
         parse_allowed(command)
@@ -67,7 +67,7 @@ def worker_command(options: WorkerOptions) -> Status:
         stop.request()
 
     def input_ended() -> None:
-        sys.stdin.read()  # the server holds the other end: it is closed however that ends
+        sys.stdin.read()  # the server holds the other end, which is closed however the server ends
         ended(0, None)
 
     make = make_runner if options.replay is None else make_replay_runner(options.replay)
@@ -79,7 +79,7 @@ def worker_command(options: WorkerOptions) -> Status:
     )
     with traces("autotune-worker"), open_store(options.database or default_database_url()) as store:
         if options.replay is None and local_gpus() is None:
-            # So that what forms predict before the first job is of this machine. Other numbers of ranks: with their first job.
+            # So that predictions in forms fit this machine before the first job. Other rank counts: with their first job.
             calibrate_quickly(store, local_cluster())
         worker = Worker(
             store,
@@ -97,29 +97,29 @@ def worker_command(options: WorkerOptions) -> Status:
 
 
 def _require_known(field: str, names: tuple[str, ...], known: tuple[str, ...]) -> None:
-    """Refuse a name that no job has: the worker would wait for ever."""
+    """Refuse a name that no job can have: the worker would wait forever."""
     for name in names:
         if name not in known:
             raise RequestError(field, f"{name!r} is not known", f"use some of {', '.join(known)}")
 
 
 def create_key_command(database: str | None, owner: str, scopes: tuple[str, ...], days: int | None) -> Status:
-    """Make a key and print it, once."""
+    """Create a key and print it once."""
     for scope in scopes:
         if scope not in tuple(Scope):
             raise RequestError("scope", f"{scope!r} is not known", f"use some of {', '.join(Scope)}")
     if not owner or len(owner) > 64 or not owner.isprintable():
-        raise RequestError("owner", f"{owner!r} is no name", "give up to 64 printable characters")
+        raise RequestError("owner", f"{owner!r} is not a name", "give up to 64 printable characters")
     expires = None if days is None else datetime.now(UTC) + timedelta(days=days)
     with open_store(database or default_database_url()) as store:
         key, text = store.create_key(owner, scopes or (Scope.READ, Scope.SUBMIT), expires)
-    Console(stderr=True).print(f"key {key.id} of {owner}; it is shown this once:", highlight=False)
+    Console(stderr=True).print(f"key {key.id} of {owner}; it is shown only once:", highlight=False)
     sys.stdout.write(text + "\n")
     return Status.OK
 
 
 def list_keys_command(database: str | None, as_json: bool) -> Status:
-    """All keys, without their secrets."""
+    """Print all keys, without their secrets."""
     with open_store(database or default_database_url()) as store:
         keys = store.keys()
     if as_json:
@@ -138,7 +138,7 @@ def list_keys_command(database: str | None, as_json: bool) -> Status:
 
 
 def revoke_key_command(database: str | None, key_id: str) -> Status:
-    """End a key."""
+    """Revoke a key."""
     with open_store(database or default_database_url()) as store:
         store.revoke_key(key_id)
     Console(stderr=True).print(f"key {key_id} is revoked", highlight=False)

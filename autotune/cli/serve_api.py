@@ -1,4 +1,4 @@
-"""`autotune serve`: one API process, or several on one port, and a worker beside them."""
+"""`autotune serve`: run one API process, or several on one port, and a worker."""
 
 import asyncio
 import contextlib
@@ -38,14 +38,14 @@ from storage.service_records import Quotas
 from storage.sql import default_database_url, open_store
 
 SHUTDOWN_SECONDS = 30
-LOOK_SECONDS = 0.5
-"""Between two looks at whether all API processes run."""
+POLL_SECONDS = 0.5
+"""Interval of checks that all API processes run."""
 MOST_DESCRIPTORS = 65_536
 RESERVED_DESCRIPTORS = 128
-"""For the database, webhooks and pipes, and for connections that were accepted a moment ago."""
+"""For the database, webhooks and pipes, and for connections that have just been accepted."""
 LEAST_CONNECTIONS = 64
 BACKLOGS = (32, 1024)
-"""Connections that wait to be accepted: with few descriptors, and with many. They are accepted all at once."""
+"""Listen backlog with few and with many descriptors. Waiting connections are accepted all at once."""
 
 log = logging.getLogger(__name__)
 _SPAWN = multiprocessing.get_context("spawn")
@@ -53,21 +53,21 @@ _SPAWN = multiprocessing.get_context("spawn")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeOptions:
-    """What the command line gave."""
+    """Parsed options of the command."""
 
     host: str
     port: int
     database: str | None
     keys: bool | None
-    """Whether keys are asked for; None: unless bound to loopback."""
+    """Whether API keys are required; None: unless bound to loopback."""
     worker: bool
     workers: int
-    """API processes."""
+    """Number of API processes."""
     factories: tuple[str, ...]
     commands: tuple[str, ...]
     requests_per_second: float
     quotas: tuple[str, ...]
-    """NAME=LIMIT of what each owner may take."""
+    """NAME=LIMIT: default quotas of owners."""
     webhook_networks: tuple[str, ...]
     connections: int
     connections_per_address: int
@@ -76,15 +76,15 @@ class ServeOptions:
     tls_certificate: Path | None
     tls_key: Path | None
     ray_address: str | None
-    """Of the Ray that the worker's jobs run on; None: the environment's, else one of their own."""
+    """The Ray cluster of the worker's jobs; None: from the environment, else a local Ray per job."""
     pass_environment: tuple[str, ...]
-    """Variables that the worker's trials find."""
+    """Environment variables that are passed to the worker's trials."""
     log_format: LogFormat
     access_log: bool
 
 
 class ServeConfig(uvicorn.Config):
-    """uvicorn's, without TLS at its listeners: `api.connections` begins it when it has counted the connection."""
+    """uvicorn's configuration, without TLS at the listeners: `api.connections` starts TLS after counting the connection."""
 
     tls: ssl.SSLContext | None = None
 
@@ -93,12 +93,12 @@ class ServeConfig(uvicorn.Config):
         self.tls, self.ssl = self.ssl, None
 
     def get_loop_factory(self) -> Callable[[], asyncio.AbstractEventLoop] | None:
-        # uvloop reads the first bytes of a handshake before a protocol can keep it from that.
+        # uvloop reads the first bytes of a handshake before a protocol can prevent it.
         return asyncio.new_event_loop if self.is_ssl else super().get_loop_factory()
 
 
 def serve_command(options: ServeOptions) -> Status:
-    """Run the API, and a worker beside it, until a signal ends all."""
+    """Run the API and a worker until a signal ends both."""
     bind_own_packages("api")
     pass_environment(options.pass_environment)
     for command in options.commands:
@@ -108,17 +108,17 @@ def serve_command(options: ServeOptions) -> Status:
     loopback = is_loopback(options.host)
     require_keys = not loopback if options.keys is None else options.keys
     with open_store(url) as store:
-        # Here, so that what is wrong is told before anything listens.
-        usable = [key for key in store.keys() if key.revoked is None]  # noqa: SIM118  a store is no dict
+        # Checked here, so that errors are reported before anything listens.
+        usable = [key for key in store.keys() if key.revoked is None]  # noqa: SIM118  a store is not a dict
         if require_keys and not usable:
             raise RequestError(
                 "host",
-                "API keys are asked for, and there is none",
-                "make one with `autotune keys create`, or bind to 127.0.0.1",
+                "API keys are required, but there is none",
+                "create one with `autotune keys create`, or bind to 127.0.0.1",
             )
     if not loopback and not require_keys:
         raise RequestError(
-            "host", f"{options.host} is reached from other machines", "leave out --no-keys, or bind to 127.0.0.1"
+            "host", f"{options.host} is reachable from other machines", "leave out --no-keys, or bind to 127.0.0.1"
         )
     _require_tls_files(options.tls_certificate, options.tls_key)
     descriptors = _raised_descriptors()
@@ -144,7 +144,7 @@ def serve_command(options: ServeOptions) -> Status:
     with contextlib.ExitStack() as stack:
         stack.enter_context(traces("autotune-api"))
         if options.workers > 1:
-            _bound(options.host, options.port, shared=False).close()  # or another server's port would be shared with it
+            _bound(options.host, options.port, shared=False).close()  # otherwise the port could be shared with another server
         listeners = [
             stack.enter_context(_bound(options.host, options.port, options.workers > 1)) for _ in range(options.workers)
         ]
@@ -153,7 +153,7 @@ def serve_command(options: ServeOptions) -> Status:
         config = ServeConfig(
             "api.server:make_app", factory=True, http="api.connections:BoundedProtocol",
             host=options.host, port=options.port, access_log=False, server_header=False, log_config=None,
-            log_level="error",  # below are complaints about what clients send, a line for each request
+            log_level="error",  # lower levels log a line for each malformed request
             proxy_headers=bool(options.trusted_proxies), forwarded_allow_ips=[*options.trusted_proxies],
             timeout_graceful_shutdown=5, ws="none",
             backlog=BACKLOGS[descriptors - connections > 2 * BACKLOGS[1]],
@@ -163,7 +163,7 @@ def serve_command(options: ServeOptions) -> Status:
         processes = "" if options.workers == 1 else f", {options.workers} processes"
         Console(stderr=True).print(
             f"listening on {scheme}://{options.host}:{options.port} "
-            f"(API keys {'asked for' if require_keys else 'not asked for'}{processes})",
+            f"(API keys {'required' if require_keys else 'not required'}{processes})",
             highlight=False, soft_wrap=True,
         )  # fmt: skip
         if options.workers > 1:
@@ -173,7 +173,7 @@ def serve_command(options: ServeOptions) -> Status:
 
 def _run_one(config: uvicorn.Config, listener: socket.socket) -> Status:
     server = uvicorn.Server(config)
-    # When it has shut down it raises the signal once more, by which this process would die before its worker has ended.
+    # uvicorn raises the signal again after shutdown, which would kill this process before its worker has ended.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: None)
     server.run(sockets=[listener])
@@ -181,10 +181,10 @@ def _run_one(config: uvicorn.Config, listener: socket.socket) -> Status:
 
 
 def _run_several(config: uvicorn.Config, listeners: Sequence[socket.socket], log_format: LogFormat) -> Status:
-    """One process for each listener until a signal comes.
+    """Run one process per listener until a signal arrives.
 
-    A process that a signal ends is replaced. Connections to its listener wait for the next one, because this process keeps it
-    open. One that fails cannot work, and nor could its replacement: then all end.
+    A process that is ended by a signal is replaced. Connections to its listener wait for the replacement, because this process
+    keeps the listener open. If a process fails, its replacement would fail too, so all are ended.
     """
     ended = threading.Event()
     for end in (signal.SIGINT, signal.SIGTERM):
@@ -197,7 +197,7 @@ def _run_several(config: uvicorn.Config, listeners: Sequence[socket.socket], log
 
     status = Status.OK
     processes = [start(listener) for listener in listeners]
-    while not ended.wait(LOOK_SECONDS):
+    while not ended.wait(POLL_SECONDS):
         for number, process in enumerate(processes):
             if process.exitcode is None or ended.is_set():
                 continue
@@ -205,7 +205,7 @@ def _run_several(config: uvicorn.Config, listeners: Sequence[socket.socket], log
                 status = Status.FAILURE
                 ended.set()
             else:
-                log.error("API process %d was ended by a signal; another takes its place", process.pid)
+                log.error("API process %d was ended by a signal; starting another", process.pid)
                 processes[number] = start(listeners[number])
     for process in processes:
         process.terminate()
@@ -217,7 +217,7 @@ def _run_several(config: uvicorn.Config, listeners: Sequence[socket.socket], log
 
 
 def _run_child(config: uvicorn.Config, listener: socket.socket, log_format: LogFormat) -> None:
-    """One of several API processes."""
+    """Main function of one of several API processes."""
     bind_own_packages("api")
     set_up_logs(log_format)
     config.configure_logging()
@@ -228,7 +228,7 @@ def _run_child(config: uvicorn.Config, listener: socket.socket, log_format: LogF
 
 
 def _end_with_parent() -> None:
-    """End this process when its parent has ended, however that was: it would keep the port."""
+    """End this process when its parent has ended for any reason; otherwise it would keep the port."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()
@@ -236,14 +236,14 @@ def _end_with_parent() -> None:
 
 
 def _require_settings(settings: dict[str, Any]) -> None:
-    """Refuse what no process could start with.
+    """Refuse settings with which no process could start.
 
     Raises:
-        RequestError: a setting is wrong.
+        RequestError: a setting is invalid.
     """
     from importlib import import_module
 
-    # By name: this layer does not import the one above it.
+    # By name, because this layer must not import the one above it.
     import_module("api.server").settings_of(json.dumps(settings))
 
 
@@ -272,7 +272,7 @@ def _require_tls_files(certificate: Path | None, key: Path | None) -> None:
 
 
 def _raised_descriptors() -> int:
-    """Files and connections that this process and its children may have open, after raising that as far as it goes."""
+    """Raise the limit of open files and connections of this process and its children as far as possible, and return it."""
     if sys.platform == "win32":
         return MOST_DESCRIPTORS
     import resource
@@ -286,7 +286,7 @@ def _raised_descriptors() -> int:
 
 
 def _bound(host: str, port: int, shared: bool) -> socket.socket:
-    """A socket that listens there; `shared`: beside others of ours, among which the kernel spreads connections evenly.
+    """A listening socket; `shared`: several sockets of ours share the port, and the kernel balances connections.
 
     Raises:
         RequestError: the port is in use, or the address is not this machine's.
@@ -297,7 +297,7 @@ def _bound(host: str, port: int, shared: bool) -> socket.socket:
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise RequestError(
-                "port", f"{port} of {host} is in use", "end what listens there, or give another --port"
+                "port", f"{port} of {host} is in use", "stop the process that listens there, or give another --port"
             ) from None
         why = (error.strerror or str(error)).lower()
         raise RequestError("host", f"cannot listen on {host}:{port} ({why})", "give an address of this machine") from None
@@ -305,16 +305,18 @@ def _bound(host: str, port: int, shared: bool) -> socket.socket:
 
 @contextlib.contextmanager
 def _worker(url: str, options: ServeOptions, quotas: Quotas) -> Iterator[None]:
-    """A worker in a process of its own, so that ranks and what they load are none of the server's."""
-    # In its own group: Ctrl-C in the terminal is for the server, which then ends the worker.
+    """Run a worker in a separate process, to isolate the server from ranks and their imports."""
+    # In its own process group: Ctrl-C in the terminal goes to the server, which then ends the worker.
     main = f"import sys; sys.path.insert(0, {ROOT!r}); from autotune.cli import main; sys.path.remove({ROOT!r}); main()"
-    there = [] if options.ray_address is None else ["--ray-address", options.ray_address]
+    worker_options = [] if options.ray_address is None else ["--ray-address", options.ray_address]
     if quotas.device_hours is not None:
-        there += ["--device-seconds", str(3600 * quotas.device_hours)]
-    there += [word for factory in options.factories for word in ("--allow-factory", factory)]
-    there += [word for allowed in options.commands for word in ("--allow-command", allowed)]
-    command = [sys.executable, "-P", "-c", main, "worker", "--until-input-ends", "--log-format", options.log_format, *there]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, env=os.environ | {"AUTOTUNE_DB": url}, process_group=0)
+        worker_options += ["--device-seconds", str(3600 * quotas.device_hours)]
+    worker_options += [word for factory in options.factories for word in ("--allow-factory", factory)]
+    worker_options += [word for allowed in options.commands for word in ("--allow-command", allowed)]
+    command = [sys.executable, "-P", "-c", main, "worker", "--until-input-ends", "--log-format", options.log_format]
+    process = subprocess.Popen(
+        [*command, *worker_options], stdin=subprocess.PIPE, env=os.environ | {"AUTOTUNE_DB": url}, process_group=0
+    )
     try:
         yield
     finally:

@@ -18,7 +18,7 @@ AllowCommand = Annotated[
     typer.Option(
         "--allow-command",
         metavar="FOLDER:COMMAND",
-        help="What a submitted command must begin with, and where it runs. May be repeated.",
+        help="Required beginning of submitted commands, and their working directory. May be repeated.",
     ),
 ]
 
@@ -35,26 +35,30 @@ def serve(
     host: Annotated[str, typer.Option(metavar="NAME", help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, metavar="N", help="Port to listen on.")] = 8000,
     keys: Annotated[
-        bool | None, typer.Option("--keys/--no-keys", help="Ask for API keys. [default: unless bound to loopback]")
+        bool | None, typer.Option("--keys/--no-keys", help="Require API keys. [default: unless bound to loopback]")
     ] = None,
-    worker: Annotated[bool, typer.Option("--worker/--no-worker", help="Run jobs too, not the API alone.")] = True,
+    worker: Annotated[bool, typer.Option("--worker/--no-worker", help="Also run jobs, not only the API.")] = True,
     allow_factory: AllowFactory = None,
     allow_command: AllowCommand = None,
-    requests_per_second: Annotated[float, typer.Option(min=0, metavar="N", help="Requests of a client; 0: no limit.")] = 0.0,
+    requests_per_second: Annotated[
+        float, typer.Option(min=0, metavar="N", help="Maximum requests per second of a client; 0: no limit.")
+    ] = 0.0,
     quota: Annotated[
         list[str] | None,
         typer.Option(
             metavar="NAME=LIMIT",
-            help="What owners may take: queued_jobs, stored_bytes, streams, device_hours (a day) or webhooks. May be repeated.",
+            help="Quota of owners: queued_jobs, stored_bytes, streams, device_hours (per day) or webhooks. May be repeated.",
         ),
     ] = None,
     webhook_network: Annotated[
         list[str] | None,
-        typer.Option("--webhook-network", metavar="CIDR", help="A private network that webhooks may be in. May be repeated."),
+        typer.Option(
+            "--webhook-network", metavar="CIDR", help="A private network to which webhooks may send. May be repeated."
+        ),
     ] = None,
-    workers: Annotated[int, typer.Option(min=1, max=64, metavar="N", help="API processes on the port.")] = 1,
+    workers: Annotated[int, typer.Option(min=1, max=64, metavar="N", help="Number of API processes.")] = 1,
     tls_certificate: Annotated[
-        Path | None, typer.Option(metavar="PATH", help="Certificate chain (PEM) to serve HTTPS with; with --tls-key.")
+        Path | None, typer.Option(metavar="PATH", help="Certificate chain (PEM) for HTTPS; requires --tls-key.")
     ] = None,
     tls_key: Annotated[
         Path | None, typer.Option(metavar="PATH", help="The certificate's key (PEM), without a password.")
@@ -64,15 +68,15 @@ def serve(
         typer.Option(
             "--trusted-proxy",
             metavar="ADDRESS",
-            help="A proxy, or a network of them, whose X-Forwarded-For and X-Forwarded-Proto are believed. May be repeated.",
+            help="A proxy or network of proxies whose X-Forwarded-For and X-Forwarded-Proto are trusted. May be repeated.",
         ),
     ] = None,
-    connections: Annotated[int, typer.Option(min=64, metavar="N", help="Open connections of each process.")] = 1000,
+    connections: Annotated[int, typer.Option(min=64, metavar="N", help="Maximum open connections per process.")] = 1000,
     connections_per_address: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Those of one address; trusted proxies have no such limit.")
+        int, typer.Option(min=1, metavar="N", help="Maximum open connections per client address; trusted proxies are exempt.")
     ] = 500,
     header_seconds: Annotated[
-        float, typer.Option(min=0.1, metavar="N", help="Seconds in which the header of a request must arrive.")
+        float, typer.Option(min=0.1, metavar="N", help="Seconds within which a request's header must arrive.")
     ] = 10.0,
     ray_address: RayAddress = None,
     pass_environment: PassEnvironment = None,
@@ -80,7 +84,7 @@ def serve(
     log_format: Logs = LogFormat.TEXT,
     db: Database = None,
 ) -> None:
-    """Serve the REST API on a database, with a worker that runs what is submitted."""
+    """Serve the REST API on a database, with a worker that runs submitted jobs."""
     from autotune.cli.serve_api import ServeOptions, serve_command
 
     end(
@@ -101,24 +105,25 @@ def serve(
 
 def worker(
     running_jobs: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Jobs of one submitter that may run at a time. [default: no limit]")
+        int | None, typer.Option(min=1, metavar="N", help="Maximum concurrent jobs of one submitter. [default: no limit]")
     ] = None,
-    jobs: Annotated[int | None, typer.Option(min=1, metavar="N", help="End after so many jobs. [default: never]")] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, metavar="N", help="Exit after this many jobs. [default: never]")] = None,
     replay: Annotated[
-        Path | None, typer.Option(metavar="PATH", help="Answer trials from this file of measurements instead of running them.")
+        Path | None,
+        typer.Option(metavar="PATH", help="Take trial results from this file of measurements instead of running trials."),
     ] = None,
     runner: Annotated[
         list[str] | None,
-        typer.Option("--runner", metavar="NAME", help="Take jobs of this runner alone. May be repeated. [default: all]"),
+        typer.Option("--runner", metavar="NAME", help="Take only jobs of this runner. May be repeated. [default: all]"),
     ] = None,
     device: Annotated[
         list[str] | None,
-        typer.Option("--device", metavar="KIND", help="Take jobs for cpu, or for cuda, alone. [default: all]"),
+        typer.Option("--device", metavar="KIND", help="Take only jobs for cpu, or for cuda. [default: all]"),
     ] = None,
     device_seconds: Annotated[
         float | None,
         typer.Option(
-            min=0, metavar="N", help="Device-seconds of a submitter in a day (UTC), after which no job of theirs starts."
+            min=0, metavar="N", help="Device-seconds of a submitter per day (UTC), after which none of their jobs starts."
         ),
     ] = None,
     ray_address: RayAddress = None,
@@ -129,7 +134,7 @@ def worker(
     until_input_ends: Annotated[bool, typer.Option("--until-input-ends", hidden=True)] = False,
     db: Database = None,
 ) -> None:
-    """Take submitted jobs from a database and run them, until a signal ends it."""
+    """Take submitted jobs from a database and run them until a signal arrives."""
     from autotune.cli.serve import WorkerOptions, worker_command
 
     end(
@@ -145,12 +150,12 @@ def worker(
     )  # fmt: skip
 
 
-keys_app = typer.Typer(help="Make, list and revoke API keys.", no_args_is_help=True)
+keys_app = typer.Typer(help="Create, list and revoke API keys.", no_args_is_help=True)
 
 
 @keys_app.command("create")
 def create_key(
-    owner: Annotated[str, typer.Argument(metavar="OWNER", help="Whose key it is: jobs are theirs.")],
+    owner: Annotated[str, typer.Argument(metavar="OWNER", help="Owner of the key and of jobs submitted with it.")],
     scope: Annotated[
         list[str] | None,
         typer.Option("--scope", metavar="NAME", help="read, submit, operate, admin. May be repeated. [default: read, submit]"),
@@ -160,7 +165,7 @@ def create_key(
     ] = None,
     db: Database = None,
 ) -> None:
-    """Make a key; standard output has its text, this once."""
+    """Create a key and print its text once, to standard output."""
     from autotune.cli.serve import create_key_command
 
     end(lambda: create_key_command(only_database("keys create", db), owner, tuple(scope or ()), days))
@@ -176,19 +181,19 @@ def list_keys(db: Database = None, json: Json = False) -> None:
 
 @keys_app.command("quota")
 def quota(
-    owner: Annotated[str | None, typer.Argument(metavar="OWNER", help="Whose; left out: everybody's are shown.")] = None,
+    owner: Annotated[str | None, typer.Argument(metavar="OWNER", help="Owner. [default: show all owners]")] = None,
     limits: Annotated[
         list[str] | None,
         typer.Argument(
             metavar="NAME=LIMIT",
-            help="Limits of this owner: queued_jobs, stored_bytes, streams, device_hours (a day), webhooks; "
-            "`none` is no limit, `default` everybody's.",
+            help="Limits of this owner: queued_jobs, stored_bytes, streams, device_hours (per day), webhooks; "
+            "`none`: no limit, `default`: the limit of other owners.",
         ),
     ] = None,
     db: Database = None,
     json: Json = False,
 ) -> None:
-    """Show what owners may take and have taken, or give an owner limits of their own."""
+    """Show quotas and usage of owners, or set an owner's limits."""
     from autotune.cli.quota import quota_command
 
     end(lambda: quota_command(only_database("keys quota", db), owner, limits or (), json))
@@ -196,25 +201,29 @@ def quota(
 
 @keys_app.command("revoke")
 def revoke_key(
-    key: Annotated[str, typer.Argument(metavar="KEY", help="The key's id, as `autotune keys list` shows it.")],
+    key: Annotated[str, typer.Argument(metavar="KEY", help="The key's id, as shown by `autotune keys list`.")],
     db: Database = None,
 ) -> None:
-    """End a key."""
+    """Revoke a key."""
     from autotune.cli.serve import revoke_key_command
 
     end(lambda: revoke_key_command(only_database("keys revoke", db), key))
 
 
 def audit(
-    limit: Annotated[int | None, typer.Option(min=1, metavar="N", help="Newest entries to show. [default: all]")] = None,
-    since: Annotated[str | None, typer.Option(metavar="TIME", help="Nothing before: ISO 8601 with a zone.")] = None,
-    actor: Annotated[str | None, typer.Option(metavar="OWNER", help="What this owner, or user of a machine, did.")] = None,
-    action: Annotated[str | None, typer.Option(metavar="NAME", help="Such as key.create, job.submit or db.backup.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, metavar="N", help="Maximum number of entries. [default: all]")] = None,
+    since: Annotated[str | None, typer.Option(metavar="TIME", help="Earliest time: ISO 8601 with a time zone.")] = None,
+    actor: Annotated[
+        str | None, typer.Option(metavar="OWNER", help="Actions of this owner, or of this user of a machine.")
+    ] = None,
+    action: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Action, such as key.create, job.submit or db.backup.")
+    ] = None,
     format: Annotated[str, typer.Option(metavar="NAME", help="table, jsonl or csv.")] = "table",
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="A file. [default: standard output]")] = None,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Output file. [default: standard output]")] = None,
     db: Database = None,
 ) -> None:
-    """Show who did what, from where, and with which key; newest first."""
+    """Show the audit log, newest first: actor, action, source and key."""
     from autotune.cli.audit import AuditOptions, audit_command, parsed_format, parsed_time
 
     end(

@@ -1,4 +1,4 @@
-"""Jobs of a service."""
+"""Access to jobs of a service."""
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -32,49 +32,49 @@ from storage.records import LATEST, Ask, EventRecord, JobRecord, TrialRecord
 
 WHOLE_ID = re.compile(r"[0-9]{8}-[0-9]{6}-[a-z0-9]{4}")
 OVERVIEWS = 200
-"""Jobs that a service tells of at a time."""
+"""Maximum jobs per overview request."""
 TIME_LENGTH = 15
-"""Characters of an id that are the time of its opening."""
+"""Characters of an id that encode the opening time."""
 NEWER = "use the `autotune` of the service's version"
 
 
 class ServiceBackend(JobBackend):
-    """See `Desk`."""
+    """See `JobBackend`."""
 
     def __init__(self, url: str, words: tuple[str, ...] = ()) -> None:
         self.words = words
         self._client = Client(url)
 
     def submit(self, fields: Mapping[str, Any], priority: int) -> JobRecord:
-        """See `Desk.submit`. A model's file is sent along; no other file can be."""
+        """See `JobBackend.submit`. The model's config file is sent along; other files cannot be sent."""
         further = dict(fields)
         model = further.pop("model", None)
         if model is None and "command" not in further:
             raise RequestError("model", "is missing", "give a preset, a config.json or module:factory")
         for name in further:
             if name not in SubmissionFields.__annotations__:
-                raise RequestError(name, "is the service's own affair", "leave it out, or submit to a database (--db)")
+                raise RequestError(name, "is determined by the service", "leave it out, or submit to a database (--db)")
         submission = cast(SubmissionFields, {**further, "priority": priority})
         return _job(self._client.submit(None if model is None else _named(model), **submission))
 
     def job(self, job: str | None) -> JobRecord:
-        """See `Desk.job`."""
+        """See `JobBackend.job`."""
         return _job(self._found(job))
 
     def jobs(
         self, states: Collection[JobState], submitter: str | None, limit: int, tags: Collection[str] = ()
     ) -> Iterator[JobRecord]:
-        """See `Desk.jobs`."""
+        """See `JobBackend.jobs`."""
         return map(_job, self._client.jobs(state=[*states], submitter=submitter, limit=limit, tag=[*tags]))
 
     def standings(self, jobs: Sequence[JobRecord]) -> list[Standing]:
-        """See `Desk.standings`."""
+        """See `JobBackend.standings`."""
         pages = [jobs[first : first + OVERVIEWS] for first in range(0, len(jobs), OVERVIEWS)]
         searched = [one.searched for page in pages for one in self._client.overviews([job.id for job in page])]
         return [standing_of(job, count) for job, count in zip(jobs, searched, strict=True)]
 
     def ask(self, job: str, wanted: Ask, budget: Mapping[str, Any] | None = None) -> JobRecord:
-        """See `Desk.ask`."""
+        """See `JobBackend.ask`."""
         client = self._client
         if wanted is Ask.RESUME:
             return _job(client.resume(self._id(job), **(budget or {})))
@@ -82,65 +82,65 @@ class ServiceBackend(JobBackend):
         return _job(calls[wanted](self._id(job)))
 
     def label(self, job: str, labels: Mapping[str, Any]) -> JobRecord:
-        """See `Desk.label`."""
+        """See `JobBackend.label`."""
         return _job(self._client.label(self._id(job), **labels))
 
     def clone(self, job: str) -> JobRecord:
-        """See `Desk.clone`."""
+        """See `JobBackend.clone`."""
         return _job(self._client.clone(self._id(job)))
 
     def extend(self, job: str, trials: int | None, max_seconds: float | None) -> JobRecord:
-        """See `Desk.extend`."""
+        """See `JobBackend.extend`."""
         return _job(self._client.extend(self._id(job), trials=trials, max_seconds=max_seconds))
 
     def trials(self, job: str | None, first: int = 0) -> Iterator[TrialRecord]:
-        """See `Desk.trials`."""
+        """See `JobBackend.trials`."""
         job_id = self._id(job)
         return (_trial(job_id, trial) for trial in self._client.trials(job_id, first=first))
 
     def events(self, job: str | None, after: int = 0) -> Iterator[EventRecord]:
-        """See `Desk.events`."""
+        """See `JobBackend.events`."""
         job_id = self._id(job)
         return (_event(job_id, event) for event in self._client.events(job_id, after))
 
     def live(self, job: str | None) -> Iterator[EventRecord | ProgressRecord]:
-        """See `Desk.live`."""
+        """See `JobBackend.live`."""
         job_id = self._id(job)
-        for sign in self._client.live(job_id):
-            yield _event(job_id, sign) if isinstance(sign, Event) else _progress(sign)
+        for update in self._client.live(job_id):
+            yield _event(job_id, update) if isinstance(update, Event) else _progress(update)
 
     def progress(self, job: str | None) -> list[ProgressRecord]:
-        """See `Desk.progress`."""
-        return [_progress(sign) for sign in self._client.progress(self._id(job))]
+        """See `JobBackend.progress`."""
+        return [_progress(progress) for progress in self._client.progress(self._id(job))]
 
     def logs(self, job: str | None, trial: int, attempt: int | None = None, rank: int | None = None) -> Iterator[LogRecord]:
-        """See `Desk.logs`."""
+        """See `JobBackend.logs`."""
         return map(_part, self._client.logs(self._id(job), trial, attempt=attempt, rank=rank))
 
     def follow_logs(
         self, job: str | None, trial: int, after: int, attempt: int | None = None, rank: int | None = None
     ) -> Iterator[LogRecord]:
-        """See `Desk.follow_logs`."""
+        """See `JobBackend.follow_logs`."""
         parts = self._client.logs(self._id(job), trial, attempt=attempt, rank=rank, after=after, follow=True)
         return map(_part, parts)
 
     def best(self, job: str | None) -> dict[str, Any]:
-        """See `Desk.best`."""
+        """See `JobBackend.best`."""
         try:
             return self._client.best(self._id(job))
         except NotFoundError as error:
             raise _translated(error) from error
 
     def export(self, job: str | None, format_name: str) -> Export:
-        """See `Desk.export`."""
+        """See `JobBackend.export`."""
         try:
-            made = self._client.export(self._id(job), format_name)
+            exported = self._client.export(self._id(job), format_name)
         except NotFoundError as error:
             raise _translated(error) from error
-        return Export(text=made.text, notes=(made.note,) if made.note else ())
+        return Export(text=exported.text, notes=(exported.note,) if exported.note else ())
 
     def explain(self, job: str | None) -> Explanation:
-        """See `Desk.explain`."""
+        """See `JobBackend.explain`."""
         job_id = self._id(job)
         try:
             return from_plain(Explanation, self._client.explanation(job_id))
@@ -150,18 +150,18 @@ class ServiceBackend(JobBackend):
             raise ServiceError(f"explanation: of job {job_id} cannot be read ({error}); {NEWER}") from error
 
     def report(self, job: str | None, format_name: str) -> str:
-        """See `Desk.report`."""
+        """See `JobBackend.report`."""
         return self._client.report(self._id(job), format_name)
 
     def close(self) -> None:
-        """See `Desk.close`."""
+        """See `JobBackend.close`."""
         self._client.close()
 
     def _id(self, job: str | None) -> str:
         return job if job is not None and WHOLE_ID.fullmatch(job) else self._found(job).id
 
     def _found(self, job: str | None) -> Job:
-        """The job; a service knows whole ids alone, so that the beginning of one is looked for among the jobs."""
+        """The job. A service accepts only whole ids, so a prefix is searched in the list of jobs."""
         if job in (None, LATEST):
             newest = next(self._client.jobs(limit=1), None)
             if newest is None:
@@ -171,25 +171,27 @@ class ServiceBackend(JobBackend):
             return self._client.job(job)
         fitting = self._fitting(job) if job else []
         if len(fitting) > 1:
-            raise NotFoundError(f"{job!r} begins several job ids ({fitting[0].id}, {fitting[1].id}, …); give more of it")
+            raise NotFoundError(
+                f"{job!r} is a prefix of several job ids ({fitting[0].id}, {fitting[1].id}, …); give a longer prefix"
+            )
         if not fitting:
             raise NotFoundError(f"there is no job {job!r} at {self._client.url}; list them with `autotune jobs`")
         return self._client.job(fitting[0].id)
 
-    def _fitting(self, beginning: str) -> list[JobSummary]:
-        """Up to two jobs whose ids begin so. Ids begin with the time of opening: older ones need not be looked at."""
+    def _fitting(self, prefix: str) -> list[JobSummary]:
+        """Up to two jobs whose ids have this prefix. Ids begin with the opening time, so older jobs need not be searched."""
         found: list[JobSummary] = []
-        timed = min(len(beginning), TIME_LENGTH)
+        timed = min(len(prefix), TIME_LENGTH)
         for job in self._client.jobs():
-            if job.id.startswith(beginning):
+            if job.id.startswith(prefix):
                 found.append(job)
-            if len(found) == 2 or job.id[:timed] < beginning[:timed]:
+            if len(found) == 2 or job.id[:timed] < prefix[:timed]:
                 break
         return found
 
 
 def _named(model: str) -> str | Path:
-    """The model as the client takes it: what is here and no preset is a path."""
+    """The model in the client's form: an existing path that is not a preset becomes a Path."""
     if model in preset_tables("models") or is_factory_reference(model):
         return model
     return Path(model) if Path(model).expanduser().exists() else model
@@ -243,10 +245,10 @@ def _event(job_id: str, event: Event) -> EventRecord:
     return EventRecord(job_id=job_id, sequence=event.sequence, time=event.time, kind=event.kind, payload=event.payload)
 
 
-def _progress(sign: Progress) -> ProgressRecord:
+def _progress(progress: Progress) -> ProgressRecord:
     return ProgressRecord(
-        trial_number=sign.trial, attempt=sign.attempt, phase=sign.phase, step=sign.step,
-        samples_per_second=sign.samples_per_second, message=sign.message, time=sign.time,
+        trial_number=progress.trial, attempt=progress.attempt, phase=progress.phase, step=progress.step,
+        samples_per_second=progress.samples_per_second, message=progress.message, time=progress.time,
     )  # fmt: skip
 
 

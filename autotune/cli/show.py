@@ -1,4 +1,4 @@
-"""`autotune show`: a job."""
+"""`autotune show`: show a job."""
 
 import json
 import sys
@@ -30,33 +30,33 @@ SORTS: Mapping[str, Callable[[TrialRecord], float | None]] = {
     "peak_memory_bytes": lambda trial: peak_bytes(trial) if trial.outcome is Outcome.OK else None,
     "seconds": lambda trial: (trial.finished - trial.started).total_seconds() if trial.started and trial.finished else None,
 }
-"""What trials are sorted by beside knobs, least first; None comes last. Rates are negative, so that the highest comes first."""
+"""Sort keys of trials in addition to knobs, ascending; None comes last. Rates are negated, so that the highest comes first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShowOptions:
-    """What the command line gave."""
+    """Parsed options of the command."""
 
     job: str | None
     top: int | None
-    """Trials at most; None: all."""
+    """Maximum number of trials; None: all."""
     sort: str | None
-    """One of SORTS or a knob; None: by number, and with `top` the search trials by what the job searches for."""
+    """One of SORTS or a knob; None: by number, or with `top` only search trials by the job's objective."""
     url: str | None
     database: str | None
     json: bool
 
 
 def show_command(options: ShowOptions) -> Status:
-    """State, trials and best of one job."""
+    """Print state, trials and best configuration of one job."""
     if options.sort is not None and options.sort not in (*SORTS, *KNOB_NAMES):
         raise RequestError("sort", f"{options.sort!r} is not a field", f"use {', '.join(SORTS)}, or the name of a knob")
-    with open_backend(options.url, options.database) as desk:
-        job = desk.job(options.job)
-        trials = list(desk.trials(job.id))
-        running = {sign.trial_number: progress_text(sign) for sign in desk.progress(job.id)}
+    with open_backend(options.url, options.database) as backend:
+        job = backend.job(options.job)
+        trials = list(backend.trials(job.id))
+        running = {progress.trial_number: progress_text(progress) for progress in backend.progress(job.id)}
         try:
-            best = desk.best(job.id)
+            best = backend.best(job.id)
         except NoBestError:
             best = None
     chosen = _chosen(job, trials, options)
@@ -83,10 +83,10 @@ def show_command(options: ShowOptions) -> Status:
 
 
 def _chosen(job: JobRecord, trials: list[TrialRecord], options: ShowOptions) -> list[TrialRecord]:
-    """The trials that were asked for, in that order. Sorting is stable: equal ones stay in the order of their numbers."""
+    """The selected trials in order. Sorting is stable: equal ones keep the order of their numbers."""
     field = options.sort
     if field is None and options.top is not None:
-        # Repeats are left out: the luckiest of many would come first.
+        # Without repeats, because the luckiest of many repeats would come first.
         trials = [trial for trial in trials if trial.purpose is Purpose.SEARCH]
         memory = job.request.get("objective") == Objective.MEMORY
         field = "peak_memory_bytes" if memory else "samples_per_second"
@@ -115,18 +115,18 @@ def _print_trials(
         console.print(f"  {len(chosen)} of {len(trials)} trials", style="dim", highlight=False)
     for trial in chosen:
         if trial.result is not None and trial.result.message:
-            told = f"  trial {trial.number}: {trial.result.message}"
-            console.print(told, highlight=False, markup=False, soft_wrap=True)
+            line = f"  trial {trial.number}: {trial.result.message}"
+            console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 def _print_causes(job: JobRecord, trials: Sequence[TrialRecord], console: Console) -> None:
-    """What to do about each cause of failure, once."""
+    """Print the remedy of each cause of failure once."""
     table = failure_table(tuple(from_plain(FailureRow, row) for row in job.request.get("failures", ())))
     causes = dict.fromkeys(trial.result.cause for trial in trials if trial.result is not None)
     for row in filter(None, map(table.row, causes)):
         numbers = [trial.number for trial in trials if trial.result is not None and trial.result.cause == row.name]
-        told = f"  {row.name} ({trials_text(numbers)}): {row.remedy}"
-        console.print(told, highlight=False, markup=False, soft_wrap=True)
+        line = f"  {row.name} ({trials_text(numbers)}): {row.remedy}"
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 def trials_text(numbers: Sequence[int]) -> str:

@@ -1,4 +1,4 @@
-"""`autotune space`: what a space holds, what each rule refuses and why."""
+"""`autotune space`: count the configurations of a space, and show what each rule refuses and why."""
 
 import json
 import sys
@@ -9,7 +9,7 @@ from rich.table import Table
 from autotune.cli.status import Status
 from autotune.cluster.ray_cluster import asked_cluster
 from autotune.errors import RequestError
-from autotune.prediction.planning.layouts import layouts_of
+from autotune.prediction.planning.question_space import layouts_of
 from autotune.request.engines import capability_of
 from autotune.session.feasible import require_positions
 from autotune.text.console import Console
@@ -24,7 +24,7 @@ from search_spaces.trial import Workload
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpaceOptions:
-    """What the command line gave."""
+    """Parsed options of the command."""
 
     model: str | None
     cluster: str | None
@@ -40,7 +40,7 @@ class SpaceOptions:
 
 
 def space_command(options: SpaceOptions) -> Status:
-    """Count, and show what refuses the rest."""
+    """Print the counts and the reasons of refusals."""
     space = _resolve(options)
     census = space.census()
     examples = {rule: _why(space, rule) for rule in census.refused}
@@ -57,7 +57,7 @@ def space_command(options: SpaceOptions) -> Status:
 
 
 def knobs_command() -> Status:
-    """Every knob with its domain."""
+    """Print every knob with its domain."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("knob", "unit", "domain", "default", "what it does"):
         table.add_column(name, overflow="fold")
@@ -71,7 +71,9 @@ def _resolve(options: SpaceOptions) -> SearchSpace:
     if not options.model:
         raise RequestError("model", "is missing", "give a preset or a config.json")
     if is_factory_reference(options.model):
-        raise RequestError("model", "a factory has no shape to count with", "use `autotune sweep`, or give a preset")
+        raise RequestError(
+            "model", "a factory has no known shape, so its space cannot be counted", "use `autotune sweep`, or give a preset"
+        )
     model = resolve_model(options.model)
     name, live = asked_cluster(options.cluster, options.ray_address)
     ranks = options.ranks or (2 if name == "local" else None)
@@ -106,8 +108,6 @@ def _print(space: SearchSpace, options: SpaceOptions, examples: dict[str, str]) 
     table.add_row(f"{census.raw:,}", "combinations of all values")
     for rule, count in census.refused.items():
         table.add_row(f"- {count:,}", f"refused by {rule}, for example: {examples[rule]}")
-    table.add_row(
-        f"- {census.merged:,}", "behave as another one: a knob that does not matter there, or a size beyond the model"
-    )
+    table.add_row(f"- {census.merged:,}", "equivalent to another one: a knob without effect, or a size larger than the model")
     table.add_row(f"{census.legal:,}", "legal", style="bold")
     console.print(table, highlight=False)

@@ -1,4 +1,4 @@
-"""Exit statuses, and errors as one clear line on standard error."""
+"""Exit statuses, and printing errors as one line on standard error."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ PROGRAM = "autotune"
 
 
 class Status(IntEnum):
-    """What the command's exit status means."""
+    """Exit statuses of commands."""
 
     OK = 0
     FAILURE = 1
@@ -23,12 +23,12 @@ class Status(IntEnum):
 
 
 def exit_status(app: typer.Typer, arguments: Sequence[str], further: dict[str, Any]) -> int:
-    """Run the application; an error that is ours becomes one line and its status, an unknown one keeps its traceback.
+    """Run the application. Our own errors become one line and a status; other exceptions keep their traceback.
 
-    `further`: what commands find in their context beside the arguments.
+    `further`: additional data for the commands' context.
     """
     try:
-        # The name is given, since the shell's completion is looked for under it.
+        # The name is given because shell completion depends on it.
         result = app(args=list(arguments), prog_name=PROGRAM, standalone_mode=False, obj=further)
     except typer.TyperException as error:
         return _fail(_usage_text(error), Status.USAGE)
@@ -43,7 +43,7 @@ def exit_status(app: typer.Typer, arguments: Sequence[str], further: dict[str, A
 
 
 def end(command: Callable[[], Status]) -> None:
-    """Run what a command does, and end with its status; Ctrl-C, where the command has no answer of its own, is told."""
+    """Run a command and exit with its status. Ctrl-C aborts, unless the command handles it."""
     try:
         status = command()
     except KeyboardInterrupt:
@@ -52,8 +52,8 @@ def end(command: Callable[[], Status]) -> None:
 
 
 def status_of(error: Exception) -> Status | None:
-    """The status of an error of ours; None: it is none of ours."""
-    # Here, not above: `autotune --help` must not load these packages.
+    """The status of one of our errors; None: it is not ours."""
+    # Imported here because `autotune --help` must not load these packages.
     from autotune.errors import AutotuneError, NoBestError, NothingFeasibleError
     from executor.errors import DataError, ExecutorError, FactoryError
     from search_spaces.errors import SearchSpaceError
@@ -73,24 +73,29 @@ def status_of(error: Exception) -> Status | None:
 
 
 def _status_of_client(error: Exception) -> Status | None:
-    """The same of an error of the client. Where none has loaded the client, it is not loaded: it needs httpx2."""
+    """The same for an error of the client, which is only checked if it is already imported, because it needs httpx2."""
     client = sys.modules.get("autotune.client.errors")
     if client is None or not isinstance(error, client.ServiceError):
         return None
     if isinstance(error, client.UnreachableError | client.UnavailableError):
         return Status.FAILURE
-    # What the service refuses is the user's to mend; where it fails itself, the class is the base.
+    # Refusals by the service are user errors; failures of the service itself have the base class.
     return Status.FAILURE if type(error) is client.ServiceError else Status.USAGE
 
 
 def _usage_text(error: typer.TyperException) -> str:
-    """What is wrong with the command line, on one line with where to look."""
+    """The usage error in one line, with a pointer to the help."""
     text = " ".join(error.format_message().split()).rstrip(".")
     path = getattr(getattr(error, "ctx", None), "command_path", PROGRAM)
-    told = f"{text[:1].lower()}{text[1:]}"
-    return told if "; " in told else f"{told}; see `{path} --help`"
+    message = f"{text[:1].lower()}{text[1:]}"
+    return message if "; " in message else f"{message}; see `{path} --help`"
 
 
 def _fail(message: str, status: Status) -> Status:
     print(f"{PROGRAM}: {visible_line(message)}", file=sys.stderr)  # noqa: T201  the one place that prints errors
     return status
+
+
+def print_note(line: str) -> None:
+    """Print a note to standard error, so that standard output has only the requested output."""
+    print(f"note: {line}", file=sys.stderr)  # noqa: T201

@@ -1,4 +1,4 @@
-"""`autotune study export`: a job as a study of Optuna's."""
+"""`autotune study export`: write a job as an Optuna study."""
 
 import sys
 
@@ -8,9 +8,9 @@ from autotune.exports.optuna_study import write_study
 
 
 def study_command(job: str | None, storage: str, name: str | None, url: str | None, database: str | None) -> Status:
-    """Write the study; its name on standard output."""
-    with open_backend(url, database) as desk:
-        found = desk.job(job)
-        written = write_study(storage, name or found.id, found, list(desk.trials(found.id)))
+    """Write the study and print its name to standard output."""
+    with open_backend(url, database) as backend:
+        found = backend.job(job)
+        written = write_study(storage, name or found.id, found, list(backend.trials(found.id)))
     sys.stdout.write(f"{written}\n")
     return Status.OK

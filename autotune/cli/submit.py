@@ -1,4 +1,4 @@
-"""`autotune submit`: a job for the workers."""
+"""`autotune submit`: submit a job to the workers."""
 
 import sys
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.cli.fields import request_fields
-from autotune.cli.jobs import tell_submitted
+from autotune.cli.jobs import print_submitted
 from autotune.cli.open_backend import open_backend
 from autotune.cli.status import Status
 from autotune.cli.watch import watch_job
@@ -15,14 +15,14 @@ from autotune.errors import RequestError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubmitOptions:
-    """What the command line gave."""
+    """Parsed options of the command."""
 
     fields: dict[str, Any]
-    """Fields of the request that were given as options."""
+    """Request fields that were given as options."""
     pins: tuple[str, ...]
     baseline: Path | None
     imported: Path | None
-    """A configuration of another framework: the baseline."""
+    """A configuration of another framework that becomes the baseline."""
     config: Path | None
     priority: int
     watch: bool
@@ -32,18 +32,18 @@ class SubmitOptions:
 
 
 def submit_command(options: SubmitOptions) -> Status:
-    """Open the job, and tell its id or follow it."""
+    """Submit the job, and print its id or follow it."""
     if options.watch and options.json:
-        raise RequestError("json", "is one document, and --watch prints what happens", "leave one of them out")
+        raise RequestError("json", "prints one document, but --watch prints events", "leave one of them out")
     fields = request_fields(options.fields, options.pins, options.baseline, options.config)
     if options.imported is not None:
         from autotune.cli.imported import with_imported
 
         ranks = () if fields.get("ranks") is None else (int(fields["ranks"]),)
         fields = with_imported(fields, options.imported, ranks, lambda line: print(line, file=sys.stderr))  # noqa: T201
-    with open_backend(options.url, options.database) as desk:
-        job = desk.submit(fields, options.priority)
+    with open_backend(options.url, options.database) as backend:
+        job = backend.submit(fields, options.priority)
         if options.watch:
-            return watch_job(desk, job)
-    tell_submitted(job, options.json)
+            return watch_job(backend, job)
+    print_submitted(job, options.json)
     return Status.OK

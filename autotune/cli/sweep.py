@@ -1,4 +1,4 @@
-"""`autotune sweep`: open or resume a job, run it, write the best configuration, say what was found."""
+"""`autotune sweep`: open or resume a job, run it, write the best configuration and print the result."""
 
 import json
 import sys
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from autotune.cli.fields import request_fields, with_import_folders
-from autotune.cli.foreground import print_line, resume_line, run_job_shown, run_new, start_runner
+from autotune.cli.foreground import print_line, resume_line, run_job_with_table, run_new, start_runner
 from autotune.cli.foreground_options import SweepOptions
 from autotune.cli.passed import pass_environment
 from autotune.cli.status import Status
@@ -22,11 +22,11 @@ from search_spaces.outcome import JobState
 from storage.records import BUDGET
 from storage.sql import default_database_url, open_store
 
-_RESUMED = "leave out MODEL and all options but --trials, --max-seconds, --out, --db and --ray-address"
+_RESUMED = "leave out MODEL and all options except --trials, --max-seconds, --out, --db and --ray-address"
 
 
 def sweep_command(options: SweepOptions) -> Status:
-    """Everything that can be found out is found out before the first trial: model, space, output path, database."""
+    """Run a sweep. Model, space, output path and database are validated before the first trial."""
     console = Console(stderr=True)
     require_writable(options.out)
     pass_environment(options.pass_environment)
@@ -60,16 +60,16 @@ def _resumed(options: SweepOptions, console: Console) -> TuneResult:
     budget = {name: fields.pop(name) for name in BUDGET if name in fields}
     given = (fields, options.series, options.pins, options.baseline, options.imported, options.history, options.config)
     if any(given):
-        raise RequestError("resume", "a job goes on with its own request", _RESUMED)
+        raise RequestError("resume", "a job is resumed with its own request", _RESUMED)
     with open_store(options.database or default_database_url()) as store:
         job, session = resume_job(store, options.resume, ray_address, budget)
         with start_runner(session, console, options, job) as runner:
-            return run_job_shown(session, store, job, runner, options, console, options.out)
+            return run_job_with_table(session, store, job, runner, options, console, options.out)
 
 
 def _request(options: SweepOptions, fields: dict[str, Any], ranks: tuple[int, ...]) -> JobRequest:
     for name in options.series:
-        problem = f"belongs to a series of jobs ({', '.join(SERIES)})"
+        problem = f"applies to a series of jobs ({', '.join(SERIES)})"
         raise RequestError(name, problem, "leave it out, or choose such an --objective")
     if len(ranks) > 1:
         raise RequestError("ranks", "has several values for one job", "give one, or choose the objective cost or devices")
@@ -77,7 +77,7 @@ def _request(options: SweepOptions, fields: dict[str, Any], ranks: tuple[int, ..
 
 
 def ranks_of(fields: Mapping[str, Any]) -> tuple[int, ...]:
-    """The numbers of ranks that were given: text with commas between, or a file's number or list.
+    """Parse numbers of ranks: comma-separated text, or a number or list from a file.
 
     Raises:
         RequestError: it is none of these.
@@ -89,12 +89,12 @@ def ranks_of(fields: Mapping[str, Any]) -> tuple[int, ...]:
     try:
         return tuple(item if isinstance(item, int) else int(item.strip()) for item in items)
     except (AttributeError, ValueError) as error:
-        raise RequestError("ranks", f"{given!r} is no number of ranks", "write 2, or 1,2,4 for a series") from error
+        raise RequestError("ranks", f"{given!r} is not a number of ranks", "write 2, or 1,2,4 for a series") from error
 
 
 def _require_no_history(options: SweepOptions) -> None:
     if options.history is not None:
-        raise RequestError("history", "is of one job, and this is a series of them", "leave it out, or choose one size")
+        raise RequestError("history", "applies to one job, but this is a series of jobs", "leave it out, or choose one size")
 
 
 def _print(result: TuneResult, options: SweepOptions, console: Console) -> None:
@@ -114,7 +114,7 @@ def _print(result: TuneResult, options: SweepOptions, console: Console) -> None:
     if result.best_config is not None:
         Console().print(f"written to {options.out} (job {result.job_id})", soft_wrap=True, highlight=False)
     if result.state is JobState.PAUSED:
-        print_line(console, f"paused; go on with:\n  {resume_line(result.job_id, options)}")
+        print_line(console, f"paused; continue with:\n  {resume_line(result.job_id, options)}")
 
 
 def _status(result: TuneResult) -> Status:

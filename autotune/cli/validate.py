@@ -1,4 +1,4 @@
-"""`autotune validate`: how well predictions agree with a table of measurements."""
+"""`autotune validate`: compare predictions with a table of measurements."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.table import Table
 from rich.text import Text
 
-from autotune.cli.report_document import tell_document
+from autotune.cli.report_document import print_document
 from autotune.cli.status import Status
 from autotune.errors import RequestError
 from autotune.evaluation.validation.contract import Predictor
@@ -31,12 +31,12 @@ from autotune.ops.output import require_writable
 from autotune.text.console import Console
 
 _SHOWN = 12
-"""Problems and reasons that the console shows; the JSON and the Markdown page hold all."""
+"""Maximum problems and reasons on the console; the JSON and the Markdown page have all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValidateOptions:
-    """What the command line gave."""
+    """Parsed options of the command."""
 
     table: Path
     calibrate: str
@@ -62,12 +62,12 @@ def validate_command(options: ValidateOptions) -> Status:
     labels = read_labels(options.labels) if options.labels else NO_LABELS
     with _progress() as progress:
         document = validate(table, shipped_predictor(), protocol, labels, progress)
-    tell_document(document, markdown_page, options.markdown, options.json, _print)
+    print_document(document, markdown_page, options.markdown, options.json, _print)
     return Status.OK
 
 
 def shipped_predictor() -> Predictor:
-    """The analytic model with the coefficients that are shipped."""
+    """The analytic model with the shipped coefficients."""
     from autotune.evaluation.table_predictor import TablePredictor  # type: ignore[import-not-found, unused-ignore]
 
     predictor: Predictor = TablePredictor()
@@ -78,12 +78,12 @@ def _calibration(name: str) -> Calibration:
     try:
         return Calibration(name)
     except ValueError:
-        raise RequestError("calibrate", f"{name!r} is no mode", f"use one of {', '.join(Calibration)}") from None
+        raise RequestError("calibrate", f"{name!r} is not a mode", f"use one of {', '.join(Calibration)}") from None
 
 
 @contextmanager
 def _progress() -> Iterator[Progress | None]:
-    """On a terminal, how many calibrations are done."""
+    """Show progress on a terminal."""
     console = Console(stderr=True)
     if not console.is_terminal:
         yield None

@@ -1,4 +1,4 @@
-"""`autotune verify`: a best configuration on the engine that it is for, delivered against promised."""
+"""`autotune verify`: run a best configuration on its target engine, and compare delivered with promised rates."""
 
 import json
 import sys
@@ -26,7 +26,7 @@ def verify_command(
     write: bool,
     as_json: bool,
 ) -> Status:
-    """Status 0 where the best is not slower than the baseline on that engine."""
+    """Run the verification. Status 0 if the best is not slower than the baseline on that engine."""
     document = read_best_config(path)
     if write:
         require_writable(path)
@@ -41,16 +41,16 @@ def verify_command(
     if as_json:
         sys.stdout.write(json.dumps(found.document(), indent=2) + "\n")
     else:
-        _tell(found, Console())
+        _print_result(found, Console())
     return Status.OK if found.holds else Status.FAILURE
 
 
-def _tell(found: Verification, console: Console) -> None:
+def _print_result(found: Verification, console: Console) -> None:
     share = found.delivered.mean / found.promised.mean
     lines = [
         f"promised  {rate_text(found.promised)} samples/s{_gain(found.promised_gain)}",
         f"delivered {rate_text(found.delivered)} samples/s{_gain(found.delivered_gain)} on {found.engine}: {share:.0%} of it",
-        *(f"note: {item} has no place in {found.engine}, which ran as it does without" for item in found.left_out),
+        *(f"note: {item} is not supported by {found.engine} and was left out" for item in found.left_out),
         *([f"note: {found.message}"] if found.message else []),
         *(
             []

@@ -1,4 +1,4 @@
-"""`autotune watch`: a job's events to its end. Leaving it changes nothing for the job."""
+"""`autotune watch`: follow a job's events until it ends. Detaching does not affect the job."""
 
 import itertools
 import shlex
@@ -20,27 +20,27 @@ from search_spaces.trial import Interval
 from storage.records import AttemptState, EventKind, EventRecord, JobRecord, TrialRecord
 
 PAGE = 100
-"""Trials that are read at a time, where many have ended already."""
+"""Trials per read, if many have already ended."""
 
 
 def watch_command(job: str | None, url: str | None, database: str | None) -> Status:
-    """Follow a job to its end."""
-    with open_backend(url, database) as desk:
-        return watch_job(desk, desk.job(job))
+    """Follow a job until it ends."""
+    with open_backend(url, database) as backend:
+        return watch_job(backend, backend.job(job))
 
 
-def watch_job(desk: JobBackend, job: JobRecord) -> Status:
-    """Print what happens to the job until it has ended, and then what it found. Ctrl-C detaches, and says so."""
+def watch_job(backend: JobBackend, job: JobRecord) -> Status:
+    """Print the job's events until it has ended, then its result. Ctrl-C detaches and prints how to watch again."""
     console = Console(stderr=True)
-    watch = Watch(desk, job, console)
+    watch = Watch(backend, job, console)
     try:
         with console.status("") as line:
             watch.follow(line)
-        ended = desk.job(job.id)
-        best = _best(desk, job.id)
+        ended = backend.job(job.id)
+        best = _best(backend, job.id)
     except KeyboardInterrupt:
-        again = shlex.join(["autotune", "watch", job.id, *desk.words])
-        _say(console, f"detached; job {job.id} goes on; watch it again with:\n  {again}")
+        again = shlex.join(["autotune", "watch", job.id, *backend.words])
+        _print_line(console, f"detached; job {job.id} continues; watch it again with:\n  {again}")
         return Status.INTERRUPTED
     print_result(best, Console())
     if ended.reason == StopReason.NOTHING_FEASIBLE:
@@ -49,34 +49,34 @@ def watch_job(desk: JobBackend, job: JobRecord) -> Status:
 
 
 class Watch:
-    """What is known of a job that is followed."""
+    """State of a followed job."""
 
-    def __init__(self, desk: JobBackend, job: JobRecord, console: Console) -> None:
-        self._desk, self._job, self._console = desk, job, console
+    def __init__(self, backend: JobBackend, job: JobRecord, console: Console) -> None:
+        self._backend, self._job, self._console = backend, job, console
         self._budget = job.request.get("trials")
         self._read: dict[int, TrialRecord] = {}
-        """Trials that were read before their events came."""
+        """Trials that were read before their events arrived."""
         self._rows = TrialRows(None)
         self._spent = 0
         self._answer: Mapping[str, Any] | None = job.answer
         self._running: dict[int, str] = {}
-        """Trial -> what its ranks do, as far as that was heard."""
+        """Running trial -> last progress text; empty: none yet."""
 
     def follow(self, line: StatusLine) -> None:
-        """Print each event that matters, and keep the line at the bottom of a terminal up to date."""
+        """Print relevant events, and update the status line of a terminal."""
         request = self._job.request
         budget = f"{self._budget} trials by {request.get('strategy', '')}"
-        _say(self._console, f"job {self._job.id}: {place_text(self._job)}, {budget}, {state_text(self._job)}")
-        for sign in self._desk.live(self._job.id):
-            if isinstance(sign, EventRecord):
-                told = self._told(sign)
-                if told:
-                    _say(self._console, told)
-            elif sign.trial_number in self._running:
-                self._running[sign.trial_number] = progress_text(sign)
+        _print_line(self._console, f"job {self._job.id}: {place_text(self._job)}, {budget}, {state_text(self._job)}")
+        for update in self._backend.live(self._job.id):
+            if isinstance(update, EventRecord):
+                text = self._event_text(update)
+                if text:
+                    _print_line(self._console, text)
+            elif update.trial_number in self._running:
+                self._running[update.trial_number] = progress_text(update)
             line.update(self._summary())
 
-    def _told(self, event: EventRecord) -> str:
+    def _event_text(self, event: EventRecord) -> str:
         payload = event.payload
         match event.kind:
             case EventKind.ATTEMPT_STARTED:
@@ -90,9 +90,9 @@ class Watch:
                 if payload["state"] == AttemptState.ACCEPTED:
                     return self._ended(payload["trial"])
                 if payload["state"] == AttemptState.RETRIED:
-                    return f"trial {payload['trial']}: {payload['outcome']}, tried again  {payload.get('message', '')}".rstrip()
+                    return f"trial {payload['trial']}: {payload['outcome']}, retried  {payload.get('message', '')}".rstrip()
             case EventKind.JOB_ACQUIRED:
-                return "running" if payload.get("taken_from") is None else "running: another worker has taken it over"
+                return "running" if payload.get("taken_from") is None else "running: taken over by another worker"
             case EventKind.JOB_ASKED:
                 return str(payload["state"]).lower()
             case EventKind.JOB_RELEASED:
@@ -109,8 +109,8 @@ class Watch:
         return self._rows.line(trial) + self._news()
 
     def _news(self) -> str:
-        """That the answer so far is another one now."""
-        answer = self._desk.job(self._job.id).answer
+        """Text about a new answer; empty if it is unchanged."""
+        answer = self._backend.job(self._job.id).answer
         changed = answer is not None and answer["trial"] != (self._answer or {}).get("trial")
         self._answer = answer
         if answer is None or not changed:
@@ -118,9 +118,9 @@ class Watch:
         return f"  ★ best so far: trial {answer['trial']}{', the baseline' if answer['keeps_baseline'] else ''}"
 
     def _trial(self, number: int) -> TrialRecord:
-        """The trial, which has its outcome: those after it are read along, and kept as far as they have theirs."""
+        """The finished trial. Later trials are read at the same time, and cached if they are finished."""
         if number not in self._read:
-            page = itertools.islice(self._desk.trials(self._job.id, number), PAGE)
+            page = itertools.islice(self._backend.trials(self._job.id, number), PAGE)
             self._read |= {trial.number: trial for trial in page if trial.outcome is not None}
         return self._read.pop(number)
 
@@ -130,16 +130,16 @@ class Watch:
             rate = self._answer["rate"]
             interval = Interval(mean=rate["mean"], low=rate["low"], high=rate["high"])
             parts.append(f"best {rate_text(interval)} samples/s (trial {self._answer['trial']})")
-        parts += [f"trial {number}: {does or 'runs'}" for number, does in sorted(self._running.items())[:4]]
+        parts += [f"trial {number}: {state or 'runs'}" for number, state in sorted(self._running.items())[:4]]
         return ", ".join(parts).replace("[", "\\[")
 
 
-def _best(desk: JobBackend, job_id: str) -> dict[str, object] | None:
+def _best(backend: JobBackend, job_id: str) -> dict[str, object] | None:
     try:
-        return desk.best(job_id)
+        return backend.best(job_id)
     except NoBestError:
         return None
 
 
-def _say(console: Console, line: str) -> None:
+def _print_line(console: Console, line: str) -> None:
     console.print(line, highlight=False, markup=False, soft_wrap=True)

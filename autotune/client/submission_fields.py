@@ -7,81 +7,81 @@ KnobValue = bool | int | float | str
 
 
 class SubmissionFields(TypedDict, total=False):
-    """What a job may cost and how it searches. What is left out, or None, has the default of `autotune sweep`."""
+    """Budget and search settings of a job. Fields that are omitted or None have the default of `autotune sweep`."""
 
     command: Mapping[str, Any] | None
     """Your own training script: everything after --."""
     cluster: str | None
     """local, ray, a preset as NAME:NODES, or a TOML file."""
     ranks: int | None
-    """Ranks of a trial."""
+    """Ranks per trial."""
     space: str | None
     """zero, zero-buckets, 3d, parallel, full, or a TOML file."""
     pins: Mapping[str, KnobValue | Sequence[KnobValue]] | None
-    """Pin a knob to a value, or to several (KNOB=A,B). May be repeated."""
+    """Pin a knob to one value, or to several (KNOB=A,B). May be repeated."""
     simple: str | None
-    """Search only what this framework's export says without loss: deepspeed, torchtitan, megatron, …"""
+    """Search only what this framework's export expresses without loss: deepspeed, torchtitan, megatron, …"""
     objective: str | None
     """throughput, memory or pareto."""
     strategy: str | None
     """guided, tpe, random, grid, tpe-predicted, gp, nsga2, smac, deepspeed, paddle, expert."""
     seed: int | None
-    """Of weights, data and strategy."""
+    """Random seed of weights, data and strategy."""
     trials: int | None
-    """Search trials at most."""
+    """Maximum number of search trials."""
     max_seconds: float | None
-    """Start no search trial after so many seconds."""
+    """Seconds after which no search trial starts."""
     device_hours: float | None
-    """Start no search trial after so many hours times ranks."""
+    """Hours times ranks after which no search trial starts."""
     run_device_hours: float | None
-    """Device-hours of the run that is tuned for: stop when a trial costs more than it is expected to save of them."""
+    """Device-hours of your run: stop when a trial costs more than it is expected to save in the run."""
     stop_margin: float | None
-    """Stop when it is 95 % sure that nothing untried is faster by more than this share."""
+    """Stop when, with 95 % confidence, no untried configuration is faster by more than this share."""
     trial_timeout: float | None
     """Seconds after which a trial is killed."""
     global_batch_size: int | None
-    """Samples in an optimizer step, over all ranks."""
+    """Samples per optimizer step, over all ranks."""
     sequence_length: int | None
-    """Tokens in a sample."""
+    """Tokens per sample."""
     training_steps: int | None
-    """Optimizer steps of the run, over which schedules of the data are weighed."""
+    """Optimizer steps of your run, over which data schedules are averaged."""
     document_lengths: Sequence[int] | None
-    """Tokens of each document of a sample of your data, with commas, or a file of them."""
+    """Lengths in tokens of a sample of your documents, separated by commas, or a file of them."""
     lr: float | None
     """Learning rate of your run, for trials and exported files."""
     weight_decay: float | None
-    """Weight decay of your run, likewise."""
+    """Weight decay of your run, for trials and exported files."""
     clip: float | None
-    """Bound of the gradient norm, likewise; 0: none."""
+    """Maximum gradient norm, for trials and exported files; 0: no clipping."""
     optimizer: str | None
-    """adamw, sgd, lamb, muon, adamw8bit, onebit_adam; likewise."""
+    """adamw, sgd, lamb, muon, adamw8bit, onebit_adam; for trials and exported files."""
     memory_limit: int | str | None
-    """Bytes a rank may allocate: 2000000000, 2GB or 1.5GiB."""
+    """Memory limit per rank: 2000000000, 2GB or 1.5GiB."""
     headroom: float | None
-    """Share of the limit that the winner leaves free."""
+    """Share of the memory limit that the winner must leave free."""
     baseline: Mapping[str, KnobValue] | None
-    """JSON of your present knobs: becomes trial 0."""
+    """JSON of your present knobs, measured as trial 0."""
     failures: Mapping[str, Mapping[str, Any]] | None
-    """TOML of what failures mean, beside our own rows or instead of them."""
+    """TOML file of failure-table rows that extend or replace the built-in ones."""
     engine: str | None
     """native, ddp, fsdp2, deepspeed, or command (after --)."""
     runner: str | None
     """ray or local."""
     confirm_repeats: int | None
-    """Measure finalists again, at most 3 N times in all; 0: never."""
+    """Repeat the measurement of finalists, at most 3 N times in total; 0: never."""
     control_every: int | None
-    """Search trials after which the baseline is measured again; 0: never."""
+    """Search trials between repeated measurements of the baseline; 0: never."""
     allow_unstable: bool | None
-    """Let a trial win whose measurement did not settle."""
+    """Allow trials with unstable measurements to win."""
     racing: bool | None
-    """End a trial as soon as it can no longer be the fastest."""
+    """Stop a trial as soon as it can no longer be the fastest."""
     environment_settings: Sequence[str] | None
-    """NAME=VALUE pairs tried on the best layout, in processes of their own; at most 4, or standard. May be repeated."""
+    """Environment variables (NAME=VALUE pairs) to try on the best layout; at most 4, or standard. May be repeated."""
     name: str | None
-    """What the job is called."""
+    """Name of the job."""
     tags: Sequence[str] | None
-    """A word to find the job by. May be repeated."""
+    """Tag for finding the job. May be repeated."""
     note: str | None
-    """What is to be known about the job."""
+    """Note about the job."""
     priority: int
-    """Higher ones go first; between -100 and 100."""
+    """Jobs with higher priority run first; between -100 and 100."""

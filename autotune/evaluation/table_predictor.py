@@ -153,10 +153,10 @@ def _resolved(cases: Cases, rows: Sequence[Row], rates: Coefficients) -> Cases:
     if not (recomputes | divides).any():
         return cases
     for level in range(1, len(RECOMPUTE)):
-        cases = _with_layout(cases, "recompute", level, recomputes & ~_fits(cases, rates))
+        cases = _with_layout(cases, "activation_checkpointing", level, recomputes & ~_fits(cases, rates))
     cases = _with_layout(cases, "zero_stage", 3, divides & ~_fits(cases, rates))
-    cases = _with_layout(cases, "recompute", 0, recomputes & divides & (cases.layouts.zero_stage == 3))
-    return _with_layout(cases, "recompute", 2, recomputes & divides & ~_fits(cases, rates))
+    cases = _with_layout(cases, "activation_checkpointing", 0, recomputes & divides & (cases.layouts.zero_stage == 3))
+    return _with_layout(cases, "activation_checkpointing", 2, recomputes & divides & ~_fits(cases, rates))
 
 
 def _fits(cases: Cases, rates: Coefficients) -> Flags:

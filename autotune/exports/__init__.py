@@ -5,8 +5,8 @@ from typing import Any
 
 from autotune.errors import UnknownFormatError
 from autotune.exports.accelerate import export_accelerate_deepspeed, export_accelerate_fsdp
+from autotune.exports.best_config_file import best_config_text
 from autotune.exports.deepspeed import export_deepspeed
-from autotune.exports.document import export_json
 from autotune.exports.export import Export
 from autotune.exports.launch import export_slurm, export_torchrun
 from autotune.exports.lightning import export_lightning
@@ -34,6 +34,11 @@ MAKERS: Mapping[str, Callable[[Winner], Export]] = {
 """Framework -> the function that makes its format; `jobs.request.SIMPLE_TARGETS` has the same names."""
 
 
+def _export_json(best: dict[str, Any]) -> Export:
+    """Return the document as it is written to best-config.json."""
+    return Export(text=best_config_text(best))
+
+
 def _reading(make: Callable[[Winner], Export]) -> Exporter:
     return lambda document: make(winner_of(document))
 
@@ -44,7 +49,7 @@ def _of_plugin(name: str) -> Exporter:
 
 
 EXPORTERS: Mapping[str, Exporter] = {
-    "json": export_json,
+    "json": _export_json,
     **{name: _reading(make) for name, make in MAKERS.items()},
     "ray": _reading(export_ray),
     "slurm": _reading(export_slurm),

@@ -6,11 +6,10 @@ from autotune.exports import peft
 from autotune.exports.checkpoints import Checkpoints
 from autotune.exports.coverage import Target, unplaced_notes
 from autotune.exports.deepspeed import SAME, deepspeed_notes
-from autotune.exports.export import Export, header, remarks
+from autotune.exports.export import Export, header, remarks, yaml_text
 from autotune.exports.fsdp2 import fsdp2_notes, reduction_note, replicas
 from autotune.exports.hugging_face import DECODER_LAYERS
 from autotune.exports.winner import Winner
-from autotune.exports.yaml_text import yaml_text
 from search_spaces.trial_config import TrialConfig
 
 FSDP = Target(

@@ -1,6 +1,8 @@
 """The result of an exporter, and its notes as comments of the file."""
 
-from collections.abc import Collection, Iterable, Sequence
+import json
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from autotune.exports.checkpoints import Checkpoints, checkpoint_note
@@ -39,3 +41,42 @@ def header(winner: Winner, what: str, notes: Sequence[str], mark: str = "# ") ->
     of = f" (job {winner.job})" if winner.job else ""
     lines = [f"{what}: the best configuration that Autotune found{of}.", *notes]
     return "".join(f"{mark}{line}\n" for line in lines)
+
+
+def python_text(value: object, indent: str = "") -> str:
+    """The value as an expression: mappings on several lines, text in double quotes."""
+    if isinstance(value, Mapping):
+        if not value:
+            return "{}"
+        inner = indent + "    "
+        lines = "".join(f"{inner}{python_text(name)}: {python_text(item, inner)},\n" for name, item in value.items())
+        return f"{{\n{lines}{indent}}}"
+    if isinstance(value, tuple) and value:
+        return f"({', '.join(python_text(item) for item in value)}{',' if len(value) == 1 else ''})"
+    return json.dumps(value) if isinstance(value, str) else repr(value)
+
+
+_PLAIN = re.compile(r"[A-Za-z_][\w./-]*")
+_SPECIAL = frozenset({"y", "n", "yes", "no", "on", "off", "true", "false", "null"})
+"""Words that YAML does not read as text."""
+
+
+def yaml_text(content: Mapping[str, object]) -> str:
+    """The tables as YAML, keys in their order."""
+    return "".join(_lines(content, ""))
+
+
+def _lines(content: Mapping[str, object], indent: str) -> list[str]:
+    lines = []
+    for key, value in content.items():
+        if isinstance(value, Mapping):
+            lines += [f"{indent}{key}:\n", *_lines(value, indent + "  ")]
+        else:
+            lines.append(f"{indent}{key}: {_scalar(value)}\n")
+    return lines
+
+
+def _scalar(value: object) -> str:
+    if isinstance(value, str) and _PLAIN.fullmatch(value) and value.lower() not in _SPECIAL:
+        return value
+    return json.dumps(value)

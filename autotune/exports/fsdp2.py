@@ -2,6 +2,7 @@
 
 from autotune.errors import ExportRefusedError
 from autotune.exports.winner import Winner
+from search_spaces.compression import INT8
 from search_spaces.trial_config import TrialConfig
 
 
@@ -53,3 +54,17 @@ def replicas(winner: Winner, form: str) -> int:
         problem = f"{form} shards over all context ranks of a sample, and hsdp_shard_size={winner.shard_size} is fewer"
         raise ExportRefusedError("format", problem, "use json, or a best configuration of another hsdp_shard_size")
     return copies
+
+
+BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
+"""Bytes per element of a reduction, by dtype."""
+
+
+def bucket_megabytes(config: TrialConfig) -> int:
+    """The reduction bucket size in the unit of `bucket_cap_mb` (MiB); at least 1."""
+    return max(config.reduce_bucket_size * BYTES[sent_dtype(config)] // 2**20, 1)
+
+
+def sent_dtype(config: TrialConfig) -> str:
+    """The dtype in which torch reduces gradients; it does not send integers."""
+    return "fp32" if config.reduce_dtype == INT8 else config.reduce_dtype

@@ -4,12 +4,10 @@ from dataclasses import dataclass
 
 from autotune.exports.checkpoints import Checkpoints
 from autotune.exports.coverage import Target, unplaced_notes, unstated_note
-from autotune.exports.ddp import bucket_megabytes
 from autotune.exports.deepspeed import SAME, deepspeed_document, deepspeed_notes
-from autotune.exports.export import Export, header, remarks
-from autotune.exports.fsdp2 import offload_notes, reduction_note
+from autotune.exports.export import Export, header, python_text, remarks
+from autotune.exports.fsdp2 import bucket_megabytes, offload_notes, reduction_note
 from autotune.exports.hugging_face import DECODER_LAYERS
-from autotune.exports.python_text import python_text
 from autotune.exports.winner import Winner
 
 _SHARED = frozenset({"zero_stage", "micro_batch_size", "precision"})

@@ -1,8 +1,7 @@
 """Exports a script for Ray Train: the scaling configuration and a trainer."""
 
-from autotune.exports.export import Export, header, remarks
+from autotune.exports.export import Export, header, python_text, remarks
 from autotune.exports.launch import layout_notes, rank_places
-from autotune.exports.python_text import python_text
 from autotune.exports.winner import Winner
 from search_spaces.trial_config import TrialConfig
 

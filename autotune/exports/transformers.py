@@ -6,9 +6,9 @@ from typing import Any
 from autotune.exports import peft
 from autotune.exports.checkpoints import Checkpoints
 from autotune.exports.coverage import Target, unstated_note
-from autotune.exports.ddp import bucket_megabytes
 from autotune.exports.deepspeed import SAME, deepspeed_document, deepspeed_notes
 from autotune.exports.export import Export, remarks
+from autotune.exports.fsdp2 import bucket_megabytes
 from autotune.exports.winner import Winner
 from search_spaces.fused_kernels import LIGER, TRANSFORMER_ENGINE
 from search_spaces.optimizers import SGD_MOMENTUM

@@ -1,1 +1,1 @@
-"""A tuning request: its fields, at every entry point."""
+"""Tuning requests: their fields at every entry point."""

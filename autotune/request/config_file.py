@@ -16,19 +16,19 @@ READERS: Mapping[str, Callable[[str, Path], Any]] = {
     "failures": lambda name, folder: read_failures(folder / name),
     "document_lengths": read_lengths,
 }
-"""Field -> what reads its text, which may be a file's name, in a folder."""
+"""Field -> parser of its text, which may be the name of a file in a folder."""
 
 
 def read_config_file(path: Path, note: Callable[[str], None] | None = None) -> dict[str, Any]:
-    """Return the fields that the file gives, by the request's own names; hyphens may stand for underscores.
+    """Return the fields of the file by their present names; hyphens may replace underscores.
 
     Args:
-        path: of the file.
+        path: path of the file.
         note: receives a line for each old name.
 
     Raises:
         RequestError: the file cannot be read, or a field is unknown or given twice.
-        FailureTableError: a row of `failures`, here or in a file beside this one, has no meaning.
+        FailureTableError: a row of `failures`, here or in a referenced file, is invalid.
     """
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""The field `document_lengths` of a request, as people write it on a command line."""
+"""Parse the field `document_lengths` of a request from the command line."""
 
 import re
 from pathlib import Path
@@ -6,16 +6,16 @@ from pathlib import Path
 from autotune.errors import RequestError
 
 _FIELD = "document_lengths"
-_REMEDY = "give numbers with commas between them, or the path of a file that holds them"
+_REMEDY = "give numbers separated by commas, or the path of a file of numbers"
 _BETWEEN = re.compile(r"[,\s]+")
 
 
 def read_lengths(text: str | None, folder: Path = Path()) -> tuple[int, ...]:
-    """Tokens of each document, of numbers with commas between them or of a file of numbers, looked for in `folder`; none
-    where nothing is given.
+    """Lengths of the documents in tokens, from numbers separated by commas or from a file of numbers in `folder`; empty if
+    nothing is given.
 
     Raises:
-        RequestError: the file cannot be read, or something in it is no number.
+        RequestError: the file cannot be read, or it contains something else than numbers.
     """
     if text is None:
         return ()
@@ -23,9 +23,9 @@ def read_lengths(text: str | None, folder: Path = Path()) -> tuple[int, ...]:
     words = [word for word in _BETWEEN.split(written) if word]
     wrong = next((word for word in words if not word.isdecimal()), None)
     if wrong is not None:
-        raise RequestError(_FIELD, f"{wrong[:40]!r} in {text} is no number of tokens", _REMEDY)
+        raise RequestError(_FIELD, f"{wrong[:40]!r} in {text} is not a number of tokens", _REMEDY)
     if not words:
-        raise RequestError(_FIELD, f"{text!r} holds no numbers", _REMEDY)
+        raise RequestError(_FIELD, f"{text!r} contains no numbers", _REMEDY)
     return tuple(map(int, words))
 
 
@@ -35,4 +35,4 @@ def _content(path: Path) -> str:
     except OSError as error:
         raise RequestError(_FIELD, f"{path} cannot be read ({error.strerror})", _REMEDY) from error
     except UnicodeDecodeError as error:
-        raise RequestError(_FIELD, f"{path} is no text", _REMEDY) from error
+        raise RequestError(_FIELD, f"{path} is not text", _REMEDY) from error

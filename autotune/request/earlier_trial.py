@@ -1,4 +1,4 @@
-"""A trial that was measured outside of the database."""
+"""A trial that was measured outside the database."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from search_spaces.trial_config import TrialConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EarlierTrial:
-    """What a configuration of the job's model and batch was measured at."""
+    """The measured rate of a configuration with the job's model and batch."""
 
     config: TrialConfig
     samples_per_second: float

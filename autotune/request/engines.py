@@ -1,4 +1,4 @@
-"""What each engine honours, by name: read from the files that engines keep free of torch."""
+"""The capabilities of engines by name, from files that do not import torch."""
 
 from autotune.errors import RequestError
 from autotune.request.script_capability import capability_for
@@ -15,15 +15,15 @@ from search_spaces.refusal import Refusal
 CAPABILITIES: dict[str, Capability] = {
     engine.engine: engine for engine in (NATIVE, DDP, FSDP2, DEEPSPEED, *load_plugins(Group.CAPABILITIES).values())
 }
-"""Engine -> what it honours and refuses. What `command` honours follows from the user's command."""
+"""Engine -> its capability. That of `command` follows from the user's command."""
 
 
 def capability_of(engine: str, command: CommandModel | None = None) -> Capability:
-    """The capability of the engine of that name; `command`: what the engine `command` runs.
+    """The capability of the engine with this name; `command`: the command that the engine `command` runs.
 
     Raises:
-        RequestError: no engine has it, or there is no command to run.
-        SearchSpaceError: a placeholder of the command is not known.
+        RequestError: no engine has this name, or the command is missing.
+        SearchSpaceError: a placeholder of the command is unknown.
     """
     if engine == COMMAND:
         if command is None:
@@ -37,7 +37,7 @@ def capability_of(engine: str, command: CommandModel | None = None) -> Capabilit
 
 
 def why_unusable(engine: str) -> Refusal | None:
-    """What keeps an engine of others from running trials on this machine, with the remedy; None: nothing."""
+    """Why a third-party engine cannot run trials on this machine, with the remedy; None: it can."""
     return unusable(installed_version()) if engine == DEEPSPEED.engine else None
 
 

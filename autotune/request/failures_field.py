@@ -1,4 +1,4 @@
-"""The field `failures` of a request: a user's rows of the failure table, in each of the ways that people write them."""
+"""Parse the field `failures` of a request, the user's rows of the failure table, in its different forms."""
 
 import tomllib
 from collections.abc import Mapping
@@ -13,29 +13,29 @@ from search_spaces.plain import to_plain
 
 
 def read_failures(path: Path) -> dict[str, Any]:
-    """The rows of a file as plain tables: name -> fields, each of which has been checked.
+    """The rows of a file as plain tables: name -> fields. The rows are validated.
 
     Raises:
         RequestError: the file cannot be read, or is not TOML.
-        FailureTableError: a row has no meaning; the line names row and field.
+        FailureTableError: a row is invalid; the message names row and field.
     """
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise RequestError("failures", f"{path} cannot be read ({error.strerror})", "give the path of a TOML file") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        told = mistaken(path, "a failure table") or f"is not TOML ({error})"
-        raise RequestError("failures", f"{path} {told}", "correct the file; docs/failures.md has one") from error
+        problem = mistaken(path, "a failure table") or f"is not TOML ({error})"
+        raise RequestError("failures", f"{path} {problem}", "correct the file; docs/failures.md has one") from error
     rows_from(tables, failure_table())
     return tables
 
 
 def with_failures(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields with the rows as a request holds them: a list, each row with all its fields.
+    """The fields with the rows in the form of a request: a list, each row with all its fields.
 
     Raises:
-        RequestError: they are no rows.
-        FailureTableError: a row has no meaning; the line names row and field.
+        RequestError: they are not rows.
+        FailureTableError: a row is invalid; the message names row and field.
     """
     given = fields.get("failures")
     if given is None:
@@ -46,5 +46,7 @@ def with_failures(fields: Mapping[str, Any]) -> dict[str, Any]:
         require_small(given)
         rows = given
     else:
-        raise RequestError("failures", f"{given!r} is no table of rows", "give {ROW: {FIELD: value}}, or --failures FILE.toml")
+        raise RequestError(
+            "failures", f"{given!r} is not a table of rows", "give {ROW: {FIELD: value}}, or --failures FILE.toml"
+        )
     return {**fields, "failures": to_plain(rows)}

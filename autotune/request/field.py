@@ -1,4 +1,4 @@
-"""What a field of a request is: one declaration for the command line, Python, TOML files, REST, the web form and the docs."""
+"""The declaration of a request field, for the command line, Python, TOML files, REST, the web form and the docs."""
 
 import dataclasses
 from collections.abc import Callable
@@ -10,13 +10,13 @@ EVERY = ("sweep", "scale", "submit")
 JOB = ("sweep", "submit")
 SWEEP = ("sweep",)
 SERVICE = "service"
-"""In place of a command in `RequestField.helps`: REST and the client."""
+"""Key in `RequestField.helps` for REST and the client, instead of a command."""
 FORM = "form"
-"""Likewise: the hint below an entry of the web form."""
+"""Likewise for the hint below an input of the web form."""
 
 
 class Panel(StrEnum):
-    """Groups of options in the help and of inputs in forms, in their order."""
+    """Groups of options in the help and of inputs in forms, in order."""
 
     BASIC = "Basic options"
     SEARCH = "Search"
@@ -31,45 +31,45 @@ class Panel(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestField:
-    """One field. Its name, type and default are those of the dataclass field."""
+    """One field. Name, type and default are those of the dataclass field."""
 
     help: str
     """One line, without the default."""
     panel: Panel
     unit: str = ""
-    """As the help shows the value: N, SECONDS, NAME."""
+    """The value's placeholder in the help: N, SECONDS, NAME."""
     least: float | None = None
-    """The smallest value; None: no bound."""
+    """Minimum; None: no bound."""
     most: float | None = None
-    """The largest value that a service takes; None: no bound. There is none elsewhere."""
+    """Maximum that a service accepts; None: no bound. Other entry points have no maximum."""
     above: float | None = None
-    """A bound that is itself too small."""
+    """Exclusive lower bound."""
     below: float | None = None
-    """A bound that is itself too large."""
+    """Exclusive upper bound."""
     choices: Callable[[], tuple[str, ...]] | None = None
-    """The values that text may have; None: any."""
+    """Allowed values of text; None: any."""
     commands: tuple[str, ...] = EVERY
     """Commands that have an option for it; empty: none."""
     shown_default: str = ""
-    """What the help says of the default; empty: the default itself."""
+    """Description of the default in the help; empty: the default itself."""
     helps: tuple[tuple[str, str], ...] = ()
-    """(Command, help) where it is another there."""
+    """(Command, help) for commands with a different help."""
     label: str = ""
-    """What the web form calls it; empty: the form has no entry for it, or one of its own kind."""
+    """Label in the web form; empty: the form has no input for it, or a special one."""
     section: str = ""
-    """The part of the form that it stands in: workload, machine, goal, search or labels."""
+    """Section of the form: workload, machine, goal, search or labels."""
     measure: str = ""
-    """Unit behind the label of the form's entry."""
+    """Unit after the label of the form's input."""
     service: bool = True
-    """Whether a service takes it. False: it names paths and hosts of the server, or what its trials cost."""
+    """Whether a service accepts it. False: it names paths or hosts of the server, or affects the cost of trials."""
 
     def help_of(self, command: str) -> str:
-        """The line for a command."""
+        """The help for a command."""
         return dict(self.helps).get(command, self.help)
 
 
 def request_field(default: Any, help: str, panel: Panel, unit: str = "", **declared: Any) -> Any:
-    """A field of `JobRequest`. Arguments: those of `RequestField`; a callable default makes each request's own."""
+    """A field of `JobRequest`. Arguments as for `RequestField`; a callable default is a factory."""
     metadata = {"request": RequestField(help=help, panel=panel, unit=unit, **declared)}
     if callable(default):
         return dataclasses.field(default_factory=default, metadata=metadata)

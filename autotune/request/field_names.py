@@ -1,8 +1,8 @@
-"""One name for each field of a request, at every entry point, and the names that fields had before.
+"""One name for each request field at every entry point, and the old names of fields.
 
-A field has the name that `JobRequest` gives it: in Python, in the client, over HTTP, in a TOML file, in a job's row and in a
-best-config file. Its option is that name with dashes (`option_name`). Old names are accepted where they were
-names before; the command line, Python, the service and TOML files note them, rows and best-config files are read silently.
+A field has its name in `JobRequest` everywhere: in Python, in the client, over HTTP, in a TOML file, in a job's row and in a
+best-config file. Its option is that name with dashes (`option_name`). Old names are accepted where they were valid; the command
+line, Python, the service and TOML files report them, rows and best-config files are read silently.
 """
 
 import warnings
@@ -34,9 +34,9 @@ OLD_COMMAND_OPTIONS: dict[str, str] = {
     "accelerate_plugin": "plugin",
     "env_knob": "environment_knobs",
 }
-"""Old name of an option -> the field of `command`, which had its present name everywhere else."""
+"""Old name of an option -> the field of `command`, whose name did not change elsewhere."""
 OLD_VALUES: dict[str, dict[str, str]] = {"max": {"seq_len": "sequence_length", "micro_batch": "micro_batch_size"}}
-"""Field -> old value that is a name -> its present name."""
+"""Field -> old value -> present value, for values that are names."""
 ONE_AT_A_TIME: Mapping[str, str] = {
     "pins": "pin",
     "environment_settings": "environment_setting",
@@ -44,9 +44,9 @@ ONE_AT_A_TIME: Mapping[str, str] = {
     "environment_knobs": "environment_knob",
     "tags": "tag",
 }
-"""Fields of several values whose option gives one value and may be repeated: its name is the singular."""
+"""Fields with several values whose option takes one value and may be repeated; the option's name is the singular."""
 SINCE = 1795392000
-"""When the old names became deprecated, in seconds of Unix time: the value of the header `Deprecation` (RFC 9745)."""
+"""Time when the old names became deprecated, in Unix seconds: the value of the header `Deprecation` (RFC 9745)."""
 
 
 def option_name(field: str) -> str:
@@ -59,7 +59,7 @@ OLD_OPTIONS = {f"--{old.replace('_', '-')}": option_name(new) for old, new in (O
 
 
 def old_name_note(old: str, new: str) -> str:
-    """The line that says that a name is an old one."""
+    """The message about an old name."""
     return f"{old} is now {new}; the old name still works"
 
 
@@ -69,8 +69,8 @@ def with_present_names(
     """Return the fields by their present names.
 
     Args:
-        fields: fields of a request, by present or old names.
-        note: receives a line for each old name; None: for data that nobody types, such as rows of a database.
+        fields: request fields by present or old names.
+        note: receives a line for each old name; None: for stored data, such as database rows.
         names: old name -> present name.
 
     Raises:
@@ -88,7 +88,7 @@ def with_present_names(
 
 
 def present_value(field: str, value: Any, note: Callable[[str], None] | None = None) -> Any:
-    """Return the value of a field; where it is an old name, its present one. `note`: see `with_present_names`."""
+    """Return the value of a field, with an old name replaced by the present one. `note`: see `with_present_names`."""
     new = OLD_VALUES.get(field, {}).get(value) if isinstance(value, str) else None
     if new is None:
         return value
@@ -98,12 +98,12 @@ def present_value(field: str, value: Any, note: Callable[[str], None] | None = N
 
 
 def given_twice(new: str, old: str) -> RequestError:
-    """What refuses a field that is given by its present and by its old name."""
+    """The error for a field that is given by both its present and its old name."""
     return RequestError(new, f"is given as {old} too", "leave one of them out")
 
 
 def accepts_old_names(function: Callable[P, T]) -> Callable[P, T]:
-    """Let keyword arguments have their old names too, with a DeprecationWarning. RequestError: both names are given."""
+    """Accept old names of keyword arguments too, with a DeprecationWarning. Raises RequestError if both names are given."""
 
     @wraps(function)
     def renamed(*args: P.args, **fields: P.kwargs) -> T:
@@ -114,5 +114,5 @@ def accepts_old_names(function: Callable[P, T]) -> Callable[P, T]:
 
 
 def _warn(note: str) -> None:
-    # Of the line that calls the function: above are `with_present_names` and the wrapper.
+    # The warning is for the caller of the function: `with_present_names` and the wrapper are in between.
     warnings.warn(note, DeprecationWarning, stacklevel=4)

@@ -1,4 +1,4 @@
-"""What people call a job: a name, tags to find it by, and a note. They change nothing of what it does."""
+"""Labels of a job: a name, tags for searching, and a note. They do not affect its results."""
 
 import re
 import unicodedata
@@ -10,11 +10,11 @@ from autotune.errors import RequestError
 TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/=+-]{0,63}")
 MOST_TAGS = 32
 LONGEST = {"name": 100, "note": 2000}
-"""Characters of each."""
+"""Maximum characters of each."""
 
 
 def require_labels(name: object, tags: object, note: object) -> None:
-    """Refuse labels that no list could show.
+    """Refuse labels that cannot be displayed in lists.
 
     Raises:
         RequestError: a text is too long or has control characters, or a tag is not one word.
@@ -24,7 +24,7 @@ def require_labels(name: object, tags: object, note: object) -> None:
             raise RequestError(field, f"{text!r} is not text", "give text")
         if len(text) > LONGEST[field]:
             raise RequestError(field, f"has {len(text):,} characters", f"give at most {LONGEST[field]:,}")
-        # A note may have several lines. No terminal should obey a name, and no database takes half of a surrogate pair.
+        # A note may have several lines. A name must not control the terminal, and databases reject lone surrogates.
         if any(unicodedata.category(char) in ("Cc", "Cs") and (field == "name" or char not in "\n\t") for char in text):
             raise RequestError(field, f"{text!r} has control characters", "leave them out")
     if not isinstance(tags, tuple) or len(tags) > MOST_TAGS:
@@ -38,9 +38,9 @@ def require_labels(name: object, tags: object, note: object) -> None:
 
 
 def merged_labels(request: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """The labels that a stored request has after these changes. Raises what `require_labels` raises."""
-    before = {"name": request.get("name") or "", "tags": request.get("tags") or (), "note": request.get("note") or ""}
-    labels = {**before, **changes}
+    """The labels of a stored request after these changes. Raises as `require_labels`."""
+    stored = {"name": request.get("name") or "", "tags": request.get("tags") or (), "note": request.get("note") or ""}
+    labels = {**stored, **changes}
     labels["tags"] = tuple(labels["tags"])
     require_labels(**labels)
     return labels

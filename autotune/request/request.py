@@ -18,7 +18,7 @@ from autotune.request.field import JOB, SWEEP, Panel, RequestField, request_fiel
 from autotune.request.field_names import OLD_OPTION_NAMES, with_present_names
 from autotune.request.labels import require_labels
 from autotune.request.sizes import parse_size
-from autotune.request.strategy_names import FORESEEING, STRATEGIES, strategy_names
+from autotune.request.strategy_names import GAIN_PREDICTING, STRATEGIES, strategy_names
 from search_spaces.clusters.cluster import ClusterSpec
 from search_spaces.environment import MOST_SETTINGS, STANDARD, environment_text
 from search_spaces.errors import KnobValueError, SearchSpaceError
@@ -37,32 +37,32 @@ from storage.records import JobRecord
 SIMPLE_TARGETS = (
     "deepspeed", "accelerate-fsdp", "accelerate-deepspeed", "transformers", "torchtitan", "megatron", "lightning", "torch",
 )  # fmt: skip
-"""Frameworks whose exports a search can be restricted to."""
+"""Frameworks to whose exports a search can be restricted."""
 RUNNERS = ("ray", "local")
 ENVIRONMENT_SETTINGS = "environment_settings"
-FORESEEN_FIELDS = ("run_device_hours", "stop_margin")
-"""Fields that need a strategy which predicts the gain of further trials."""
+PREDICTION_FIELDS = ("run_device_hours", "stop_margin")
+"""Fields that require a strategy that predicts the gain of further trials."""
 SERIES = ("cost", "devices", "sequence", "scale")
-"""Objectives of `autotune.series.series`: no job has them."""
+"""Objectives of `autotune.series.series`, not of a single job."""
 
 
 class Objective(StrEnum):
-    """What the best configuration is best at. The values are stored and exported: never rename one."""
+    """Optimization objective. The values are stored and exported: never rename one."""
 
     THROUGHPUT = "throughput"
-    """Most samples/s within (1 - headroom) of the memory limit."""
+    """Maximum samples/s within (1 - headroom) of the memory limit."""
     MEMORY = "memory"
-    """Least peak memory of any rank; the faster one among equals."""
+    """Minimum peak memory of the fullest rank; the faster one among equals."""
     PARETO = "pareto"
-    """The front of samples/s and peak memory; the winner is that of throughput."""
+    """The Pareto front of samples/s and peak memory; the winner is the same as for throughput."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRequest:
-    """What a job is to find, and what it may spend.
+    """A tuning request: the workload, the space, the objective and the budget of a job.
 
     Raises:
-        RequestError: a field is outside its range; the line names the field and the remedy.
+        RequestError: a field is outside its range; the message names the field and the remedy.
     """
 
     model: str = field(
@@ -72,15 +72,15 @@ class JobRequest:
             )
         }
     )
-    """A preset's name, the path of a Hugging Face config.json, `module:factory`, or the name of what `command` runs."""
+    """A preset's name, the path of a Hugging Face config.json, `module:factory`, or the name of the program in `command`."""
     command: CommandModel | None = request_field(
         None, "Your own training script: everything after --.", Panel.SCRIPT, commands=()
     )
-    """The user's own training script (engine `command`); None: an engine of ours trains `model`."""
+    """The user's own training script (engine `command`); None: another engine trains `model`."""
     cluster: str = request_field("local", "local, ray, a preset as NAME:NODES, or a TOML file.", Panel.BASIC, "NAME")
     ranks: int | None = request_field(
         None,
-        "Ranks of a trial.",
+        "Ranks per trial.",
         Panel.BASIC,
         "N",
         least=1,
@@ -88,27 +88,27 @@ class JobRequest:
         commands=JOB,
         shown_default="every GPU; on CPUs 2",
         helps=(
-            ("form", "Left out: every device of the cluster."),
-            ("sweep", "Ranks of a trial; several for a series."),
+            ("form", "Default: every device of the cluster."),
+            ("sweep", "Ranks per trial; several values for a series."),
         ),
         label="Ranks",
         section="machine",
     )
-    """Ranks of a trial; None: every device of the cluster (`local` without GPUs: 2, or 1 on one core)."""
+    """Ranks per trial; None: every device of the cluster (`local` without GPUs: 2, or 1 on one core)."""
     space: str = request_field("zero", "zero, zero-buckets, 3d, parallel, full, or a TOML file.", Panel.BASIC, "NAME")
     """A preset's name or the path of a TOML file."""
     pins: dict[str, Any] = request_field(
-        dict, "Pin a knob to a value, or to several (KNOB=A,B). May be repeated.", Panel.BASIC, "KNOB=VALUE"
+        dict, "Pin a knob to one value, or to several (KNOB=A,B). May be repeated.", Panel.BASIC, "KNOB=VALUE"
     )
-    """Knob -> the only value, or the values, that are tried; text is read as on the command line."""
+    """Knob -> the value or values that are tried; text is parsed as on the command line."""
     simple: str | None = request_field(
         None,
-        "Search only what this framework's export says without loss: deepspeed, torchtitan, megatron, …",
+        "Search only what this framework's export expresses without loss: deepspeed, torchtitan, megatron, …",
         Panel.SEARCH,
         "TARGET",
         choices=lambda: SIMPLE_TARGETS,
     )
-    """One of `SIMPLE_TARGETS`: only what its export says without loss is searched; None: all of the space."""
+    """One of `SIMPLE_TARGETS`: only what its export expresses without loss is searched; None: the whole space."""
     objective: Objective = request_field(
         Objective.THROUGHPUT,
         "throughput, memory or pareto.",
@@ -117,7 +117,7 @@ class JobRequest:
         commands=JOB,
         helps=(
             ("form", ""),
-            ("sweep", "throughput, memory, pareto; of a series cost, devices, sequence, scale."),
+            ("sweep", "throughput, memory, pareto; for a series cost, devices, sequence, scale."),
         ),
         label="Objective",
         section="goal",
@@ -134,7 +134,7 @@ class JobRequest:
     )
     seed: int = request_field(
         0,
-        "Of weights, data and strategy.",
+        "Random seed of weights, data and strategy.",
         Panel.SEARCH,
         "N",
         least=0,
@@ -145,19 +145,19 @@ class JobRequest:
     )
     trials: int = request_field(
         20,
-        "Search trials at most.",
+        "Maximum number of search trials.",
         Panel.BASIC,
         "N",
         least=1,
         most=1_000_000,
         label="Trials",
         section="goal",
-        helps=(("form", "Search trials that may start on a device."),),
+        helps=(("form", "Maximum number of search trials."),),
     )
-    """Search trials that may start on a device; refused candidates, retries, confirmations and controls are not."""
+    """Maximum search trials that start on a device; refused candidates, retries, confirmations and controls do not count."""
     max_seconds: float | None = request_field(
         None,
-        "Start no search trial after so many seconds.",
+        "Seconds after which no search trial starts.",
         Panel.BUDGET,
         "SECONDS",
         above=0,
@@ -166,12 +166,12 @@ class JobRequest:
         label="Time",
         section="goal",
         measure="seconds",
-        helps=(("form", "After that no search trial starts. Left out: no such budget."),),
+        helps=(("form", "Afterwards no search trial starts. Default: no limit."),),
     )
-    """Seconds of active time after which no search trial starts; None: no such budget."""
+    """Seconds of active time after which no search trial starts; None: no limit."""
     device_hours: float | None = request_field(
         None,
-        "Start no search trial after so many hours times ranks.",
+        "Hours times ranks after which no search trial starts.",
         Panel.BUDGET,
         "HOURS",
         above=0,
@@ -180,27 +180,27 @@ class JobRequest:
         label="Device-hours",
         section="goal",
         measure="hours",
-        helps=(("form", "Time times ranks. Left out: no such budget."),),
+        helps=(("form", "Time times ranks. Default: no limit."),),
     )
-    """Active hours times ranks after which no search trial starts; None: no such budget."""
+    """Active hours times ranks after which no search trial starts; None: no limit."""
     run_device_hours: float | None = request_field(
         None,
-        "Device-hours of the run that is tuned for: stop when a trial costs more than it is expected to save of them.",
+        "Device-hours of your run: stop when a trial costs more than it is expected to save in the run.",
         Panel.BUDGET,
         "HOURS",
         above=0,
         most=1e9,
         commands=JOB,
-        label="Run that is tuned for",
+        label="Training run",
         section="goal",
         measure="device-hours",
-        helps=(("form", "Ends when a trial costs more than it is expected to save of them."),),
+        helps=(("form", "Stop when a trial costs more than it is expected to save in the run."),),
     )
-    """Device-hours of the run that is tuned for: the search ends when the next trial is expected to save less of them than it
-    costs; None: it does not matter. Only with a strategy that predicts."""
+    """Device-hours of the run that is tuned for: the search ends when the next trial is expected to save less than it costs;
+    None: no such criterion. Requires a strategy that predicts."""
     stop_margin: float | None = request_field(
         None,
-        "Stop when it is 95 % sure that nothing untried is faster by more than this share.",
+        "Stop when, with 95 % confidence, no untried configuration is faster by more than this share.",
         Panel.BUDGET,
         "SHARE",
         above=0,
@@ -208,10 +208,10 @@ class JobRequest:
         commands=JOB,
         label="Stop when sure",
         section="goal",
-        helps=(("form", "Ends when it is 95 % sure that nothing untried is faster by more than this."),),
+        helps=(("form", "Stop when, with 95 % confidence, no untried configuration is faster by more than this."),),
     )
-    """The search ends when it is 95 % sure that nothing untried is faster than the best by more than this share; None: it goes
-    on. Only with a strategy that predicts."""
+    """The search ends when, with 95 % confidence, no untried configuration is faster than the incumbent by more than this
+    share; None: no such criterion. Requires a strategy that predicts."""
     trial_timeout: float = request_field(
         300.0,
         "Seconds after which a trial is killed.",
@@ -220,15 +220,15 @@ class JobRequest:
         above=0,
         most=1e9,
         commands=JOB,
-        label="Longest trial",
+        label="Trial timeout",
         section="search",
         measure="seconds",
         helps=(("form", ""),),
     )
-    """Seconds from start of build to end of measurement of one trial."""
+    """Time limit of one trial in seconds, from start of build to end of measurement."""
     global_batch_size: int = request_field(
         8,
-        "Samples in an optimizer step, over all ranks.",
+        "Samples per optimizer step, over all ranks.",
         Panel.BASIC,
         "N",
         least=1,
@@ -236,12 +236,12 @@ class JobRequest:
         label="Global batch size",
         section="workload",
         measure="samples",
-        helps=(("form", "In one optimizer step, over all ranks."),),
+        helps=(("form", "Per optimizer step, over all ranks."),),
     )
-    """Samples in one optimizer step, over all ranks."""
+    """Samples per optimizer step, over all ranks."""
     sequence_length: int = request_field(
         128,
-        "Tokens in a sample.",
+        "Tokens per sample.",
         Panel.BASIC,
         "N",
         least=1,
@@ -251,28 +251,28 @@ class JobRequest:
         measure="tokens",
         helps=(("form", ""),),
     )
-    """Tokens in a sample."""
+    """Tokens per sample."""
     training_steps: int | None = request_field(
         None,
-        "Optimizer steps of the run, over which schedules of the data are weighed.",
+        "Optimizer steps of your run, over which data schedules are averaged.",
         Panel.TRAINING,
         "N",
         least=1,
         most=2**53,
         commands=JOB,
     )
-    """Optimizer steps of the run that is tuned for, over which schedules of the data are weighed; None: nothing can be
-    scheduled."""
+    """Optimizer steps of the run that is tuned for, over which data schedules are averaged; None: data schedules are not
+    possible."""
     document_lengths: tuple[int, ...] = request_field(
         (),
-        "Tokens of each document of a sample of your data, with commas, or a file of them.",
+        "Lengths in tokens of a sample of your documents, separated by commas, or a file of them.",
         Panel.TRAINING,
         "LENGTHS",
         commands=JOB,
-        shown_default="samples are whole",
+        shown_default="all samples have the full length",
     )
-    """Tokens of each document of a sample of the user's data, at most 1,000 and none longer than `sequence_length`; empty:
-    every sample is whole."""
+    """Lengths in tokens of a sample of the user's documents, at most 1,000 and none longer than `sequence_length`; empty: every
+    sample has the full length."""
     lr: float | None = request_field(
         None,
         "Learning rate of your run, for trials and exported files.",
@@ -282,10 +282,10 @@ class JobRequest:
         most=1e9,
         label="Learning rate",
         section="workload",
-        helps=(("form", "Of your run: trials train with it, and exported files state it."),),
+        helps=(("form", "Of your run: used in trials and exported files."),),
     )
-    """Learning rate of the user's run. This field and the next three: trials train with what is stated, and exported files
-    state it. None: trials take the default of `Workload`, and exported files state none."""
+    """Learning rate of the user's run. This field and the next three: trials and exported files use the stated value. None:
+    trials use the default of `Workload`, and exported files omit it."""
     weight_decay: float | None = request_field(
         None,
         "Weight decay of your run, for trials and exported files.",
@@ -299,16 +299,16 @@ class JobRequest:
     )
     clip: float | None = request_field(
         None,
-        "Bound of the gradient norm, for trials and exported files; 0: none.",
+        "Maximum gradient norm, for trials and exported files; 0: no clipping.",
         Panel.TRAINING,
         "NORM",
         least=0,
         most=1e9,
         label="Gradient clipping",
         section="workload",
-        helps=(("form", "Bound of the norm; 0: none."),),
+        helps=(("form", "Maximum norm; 0: no clipping."),),
     )
-    """Bound of the global gradient norm; 0: no clipping."""
+    """Maximum global gradient norm; 0: no clipping."""
     optimizer: str | None = request_field(
         None,
         f"{', '.join(OPTIMIZERS)}; for trials and exported files.",
@@ -319,22 +319,23 @@ class JobRequest:
         section="workload",
         helps=(("form", ""),),
     )
-    """One of `search_spaces.optimizers.OPTIMIZERS`: the knob's only value. Of a script, which makes its own, it is exported."""
+    """One of `search_spaces.optimizers.OPTIMIZERS`: the knob's only value. For a script, which creates its own optimizer, it is
+    only exported."""
     memory_limit: int | None = request_field(
         None,
-        "Bytes a rank may allocate: 2000000000, 2GB or 1.5GiB.",
+        "Memory limit per rank: 2000000000, 2GB or 1.5GiB.",
         Panel.BASIC,
         "BYTES",
         least=1,
         most=2**53,
         label="Memory limit",
         section="machine",
-        helps=(("form", "Of a rank. Left out: what the device has."),),
+        helps=(("form", "Per rank. Default: the device's memory."),),
     )
-    """Allocator bytes per rank beyond which a trial is INFEASIBLE, or text with a unit (40GB); None: what the device has."""
+    """Bytes per rank above which a trial is INFEASIBLE, or text with a unit (40GB); None: the device's memory."""
     headroom: float = request_field(
         0.05,
-        "Share of the limit that the winner leaves free.",
+        "Share of the memory limit that the winner must leave free.",
         Panel.SEARCH,
         "SHARE",
         least=0,
@@ -342,35 +343,35 @@ class JobRequest:
         commands=JOB,
         label="Headroom",
         section="machine",
-        helps=(("form", "Of the limit: what the winner leaves free."),),
+        helps=(("form", "Share of the limit that the winner must leave free."),),
     )
-    """Share of the memory limit that the winner leaves free."""
+    """Share of the memory limit that the winner must leave free."""
     data_path: str | None = request_field(
         None, "A file or folder of text to train on.", Panel.TRAINING, "PATH", commands=SWEEP, service=False
     )
     nvme_path: str | None = request_field(
         None,
-        "A folder on a fast local disk, for states offloaded to files (nvme).",
+        "Folder on a fast local disk for states offloaded to files (nvme).",
         Panel.HARDWARE,
         "PATH",
         commands=SWEEP,
         service=False,
     )
-    """A folder on a fast local file system of every node, for states that are offloaded to files; None: no configuration
-    offloads to files."""
+    """Folder on a fast local file system of every node for states offloaded to files; None: no configuration offloads to
+    files."""
     baseline: dict[str, Value] | None = request_field(
-        None, "JSON of your present knobs: becomes trial 0.", Panel.SEARCH, "FILE", commands=JOB
+        None, "JSON of your present knobs, measured as trial 0.", Panel.SEARCH, "FILE", commands=JOB
     )
     """Knob -> value of the user's present configuration; None: the defaults at the lowest ZeRO stage that fits."""
     failures: tuple[FailureRow, ...] = request_field(
         (),
-        "TOML of what failures mean, beside our own rows or instead of them.",
+        "TOML file of failure-table rows that extend or replace the built-in ones.",
         Panel.TRIALS,
         "FILE",
         commands=JOB,
-        shown_default="our own rows",
+        shown_default="the built-in rows",
     )
-    """Rows of the failure table: beside those that come with the package, or in their places."""
+    """Rows of the failure table that extend or replace the built-in rows."""
     engine: str = request_field(
         "native",
         "native, ddp, fsdp2, deepspeed, or command (after --).",
@@ -392,17 +393,17 @@ class JobRequest:
     )
     ray_address: str | None = request_field(
         None,
-        "Ray to run on, HOST:PORT or auto. Default: AUTOTUNE_RAY_ADDRESS, RAY_ADDRESS, else one is started here.",
+        "Ray cluster, HOST:PORT or auto. Default: AUTOTUNE_RAY_ADDRESS, RAY_ADDRESS, else a local Ray is started.",
         Panel.HARDWARE,
         "ADDRESS",
         service=False,
-        helps=(("submit", "Ray that it is to run on, HOST:PORT. [default: the worker's own]"),),
+        helps=(("submit", "Ray cluster of the job, HOST:PORT. [default: that of the worker]"),),
     )
-    """The Ray cluster that trials run on: HOST:PORT, or `auto` for the one that this machine belongs to; None: a Ray on this
-    machine, which is started for the job, or, where `cluster` is `ray`, `auto`."""
+    """The Ray cluster that trials run on: HOST:PORT, or `auto` for the one that this machine belongs to; None: a local Ray that
+    is started for the job or, if `cluster` is `ray`, `auto`."""
     confirm_repeats: int = request_field(
         3,
-        "Measure finalists again, at most 3 N times in all; 0: never.",
+        "Repeat the measurement of finalists, at most 3 N times in total; 0: never.",
         Panel.TRIALS,
         "N",
         least=0,
@@ -410,12 +411,12 @@ class JobRequest:
         label="Confirmation",
         section="search",
         measure="rounds of 3",
-        helps=(("form", "Measurements of the finalists, at most."),),
+        helps=(("form", "Maximum number of repeated measurements of the finalists."),),
     )
-    """A third of the measurements that the confirmation may take; 0: the search's own measurements decide."""
+    """A third of the maximum number of confirmation measurements; 0: the search's measurements decide."""
     control_every: int = request_field(
         10,
-        "Search trials after which the baseline is measured again; 0: never.",
+        "Search trials between repeated measurements of the baseline; 0: never.",
         Panel.TRIALS,
         "N",
         least=0,
@@ -424,45 +425,45 @@ class JobRequest:
         label="Control after",
         section="search",
         measure="trials",
-        helps=(("form", "The baseline is measured again, to see whether the machine drifts; 0: never."),),
+        helps=(("form", "The baseline is measured again to detect drift of the machine; 0: never."),),
     )
-    """Search trials after which the baseline is measured again, to see whether the machine drifts; 0: never."""
+    """Search trials between repeated measurements of the baseline, which detect drift of the machine; 0: never."""
     python_path: tuple[str, ...] = request_field(
-        (), "Folders that ranks put first on `sys.path`.", Panel.TRAINING, commands=(), service=False
+        (), "Folders that ranks prepend to `sys.path`.", Panel.TRAINING, commands=(), service=False
     )
-    """Folders that the ranks put first on `sys.path` before they import a factory."""
+    """Folders that the ranks prepend to `sys.path` before they import a factory."""
     fidelity: Fidelity = request_field(
-        Fidelity, "How long and how exactly trials are measured.", Panel.TRIALS, commands=(), service=False
+        Fidelity, "Duration and precision of measurements.", Panel.TRIALS, commands=(), service=False
     )
     allow_unstable: bool = request_field(
         False,
-        "Let a trial win whose measurement did not settle.",
+        "Allow trials with unstable measurements to win.",
         Panel.TRIALS,
         commands=JOB,
-        label="Let trials win that did not settle",
+        label="Allow unstable trials to win",
         section="search",
         helps=(("form", ""),),
     )
-    """Whether a trial whose measurement did not settle may win."""
+    """Whether a trial with an unstable measurement may win."""
     racing: bool = request_field(
         True,
-        "End a trial as soon as it can no longer be the fastest.",
+        "Stop a trial as soon as it can no longer be the fastest.",
         Panel.TRIALS,
         commands=JOB,
         shown_default="racing",
-        label="End trials early that cannot win",
+        label="Stop trials early if they cannot win",
         section="search",
         helps=(("form", ""),),
     )
-    """Whether a search trial ends as soon as it can no longer reach the best samples/s so far (PRUNED). With the
-    objectives memory and pareto none does: a slower configuration may win, or be on the front."""
+    """Whether a search trial ends as soon as it can no longer reach the incumbent's samples/s (PRUNED). Ignored with the
+    objectives memory and pareto: a slower configuration may win, or be on the front."""
     stop_at_first: bool = request_field(
         False, "End the search at the first trial that may win.", Panel.SEARCH, commands=(), service=False
     )
     """Whether the search ends at the first trial that may win."""
     environment_settings: tuple[str, ...] = request_field(
         (),
-        "NAME=VALUE pairs tried on the best layout, in processes of their own; at most 4, or standard. May be repeated.",
+        "Environment variables (NAME=VALUE pairs) to try on the best layout; at most 4, or standard. May be repeated.",
         Panel.SEARCH,
         "SETTING",
         commands=JOB,
@@ -471,54 +472,54 @@ class JobRequest:
         helps=(
             (
                 "form",
-                "Variables of the ranks' processes, tried on the best layout at last: NAME=VALUE pairs, a | between settings, or standard.",
+                "Environment variables to try on the best layout: NAME=VALUE pairs, a | between settings, or standard.",
             ),
         ),
     )
-    """Variables of the ranks' processes, as NAME=VALUE pairs, that are tried on the layout which the search ends with: at most
-    4, in processes started for each, out of `trials`; `standard` alone: those that fit the devices and nodes."""
+    """Environment variables of the rank processes, as NAME=VALUE pairs, that are tried on the best layout after the search: at
+    most 4 settings, each with new processes, counted in `trials`; only `standard`: those for the devices and nodes."""
     tune_on: str | None = request_field(
         None,
-        "Trials take N nodes of M devices of the cluster. Belongs to --answer-for.",
+        "Run trials on N nodes with M devices of the cluster. Requires --answer-for.",
         Panel.HARDWARE,
         "NxM",
         commands=SWEEP,
         service=False,
     )
-    """NODESxDEVICES of `cluster` that a trial takes; None: all of it. Belongs to `answer_for`."""
+    """NODESxDEVICES of `cluster` that a trial uses; None: all of it. Requires `answer_for`."""
     answer_for: str | None = request_field(
         None,
-        "Answer for N nodes of M devices, extrapolated by predictions.",
+        "Extrapolate the answer to N nodes with M devices by predictions.",
         Panel.HARDWARE,
         "NxM",
         commands=SWEEP,
         service=False,
     )
-    """NODESxDEVICES of `cluster` that the answer is for, extrapolated by predictions; None: what trials run on."""
+    """NODESxDEVICES of `cluster` to which predictions extrapolate the answer; None: the devices that trials run on."""
     name: str = request_field(
         "",
-        "What the job is called.",
+        "Name of the job.",
         Panel.JOB,
         "TEXT",
         shown_default=" ",
         label="Name",
         section="labels",
-        helps=(("form", "What the job is called."),),
+        helps=(("form", "Name of the job."),),
     )
-    """What the job is called; empty: it has no name beside its id."""
+    """Name of the job; empty: it only has its id."""
     tags: tuple[str, ...] = request_field(
         (),
-        "A word to find the job by. May be repeated.",
+        "Tag for finding the job. May be repeated.",
         Panel.JOB,
         "WORD",
         label="Tags",
         section="labels",
-        helps=(("form", "Words to find it by."),),
+        helps=(("form", "Words for finding the job."),),
     )
-    """Words to find the job by."""
+    """Words for finding the job."""
     note: str = request_field(
         "",
-        "What is to be known about the job.",
+        "Note about the job.",
         Panel.JOB,
         "TEXT",
         shown_default=" ",
@@ -526,19 +527,19 @@ class JobRequest:
         section="labels",
         helps=(("form", ""),),
     )
-    """What somebody wrote down about the job."""
+    """The user's note about the job."""
     resolved_model: Model | None = None
-    """The model that `model` named when the job was opened, so that a resume needs no file; None: not resolved yet."""
+    """The model that `model` named when the job was opened, so that a resume needs no files; None: not resolved yet."""
     resolved_cluster: ClusterSpec | None = None
     """The cluster that `cluster` named when the job was opened."""
     resolved_domains: dict[str, tuple[Value, ...]] | None = None
-    """What `space` and `pins` named when the job was opened: knob -> the values that are searched."""
+    """The resolved `space` and `pins` when the job was opened: knob -> the values that are searched."""
     resolved_base: TrialConfig | None = None
     """The values of the knobs that are not searched."""
     resolved_environments: tuple[str, ...] = ()
-    """What the knob `environment` is in the last stage: `environment_settings` on top of the base's."""
+    """Values of the knob `environment` in the last stage: `environment_settings` merged with the base's."""
     resolved_history: tuple[EarlierTrial, ...] = ()
-    """Trials from outside of the database, of the same model, batch and hardware, that predictions learn from."""
+    """Trials from outside the database, with the same model, batch and hardware, from which predictions learn."""
 
     def __post_init__(self) -> None:
         require_labels(self.name, self.tags, self.note)
@@ -550,11 +551,11 @@ class JobRequest:
         if isinstance(limit, str):
             object.__setattr__(self, "memory_limit", parse_size("memory_limit", limit))
         self._require_declared()
-        self._require_reached()
+        self._require_ray()
         if self.nvme_path is not None:
             self._require_text("nvme_path")
         self._require_documents()
-        self._require_prediction(*FORESEEN_FIELDS)
+        self._require_prediction(*PREDICTION_FIELDS)
         self._require_fidelity()
         self._require_shapes()
         self._require_environments()
@@ -565,7 +566,7 @@ class JobRequest:
 
     @property
     def workload(self) -> Workload:
-        """What every trial of the job trains on."""
+        """The workload of every trial of the job."""
         stated: dict[str, Any] = {"learning_rate": self.lr, "weight_decay": self.weight_decay, "gradient_clipping": self.clip}
         return Workload(
             **{name: value for name, value in stated.items() if value is not None},
@@ -580,20 +581,20 @@ class JobRequest:
 
     @property
     def devices(self) -> int:
-        """Devices that a trial takes, as far as that is known: what a job's seconds are multiplied with."""
+        """Devices per trial, as far as known; the factor between seconds and device-seconds."""
         return self.resolved_cluster.world_size if self.resolved_cluster is not None else self.ranks or 1
 
-    def _require_reached(self) -> None:
-        """Refuse what only the runner on Ray can do, of another."""
+    def _require_ray(self) -> None:
+        """Refuse a Ray cluster with another runner than ray."""
         if self.ray_address is not None:
             self._require_text("ray_address")
-        reached = self.runner == "ray" or (self.ray_address is None and self.cluster != "ray")
-        self._require(reached, "runner", f"{self.runner} does not reach a Ray cluster", "use ray, or leave the cluster out")
+        supported = self.runner == "ray" or (self.ray_address is None and self.cluster != "ray")
+        self._require(supported, "runner", f"{self.runner} does not support a Ray cluster", "use ray, or leave the cluster out")
 
     def _require_text(self, *names: str) -> None:
         for name in names:
             value = getattr(self, name)
-            self._require(isinstance(value, str) and bool(value), name, f"{value!r} is no name", "give a name or a path")
+            self._require(isinstance(value, str) and bool(value), name, f"{value!r} is not a name", "give a name or a path")
 
     def _require_whole(self, name: str, least: int) -> None:
         value = getattr(self, name)
@@ -608,7 +609,7 @@ class JobRequest:
             raise RequestError("document_lengths", *found)
 
     def _require_declared(self) -> None:
-        """Every value that is not left out is within the bounds of its field's declaration."""
+        """Check every given value against the bounds in its field's declaration."""
         for item in dataclasses.fields(self):
             declared: RequestField | None = item.metadata.get("request")
             value = getattr(self, item.name)
@@ -617,7 +618,7 @@ class JobRequest:
             if declared.choices is not None:
                 self._require_choice(item.name, declared.choices())
             elif item.type is bool:
-                self._require(isinstance(value, bool), item.name, f"{value!r} is no switch", "give true or false")
+                self._require(isinstance(value, bool), item.name, f"{value!r} is not a boolean", "give true or false")
             elif declared.above is not None:
                 self._require_positive(item.name, _AMOUNTS.get(declared.unit))
             elif declared.least is not None and item.type in (int, int | None):
@@ -636,12 +637,12 @@ class JobRequest:
     def _require_environments(self) -> None:
         given = self.environment_settings
         texts = isinstance(given, tuple) and all(isinstance(text, str) and text.strip() for text in given)
-        wrong = (ENVIRONMENT_SETTINGS, f"{given!r} is no list of settings", "list texts such as NCCL_PROTO=Simple")
+        wrong = (ENVIRONMENT_SETTINGS, f"{given!r} is not a list of settings", "list texts such as NCCL_PROTO=Simple")
         self._require(texts, *wrong)
         if not given:
             return
         count = MOST_SETTINGS if given == (STANDARD,) else len(given)
-        many = f"{count} settings are more than {MOST_SETTINGS}, for processes are started anew for each"
+        many = f"{count} settings are more than {MOST_SETTINGS}, and each needs new processes"
         self._require(count <= MOST_SETTINGS, ENVIRONMENT_SETTINGS, many, f"keep {MOST_SETTINGS} of them")
         left = f"{count} settings leave none of {self.trials} trials for the search"
         self._require(count < self.trials, ENVIRONMENT_SETTINGS, left, "raise trials, or give fewer settings")
@@ -688,7 +689,7 @@ class JobRequest:
             not missing, "answer_for", "is missing", "say what the answer is for (--answer-for 64x8), or leave out tune_on"
         )
         twice = self.tune_on is not None and self.ranks is not None
-        self._require(not twice, "ranks", "is said by tune_on already", "leave one of them out")
+        self._require(not twice, "ranks", "is already given by tune_on", "leave one of them out")
 
     def _require_choice(self, name: str, choices: tuple[str, ...]) -> None:
         value = getattr(self, name)
@@ -696,11 +697,11 @@ class JobRequest:
 
     def _require_prediction(self, *names: str) -> None:
         for name in names:
-            if getattr(self, name) is not None and self.strategy not in FORESEEING:
+            if getattr(self, name) is not None and self.strategy not in GAIN_PREDICTING:
                 remedy = "use --strategy guided, or leave it out"
-                raise RequestError(name, f"{self.strategy} does not predict what further trials bring", remedy)
+                raise RequestError(name, f"{self.strategy} does not predict the gain of further trials", remedy)
             if getattr(self, name) is not None and self.objective is Objective.PARETO:
-                problem = "asks whether anything is faster than the best, and the objective pareto has a front of them"
+                problem = "compares with one best configuration, but the objective pareto has a front"
                 raise RequestError(name, problem, "leave it out, or use the objective throughput or memory")
 
     @staticmethod
@@ -710,13 +711,13 @@ class JobRequest:
 
 
 _AMOUNTS = {"SECONDS": "seconds", "HOURS": "hours", "SHARE": "a share"}
-"""Unit of a field -> what a remedy asks for."""
+"""Unit of a field -> its name in remedies."""
 FIELDS: tuple[str, ...] = tuple(item.name for item in dataclasses.fields(JobRequest) if not item.name.startswith("resolved_"))
-"""The names of the fields that people may give, in the order in which they are shown."""
+"""The names of the fields that users can set, in display order."""
 
 
 def declared_fields() -> Iterator[tuple[str, RequestField, Any, Any]]:
-    """Name, declaration, type and default of every field that people may give, in order; a default that is made is None."""
+    """Name, declaration, type and default of every field that users can set, in order; None for a default factory."""
     for item in dataclasses.fields(JobRequest):
         if "request" in item.metadata:
             default = None if item.default is dataclasses.MISSING else item.default
@@ -724,26 +725,26 @@ def declared_fields() -> Iterator[tuple[str, RequestField, Any, Any]]:
 
 
 def plain_type(kind: Any) -> type[Any]:
-    """The type without None; of an enumeration text."""
+    """The type without None; str for an enumeration."""
     if get_origin(kind) in (Union, types.UnionType):
         kind = next(one for one in get_args(kind) if one is not type(None))
     return str if isinstance(kind, type) and issubclass(kind, StrEnum) else kind
 
 
 def request_from_fields(fields: Mapping[str, Any]) -> JobRequest:
-    """Return a request from plain values by the fields' present names, as a file or an HTTP body holds them.
+    """Return a request from plain values by present field names, as in a file or an HTTP body.
 
     Raises:
-        RequestError: a field is unknown (the line names the nearest), has a value of the wrong kind, or `model` is missing.
-        ModelFormatError: a field of `command` cannot be used.
-        FailureTableError: a row of `failures` has no meaning.
+        RequestError: a field is unknown (the message names the closest), has a value of the wrong type, or `model` is missing.
+        ModelFormatError: a field of `command` is invalid.
+        FailureTableError: a row of `failures` is invalid.
     """
     for name in fields:
         if name not in FIELDS:
             raise RequestError(name, "is not a field of a request", nearest_field(name))
     fields = with_failures(with_command(fields))
     for name in (ENVIRONMENT_SETTINGS, "tags"):
-        if isinstance(fields.get(name), str):  # a lone one, of which a tuple would be made letter by letter
+        if isinstance(fields.get(name), str):  # a single string, which tuple() would split into letters
             fields = {**fields, name: (fields[name],)}
     fidelity = fields.get("fidelity", {})
     known = [item.name for item in dataclasses.fields(Fidelity)]
@@ -763,11 +764,11 @@ def request_from_fields(fields: Mapping[str, Any]) -> JobRequest:
     except (TypeError, ValueError, AttributeError) as error:
         if isinstance(error, RequestError | SearchSpaceError):
             raise
-        raise RequestError("request", str(error), "give each field a value of its kind") from error
+        raise RequestError("request", str(error), "give each field a value of its type") from error
 
 
 def request_from_row(row: Mapping[str, Any]) -> JobRequest:
-    """Return the request that a job's row or a best-config file holds, by present or old names.
+    """Return the request in a job's row or a best-config file, by present or old names.
 
     Raises:
         JobNotResumableError: this version cannot read it.
@@ -798,7 +799,7 @@ def request_to_row(request: JobRequest) -> dict[str, Any]:
 
 
 def nearest_field(name: str) -> str:
-    """A remedy for a field that does not exist."""
+    """The remedy for an unknown field."""
     if name in OLD_OPTION_NAMES:
         return f"did you mean {OLD_OPTION_NAMES[name]}?"
     matches = difflib.get_close_matches(name, FIELDS, n=1)

@@ -1,4 +1,4 @@
-"""A user's command as the search sees it: the knobs that reach the script."""
+"""The capability of a user's command: the knobs that reach the script."""
 
 import difflib
 import re
@@ -12,11 +12,11 @@ from search_spaces.capability import Capability
 from search_spaces.knob import Value
 from search_spaces.knob_values import KNOBS, value_text
 from search_spaces.models.command import CommandModel, program_at
-from search_spaces.placeholders import files_read, require_known, turned_by
+from search_spaces.placeholders import expressible_values, files_read, require_known
 from search_spaces.trial_config import SCRIPT
 
 PLACES: tuple[Value, ...] = ("none", "cpu")
-"""Where a rendered file can offload to: NVMe needs a path that nobody stated."""
+"""Offload targets of rendered files: NVMe would need a path, which is not known."""
 Knobs = Mapping[str, tuple[Value, ...] | None]
 """Knob -> its values that reach the script; None: all."""
 DEEPSPEED: Knobs = dict.fromkeys((
@@ -24,43 +24,43 @@ DEEPSPEED: Knobs = dict.fromkeys((
     "max_live_parameters", "reshard_after_forward", "overlap_comm", "contiguous_gradients", "reduce_dtype", "precision",
     "offload_ratio",
 )) | {"offload_optimizer": PLACES, "offload_param": PLACES}  # fmt: skip
-"""What a DeepSpeed file says and DeepSpeed reads: it accepts allgather_bucket_size, and never looks at it."""
+"""Knobs that DeepSpeed reads from its file: it accepts allgather_bucket_size, but never reads it."""
 FSDP: Knobs = {
     "zero_stage": (0, 2, 3), "precision": ("fp32", "bf16", "fp16"), "offload_param": PLACES,
     "activation_checkpointing": ("none", "full"),
 }  # fmt: skip
-"""What Accelerate tells FSDP2: stage 2 keeps parameters gathered after forward, 3 does not; 0 is DistributedDataParallel."""
-CARRIES: Mapping[str, Knobs] = {"config": DEEPSPEED, "accelerate": FSDP}
-"""Placeholder of a file -> the knobs that its format carries."""
+"""Knobs that Accelerate passes to FSDP2: stage 2 keeps parameters gathered after forward, 3 does not; 0 is DDP."""
+FILE_KNOBS: Mapping[str, Knobs] = {"config": DEEPSPEED, "accelerate": FSDP}
+"""Placeholder of a file -> the knobs that its format supports."""
 TRAINER_ARGUMENT = "--per_device_train_batch_size"
-"""Who takes it is a Trainer of Hugging Face, which fills in what a DeepSpeed file leaves to it, and refuses the rest."""
+"""Identifies a Hugging Face Trainer, which fills in the "auto" values of a DeepSpeed file, and refuses conflicting ones."""
 _INTERPRETER = re.compile(r"(?:python[\d.]*|bash|sh)")
 FROM_ARGUMENTS = frozenset({"micro_batch_size", "precision"})
-"""Knobs that such a Trainer takes from its arguments, whatever its DeepSpeed file says."""
+"""Knobs that such a Trainer reads from its arguments, regardless of its DeepSpeed file."""
 
 
 def capability_for(command: CommandModel) -> Capability:
-    """What the command can turn: knobs that a placeholder stands for, and those that a file which it reads expresses.
+    """The knobs that the command can set: those with a placeholder, and those in a file that it reads.
 
     Raises:
-        SearchSpaceError: a placeholder is not known, or a knob of the script's own has no place.
+        SearchSpaceError: a placeholder is unknown, or the command does not use a script knob.
     """
     require_known(command)
-    turned: dict[str, tuple[Value, ...] | None] = dict(_by_launcher(command))
+    knobs: dict[str, tuple[Value, ...] | None] = dict(_by_launcher(command))
     for name in files_read(command):
-        turned |= _carried(command, name)
-    return command_capability(turned | turned_by(command))
+        knobs |= _carried(command, name)
+    return command_capability(knobs | expressible_values(command))
 
 
 def require_script(command: CommandModel) -> None:
-    """Refuse a command whose script is not in its folder, where that folder is one of this machine.
+    """Refuse a command whose script is not in its folder, if that folder is on this machine.
 
     Raises:
-        RequestError: there is no such file; the line names the nearest.
+        RequestError: there is no such file; the message names the closest.
     """
     words, folder = command.arguments, Path(command.folder)
     at = program_at(words)
-    # Of another program, such as one that enters a container, it is not known what it does with its words.
+    # Another program, such as a container launcher, may interpret its arguments differently.
     plain = at is not None and (at == 0 or _INTERPRETER.fullmatch(PurePath(words[0]).name)) and folder.is_dir()
     if at is None or not plain or not all(word.startswith("-") for word in words[1:at]) or "-m" in words[:at]:
         return
@@ -69,17 +69,17 @@ def require_script(command: CommandModel) -> None:
     file = folder / word
     if file.is_file():
         return
-    there = [path.name for path in file.parent.glob(f"*{file.suffix}")] if file.parent.is_dir() else []
-    near = difflib.get_close_matches(file.name, there, n=1)
+    existing = [path.name for path in file.parent.glob(f"*{file.suffix}")] if file.parent.is_dir() else []
+    near = difflib.get_close_matches(file.name, existing, n=1)
     remedy = f"did you mean {Path(word).with_name(near[0])}?" if near else "give its path from the folder of the command"
     raise RequestError("command", f"there is no {word} in {folder}", remedy)
 
 
 def require_carried(request: JobRequest, capability: Capability) -> None:
-    """Refuse a knob that the user names and that nothing in the command carries: it would be searched in vain.
+    """Refuse a knob that the user names but the command does not pass on: searching it would have no effect.
 
     Raises:
-        RequestError: one is named.
+        RequestError: there is such a knob.
     """
     for name in (*request.pins, *(request.baseline or {})):
         if name in KNOBS and name not in capability.knobs and _is_turned(request, name):
@@ -88,24 +88,24 @@ def require_carried(request: JobRequest, capability: Capability) -> None:
 
 
 def carriers_of(name: str) -> str:
-    """The placeholders that would carry a knob, as a line tells them."""
-    files = [file for file, knobs in CARRIES.items() if name in knobs]
+    """The placeholders that would pass on a knob, as text for a message."""
+    files = [file for file, knobs in FILE_KNOBS.items() if name in knobs]
     return " or ".join(f"{{{carrier}}}" for carrier in (name, *files))
 
 
 def is_trainer(command: CommandModel) -> bool:
-    """Whether the script is a Trainer of Hugging Face."""
+    """Whether the script uses a Hugging Face Trainer."""
     return any(word.partition("=")[0] == TRAINER_ARGUMENT for word in command.arguments)
 
 
 def _is_turned(request: JobRequest, name: str) -> bool:
-    """Whether the request wants anything but the default of a knob."""
-    wanted = request.pins.get(name, (request.baseline or {}).get(name))
-    return name != SCRIPT and value_text(wanted) != value_text(KNOBS[name].default)
+    """Whether the request sets a knob to a value other than its default."""
+    requested = request.pins.get(name, (request.baseline or {}).get(name))
+    return name != SCRIPT and value_text(requested) != value_text(KNOBS[name].default)
 
 
 def _by_launcher(command: CommandModel) -> Knobs:
-    """What accelerate's variables carry."""
+    """The knobs that Accelerate's environment variables pass on."""
     if command.launcher != "accelerate":
         return {}
     return FSDP if command.plugin == "fsdp" else {"precision": FSDP["precision"]}
@@ -113,4 +113,4 @@ def _by_launcher(command: CommandModel) -> Knobs:
 
 def _carried(command: CommandModel, file: str) -> Knobs:
     own = FROM_ARGUMENTS if file == "config" and is_trainer(command) else frozenset()
-    return {name: values for name, values in CARRIES[file].items() if name not in own}
+    return {name: values for name, values in FILE_KNOBS[file].items() if name not in own}

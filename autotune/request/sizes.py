@@ -1,4 +1,4 @@
-"""Sizes in bytes as people write them."""
+"""Parse sizes in bytes."""
 
 from autotune.errors import RequestError
 from search_spaces.quantities import Quantity, read_quantity
@@ -8,7 +8,7 @@ def parse_size(field: str, text: str) -> int:
     """`2000000000`, `2e9`, `2GB`, `1.5GiB` as bytes.
 
     Raises:
-        RequestError: the text is not a size, or not positive; the line names `field`.
+        RequestError: the text is not a size, or not positive; the message names `field`.
     """
     size = read_quantity(Quantity.BYTES, text)
     if size is None:

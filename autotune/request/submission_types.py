@@ -1,8 +1,8 @@
-"""Writes `autotune/client/submission_fields.py`: what a submission may have, as a TypedDict that editors know.
+"""Generate `autotune/client/submission_fields.py`: the fields of a submission as a TypedDict, for editors.
 
     python -m autotune.request.submission_types
 
-A test compares the file with what this prints.
+A test compares the file with the generated text.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ TYPES = {
     "environment_settings": "Sequence[str] | None",
     "tags": "Sequence[str] | None",
 }
-"""Fields whose type here is not that of the request."""
+"""Fields whose type differs from that of the request."""
 HEAD = '''"""The fields of a submission. Written by `python -m autotune.request.submission_types`; do not edit."""
 
 from collections.abc import Mapping, Sequence
@@ -34,16 +34,16 @@ KnobValue = bool | int | float | str
 
 
 class SubmissionFields(TypedDict, total=False):
-    """What a job may cost and how it searches. What is left out, or None, has the default of `autotune sweep`."""
+    """Budget and search settings of a job. Fields that are omitted or None have the default of `autotune sweep`."""
 
 '''
 TAIL = '''    priority: int
-    """Higher ones go first; between -100 and 100."""
+    """Jobs with higher priority run first; between -100 and 100."""
 '''
 
 
 def submission_types() -> str:
-    """The text of the file."""
+    """The text of the generated file."""
     lines = [HEAD]
     for item in dataclasses.fields(JobRequest):
         declared: RequestField | None = item.metadata.get("request")

@@ -10,7 +10,7 @@ from autotune.cluster.ray_cluster import address_of, found_cluster
 from autotune.errors import JobNotResumableError, RequestError
 from autotune.objective.intervals import CPU_SPREAD, Spread
 from autotune.objective.ranking import Ranking
-from autotune.prediction.planning.layouts import layouts_of
+from autotune.prediction.planning.question_space import layouts_of
 from autotune.request.engines import capability_of, require_usable
 from autotune.request.request import JobRequest, request_of
 from autotune.request.script_capability import require_carried, require_script

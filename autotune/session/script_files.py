@@ -14,7 +14,7 @@ from autotune.session.session import Session
 from search_spaces.deepspeed.config import offloads_a_part
 from search_spaces.knob_values import value_text
 from search_spaces.models.command import CommandModel
-from search_spaces.placeholders import FILES, TELLS_BATCH, files_read, names_in
+from search_spaces.placeholders import BATCH_PLACEHOLDERS, FILES, files_read, names_in
 from search_spaces.plain import to_plain
 from search_spaces.trial_config import TrialConfig
 
@@ -38,7 +38,7 @@ def notes_of(session: Session) -> list[str]:
         stays = ", ".join(f"{name}={value_text(getattr(space.base, name))}" for name in left)
         notes.append(f"no placeholder of the command carries {', '.join(left)}: left at {stays}")
     used = set(names_in(command.arguments))
-    carries_batch = used & (TELLS_BATCH - {"micro_batch_size"}) - ({"config"} if is_trainer(command) else set())
+    carries_batch = used & (BATCH_PLACEHOLDERS - {"micro_batch_size"}) - ({"config"} if is_trainer(command) else set())
     if "micro_batch_size" in used and not carries_batch and command.launcher != "accelerate":
         notes.append("the command does not receive {gradient_accumulation_steps}: its global batch follows micro_batch_size")
     return notes

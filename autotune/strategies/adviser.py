@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from autotune.strategies.axes import Axes, Listing
-from autotune.strategies.random import RandomStrategy
 from autotune.strategies.strategy import Candidates, Score, Strategy, known_hashes
+from autotune.strategies.walks import RandomStrategy
 from search_spaces.outcome import Outcome
 from search_spaces.trial_config import TrialConfig, stable_hash
 from storage.records import TrialRecord

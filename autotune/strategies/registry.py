@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 BUILT_IN: Mapping[str, str] = {
     "guided": "autotune.strategies.guided.strategy:make_guided",
-    "tpe": "autotune.strategies.tpe:TpeStrategy",
-    "random": "autotune.strategies.random:RandomStrategy",
-    "grid": "autotune.strategies.grid:GridStrategy",
+    "tpe": "autotune.strategies.optuna_samplers:TpeStrategy",
+    "random": "autotune.strategies.walks:RandomStrategy",
+    "grid": "autotune.strategies.walks:GridStrategy",
     "tpe-predicted": "autotune.strategies.guided.predicted_first:make_tpe_predicted",
-    "gp": "autotune.strategies.gp:GpStrategy",
-    "nsga2": "autotune.strategies.nsga2:Nsga2Strategy",
+    "gp": "autotune.strategies.optuna_samplers:GpStrategy",
+    "nsga2": "autotune.strategies.optuna_samplers:Nsga2Strategy",
     "smac": "autotune.evaluation.tuners.smac:SmacStrategy",
     "deepspeed": "autotune.evaluation.tuners.deepspeed:DeepSpeedStrategy",
     "paddle": "autotune.evaluation.tuners.paddle:PaddleStrategy",

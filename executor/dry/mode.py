@@ -17,7 +17,7 @@ from executor.dry.ledger import Ledger
 from executor.dry.quick import QUICK, quick
 from executor.dry.sends import keep_sent_tensors
 from executor.dry.traffic import FULL_MESSAGE, Traffic
-from executor.parallel.collectives import watched_by
+from executor.parallel.collectives import observed_by
 from search_spaces.models.model import ModelSpec
 
 _DEVICE = torch.ops.prim.device.default
@@ -69,7 +69,7 @@ class DryMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def marked(self, tag: str, value: Tensor) -> None:
-        """See `Onlooker`."""
+        """See `Observer`."""
         self.ledger.mark(tag, value)
 
     def rows(self, counts: Tensor, total: int) -> list[int]:
@@ -107,7 +107,7 @@ class DryMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 patch.object(torch, "get_rng_state", kept_state if self.backend.device_kind == "cpu" else state),
                 patch.object(nn.Module, "_apply", _apply),
                 keep_sent_tensors(),
-                watched_by(self),
+                observed_by(self),
                 self,
             ):
                 yield

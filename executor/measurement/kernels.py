@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from executor.parallel.model import Block, Head, rotary_table, whole
-from search_spaces.clusters.microbenchmark import ALONE, GroupShape, Operation, layer_model
+from search_spaces.clusters.microbenchmark import SINGLE_RANK, GroupShape, Operation, layer_model
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 Run = Callable[[], object]
@@ -30,7 +30,7 @@ class Case:
     """Bytes that the case holds, approximately."""
     make: Callable[[], Run]
     """Allocates the tensors and returns the function to time."""
-    group: GroupShape = ALONE
+    group: GroupShape = SINGLE_RANK
     on_host: bool = False
     """Whether the host's time is measured instead of the device's."""
 

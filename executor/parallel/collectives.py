@@ -25,7 +25,7 @@ BACKEND_SECONDS = 0.001
 """Seconds that a memory account gives the backend's thread to release a finished collective."""
 
 
-class Onlooker(Protocol):
+class Observer(Protocol):
     """Observes an engine from outside, such as a dry run, which has no allocator that reports."""
 
     def marked(self, tag: str, value: Tensor) -> None:
@@ -38,23 +38,23 @@ class Onlooker(Protocol):
         """Values to assume for `counts`, which sum to `total`, if tensors hold no data."""
 
 
-_onlooker: ContextVar[Onlooker | None] = ContextVar("onlooker", default=None)
+_observer: ContextVar[Observer | None] = ContextVar("observer", default=None)
 
 
 @contextmanager
-def watched_by(onlooker: Onlooker) -> Iterator[None]:
-    """Call `onlooker` for what engines do on this thread."""
-    token = _onlooker.set(onlooker)
+def observed_by(observer: Observer) -> Iterator[None]:
+    """Call `observer` for what engines do on this thread."""
+    token = _observer.set(observer)
     try:
         yield
     finally:
-        _onlooker.reset(token)
+        _observer.reset(token)
 
 
 def rows_of(counts: Tensor, total: int) -> list[int]:
     """The numbers of rows in the tensor `counts`, read on the host; they sum to `total`."""
-    onlooker = _onlooker.get()
-    return counts.flatten().tolist() if onlooker is None else onlooker.rows(counts, total)
+    observer = _observer.get()
+    return counts.flatten().tolist() if observer is None else observer.rows(counts, total)
 
 
 class InFlight:
@@ -66,8 +66,8 @@ class InFlight:
         self._aliases = aliases if accounting() and _use_count is not None else ()
         self._uses = [_use_count(alias) for alias in self._aliases] if _use_count is not None else []
         self._work = start()
-        onlooker = _onlooker.get()
-        self._beside = None if onlooker is None or self._work is None else onlooker.started()
+        observer = _observer.get()
+        self._observed = None if observer is None or self._work is None else observer.started()
 
     def wait(self) -> None:
         """Return when the result may be used; on CUDA, by the current stream.
@@ -80,7 +80,7 @@ class InFlight:
             return
         with nullcontext() if self._clock is None else self._clock.running():
             work.wait()
-        self._beside = None
+        self._observed = None
         if self._aliases:
             time.sleep(BACKEND_SECONDS)
             del work
@@ -201,8 +201,8 @@ def accounting() -> bool:
 
 def mark(tag: str, value: Tensor) -> None:
     """Record in a running memory account that `value`'s storage belongs to `tag`. Costs nothing if none runs."""
-    if (onlooker := _onlooker.get()) is not None:
-        onlooker.marked(tag, value)
+    if (observer := _observer.get()) is not None:
+        observer.marked(tag, value)
     if accounting():
         with record_function(f"autotune.tag:{tag}:{value.untyped_storage().data_ptr()}"):
             pass

@@ -39,7 +39,7 @@ class Experts(nn.Module):
     3. Rows are sorted by expert. In bf16 their products are grouped, for which the host need not know the number of rows per
        expert (`grouped`); otherwise it reads the numbers once. With several ranks they are always read once, because the
        exchange needs them.
-    4. With `load_balance` the gradient of the balance loss is added at the router's scores (`balanced`).
+    4. With `load_balance` the gradient of the balance loss is added at the router's scores (`add_balance_gradient`).
     """
 
     def __init__(self, spec: ModelSpec, tensor: TensorParallel, group: Group, make_expert: Callable[[], nn.Module]) -> None:
@@ -57,7 +57,7 @@ class Experts(nn.Module):
         x = self.tensor.enter(x)
         scores = self.router(x)
         if self.spec.load_balance:
-            scores = balanced(scores, self.spec, self.loss_scale / self.tensor.size)
+            scores = add_balance_gradient(scores, self.spec, self.loss_scale / self.tensor.size)
         scores, chosen = scores.topk(self.spec.experts_per_token, dim=-1)
         weights = scores.softmax(dim=-1, dtype=torch.promote_types(x.dtype, torch.float32)).to(x.dtype)
         mixed = self._dispatch(x.flatten(0, -2), self._plan(chosen, weights))
@@ -65,7 +65,7 @@ class Experts(nn.Module):
 
     def _plan(self, chosen: Tensor, weights: Tensor) -> Dispatch:
         if self.spec.capacity_factor:
-            return capped(chosen, weights, self.spec.num_experts, self.spec.expert_capacity(chosen.shape[1]))
+            return dispatch_capped(chosen, weights, self.spec.num_experts, self.spec.expert_capacity(chosen.shape[1]))
         flat = chosen.flatten()
         order = flat.argsort(stable=True)
         counts = flat.new_zeros(self.spec.num_experts).scatter_add_(0, flat, torch.ones_like(flat))
@@ -129,8 +129,8 @@ class Experts(nn.Module):
         return torch.cat([result[rank] for rank in range(len(received)) for result in results])
 
 
-def capped(chosen: Tensor, weights: Tensor, experts: int, places: int) -> Dispatch:
-    """Dispatch at most `places` rows per expert and sequence, in token order; `chosen`, `weights` [batch, tokens, choices].
+def dispatch_capped(chosen: Tensor, weights: Tensor, experts: int, capacity: int) -> Dispatch:
+    """Dispatch at most `capacity` rows per expert and sequence, in token order; `chosen`, `weights` [batch, tokens, choices].
 
     An unused row refers to the first token with weight 0: it contributes nothing, and its gradient is zero.
     """
@@ -138,15 +138,15 @@ def capped(chosen: Tensor, weights: Tensor, experts: int, places: int) -> Dispat
     taken = _one_hot(chosen.flatten(1), experts)
     before = (taken.cumsum(1) - taken).gather(-1, chosen.flatten(1)[..., None]).squeeze(-1)
     sequence = torch.arange(batch, device=chosen.device)[:, None]
-    slots = (chosen.flatten(1) * batch + sequence) * places + before
-    nowhere = experts * batch * places
-    slots = torch.where(before < places, slots, nowhere).flatten()
+    slots = (chosen.flatten(1) * batch + sequence) * capacity + before
+    overflow_slot = experts * batch * capacity
+    slots = torch.where(before < capacity, slots, overflow_slot).flatten()
     empty = batch * tokens * choices
-    held = torch.full((nowhere + 1,), empty, device=chosen.device)
-    held = held.scatter(0, slots, torch.arange(empty, device=chosen.device))[:nowhere]
-    filled = held < empty
-    held = torch.where(filled, held, 0)
-    return Dispatch(held // choices, weights.flatten()[held] * filled, None)
+    assigned = torch.full((overflow_slot + 1,), empty, device=chosen.device)
+    assigned = assigned.scatter(0, slots, torch.arange(empty, device=chosen.device))[:overflow_slot]
+    filled = assigned < empty
+    assigned = torch.where(filled, assigned, 0)
+    return Dispatch(assigned // choices, weights.flatten()[assigned] * filled, None)
 
 
 def exchange(x: Tensor, group: Group, sent: Sequence[int], received: Sequence[int], returns: bool) -> Tensor:
@@ -168,7 +168,7 @@ def _one_hot(chosen: Tensor, experts: int) -> Tensor:
     return chosen.new_zeros(*chosen.shape, experts).scatter_(-1, chosen[..., None], 1)
 
 
-def balanced(scores: Tensor, spec: ModelSpec, scale: float) -> Tensor:
+def add_balance_gradient(scores: Tensor, spec: ModelSpec, scale: float) -> Tensor:
     """The router's scores [batch, tokens, experts], unchanged; backward adds the gradient of the balance loss times `scale`.
 
     The loss of a layer is `load_balance` x the mean over sequences of E sum_i f_i P_i: E experts, f_i the fraction of a

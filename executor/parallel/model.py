@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from executor.parallel.bottleneck import WIDENING, Bottleneck, apply_adapter
+from executor.parallel.adapters import OUTWARD, WIDENING, Bottleneck, LowRank, apply_adapter
 from executor.parallel.chunked_loss import chunked_loss
 from executor.parallel.collectives import Group
 from executor.parallel.context import ContextParallel
@@ -17,7 +17,6 @@ from executor.parallel.data_schedule import through_kept
 from executor.parallel.experts import Experts
 from executor.parallel.grouped import Multiply
 from executor.parallel.initialization import Drawn, FirstValues, Kind, draw, materialise
-from executor.parallel.low_rank import OUTWARD, LowRank
 from executor.parallel.operators import Operators
 from executor.parallel.packed import Documents, attend_in_documents, documents_in
 from executor.parallel.quantised import QuantisedMatrix, QuantisedValues

@@ -31,13 +31,13 @@ def multiply_columns(
     return entered, products
 
 
-def multiply_rows(x: Tensor, weight: Tensor, beside: Tensor | None, group: Group, sequence_parallel: bool) -> Tensor:
-    """The sum over the ranks of `x` times the slice [outputs, inputs], plus `beside`, an optional further summand.
+def multiply_rows(x: Tensor, weight: Tensor, addend: Tensor | None, group: Group, sequence_parallel: bool) -> Tensor:
+    """The sum over the ranks of `x` times the slice [outputs, inputs], plus the optional `addend`.
 
     With `sequence_parallel` a rank gets its share of the tokens.
     """
     due = _RowInputs.apply(x, weight)  # type: ignore[no-untyped-call]
-    result: Tensor = _RowSum.apply(due, x.detach(), weight.detach(), beside, group, sequence_parallel)  # type: ignore[no-untyped-call]
+    result: Tensor = _RowSum.apply(due, x.detach(), weight.detach(), addend, group, sequence_parallel)  # type: ignore[no-untyped-call]
     return result
 
 
@@ -85,11 +85,11 @@ class _RowInputs(torch.autograd.Function):
 class _RowSum(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, _due: Tensor, x: Tensor, weight: Tensor, beside: Tensor | None, group: Group, sequence_parallel: bool
+        ctx: Any, _due: Tensor, x: Tensor, weight: Tensor, addend: Tensor | None, group: Group, sequence_parallel: bool
     ) -> Tensor:
         ctx.group, ctx.sequence_parallel = group, sequence_parallel
         compute = _scattered if sequence_parallel else _summed
-        return keep_collective(lambda: compute(x, weight, beside, group))
+        return keep_collective(lambda: compute(x, weight, addend, group))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
@@ -114,21 +114,21 @@ class _PendingSum:
         return self._result
 
 
-def _summed(x: Tensor, weight: Tensor, beside: Tensor | None, group: Group) -> Tensor:
+def _summed(x: Tensor, weight: Tensor, addend: Tensor | None, group: Group) -> Tensor:
     rows, total = _rows(x), x.new_empty(*x.shape[:-1], weight.shape[0])
     sums, works = _rows(total), []
     for first, end in _parts(len(rows)):
-        _multiply(rows[first:end], weight, None if beside is None else _rows(beside)[first:end], sums[first:end])
+        _multiply(rows[first:end], weight, None if addend is None else _rows(addend)[first:end], sums[first:end])
         works.append(group.all_reduce(sums[first:end]))
     for work in works:
         work.wait()
     return total
 
 
-def _scattered(x: Tensor, weight: Tensor, beside: Tensor | None, group: Group) -> Tensor:
+def _scattered(x: Tensor, weight: Tensor, addend: Tensor | None, group: Group) -> Tensor:
     """Each part has equally many tokens of each rank's share, so that a rank receives a part of its own tokens."""
     shares = shares_of_tokens(x, group.size)
-    others = None if beside is None else shares_of_tokens(beside, group.size).flatten(1, 2)
+    others = None if addend is None else shares_of_tokens(addend, group.size).flatten(1, 2)
     own = x.new_empty(*shares.shape[1:-1], weight.shape[0])
     sums, rows, works = _rows(own), shares.flatten(1, 2), []
     for first, end in _parts(len(sums)):
@@ -147,20 +147,20 @@ def _parts(rows: int) -> Iterator[tuple[int, int]]:
     yield from ((rows * part // parts, rows * (part + 1) // parts) for part in range(parts))
 
 
-def _multiply(rows: Tensor, weight: Tensor, beside: Tensor | None, result: Tensor) -> None:
+def _multiply(rows: Tensor, weight: Tensor, addend: Tensor | None, result: Tensor) -> None:
     # Selective checkpointing does not save results written to `out`; it saves the sum of all parts.
-    if beside is None:
+    if addend is None:
         torch.mm(rows, weight.T, out=result)
     else:
-        torch.addmm(beside, rows, weight.T, out=result)
+        torch.addmm(addend, rows, weight.T, out=result)
 
 
 def _rows(x: Tensor) -> Tensor:
     return x.reshape(-1, x.shape[-1])
 
 
-def _input_gradient(beside: Tensor | None, used: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
-    total = None if beside is None else _rows(beside)
+def _input_gradient(addend: Tensor | None, used: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+    total = None if addend is None else _rows(addend)
     for gradient, weight in used:
         rows = _rows(gradient)
         total = rows @ weight if total is None else torch.addmm(total, rows, weight)

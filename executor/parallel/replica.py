@@ -12,7 +12,7 @@ class Replica(ABC):
     1. `begin_step`; then for each micro-batch forward, `begin_micro_batch`, backward, `end_micro_batch`; then `end_step`.
        In a pipeline, forwards of other micro-batches may run in between, and gradients may be written without autograd's
        hooks: `gradients_written` is then called before `end_micro_batch`.
-    2. `finish_gradients`, after which `squared_norm` and `tied_gradient` return the mean gradient's, and `update` or
+    2. `finish_gradients`, after which `squared_norm` and `tied_gradient` are those of the mean gradient, and `update` or
        `skip_update`.
 
     Losses are scaled before backward, so that sums over micro-batches and ranks are means.

@@ -12,10 +12,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 
+from executor.parallel.adapters import INWARD, OUTWARD, LowRank, adapted_result
 from executor.parallel.collectives import Group
 from executor.parallel.exchanges import gather_features, gather_tokens, scatter_tokens, sum_in_place
 from executor.parallel.float8 import float8_linear
-from executor.parallel.low_rank import INWARD, OUTWARD, LowRank, adapted_result
 from executor.parallel.overlapped import multiply_columns, multiply_rows
 from executor.parallel.quantised import QuantisedMatrix
 from executor.parallel.selective import keep_collective
@@ -61,9 +61,9 @@ class TensorParallel:
         """The result of `enter`, and its products with each of `weights`; only if `overlaps`."""
         return multiply_columns(x, weights, self.group, self.sequence_parallel)
 
-    def multiply_rows(self, x: Tensor, weight: Tensor, beside: Tensor | None = None) -> Tensor:
-        """The result of `leave` for `x` times `weight`, plus a further summand `beside`; only if `overlaps`."""
-        return multiply_rows(x, weight, beside, self.group, self.sequence_parallel)
+    def multiply_rows(self, x: Tensor, weight: Tensor, addend: Tensor | None = None) -> Tensor:
+        """The result of `leave` for `x` times `weight`, plus the optional `addend`; only if `overlaps`."""
+        return multiply_rows(x, weight, addend, self.group, self.sequence_parallel)
 
     def gather_features(self, x: Tensor) -> Tensor:
         """Each rank's slice [..., features / ranks] to [..., features]; later operations must be the same on every rank."""

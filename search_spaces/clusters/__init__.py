@@ -1,1 +1,1 @@
-"""Clusters: nodes, devices and links; presets; what a micro-benchmark measures."""
+"""Clusters: nodes, devices and links; presets; micro-benchmark requests and results."""

@@ -1,4 +1,4 @@
-"""Machines as people say them: so many cards of so much memory (`2x24GB`), or of a device with a preset (`8xa100-80gb`)."""
+"""Machines in short form: a number of cards with a memory size (`2x24GB`) or of a device with a preset (`8xa100-80gb`)."""
 
 import re
 from collections.abc import Callable
@@ -6,37 +6,39 @@ from collections.abc import Callable
 from search_spaces.clusters.cluster import ClusterSpec, DeviceSpec
 from search_spaces.preset_files import preset_tables
 
-CARDS = "COUNTxMEMORY or COUNTxDEVICE (2x24GB, 8xa100-80gb)"
-"""How such a machine is written."""
-HOST_SHARE = 3
-"""Main memory as a multiple of that of all cards, as machines are sold."""
-LEAST_HOST = 64 * 2**30
-"""Bytes of main memory that a machine has at least."""
-CORES = 8
-"""Of a card."""
-LINK = 2.5e10
-"""Bytes/s between cards: PCIe 4.0 x16, what copies reach of it. Machines with faster links have presets of their own."""
-NETWORK = 1.25e9
+CARDS_FORMAT = "COUNTxMEMORY or COUNTxDEVICE (2x24GB, 8xa100-80gb)"
+"""The format of such a machine."""
+HOST_MEMORY_FACTOR = 3
+"""Main memory as a multiple of the memory of all cards, typical of machines on sale."""
+MIN_HOST_MEMORY_BYTES = 64 * 2**30
+"""Minimum main memory of a machine in bytes."""
+CORES_PER_CARD = 8
+"""Processor cores per card."""
+INTRA_NODE_BANDWIDTH = 2.5e10
+"""Bytes/s between cards: achievable copy rate of PCIe 4.0 x16. Machines with faster links have their own presets."""
+INTER_NODE_BANDWIDTH = 1.25e9
 """Bytes/s between machines: 10 Gbit/s."""
 _CARDS = re.compile(r"([1-9][0-9]{0,3})x(.+)")
 _MEMORY = re.compile(r"([1-9][0-9]{0,3}(?:\.[0-9]{1,3})?)Gi?B", re.IGNORECASE)
 
 
 def machine_of_cards(text: str, device_preset: Callable[[str], DeviceSpec]) -> ClusterSpec | None:
-    """One machine of such cards, its main memory and links assumed as above; None: the text says no such thing."""
+    """One machine of such cards, with the main memory and links assumed above; None: the text does not have this format."""
     found = _CARDS.fullmatch(text)
     memory = _MEMORY.fullmatch(found[2]) if found else None
     if found is None or (memory is None and found[2] not in preset_tables("devices")):
         return None
     count, device = int(found[1]), _card(found[2], float(memory[1])) if memory else device_preset(found[2])
     return ClusterSpec(
-        name=text, nodes=1, devices_per_node=count, device=device, intra_node_bandwidth=LINK, inter_node_bandwidth=NETWORK,
-        host_memory_bytes=max(HOST_SHARE * count * device.memory_bytes, LEAST_HOST), cores_per_node=CORES * count,
+        name=text, nodes=1, devices_per_node=count, device=device,
+        intra_node_bandwidth=INTRA_NODE_BANDWIDTH, inter_node_bandwidth=INTER_NODE_BANDWIDTH,
+        host_memory_bytes=max(HOST_MEMORY_FACTOR * count * device.memory_bytes, MIN_HOST_MEMORY_BYTES),
+        cores_per_node=CORES_PER_CARD * count,
     )  # fmt: skip
 
 
 def _card(name: str, memory: float) -> DeviceSpec:
-    """A card of which the memory alone is known, in GiB: what makers of cards call GB."""
+    """A card of which only the memory is known, in GiB (what card makers call GB)."""
     return DeviceSpec(
         name=f"a {name} card", kind="cuda", memory_bytes=int(memory * 2**30), memory_bandwidth=9e11,
         peak_flops={"bf16": 1e14, "fp16": 1e14, "fp32": 2.5e13},

@@ -1,4 +1,4 @@
-"""Where is trained: nodes, their devices, memory, speed and links; all alike, or in groups that differ."""
+"""The training cluster: nodes, their devices, memory, speed and links; uniform, or in groups that differ."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -10,10 +10,10 @@ DEVICE_KINDS = ("cpu", "cuda")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceSpec:
-    """One device as its public data sheet states it; of a CPU: one rank's share of this machine.
+    """One device as specified in its public data sheet; for a CPU: one rank's share of this machine.
 
     Raises:
-        ClusterFormatError: a figure is not positive, or the kind is not known.
+        ClusterFormatError: a figure is not positive, or the kind is unknown.
     """
 
     name: str
@@ -21,15 +21,15 @@ class DeviceSpec:
     """cpu or cuda (ROCm devices too: torch calls them cuda)."""
     memory_bytes: int
     peak_flops: dict[str, float]
-    """Precision (fp32, tf32, bf16, fp16, fp8, fp64) -> dense FLOP/s. A precision that is not there has no stated peak."""
+    """Precision (fp32, tf32, bf16, fp16, fp8, fp64) -> dense FLOP/s. A missing precision has no stated peak."""
     memory_bandwidth: float | None = None
-    """Bytes/s; None: not known."""
+    """Bytes/s; None: unknown."""
     source: str = ""
     """Where the figures come from."""
 
     def __post_init__(self) -> None:
         if self.kind not in DEVICE_KINDS:
-            raise ClusterFormatError("kind", f"{self.kind!r} is no kind of device", "use cpu or cuda")
+            raise ClusterFormatError("kind", f"{self.kind!r} is not a device kind", "use cpu or cuda")
         _require_positive(self.memory_bytes, "memory_bytes")
         for precision, flops in self.peak_flops.items():
             _require_positive(flops, f"peak_flops.{precision}")
@@ -37,7 +37,7 @@ class DeviceSpec:
             _require_positive(self.memory_bandwidth, "memory_bandwidth")
 
     def supports(self, precision: str) -> bool:
-        """Whether the device computes in `precision`: a CPU in all but fp8, a GPU in fp32, fp64 and what has a stated peak."""
+        """Whether the device supports `precision`: a CPU all but fp8, a GPU fp32, fp64 and those with a stated peak."""
         if self.kind == "cpu":
             return precision != "fp8"
         return precision in ("fp32", "fp64") or precision in self.peak_flops
@@ -45,17 +45,17 @@ class DeviceSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeGroup:
-    """Nodes of a cluster that are alike, where others of it are not."""
+    """A group of identical nodes in a cluster whose nodes differ."""
 
     nodes: int
     device: DeviceSpec
     intra_node_bandwidth: float
-    """As `ClusterSpec`'s, of these nodes; so are the fields below."""
+    """As in `ClusterSpec`, for these nodes; likewise the fields below."""
     inter_node_bandwidth: float
     host_memory_bytes: int
     cores_per_node: int
     ray_resource: str = ""
-    """The Ray resource that these nodes have and others have not, such as accelerator_type:H100: trials are placed by it."""
+    """The Ray resource that only these nodes have, such as accelerator_type:H100. Trials are placed by it."""
 
     def __post_init__(self) -> None:
         for field in ("nodes", *LINKS_AND_HOST):
@@ -67,13 +67,13 @@ LINKS_AND_HOST = ("intra_node_bandwidth", "inter_node_bandwidth", "host_memory_b
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterSpec:
-    """Nodes of as many devices; one rank runs on each device.
+    """Nodes with the same number of devices; one rank runs on each device.
 
-    Of nodes that differ (`mixed_cluster`) every field says what the least of them has, so that what holds for it holds for all;
-    `groups` says what each has.
+    If nodes differ (`mixed_cluster`), every field has the minimum over the nodes, so that what fits there fits everywhere;
+    `groups` has the values of each group.
 
     Raises:
-        ClusterFormatError: a count or a bandwidth is not positive, or the groups are not the nodes.
+        ClusterFormatError: a count or a bandwidth is not positive, or the groups do not add up to the nodes.
     """
 
     name: str
@@ -89,11 +89,11 @@ class ClusterSpec:
     cores_per_node: int
     """Processor cores of a node."""
     numa_nodes: int | None = None
-    """Parts of a node whose cores and memory are near each other; None: not known."""
+    """NUMA nodes of a node; None: unknown."""
     kernel_packages: dict[str, str] | None = None
-    """Module -> version, of the packages of fused kernels (`fused_kernels`) that every rank can import; None: not known."""
+    """Module -> version, of the packages of fused kernels (`fused_kernels`) that every rank can import; None: unknown."""
     groups: tuple[NodeGroup, ...] = ()
-    """In the order of their ranks; none where all nodes are alike."""
+    """In the order of their ranks; empty if all nodes are alike."""
 
     def __post_init__(self) -> None:
         for field in (
@@ -110,41 +110,41 @@ class ClusterSpec:
 
     @property
     def world_size(self) -> int:
-        """Ranks: one a device."""
+        """Ranks: one per device."""
         return self.nodes * self.devices_per_node
 
     @property
     def most_memory_bytes(self) -> int:
-        """Memory of the device that has most."""
+        """Memory of the device with the most memory."""
         return max((group.device.memory_bytes for group in self.groups), default=self.device.memory_bytes)
 
     @property
     def node_kinds(self) -> tuple[tuple[str, int], ...]:
-        """Of each group the Ray resource that tells its nodes, and its ranks; none where all nodes are alike."""
+        """The Ray resource and the number of ranks of each group; empty if all nodes are alike."""
         return tuple((group.ray_resource, group.nodes * self.devices_per_node) for group in self.groups)
 
     def group_of_rank(self, rank: int) -> int:
-        """The place in `groups` of the nodes that a rank is among; nodes are filled in their order."""
+        """Index in `groups` of the group that holds this rank; nodes are filled in order."""
         node = rank // self.devices_per_node
-        for place, group in enumerate(self.groups):
+        for index, group in enumerate(self.groups):
             if node < group.nodes:
-                return place
+                return index
             node -= group.nodes
         return 0
 
 
 def with_memory(cluster: ClusterSpec, factor: float) -> ClusterSpec:
-    """The cluster with so many times as much memory on every device."""
+    """The cluster with the memory of every device multiplied by `factor`."""
 
-    def more(device: DeviceSpec) -> DeviceSpec:
+    def scaled(device: DeviceSpec) -> DeviceSpec:
         return replace(device, memory_bytes=int(device.memory_bytes * factor))
 
-    groups = tuple(replace(group, device=more(group.device)) for group in cluster.groups)
-    return replace(cluster, device=more(cluster.device), groups=groups)
+    groups = tuple(replace(group, device=scaled(group.device)) for group in cluster.groups)
+    return replace(cluster, device=scaled(cluster.device), groups=groups)
 
 
 def mixed_cluster(name: str, devices_per_node: int, groups: Sequence[NodeGroup]) -> ClusterSpec:
-    """A cluster of nodes that differ; of groups that are all alike one without groups.
+    """A cluster of node groups. If all groups are alike, the result has no groups.
 
     Raises:
         ClusterFormatError: there is no group, or as `ClusterSpec`.
@@ -160,7 +160,7 @@ def mixed_cluster(name: str, devices_per_node: int, groups: Sequence[NodeGroup])
 
 
 def least_device(devices: Sequence[DeviceSpec]) -> DeviceSpec:
-    """What every one of the devices has: the least memory and speed, in precisions that all of them compute in."""
+    """What all devices have in common: the minimum memory and speed, in the precisions that all of them support."""
     first = devices[0]
     if all(device == first for device in devices):
         return first

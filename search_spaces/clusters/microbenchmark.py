@@ -1,4 +1,4 @@
-"""A cluster's own micro-benchmark: what is asked of its ranks and what they measured, as plain data."""
+"""The micro-benchmark of a cluster: the request to its ranks and their measurements, as plain data."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -8,7 +8,7 @@ from search_spaces.trial import TrialResult
 
 
 class Operation(StrEnum):
-    """What a row measures, and what its `shape` holds. The values are stored: never rename one."""
+    """What a row measures, and the contents of its `shape`. The values are stored: never rename one."""
 
     PRODUCT = "product"
     """rows, inner, outer: the product of (rows, inner) and (inner, outer)."""
@@ -18,7 +18,7 @@ class Operation(StrEnum):
     """samples, tokens, heads, head dimension: fused causal attention."""
     ATTENTION_BACKWARD = "attention_backward"
     LAYER = "layer"
-    """samples, tokens, hidden, heads, ffn: forward and backward of a layer of our engines' transformer, gated and rotary."""
+    """samples, tokens, hidden, heads, ffn: forward and backward of one layer of our transformer, gated and rotary."""
     HEAD = "head"
     """samples, tokens, hidden, vocabulary: forward and backward of the output projection and the loss."""
     COPY = "copy"
@@ -26,18 +26,18 @@ class Operation(StrEnum):
     UPDATE = "update"
     """elements: gradient norm, clipping and fused AdamW over fp32 states."""
     HOST_UPDATE = "host_update"
-    """elements: the same in host memory; where the device is not the host."""
+    """elements: the same in host memory, if the device is not the host."""
     LAUNCH = "launch"
-    """elements: the host's seconds to launch one small kernel."""
+    """elements: host time to launch one small kernel, in seconds."""
     TO_HOST = "to_host"
     """bytes, from the device to pinned host memory."""
     TO_DEVICE = "to_device"
     FILE_READ = "file_read"
     """bytes of a file, each read once."""
     FILE_UPDATE = "file_update"
-    """bytes of a file, each read once and written once, both at a time."""
+    """bytes of a file, each read once and written once, concurrently."""
     ALL_REDUCE = "all_reduce"
-    """bytes of the whole message; so for all collectives."""
+    """bytes of the whole message; likewise for all collectives."""
     ALL_GATHER = "all_gather"
     REDUCE_SCATTER = "reduce_scatter"
     ALL_TO_ALL = "all_to_all"
@@ -50,58 +50,58 @@ COLLECTIVES = (Operation.ALL_REDUCE, Operation.ALL_GATHER, Operation.REDUCE_SCAT
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupShape:
-    """The ranks that take part together, as they lie on the nodes."""
+    """The ranks that take part together, and their placement on the nodes."""
 
     ranks: int = 1
     in_node: int = 1
-    """Those of them that share a node."""
+    """Ranks of the group on one node."""
     sharing: int = 1
-    """Such groups that use a node's network at the same time."""
+    """Number of such groups that use a node's network at the same time."""
 
 
-ALONE = GroupShape()
-"""What needs no other rank."""
+SINGLE_RANK = GroupShape()
+"""Operations that involve no other rank."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """One row: seconds of one run, every rank of the gang at work at the same time, the slowest counting."""
+    """One row: seconds of one run on all ranks at the same time, measured at the slowest rank."""
 
     operation: Operation
     precision: str
     shape: tuple[int, ...]
     """See `Operation`."""
-    group: GroupShape = ALONE
+    group: GroupShape = SINGLE_RANK
     seconds: float
     """Median over the samples."""
     low: float
-    """A quarter of the samples is below."""
+    """First quartile of the samples."""
     high: float
-    """A quarter is above."""
+    """Third quartile of the samples."""
     samples: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MicrobenchmarkRequest:
-    """What a runner is asked to measure."""
+    """What a runner is to measure."""
 
     attempt: str
     world_size: int
     seconds: float = 20.0
-    """About what the measurement may take; larger shapes and messages are left out where it does not reach."""
+    """Approximate time limit of the measurement; larger shapes and messages are omitted if it is too short."""
     timeout_seconds: float = 300.0
     """Seconds after which every rank is killed."""
     precisions: tuple[str, ...] = ("fp32", "bf16")
     largest_message_bytes: int = 64 * 2**20
     nvme_path: str | None = None
-    """The folder whose file system is measured too; None: none is."""
+    """Folder whose file system is measured too; None: no file system is measured."""
     quick: bool = False
-    """Measure a few shapes that say most of a step on processors, and none beside them."""
+    """Measure only the few shapes that account for most of a step on CPUs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MicrobenchmarkResult(TrialResult):
-    """A micro-benchmark ends as a trial does: with an outcome, and its rows where that is OK."""
+    """Result of a micro-benchmark: like a trial, it has an outcome; it has rows if the outcome is OK."""
 
     rows: tuple[Measured, ...] = ()
     hosts: tuple[str, ...] = ()
@@ -109,11 +109,11 @@ class MicrobenchmarkResult(TrialResult):
     context_bytes: int | None = None
     """CUDA: device memory outside of torch's allocator."""
     workspace_bytes: int | None = None
-    """Bytes that the allocator still holds when everything that was measured is gone: workspaces of libraries."""
+    """Bytes that the allocator still holds after all measured tensors are freed: library workspaces."""
 
 
 def layer_model(tokens: int, hidden: int, heads: int, ffn: int, vocabulary: int = 8) -> ModelSpec:
-    """The model of which a row measures a layer or the head."""
+    """The model whose layer or head a row measures."""
     return ModelSpec(
         name="microbenchmark",
         family="llama",

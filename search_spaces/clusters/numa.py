@@ -1,4 +1,4 @@
-"""The NUMA nodes of this machine, as Linux tells them: parts of its cores and memory that are near each other."""
+"""The NUMA nodes of this machine, as Linux reports them."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -7,7 +7,7 @@ SYSFS = Path("/sys")
 
 
 def numa_nodes(sysfs: Path = SYSFS) -> Mapping[int, frozenset[int]]:
-    """Node -> its cores, by ascending numbers; of nodes that have some. Empty where the system does not tell."""
+    """Node -> its cores, by ascending numbers, for nodes that have cores. Empty if the system does not report NUMA nodes."""
     found = {}
     for folder in (sysfs / "devices/system/node").glob("node[0-9]*"):
         try:
@@ -20,7 +20,7 @@ def numa_nodes(sysfs: Path = SYSFS) -> Mapping[int, frozenset[int]]:
 
 
 def node_of_device(pci_address: str, sysfs: Path = SYSFS) -> int | None:
-    """The node to which a device is connected, by its address such as 0000:3b:00.0; None: the system does not tell."""
+    """The node to which a device is connected, by its PCI address such as 0000:3b:00.0; None: not reported."""
     try:
         node = int((sysfs / "bus/pci/devices" / pci_address.lower() / "numa_node").read_text(encoding="ascii"))
     except (OSError, ValueError):
@@ -32,7 +32,7 @@ def core_list(text: str) -> frozenset[int]:
     """Cores as Linux lists them: 0-3,8,10-11.
 
     Raises:
-        ValueError: it is no such list.
+        ValueError: it is not such a list.
     """
     cores: set[int] = set()
     for part in filter(None, text.strip().split(",")):

@@ -1,4 +1,4 @@
-"""Clusters by name: this machine, presets from public data sheets, so many cards, a user's TOML file, a live Ray cluster."""
+"""Clusters by name: this machine, presets from public data sheets, a number of cards, a TOML file, a live Ray cluster."""
 
 import math
 import os
@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from search_spaces.clusters.cards import CARDS, machine_of_cards
+from search_spaces.clusters.cards import CARDS_FORMAT, machine_of_cards
 from search_spaces.clusters.cluster import ClusterSpec, DeviceSpec, NodeGroup, mixed_cluster
 from search_spaces.clusters.numa import numa_nodes
 from search_spaces.errors import ClusterFormatError
@@ -18,19 +18,19 @@ from search_spaces.fused_kernels import PACKAGES, installed_kernels
 from search_spaces.preset_files import preset_tables, unknown_name
 from search_spaces.quantities import Quantity, read_quantity
 
-GIVE = "give the path of a TOML file, local, or NAME:NODES"
+REMEDY = "give the path of a TOML file, local, or NAME:NODES"
 RANKS_PER_CORE = 4
-"""Ranks that `local` puts on a core at most: more only take turns."""
+"""Maximum ranks per core of `local`: more would only take turns."""
 CPU_PEAK_FLOPS_PER_CORE = 1e11
-"""fp32 FLOP/s of a core, a rough estimate: 3 GHz x 2 fused multiply-add units x 8 lanes x 2. MFU on a CPU is of this."""
+"""fp32 FLOP/s of a core, a rough estimate: 3 GHz x 2 fused multiply-add units x 8 lanes x 2. The peak for MFU on a CPU."""
 CPU_MEMORY_BANDWIDTH = 2e10
-"""Bytes/s of a machine's memory, a rough estimate of two DDR4 channels in use; ranks share it."""
+"""Memory bandwidth of a machine in bytes/s, shared by its ranks: a rough estimate for two DDR4 channels."""
 LOOPBACK_BANDWIDTH = 2e9
 """Bytes/s between two ranks of this machine through gloo, a rough estimate."""
 
 
 def cluster_preset_names() -> tuple[str, ...]:
-    """The names that `resolve_cluster` knows beside `local` and `ray`."""
+    """The names that `resolve_cluster` accepts in addition to `local` and `ray`."""
     return tuple(preset_tables("clusters"))
 
 
@@ -51,13 +51,13 @@ def resolve_cluster(
 ) -> ClusterSpec:
     """The cluster that `text` names: `local`, `NAME` or `NAME:NODES`, cards (`2x24GB`), the path of a TOML file, or `ray`.
 
-    `ranks` sets the ranks of `local`, is a part of what `ray` finds, on as few nodes as possible and equally many on each,
-    and must elsewhere be the devices of the cluster. `memory_limit_bytes` lowers the memory of each device. `live` is what
-    the caller, who may import torch and ray, found: the answer to `ray`, and to `local` where this machine has GPUs.
+    `ranks` sets the ranks of `local`. For `ray` it selects a part of the cluster: as few nodes as possible, equally many ranks
+    on each. Otherwise it must equal the number of devices. `memory_limit_bytes` lowers the memory of each device. `live` is the
+    cluster that the caller, who may import torch and ray, found: used for `ray`, and for `local` if this machine has GPUs.
 
     Raises:
-        UnknownNameError: there is no such preset, and it is no path either.
-        ClusterFormatError: the text or the file cannot be read, or more ranks are asked for than there is room for.
+        UnknownNameError: it is neither a preset nor a path.
+        ClusterFormatError: the text or the file cannot be read, or there are too many ranks.
     """
     if text == "local" and live is None:
         return local_cluster(ranks, memory_limit_bytes)
@@ -74,7 +74,7 @@ def resolve_cluster(
 
 
 def is_cluster_name(text: str) -> bool:
-    """Whether `text` is `local` or names a preset or cards, and is surely no path."""
+    """Whether `text` is `local` or names a preset or cards, and so cannot be a path."""
     name = text.partition(":")[0]
     known = name in preset_tables("clusters") or machine_of_cards(name, device_preset) is not None
     return text == "local" or (known and re.fullmatch(r"(:[1-9][0-9]{0,5})?", text[len(name) :]) is not None)
@@ -87,18 +87,18 @@ def local_cluster(
     gpu_count: int = 0,
     gpu_memory_bytes: int = 0,
 ) -> ClusterSpec:
-    """This machine: a rank a GPU where GPUs are handed in (this package cannot look for them itself), else ranks on its cores.
+    """This machine: one rank per GPU if GPUs are passed (this package cannot detect them itself), else ranks on its cores.
 
     Raises:
-        ClusterFormatError: `ranks` is not positive, or more than `RANKS_PER_CORE` a core, or more than the GPUs.
+        ClusterFormatError: `ranks` is not positive, or exceeds `RANKS_PER_CORE` per core or the number of GPUs.
     """
     cores = _cores()
     most = gpu_count or RANKS_PER_CORE * cores
     if ranks is None:
         ranks = gpu_count or min(2, cores)
     if not 1 <= ranks <= most:
-        room = f"{gpu_count} GPUs" if gpu_count else f"{cores} cores at {RANKS_PER_CORE} ranks a core"
-        raise ClusterFormatError("ranks", f"{ranks} is not between 1 and {most} ({room})", f"use at most {most} ranks")
+        limit = f"{gpu_count} GPUs" if gpu_count else f"{cores} cores at {RANKS_PER_CORE} ranks a core"
+        raise ClusterFormatError("ranks", f"{ranks} is not between 1 and {most} ({limit})", f"use at most {most} ranks")
     device = _gpu(gpu_name or "gpu", gpu_memory_bytes) if gpu_count else _cpu_share(ranks, cores)
     cluster = ClusterSpec(
         name="local",
@@ -116,25 +116,25 @@ def local_cluster(
 
 
 def read_cluster_file(path: str | Path) -> ClusterSpec:
-    """The cluster of a TOML file: the fields of ClusterSpec, `device` being a preset's name or a table of DeviceSpec's fields.
+    """The cluster of a TOML file with the fields of ClusterSpec; `device` is a preset's name or a table of DeviceSpec's fields.
 
-    Nodes that differ are [[nodes]] tables in the place of `nodes`, each with a `count` and whichever fields are its own.
+    If nodes differ, [[nodes]] tables replace `nodes`, each with a `count` and the fields in which it differs.
 
     Raises:
-        ClusterFormatError: the file cannot be read, or a key is missing or of the wrong type; the message names both.
+        ClusterFormatError: the file cannot be read, or a key is missing or of the wrong type; the message names file and key.
     """
     file = Path(path).expanduser()
     try:
         table = tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         reason = (error.strerror or "cannot be read").lower()
-        raise ClusterFormatError(str(file), reason, GIVE) from None
+        raise ClusterFormatError(str(file), reason, REMEDY) from None
     except ValueError as error:
         if other := mistaken(file, CLUSTER_FILE):
-            raise ClusterFormatError(str(file), other, GIVE) from None
+            raise ClusterFormatError(str(file), other, REMEDY) from None
         raise ClusterFormatError(str(file), f"is not TOML ({error})", "correct the file") from None
     if "devices_per_node" not in table and (other := mistaken(file, CLUSTER_FILE)):
-        raise ClusterFormatError(str(file), other, GIVE)
+        raise ClusterFormatError(str(file), other, REMEDY)
     name, nodes = str(table.get("name", file.stem)), table.get("nodes", 1)
     try:
         return _mixed(name, table, nodes) if isinstance(nodes, list) else _cluster(name, table, nodes)
@@ -145,23 +145,23 @@ def read_cluster_file(path: str | Path) -> ClusterSpec:
 def _described(text: str, live: ClusterSpec | None) -> ClusterSpec:
     if text in ("ray", "local"):
         if live is None:
-            raise ClusterFormatError("ray", "is described where something runs on it alone", "give NAME:NODES or a TOML file")
+            raise ClusterFormatError("ray", "is described only where something runs on it", "give NAME:NODES or a TOML file")
         return live
     name, _, nodes = text.partition(":")
     presets, cards = preset_tables("clusters"), machine_of_cards(name, device_preset)
     if name in presets or cards is not None:
         if nodes and re.fullmatch(r"[1-9][0-9]{0,5}", nodes) is None:
-            raise ClusterFormatError(text, f"{nodes!r} is no number of nodes", f"write {name}:4 for 4 nodes")
+            raise ClusterFormatError(text, f"{nodes!r} is not a number of nodes", f"write {name}:4 for 4 nodes")
         count = int(nodes or 1)
         return replace(cards, name=text, nodes=count) if cards is not None else _cluster(text, presets[name], count)
     if Path(text).expanduser().exists() or text.endswith(".toml") or "/" in text:
         return read_cluster_file(text)
-    otherwise = f"or give NAME:NODES, {CARDS}, or the path of a TOML file"
+    otherwise = f"or give NAME:NODES, {CARDS_FORMAT}, or the path of a TOML file"
     raise unknown_name("cluster preset", name, ("local", "ray", *presets), otherwise)
 
 
 def _part(cluster: ClusterSpec, ranks: int) -> ClusterSpec:
-    """So many devices of the cluster: on as few nodes as possible, equally many on each."""
+    """A part of the cluster with this many devices: on as few nodes as possible, equally many on each."""
     most = cluster.devices_per_node
     fitting = (nodes for nodes in range(1, cluster.nodes + 1) if ranks % nodes == 0 and 1 <= ranks // nodes <= most)
     nodes = next(fitting, None)
@@ -172,18 +172,18 @@ def _part(cluster: ClusterSpec, ranks: int) -> ClusterSpec:
 
 
 def _mixed(name: str, table: Mapping[str, Any], nodes: list[Any]) -> ClusterSpec:
-    """Of each [[nodes]] table what it leaves open is the cluster's."""
+    """A cluster of [[nodes]] tables. Fields that a table omits are taken from the cluster."""
     groups = []
-    for place, own in enumerate(nodes):
+    for index, own in enumerate(nodes):
         if not isinstance(own, Mapping):
-            raise ClusterFormatError("nodes", f"{own!r} is no table", "write [[nodes]] and a count below it")
+            raise ClusterFormatError("nodes", f"{own!r} is not a table", "write [[nodes]] and a count below it")
         if "devices_per_node" in own:
-            problem = "nodes of several numbers of devices are not supported"
-            raise ClusterFormatError(f"nodes[{place}].devices_per_node", problem, "write it once, above the [[nodes]] tables")
+            problem = "nodes with different numbers of devices are not supported"
+            raise ClusterFormatError(f"nodes[{index}].devices_per_node", problem, "write it once, above the [[nodes]] tables")
         try:
-            groups.append(_group(f"{name}-{place}", {**table, **own}))
+            groups.append(_group(f"{name}-{index}", {**table, **own}))
         except ClusterFormatError as error:
-            raise ClusterFormatError(f"nodes[{place}].{error.field}", error.problem, error.remedy) from None
+            raise ClusterFormatError(f"nodes[{index}].{error.field}", error.problem, error.remedy) from None
     return replace(mixed_cluster(name, _count(table, "devices_per_node"), groups), kernel_packages=_packages(table))
 
 
@@ -224,7 +224,7 @@ def _cluster(name: str, table: Mapping[str, Any], nodes: Any) -> ClusterSpec:
 def _device(name: str, table: Mapping[str, Any]) -> DeviceSpec:
     flops = table.get("peak_flops", {})
     if not isinstance(flops, Mapping):
-        raise ClusterFormatError("peak_flops", f"{flops!r} is no table", "write peak_flops = { bf16 = 312e12 }")
+        raise ClusterFormatError("peak_flops", f"{flops!r} is not a table", "write peak_flops = { bf16 = 312e12 }")
     return DeviceSpec(
         name=name,
         kind=str(table.get("kind", "cuda")),
@@ -241,7 +241,7 @@ def _packages(table: Mapping[str, Any]) -> dict[str, str] | None:
     known = [package.module for package in PACKAGES.values()]
     if not isinstance(stated, Mapping) or not set(stated) <= {*known}:
         remedy = f'write kernel_packages = {{ {known[0]} = "0.8.5" }}, with any of {", ".join(known)}'
-        raise ClusterFormatError("kernel_packages", f"{stated!r} is no table of packages and versions", remedy)
+        raise ClusterFormatError("kernel_packages", f"{stated!r} is not a table of packages and versions", remedy)
     return {str(module): str(version) for module, version in stated.items()}
 
 
@@ -250,7 +250,7 @@ def _missing(key: str) -> Any:
 
 
 def _number(table: Mapping[str, Any], key: str, quantity: Quantity | None = None) -> float:
-    """The number at `key`; one of a quantity may be a text with its unit."""
+    """The number at `key`; a quantity may be a string with its unit."""
     value = table[key] if key in table else _missing(key)
     if isinstance(value, str) and quantity is not None:
         if (read := read_quantity(quantity, value)) is None:
@@ -283,9 +283,9 @@ def _with_limit(device: DeviceSpec, memory_limit_bytes: int) -> DeviceSpec:
 
 
 def _gpu(name: str, memory_bytes: int) -> DeviceSpec:
-    """The data sheet's figures where the driver's name for the device holds a preset's; else its memory alone.
+    """The data sheet's figures if the driver's device name contains a preset's name; else only its memory.
 
-    PCIe boards have other peaks than the modules of the same name.
+    PCIe boards have different peaks from the modules of the same name.
     """
     words = re.findall(r"[a-z0-9]+", name.lower())
     fitting = [
@@ -312,12 +312,12 @@ def _cpu_share(ranks: int, cores: int) -> DeviceSpec:
 
 
 def _cores() -> int:
-    """Cores that this process may run on, where the system tells."""
+    """Cores that this process may run on, if the system reports them; else all cores."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def host_memory_bytes() -> int:
-    """Main memory, or the control group's limit where that is lower (containers)."""
+    """Main memory, or the control group's limit if that is lower (containers)."""
     installed = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     try:
         limit = Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii").strip()

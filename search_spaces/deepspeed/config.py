@@ -1,4 +1,4 @@
-"""The configuration that DeepSpeed (0.19.8) is given for a TrialConfig, by the engine and by the export."""
+"""Convert a TrialConfig to a DeepSpeed (0.19.8) configuration, for the engine and for the export."""
 
 from typing import Any
 
@@ -10,25 +10,25 @@ from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
 
 REDUCTION = ("reduce_bucket_size", "overlap_comm", "contiguous_gradients")
-"""Knobs of which stage 0 reads nothing: it reduces after backward, in buckets of its own."""
+"""Knobs that stage 0 does not read: it reduces after backward, in its own buckets."""
 LOSS_SCALE = {
     "loss_scale": 0, "initial_scale_power": INITIAL_SCALE_POWER, "loss_scale_window": GROWTH_INTERVAL, "hysteresis": 1,
     "min_loss_scale": int(LEAST_SCALE),
 }  # fmt: skip
-"""0: it changes with what the gradients allow. Without hysteresis each overflow lowers it."""
+"""0 selects dynamic loss scaling. Without hysteresis each overflow lowers the scale."""
 KEEP_ALL = 10**12
-"""As `stage3_max_reuse_distance`: farther than any step reaches, so that gathered parameters are kept until backward."""
+"""For `stage3_max_reuse_distance`: larger than any step, so that gathered parameters are kept until backward."""
 
 
 def deepspeed_config(config: TrialConfig, workload: Workload, world_size: int, parameter_count: int) -> dict[str, Any]:
-    """What `deepspeed.initialize(config=…)` takes: batch, ZeRO, types, clipping and optimizer. Only what it reads there.
+    """The argument of `deepspeed.initialize(config=…)`: batch, ZeRO, types, clipping and optimizer. Only keys that are read.
 
-    Tensor and pipeline parallelism are not part of it: they need the module. A `parameter_count` of 0 is not known.
+    Tensor and pipeline parallelism are not included: they need the module. A `parameter_count` of 0 means unknown.
     """
     return {
         **_batch(config, workload, world_size),
         "zero_optimization": _zero(config, workload, parameter_count),
-        # Integers are asked for by another key, at stage 3.
+        # At stage 3 another key selects integers.
         "communication_data_type": "fp32" if config.reduce_dtype == INT8 else config.reduce_dtype,
         "bf16": {"enabled": config.precision in ("bf16", "fp8")},
         "fp16": {"enabled": config.precision == "fp16", **(LOSS_SCALE if config.precision == "fp16" else {})},
@@ -40,7 +40,7 @@ def deepspeed_config(config: TrialConfig, workload: Workload, world_size: int, p
 
 
 def torch_optimizer(config: TrialConfig, workload: Workload) -> dict[str, Any]:
-    """AdamW as torch has it, fused or not. DeepSpeed's own is compiled where it is first used, which takes a minute."""
+    """torch's AdamW, fused or not. DeepSpeed's own Adam is compiled on first use, which takes a minute."""
     parameters = {"lr": workload.learning_rate, "weight_decay": workload.weight_decay}
     return {"type": "AdamW", "params": {**parameters, "torch_adam": True, "fused": config.fused_optimizer}}
 
@@ -58,7 +58,7 @@ def _batch(config: TrialConfig, workload: Workload, world_size: int) -> dict[str
         "gradient_accumulation_steps": config.gradient_accumulation_steps(workload.global_batch_size, world_size),
     }
     if config.tensor_parallel_size > 1:
-        # Where AutoTP divides the ranks, DeepSpeed still counts each of them as a replica when it checks the product.
+        # With AutoTP, DeepSpeed still counts each rank as a replica when it checks the product.
         del sizes["train_batch_size"]
     return sizes
 
@@ -91,14 +91,14 @@ def _place(device: str, workload: Workload) -> dict[str, Any]:
 
 
 def _requests(config: TrialConfig) -> dict[str, Any]:
-    """Sizes of requests to files as the native engine makes them; DeepSpeed's own are of 1 MiB, one thread's at a time."""
+    """File request sizes of the native engine; DeepSpeed's defaults are 1 MiB, one thread at a time."""
     if "nvme" not in (config.offload_optimizer, config.offload_param):
         return {}
     return {"aio": {"block_size": REQUEST_BYTES, "thread_count": REQUEST_THREADS, "overlap_events": True}}
 
 
 def offloads_a_part(config: TrialConfig) -> bool:
-    """Whether DeepSpeed can leave a part of the optimizer state on the device, and is to: at stage 3 alone."""
+    """Whether DeepSpeed is to leave a part of the optimizer state on the device, which it supports only at stage 3."""
     return config.offload_optimizer != "none" and config.offload_ratio < 1.0 and config.zero_stage == 3
 
 
@@ -107,7 +107,7 @@ def _ratio(config: TrialConfig) -> dict[str, Any]:
 
 
 def _stage_3(config: TrialConfig) -> dict[str, Any]:
-    # A second, nearer copy of the parameters that backward gathers from (hpZ of ZeRO++). States stay divided over all ranks.
+    # A second, nearer copy of the parameters, from which backward gathers (hpZ of ZeRO++). States stay sharded over all ranks.
     size = config.secondary_shard_size or config.hsdp_shard_size
     return {
         **({"zero_hpz_partition_size": size} if size else {}),
@@ -116,18 +116,18 @@ def _stage_3(config: TrialConfig) -> dict[str, Any]:
         "stage3_prefetch_bucket_size": config.prefetch_bucket_size,
         "stage3_param_persistence_threshold": config.param_persistence_threshold,
         "stage3_max_live_parameters": config.max_live_parameters,
-        # DeepSpeed keeps what it needs again within so many parameters, beyond any limit; left to its default, within 1e9.
+        # DeepSpeed keeps parameters that it reuses within this distance, whatever other limits say; its default is 1e9.
         "stage3_max_reuse_distance": 0 if config.reshard_after_forward else KEEP_ALL,
     }
 
 
 def _optimizer_section(config: TrialConfig, workload: Workload) -> dict[str, Any]:
-    """The optimizer, where DeepSpeed can make it, and its leave to be sharded where DeepSpeed has not tried that itself."""
+    """The optimizer, if DeepSpeed can create it, and the permission to shard it if DeepSpeed has not tested that."""
     untested = config.zero_stage > 0 and config.optimizer not in ("adamw", "muon")
-    leave: dict[str, Any] = {"zero_allow_untested_optimizer": True} if untested else {}
+    permission: dict[str, Any] = {"zero_allow_untested_optimizer": True} if untested else {}
     if config.optimizer == "adamw8bit":
-        return leave
-    return {**leave, "optimizer": _optimizer(config, workload)}
+        return permission
+    return {**permission, "optimizer": _optimizer(config, workload)}
 
 
 def _optimizer(config: TrialConfig, workload: Workload) -> dict[str, Any]:
@@ -139,6 +139,6 @@ def _optimizer(config: TrialConfig, workload: Workload) -> dict[str, Any]:
             return {"type": "Lamb", "params": parameters}
         case "muon":
             return {"type": "Muon", "params": {**parameters, "momentum": MUON_MOMENTUM}}
-    if not config.fused_optimizer and not offloads_a_part(config):  # which DeepSpeed's own Adam alone can
+    if not config.fused_optimizer and not offloads_a_part(config):  # only DeepSpeed's own Adam can offload a part
         parameters["torch_adam"] = True
     return {"type": "AdamW", "params": parameters}

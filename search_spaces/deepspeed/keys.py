@@ -1,4 +1,4 @@
-"""Every key that DeepSpeed 0.19.8 reads from its configuration, section by section, and the sections that it has removed."""
+"""Every key that DeepSpeed 0.19.8 reads from its configuration, by section, and the keys that it has removed."""
 
 from collections.abc import Mapping
 
@@ -52,7 +52,7 @@ FORBIDS_OTHERS: Mapping[str, frozenset[str]] = {
     }),
     "comms_logger": frozenset({"enabled", "prof_all", "prof_ops", "verbose", "debug"}),
 }  # fmt: skip
-"""Sections in which a key that is not here stops DeepSpeed."""
+"""Sections in which an unlisted key stops DeepSpeed."""
 
 IGNORES_OTHERS: Mapping[str, frozenset[str]] = {
     "optimizer": frozenset({"type", "params", "legacy_fusion"}),
@@ -74,7 +74,7 @@ IGNORES_OTHERS: Mapping[str, frozenset[str]] = {
     }),
     "timers": frozenset({"throughput"}),
 }  # fmt: skip
-"""Sections in which a key that is not here is read by nothing."""
+"""Sections in which DeepSpeed ignores an unlisted key."""
 
 REMOVED_VERSION = "0.19.8"
 REMOVED: Mapping[str, str] = {
@@ -83,7 +83,7 @@ REMOVED: Mapping[str, str] = {
     "amp": "use bf16, fp16 or torch_autocast",
     "quantize_training": "use a library for quantization",
     "sparse_gradients": "gradients of embeddings made with sparse=True stay sparse without it",
-    "eigenvalue": "it served quantize_training alone",
+    "eigenvalue": "only quantize_training used it",
     "sparse_attention": "use torch's flex_attention",
     "elasticity": "set the three batch sizes",
     "graph_harvesting": "use torch.compile",
@@ -93,9 +93,9 @@ REMOVED: Mapping[str, str] = {
     "zero_optimization.mics_hierarchical_params_gather": "use zero_hpz_partition_size",
     "zero_optimization.zeropp_loco_param": "zero_quantized_gradients works without it",
 }
-"""Key that stops DeepSpeed from `REMOVED_VERSION` on -> what there is in its place."""
+"""Key that stops DeepSpeed from `REMOVED_VERSION` on -> its replacement."""
 REMOVED_OPTIMIZERS = ("onebitadam", "zerooneadam", "onebitlamb")
-"""Types that are gone from the same version on, in lower case."""
+"""Optimizer types removed in the same version, in lower case."""
 
 STAGE_3_KEYS = frozenset({
     "stage3_prefetch_bucket_size", "prefetch_bucket_size", "stage3_param_persistence_threshold", "param_persistence_threshold",
@@ -105,10 +105,10 @@ STAGE_3_KEYS = frozenset({
     "allgather_sequential", "sub_group_size", "zero_quantized_weights", "zero_quantized_gradients",
     "zero_quantized_nontrainable_weights", "memory_efficient_linear",
 })  # fmt: skip
-"""Of `zero_optimization`: accepted at every stage, and read at stage 3 alone."""
+"""Keys of `zero_optimization` that are accepted at every stage but read only at stage 3."""
 NEVER_READ: Mapping[str, str] = {
-    "zero_optimization.allgather_bucket_size": "updated parameters are gathered in one message a group",
+    "zero_optimization.allgather_bucket_size": "updated parameters are gathered in one message per group",
     "zero_optimization.allgather_partitions": "updated parameters are always gathered",
     "disable_allgather": "updated parameters are always gathered",
 }
-"""Key that is accepted and read by nothing on a torch that DeepSpeed supports -> what happens instead."""
+"""Key that is accepted but never read on any torch that DeepSpeed supports -> what happens instead."""

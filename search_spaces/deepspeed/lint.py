@@ -1,7 +1,7 @@
-"""What DeepSpeed makes of a configuration without a word, or stops at: a table of rules, by its version.
+"""Which keys of a configuration DeepSpeed refuses, or silently ignores or changes: a table of rules, by version.
 
-DeepSpeed checks the batch sizes and the keys of some sections; everything else it takes. Checked against 0.19.8 in source and,
-where it is installed, by tests against its own classes. Values "auto" are left to who fills them in.
+DeepSpeed checks the batch sizes and the keys of some sections; it accepts everything else. Checked against the source of 0.19.8
+and, if it is installed, by tests against its classes. "auto" values are not checked.
 """
 
 import difflib
@@ -29,18 +29,18 @@ class Effect(StrEnum):
     """What DeepSpeed does. The values are exported: never rename one."""
 
     REFUSED = "refused"
-    """It stops when it reads the configuration."""
+    """It fails when it reads the configuration."""
     FAILS = "fails"
-    """It takes the configuration, and stops when it builds its engine."""
+    """It accepts the configuration, and fails when it builds its engine."""
     IGNORED = "ignored"
-    """It takes the key, and nothing reads it there."""
+    """It accepts the key and never reads it."""
     CHANGED = "changed"
-    """It does something else than the key says."""
+    """It does something different from what the key says."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One thing that a configuration does not do as it says."""
+    """One key that does not have the effect that it states."""
 
     rule: str
     key: str
@@ -55,16 +55,16 @@ class Finding:
 
 
 def findings(config: Config, version: str, world_size: int | None = None) -> list[Finding]:
-    """Everything that DeepSpeed of this version stops at, ignores or changes, in the order of the rules.
+    """Everything that this DeepSpeed version refuses, ignores or changes, in the order of the rules.
 
-    `world_size`: ranks of the run; None: what depends on them is not looked at.
+    `world_size`: ranks of the run; None: checks that depend on it are skipped.
     """
     found = [finding for rule in _RULES for finding in rule(config, _numbers(version))]
     return found if world_size is None else [*found, *_ranks(config, world_size)]
 
 
 def _unknown_keys(config: Config, _: tuple[int, ...]) -> Iterator[Finding]:
-    """Keys that nothing reads; the likeliest meant one is named."""
+    """Keys that DeepSpeed never reads; the finding suggests the closest known key."""
     removed = {path for path in REMOVED if "." not in path}
     for key in config:
         if key not in TOP_LEVEL and key not in removed:
@@ -99,7 +99,7 @@ def _dead_keys(config: Config, _version: tuple[int, ...]) -> Iterator[Finding]:
 
 
 def _stage(config: Config, _: tuple[int, ...]) -> Iterator[Finding]:
-    """Keys that act at other stages than the one that is asked for."""
+    """Keys that have no effect at the selected stage."""
     zero = config.get("zero_optimization")
     if isinstance(zero, bool):
         yield _make(
@@ -139,12 +139,12 @@ def _stage(config: Config, _: tuple[int, ...]) -> Iterator[Finding]:
 def _stage_0(config: Config, zero: Config) -> Iterator[Finding]:
     for key in ("reduce_bucket_size", "overlap_comm", "contiguous_gradients", "reduce_scatter", "round_robin_gradients"):
         if key in zero:
-            problem = "stage 0 reduces after backward in buckets of its own"
+            problem = "stage 0 reduces after backward in its own buckets"
             yield _ignored("stage-0-key", f"zero_optimization.{key}", problem, "use a higher stage, or leave it out")
     if _device(config, "offload_optimizer") != "none":
         yield _make(
             "offload-optimizer-stage", "zero_optimization.offload_optimizer", Effect.CHANGED,
-            "stage 0 offloads nothing, but takes the optimizer for the host", "use stage 1, 2 or 3, or leave it out",
+            "stage 0 offloads nothing, but uses the host optimizer", "use stage 1, 2 or 3, or leave it out",
         )  # fmt: skip
 
 
@@ -158,9 +158,9 @@ def _offload(config: Config, _: tuple[int, ...]) -> Iterator[Finding]:
     if isinstance(ratio, int | float) and ratio < 1.0:
         path = "zero_optimization.offload_optimizer.ratio"
         if zero.get("stage") != 3:
-            yield _refused("offload-ratio-stage", path, "stage 3 alone offloads a part", "use stage 3, or leave it out")
+            yield _refused("offload-ratio-stage", path, "only stage 3 offloads a part", "use stage 3, or leave it out")
         elif _section(config, "optimizer.params").get("torch_adam"):
-            problem = "a part is offloaded with DeepSpeed's own Adam alone"
+            problem = "only DeepSpeed's own Adam can offload a part"
             yield _make("offload-ratio-optimizer", path, Effect.FAILS, problem, "leave out torch_adam")
     if (
         _device(config, "offload_optimizer") != "none"
@@ -184,13 +184,13 @@ def _types(config: Config, _: tuple[int, ...]) -> Iterator[Finding]:
 
 
 def _sections(config: Config, _version: tuple[int, ...]) -> Iterator[Finding]:
-    """A section that is something else than an object."""
+    """Sections that are not objects."""
     for path in ("optimizer", *FORBIDS_OTHERS):
         section, dot, key = path.rpartition(".")
         value = (_section(config, section) if dot else config).get(key)
         as_flag = path == "zero_optimization" and isinstance(value, bool)
         if not (value in (None, "auto") or isinstance(value, Mapping) or as_flag):
-            yield _refused("section-type", path, f"{value!r} is no object", 'write its keys, as in {"enabled": true}')
+            yield _refused("section-type", path, f"{value!r} is not an object", 'write its keys, as in {"enabled": true}')
 
 
 def _batch(config: Config, _: tuple[int, ...]) -> Iterator[Finding]:
@@ -198,7 +198,7 @@ def _batch(config: Config, _: tuple[int, ...]) -> Iterator[Finding]:
     for name in names:
         value = config.get(name)
         if isinstance(value, int) and value < 1:
-            yield _refused("batch-positive", name, f"{value} is no count", "give a whole number of at least 1")
+            yield _refused("batch-positive", name, f"{value} is not a count", "give a whole number of at least 1")
     if config.get(names[0]) is None and config.get(names[1]) is None:
         yield _refused("batch-missing", names[0], "neither it nor the micro-batch is given", f"give {names[1]}")
     divided = _section(config, "tensor_parallel").get("autotp_size", 0)
@@ -227,7 +227,7 @@ def _tensor(config: Config, _: tuple[int, ...]) -> Iterator[Finding]:
 
 
 def _ranks(config: Config, world_size: int) -> Iterator[Finding]:
-    """What DeepSpeed could have compared with the ranks."""
+    """Checks against the number of ranks that DeepSpeed does not make."""
     size = _section(config, "tensor_parallel").get("autotp_size") or 1
     if isinstance(size, int) and world_size % size:
         path = "tensor_parallel.autotp_size"
@@ -254,7 +254,7 @@ _RULES: tuple[Callable[[Config, tuple[int, ...]], Iterator[Finding]], ...] = (
 
 
 def _section(config: Config, path: str) -> Config:
-    """The section at a path with dots; empty where there is none."""
+    """The section at a dotted path; empty if there is none."""
     section: Any = config
     for name in path.split("."):
         section = section.get(name) if isinstance(section, Mapping) else None

@@ -1,1 +1,1 @@
-"""The declarations of all knobs, a module for each family. `TrialConfig` is made of them."""
+"""The declarations of all knobs, one module per family. `TrialConfig` combines them."""

@@ -1,4 +1,4 @@
-"""How a rank computes: checkpointing, types, kernels, compilation."""
+"""Computation in a rank: activation checkpointing, data types, kernels, compilation."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -13,13 +13,13 @@ MOST_CHECKPOINTED_APART = 8
 
 
 def _kernels(value: Value, config: Any, context: Any) -> Value:
-    """Fused kernels that replace nothing in the model: none."""
+    """Fused kernels that replace nothing in the model are equivalent to none."""
     model = context.model
     return value if not isinstance(model, ModelSpec) or replaced(str(value), model, config.tensor_parallel_size) else "none"
 
 
 def _loss_chunk(value: Value, config: Any, context: Any) -> Value:
-    """Tokens whose logits are held at once, where a kernel of the loss decides that: the default."""
+    """If a fused loss kernel determines the chunk size, all values are equivalent to the default."""
     model = context.model
     decided = isinstance(model, ModelSpec) and LOSS in replaced(config.fused_kernels, model, config.tensor_parallel_size)
     return 0 if decided else value
@@ -27,13 +27,13 @@ def _loss_chunk(value: Value, config: Any, context: Any) -> Value:
 
 @dataclass(frozen=True, kw_only=True)
 class ComputationKnobs:
-    """How a rank computes: checkpointing, types, kernels, compilation."""
+    """Computation in a rank: activation checkpointing, data types, kernels, compilation."""
 
     __slots__ = ()
 
     compile_blocks: bool = knob(
         False,
-        "Whether torch.compile makes kernels of each block's own; they are made in the first step.",
+        "Whether each block is compiled with torch.compile; compilation happens in the first step.",
         number=33,
         numerics=Numerics.REORDERS,
         applies=Applies.REBUILD,
@@ -48,8 +48,8 @@ class ComputationKnobs:
     )
     fused_kernels: str = knob(
         "none",
-        "Whose kernels compute norms and, of Liger, rotations, SiLU gates and the output projection with its loss; none: "
-        "operators of torch.",
+        "Package of fused kernels for norms and, with liger, also rotary embeddings, SiLU gates and the output projection "
+        "with its loss; none: torch operators.",
         number=60,
         unit="name",
         numerics=Numerics.REORDERS,
@@ -66,7 +66,7 @@ class ComputationKnobs:
     )
     cuda_graphs: bool = knob(
         False,
-        "Whether each block's forward and backward are captured as CUDA graphs after two steps, and replayed from then on.",
+        "Whether each block's forward and backward are captured as CUDA graphs after two steps and then replayed.",
         number=61,
         numerics=Numerics.REORDERS,
         applies=Applies.REBUILD,
@@ -78,13 +78,13 @@ class ComputationKnobs:
     )
     activation_checkpointing: str = knob(
         "none",
-        "Which activations are computed again in backward instead of kept.",
+        "Which activations are recomputed in backward instead of stored.",
         number=24,
         unit="policy",
         numerics=Numerics.EXACT,
         applies=Applies.REBUILD,
         choices=("none", "selective", "full"),
-        condition=conditions.RECOMPUTES_ALIKE,
+        condition=conditions.UNIFORM_RECOMPUTATION,
         searched_after="allgather_bucket_size",
         engines=EVERY_ENGINE,
         spaces={"zero": ("none", "full"), "3d": "all"},
@@ -92,7 +92,7 @@ class ComputationKnobs:
     )
     checkpoint_every_k: int = knob(
         1,
-        "Every which layer is checkpointed.",
+        "Activation checkpointing applies to every k-th layer.",
         number=25,
         unit="layers",
         numerics=Numerics.EXACT,
@@ -106,7 +106,7 @@ class ComputationKnobs:
     )
     precision: str = knob(
         "fp32",
-        "Type of parameters and activations in forward and backward.",
+        "Data type of parameters and activations in forward and backward.",
         number=26,
         unit="dtype",
         numerics=Numerics.CHANGES,
@@ -119,7 +119,7 @@ class ComputationKnobs:
     )
     attention_backend: str = knob(
         "best",
-        "Kernel of scaled dot-product attention; best lets torch choose.",
+        "Kernel of scaled dot-product attention; best: torch chooses.",
         number=27,
         unit="name",
         numerics=Numerics.REORDERS,
@@ -137,7 +137,7 @@ class ComputationKnobs:
     )
     loss_chunk_size: int = knob(
         0,
-        "Tokens whose logits are held at once; 0: all.",
+        "Number of tokens whose logits are in memory at the same time; 0: all.",
         number=28,
         unit="tokens",
         numerics=Numerics.REORDERS,
@@ -154,7 +154,7 @@ class ComputationKnobs:
     )
     fused_optimizer: bool = knob(
         True,
-        "Whether the update is one kernel instead of one an operation.",
+        "Whether the optimizer update is one fused kernel instead of one kernel per operation.",
         number=29,
         numerics=Numerics.REORDERS,
         applies=Applies.REBUILD,

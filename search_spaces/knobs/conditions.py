@@ -1,4 +1,4 @@
-"""When knobs matter: the conditions that declarations name."""
+"""Conditions under which knobs have an effect, for use in declarations."""
 
 from typing import Any
 
@@ -7,10 +7,10 @@ from search_spaces.models.stage_layout import marks_offloading, marks_recomputat
 from search_spaces.optimizers import KERNELS
 
 METHODS = ("lora_rank", "adapter_size", "prefix_length", "prompt_length")
-"""Knobs that each freeze the model and train something beside it: low-rank adapters [Hu et al. 2021, LoRA], bottlenecks
+"""Knobs that freeze the model and train additional parameters: low-rank adapters [Hu et al. 2021, LoRA], bottlenecks
 [Houlsby et al. 2019], prefixes [Li and Liang 2021] and prompts [Lester et al. 2021]."""
 VIRTUAL_TOKENS = ("prefix_length", "prompt_length")
-"""Those that count virtual tokens."""
+"""The methods that add virtual tokens."""
 
 
 def _at_stages(*stages: int) -> Condition:
@@ -49,10 +49,10 @@ SPLITS = Condition(
     ("pipeline_parallel_size", "pipeline_layout"),
     lambda config, _: config.pipeline_parallel_size > 1 and not config.pipeline_layout,
 )
-RECOMPUTES_ALIKE = Condition(
+UNIFORM_RECOMPUTATION = Condition(
     "pipeline_layout marks no recomputation", ("pipeline_layout",), lambda config, _: not marks_recomputation(config)
 )
-OFFLOADS_ALIKE = Condition(
+UNIFORM_OFFLOADING = Condition(
     "pipeline_layout marks no offloading", ("pipeline_layout",), lambda config, _: not marks_offloading(config)
 )
 CHECKPOINTS = Condition(

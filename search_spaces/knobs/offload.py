@@ -1,4 +1,4 @@
-"""What is kept in host memory or in files."""
+"""Offloading to host memory or files."""
 
 from dataclasses import dataclass
 
@@ -8,26 +8,26 @@ from search_spaces.knobs import conditions
 
 @dataclass(frozen=True, kw_only=True)
 class OffloadKnobs:
-    """What is kept in host memory or in files."""
+    """Offloading to host memory or files."""
 
     __slots__ = ()
 
     offload_optimizer: str = knob(
         "none",
-        "Where optimizer state is kept and updated.",
+        "Where optimizer state is stored and updated.",
         number=13,
         unit="place",
         numerics=Numerics.REORDERS,
         applies=Applies.REBUILD,
         choices=("none", "cpu", "nvme"),
-        condition=conditions.OFFLOADS_ALIKE,
+        condition=conditions.UNIFORM_OFFLOADING,
         searched_after="gather_dtype",
         spaces={"parallel": ("none", "cpu"), "full": ("none", "cpu", "nvme")},
         plain=("none",),
     )
     offload_ratio: float = knob(
         1.0,
-        "Share of the optimizer state that is offloaded.",
+        "Fraction of the optimizer state that is offloaded.",
         number=15,
         unit="share",
         numerics=Numerics.REORDERS,
@@ -39,7 +39,7 @@ class OffloadKnobs:
     )
     offload_param: str = knob(
         "none",
-        "Where sharded parameters are kept.",
+        "Where sharded parameters are stored.",
         number=14,
         unit="place",
         numerics=Numerics.EXACT,
@@ -50,7 +50,7 @@ class OffloadKnobs:
     )
     offload_activations: bool = knob(
         False,
-        "Whether what blocks save for backward waits in host memory.",
+        "Whether activations that blocks save for backward are offloaded to host memory.",
         number=49,
         numerics=Numerics.EXACT,
         applies=Applies.REBUILD,

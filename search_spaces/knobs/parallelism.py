@@ -1,4 +1,4 @@
-"""How ranks divide the model, the sequence and the batch."""
+"""How the model, the sequence and the batch are divided over ranks."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -13,40 +13,40 @@ MOST_VIRTUAL_STAGES = 8
 
 
 def layers_of(context: Any) -> int:
-    """Layers of the model; of a module whose layers are not known, as many as there are ranks."""
+    """Layers of the model; if they are unknown, the number of ranks."""
     return context.model.num_layers if isinstance(context.model, ModelSpec) else int(context.world_size)
 
 
 def _split(value: Value, config: Any, context: Any) -> Value:
-    """A split that gives every stage what the default gives it: the default."""
+    """A split with the same stages as the default is equivalent to the default."""
     default, model = ParallelismKnobs.pipeline_split, context.model
     if value == default:
         return value
     if not isinstance(model, ModelSpec):
-        # Of a module's blocks nothing is known that would make one more expensive; how a script splits is up to the script.
+        # The costs of a module's blocks are unknown, so all count the same; a script decides its own split.
         return default if isinstance(model, FactoryModel) else value
     if config.pipeline_parallel_size * config.virtual_stages >= model.num_layers:
-        return default  # a layer each, where there are enough: found without a list of however many stages were asked for
+        return default  # at most one layer per stage: decided without building a list of arbitrarily many stages
     first, other = (config.replace({"pipeline_split": split}) for split in (default, value))
     length = context.workload.sequence_length
     return default if split_layers(model, first, length) == split_layers(model, other, length) else value
 
 
 def _written_layout(value: Value, config: Any, context: Any) -> Value:
-    """A layout without marks that gives every stage what the default split does: none."""
+    """A layout without marks and with the stages of the default split is equivalent to no layout."""
     split = config.replace({"pipeline_split": ParallelismKnobs.pipeline_split, "pipeline_layout": ""})
     return "" if value and is_split(str(value), split, context.model, context.workload.sequence_length) else value
 
 
 @dataclass(frozen=True, kw_only=True)
 class ParallelismKnobs:
-    """How ranks divide the model, the sequence and the batch."""
+    """How the model, the sequence and the batch are divided over ranks."""
 
     __slots__ = ()
 
     tensor_parallel_size: int = knob(
         1,
-        "Ranks that divide each matrix.",
+        "Number of ranks that divide each weight matrix.",
         number=16,
         unit="ranks",
         numerics=Numerics.REORDERS,
@@ -58,7 +58,7 @@ class ParallelismKnobs:
     )
     pipeline_parallel_size: int = knob(
         1,
-        "Ranks that divide the layers.",
+        "Number of ranks that divide the layers into pipeline stages.",
         number=18,
         unit="ranks",
         numerics=Numerics.REORDERS,
@@ -70,7 +70,7 @@ class ParallelismKnobs:
     )
     context_parallel_size: int = knob(
         1,
-        "Ranks that divide each sequence.",
+        "Number of ranks that divide each sequence.",
         number=22,
         unit="ranks",
         numerics=Numerics.REORDERS,
@@ -82,7 +82,7 @@ class ParallelismKnobs:
     )
     micro_batch_size: int = knob(
         1,
-        "Samples that a rank runs at once; gradient accumulation follows from the global batch.",
+        "Samples per rank and micro-batch; gradient accumulation follows from the global batch size.",
         number=1,
         unit="samples",
         numerics=Numerics.REORDERS,
@@ -94,7 +94,7 @@ class ParallelismKnobs:
     )
     pipeline_schedule: str = knob(
         "1f1b",
-        "Order in which a rank runs the micro-batches of its stages.",
+        "Pipeline schedule: the order in which a rank runs the micro-batches of its stages.",
         number=20,
         unit="name",
         numerics=Numerics.REORDERS,
@@ -108,7 +108,7 @@ class ParallelismKnobs:
     )
     virtual_stages: int = knob(
         1,
-        "Pipeline stages that each rank holds.",
+        "Number of pipeline stages per rank.",
         number=19,
         unit="stages a rank",
         numerics=Numerics.REORDERS,
@@ -121,8 +121,8 @@ class ParallelismKnobs:
     )
     pipeline_layout: str = knob(
         "",
-        "Layers of every pipeline stage, such as 6-7f3-7s-4o, marked where a stage computes its first layers again (f in "
-        "full, s selectively) or offloads its optimizer state (o); empty: as pipeline_split says.",
+        "Number of layers of each pipeline stage, such as 6-7f3-7s-4o; marks: the stage recomputes its first layers (f: "
+        "fully, s: selectively) or offloads its optimizer state (o); empty: pipeline_split decides.",
         number=34,
         unit="layers a stage",
         numerics=Numerics.REORDERS,
@@ -136,7 +136,7 @@ class ParallelismKnobs:
     )
     pipeline_split: str = knob(
         "balanced",
-        "How layers are shared out over stages: in equal numbers, or in equal FLOPs with the output projection counted in.",
+        "How layers are divided over stages: equal numbers of layers, or equal FLOPs including the output projection.",
         number=21,
         unit="name",
         numerics=Numerics.REORDERS,
@@ -149,7 +149,7 @@ class ParallelismKnobs:
     )
     sequence_parallel: bool = knob(
         False,
-        "Whether tensor-parallel ranks divide the norms' sequence too.",
+        "Whether tensor-parallel ranks also divide the sequence in the norms.",
         number=17,
         numerics=Numerics.REORDERS,
         applies=Applies.REBUILD,
@@ -159,8 +159,8 @@ class ParallelismKnobs:
     )
     async_tensor_parallel: bool = knob(
         False,
-        "Whether sums of tensor-parallel products travel part by part beside them, and those of input gradients beside the "
-        "weights' gradients.",
+        "Whether tensor-parallel reductions overlap with computation: in chunks with their matrix products, and for input "
+        "gradients with the weight gradients.",
         number=58,
         numerics=Numerics.REORDERS,
         applies=Applies.REBUILD,
@@ -174,8 +174,8 @@ class ParallelismKnobs:
     )
     context_parallel_method: str = knob(
         "gather",
-        "How ranks that divide a sequence attend to all of it: gather brings every rank's keys and values together, ulysses "
-        "exchanges tokens for heads and back.",
+        "How context-parallel ranks compute attention over the whole sequence: gather all-gathers keys and values, ulysses "
+        "exchanges tokens for heads with all-to-all and back.",
         number=44,
         unit="name",
         numerics=Numerics.REORDERS,
@@ -189,7 +189,7 @@ class ParallelismKnobs:
     )
     expert_parallel_size: int = knob(
         1,
-        "Data-parallel ranks that divide the experts.",
+        "Number of data-parallel ranks that divide the experts.",
         number=23,
         unit="ranks",
         numerics=Numerics.REORDERS,
@@ -200,7 +200,7 @@ class ParallelismKnobs:
     )
     rank_order: str = knob(
         "tp-cp-dp-pp",
-        "Which dimension's ranks are neighbours, innermost first.",
+        "Order of the mesh dimensions over ranks, innermost (neighbouring ranks) first.",
         number=30,
         unit="mesh order",
         numerics=Numerics.REORDERS,

@@ -1,4 +1,4 @@
-"""The process of a rank: its allocator, its environment, its garbage collection, its cores."""
+"""The process of a rank: allocator, environment variables, garbage collection, CPU cores."""
 
 from dataclasses import dataclass
 
@@ -9,13 +9,13 @@ from search_spaces.knobs import conditions
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessKnobs:
-    """The process of a rank: its allocator, its environment, its garbage collection, its cores."""
+    """The process of a rank: allocator, environment variables, garbage collection, CPU cores."""
 
     __slots__ = ()
 
     expandable_segments: bool = knob(
         False,
-        "Whether the CUDA allocator grows its segments instead of adding new ones.",
+        "Whether the CUDA allocator expands its segments instead of allocating new ones.",
         number=31,
         numerics=Numerics.EXACT,
         applies=Applies.PROCESS,
@@ -31,7 +31,7 @@ class ProcessKnobs:
     )
     gc_interval: int = knob(
         0,
-        "Steps between two collections of reference cycles, at the same step on every rank; 0: Python collects by itself.",
+        "Steps between garbage collections, at the same step on every rank; 0: Python's automatic collection.",
         number=47,
         unit="steps",
         numerics=Numerics.EXACT,
@@ -46,7 +46,7 @@ class ProcessKnobs:
     )
     numa_binding: bool = knob(
         False,
-        "Whether each rank runs on the cores and in the memory of the NUMA node that its device is connected to.",
+        "Whether each rank is bound to the cores and memory of the NUMA node of its device.",
         number=50,
         numerics=Numerics.EXACT,
         applies=Applies.PROCESS,
@@ -60,7 +60,7 @@ class ProcessKnobs:
     )
     script: str = knob(
         "",
-        "Knobs of a user's own script and its environment variables (engine `command` alone).",
+        "Knobs of the user's own script, and its environment variables (only engine `command`).",
         number=32,
         unit="NAME=VALUE pairs",
         numerics=Numerics.CHANGES,
@@ -70,7 +70,7 @@ class ProcessKnobs:
     )
     environment: str = knob(
         "",
-        "Variables that the ranks' processes are started with; measured on the best layout alone (environment_settings).",
+        "Environment variables of the rank processes; measured only on the best layout (environment_settings).",
         number=40,
         unit="NAME=VALUE pairs",
         numerics=Numerics.REORDERS,

@@ -1,6 +1,6 @@
-"""Knobs that change the results of training: optimizer, adapters, attention windows, schedules of the data.
+"""Knobs that change training results: optimizer, adapters, attention windows, data schedules.
 
-They are only searched where the user names them.
+They are searched only if the user names them.
 """
 
 from dataclasses import dataclass
@@ -8,26 +8,26 @@ from typing import Any
 
 from search_spaces.knob import TORCH_ENGINES, Applies, Canonical, Distance, Numerics, Planning, Value, knob
 from search_spaces.knobs import conditions
-from search_spaces.models.model import tokens_seen
+from search_spaces.models.model import attention_span
 from search_spaces.optimizers import OPTIMIZERS
 
 
 def _window(value: Value, _: Any, context: Any) -> Value:
-    """A window of the whole sequence, or as long as the model's own: the default."""
-    seen = tokens_seen(context.model, context.workload.sequence_length)
-    return 0 if value and int(value) >= seen > 0 else value
+    """A window as long as the sequence or the model's own window is equivalent to the default."""
+    span = attention_span(context.model, context.workload.sequence_length)
+    return 0 if value and int(value) >= span > 0 else value
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingKnobs:
-    """What is trained: optimizer, adapters, attention windows, schedules of the data."""
+    """Knobs that change training results: optimizer, adapters, attention windows, data schedules."""
 
     __slots__ = ()
 
     optimizer: str = knob(
         "adamw",
-        "What turns gradients into updates, and keeps state for it; adamw8bit is AdamW with its moments in 8 bits, "
-        "onebit_adam AdamW whose ranks send signs of momenta.",
+        "Optimizer; adamw8bit is AdamW with 8-bit moments, onebit_adam is AdamW whose ranks communicate only the signs of "
+        "momenta.",
         number=36,
         unit="name",
         numerics=Numerics.CHANGES,
@@ -39,7 +39,7 @@ class TrainingKnobs:
     )
     onebit_warmup_steps: int = knob(
         1000,
-        "First steps of onebit_adam, in which it is AdamW and sends whole gradients; a trial measures the steps after them.",
+        "Warm-up steps in which onebit_adam is AdamW with uncompressed gradients; a trial measures the steps after them.",
         number=57,
         unit="steps",
         numerics=Numerics.CHANGES,
@@ -51,7 +51,7 @@ class TrainingKnobs:
     )
     attention_window: int = knob(
         0,
-        "Tokens that a token sees back, itself included; 0: all, or as many as the model's own window.",
+        "Length of the sliding attention window, the token itself included; 0: no window, or the model's own.",
         number=45,
         unit="tokens",
         numerics=Numerics.CHANGES,
@@ -65,7 +65,7 @@ class TrainingKnobs:
     )
     attention_global_tokens: int = knob(
         0,
-        "First tokens of a sequence that every token sees besides its window; 0: none.",
+        "Number of first tokens of a sequence that every token attends to in addition to its window; 0: none.",
         number=46,
         unit="tokens",
         numerics=Numerics.CHANGES,
@@ -78,7 +78,7 @@ class TrainingKnobs:
     )
     lora_rank: int = knob(
         0,
-        "Rank of low-rank adapters beside frozen matrices, all that is trained then; 0: every parameter is trained.",
+        "Rank of low-rank adapters (LoRA); all other parameters are frozen; 0: no adapters, all parameters are trained.",
         number=37,
         unit="columns",
         numerics=Numerics.CHANGES,
@@ -89,7 +89,7 @@ class TrainingKnobs:
     )
     adapter_size: int = knob(
         0,
-        "Columns of the bottlenecks behind attention and MLP of each layer, all that is trained then; 0: none.",
+        "Width of bottleneck adapters after attention and MLP of each layer; all other parameters are frozen; 0: none.",
         number=41,
         unit="columns",
         numerics=Numerics.CHANGES,
@@ -100,7 +100,7 @@ class TrainingKnobs:
     )
     prefix_length: int = knob(
         0,
-        "Trained keys and values before those of the tokens in each layer, all that is trained then; 0: none.",
+        "Number of trained prefix keys and values in each layer; all other parameters are frozen; 0: none.",
         number=42,
         unit="tokens",
         numerics=Numerics.CHANGES,
@@ -111,7 +111,7 @@ class TrainingKnobs:
     )
     prompt_length: int = knob(
         0,
-        "Trained embeddings before those of the tokens, all that is trained then; 0: none.",
+        "Number of trained prompt embeddings before the tokens; all other parameters are frozen; 0: none.",
         number=43,
         unit="tokens",
         numerics=Numerics.CHANGES,
@@ -122,7 +122,7 @@ class TrainingKnobs:
     )
     lora_targets: str = knob(
         "attention",
-        "Which matrices of each layer have an adapter.",
+        "Which matrices of each layer have a low-rank adapter.",
         number=38,
         unit="name",
         numerics=Numerics.CHANGES,
@@ -135,7 +135,7 @@ class TrainingKnobs:
     )
     frozen_dtype: str = knob(
         "same",
-        "What frozen matrices of layers are kept in: the precision, blocks of 8-bit integers or of 4-bit NormalFloats.",
+        "Storage type of the layers' frozen matrices: the precision, blocks of 8-bit integers or of 4-bit NormalFloats.",
         number=39,
         unit="dtype",
         numerics=Numerics.CHANGES,
@@ -148,7 +148,7 @@ class TrainingKnobs:
     )
     curriculum_start_length: int = knob(
         0,
-        "Length of the first steps' samples, which grows linearly to whole ones; 0: all samples are whole.",
+        "Sample length in the first steps, which grows linearly to the full length; 0: always the full length.",
         number=51,
         unit="tokens",
         numerics=Numerics.CHANGES,
@@ -158,7 +158,7 @@ class TrainingKnobs:
     )
     curriculum_steps: int = knob(
         0,
-        "Steps of the run until samples are whole.",
+        "Steps until samples have their full length.",
         number=52,
         unit="steps",
         numerics=Numerics.CHANGES,
@@ -169,8 +169,8 @@ class TrainingKnobs:
     )
     random_ltd_start_tokens: int = knob(
         0,
-        "Tokens, chosen at random, that layers but the first and the last see in the first steps (random-LTD), which grow "
-        "linearly to all; 0: all.",
+        "Number of random tokens that all layers except the first and the last process in the first steps (random-LTD), "
+        "which grows linearly to all; 0: all.",
         number=53,
         unit="tokens",
         numerics=Numerics.CHANGES,
@@ -180,7 +180,7 @@ class TrainingKnobs:
     )
     random_ltd_steps: int = knob(
         0,
-        "Steps of the run until every layer sees every token.",
+        "Steps until every layer processes every token.",
         number=54,
         unit="steps",
         numerics=Numerics.CHANGES,
@@ -191,7 +191,7 @@ class TrainingKnobs:
     )
     pack_sequences: bool = knob(
         False,
-        "Whether several documents share a row, each with attention and positions of its own, instead of padding.",
+        "Whether several documents share a row instead of padding; each has separate attention and positions.",
         number=59,
         numerics=Numerics.CHANGES,
         applies=Applies.REBUILD,

@@ -1,4 +1,4 @@
-"""What data-parallel ranks divide, and how they communicate: ZeRO and hybrid sharding."""
+"""ZeRO and hybrid sharding: what is sharded over data-parallel ranks, and how they communicate."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -10,19 +10,19 @@ from search_spaces.knobs.conditions import PARALLEL_SIZES
 
 
 def _reduced(value: Value, config: Any, context: Any) -> Value:
-    """Integers over one rank: nothing is sent."""
+    """On one rank int8 is equivalent to fp32: nothing is sent."""
     return "fp32" if value == INT8 and config.zero_ranks(context.world_size) == 1 else value
 
 
 @dataclass(frozen=True, kw_only=True)
 class ZeroKnobs:
-    """What data-parallel ranks divide, and how they communicate: ZeRO and hybrid sharding."""
+    """ZeRO and hybrid sharding: what is sharded over data-parallel ranks, and how they communicate."""
 
     __slots__ = ()
 
     zero_stage: int = knob(
         0,
-        "What data-parallel ranks divide: 1 the optimizer state, 2 the gradients too, 3 the parameters too.",
+        "What is sharded over data-parallel ranks: 1: optimizer state, 2: also gradients, 3: also parameters.",
         number=0,
         unit="stage",
         numerics=Numerics.REORDERS,
@@ -34,7 +34,7 @@ class ZeroKnobs:
     )
     reshard_after_forward: bool = knob(
         True,
-        "Whether gathered parameters are released after forward and gathered again for backward.",
+        "Whether gathered parameters are freed after forward and gathered again for backward.",
         number=12,
         numerics=Numerics.EXACT,
         applies=Applies.REBUILD,
@@ -44,7 +44,7 @@ class ZeroKnobs:
     )
     defer_gradient_reduction: bool = knob(
         False,
-        "Whether gradients are reduced once a step instead of once a micro-batch; whole gradients are then held.",
+        "Whether gradients are reduced once per step instead of once per micro-batch; whole gradients are then stored.",
         number=9,
         numerics=Numerics.REORDERS,
         applies=Applies.REBUILD,
@@ -54,7 +54,7 @@ class ZeroKnobs:
     )
     accumulation_dtype: str = knob(
         "fp32",
-        "Type in which gradients of micro-batches are summed: fp32, or the precision's own.",
+        "Data type in which gradients of micro-batches are accumulated: fp32, or the precision.",
         number=35,
         unit="dtype",
         numerics=Numerics.CHANGES,
@@ -65,7 +65,7 @@ class ZeroKnobs:
     )
     hsdp_shard_size: int = knob(
         0,
-        "Ranks that share one copy of the sharded states, copies kept in step by all-reduce; 0: all data-parallel ranks.",
+        "Number of ranks over which states are sharded; all-reduce synchronises the replicas; 0: all data-parallel ranks.",
         number=11,
         unit="ranks",
         numerics=Numerics.REORDERS,
@@ -81,8 +81,8 @@ class ZeroKnobs:
     )
     secondary_shard_size: int = knob(
         0,
-        "Neighbours that share a second copy of the parameters, from which they are gathered again within a step (hpZ of "
-        "ZeRO++); 0: there is none.",
+        "Number of neighbouring ranks that shard a second copy of the parameters, from which backward gathers (hpZ of "
+        "ZeRO++); 0: no second copy.",
         number=56,
         unit="ranks",
         numerics=Numerics.EXACT,
@@ -100,7 +100,7 @@ class ZeroKnobs:
     )
     gather_dtype: str = knob(
         "same",
-        "What gathers of parameters carry: the precision, or blocks of 8-bit integers (qwZ of ZeRO++).",
+        "Data type of parameter all-gathers: the precision, or blocks of 8-bit integers (qwZ of ZeRO++).",
         number=55,
         unit="dtype",
         numerics=Numerics.CHANGES,
@@ -116,7 +116,7 @@ class ZeroKnobs:
     )
     prefetch_bucket_size: int = knob(
         50_000_000,
-        "Parameters gathered ahead and not used yet, at most; 0 gathers none ahead.",
+        "Maximum parameters that are prefetched; 0: no prefetching.",
         number=4,
         unit="elements",
         numerics=Numerics.EXACT,
@@ -133,7 +133,7 @@ class ZeroKnobs:
     )
     param_persistence_threshold: int = knob(
         100_000,
-        "Parameters smaller than this stay whole on every rank.",
+        "Parameters smaller than this are not sharded.",
         number=5,
         unit="elements",
         numerics=Numerics.REORDERS,
@@ -148,7 +148,7 @@ class ZeroKnobs:
     )
     max_live_parameters: int = knob(
         1_000_000_000,
-        "Gathered parameters that may be held at once.",
+        "Maximum gathered parameters in memory at the same time.",
         number=6,
         unit="elements",
         numerics=Numerics.EXACT,
@@ -164,7 +164,7 @@ class ZeroKnobs:
     )
     allgather_bucket_size: int = knob(
         500_000_000,
-        "Updated parameters that one all-gather carries.",
+        "Number of updated parameters per all-gather.",
         number=3,
         unit="elements",
         numerics=Numerics.EXACT,
@@ -179,8 +179,8 @@ class ZeroKnobs:
     )
     reduce_bucket_size: int = knob(
         40_000_000,
-        "Gradients that one reduction carries. The default is Megatron-LM's: models of 100 million parameters have several, "
-        "so that all but the last run beside backward.",
+        "Number of gradients per reduction. The default is Megatron-LM's: models of 100 million parameters have several "
+        "buckets, so that all except the last overlap with backward.",
         number=2,
         unit="elements",
         numerics=Numerics.REORDERS,
@@ -196,7 +196,7 @@ class ZeroKnobs:
     )
     overlap_comm: bool = knob(
         True,
-        "Whether communication runs beside computation.",
+        "Whether communication overlaps with computation.",
         number=7,
         numerics=Numerics.EXACT,
         applies=Applies.REBUILD,
@@ -209,7 +209,7 @@ class ZeroKnobs:
     )
     overlap_param_gather: bool = knob(
         False,
-        "Whether updated parameters are gathered beside the next step's forward instead of at the end of a step.",
+        "Whether gathering updated parameters overlaps with the next step's forward instead of ending the step.",
         number=48,
         numerics=Numerics.EXACT,
         applies=Applies.REBUILD,
@@ -222,7 +222,7 @@ class ZeroKnobs:
     )
     contiguous_gradients: bool = knob(
         True,
-        "Whether gradients are copied into one buffer as they are made.",
+        "Whether gradients are copied into one contiguous buffer as they are computed.",
         number=8,
         numerics=Numerics.EXACT,
         applies=Applies.REBUILD,
@@ -235,7 +235,7 @@ class ZeroKnobs:
     )
     reduce_dtype: str = knob(
         "fp32",
-        "Type in which gradients are sent between ranks; int8: blocks of integers, summed in fp32 (qgZ of ZeRO++).",
+        "Data type in which gradients are communicated; int8: blocks of integers, summed in fp32 (qgZ of ZeRO++).",
         number=10,
         unit="dtype",
         numerics=Numerics.CHANGES,

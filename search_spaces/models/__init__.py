@@ -1,1 +1,1 @@
-"""Models: what is trained, by shape, by Hugging Face configuration, as a user's module or script."""
+"""Models: described by shape or Hugging Face configuration, or the user's module or script."""

@@ -1,4 +1,4 @@
-"""Typed reading of the keys of a config.json: what is wrong is told with the key and the remedy."""
+"""Typed access to the keys of a config.json; errors name the key and the remedy."""
 
 import math
 from collections.abc import Mapping
@@ -20,10 +20,10 @@ ACTIVATIONS = {
 
 
 class ConfigKeys:
-    """Typed reading of a config.json; a null is the same as an absent key, as it is to Hugging Face.
+    """Typed access to a config.json. As in Hugging Face, null is equivalent to an absent key.
 
-    Several keys may be asked for at once: old and new spellings of one setting, the first that is there being taken. A
-    setting without a default must be there.
+    Methods accept several keys: old and new spellings of one setting, of which the first present one is used. A setting without
+    a default is required.
 
     Raises, from every method:
         ModelFormatError: the key is missing, or its value is of the wrong type.
@@ -61,26 +61,26 @@ class ConfigKeys:
         return value
 
     def activation(self, key: str, default: str) -> str:
-        """An activation, by our name for it."""
+        """An activation, by our name."""
         name = self.text(key, default=default)
         if name not in ACTIVATIONS:
-            raise ModelFormatError(key, f"{name!r} is not an activation that is known", f"use one of {', '.join(ACTIVATIONS)}")
+            raise ModelFormatError(key, f"{name!r} is not a known activation", f"use one of {', '.join(ACTIVATIONS)}")
         return ACTIVATIONS[name]
 
     def rope(self, key: str, default: float, *old_spellings: str) -> float:
-        """A setting of the rotary embedding: in `rope_parameters` since transformers 5, at the top level before."""
+        """A setting of the rotary embedding: in `rope_parameters` since transformers 5, before at the top level."""
         nested = self._config.get("rope_parameters")
         if isinstance(nested, Mapping) and nested.get(key) is not None:
             return ConfigKeys(nested).number(key, default=default)
         return self.number(key, *old_spellings, default=default)
 
     def must_be(self, key: str, expected: bool, why: str) -> None:
-        """Refuse a setting under which the model has another shape than any ModelSpec."""
+        """Refuse a setting with which no ModelSpec describes the model."""
         if self.flag(key, expected) is not expected:
             raise ModelFormatError(key, why, "use a model without this setting, or module:factory")
 
     def has(self, key: str) -> bool:
-        """Whether the key is there, be it null."""
+        """Whether the key is present, even if it is null."""
         return key in self._config
 
     def is_null(self, key: str) -> bool:

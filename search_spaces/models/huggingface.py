@@ -1,7 +1,7 @@
 """Models by name, and ModelSpec from the `config.json` of Hugging Face's Llama, Mistral, Qwen2, GPT-2, OPT, GPT-NeoX, Mixtral.
 
-A config.json may leave out what the family's configuration class has as a default, so each reader states those defaults
-[transformers, `models/FAMILY/configuration_FAMILY.py`]. The sizes that make the model are never guessed.
+A config.json may omit keys with a default in the family's configuration class, so each reader has these defaults
+[transformers, `models/FAMILY/configuration_FAMILY.py`]. Sizes have no defaults.
 """
 
 import json
@@ -17,24 +17,24 @@ from search_spaces.models.model import ModelSpec, Norm, Position
 from search_spaces.preset_files import preset_tables, unknown_name
 
 BUILT = "hf:"
-"""Begins a reference to Hugging Face's own module for a config.json, which trains on text as our models do."""
+"""Prefix of a reference to Hugging Face's own module for a config.json. It trains on text, like our models."""
 
 
 def is_factory_reference(text: str) -> bool:
-    """Whether `text` names a module of the user's own, `module:factory`, or `hf:CONFIG`, Hugging Face's own for a config."""
+    """Whether `text` refers to a user's module, `module:factory`, or to Hugging Face's own module for a config, `hf:CONFIG`."""
     return text.startswith(BUILT) or re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*", text) is not None
 
 
 def model_preset_names() -> tuple[str, ...]:
-    """The names that `resolve_model` knows."""
+    """The preset names that `resolve_model` accepts."""
     return tuple(preset_tables("models"))
 
 
 def resolve_model(text: str) -> ModelSpec:
-    """The model that `text` names: a preset, a config.json, or a folder that holds one.
+    """The model that `text` names: a preset, a config.json, or a folder that contains one.
 
     Raises:
-        UnknownNameError: there is no such preset, and it is no path either.
+        UnknownNameError: it is neither a preset nor a path.
         ModelFormatError: the file cannot be read as a model.
     """
     presets = preset_tables("models")
@@ -50,7 +50,7 @@ def read_model_config(path: str | Path) -> ModelSpec:
     """The model of a config.json, or of the config.json in a folder.
 
     Raises:
-        ModelFormatError: the file is not there, is not JSON, or is no model of a known family.
+        ModelFormatError: the file does not exist, is not JSON, or is not a model of a known family.
     """
     file = Path(path).expanduser()
     if file.is_dir():
@@ -64,24 +64,24 @@ def read_model_config(path: str | Path) -> ModelSpec:
         problem = mistaken(file, MODEL_CONFIG) or f"is not JSON ({error})"
         raise ModelFormatError(str(file), problem, "give a Hugging Face config.json") from None
     if not isinstance(config, dict):
-        raise ModelFormatError(str(file), "holds no JSON object", "give a Hugging Face config.json")
+        raise ModelFormatError(str(file), "is not a JSON object", "give a Hugging Face config.json")
     if "model_type" not in config and (other := mistaken(file, MODEL_CONFIG)):
         raise ModelFormatError(str(file), other, "give a Hugging Face config.json as MODEL")
     return model_spec_from_config(config, _display_name(config, file))
 
 
 def model_spec_from_config(config: Mapping[str, Any], name: str) -> ModelSpec:
-    """The shape that a config.json states.
+    """The shape of the model in a config.json.
 
     Raises:
-        ModelFormatError: a key is missing or of the wrong type, or the family is not known; the message names the key.
+        ModelFormatError: a key is missing or of the wrong type, or the family is unknown; the message names the key.
     """
     keys = ConfigKeys(config)
     family = keys.text("model_type")
     reader = FAMILIES.get(family)
     if reader is None:
         remedy = f"give hf:CONFIG for Hugging Face's own module of it, module:factory, or one of {', '.join(FAMILIES)}"
-        raise ModelFormatError("model_type", f"{family!r} is not a family that is read", remedy)
+        raise ModelFormatError("model_type", f"{family!r} is not a supported family", remedy)
     return reader(keys, name)
 
 
@@ -103,7 +103,7 @@ def _qwen2(keys: ConfigKeys, name: str) -> ModelSpec:
 
 
 def _mixtral(keys: ConfigKeys, name: str) -> ModelSpec:
-    """`expert_capacity_factor` is no key of Hugging Face, whose Mixtral drops no token."""
+    """`expert_capacity_factor` is our own key: Hugging Face's Mixtral drops no tokens."""
     experts_per_token = keys.size("num_experts_per_tok", default=2)
     return _rotary_decoder(
         keys, name, "mixtral", kv_heads=8, epsilon=1e-5, rope_theta=1e6, sliding_window=_window(keys, 0),
@@ -115,10 +115,10 @@ def _mixtral(keys: ConfigKeys, name: str) -> ModelSpec:
 
 
 def _load_balance(keys: ConfigKeys, experts_per_token: int) -> float:
-    """The weight, on each layer's loss, that pulls as hard as Hugging Face's on one loss over all layers.
+    """The weight of each layer's loss that is equivalent to Hugging Face's weight of one loss over all layers.
 
-    That is k where all experts get alike, and a mean over the layers; ours is 1 for each layer. Without
-    `output_router_logits` there is none.
+    With balanced experts, their loss is k, averaged over the layers; ours is 1 for each layer. Without `output_router_logits`
+    there is none.
     """
     if not keys.flag("output_router_logits", False):
         return 0.0
@@ -126,7 +126,7 @@ def _load_balance(keys: ConfigKeys, experts_per_token: int) -> float:
 
 
 def _window(keys: ConfigKeys, default: int) -> int:
-    """Tokens looked back; an explicit null means all, an absent key means the class's default."""
+    """Window length in tokens; an explicit null means no window, an absent key means the class's default."""
     if not keys.is_null("sliding_window"):
         return keys.size("sliding_window")
     return 0 if keys.has("sliding_window") else default
@@ -135,7 +135,7 @@ def _window(keys: ConfigKeys, default: int) -> int:
 def _rotary_decoder(
     keys: ConfigKeys, name: str, family: str, *, kv_heads: int | None, epsilon: float, rope_theta: float = 1e4, **more: Any
 ) -> ModelSpec:
-    """Llama and its descendants. `kv_heads`: the class's default where the key is absent; None: as many as heads."""
+    """Llama and similar models. `kv_heads`: the class's default if the key is absent; None: the number of heads."""
     heads, hidden = keys.size("num_attention_heads"), keys.size("hidden_size")
     absent = kv_heads if kv_heads and not keys.has("num_key_value_heads") else heads
     return ModelSpec(
@@ -159,7 +159,7 @@ def _rotary_decoder(
 
 
 def _head_dim(keys: ConfigKeys, hidden: int, heads: int) -> int:
-    """`head_dim` where it is stated; else hidden / heads, which must then divide."""
+    """`head_dim` if it is stated; else hidden / heads, which must be an integer."""
     if not keys.is_null("head_dim"):
         return keys.size("head_dim")
     if hidden % heads:
@@ -170,7 +170,7 @@ def _head_dim(keys: ConfigKeys, hidden: int, heads: int) -> int:
 
 
 def _gpt2(keys: ConfigKeys, name: str) -> ModelSpec:
-    keys.must_be("add_cross_attention", False, "cross-attention makes it no decoder-only transformer")
+    keys.must_be("add_cross_attention", False, "a model with cross-attention is not a decoder-only transformer")
     heads, hidden = keys.size("n_head", "num_attention_heads"), keys.size("n_embd", "hidden_size")
     return ModelSpec(
         name=name,
@@ -265,7 +265,7 @@ FAMILIES: dict[str, Callable[[ConfigKeys, str], ModelSpec]] = {
 
 
 def _display_name(config: Mapping[str, Any], file: Path) -> str:
-    """`_name_or_path` where it was saved with one; else the folder (or the file, where it has a name of its own)."""
+    """`_name_or_path` if it is set; else the folder's name, or the file's name if that is not config.json."""
     stated = config.get("_name_or_path")
     if isinstance(stated, str) and stated:
         return stated.rstrip("/").rsplit("/", 1)[-1]

@@ -1,4 +1,4 @@
-"""What is trained: decoder-only transformers by their shape, a module of the user's own, or a script of the user's own."""
+"""Models: decoder-only transformers described by their shape, a user's module, or a user's script."""
 
 import math
 from dataclasses import dataclass
@@ -8,9 +8,9 @@ from search_spaces.errors import ModelFormatError
 from search_spaces.models.command import CommandModel
 
 MOST_LAYERS = 10_000
-"""Layers of a model: a hundred times what is trained, so that a mistake is told and not counted through."""
+"""Maximum layers of a model, a hundred times that of real models, so that a typo is an error instead of a long computation."""
 LARGEST_SIZE = 2**31 - 1
-"""Of any other size of a model: the longest dimension that kernels index."""
+"""Maximum of any other size: the largest dimension that kernels can index."""
 
 
 LORA_TARGETS = ("query", "key", "value", "output", "gate", "up", "down")
@@ -25,7 +25,7 @@ class Norm(StrEnum):
 
 
 class Position(StrEnum):
-    """How positions enter: rotated queries and keys, or a learned table added to the embeddings."""
+    """Position encoding: rotated queries and keys, or a learned table added to the embeddings."""
 
     ROTARY = "rotary"
     LEARNED = "learned"
@@ -33,10 +33,10 @@ class Position(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
-    """A decoder-only transformer by its shape.
+    """A decoder-only transformer, described by its shape.
 
     Raises:
-        ModelFormatError: a size is not positive, or heads do not divide as they must.
+        ModelFormatError: a size is not positive, or the numbers of heads are not divisible.
     """
 
     name: str
@@ -48,7 +48,7 @@ class ModelSpec:
     num_key_value_heads: int
     head_dim: int
     ffn_hidden_size: int
-    """Width of the MLP's hidden layer (of one expert where there are experts)."""
+    """Width of the MLP's hidden layer (of one expert if there are experts)."""
     vocab_size: int
     sequence_length: int
     """Longest sequence, in tokens."""
@@ -65,39 +65,39 @@ class ModelSpec:
     mlp_bias: bool = False
     position: Position = Position.ROTARY
     rotary_fraction: float = 1.0
-    """Share of each head's dimensions that is rotated."""
+    """Fraction of each head's dimensions that is rotated."""
     rope_theta: float = 10_000.0
     position_offset: int = 0
     """Rows of the learned position table before position 0 (2 in OPT)."""
     parallel_residual: bool = False
     """Whether attention and MLP read the same input (GPT-NeoX)."""
     pre_norm: bool = True
-    """Whether norms stand before the sub-layers, with a final norm (False in OPT-350M: after them, no final norm)."""
+    """Whether norms precede the sub-layers, with a final norm (False in OPT-350M: after them, no final norm)."""
     embedding_size: int = 0
-    """Width of the embedding table where it differs from `hidden_size` (OPT-350M), projected in and out; 0: the same."""
+    """Width of the embedding table if it differs from `hidden_size` (OPT-350M), projected in and out; 0: the same."""
     num_experts: int = 0
-    """Experts a layer; 0: a dense MLP."""
+    """Experts per layer; 0: a dense MLP."""
     experts_per_token: int = 0
     capacity_factor: float = 0.0
-    """Tokens of a sequence that an expert takes at most, as a multiple of its even share; 0: all, none is dropped."""
+    """Maximum tokens of a sequence per expert, as a multiple of its even share; 0: no limit, no token is dropped."""
     load_balance: float = 0.0
-    """Weight of each router's load-balance loss, which gradients have and the loss that is told has not; 0: none."""
+    """Weight of each router's load-balance loss; it affects gradients but is not part of the reported loss; 0: none."""
     sliding_window: int = 0
-    """Tokens that attention looks back; 0: all."""
+    """Length of the attention window in tokens; 0: no window."""
     global_tokens: int = 0
-    """First tokens of a sequence that attention looks at besides its sliding window."""
+    """First tokens of a sequence that every token attends to in addition to its sliding window."""
     lora_rank: int = 0
-    """Rank of low-rank adapters; all other parameters are frozen then. 0: every parameter is trained."""
+    """Rank of low-rank adapters; all other parameters are then frozen. 0: every parameter is trained."""
     lora_targets: tuple[str, ...] = ("query", "value")
-    """Matrices of a layer that carry an adapter: names of `LORA_TARGETS`."""
+    """Matrices of a layer with an adapter: names of `LORA_TARGETS`."""
     frozen_bits: int = 16
-    """Bits of a frozen parameter: 16, or 8 or 4 where the base weights are quantised."""
+    """Bits of a frozen parameter: 16, or 8 or 4 if the base weights are quantised."""
     adapter_size: int = 0
-    """Columns of the bottlenecks behind attention and MLP of each layer; all else is frozen then. 0: none."""
+    """Width of the bottlenecks after attention and MLP of each layer; all else is then frozen. 0: none."""
     prefix_length: int = 0
-    """Trained keys and values before those of the tokens, in each layer; all else is frozen then. 0: none."""
+    """Trained keys and values before those of the tokens, in each layer; all else is then frozen. 0: none."""
     prompt_length: int = 0
-    """Trained embeddings before those of the tokens; all else is frozen then. 0: none."""
+    """Trained embeddings before those of the tokens; all else is then frozen. 0: none."""
 
     def __post_init__(self) -> None:
         for field in (
@@ -136,7 +136,9 @@ class ModelSpec:
             if not 0 <= value < math.inf:
                 raise ModelFormatError(field, f"{value} is negative or not finite", "give a positive number, or 0 for none")
             if value and not self.num_experts:
-                raise ModelFormatError(field, "is of a router, and there are no experts", "leave it at 0, or give num_experts")
+                raise ModelFormatError(
+                    field, "belongs to a router, and there are no experts", "leave it at 0, or give num_experts"
+                )
 
         self._check_adapters()
 
@@ -154,10 +156,10 @@ class ModelSpec:
 
     def _require_at_most(self, field: str, most: int) -> None:
         if getattr(self, field) > most:
-            raise ModelFormatError(field, "is larger than that of any model", f"give at most {most:,}")
+            raise ModelFormatError(field, "is larger than in any model", f"give at most {most:,}")
 
     def expert_capacity(self, tokens: int) -> int:
-        """Places that an expert has for a sequence of so many tokens: its even share x `capacity_factor`; 0: no limit.
+        """Capacity of an expert for a sequence of `tokens` tokens: its even share x `capacity_factor`; 0: no limit.
 
         [Lepikhin et al. 2021, GShard, 2.2]
         """
@@ -166,7 +168,7 @@ class ModelSpec:
 
     @property
     def input_embedding_parameters(self) -> int:
-        """Parameters of the tables that are looked up, not multiplied: tokens and learned positions."""
+        """Parameters of the lookup tables: tokens and learned positions."""
         table = self.vocab_size * self.table_width
         if self.position is Position.LEARNED:
             table += (self.sequence_length + self.position_offset) * self.hidden_size
@@ -179,7 +181,7 @@ class ModelSpec:
 
     @property
     def parameter_count(self) -> int:
-        """Parameters in all, tied tables counted once."""
+        """Total parameters, tied tables counted once."""
         return (
             self.input_embedding_parameters
             + self.num_layers * self.layer_parameters
@@ -190,13 +192,13 @@ class ModelSpec:
 
     @property
     def expert_parameters(self) -> int:
-        """Parameters of all experts, routers not counted."""
+        """Parameters of all experts, without routers."""
         routers = self.num_experts * self.hidden_size
         return self.num_layers * (self._mlp_parameters(self.num_experts) - routers) if self.num_experts else 0
 
     @property
     def active_parameter_count(self) -> int:
-        """Parameters that one token meets: all but the experts that it is not routed to."""
+        """Parameters used for one token: all except those of the experts that it is not routed to."""
         if not self.num_experts:
             return self.parameter_count
         idle = self._mlp_parameters(self.num_experts) - self._mlp_parameters(self.experts_per_token)
@@ -205,12 +207,12 @@ class ModelSpec:
 
     @property
     def adapts(self) -> bool:
-        """Whether little is trained beside a model that is frozen: adapters or virtual tokens."""
+        """Whether the model is frozen and only adapters or virtual tokens are trained."""
         return max(self.lora_rank, self.adapter_size, self.prefix_length, self.prompt_length) > 0
 
     @property
     def adapter_parameters(self) -> int:
-        """Trainable parameters where all else is frozen."""
+        """Trainable parameters if all else is frozen."""
         prefix = 2 * self.prefix_length * self.num_key_value_heads * self.head_dim
         layer = self._factor_parameters + self.bottleneck_parameters + prefix
         return self.num_layers * layer + self.prompt_length * self.table_width
@@ -222,7 +224,7 @@ class ModelSpec:
 
     @property
     def adapted_matrices(self) -> list[tuple[str, int, int]]:
-        """Target, inputs and outputs of each matrix of a layer that `lora_targets` name, every expert's own."""
+        """Target, inputs and outputs of each matrix of a layer in `lora_targets`, one for every expert."""
         queries, keys = self.num_attention_heads * self.head_dim, self.num_key_value_heads * self.head_dim
         hidden, ffn = self.hidden_size, self.ffn_hidden_size
         sides = {
@@ -235,44 +237,44 @@ class ModelSpec:
 
     @property
     def frozen_bytes(self) -> float:
-        """Bytes of a frozen parameter, the quantisation's scales (one fp32 for 64 values) included; 0: nothing is frozen."""
+        """Bytes of a frozen parameter, including quantisation scales (one fp32 for 64 values); 0: nothing is frozen."""
         if not self.adapts:
             return 0.0
         return 2.0 if self.frozen_bits == 16 else self.frozen_bits / 8 + 4 / 64
 
     def flops_per_token(self, sequence_length: int) -> float:
-        """FLOPs that training needs for a token, forward and backward, recomputation not counted.
+        """Training FLOPs per token, forward and backward, without recomputation.
 
-        6 N + 12 L H Q T [Chowdhery et al. 2022, PaLM, appendix B], N being the active parameters that are multiplied (a
-        tied table once, as the output projection; lookup tables not), T `sequence_length` or, where there are fewer, the tokens
-        of the sliding window and the global ones. Causality is not discounted. Virtual tokens of a prompt pass the layers with
-        the others, and a prefix is looked at by every token.
+        6 N + 12 L H Q T [Chowdhery et al. 2022, PaLM, appendix B]. N: active parameters in matrix products (a tied table counts
+        once, as the output projection; lookup tables do not count). T: `sequence_length` or, if that is less, the tokens of the
+        sliding window plus the global ones. Causality is not discounted. Virtual tokens of a prompt pass through the layers,
+        and every token attends to a prefix.
         """
         multiplied = self.active_parameter_count - self.input_embedding_parameters
         if self.tied_embeddings:
             multiplied += self.vocab_size * self.table_width
         attention = 12.0 * self.num_layers * self.num_attention_heads * self.head_dim
         if not self.adapts:
-            return 6.0 * multiplied + attention * self._looked_at(sequence_length)
-        # Of a frozen matrix no gradient is computed.
+            return 6.0 * multiplied + attention * self._attended(sequence_length)
+        # No gradient is computed for a frozen matrix.
         length = sequence_length + self.prompt_length
         passing = 6.0 * self.num_layers * (self._factor_parameters + self.bottleneck_parameters)
-        passing += attention * (self._looked_at(length) + self.prefix_length)
+        passing += attention * (self._attended(length) + self.prefix_length)
         head = 4.0 * self.vocab_size * self.table_width
         return head + (4.0 * multiplied - head + passing) * length / sequence_length
 
-    def _looked_at(self, length: int) -> int:
-        """Tokens that a token of a sequence of so many looks at, causality not discounted."""
+    def _attended(self, length: int) -> int:
+        """Tokens that a token attends to in a sequence of this length, causality not discounted."""
         return min(self.sliding_window + self.global_tokens, length) if self.sliding_window else length
 
     @property
     def _factor_parameters(self) -> int:
-        """Of a layer's low-rank adapters [Hu et al. 2021, LoRA]: rank x (inputs + outputs) of each target."""
+        """Parameters of a layer's low-rank adapters [Hu et al. 2021, LoRA]: rank x (inputs + outputs) of each target."""
         return self.lora_rank * sum(inputs + outputs for _, inputs, outputs in self.adapted_matrices)
 
     @property
     def bottleneck_parameters(self) -> int:
-        """Of a layer's bottlenecks [Houlsby et al. 2019, 2.1]: two, of two matrices and two biases each."""
+        """Parameters of a layer's bottlenecks [Houlsby et al. 2019, 2.1]: two, with two matrices and two biases each."""
         one = 2 * self.hidden_size * self.adapter_size + self.adapter_size + self.hidden_size
         return 2 * one if self.adapter_size else 0
 
@@ -293,7 +295,7 @@ class ModelSpec:
         return weights + biases
 
     def _mlp_parameters(self, experts: int) -> int:
-        """Parameters of `experts` expert MLPs and the router's rows for them; of one dense MLP where there is no router."""
+        """Parameters of `experts` expert MLPs and their rows of the router; of one dense MLP if there is no router."""
         matrices = 3 if self.gated_mlp else 2
         mlp = matrices * self.hidden_size * self.ffn_hidden_size
         if self.mlp_bias:
@@ -304,36 +306,36 @@ class ModelSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FactoryModel:
-    """A module of the user's own, built in the ranks by `module:factory`, with what a look at it told."""
+    """A user's module, built in the ranks by `module:factory`, with properties found by inspecting it."""
 
     reference: str
     """`module:factory`; `factory()` returns `(module, batch)`."""
     parameter_count: int
     """Trainable and frozen parameters, tied ones counted once."""
     python_path: tuple[str, ...] = ()
-    """Folders that the ranks put first on `sys.path` before they import the factory."""
+    """Folders that the ranks prepend to `sys.path` before they import the factory."""
     frozen_parameter_count: int = 0
-    """Those of the parameters that are not trained: they have neither gradients nor optimizer state."""
+    """Parameters that are not trained: they have neither gradients nor optimizer state."""
     tensor_divisor: int = 0
-    """What a number of tensor-parallel ranks must divide; 0: the module has no plan by which they could divide it."""
+    """The tensor-parallel size must divide this; 0: the module has no tensor-parallel plan."""
     pipeline_stages: int = 1
-    """The most stages that the module can be cut into."""
+    """Maximum number of pipeline stages."""
     no_stages: str = ""
-    """Why it is but one, in a clause."""
+    """Why there is only one stage, in a clause."""
     flops_per_sample: float | None = None
-    """FLOPs of a sample, forward and backward, counted on the module; None: it was not counted."""
+    """FLOPs of a sample, forward and backward, counted on the module; None: not counted."""
 
     @property
     def name(self) -> str:
-        """The reference: what the user calls the model."""
+        """The reference, as the user wrote it."""
         return self.reference
 
 
 Model = ModelSpec | FactoryModel | CommandModel
 
 
-def tokens_seen(model: Model, sequence_length: int) -> int:
-    """Tokens that the model's own attention sees back at most; 0: it is not ours."""
+def attention_span(model: Model, sequence_length: int) -> int:
+    """Attention window of the model in tokens, at most the sequence length; 0: unknown, it is not our model."""
     if not isinstance(model, ModelSpec):
         return 0
     return min(model.sliding_window or sequence_length, sequence_length)

@@ -1,4 +1,4 @@
-"""Which layers a pipeline stage holds and which rank a stage is on."""
+"""Which layers a pipeline stage holds, and on which rank a stage is."""
 
 import heapq
 import itertools
@@ -10,22 +10,22 @@ from search_spaces.models.model import ModelSpec
 from search_spaces.models.stage_layout import Stage, layout_text, parse_layout
 
 ONE_STAGE_SCHEDULES = ("gpipe", "1f1b")
-"""Schedules that run one stage a rank."""
+"""Schedules with one stage per rank."""
 LOOPED_SCHEDULES = ("interleaved_1f1b", "looped_bfs", "interleaved_zero_bubble")
-"""Schedules that give stage i to rank i modulo the ranks."""
+"""Schedules that assign stage i to rank i modulo the number of ranks."""
 FOLDED_SCHEDULES = ("zbv", "dualpipev")
 """Schedules that fold the stages into a V, so that the first rank holds the first and the last stage."""
 ZERO_BUBBLE_SCHEDULES = ("interleaved_zero_bubble", "zbv", "dualpipev")
-"""Schedules that compute the gradients of inputs and of weights apart."""
+"""Schedules that compute input gradients and weight gradients separately."""
 
 
 def losses_wait(config: Config) -> bool:
-    """Whether the last stage computes the losses of further micro-batches before the backward of one is through."""
+    """Whether the last stage computes losses of further micro-batches before the backward of the first completes."""
     return config.pipeline_parallel_size > 1 and config.pipeline_schedule not in ("1f1b", "interleaved_1f1b")
 
 
 def stages_of_rank(config: Config, pipeline_rank: int) -> tuple[int, ...]:
-    """The stages that a rank of the pipeline holds, in order."""
+    """The stages on a pipeline rank, in order."""
     ranks, stages = config.pipeline_parallel_size, config.pipeline_parallel_size * config.virtual_stages
     if config.pipeline_schedule in FOLDED_SCHEDULES:
         return (pipeline_rank, stages - 1 - pipeline_rank)
@@ -33,15 +33,15 @@ def stages_of_rank(config: Config, pipeline_rank: int) -> tuple[int, ...]:
 
 
 def rank_of_stage(config: Config, stage: int) -> int:
-    """The place along the pipeline of the rank that holds a stage."""
+    """The pipeline rank that holds a stage."""
     return next(rank for rank in range(config.pipeline_parallel_size) if stage in stages_of_rank(config, rank))
 
 
 def split_layers(spec: ModelSpec, config: Config, sequence_length: int) -> tuple[range, ...]:
-    """The layers of every stage, each at least one: those of `pipeline_layout`, else as `pipeline_split` shares them out.
+    """The layers of every stage, at least one each: from `pipeline_layout`, else divided as `pipeline_split` says.
 
-    `pipeline_split` even: as equal as can be, later stages taking the rest. balanced: as equal as can be in FLOPs, the output
-    projection counted in layers on the last stage. Looking up embeddings costs next to no FLOPs.
+    `pipeline_split` even: as equal as possible, later stages take the remainder. balanced: as equal as possible in FLOPs,
+    including the output projection on the last stage. Embedding lookups need almost no FLOPs.
     """
     if config.pipeline_layout and config.pipeline_parallel_size > 1:
         return _ranges([stage.layers for stage in parse_layout(config.pipeline_layout)])
@@ -57,14 +57,14 @@ def _ranges(counts: Sequence[int]) -> tuple[range, ...]:
 
 
 def split_blocks(config: Config, blocks: int, starts: Sequence[int]) -> tuple[range, ...]:
-    """The blocks of every stage of a module of which no more is known: as equal as the `starts` of stages allow.
+    """The blocks of every stage of a module with unknown block costs: as equal as the `starts` of stages allow.
 
     `starts`: blocks before which a stage may begin, ascending, 0 first; at least as many as stages.
     """
     stages = config.pipeline_parallel_size * config.virtual_stages
     cuts = [0]
     for stage in range(1, stages):
-        # Of the starts that leave one for each later stage, the nearest to the even cut.
+        # The start nearest to the even cut, among those that leave at least one for each later stage.
         open_starts = [start for start in starts if start > cuts[-1]]
         reachable = open_starts[: len(open_starts) - (stages - stage - 1)]
         even = blocks * stage / stages
@@ -81,7 +81,7 @@ def head_in_layers(spec: ModelSpec, sequence_length: int) -> float:
 
 
 def fill(costs: Sequence[float], layers: int) -> list[int]:
-    """Layers of each stage: one for each, and each further one to the stage that has least to do. Optimal for equal layers."""
+    """Layers of each stage: one each, then each further layer to the stage with the least cost. Optimal for equal layers."""
     heap = [(cost + 1.0, -stage) for stage, cost in enumerate(costs)]
     heapq.heapify(heap)
     counts = [1] * len(costs)
@@ -93,7 +93,7 @@ def fill(costs: Sequence[float], layers: int) -> list[int]:
 
 
 def is_split(layout: str, config: Config, model: Any, sequence_length: int) -> bool:
-    """Whether a layout without marks gives every stage the layers that the `pipeline_split` of a configuration does."""
+    """Whether a layout without marks has the same layers in every stage as the configuration's `pipeline_split`."""
     if not isinstance(model, ModelSpec):
         return False
     stages = parse_layout(layout)

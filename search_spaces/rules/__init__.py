@@ -1,1 +1,1 @@
-"""Rules: which configurations are refused, and what to do about it."""
+"""Rules: which configurations are refused, and the remedies."""

@@ -1,4 +1,4 @@
-"""Rules of how a rank computes: checkpointing, types, kernels, the environment of its process."""
+"""Rules of computation in a rank: activation checkpointing, data types, kernels, environment variables."""
 
 from search_spaces.attention_kernels import verdict
 from search_spaces.context import SpaceContext
@@ -26,7 +26,7 @@ def _precision_supported(config: TrialConfig, context: SpaceContext) -> str | No
     device = context.cluster.device
     if config.precision == float8.FLOAT8 or device.supports(config.precision):
         return None
-    return f"{device.name} does not compute in {config.precision}"
+    return f"{device.name} does not support {config.precision}"
 
 
 def _attention_kernel(config: TrialConfig, context: SpaceContext) -> str | None:
@@ -36,7 +36,7 @@ def _attention_kernel(config: TrialConfig, context: SpaceContext) -> str | None:
     precision = "bf16" if config.precision == float8.FLOAT8 else config.precision
     window = windowed(model, config).sliding_window if isinstance(model, ModelSpec) else 0
     masked = 0 < window < context.workload.sequence_length
-    # Groups of heads are no reason: the engine repeats keys and values for a kernel that takes none.
+    # Grouped heads are no obstacle: the engine repeats keys and values for a kernel that does not support them.
     problem = verdict(kernel, precision, 1, 1, context.cluster.device.kind, masked).problem
     return f"{problem}, which the sliding window of {window} tokens needs" if problem and problem.endswith("mask") else problem
 

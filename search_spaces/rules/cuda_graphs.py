@@ -1,4 +1,4 @@
-"""The rule of CUDA graphs: which models have blocks that do the same in every step."""
+"""The rule of CUDA graphs: which models have blocks that run identically in every step."""
 
 from search_spaces.context import SpaceContext
 from search_spaces.models.command import CommandModel
@@ -13,23 +13,21 @@ GRAPHS_REMEDY = "set cuda_graphs=false, or use a preset or a config.json without
 
 
 def graphs_problem(config: TrialConfig, model: Model, workload: Workload) -> str | None:
-    """Why blocks of this model are not captured; None: they are."""
+    """Why blocks of this model cannot be captured; None: they can."""
     if not config.cuda_graphs or isinstance(model, CommandModel):
         return None
     if not isinstance(model, ModelSpec):
-        return f"what the blocks of {model.name} are called with, and whether they ask for values, is not known"
+        return f"the arguments of the blocks of {model.name}, and whether they read tensor values on the host, are unknown"
     if model.num_experts:
-        return f"how many tokens the experts of {model.name} get changes from step to step, and shapes of a graph are fixed"
+        return f"how many tokens the experts of {model.name} get changes from step to step, but a graph has fixed shapes"
     if workload.document_lengths:
-        return "which tokens attention hides follows the documents of each row, and a graph reads what it was captured with"
+        return "the attention mask depends on the documents of each row, but a graph replays the captured one"
     hides = window_of(windowed(model, config)).hides(workload.sequence_length)
-    return (
-        f"attention to a window of {model.name} is a kernel that torch compiles, which no graph here holds" if hides else None
-    )
+    return f"window attention of {model.name} is a kernel that torch compiles, which cannot be captured here" if hides else None
 
 
 def graphs_model(config: TrialConfig, context: SpaceContext) -> str | None:
-    """Blocks are our own, and their shapes are those of every step."""
+    """Only our own blocks, with the same shapes in every step, can be captured."""
     return graphs_problem(config, context.model, context.workload)
 
 

@@ -1,4 +1,4 @@
-"""Rules of schedules of the data: where they start, when they end, and what they need of the model and the layout."""
+"""Rules of data schedules: where they start, when they end, and what they require of the model and the layout."""
 
 from search_spaces.context import SpaceContext
 from search_spaces.knobs.conditions import VIRTUAL_TOKENS
@@ -22,53 +22,53 @@ LAYERS_REMEDY = (
 
 
 def starts(knob: str) -> Check:
-    """The schedule starts below whole sequences, at a multiple of what it grows by."""
+    """The schedule must start below the full length, at a multiple of its increment."""
 
     def check(config: TrialConfig, context: SpaceContext) -> str | None:
         start, whole = getattr(config, knob), context.workload.sequence_length
         if not start:
             return None
         if start >= whole:
-            return f"{knob}={start} is not shorter than the samples, which have {whole} tokens"
-        return f"{knob}={start} is no multiple of {GRANULARITY} tokens" if start % GRANULARITY else None
+            return f"{knob}={start} is not shorter than the samples of {whole} tokens"
+        return f"{knob}={start} is not a multiple of {GRANULARITY} tokens" if start % GRANULARITY else None
 
     return check
 
 
 def ends(start: str, knob: str) -> Check:
-    """The schedule comes to whole sequences within the run."""
+    """The schedule must reach the full length within the run."""
 
     def check(config: TrialConfig, context: SpaceContext) -> str | None:
         steps, run = getattr(config, knob), context.workload.training_steps
         if not getattr(config, start):
             return None
         if run is None:
-            return f"{start}={getattr(config, start)} is for a part of a run whose training_steps are not stated"
+            return f"{start}={getattr(config, start)} needs the training_steps of the run, which are not stated"
         if steps < 1:
             return f"{knob} is {steps}, so that {start}={getattr(config, start)} is never trained on"
-        return f"{knob}={steps} leaves no whole sequences to a run of {run} training_steps" if steps >= run else None
+        return f"{knob}={steps} leaves no full-length steps in a run of {run} training_steps" if steps >= run else None
 
     return check
 
 
 def schedule_model(config: TrialConfig, context: SpaceContext) -> str | None:
-    """What a user's own module makes of its samples is not known."""
+    """How a user's module processes its samples is unknown."""
     if not is_scheduled(config) or isinstance(context.model, ModelSpec):
         return None
     name = "curriculum_start_length" if config.curriculum_start_length else "random_ltd_start_tokens"
-    return f"{name}={getattr(config, name)} is of samples and layers of our own, not those of {context.model.name}"
+    return f"{name}={getattr(config, name)} applies to our own samples and layers, not to those of {context.model.name}"
 
 
 def schedule_tokens(config: TrialConfig, _: SpaceContext) -> str | None:
-    """Virtual tokens stand before those of the samples, and no schedule counts them."""
+    """Virtual tokens precede those of the samples, and schedules do not count them."""
     if not is_scheduled(config):
         return None
     found = [name for name in VIRTUAL_TOKENS if getattr(config, name)]
-    return f"{found[0]}={getattr(config, found[0])} puts tokens before those of samples that are scheduled" if found else None
+    return f"{found[0]}={getattr(config, found[0])} adds tokens before scheduled samples" if found else None
 
 
 def curriculum_divides(config: TrialConfig, _: SpaceContext) -> str | None:
-    """Ranks that divide a sequence divide every length that it grows through."""
+    """The ranks that divide a sequence must divide every length of the schedule."""
     ranks = config.context_parallel_size
     if not config.curriculum_start_length:
         return None
@@ -81,16 +81,16 @@ def curriculum_divides(config: TrialConfig, _: SpaceContext) -> str | None:
 
 
 def random_ltd_layers(config: TrialConfig, context: SpaceContext) -> str | None:
-    """There are layers between the first and the last, and what they route is not counted over a whole sequence."""
+    """There must be layers between the first and the last, without experts that count over whole sequences."""
     model = context.model
     if not config.random_ltd_start_tokens or not isinstance(model, ModelSpec):
         return None
     if model.num_layers <= UNSCHEDULED_LAYERS:
-        return f"{model.name} has {model.num_layers} layers, and the first and the last see every token"
+        return f"{model.name} has {model.num_layers} layers, and the first and the last process every token"
     if model.num_experts:
         return f"the experts of {model.name} are routed over whole sequences"
     hides = window_of(windowed(model, config)).hides(context.workload.sequence_length)
-    return f"the window of {model.name} is of neighbours, which tokens that are kept are not" if hides else None
+    return f"the window of {model.name} assumes neighbouring tokens, which the kept tokens are not" if hides else None
 
 
 SCHEDULE_RULES: tuple[Rule, ...] = (

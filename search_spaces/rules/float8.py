@@ -1,4 +1,4 @@
-"""Rules of products in 8 bits: which devices have them, and of which matrices."""
+"""Rules of float8 matrix products: which devices and matrices support them."""
 
 from collections.abc import Iterator
 
@@ -7,9 +7,9 @@ from search_spaces.models.model import FactoryModel, ModelSpec
 from search_spaces.trial_config import TrialConfig
 
 FLOAT8 = "fp8"
-"""The value of `precision` that stands for them."""
+"""The value of `precision` that selects them."""
 MULTIPLE = 16
-"""Of what both sides of a matrix must be a multiple: cuBLASLt's float8 products have no other ones."""
+"""Both dimensions of a matrix must be multiples of this, as cuBLASLt's float8 products require."""
 DEVICE_REMEDY = "use precision=bf16, or such a device"
 MODEL_REMEDY = "use precision=bf16; the factory may convert its linear layers itself (torchao.float8)"
 SIZES_REMEDY = "use precision=bf16, or a tensor_parallel_size whose slices are"
@@ -19,21 +19,23 @@ def float8_device(config: TrialConfig, context: SpaceContext) -> str | None:
     device = context.cluster.device
     if config.precision != FLOAT8 or device.supports(FLOAT8):
         return None
-    return f"{device.name} has no float8 products, which NVIDIA has from compute capability 8.9 on (Ada, Hopper, Blackwell)"
+    return (
+        f"{device.name} does not support float8 products, which need compute capability 8.9 or newer (Ada, Hopper, Blackwell)"
+    )
 
 
 def float8_model(config: TrialConfig, context: SpaceContext) -> str | None:
     if config.precision != FLOAT8 or not isinstance(context.model, FactoryModel) or float8_device(config, context):
         return None
-    return f"which products of {context.model.name} could be in 8 bits is not known"
+    return f"it is unknown which products of {context.model.name} could be in float8"
 
 
 def float8_sizes(config: TrialConfig, context: SpaceContext) -> str | None:
-    """Of a rank's slices of the matrices of a layer."""
+    """Check the sizes of a rank's slices of a layer's matrices."""
     if config.precision != FLOAT8 or not isinstance(context.model, ModelSpec) or float8_device(config, context):
         return None
     wrong = [f"{name} ({size})" for name, size in _sizes(context.model, config.tensor_parallel_size) if size % MULTIPLE]
-    return f"a rank's {', '.join(wrong)} of {context.model.name} are no multiples of {MULTIPLE}" if wrong else None
+    return f"a rank's {', '.join(wrong)} of {context.model.name} are not multiples of {MULTIPLE}" if wrong else None
 
 
 def _sizes(model: ModelSpec, ranks: int) -> Iterator[tuple[str, int]]:

@@ -1,4 +1,4 @@
-"""What is wrong with fused kernels for a model on a cluster: which models and devices they run on."""
+"""Rules of fused kernels: the models, devices and precisions that they support."""
 
 from search_spaces.context import SpaceContext
 from search_spaces.fused_kernels import (
@@ -21,7 +21,7 @@ from search_spaces.trial_config import TrialConfig
 def kernels_model(config: TrialConfig, context: SpaceContext) -> str | None:
     if config.fused_kernels == NONE or not isinstance(context.model, FactoryModel):
         return None
-    return f"fused kernels take the place of operators of our own modules, not of those of {context.model.name}"
+    return f"fused kernels replace operators of our own modules, not those of {context.model.name}"
 
 
 def kernels_device(config: TrialConfig, context: SpaceContext) -> str | None:
@@ -38,17 +38,17 @@ def kernels_precision(config: TrialConfig, _: SpaceContext) -> str | None:
     return precision_problem(config.fused_kernels, config.precision)
 
 
-def kernels_beside(config: TrialConfig, context: SpaceContext) -> str | None:
-    """Liger's loss asks for values, which no graph can; what compilers and padding make of these kernels nobody has seen."""
+def kernels_untested(config: TrialConfig, context: SpaceContext) -> str | None:
+    """Liger's loss reads tensor values on the host, which a graph cannot; compilation and padding are untested."""
     if config.fused_kernels == NONE:
         return None
-    beside = {
+    untested = {
         "compile_blocks": config.compile_blocks,
         "cuda_graphs": config.cuda_graphs,
         "document_lengths": bool(context.workload.document_lengths),
     }
-    found = [name for name, there in beside.items() if there]
-    return f"kernels of {config.fused_kernels} were never run beside {' and '.join(found)}" if found else None
+    found = [name for name, there in untested.items() if there]
+    return f"kernels of {config.fused_kernels} are untested with {' and '.join(found)}" if found else None
 
 
 KERNEL_RULES: tuple[Rule, ...] = (
@@ -60,6 +60,6 @@ KERNEL_RULES: tuple[Rule, ...] = (
         "fused-kernels-beside",
         (FUSED_KERNELS, "compile_blocks", "cuda_graphs"),
         f"{OFF}, or leave these out",
-        kernels_beside,
+        kernels_untested,
     ),
 )

@@ -1,4 +1,4 @@
-"""Rules of documents and of packing them: which engines and models train on them, and beside what nothing is packed."""
+"""Rules of documents and packing: which engines and models support them, and what packing excludes."""
 
 from search_spaces.context import SpaceContext
 from search_spaces.errors import IllegalConfigError
@@ -15,32 +15,32 @@ ENGINE_REMEDY = "leave document_lengths out, or use an engine that honours pack_
 
 
 def documents_model(_: TrialConfig, context: SpaceContext) -> str | None:
-    """What a user's own module or script makes of its samples is not known."""
+    """How a user's module or script processes its samples is unknown."""
     if not context.workload.document_lengths or isinstance(context.model, ModelSpec):
         return None
-    return f"document_lengths are of samples of our own, not of those that {context.model.name} is trained on"
+    return f"document_lengths apply to our own samples, not to those of {context.model.name}"
 
 
 def documents_engine(_: TrialConfig, context: SpaceContext) -> str | None:
-    """An engine that does not pack does not know padding either."""
+    """An engine that does not pack does not support padding either."""
     capability = context.capability
     if not context.workload.document_lengths or capability is None or PACK in capability.knobs:
         return None
-    return f"the {capability.engine} engine trains on whole samples, and document_lengths are of shorter ones"
+    return f"the {capability.engine} engine supports only full-length samples, and document_lengths are shorter"
 
 
 def documents_experts(config: TrialConfig, context: SpaceContext) -> str | None:
-    """A balance loss would count padding; and places of experts are counted row by row, whatever documents share one.
+    """A balance loss would count padding; and expert capacity is counted per row, whatever documents share it.
 
-    Places alone are not in the way of a document with a row of its own: tokens that come first have them, and padding is last.
+    Capacity alone does not affect unpacked documents: earlier tokens have precedence, and padding is last.
     """
     model = context.model
     if not context.workload.document_lengths or not isinstance(model, ModelSpec) or not model.num_experts:
         return None
     if model.load_balance:
-        return f"the load_balance of {model.name} is of all tokens of a row, also of padding"
+        return f"the load_balance of {model.name} counts all tokens of a row, including padding"
     if model.capacity_factor and config.pack_sequences:
-        return f"the capacity_factor of {model.name} holds for whole rows, whose documents would take each other's places"
+        return f"the capacity_factor of {model.name} applies to whole rows, whose documents would take each other's capacity"
     return None
 
 
@@ -49,7 +49,7 @@ def documents_schedule(config: TrialConfig, context: SpaceContext) -> str | None
     if not context.workload.document_lengths or not is_scheduled(config):
         return None
     name = "curriculum_start_length" if config.curriculum_start_length else "random_ltd_start_tokens"
-    return f"{name}={getattr(config, name)} is of whole samples, and document_lengths are of shorter ones"
+    return f"{name}={getattr(config, name)} needs full-length samples, and document_lengths are shorter"
 
 
 def pack_context(config: TrialConfig, _: SpaceContext) -> str | None:
@@ -60,27 +60,27 @@ def pack_context(config: TrialConfig, _: SpaceContext) -> str | None:
 
 
 def pack_window(config: TrialConfig, context: SpaceContext) -> str | None:
-    """Blocks of a window are of a whole row."""
+    """The blocks of a window's mask span a whole row."""
     model = context.model
     if not config.pack_sequences or not isinstance(model, ModelSpec):
         return None
     hides = window_of(windowed(model, config)).hides(context.workload.sequence_length)
-    return f"the window of {model.name} is of a whole row, and not of one document in it" if hides else None
+    return f"the window of {model.name} spans a whole row, not one document in it" if hides else None
 
 
 def pack_tokens(config: TrialConfig, _: SpaceContext) -> str | None:
-    """Virtual tokens stand before a row, and each document would need its own."""
+    """Virtual tokens precede a row, but each document would need its own."""
     found = [name for name in VIRTUAL_TOKENS if getattr(config, name)]
     if not config.pack_sequences or not found:
         return None
-    return f"{found[0]}={getattr(config, found[0])} puts tokens before a row, and not before each document in it"
+    return f"{found[0]}={getattr(config, found[0])} adds tokens before a row, not before each document in it"
 
 
 def pack_compiled(config: TrialConfig, _: SpaceContext) -> str | None:
-    """Shapes that change with every micro-batch are compiled without end."""
+    """Shapes that change with every micro-batch would cause endless recompilation."""
     if not config.pack_sequences or not config.compile_blocks:
         return None
-    return "blocks would be compiled anew for the documents of every micro-batch"
+    return "blocks would be recompiled for the documents of every micro-batch"
 
 
 DOCUMENT_RULES: tuple[Rule, ...] = (
@@ -88,7 +88,7 @@ DOCUMENT_RULES: tuple[Rule, ...] = (
     Rule("documents-engine", (PACK,), ENGINE_REMEDY, documents_engine),
     Rule("documents-experts", (PACK,), "leave document_lengths out, or use a model without them", documents_experts),
 )
-"""Of documents at all."""
+"""Rules of all documents, packed or not."""
 PACKING_RULES: tuple[Rule, ...] = (
     Rule(
         "documents-schedule",
@@ -111,14 +111,14 @@ PACKING_RULES: tuple[Rule, ...] = (
     ),
     Rule("pack-compiled", (PACK, "compile_blocks"), "set pack_sequences=false or compile_blocks=false", pack_compiled),
 )
-"""Of what stands beside documents, and beside rows in which they are packed."""
+"""Rules of combinations with documents and with packing."""
 
 
 def require_documents(context: SpaceContext) -> None:
-    """Refuse documents that no configuration trains on.
+    """Refuse documents that no configuration supports.
 
     Raises:
-        IllegalConfigError: the engine or the model is not for them.
+        IllegalConfigError: the engine or the model does not support them.
     """
     for rule in DOCUMENT_RULES:
         if (message := rule.check(TrialConfig(), context)) is not None:

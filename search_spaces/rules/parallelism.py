@@ -1,10 +1,10 @@
-"""Rules of how model, sequence, batch and ranks divide each other."""
+"""Divisibility rules of model, sequence, batch and ranks."""
 
 from search_spaces.context import SpaceContext
 from search_spaces.models.command import CommandModel
 from search_spaces.models.model import FactoryModel, ModelSpec
 from search_spaces.models.pipeline import FOLDED_SCHEDULES, ONE_STAGE_SCHEDULES, is_split
-from search_spaces.models.stage_layout import parse_layout, repeated
+from search_spaces.models.stage_layout import parse_layout, redundancy
 from search_spaces.rules.rule import Rule
 from search_spaces.trial_config import TrialConfig
 
@@ -19,7 +19,7 @@ SEQUENCE = (CP, TP, METHOD, "sequence_parallel", "prompt_length")
 ROUND_SCHEDULES = ("interleaved_1f1b", "interleaved_zero_bubble")
 """Schedules that run the micro-batches in rounds of equal length."""
 ONE_STAGE_EQUALS = {"interleaved_1f1b": "1f1b", "looped_bfs": "gpipe"}
-"""Schedules of several stages a rank -> what they are with one."""
+"""Schedule for several stages per rank -> the equivalent schedule with one stage per rank."""
 
 
 def _world_divides(config: TrialConfig, context: SpaceContext) -> str | None:
@@ -35,7 +35,7 @@ def _tensor_divides(config: TrialConfig, context: SpaceContext) -> str | None:
         divides = not model.tensor_divisor or model.tensor_divisor % size == 0
         return None if divides else f"{size} ranks do not divide {model.tensor_divisor}, as the plan of {model.name} needs"
     if not isinstance(model, ModelSpec):
-        return None  # a script tells itself what it cannot divide
+        return None  # a script reports by itself what it cannot divide
     sizes = {
         "attention heads": model.num_attention_heads,
         "key-value heads": model.num_key_value_heads,
@@ -60,10 +60,10 @@ def _factory_shape(config: TrialConfig, context: SpaceContext) -> str | None:
     if config.tensor_parallel_size > 1 and not model.tensor_divisor:
         return f"{model.name} has no tensor-parallel plan"
     if config.pipeline_parallel_size > 1 and model.pipeline_stages == 1:
-        return f"{model.name} has no pipeline stages: {model.no_stages or 'its blocks are not known'}"
+        return f"{model.name} has no pipeline stages: {model.no_stages or 'its blocks are unknown'}"
     for name in (CP, EP, "sequence_parallel"):
         if getattr(config, name) != getattr(_DEFAULTS, name):
-            return f"{name}={getattr(config, name)} needs attention and experts of our own, not those of {model.name}"
+            return f"{name}={getattr(config, name)} needs our own attention and experts, not those of {model.name}"
     return None
 
 
@@ -75,18 +75,18 @@ def _batch_divides(config: TrialConfig, context: SpaceContext) -> str | None:
         return None
     nearest = max((2 * batch + step) // (2 * step), 1) * step
     parts = f"micro_batch_size {config.micro_batch_size} on each of {replicas} replicas"
-    return f"a global batch of {batch} is no multiple of {step} ({parts}), the nearest is {nearest}"
+    return f"a global batch of {batch} is not a multiple of {step} ({parts}), the nearest is {nearest}"
 
 
 def _sequence_divides(config: TrialConfig, context: SpaceContext) -> str | None:
-    """Where keys and values are gathered a context rank takes one chunk from the head and one from the tail, so that causal
-    attention costs all ranks alike.
+    """With gathered keys and values, a context rank takes one chunk from the start and one from the end, so that causal
+    attention costs the same on all ranks.
     """
     length, ranks = context.workload.sequence_length, config.context_parallel_size
     each = 2 if ranks > 1 and config.context_parallel_method == "gather" else 1
     if length % (each * ranks):
-        told = f"{each * ranks} chunks, {'two' if each == 2 else 'one'} for each of {ranks} context ranks"
-        return f"a sequence of {length} tokens is not divided into {told}"
+        chunks = f"{each * ranks} chunks, {'two' if each == 2 else 'one'} for each of {ranks} context ranks"
+        return f"a sequence of {length} tokens is not divided into {chunks}"
     tensor = config.tensor_parallel_size if config.sequence_parallel else 1
     inside = length // ranks + config.prompt_length
     if inside % tensor:
@@ -107,12 +107,12 @@ def _pipeline_layers(config: TrialConfig, context: SpaceContext) -> str | None:
 
 
 def _layout_fits(config: TrialConfig, context: SpaceContext) -> str | None:
-    """Whether the layout has every stage and every layer of the model once."""
+    """The layout must have every stage and every layer of the model."""
     text, model = config.pipeline_layout, context.model
     if not text or config.pipeline_parallel_size == 1:
         return None
     if isinstance(model, FactoryModel):
-        return f"pipeline_layout={text} counts layers, which {model.name}, a module of your own, does not tell"
+        return f"pipeline_layout={text} counts layers, but the layers of {model.name}, a module of your own, are unknown"
     counts = [stage.layers for stage in parse_layout(text)]
     stages = config.pipeline_parallel_size * config.virtual_stages
     if len(counts) != stages:
@@ -123,16 +123,16 @@ def _layout_fits(config: TrialConfig, context: SpaceContext) -> str | None:
 
 
 def _layout_repeats(config: TrialConfig, context: SpaceContext) -> str | None:
-    """Whether other knobs say the same: one configuration has one name."""
+    """Refuse a layout that other knobs express, so that each configuration has one representation."""
     text = config.pipeline_layout
     if not text or config.pipeline_parallel_size == 1:
         return None
-    alike = repeated(parse_layout(text))
+    alike = redundancy(parse_layout(text))
     if alike is not None:
         return f"with pipeline_layout={text} every stage {alike}"
     even = config.replace({"pipeline_layout": "", "pipeline_split": "even"})
     if is_split(text, even, context.model, context.workload.sequence_length):
-        return f"pipeline_layout={text} is what pipeline_split=even gives"
+        return f"pipeline_layout={text} is the same as pipeline_split=even"
     return None
 
 
@@ -141,16 +141,16 @@ def _virtual_stages(config: TrialConfig, _: SpaceContext) -> str | None:
     if config.pipeline_parallel_size == 1:
         return None
     if schedule in ONE_STAGE_SCHEDULES:
-        return f"{schedule} runs one stage a rank, not {stages}" if stages != 1 else None
+        return f"{schedule} runs one stage per rank, not {stages}" if stages != 1 else None
     if schedule in FOLDED_SCHEDULES:
         return f"{schedule} folds two stages into a rank, not {stages}" if stages != 2 else None
-    # With one stage a rank the zero-bubble schedule is ZB-H1, which no other name gives.
+    # With one stage per rank the zero-bubble schedule is ZB-H1, which no other name gives.
     same = ONE_STAGE_EQUALS.get(schedule)
-    return f"{schedule} with one stage a rank is {same}, it needs at least 2" if same and stages < 2 else None
+    return f"{schedule} with one stage per rank is {same}, it needs at least 2" if same and stages < 2 else None
 
 
 def _pipeline_batches(config: TrialConfig, context: SpaceContext) -> str | None:
-    """What the constructors of torch.distributed.pipelining ask for (2.13; tests hold this rule against them).
+    """Requirements of the constructors of torch.distributed.pipelining (2.13; tests compare this rule with them).
 
     Interleaved schedules run in max(1, micro-batches // ranks) rounds of equal length.
     """
@@ -178,18 +178,18 @@ def _experts_divide(config: TrialConfig, context: SpaceContext) -> str | None:
 
 
 def _experts_context(config: TrialConfig, context: SpaceContext) -> str | None:
-    """What is counted over a whole sequence no rank knows that has a part of it."""
+    """A rank with a part of a sequence cannot count over the whole sequence."""
     model, ranks = context.model, config.context_parallel_size
     if ranks == 1 or not isinstance(model, ModelSpec):
         return None
     counted = [name for name in ("capacity_factor", "load_balance") if model.num_experts and getattr(model, name)]
     if not counted:
         return None
-    return f"the {' and the '.join(counted)} of {model.name} hold for whole sequences, which {ranks} context ranks divide"
+    return f"the {' and the '.join(counted)} of {model.name} apply to whole sequences, which {ranks} context ranks divide"
 
 
 def _ulysses_heads(config: TrialConfig, context: SpaceContext) -> str | None:
-    """Every context rank has heads of its own for the whole sequence, after tensor ranks have taken theirs."""
+    """Tensor and context ranks together divide the heads; each context rank has its heads for the whole sequence."""
     model, ranks = context.model, config.context_parallel_size * config.tensor_parallel_size
     if config.context_parallel_method != "ulysses" or config.context_parallel_size == 1 or not isinstance(model, ModelSpec):
         return None
@@ -206,7 +206,9 @@ PARALLELISM_RULES: tuple[Rule, ...] = (
     Rule("batch-divides", BATCH, "change micro_batch_size, or the global batch", _batch_divides),
     Rule("sequence-divides", SEQUENCE, "choose degrees that divide the sequence", _sequence_divides),
     Rule("pipeline-layers", (PP, STAGES), "use fewer pipeline ranks or virtual stages", _pipeline_layers),
-    Rule("pipeline-layout", (PP, STAGES, LAYOUT), "write a count for each stage that sum to the layers", _layout_fits),
+    Rule(
+        "pipeline-layout", (PP, STAGES, LAYOUT), "write one count for each stage; they must add up to the layers", _layout_fits
+    ),
     Rule("layout-repeats", (PP, STAGES, LAYOUT), "set that knob, and leave it out of pipeline_layout", _layout_repeats),
     Rule("virtual-stages", (PP, STAGES, SCHEDULE), "set virtual_stages as the schedule needs", _virtual_stages),
     Rule("pipeline-micro-batches", (*BATCH, SCHEDULE), "change micro_batch_size, or the global batch", _pipeline_batches),

@@ -1,4 +1,4 @@
-"""Every rule, and which of them refuse a configuration."""
+"""All rules, and checking a configuration against them."""
 
 from search_spaces.capability import ENGINE_HONOURS, HONOURS_REMEDY, Capability, Combination
 from search_spaces.clusters.cluster import ClusterSpec, DeviceSpec
@@ -24,14 +24,14 @@ def _engine_honours(config: TrialConfig, context: SpaceContext) -> str | None:
 
 
 def _added_rules() -> tuple[Rule, ...]:
-    """Those of plug-ins."""
+    """The rules of plug-ins."""
     return tuple(
         rule for added in load_plugins(Group.RULES).values() for rule in ((added,) if isinstance(added, Rule) else added)
     )
 
 
 HONOURS = Rule(ENGINE_HONOURS, KNOB_NAMES, HONOURS_REMEDY, _engine_honours)
-"""The one rule that reads every knob; it judges knob by knob (`Capability.honours`)."""
+"""The only rule that reads every knob; it checks knob by knob (`Capability.honours`)."""
 
 RULES: tuple[Rule, ...] = (
     *PARALLELISM_RULES,
@@ -46,13 +46,13 @@ RULES: tuple[Rule, ...] = (
     *_added_rules(),
     HONOURS,
 )
-"""The rules that hold for every engine, in the order in which refusals are listed."""
+"""The rules of every engine, in the order in which refusals are listed."""
 SHAPES = frozenset({
     "world-divides", "tensor-divides", "batch-divides", "sequence-divides", "pipeline-layers", "pipeline-layout",
     "virtual-stages", "pipeline-micro-batches", "experts-divide", "experts-context", "hsdp-shards", "secondary-shards",
     "ulysses-heads", "attention-window", "curriculum-divides",
 })  # fmt: skip
-"""The rules of how model, data and ranks divide each other. Whoever divides nevertheless trains a smaller model or batch."""
+"""Divisibility rules of model, data and ranks. Ignoring one would train a smaller model or batch."""
 
 
 def check_config(config: TrialConfig, context: SpaceContext) -> list[Refusal]:
@@ -62,7 +62,7 @@ def check_config(config: TrialConfig, context: SpaceContext) -> list[Refusal]:
 
 
 def check_shapes(config: TrialConfig, model: Model, workload: Workload, world_size: int) -> list[Refusal]:
-    """As `check_config`, by the rules of `SHAPES` alone: what an engine asks, which knows its ranks and no cluster."""
+    """Like `check_config`, but only the rules of `SHAPES`: for an engine, which knows its ranks but not the cluster."""
     device = DeviceSpec(name="any", kind="cpu", memory_bytes=1, peak_flops={})
     cluster = ClusterSpec(
         name="any", nodes=1, devices_per_node=world_size, device=device, intra_node_bandwidth=1, inter_node_bandwidth=1,
@@ -73,7 +73,7 @@ def check_shapes(config: TrialConfig, model: Model, workload: Workload, world_si
 
 
 def rules_of(capability: Capability | None) -> tuple[Rule, ...]:
-    """RULES, and one for each combination that the engine refuses; None: any engine, so that RULES alone refuse."""
+    """RULES, and one rule for each combination that the engine refuses; None: any engine, so only RULES."""
     return RULES if capability is None else (*RULES, *map(_combination_rule, capability.combinations))
 
 

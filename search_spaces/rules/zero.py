@@ -1,4 +1,4 @@
-"""Rules of the states that ranks divide and offload."""
+"""Rules of sharding and offloading states."""
 
 from search_spaces.context import SpaceContext
 from search_spaces.models.stage_layout import marks_offloading
@@ -24,7 +24,7 @@ def _secondary_divides(config: TrialConfig, context: SpaceContext) -> str | None
     size, ranks = config.secondary_shard_size, config.shard_ranks(context.world_size)
     if size == 0 or config.zero_stage != 3 or (size <= ranks and ranks % size == 0):
         return None
-    return f"{size} does not divide the {ranks} ranks that share the parameters"
+    return f"{size} does not divide the {ranks} ranks that shard the parameters"
 
 
 def _offload_optimizer_stage(config: TrialConfig, _: SpaceContext) -> str | None:
@@ -46,7 +46,7 @@ def _offload_param_stage(config: TrialConfig, _: SpaceContext) -> str | None:
 def _nvme_path(config: TrialConfig, context: SpaceContext) -> str | None:
     if "nvme" not in (config.offload_optimizer, config.offload_param) or context.workload.nvme_path is not None:
         return None
-    return "states are offloaded to files, but no folder is named for them"
+    return "states are offloaded to files, but no folder is given for them"
 
 
 ZERO_RULES: tuple[Rule, ...] = (

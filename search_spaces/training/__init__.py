@@ -1,1 +1,1 @@
-"""What a configuration makes of a model and its data: adapters, windows, documents, schedules, states."""
+"""Effects of a configuration on the model and its data: adapters, windows, documents, schedules, states."""

@@ -1,4 +1,4 @@
-"""What a configuration trains beside a frozen model: adapters or virtual tokens."""
+"""Parameter-efficient training of a frozen model: adapters or virtual tokens."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -12,60 +12,60 @@ from search_spaces.trial_config import TrialConfig
 Trained = TypeVar("Trained", bound=Model)
 
 ALPHA_PER_RANK = 2
-"""An adapter's result is multiplied by alpha / rank; alpha is twice the rank, whatever that is, so that no other knob hangs on
+"""An adapter's output is multiplied by alpha / rank; alpha is always twice the rank, so that other knobs need not change with
 it."""
 TARGETS: Mapping[str, tuple[str, ...]] = {
     "attention": ("query", "key", "value", "output"),
     "mlp": ("gate", "up", "down"),
     "both": LORA_TARGETS,
 }
-"""Value of `lora_targets` -> the matrices of a layer that have an adapter; "gate" where the MLP has one."""
+"""Value of `lora_targets` -> the matrices of a layer with an adapter; "gate" only if the MLP has one."""
 FROZEN_BITS: Mapping[str, int] = {"same": 16, "int8": 8, "nf4": 4}
-"""Value of `frozen_dtype` -> `ModelSpec.frozen_bits`, of which 16 stands for the precision's own."""
+"""Value of `frozen_dtype` -> `ModelSpec.frozen_bits`, where 16 stands for the precision."""
 QUANTISED_BLOCK = 64
-"""Neighbouring values of a row that share a scale, an fp32 number, where frozen matrices are quantised."""
+"""Consecutive values of a row of a quantised frozen matrix that share one fp32 scale."""
 ROWS = frozenset({"output", "down"})
-"""Matrices of which tensor-parallel ranks divide the inputs; of the others they divide the outputs."""
+"""Matrices whose inputs tensor-parallel ranks divide; of the others they divide the outputs."""
 ADAPTERS_REMEDY = "give our own model smaller adapters, or leave these knobs at 0 for a module that brings its own (as PEFT's)"
 TOGETHER_REMEDY = "set one of them, and leave the others at 0"
 TOKENS_REMEDY = "give fewer virtual tokens, or longer samples"
 
 
 def adapted(model: Trained, config: TrialConfig) -> Trained:
-    """The model as the configuration trains it: with adapters and all else frozen where it says so."""
+    """The model with the configuration's adapters and all else frozen; unchanged if it has none."""
     if not adapts(config) or not isinstance(model, ModelSpec):
         return model
-    asked = {name: getattr(config, name) for name in METHODS}
+    methods = {name: getattr(config, name) for name in METHODS}
     targets, bits = TARGETS[config.lora_targets], FROZEN_BITS[config.frozen_dtype]
-    return dataclasses.replace(model, **asked, lora_targets=targets, frozen_bits=bits)
+    return dataclasses.replace(model, **methods, lora_targets=targets, frozen_bits=bits)
 
 
 def adapts(config: TrialConfig) -> bool:
-    """Whether the configuration freezes the model and trains something beside it."""
-    return max(_asked(config)) > 0
+    """Whether the configuration freezes the model and trains adapters or virtual tokens."""
+    return max(_sizes(config)) > 0
 
 
 def together_problem(config: TrialConfig) -> str | None:
-    """Two ways to train beside what is frozen, in a clause; None: there is one at most."""
-    named = [f"{name}={value}" for name, value in zip(METHODS, _asked(config), strict=True) if value]
-    return f"{' and '.join(named)} are two ways to train beside a frozen model" if len(named) > 1 else None
+    """The problem of several methods at once, in a clause; None: there is at most one."""
+    named = [f"{name}={value}" for name, value in zip(METHODS, _sizes(config), strict=True) if value]
+    return f"{' and '.join(named)} are different methods to train a frozen model" if len(named) > 1 else None
 
 
 def tokens_problem(config: TrialConfig, sequence_length: int) -> str | None:
-    """More virtual tokens than real ones, in a clause; None: there are not."""
+    """The problem of more virtual tokens than real ones, in a clause; None: there is no such problem."""
     for name in VIRTUAL_TOKENS:
         count = getattr(config, name)
         if count > sequence_length:
-            return f"{name}={count} is longer than the samples of {sequence_length} tokens that it stands before"
+            return f"{name}={count} is longer than the samples of {sequence_length} tokens"
     return None
 
 
 def adapters_problem(config: TrialConfig, model: Model) -> str | None:
-    """Why the model cannot have the adapters that the configuration asks for, in a clause; None: it can, or needs none."""
-    if not adapts(config) or isinstance(model, CommandModel):  # a script's adapters are its own affair
+    """Why the model cannot have the configuration's adapters, in a clause; None: it can, or needs none."""
+    if not adapts(config) or isinstance(model, CommandModel):  # a script handles its own adapters
         return None
     if isinstance(model, FactoryModel):
-        return f"adapters and virtual tokens are put into models of our own, not into {model.name}"
+        return f"adapters and virtual tokens are only supported for our own models, not for {model.name}"
     if model.adapts:
         rank = f" of rank {model.lora_rank}" if model.lora_rank else ""
         return f"{model.name} has adapters{rank} already"
@@ -84,10 +84,10 @@ def _rank_problem(config: TrialConfig, model: ModelSpec) -> str | None:
 
 
 def layer_adapter_elements(model: ModelSpec) -> tuple[int, int]:
-    """What is trained in a layer and is whole on each tensor-parallel rank, and what the ranks divide, in elements.
+    """Trained elements of a layer that each tensor-parallel rank holds whole, and those that the ranks divide.
 
-    Of an `adapted` model. Low-rank adapters: the factor on the side that ranks divide is divided with it, rank x (the other
-    side) is whole. Bottlenecks are whole; prefixes are divided by heads; a prompt is in no layer.
+    `model` must be `adapted`. Low-rank adapters: the factor on the divided side is divided too, the other factor is whole.
+    Bottlenecks are whole; prefixes are divided by heads; a prompt does not belong to a layer.
     """
     matrices = model.adapted_matrices
     whole = sum(outputs if name in ROWS else inputs for name, inputs, outputs in matrices)
@@ -96,5 +96,5 @@ def layer_adapter_elements(model: ModelSpec) -> tuple[int, int]:
     return model.lora_rank * whole + model.bottleneck_parameters, model.lora_rank * divided + prefix
 
 
-def _asked(config: TrialConfig) -> tuple[int, ...]:
+def _sizes(config: TrialConfig) -> tuple[int, ...]:
     return config.lora_rank, config.adapter_size, config.prefix_length, config.prompt_length

@@ -1,4 +1,4 @@
-"""The model as a configuration trains it."""
+"""The model with the changes of a configuration."""
 
 from typing import TypeVar
 
@@ -11,5 +11,5 @@ Trained = TypeVar("Trained", bound=Model)
 
 
 def configured(model: Trained, config: TrialConfig) -> Trained:
-    """With the adapters and the window of attention that the configuration asks for."""
+    """The model with the configuration's adapters and attention window."""
     return windowed(adapted(model, config), config)

@@ -1,7 +1,8 @@
-"""Schedules of a job's data: shorter sequences first (curriculum), fewer tokens in the middle layers first (random-LTD).
+"""Data schedules: shorter sequences first (curriculum), or fewer tokens in the middle layers first (random-LTD).
 
-A schedule grows linearly from its start to whole sequences, in steps of `GRANULARITY` tokens as DeepSpeed's `fixed_linear`, and
-stays there for the rest of the job. What a job costs is the sum over its steps; what is measured or predicted are a few points.
+A schedule grows linearly from its start to the full length, in increments of `GRANULARITY` tokens like DeepSpeed's
+`fixed_linear`, and stays there for the rest of the job. A job costs the sum over its steps; only a few points are measured or
+predicted.
 """
 
 import functools
@@ -13,66 +14,66 @@ from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
 
 GRANULARITY = 8
-"""Tokens by which a schedule grows: what tensor cores take at once, and what DeepSpeed's own schedules advise."""
+"""Increment of a schedule in tokens: suits tensor cores, and DeepSpeed recommends it for its schedules."""
 UNSCHEDULED_LAYERS = 2
-"""Layers that see every token under random-LTD: the first and the last [Yao et al. 2022, 3.1]."""
+"""Layers that process every token under random-LTD: the first and the last [Yao et al. 2022, 3.1]."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """A moment of a job's schedule that stands for a share of its steps."""
+    """A point of a job's schedule that represents a share of its steps."""
 
     step: int
-    """Of the job: one at which the schedule stands there."""
+    """A step of the job at which the schedule is at this point."""
     length: int
-    """Tokens of a sample that are trained on."""
+    """Tokens of a sample in training."""
     kept: int
-    """Of these, the tokens that a middle layer sees."""
+    """Tokens of these that a middle layer processes."""
     weight: float
-    """Share of the job's steps; all points' sum to 1."""
+    """Share of the job's steps; the weights of all points sum to 1."""
 
 
 def is_scheduled(config: TrialConfig) -> bool:
-    """Whether what a step trains on changes in the course of a job."""
+    """Whether the size of a step changes in the course of a job."""
     return bool(config.curriculum_start_length or config.random_ltd_start_tokens)
 
 
 def length_at(config: TrialConfig, workload: Workload, step: int) -> int:
-    """Tokens of a sample that step `step` of the job trains on."""
+    """Tokens of a sample in step `step` of the job."""
     return _grown(config.curriculum_start_length, workload.sequence_length, config.curriculum_steps, step)
 
 
 def kept_at(config: TrialConfig, workload: Workload, step: int) -> int:
-    """Tokens that a middle layer sees in step `step` of the job."""
+    """Tokens that a middle layer processes in step `step` of the job."""
     length = length_at(config, workload, step)
     return min(_grown(config.random_ltd_start_tokens, length, config.random_ltd_steps, step), length)
 
 
 def job_step(workload: Workload, step: int) -> int:
-    """The job's step at which the schedules stand in a session's step `step`."""
+    """The job's step that determines the schedules in a session's step `step`."""
     return step if workload.schedule_step is None else workload.schedule_step
 
 
 @functools.lru_cache(maxsize=4096)
 def points_of(config: TrialConfig, workload: Workload) -> tuple[Point, ...]:
-    """The points of a job's schedule that tell its whole cost: the first, a middle one and the last; one where none is set.
+    """The points of a job's schedule that determine its cost: the first, a middle one and the last; one without a schedule.
 
     1. The cost of a step is a polynomial of degree two in its tokens: products grow with them, attention with their square.
-       Three points tell it, and then the cost of every step of the schedule.
+       Three points determine it, and with it the cost of every step of the schedule.
     2. Summed over the job's steps, the cost is a weighted sum of the three: the weights are the sums of Lagrange's polynomials
-       over the steps. Where tokens grow evenly these are Simpson's 1/6, 4/6 and 1/6 of the growing steps; all steps after them
-       weigh on the last.
-    3. A schedule of one or two values has no middle.
+       over the steps. If tokens grow evenly these are Simpson's 1/6, 4/6 and 1/6 of the growing steps; all steps after them
+       count for the last.
+    3. A schedule of one or two values has no middle point.
 
-    `workload.training_steps` must be stated where something is scheduled (rules `curriculum-steps`, `random-ltd-steps`).
+    `workload.training_steps` is required with a schedule (rules `curriculum-steps`, `random-ltd-steps`).
     """
     whole, steps = workload.sequence_length, workload.training_steps or 0
     start, growing = _schedule(config)
     if not 0 < start < whole or not 0 < growing < steps:
         return (Point(step=steps, length=whole, kept=whole, weight=1.0),)
     counts = _counts(start, whole, growing)
-    places = list(dict.fromkeys((0, growing // 2, growing)))
-    nodes = {_grown(start, whole, growing, place): place for place in reversed(places)}
+    at_steps = list(dict.fromkeys((0, growing // 2, growing)))
+    nodes = {_grown(start, whole, growing, step): step for step in reversed(at_steps)}
     tokens = sorted(nodes)
     weights = dict.fromkeys(tokens, 0.0)
     for value, count in (*counts.items(), (whole, steps - growing)):
@@ -91,10 +92,10 @@ def points_of(config: TrialConfig, workload: Workload) -> tuple[Point, ...]:
 
 @functools.lru_cache(maxsize=4096)
 def useful_share(config: TrialConfig, workload: Workload) -> float:
-    """Tokens that count toward the loss in a step, on the mean of the job, as a share of those of whole samples.
+    """Tokens that count toward the loss in a step, relative to full-length samples, averaged over the job.
 
-    Of a workload that stands at one point of the schedule: that point's. Tokens that middle layers drop count all the same.
-    Of documents, beside which nothing is scheduled (rule `documents-schedule`): what of a row is no padding.
+    For a workload at one point of the schedule: the share at that point. Tokens that middle layers drop also count. For
+    documents, which exclude schedules (rule `documents-schedule`): the share of a row that is not padding.
     """
     whole = workload.sequence_length
     if workload.document_lengths:
@@ -105,25 +106,25 @@ def useful_share(config: TrialConfig, workload: Workload) -> float:
 
 
 def useful_samples(config: TrialConfig, workload: Workload) -> float:
-    """Whole samples' worth of the tokens that count toward the loss in a step: what rates in samples/s count."""
+    """Tokens that count toward the loss in a step, in full-length samples: the numerator of rates in samples/s."""
     return workload.global_batch_size * useful_share(config, workload)
 
 
 def flops_per_sample(model: ModelSpec, config: TrialConfig, workload: Workload) -> float:
-    """FLOPs that the model needs for a whole sample's worth of useful tokens, what is recomputed not counted: on the mean of
-    the job, or at the point where the workload stands.
+    """Model FLOPs per full-length sample of useful tokens, without recomputation: averaged over the job, or at the workload's
+    point of the schedule.
 
-    `flops_per_token` of a sample's length, less what middle layers are spared by the tokens that they do not see.
+    `flops_per_token` at the sample's length, less the FLOPs of the tokens that middle layers skip.
     """
     if workload.document_lengths:
         return mean_flops(model, workload)
     if not is_scheduled(config):
         return model.flops_per_token(workload.sequence_length) * workload.sequence_length
-    place = workload.schedule_step
-    if place is None:
+    step = workload.schedule_step
+    if step is None:
         flops = sum(point.weight * _flops(model, point.length, point.kept) for point in points_of(config, workload))
     else:
-        flops = _flops(model, length_at(config, workload, place), kept_at(config, workload, place))
+        flops = _flops(model, length_at(config, workload, step), kept_at(config, workload, step))
     return flops / useful_share(config, workload)
 
 
@@ -138,7 +139,7 @@ def _flops(model: ModelSpec, length: int, kept: int) -> float:
 
 
 def _schedule(config: TrialConfig) -> tuple[int, int]:
-    """Where the one schedule that is set starts, and in how many steps it grows. (No engine has both at a time.)"""
+    """Start and number of growing steps of the active schedule. (No engine supports both at the same time.)"""
     if config.curriculum_start_length:
         return config.curriculum_start_length, config.curriculum_steps
     return config.random_ltd_start_tokens, config.random_ltd_steps
@@ -151,12 +152,12 @@ def _grown(start: int, whole: int, steps: int, step: int) -> int:
 
 
 def _counts(start: int, whole: int, steps: int) -> dict[int, int]:
-    """Value of a schedule -> the growing steps that have it; as many as there are values, however many steps."""
+    """Value of a schedule -> number of growing steps with it, computed per value, not per step."""
     most = (whole - start) // GRANULARITY
     # The first step with start + j x GRANULARITY, for each j: (whole - start) x step // steps >= j x GRANULARITY.
-    firsts = [-(-place * GRANULARITY * steps // (whole - start)) for place in range(most + 1)]
+    firsts = [-(-index * GRANULARITY * steps // (whole - start)) for index in range(most + 1)]
     ends = [*(min(first, steps) for first in firsts[1:]), steps]
-    return {start + place * GRANULARITY: end - first for place, (first, end) in enumerate(zip(firsts, ends, strict=True))}
+    return {start + index * GRANULARITY: end - first for index, (first, end) in enumerate(zip(firsts, ends, strict=True))}
 
 
 def _lagrange(nodes: list[int], node: int, value: int) -> float:

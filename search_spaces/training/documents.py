@@ -1,7 +1,7 @@
-"""Documents that are shorter than samples: how they are laid into rows, and what of a row counts toward the loss.
+"""Documents shorter than samples: how they are packed into rows, and the share of a row that counts toward the loss.
 
-A row is what a step trains `global_batch_size` of: `sequence_length` tokens. Without packing it is one document and padding;
-with it, as many documents as first-fit decreasing puts there.
+A row has `sequence_length` tokens; a step trains `global_batch_size` rows. Without packing a row is one document and padding;
+with packing it has as many documents as first-fit decreasing puts there.
 """
 
 import functools
@@ -12,34 +12,34 @@ from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
 
 MOST_DOCUMENTS = 1000
-"""Lengths that a workload may name: a sample of the user's own data, which says as much as all of them."""
+"""Maximum lengths in a workload: a sample of the user's data is as informative as all of them."""
 
 Rows = tuple[tuple[int, ...], ...]
-"""For each row the documents that it holds, as places in `Workload.document_lengths`."""
+"""The documents in each row, as indices in `Workload.document_lengths`."""
 
 
 @functools.lru_cache(maxsize=64)
 def packed_rows(lengths: tuple[int, ...], sequence_length: int) -> Rows:
-    """Documents in rows by first-fit decreasing [Johnson 1973]: it needs at most 11/9 of the fewest rows possible, and 1.
+    """Pack documents into rows by first-fit decreasing [Johnson 1973]: at most 11/9 of the minimum number of rows, plus 1.
 
-    1. The longest documents come first; those that are as long, in the order in which they were given.
-    2. Each goes into the first row that has room for it; a new one is begun where none has.
+    1. Sort the documents by length, longest first; equal lengths keep their order.
+    2. Put each into the first row with enough free tokens; if there is none, start a new row.
     """
     rows: list[list[int]] = []
-    room: list[int] = []
-    for document in sorted(range(len(lengths)), key=lambda place: -lengths[place]):
+    free: list[int] = []
+    for document in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
         length = lengths[document]
-        row = next((place for place, left in enumerate(room) if left >= length), len(rows))
+        row = next((index for index, left in enumerate(free) if left >= length), len(rows))
         if row == len(rows):
             rows.append([])
-            room.append(sequence_length)
+            free.append(sequence_length)
         rows[row].append(document)
-        room[row] -= length
+        free[row] -= length
     return tuple(map(tuple, rows))
 
 
 def rows_of(config: TrialConfig, workload: Workload) -> Rows:
-    """The rows that all documents of a workload make, in the order in which they were made."""
+    """The rows of all documents of a workload, in the order of creation."""
     lengths = workload.document_lengths
     if config.pack_sequences:
         return packed_rows(lengths, workload.sequence_length)
@@ -47,20 +47,20 @@ def rows_of(config: TrialConfig, workload: Workload) -> Rows:
 
 
 def rows_share(config: TrialConfig, workload: Workload) -> float:
-    """Tokens of documents as a share of the tokens of their rows, on the mean of all rows."""
+    """Document tokens as a share of all tokens, averaged over all rows."""
     lengths = workload.document_lengths
     return sum(lengths) / (len(rows_of(config, workload)) * workload.sequence_length) if lengths else 1.0
 
 
 def mean_flops(model: ModelSpec, workload: Workload) -> float:
-    """FLOPs that the model needs for a whole sample's worth of tokens of documents, each of which looks at its own alone."""
+    """Model FLOPs per full-length sample of document tokens; each token attends only to its own document."""
     return _over_tokens(workload.document_lengths, lambda length: model.flops_per_token(length)) * workload.sequence_length
 
 
 @functools.lru_cache(maxsize=64)
-def looked_at(lengths: tuple[int, ...], sequence_length: int) -> float:
-    """Tokens of its own document that a token of a packed row looks at, causality not discounted; padding behind the last
-    document is one more, which is computed in vain.
+def attended_tokens(lengths: tuple[int, ...], sequence_length: int) -> float:
+    """Mean number of tokens of its own document that a token of a packed row attends to, causality not discounted; the padding
+    after the last document counts as one more document, because it is computed too.
     """
     rows = packed_rows(lengths, sequence_length)
     padding = [sequence_length - sum(lengths[document] for document in row) for row in rows]
@@ -68,9 +68,9 @@ def looked_at(lengths: tuple[int, ...], sequence_length: int) -> float:
 
 
 def documents_problem(lengths: object, sequence_length: int) -> tuple[str, str] | None:
-    """What is wrong with a workload's lengths, and the remedy; None: nothing."""
+    """The problem with a workload's lengths, and the remedy; None: no problem."""
     if not isinstance(lengths, list | tuple):
-        return f"{lengths!r} is no list of numbers", "list the tokens of each document, such as [128, 17, 64]"
+        return f"{lengths!r} is not a list of numbers", "list the tokens of each document, such as [128, 17, 64]"
     if len(lengths) > MOST_DOCUMENTS:
         return f"{len(lengths)} lengths are more than {MOST_DOCUMENTS}", f"give a sample of at most {MOST_DOCUMENTS} documents"
     wrong = next((one for one in lengths if not isinstance(one, int) or isinstance(one, bool) or one < 1), None)
@@ -84,5 +84,5 @@ def documents_problem(lengths: object, sequence_length: int) -> tuple[str, str] 
 
 
 def _over_tokens(lengths: tuple[int, ...], of: Callable[[int], float]) -> float:
-    """The mean, over all tokens, of what each has by its document's length."""
+    """The mean over all tokens of a function of their document's length."""
     return sum(of(length) * length for length in lengths if length) / sum(lengths)

@@ -1,4 +1,4 @@
-"""The two smaller counts, of micro-batches or of layers, from which a step is extrapolated."""
+"""The two smaller counts, of micro-batches or layers, from which a step is extrapolated."""
 
 import math
 
@@ -8,29 +8,29 @@ from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
 
 MICRO_BATCHES = "micro_batches"
-"""What `TrialResult.extrapolated` names where a step's time comes from steps of fewer micro-batches."""
+"""Entry of `TrialResult.extrapolated` if a step's time comes from steps with fewer micro-batches."""
 LAYERS = "layers"
-"""What it names where time and memory come from models of fewer layers."""
+"""Entry if time and memory come from models with fewer layers."""
 FEWEST = 2
-"""A step of one micro-batch accumulates nothing, and needs no buffer to do so; of one layer nothing is gathered ahead."""
+"""Minimum count: one micro-batch needs no accumulation buffer, and with one layer nothing is prefetched."""
 
 
 def at_full(full: int, counts: tuple[int, int], first: float, second: float) -> float:
-    """The value at the full count m of what grows by the same for each: T(m) = T(m2) + (m - m2) (T(m2) - T(m1)) / (m2 - m1)."""
+    """Linear extrapolation to the full count m: T(m) = T(m2) + (m - m2) (T(m2) - T(m1)) / (m2 - m1)."""
     return second + (full - counts[1]) * (second - first) / (counts[1] - counts[0])
 
 
 def fewer_micro_batches(config: TrialConfig, workload: Workload, world_size: int, most: int | None) -> tuple[int, int] | None:
-    """The counts `first < second <= most` whose steps are timed in place of full ones; None: full steps are timed.
+    """The counts `first < second <= most` whose steps are timed instead of full steps; None: full steps are timed.
 
-    Between them and to the full count a step grows by the same for every micro-batch:
+    Step time is linear in the number of micro-batches from the first count to the full count, because:
 
     1. Both accumulate (at least two), as the full step does.
-    2. Both fill the pipeline: as many as it has ranks, twice as many where a schedule folds it or fills its bubble.
-    3. Both are multiples of the pipeline's ranks, as interleaved schedules ask for, and as the full count must be then:
-       a step that is no multiple runs in rounds of another length.
+    2. Both fill the pipeline: at least its number of ranks, twice as many if a schedule folds it or fills its bubble.
+    3. Both are multiples of the pipeline's ranks, as interleaved schedules require, and so must the full count be: otherwise
+       the rounds have a different length.
 
-    They are as far apart as they can be, since the error of the slope falls with their distance.
+    They are as far apart as possible, since the error of the slope falls with their distance.
     """
     full = config.gradient_accumulation_steps(workload.global_batch_size, world_size)
     if most is None or full <= most:
@@ -45,16 +45,16 @@ def fewer_micro_batches(config: TrialConfig, workload: Workload, world_size: int
 
 
 def fewer_layers(config: TrialConfig, model: Model, most: int | None) -> tuple[int, int] | None:
-    """The depths `first < second <= most` that are run in place of the model's own; None: the whole model is.
+    """The depths `first < second <= most` that are run instead of the full model; None: the full model is run.
 
-    Between them and to the full depth a step grows by the same for every layer:
+    A step is linear in the number of layers from the first depth to the full depth, because:
 
-    0. The layers of stages are not written out one by one, which is of the full depth alone.
-    1. Both give every pipeline stage as many layers, and end with a whole group of layers where every k-th is checkpointed,
-       as the full depth must.
-    2. Both have two layers at least.
+    0. There is no `pipeline_layout`, which applies only to the full depth.
+    1. Both give every pipeline stage the same number of layers, and a whole number of checkpointing groups of k layers, as must
+       the full depth.
+    2. Both have at least two layers.
 
-    They are as far apart as they can be. Where the two together are no fewer layers than the model has, nothing is saved.
+    They are as far apart as possible. If both together have as many layers as the model, nothing is saved: None.
     """
     if most is None or not isinstance(model, ModelSpec) or config.pipeline_layout:
         return None

@@ -1,4 +1,4 @@
-"""A lower bound of a rank's memory: parameters, gradients and optimizer state, which every step must hold."""
+"""A lower bound of a rank's memory: the parameters, gradients and optimizer state that every step needs."""
 
 from search_spaces.capability import Capability
 from search_spaces.models.command import CommandModel
@@ -9,36 +9,36 @@ from search_spaces.training.adapters import adapted, adapts
 from search_spaces.trial_config import TrialConfig
 
 PARAMETER_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp64": 8, "fp8": 2}
-"""Bytes of a parameter in forward and backward. In fp8 alone products are computed: what they read is cast from bf16."""
+"""Bytes of a parameter in forward and backward. fp8 applies only to matrix products, whose inputs are cast from bf16."""
 MASTER_BYTES = {"fp32": 4, "bf16": 4, "fp16": 4, "fp64": 8, "fp8": 4}
-"""Bytes of an element of the master copy, of a moment that is not quantised, and of a gradient at rest, by precision."""
+"""Precision -> bytes per element of the master copy, of an unquantised moment, and of a stored gradient."""
 
 
 def states_lower_bound_bytes(config: TrialConfig, model: Model, world_size: int, capability: Capability | None = None) -> int:
-    """Device bytes that the rank with the most states holds at least at the peak of a step; never above the true peak.
+    """Lower bound of the peak device bytes on the rank with the most states; never above the true peak.
 
-    1. A rank has P = parameters / (tensor x pipeline degree), of experts 1 / expert degree of that: the fullest rank has at
-       least the mean.
-    2. Master and the gradient at rest take M bytes each per element, the optimizer's moments what `moment_bytes` says (2 M
-       for AdamW). At stage 0 they are whole; from stage 1 on each rank has 1/S of them, S being the ranks that shard (data x
-       context, or hsdp_shard_size where `capability` divides the states by it); of experts S / expert degree, since so many
-       hold the same.
-    3. Stages 0-2 have whole parameters too. Where nothing is divided (S = 1) and the precision is the master's own, the
-       master is these. They count beside the gradients where `capability` says so, else only the larger of the two does: the
-       one stands at the update, the other at the end of forward. At stage 3 nothing is added: parameters are cast or gathered
-       from the master for a while only.
-    4. An offloaded share of the optimizer state takes its gradients along, since they may be moved while they are made. At
-       stage 3 a shard of the parameters in the precision stays for it, unless parameters are offloaded. Where a layout
-       offloads that of some stages, any rank may hold these.
-    5. Frozen parameters have neither gradients nor optimizer state. Beside adapters or virtual tokens every parameter of the
-       shape is frozen, in as many bits as the model states (where a knob asks for them, as `frozen_dtype` says), and what is
-       trained comes on top.
-    6. Of a user's script nothing is certain, since its optimizer is its own affair: 0.
+    1. A rank has P = parameters / (tensor x pipeline degree), for experts also divided by the expert degree: the fullest rank
+       has at least the mean.
+    2. Master copy and stored gradient take M bytes each per element, the optimizer's moments take `moment_bytes` (2 M for
+       AdamW). At stage 0 they are whole; from stage 1 on each rank has 1/S of them, where S is the number of sharding ranks
+       (data x context, or hsdp_shard_size if `capability` shards by it); for experts S / expert degree, since that many ranks
+       hold the same experts.
+    3. Stages 0-2 hold whole parameters too. Without sharding (S = 1) and with the master's precision, the master copy is the
+       parameters. They count in addition to the gradients if `capability` says so, else only the larger of the two counts:
+       one exists at the update, the other at the end of forward. At stage 3 nothing is added: parameters are cast or gathered
+       from the master only temporarily.
+    4. An offloaded share of the optimizer state offloads its gradients too, since they may be moved as they are computed. At
+       stage 3 a shard of the parameters in the precision stays on the device, unless parameters are offloaded. If a layout
+       offloads only some stages, any rank may hold these stages.
+    5. Frozen parameters have neither gradients nor optimizer state. With adapters or virtual tokens every parameter of the
+       shape is frozen, with the number of bits of the model (or of `frozen_dtype`, if knobs add the adapters); the trained
+       parameters are added.
+    6. For a user's script the bound is 0, since its optimizer is unknown.
 
-    Activations, buckets in flight and gathered parameters come on top [Rajbhandari et al. 2020, ZeRO, section 3].
+    Activations, buckets in flight and gathered parameters are not included [Rajbhandari et al. 2020, ZeRO, section 3].
 
     Args:
-        capability: the engine's; None: any engine, which gives the lowest bound.
+        capability: of the engine; None: any engine, which gives the lowest bound.
     """
     model = adapted(model, config)
     trainable, frozen = _elements(config, model)
@@ -58,9 +58,9 @@ def states_lower_bound_bytes(config: TrialConfig, model: Model, world_size: int,
     is_master = shards == 1 and whole == master
     if is_master:
         return int(trainable * (whole + moments + gradients) + frozen)
-    beside = capability is not None and capability.keeps_copy_beside_gradients
+    adds_copy = capability is not None and capability.keeps_copy_beside_gradients
     copy, gradients = trainable * whole, owned * gradients
-    return int(owned * (state + moments) + (copy + gradients if beside else max(copy, gradients)) + frozen)
+    return int(owned * (state + moments) + (copy + gradients if adds_copy else max(copy, gradients)) + frozen)
 
 
 def _elements(config: TrialConfig, model: Model) -> tuple[float, float]:
@@ -79,7 +79,7 @@ def _elements(config: TrialConfig, model: Model) -> tuple[float, float]:
 
 
 def _moments(config: TrialConfig, model: Model) -> float:
-    """Bytes of moments of a trainable parameter, on the mean."""
+    """Mean bytes of moments per trainable parameter."""
     matrix, other = moment_bytes(config.optimizer, MASTER_BYTES[config.precision])
     if not isinstance(model, ModelSpec) or model.adapts:
         return min(matrix, other)
@@ -89,7 +89,7 @@ def _moments(config: TrialConfig, model: Model) -> float:
 
 
 def _owned(config: TrialConfig, model: Model, shards: int) -> float:
-    """Trainable parameters whose states a rank has, where `shards` ranks divide them."""
+    """Trainable parameters whose states a rank has, if `shards` ranks shard them."""
     trainable, _ = _elements(config, model)
     if shards == 1 or not isinstance(model, ModelSpec) or model.adapts:
         return trainable / shards
@@ -99,7 +99,7 @@ def _owned(config: TrialConfig, model: Model, shards: int) -> float:
 
 
 def _frozen_bytes(config: TrialConfig, model: Model) -> float:
-    """Bytes of a frozen parameter: the precision's, or fewer where its base weights are kept so."""
+    """Bytes of a frozen parameter: those of the precision, or fewer if the base weights are quantised."""
     whole = PARAMETER_BYTES[config.precision]
     in_precision = adapts(config) and config.frozen_dtype == "same"
     if not isinstance(model, ModelSpec) or not model.adapts or in_precision:
@@ -108,7 +108,7 @@ def _frozen_bytes(config: TrialConfig, model: Model) -> float:
 
 
 def _shards(config: TrialConfig, world_size: int, capability: Capability | None) -> int:
-    """Ranks that divide the states among them."""
+    """Number of ranks that shard the states."""
     if config.zero_stage == 0:
         return 1
     ranks = max(config.zero_ranks(world_size), 1)

@@ -1,4 +1,4 @@
-"""Attention that looks back a window of tokens: what a token sees, and which keys a block of queries visits."""
+"""Sliding-window attention: the tokens that a token attends to, and the keys that a block of queries reads."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -12,19 +12,19 @@ from search_spaces.trial_config import TrialConfig
 Trained = TypeVar("Trained", bound=Model)
 
 USUAL_BLOCK, SHORTEST_BLOCK = 128, 8
-"""Queries of a block: what kernels like, and what is worth a call of one where the window is narrow."""
+"""Queries of a block: the usual size, suited to kernels, and the minimum size for narrow windows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """A block of neighbouring queries, and the keys that its kernel reads: some of them a mask hides from some queries."""
+    """A block of consecutive queries, and the keys that its kernel reads, some of which are masked for some queries."""
 
     first_query: int
     queries: int
     first_key: int
-    """The keys from here to the block's last query are read."""
+    """The kernel reads the keys from this one to the block's last query."""
     global_keys: int
-    """And so many from the first token on, apart from those; 0: none, or they are among those."""
+    """Additional keys from the first token on; 0: none, or they are in the range above."""
 
     @property
     def end(self) -> int:
@@ -33,52 +33,52 @@ class Visit:
 
     @property
     def keys(self) -> int:
-        """Keys in all."""
+        """Total keys."""
         return self.end - self.first_key + self.global_keys
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Causal attention to the last `tokens` tokens, one's own included [Beltagy et al. 2020, Longformer, 3.1], and to the first
-    `global_tokens` of the sequence besides [Xiao et al. 2024, StreamingLLM, 3.2]."""
+    """Causal attention to the last `tokens` tokens, including itself [Beltagy et al. 2020, Longformer, 3.1], and to the first
+    `global_tokens` of the sequence [Xiao et al. 2024, StreamingLLM, 3.2]."""
 
     tokens: int
-    """0: all, however far back."""
+    """0: no limit."""
     global_tokens: int = 0
 
     def hides(self, length: int) -> bool:
-        """Whether there are tokens in a sequence of so many that causality alone would show."""
+        """Whether the window masks tokens of a sequence of this length that causal attention would not."""
         return 0 < self.tokens < length - self.global_tokens
 
     @property
     def block(self) -> int:
-        """Queries of a block: more of them visit more keys in vain, fewer copy keys and call kernels more often.
+        """Queries of a block: larger blocks read more masked keys, smaller ones copy keys and call kernels more often.
 
-        A quarter of a wide window, so that at most a quarter of the keys is read in vain. With global tokens the keys of a
-        block are copied together, so that a block is half of the window then.
+        A quarter of a wide window, so that at most a quarter of the keys read is masked. With global tokens the keys of a block
+        are copied together, so a block is half of the window.
         """
         share = self.tokens // (2 if self.global_tokens else 4)
         least = SHORTEST_BLOCK if self.tokens < USUAL_BLOCK else USUAL_BLOCK
         return max(_power_of_two(share if self.tokens >= USUAL_BLOCK else self.tokens), least)
 
     def visits(self, start: int, queries: int) -> Iterator[Visit]:
-        """The blocks of so many queries from `start` on, in order."""
+        """The blocks of `queries` queries from `start` on, in order."""
         for first in range(start, start + queries, self.block):
             count, first_key = min(self.block, start + queries - first), max(first - self.tokens + 1, 0)
             near = first_key <= self.global_tokens
             yield Visit(first, count, 0 if near else first_key, 0 if near else self.global_tokens)
 
     def visited_pairs(self, length: int) -> int:
-        """Pairs of a query and a key that are computed for a sequence, those that a mask hides included."""
+        """Query-key pairs that are computed for a sequence, including masked ones."""
         return sum(visit.queries * visit.keys for visit in self.visits(0, length))
 
     def copied_keys(self, length: int) -> int:
-        """Keys of a sequence that are copied to stand beside the global ones of a block, these included."""
+        """Keys of a sequence that are copied together with the global ones of a block, including these."""
         return sum(visit.keys for visit in self.visits(0, length) if visit.global_keys)
 
     def visible_pairs(self, length: int) -> int:
-        """Pairs of a query and a key that it sees: w s - w (w - 1) / 2 by the window w of a sequence s, and besides g n -
-        g (g - 1) / 2 by n = s - w queries that have not all of the g global tokens in their window, g at most n.
+        """Unmasked query-key pairs: w s - w (w - 1) / 2 from the window w in a sequence s, plus g n - g (g - 1) / 2 from the
+        n = s - w queries that do not have all of the g global tokens in their window, g at most n.
         """
         window = min(self.tokens, length) or length
         beyond = length - window
@@ -87,12 +87,12 @@ class Window:
 
 
 def window_of(model: ModelSpec) -> Window:
-    """What a token of the model sees."""
+    """The attention window of the model."""
     return Window(model.sliding_window, model.global_tokens)
 
 
 def windowed(model: Trained, config: TrialConfig) -> Trained:
-    """The model with the window that the configuration asks for, where that is shorter than its own."""
+    """The model with the configuration's window, if that is shorter than its own."""
     if not config.attention_window or not isinstance(model, ModelSpec):
         return model
     window = min(config.attention_window, model.sliding_window or config.attention_window)
@@ -100,17 +100,17 @@ def windowed(model: Trained, config: TrialConfig) -> Trained:
 
 
 def window_problem(config: TrialConfig, model: Model, sequence_length: int) -> str | None:
-    """Why the model cannot attend as the configuration asks, in a clause; None: it can, or is asked for nothing."""
+    """Why the model cannot have the configuration's window, in a clause; None: it can, or there is none."""
     window, first = config.attention_window, config.attention_global_tokens
-    if not window or isinstance(model, CommandModel):  # a script's attention is its own affair
+    if not window or isinstance(model, CommandModel):  # a script implements its own attention
         return None
     if isinstance(model, FactoryModel):
-        return f"attention_window={window} needs attention of our own, not that of {model.name}"
+        return f"attention_window={window} needs our own attention, not that of {model.name}"
     if first and window < sequence_length <= window + first:
         return f"a window of {window} and {first} global tokens hide nothing of {sequence_length} tokens"
     return None
 
 
 def _power_of_two(number: int) -> int:
-    """The largest that is no larger; 0 of 0."""
+    """The largest power of two that is at most `number`; 0 for 0."""
     return 1 << (number.bit_length() - 1) if number else 0

@@ -50,7 +50,7 @@ def test_none_is_without_the_setting(client, store: Store) -> None:
 
 @pytest.mark.parametrize("text", ["python train.py", "srv:python", "/srv:", "/srv:python 'x"])
 def test_a_setting_that_is_none_is_told(text: str) -> None:
-    with pytest.raises(RequestError, match="is no FOLDER:COMMAND"):
+    with pytest.raises(RequestError, match="is not FOLDER:COMMAND"):
         parse_allowed(text)
 
 

@@ -9,8 +9,8 @@ import table
 from played import run
 
 from autotune.loop.stop import StopSignal
-from autotune.strategies.random import RandomStrategy
 from autotune.strategies.strategy import Strategy
+from autotune.strategies.walks import RandomStrategy
 from search_spaces.checkpoints import checkpoint, checkpoints
 from search_spaces.outcome import JobState
 from storage.records import Ask

@@ -22,8 +22,8 @@ from autotune.outcome.verdict import decide
 from autotune.request.request import request_to_row
 from autotune.session.resolve import GPU_SPREAD
 from autotune.session.session import Session
-from autotune.strategies.grid import GridStrategy
 from autotune.strategies.strategy import known_hashes
+from autotune.strategies.walks import GridStrategy
 from executor.runners.replay import ReplayRunner
 from search_spaces.outcome import JobState, Outcome, Purpose
 from search_spaces.trial import TrialRequest, TrialResult

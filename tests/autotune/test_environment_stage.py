@@ -212,9 +212,9 @@ def session_fields(folder: Path) -> dict[str, Any]:
     ("changes", "line"),
     [
         ({"environment_settings": ("LD_PRELOAD=/tmp/x.so",)}, "environment_settings: LD_PRELOAD may not be set; use some "),
-        ({"environment_settings": ("OMP_WAIT_POLICY=$(id)",)}, "environment_settings: '$(id)' is no value of OMP_WAIT_POLICY"),
-        ({"environment_settings": (" ",)}, "environment_settings: (' ',) is no list of settings; "),
-        ({"environment_settings": "MALLOC_ARENA_MAX"}, "environment_settings: 'MALLOC_ARENA_MAX' is no NAME=VALUE; "),
+        ({"environment_settings": ("OMP_WAIT_POLICY=$(id)",)}, "environment_settings: '$(id)' is not a value of OMP_WAIT"),
+        ({"environment_settings": (" ",)}, "environment_settings: (' ',) is not a list of settings; "),
+        ({"environment_settings": "MALLOC_ARENA_MAX"}, "environment_settings: 'MALLOC_ARENA_MAX' is not NAME=VALUE; "),
         ({"environment_settings": (PASSIVE, PASSIVE)}, f"environment_settings: {PASSIVE} is given twice; "),
         ({"environment_settings": (*SETTINGS, "A=1", "B=2")}, "environment_settings: 5 settings are more than 4, "),
         ({"environment_settings": SETTINGS, "trials": 3}, "environment_settings: 3 settings leave none of 3 trials for "),

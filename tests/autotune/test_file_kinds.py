@@ -82,5 +82,5 @@ def test_a_request_may_write_parameters_as_the_command_line_does() -> None:
     request = request_from_fields({"command": command})
     assert request.command is not None
     assert request.command.parameter_count == 125_000_000
-    with pytest.raises(ValueError, match="'many' is no number of parameters; write 125M or 7B"):
+    with pytest.raises(ValueError, match="'many' is not a number of parameters; write 125M or 7B"):
         request_from_fields({"command": command | {"parameter_count": "many"}})

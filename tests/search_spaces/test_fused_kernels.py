@@ -41,7 +41,7 @@ def gpus(packages: dict[str, str] | None) -> ClusterSpec:
 def test_releases_whose_source_was_read_are_known(name: str, version: str, known: bool) -> None:
     problem = package_problem(name, {PACKAGES[name].module: version})
     assert (problem is None) is known
-    assert known or f"{version} is called is not known (pip install '{PACKAGES[name].wanted}')" in str(problem)
+    assert known or f"{version} is not a supported release (pip install '{PACKAGES[name].requirement}')" in str(problem)
 
 
 def test_what_is_not_installed_says_how_to_have_it() -> None:

@@ -5,7 +5,7 @@ import pytest
 from search_spaces.errors import ModelFormatError, SearchSpaceError, UnknownNameError
 from search_spaces.models.command import CommandModel
 from search_spaces.models.model import FactoryModel
-from search_spaces.placeholders import environment_of, names_in, require_known, turned_by, words_of
+from search_spaces.placeholders import environment_of, expressible_values, names_in, require_known, words_of
 from search_spaces.plain import from_plain, to_plain
 from search_spaces.trial import TrialRequest, Workload
 from search_spaces.trial_config import TrialConfig, is_whole
@@ -33,9 +33,9 @@ def test_other_braces_are_left_alone() -> None:
 
 
 def test_what_the_words_carry_is_what_can_be_turned() -> None:
-    assert turned_by(COMMAND) == {"micro_batch_size": None, "precision": ("fp32", "bf16"), "script": COMMAND.variants}
+    assert expressible_values(COMMAND) == {"micro_batch_size": None, "precision": ("fp32", "bf16"), "script": COMMAND.variants}
     both = CommandModel(arguments=("t", "{bf16}", "{fp16}", "{gradient_checkpointing}"))
-    assert turned_by(both) == {"precision": ("fp32", "bf16", "fp16"), "activation_checkpointing": ("none", "full")}
+    assert expressible_values(both) == {"precision": ("fp32", "bf16", "fp16"), "activation_checkpointing": ("none", "full")}
 
 
 FLAGS = CommandModel(
@@ -57,7 +57,7 @@ def test_a_flag_is_there_where_its_knob_has_the_value() -> None:
 
 def test_flags_tell_their_values_and_one_other_apart() -> None:
     switches = {"sequence_parallel": (False, True), "overlap_comm": (True, False)}
-    assert turned_by(FLAGS) == {**switches, "zero_stage": (0, 3), "script": FLAGS.variants}
+    assert expressible_values(FLAGS) == {**switches, "zero_stage": (0, 3), "script": FLAGS.variants}
 
 
 @pytest.mark.parametrize(
@@ -82,21 +82,21 @@ def test_an_unknown_placeholder_names_the_nearest() -> None:
 @pytest.mark.parametrize(
     ("fields", "told"),
     [
-        ({"arguments": ()}, "is no command"),
-        ({"arguments": ("torchrun", "t.py")}, "torchrun would start ranks of its own"),
-        ({"arguments": ("python", "-m", "torch.distributed.run", "t.py")}, "would start ranks of its own"),
+        ({"arguments": ()}, "is not a command"),
+        ({"arguments": ("torchrun", "t.py")}, "torchrun would start its own ranks"),
+        ({"arguments": ("python", "-m", "torch.distributed.run", "t.py")}, "would start its own ranks"),
         ({"launcher": "mpi"}, "use one of torchrun"),
         ({"plugin": "fsdp"}, "with --launcher accelerate"),
         ({"plugin": "ddp", "launcher": "accelerate"}, "use deepspeed or fsdp"),
-        ({"pattern": "("}, "no regular expression"),
+        ({"pattern": "("}, "not a regular expression"),
         ({"pattern": "(?P<rate>1)"}, "the group rate is not known"),
-        ({"pattern": "(?P<loss>1)"}, "tells how fast"),
+        ({"pattern": "(?P<loss>1)"}, "for the speed of a step"),
         ({"script_knobs": {"workers": ["a b"]}}, "without spaces"),
-        ({"script_knobs": {"workers": []}}, "are no values"),
-        ({"script_knobs": {"a": range(20), "b": range(20)}}, "are no values"),
+        ({"script_knobs": {"workers": []}}, "are not valid values"),
+        ({"script_knobs": {"a": range(20), "b": range(20)}}, "are not valid values"),
         ({"script_knobs": {"a": list(range(20)), "b": list(range(20))}}, "400 combinations"),
         ({"script_knobs": {"A": [1]}, "environment_knobs": {"A": [1]}}, "is a script knob too"),
-        ({"parameter_count": -1}, "no number of parameters"),
+        ({"parameter_count": -1}, "not a number of parameters"),
         ({"report_seconds": 0}, "not a positive number"),
     ],
 )

@@ -211,7 +211,7 @@ def test_a_file_extends_a_preset(tmp_path: Path) -> None:
         ("[domains]\nzero_stage = [7]\n", "zero_stage"),
         ("[domains]\nzero_stage = []\n", "zero_stage"),
         ('[domains]\nreduce_bucket_size = "powers_of_two"\n', "reduce_bucket_size"),
-        ('[domains]\nreduce_bucket_size = "huge"\n', "no expression"),
+        ('[domains]\nreduce_bucket_size = "huge"\n', "not an expression"),
         ('[domains]\nreduce_bucket_size = "all"\n', "cannot all be listed"),
         ('extends = ["zeros"]\n', "extends"),
         ('extends = "zero"\n', "extends"),

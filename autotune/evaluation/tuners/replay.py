@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from itertools import islice, product
 
 from autotune.strategies.axes import Listing
-from autotune.strategies.random import RandomStrategy
 from autotune.strategies.strategy import Candidates, Score, Strategy
+from autotune.strategies.walks import RandomStrategy
 from search_spaces.context import SpaceContext
 from search_spaces.knob import Value
 from search_spaces.outcome import Outcome

@@ -11,8 +11,7 @@ from autotune.explain.explanation.machine import machine_notes
 from autotune.explain.explanation.memory_use import memory_use
 from autotune.explain.explanation.more_memory import more_memory
 from autotune.explain.explanation.neighbours import baseline_of
-from autotune.explain.explanation.time_use import time_use
-from autotune.explain.explanation.waiting import waiting_notes
+from autotune.explain.explanation.time_use import time_use, waiting_notes
 from autotune.objective.ranking import rate
 from search_spaces.errors import SpaceTooLargeError
 from search_spaces.models.command import CommandModel

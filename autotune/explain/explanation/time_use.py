@@ -4,6 +4,7 @@ from autotune.explain.explanation.evidence import Evidence
 from autotune.explain.explanation.findings import Part, TimeUse
 from autotune.prediction.planning.estimate import Estimate, estimates
 from search_spaces.trial import CollectiveCount, Interval, RankMeasurement
+from search_spaces.waiting import waiting_text
 
 UNEXPLAINED = "unexplained"
 ROUNDING = 1e-9
@@ -52,3 +53,14 @@ def _collectives(ranks: tuple[RankMeasurement, ...]) -> tuple[CollectiveCount, .
         if key not in most or (found.bytes, found.count) > (most[key].bytes, most[key].count):
             most[key] = found
     return tuple(sorted(most.values(), key=lambda item: (-item.bytes, item.mesh_dimension, item.operation)))
+
+
+def waiting_notes(evidence: Evidence) -> list[str]:
+    """One line if it waits, about the rank that waits longest; none if no rank reports waiting."""
+    result = evidence.winner.result
+    if result is None or not result.step_seconds:
+        return []
+    waited = max((rank.data_wait_seconds or 0.0 for rank in result.ranks), default=0.0)
+    share = waited * len(result.step_seconds) / sum(result.step_seconds)
+    text = waiting_text(share, evidence.session.model, "the winner ")
+    return [text] if text else []

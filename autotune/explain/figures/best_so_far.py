@@ -3,9 +3,8 @@
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 
-from autotune.explain.figures.figure import Axis, Figure, Mark, Unit, column, table
+from autotune.explain.figures.figure import Axis, Figure, Mark, Unit, column, counted, table
 from autotune.explain.figures.source import Source
-from autotune.explain.figures.texts import counted
 from autotune.explain.figures.units import cell_text
 from autotune.objective.ranking import Ranking, peak_bytes
 from autotune.request.request import Objective

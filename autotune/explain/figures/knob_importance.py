@@ -8,9 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotune.explain.explanation.forecast import Forecast
-from autotune.explain.figures.figure import Axis, Figure, Unit, column, table
+from autotune.explain.figures.figure import Axis, Figure, Unit, column, counted, table
 from autotune.explain.figures.source import Source
-from autotune.explain.figures.texts import counted
 from autotune.explain.figures.units import percent
 from search_spaces.canonical import SEARCH_ORDER
 from search_spaces.knob_values import value_text
@@ -155,5 +154,5 @@ def _drawn(lattice: Lattice, rng: random.Random) -> Prefix:
     while len(prefix) < DEPTHS:
         choices = list(lattice.legal_choices(prefix))
         rng.shuffle(choices)
-        prefix = next(longer for value in choices if lattice.leads(longer := (*prefix, value)))
+        prefix = next(longer for value in choices if lattice.has_legal(longer := (*prefix, value)))
     return prefix

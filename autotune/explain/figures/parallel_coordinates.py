@@ -1,8 +1,7 @@
 """Every search trial as a line through the values of the varying knobs to its samples/s."""
 
-from autotune.explain.figures.figure import Column, Figure, Unit, column, table
+from autotune.explain.figures.figure import Column, Figure, Unit, column, counted, table, varying
 from autotune.explain.figures.source import Source
-from autotune.explain.figures.texts import counted, varying
 from autotune.objective.ranking import peak_bytes
 from search_spaces.knob_values import value_text
 

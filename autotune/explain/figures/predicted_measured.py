@@ -6,9 +6,8 @@ from statistics import median
 
 import numpy as np
 
-from autotune.explain.figures.figure import Axis, Figure, Unit, column, table
+from autotune.explain.figures.figure import Axis, Figure, Unit, column, counted, table
 from autotune.explain.figures.source import Source
-from autotune.explain.figures.texts import counted
 from autotune.explain.figures.units import percent
 from autotune.objective.ranking import peak_bytes
 from search_spaces.outcome import Outcome

@@ -2,9 +2,8 @@
 
 from autotune.explain.explanation.findings import KnobFinding, Point
 from autotune.explain.explanation.knob_findings import knob_findings
-from autotune.explain.figures.figure import Axis, Figure, Unit, column, table
+from autotune.explain.figures.figure import Axis, Figure, Unit, column, counted, table
 from autotune.explain.figures.source import Source
-from autotune.explain.figures.texts import counted
 from search_spaces.knob_values import value_text
 
 NAME, TITLE = "response_curves", "Around the best"

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autotune.explain.figures.figure import Axis, Figure, Mark, Unit, column, table
+from autotune.explain.figures.figure import Axis, Figure, Mark, Unit, column, config_text, counted, table, varying
 from autotune.explain.figures.source import Source
-from autotune.explain.figures.texts import config_text, counted, varying
 from autotune.explain.figures.units import bytes_text, rate_text
 from autotune.objective.ranking import peak_bytes
 from search_spaces.outcome import Outcome

@@ -1,8 +1,7 @@
 """When and on which node each trial ran."""
 
-from autotune.explain.figures.figure import Axis, Figure, Unit, column, table
+from autotune.explain.figures.figure import Axis, Figure, Unit, column, counted, table
 from autotune.explain.figures.source import Source
-from autotune.explain.figures.texts import counted
 from autotune.explain.figures.units import percent, seconds_text
 
 NAME, TITLE = "timeline", "Trials on nodes"

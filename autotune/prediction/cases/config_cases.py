@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from autotune.prediction.cases.layouts import layouts_from
-from autotune.prediction.equations.adapters import adapted_shapes
 from autotune.prediction.equations.cases import (
     Array,
     Cases,
@@ -15,12 +14,11 @@ from autotune.prediction.equations.cases import (
     Software,
     scalar,
 )
-from autotune.prediction.equations.documents import documented
 from autotune.prediction.equations.mixed import devices_of, hardware_of
 from autotune.prediction.equations.schedules import scheduled
 from autotune.prediction.equations.software import software_named
+from autotune.prediction.equations.trained_shapes import adapted_shapes, documented, keys_read, windowed_shapes
 from autotune.prediction.equations.uneven import layout_key, tabled
-from autotune.prediction.equations.windows import keys_read, windowed_shapes
 from search_spaces.clusters.cluster import ClusterSpec
 from search_spaces.fused_kernels import GATE, LIGER, NORM, ROTATION, replaced
 from search_spaces.knob import Value

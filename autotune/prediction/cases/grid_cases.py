@@ -8,7 +8,6 @@ import numpy as np
 from autotune.prediction.cases.config_cases import engine_software, shapes_of
 from autotune.prediction.cases.grid import Codes, Grid, Rows
 from autotune.prediction.cases.layouts import layouts_from
-from autotune.prediction.equations.adapters import adapted_shapes
 from autotune.prediction.equations.cases import (
     Array,
     Cases,
@@ -16,11 +15,10 @@ from autotune.prediction.equations.cases import (
     RankTable,
     Software,
 )
-from autotune.prediction.equations.documents import documented
 from autotune.prediction.equations.mixed import devices_of, hardware_of
 from autotune.prediction.equations.schedules import scheduled
+from autotune.prediction.equations.trained_shapes import adapted_shapes, documented, windowed_shapes
 from autotune.prediction.equations.uneven import layout_key, tabled
-from autotune.prediction.equations.windows import windowed_shapes
 from search_spaces.canonical import SEARCH_ORDER
 from search_spaces.knob import Planning, Value
 from search_spaces.knob_values import KNOBS

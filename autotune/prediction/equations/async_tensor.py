@@ -39,4 +39,4 @@ def saved_seconds(
         saved = saved + times * (hidden - (parted - whole))
     for seconds in weights:
         saved = saved + np.minimum(whole, seconds) * (1 - rates.overlap_slowdown)
-    return np.where((layouts.async_tensor > 0) & (layouts.tensor > 1), saved, 0.0)
+    return np.where((layouts.async_tensor_parallel > 0) & (layouts.tensor > 1), saved, 0.0)

@@ -132,14 +132,14 @@ class Layouts:
     shard: Array
     """Ranks that divide the states: data x context, or fewer with hybrid sharding."""
     zero_stage: Array
-    micro_batch: Array
+    micro_batch_size: Array
     accumulation: Array
     sequence_parallel: Array
-    virtual: Array
+    virtual_stages: Array
     """Stages per pipeline rank."""
-    schedule: Array
-    recompute: Array
-    recompute_every: Array
+    pipeline_schedule: Array
+    activation_checkpointing: Array
+    checkpoint_every_k: Array
     offload_optimizer: Array
     """Share of the optimizer state in host memory."""
     offload_parameters: Array
@@ -148,17 +148,17 @@ class Layouts:
     """Bytes of a parameter in forward and backward, and of an activation."""
     reduce_bytes: Array
     """Bytes per reduced gradient element; less than one: signs of momenta, which the update sends."""
-    reduce_bucket: Array
-    prefetch_bucket: Array
-    persistence: Array
+    reduce_bucket_size: Array
+    prefetch_bucket_size: Array
+    param_persistence_threshold: Array
     """Elements below which a parameter stays unsharded at stage 3."""
-    max_live: Array
-    overlap: Array
-    defer: Array
+    max_live_parameters: Array
+    overlap_comm: Array
+    defer_gradient_reduction: Array
     """1 if stage 2 reduces once per step."""
-    reshard: Array
+    reshard_after_forward: Array
     """1 if stage 3 gathers again for backward."""
-    loss_chunk: Array
+    loss_chunk_size: Array
     """Tokens whose logits are held at once; 0: all."""
     balanced: Array
     """1 if stages are balanced by FLOPs, output projection included; 0: by number of layers."""
@@ -178,9 +178,9 @@ class Layouts:
     """1 if the offloaded optimizer state is in files instead of host memory."""
     parameters_in_files: Array = field(default_factory=lambda: np.zeros(1))
     """1 if the offloaded parameters are in files."""
-    context_method: Array = field(default_factory=lambda: np.zeros(1))
+    context_parallel_method: Array = field(default_factory=lambda: np.zeros(1))
     """How context ranks attend to all tokens: index in `CONTEXT_METHODS`."""
-    late_gather: Array = field(default_factory=lambda: np.zeros(1))
+    overlap_param_gather: Array = field(default_factory=lambda: np.zeros(1))
     """1 if updated parameters are gathered during the next step's forward."""
     offload_activations: Array = field(default_factory=lambda: np.zeros(1))
     """1 if activations saved for backward are kept in host memory."""
@@ -197,17 +197,17 @@ class Layouts:
     middle_tokens: Array = field(default_factory=lambda: np.zeros(1))
     middle_weight: Array = field(default_factory=lambda: np.zeros(1))
     """The same for its middle; whole sequences represent the rest."""
-    allgather_bucket: Array = field(default_factory=lambda: scalar(5e8))
+    allgather_bucket_size: Array = field(default_factory=lambda: scalar(5e8))
     """Elements per gather of updated parameters."""
     gather_bytes: Array = field(default_factory=lambda: scalar(np.inf))
     """Bytes per parameter gathered at stage 3; inf: as in computation."""
-    near: Array = field(default_factory=lambda: np.zeros(1))
+    secondary_shard_size: Array = field(default_factory=lambda: np.zeros(1))
     """Ranks that share a second copy of the parameters at stage 3; 0: no second copy."""
-    async_tensor: Array = field(default_factory=lambda: np.zeros(1))
+    async_tensor_parallel: Array = field(default_factory=lambda: np.zeros(1))
     """1 if tensor-parallel sums overlap with the products that they belong to."""
-    kernels: Array = field(default_factory=lambda: np.zeros(1))
+    fused_kernels: Array = field(default_factory=lambda: np.zeros(1))
     """Provider of fused kernels: index in `search_spaces.fused_kernels.KERNEL_CHOICES`."""
-    graphs: Array = field(default_factory=lambda: np.zeros(1))
+    cuda_graphs: Array = field(default_factory=lambda: np.zeros(1))
     """1 if blocks are replayed as CUDA graphs."""
     rounding_bytes: Array = field(default_factory=lambda: np.zeros(1))
     """Temporary bytes per number while our engine rounds it to 8 bits for a product; 0: products use the precision itself."""
@@ -224,7 +224,7 @@ class Software:
     buckets: Array
     """Reduce buckets that exist at once."""
     waits_for_bucket: Array
-    """1 if a reduction begins when a bucket of `Layouts.reduce_bucket` is ready, so that the last one is never hidden; 0: in
+    """1 if a reduction begins when a bucket of `Layouts.reduce_bucket_size` is ready, so that the last one is never hidden; 0: in
     pieces of unknown size."""
     state_bytes: Array
     """Bytes of optimizer state per parameter: 12 for fp32 master and two moments."""

@@ -42,18 +42,18 @@ def frozen_share(cases: Cases) -> Array:
 
 def has_near(cases: Cases) -> Flags:
     """Whether parameters are gathered from a second copy, except for the first time in a step."""
-    near: Flags = (cases.layouts.zero_stage == 3) & (cases.layouts.near > 0)
+    near: Flags = (cases.layouts.zero_stage == 3) & (cases.layouts.secondary_shard_size > 0)
     return near
 
 
 def near_group(cases: Cases) -> Group:
     """The neighbours that share the second copy."""
-    return group_of(cases, np.maximum(cases.layouts.near, 1.0), cases.layouts.tensor)
+    return group_of(cases, np.maximum(cases.layouts.secondary_shard_size, 1.0), cases.layouts.tensor)
 
 
 def near_bytes(cases: Cases, gathered: Array) -> Array:
     """Bytes of a rank's part of the second copy, for `gathered` bytes."""
-    return np.where(has_near(cases), gathered / np.maximum(cases.layouts.near, 1.0), 0.0)
+    return np.where(has_near(cases), gathered / np.maximum(cases.layouts.secondary_shard_size, 1.0), 0.0)
 
 
 def coding_seconds(cases: Cases, rates: Coefficients, held: StageParameters, reductions: Array, gathers: Array) -> Array:

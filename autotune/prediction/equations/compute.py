@@ -67,9 +67,10 @@ def _micro_batch(cases: Cases, rates: Coefficients) -> MicroBatch:
     communication = _layer_communication(cases, rates)
     each = rates.kernel_seconds + np.where(layouts.tensor > 1, rates.collective_launch, 0.0)
     launched = each * (
-        launches(cases, rates.backward_ratio) + np.where(layouts.recompute == 2, 1 / layouts.recompute_every, 0.0)
+        launches(cases, rates.backward_ratio)
+        + np.where(layouts.activation_checkpointing == 2, 1 / layouts.checkpoint_every_k, 0.0)
     )
-    parts = np.where((layouts.async_tensor > 0) & (layouts.tensor > 1), ROW_PARTS - 1.0, 0.0)
+    parts = np.where((layouts.async_tensor_parallel > 0) & (layouts.tensor > 1), ROW_PARTS - 1.0, 0.0)
     launched = launched + parts * rates.collective_launch
     computed = forward * (1 + backward_only) + trained * (1 + rates.backward_ratio) + again + unpacking_seconds(cases)
     computed = computed + copy_seconds(cases) + rounding_seconds(cases, _tokens(cases))
@@ -91,7 +92,7 @@ def _smooth_maximum(one: Array, other: Array) -> Array:
 
 
 def _tokens(cases: Cases) -> Array:
-    return cases.layouts.micro_batch * trained_tokens(cases) / cases.layouts.context
+    return cases.layouts.micro_batch_size * trained_tokens(cases) / cases.layouts.context
 
 
 def _product(cases: Cases, rates: Coefficients, rows: Array, inner: Array, outer: Array) -> Array:
@@ -166,14 +167,18 @@ def _recomputed(cases: Cases, rates: Coefficients, forward: Array) -> Array:
     layouts = cases.layouts
     kept = cases.software.scores > 0
     selective = np.where(kept, attention_forward(cases, rates), 0.5 * forward)
-    again = np.select([layouts.recompute == 2, layouts.recompute == 1], [forward, selective], default=0.0 * forward)
-    return again / layouts.recompute_every
+    again = np.select(
+        [layouts.activation_checkpointing == 2, layouts.activation_checkpointing == 1],
+        [forward, selective],
+        default=0.0 * forward,
+    )
+    return again / layouts.checkpoint_every_k
 
 
 def _head_forward(cases: Cases, rates: Coefficients) -> Array:
     """Virtual tokens have no logits. A fused loss kernel computes them some rows at a time and moves all bytes in forward."""
     shapes, layouts = cases.shapes, cases.layouts
-    tokens = _tokens(cases) - layouts.micro_batch * shapes.prompt / layouts.context
+    tokens = _tokens(cases) - layouts.micro_batch_size * shapes.prompt / layouts.context
     divided = shapes.vocabulary / layouts.tensor
     loss = tokens * divided * cases.software.logit_bytes / cases.hardware.bandwidth
     whole = _product(cases, rates, tokens, shapes.hidden, divided) + loss
@@ -189,10 +194,10 @@ def _head_forward(cases: Cases, rates: Coefficients) -> Array:
 
 def _hidden_behind_products(cases: Cases, rates: Coefficients, message: Array) -> Array:
     """Seconds of a layer's sums that tensor ranks hide; sums of experts are not hidden; frozen columns have no gradients."""
-    if not np.any(cases.layouts.async_tensor > 0):
+    if not np.any(cases.layouts.async_tensor_parallel > 0):
         return np.zeros(1)
     shapes, layouts, tokens = cases.shapes, cases.layouts, _tokens(cases)
-    again = np.where(layouts.recompute == 2, 1.0, 0.0) / layouts.recompute_every
+    again = np.where(layouts.activation_checkpointing == 2, 1.0, 0.0) / layouts.checkpoint_every_k
     dense, trained = np.where(shapes.experts > 0, 0.0, 1.0), np.where(shapes.frozen_bytes > 0, 0.0, 1.0)
     output = _product(cases, rates, tokens, shapes.query / layouts.tensor, shapes.hidden)
     down = _product(cases, rates, tokens, shapes.ffn / layouts.tensor, shapes.hidden)
@@ -213,10 +218,12 @@ def _layer_communication(cases: Cases, rates: Coefficients) -> Array:
     n, width = layouts.tensor, layouts.parameter_bytes
     message = _tokens(cases) * shapes.hidden * width
     again = (layouts.sequence_parallel > 0) & ~gathered_kept(layouts, cases.software)
-    units = np.where(again, 10.0, 8.0) + np.where(layouts.recompute == 2, 2.0, 0.0) / layouts.recompute_every
+    units = np.where(again, 10.0, 8.0) + np.where(layouts.activation_checkpointing == 2, 2.0, 0.0) / layouts.checkpoint_every_k
     beyond = cases.hardware.scatter_volume - 1
     scattered = np.where(
-        layouts.sequence_parallel > 0, 4.0 + np.where(layouts.recompute == 2, 1.0, 0.0) / layouts.recompute_every, 0.0
+        layouts.sequence_parallel > 0,
+        4.0 + np.where(layouts.activation_checkpointing == 2, 1.0, 0.0) / layouts.checkpoint_every_k,
+        0.0,
     )
     volume = (units + beyond * scattered) * (n - 1) / n * message
     tensor = collective_seconds(cases, tensor_group(cases), volume, units / 2, rates)
@@ -224,9 +231,9 @@ def _layer_communication(cases: Cases, rates: Coefficients) -> Array:
     tensor = tensor * (1 - cases.software.tensor_hidden)
     tensor = tensor + np.where((n > 1) & crosses_nodes(cases), units / 2 * n * rates.crossed_seconds, 0.0)
     keys = 2 * _tokens(cases) * layouts.context * shapes.key_value * width / n
-    passes = 2.0 + np.where(layouts.recompute == 2, 1.0, 0.0) / layouts.recompute_every
+    passes = 2.0 + np.where(layouts.activation_checkpointing == 2, 1.0, 0.0) / layouts.checkpoint_every_k
     share = (layouts.context - 1) / layouts.context
-    exchanged = layouts.context_method == CONTEXT_METHODS.index("ulysses")
+    exchanged = layouts.context_parallel_method == CONTEXT_METHODS.index("ulysses")
     heads = 2 * _tokens(cases) * (shapes.query + shapes.key_value) * width / n
     sent, times = np.where(exchanged, heads, keys), np.where(exchanged, 2.0, 1.0)
     once = passes + np.where(exchanged, 0.0, beyond)

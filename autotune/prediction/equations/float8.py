@@ -24,7 +24,7 @@ def rounded_bytes(cases: Cases) -> Array:
     """Temporary bytes of the largest product of a layer: one operand exists in 8 bits while the other is rounded."""
     shapes, layouts = cases.shapes, cases.layouts
     wide = np.maximum(shapes.ffn, shapes.query) / layouts.tensor
-    rows = layouts.micro_batch * trained_tokens(cases) / layouts.context * np.maximum(shapes.hidden, wide)
+    rows = layouts.micro_batch_size * trained_tokens(cases) / layouts.context * np.maximum(shapes.hidden, wide)
     matrix, rounding = shapes.hidden * wide, layouts.rounding_bytes
     return np.where(rounding > 0, np.maximum(rounding * rows + matrix, rows + rounding * matrix), 0.0)
 
@@ -41,7 +41,7 @@ def rounding_seconds(cases: Cases, tokens: Array) -> Array:
     inputs = (3 + fan_in * routed) * shapes.hidden + (shapes.query + shapes.ffn * routed) / layouts.tensor
     results = (shapes.query + 2 * shapes.key_value + fan_in * shapes.ffn * routed) / layouts.tensor
     results = results + (1 + routed) * shapes.hidden
-    again = np.where(layouts.recompute > 0, 1.0, 0.0) / layouts.recompute_every
+    again = np.where(layouts.activation_checkpointing > 0, 1.0, 0.0) / layouts.checkpoint_every_k
     operands = matrices + tokens * inputs
     moved = (2 + again) * operands * ROUNDED + operands * TURNED + tokens * results * (ROUNDED + TURNED)
     return np.where(layouts.rounding_bytes == SEPARATE, moved / cases.hardware.bandwidth, 0.0)

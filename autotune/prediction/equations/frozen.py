@@ -35,7 +35,7 @@ def unpacking_seconds(cases: Cases) -> Array:
     layouts, layer = cases.layouts, layer_parameters(cases)
     elements = (layer.attention + np.where(cases.shapes.experts > 0, layer.experts, layer.dense)) / layouts.tensor
     moved = cases.shapes.frozen_bytes + 2 * _index_bytes(cases) + 3 * layouts.parameter_bytes
-    passes = 2.0 + np.where(layouts.recompute > 0, 1.0, 0.0) / layouts.recompute_every
+    passes = 2.0 + np.where(layouts.activation_checkpointing > 0, 1.0, 0.0) / layouts.checkpoint_every_k
     return np.where(_unpacks(cases), passes * elements * moved / cases.hardware.bandwidth, 0.0)
 
 

@@ -19,26 +19,26 @@ _LIGER, _ENGINE = (float(KERNEL_CHOICES.index(name)) for name in (LIGER, TRANSFO
 
 def norms_fused(cases: Cases) -> Flags:
     """Whether each norm is a single kernel: Liger has RMSNorm, Transformer Engine both."""
-    kernels = cases.layouts.kernels
+    kernels = cases.layouts.fused_kernels
     fused: Flags = (kernels == _ENGINE) | ((kernels == _LIGER) & (cases.shapes.rms_norm > 0))
     return fused
 
 
 def gates_fused(cases: Cases) -> Flags:
     """Whether Liger's kernel computes the gated activation."""
-    fused: Flags = (cases.layouts.kernels == _LIGER) & (cases.shapes.silu_gated > 0)
+    fused: Flags = (cases.layouts.fused_kernels == _LIGER) & (cases.shapes.silu_gated > 0)
     return fused
 
 
 def rotations_fused(cases: Cases) -> Flags:
     """Whether Liger's kernel applies rotary positions."""
-    fused: Flags = (cases.layouts.kernels == _LIGER) & (cases.shapes.rotates_whole > 0)
+    fused: Flags = (cases.layouts.fused_kernels == _LIGER) & (cases.shapes.rotates_whole > 0)
     return fused
 
 
 def loss_fused(cases: Cases) -> Flags:
     """Whether Liger fuses the output projection with the loss: only if a rank has the whole vocabulary."""
-    fused: Flags = (cases.layouts.kernels == _LIGER) & (cases.layouts.tensor == 1)
+    fused: Flags = (cases.layouts.fused_kernels == _LIGER) & (cases.layouts.tensor == 1)
     return fused
 
 

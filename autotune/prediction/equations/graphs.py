@@ -18,12 +18,12 @@ input), and the gradients of its result and of its input."""
 def launches(cases: Cases, backward_ratio: float) -> Array:
     """Launches of a layer's forward and backward, as a multiple of those of a forward."""
     left = FORWARD_LEFT + BACKWARD_LEFT * backward_ratio
-    return np.where(cases.layouts.graphs > 0, left, 1 + backward_ratio)
+    return np.where(cases.layouts.cuda_graphs > 0, left, 1 + backward_ratio)
 
 
 def copy_seconds(cases: Cases) -> Array:
     """Seconds per layer and micro-batch: its input and the gradient of its result are each read and written."""
-    return cases.layouts.graphs * 4 * _message(cases) / cases.hardware.bandwidth
+    return cases.layouts.cuda_graphs * 4 * _message(cases) / cases.hardware.bandwidth
 
 
 def static_gradients(cases: Cases, layers: Array) -> Array:
@@ -32,14 +32,14 @@ def static_gradients(cases: Cases, layers: Array) -> Array:
     layer = layer_parameters(cases)
     adapters = shapes.adapter + shapes.adapter_divided / layouts.tensor
     trained = np.where(shapes.frozen_bytes > 0, adapters, (layer.attention + layer.dense) / layouts.tensor)
-    return layouts.graphs * layers * trained * layouts.parameter_bytes
+    return layouts.cuda_graphs * layers * trained * layouts.parameter_bytes
 
 
 def static_messages(cases: Cases, layers: Array) -> Array:
     """Bytes of the static buffers for hidden states and their gradients."""
-    return cases.layouts.graphs * layers * STATIC_MESSAGES * _message(cases)
+    return cases.layouts.cuda_graphs * layers * STATIC_MESSAGES * _message(cases)
 
 
 def _message(cases: Cases) -> Array:
     layouts = cases.layouts
-    return layouts.micro_batch * trained_tokens(cases) / layouts.context * cases.shapes.hidden * layouts.parameter_bytes
+    return layouts.micro_batch_size * trained_tokens(cases) / layouts.context * cases.shapes.hidden * layouts.parameter_bytes

@@ -138,7 +138,7 @@ def share_memory(cases: Cases, rates: Coefficients, share: RankShare, overrides:
     saved = share.selective * (whole - kept[0]) + share.full * (whole - kept[1])
     most = np.maximum((share.selective > 0) * (whole - kept[0]), (share.full > 0) * (whole - kept[1]))
     own = kept_layer_bytes(cases)
-    knobs = np.where(cases.layouts.recompute > 0, whole - own, 0.0)
+    knobs = np.where(cases.layouts.activation_checkpointing > 0, whole - own, 0.0)
     again = Recomputation(
         kept=np.where(overrides[0] > 0, share.layers * whole - saved, share.layers * own),
         working=np.where(overrides[0] > 0, most, knobs),
@@ -255,7 +255,7 @@ def shares(cases: Cases) -> tuple[Array, Array, Array]:
     """
     stage, ranks = cases.layouts.zero_stage, cases.layouts.shard
     at_once = (cases.software.waits_for_bucket > 0) & (stage == 1) & (cases.layouts.accumulation <= 1)
-    deferred = (cases.layouts.defer > 0) & (cases.layouts.accumulation > 1) & (stage == 2)
+    deferred = (cases.layouts.defer_gradient_reduction > 0) & (cases.layouts.accumulation > 1) & (stage == 2)
     return (
         np.where(stage >= 3, ranks, 1.0),
         np.where(((stage >= 2) & ~deferred) | at_once, ranks, 1.0),
@@ -265,7 +265,7 @@ def shares(cases: Cases) -> tuple[Array, Array, Array]:
 
 def _folded(cases: Cases) -> Array:
     """1 if the first rank holds the last stage, too."""
-    return np.where(cases.layouts.schedule >= 5, 1.0, 0.0)
+    return np.where(cases.layouts.pipeline_schedule >= 5, 1.0, 0.0)
 
 
 def _states(cases: Cases, held: StageParameters, layers: Array) -> dict[str, Array]:
@@ -331,8 +331,8 @@ def _gathered(cases: Cases, held: StageParameters) -> Array:
 def _live(cases: Cases, unit: Array, table: Array, whole: Array) -> Array:
     """Elements of `whole` that are gathered at once: the running unit, or the table, and the prefetched ones."""
     layouts, counted = cases.layouts, counted_elements(cases)
-    ahead = np.minimum(layouts.prefetch_bucket / counted + unit, np.maximum(layouts.max_live / counted, unit))
-    kept = np.where(layouts.reshard > 0, np.maximum(unit + ahead, table), whole)
+    ahead = np.minimum(layouts.prefetch_bucket_size / counted + unit, np.maximum(layouts.max_live_parameters / counted, unit))
+    kept = np.where(layouts.reshard_after_forward > 0, np.maximum(unit + ahead, table), whole)
     return np.minimum(kept, whole)
 
 
@@ -357,9 +357,9 @@ def _filled(cases: Cases, held: StageParameters, count: Array) -> Array:
     whole = (cases.software.waits_for_bucket > 0) & (shapes.frozen_bytes == 0)
     mlp = np.where(whole, shapes.hidden * shapes.ffn / layouts.tensor, 0.0)
     attention = np.where(whole, shapes.hidden * shapes.query / layouts.tensor, 0.0)
-    each = np.maximum(layouts.reduce_bucket, np.where(layouts.expert > 1, attention, np.maximum(mlp, attention)))
+    each = np.maximum(layouts.reduce_bucket_size, np.where(layouts.expert > 1, attention, np.maximum(mlp, attention)))
     # Buckets of experts are sent in between, so that one fewer exists.
-    expert_elements = np.maximum(count - 1, 1.0) * np.maximum(layouts.reduce_bucket, mlp)
+    expert_elements = np.maximum(count - 1, 1.0) * np.maximum(layouts.reduce_bucket_size, mlp)
     filled: Array = np.minimum(count * each, common) + np.minimum(expert_elements, of_experts)
     return filled
 
@@ -381,8 +381,8 @@ def _cast_bucket_bytes(cases: Cases, held: StageParameters) -> Array:
     layouts = cases.layouts
     casts = (layouts.accumulation_bytes != layouts.reduce_bytes) & np.isfinite(layouts.accumulation_bytes)
     casts = casts & ~sends_integers(cases) & (layouts.accumulation > 1) & (layouts.zero_stage >= 1) & (layouts.shard > 1)
-    bucket = np.minimum(layouts.reduce_bucket, held.trained)
-    before = np.minimum(held.trained - bucket, layouts.reduce_bucket * np.where(layouts.overlap > 0, 2.0, 0.0))
+    bucket = np.minimum(layouts.reduce_bucket_size, held.trained)
+    before = np.minimum(held.trained - bucket, layouts.reduce_bucket_size * np.where(layouts.overlap_comm > 0, 2.0, 0.0))
     wider = np.maximum(layouts.reduce_bytes - np.minimum(layouts.accumulation_bytes, layouts.reduce_bytes), 0.0)
     # Sent and received data: if gradients stay whole, in addition to them.
     beside = bucket + np.where(layouts.zero_stage == 0, before, 0.0)
@@ -395,27 +395,29 @@ def _activations(
 ) -> Activations:
     """Bytes kept for backward, plus those of the running layer and of the loss."""
     layouts, shapes = cases.layouts, cases.shapes
-    tokens = layouts.micro_batch * trained_tokens(cases) / layouts.context
-    targets = tokens - layouts.micro_batch * shapes.prompt
+    tokens = layouts.micro_batch_size * trained_tokens(cases) / layouts.context
+    targets = tokens - layouts.micro_batch_size * shapes.prompt
     whole, kept = layer_bytes(cases), kept_layer_bytes(cases)
     all_kept = layers * _mean_kept(cases, kept) if again is None else again.kept
     ahead = in_flight(cases, place)
     passed = first + 2 * np.where(layouts.pipeline > 1, 1.0, 0.0)
     embedded = passed * tokens * shapes.hidden * layouts.parameter_bytes / _divided(cases)
-    logit_tokens = np.where(layouts.loss_chunk > 0, np.minimum(layouts.loss_chunk, targets), targets)
+    logit_tokens = np.where(layouts.loss_chunk_size > 0, np.minimum(layouts.loss_chunk_size, targets), targets)
     outlive = np.where(layouts.accumulation > 1, cases.software.kept_logit_bytes, 0.0)
     logits = last * logit_tokens * shapes.vocabulary / np.where(cases.software.whole_logits > 0, 1.0, layouts.tensor)
     transient = rates.working_layers * whole
-    working = (np.where(layouts.recompute > 0, whole - kept, 0.0) if again is None else again.working) + transient
+    working = (
+        np.where(layouts.activation_checkpointing > 0, whole - kept, 0.0) if again is None else again.working
+    ) + transient
     unpacked = unpacked_bytes(cases) + rounded_bytes(cases) + _grouped_matrix_bytes(cases)
     # The memory pool of graphs is exclusive: a layer's working memory coexists with the logits and stays to the end.
-    shared, static = 1 - layouts.graphs, static_messages(cases, layers)
-    pool = static + layouts.graphs * (tokens * (all_kept + transient) + unpacked)
+    shared, static = 1 - layouts.cuda_graphs, static_messages(cases, layers)
+    pool = static + layouts.cuda_graphs * (tokens * (all_kept + transient) + unpacked)
     loss, waiting = logits * cases.software.logit_bytes, np.zeros(1)
     if np.any(fused := loss_fused(cases)):
         loss = np.where(fused, last * loss_peak(cases, targets), loss)
         waiting = np.where(fused, last * (ahead - 1) * loss_kept(cases, targets), 0.0)
-    if np.any(chunked := (layouts.loss_chunk > 0) & ~losses_wait(layouts)):
+    if np.any(chunked := (layouts.loss_chunk_size > 0) & ~losses_wait(layouts)):
         # Gradients computed in forward coexist with the logits of a chunk.
         gradients = (
             layouts.parameter_bytes * shapes.hidden * (targets + shapes.vocabulary / layouts.tensor * trained_head(cases))
@@ -484,7 +486,9 @@ def _outputs(cases: Cases) -> Array:
     """Factor for queries and attention results: results count once if the kernel's output is used directly, else twice."""
     layouts, shapes = cases.layouts, cases.shapes
     in_parts = (
-        (shapes.window < shapes.sequence) | (shapes.document > 0) | ((layouts.context > 1) & (layouts.context_method > 0))
+        (shapes.window < shapes.sequence)
+        | (shapes.document > 0)
+        | ((layouts.context > 1) & (layouts.context_parallel_method > 0))
     )
     return np.where(in_parts, 3.0, 2.0)
 
@@ -492,7 +496,9 @@ def _outputs(cases: Cases) -> Array:
 def _keys_kept(cases: Cases) -> Array:
     """Tokens whose keys are kept, copies included, as a multiple of the rank's own."""
     layouts = cases.layouts
-    return np.where(layouts.context_method == CONTEXT_METHODS.index("gather"), layouts.context, 1.0) + cases.shapes.copied
+    return (
+        np.where(layouts.context_parallel_method == CONTEXT_METHODS.index("gather"), layouts.context, 1.0) + cases.shapes.copied
+    )
 
 
 def _scores(cases: Cases) -> Array:
@@ -510,8 +516,10 @@ def kept_layer_bytes(cases: Cases) -> Array:
     whole = layer_bytes(cases)
     full = layouts.parameter_bytes * shapes.hidden / _divided(cases)
     selective = np.where(software.scores > 0, whole - _scores(cases) / layouts.tensor, SELECTIVE * whole)
-    kept = np.select([layouts.recompute == 2, layouts.recompute == 1], [full, selective], default=whole)
-    return whole + (kept - whole) / layouts.recompute_every
+    kept = np.select(
+        [layouts.activation_checkpointing == 2, layouts.activation_checkpointing == 1], [full, selective], default=whole
+    )
+    return whole + (kept - whole) / layouts.checkpoint_every_k
 
 
 def _where(chosen: Flags, one: Memory, other: Memory) -> Memory:

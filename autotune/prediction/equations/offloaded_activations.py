@@ -32,12 +32,12 @@ def exposed_seconds(cases: Cases, rates: Coefficients, layers: Array, kept: Arra
     layouts = cases.layouts
     copied = _tokens(cases) * kept * _copied_layers(cases, layers) / cases.hardware.host_link
     forward = pace / (1 + rates.backward_ratio)
-    split = (layouts.pipeline > 1) & (layouts.schedule >= SPLIT_BACKWARD)
+    split = (layouts.pipeline > 1) & (layouts.pipeline_schedule >= SPLIT_BACKWARD)
     back, backward = copied * np.where(split, 2.0, 1.0), pace - forward
     sends = np.where(layouts.data * layouts.context > 1, 1.0, 0.0)
     once, at_three = 1 / np.maximum(layouts.accumulation, 1.0), layouts.zero_stage == 3
     gathers = sends * np.where(at_three, 1.0, np.where(gathers_late(cases), once, 0.0))
-    reduces = sends * np.where(at_three | ((layouts.zero_stage == 2) & (layouts.defer == 0)), 1.0, once)
+    reduces = sends * np.where(at_three | ((layouts.zero_stage == 2) & (layouts.defer_gradient_reduction == 0)), 1.0, once)
     shown = _shown(rates, copied, forward, gathers) + _shown(rates, back, backward, reduces)
     slowed = (np.minimum(copied, forward) + np.minimum(back, backward)) * rates.overlap_slowdown
     exposed: Array = layouts.offload_activations * layouts.accumulation * (shown + slowed)
@@ -57,4 +57,4 @@ def _copied_layers(cases: Cases, layers: Array) -> Array:
 
 
 def _tokens(cases: Cases) -> Array:
-    return cases.layouts.micro_batch * cases.shapes.sequence / cases.layouts.context
+    return cases.layouts.micro_batch_size * cases.shapes.sequence / cases.layouts.context

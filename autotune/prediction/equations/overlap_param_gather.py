@@ -14,7 +14,7 @@ def gathers_late(cases: Cases) -> Flags:
     """Whether there is something to gather and it is gathered during forward."""
     layouts = cases.layouts
     stages = (layouts.zero_stage == 1) | (layouts.zero_stage == 2)
-    late: Flags = stages & (layouts.late_gather > 0) & (layouts.shard > 1)
+    late: Flags = stages & (layouts.overlap_param_gather > 0) & (layouts.shard > 1)
     return late
 
 
@@ -57,8 +57,8 @@ def refill_bytes(cases: Cases, held: StageParameters) -> Array:
     """
     layouts = cases.layouts
     table = np.where(cases.shapes.frozen_bytes > 0, 0.0, np.minimum(_table(cases), held.trained_tables))
-    each = layouts.allgather_bucket
-    elements = np.maximum(each, table) + np.where(layouts.overlap > 0, IN_FLIGHT - 1, 0.0) * each
+    each = layouts.allgather_bucket_size
+    elements = np.maximum(each, table) + np.where(layouts.overlap_comm > 0, IN_FLIGHT - 1, 0.0) * each
     cast = np.where(layouts.parameter_bytes < 4, 1 / layouts.shard, 0.0)
     found = np.minimum(elements, held.trained) * layouts.parameter_bytes * (1 + cast)
     stages = (layouts.zero_stage == 1) | (layouts.zero_stage == 2)

@@ -77,7 +77,10 @@ def persistent_parameters(cases: Cases, layers: Array) -> Array:
         (2.0, shapes.hidden * shapes.key_value / layouts.tensor),
         (shapes.matrices * np.maximum(shapes.experts, 1.0) / layouts.expert, shapes.hidden * shapes.ffn / layouts.tensor),
     )
-    kept = sum((count * size * (counted_elements(cases) * size < layouts.persistence) for count, size in matrices), np.zeros(1))
+    kept = sum(
+        (count * size * (counted_elements(cases) * size < layouts.param_persistence_threshold) for count, size in matrices),
+        np.zeros(1),
+    )
     return np.where(layouts.zero_stage >= 3, layers * kept, 0.0)
 
 

@@ -42,7 +42,7 @@ def split_layers(cases: Cases) -> Split:
     more; the others share the rest as equally as possible.
     """
     layouts, layers = cases.layouts, cases.shapes.layers
-    stages = layouts.pipeline * layouts.virtual
+    stages = layouts.pipeline * layouts.virtual_stages
     others = np.maximum(stages - 1, 1)
     head = np.where(layouts.balanced > 0, head_in_layers(cases), 0.0)
     last = np.floor((layers + others * (1 - head)) / (others + 1)) + 1
@@ -63,8 +63,8 @@ def _of_ranks(cases: Cases, last: Array, low: Array, extra: Array) -> Split:
     the first also has the last stage: then `first` and `last` are the same rank.
     """
     layouts, layers = cases.layouts, cases.shapes.layers
-    front, folded = cases.software.first_heavy > 0, layouts.schedule >= ZBV
-    p, v = np.maximum(layouts.pipeline, 1), layouts.virtual
+    front, folded = cases.software.first_heavy > 0, layouts.pipeline_schedule >= ZBV
+    p, v = np.maximum(layouts.pipeline, 1), layouts.virtual_stages
     single = p * v == 1
     filled = np.ceil((layers + np.where(layouts.balanced > 0, head_in_layers(cases), 0.0)) / p - 1e-9)
     most = v * low + np.ceil(extra / p)
@@ -93,13 +93,13 @@ def in_flight(cases: Cases, place: Array) -> Array:
     [counted on torch's schedules]; GPipe and LoopedBFS all m.
     """
     layouts = cases.layouts
-    p, v, m = layouts.pipeline, layouts.virtual, layouts.accumulation
+    p, v, m = layouts.pipeline, layouts.virtual_stages, layouts.accumulation
     held = np.select(
         [
-            layouts.schedule == F1B1,
-            layouts.schedule == INTERLEAVED,
-            (layouts.schedule == ZERO_BUBBLE) | (layouts.schedule == ZBV),
-            layouts.schedule == DUALPIPEV,
+            layouts.pipeline_schedule == F1B1,
+            layouts.pipeline_schedule == INTERLEAVED,
+            (layouts.pipeline_schedule == ZERO_BUBBLE) | (layouts.pipeline_schedule == ZBV),
+            layouts.pipeline_schedule == DUALPIPEV,
         ],
         [p - place, (p * v + p - 2 * place - 1) / v, p + 0 * place, p + 0.5 + 0 * place],
         default=m + 0 * p,
@@ -109,7 +109,7 @@ def in_flight(cases: Cases, place: Array) -> Array:
 
 def losses_wait(layouts: Layouts) -> Flags:
     """Whether the last stage computes further losses before a backward (`search_spaces.models.pipeline.losses_wait`)."""
-    waits: Flags = (layouts.pipeline > 1) & (layouts.schedule != F1B1) & (layouts.schedule != INTERLEAVED)
+    waits: Flags = (layouts.pipeline > 1) & (layouts.pipeline_schedule != F1B1) & (layouts.pipeline_schedule != INTERLEAVED)
     return waits
 
 
@@ -121,12 +121,14 @@ def idle_micro_batches(cases: Cases) -> Array:
     weights have no gradients to fill the bubble. Ranks that share cores lose less, since others compute on the idle cores.
     """
     layouts, frozen = cases.layouts, cases.shapes.frozen_bytes > 0
-    p, v = layouts.pipeline, layouts.virtual
+    p, v = layouts.pipeline, layouts.virtual_stages
     share = np.select(
         [
-            (layouts.schedule == INTERLEAVED) | (layouts.schedule == LOOPED) | (frozen & (layouts.schedule > LOOPED)),
-            layouts.schedule == ZERO_BUBBLE,
-            (layouts.schedule == ZBV) | (layouts.schedule == DUALPIPEV),
+            (layouts.pipeline_schedule == INTERLEAVED)
+            | (layouts.pipeline_schedule == LOOPED)
+            | (frozen & (layouts.pipeline_schedule > LOOPED)),
+            layouts.pipeline_schedule == ZERO_BUBBLE,
+            (layouts.pipeline_schedule == ZBV) | (layouts.pipeline_schedule == DUALPIPEV),
         ],
         [1 / v, 1 / (3 * v), 1 / 6 + 0 * v],
         default=1.0 + 0 * v,
@@ -138,4 +140,4 @@ def idle_micro_batches(cases: Cases) -> Array:
 def boundaries(cases: Cases) -> Array:
     """Number of stage boundaries that a micro-batch crosses on a rank in forward."""
     layouts = cases.layouts
-    return np.where(layouts.pipeline > 1, layouts.virtual, 0.0)
+    return np.where(layouts.pipeline > 1, layouts.virtual_stages, 0.0)

@@ -102,8 +102,8 @@ def _ahead(cases: Cases, held: StageParameters) -> Array:
     layouts, counted = cases.layouts, counted_elements(cases)
 
     def share(unit: Array) -> Array:
-        room = np.maximum(layouts.max_live / counted - unit, 0.0)
-        return np.minimum(np.minimum(layouts.prefetch_bucket / counted, room) / np.maximum(unit, 1.0), 1.0)
+        room = np.maximum(layouts.max_live_parameters / counted - unit, 0.0)
+        return np.minimum(np.minimum(layouts.prefetch_bucket_size / counted, room) / np.maximum(unit, 1.0), 1.0)
 
     common, experts = gathered_units(cases)
     of_experts = _of_experts(cases, held) / np.maximum(held.trained, 1.0)
@@ -115,21 +115,21 @@ def _shown(cases: Cases, rates: Coefficients, may_hide: Array, beside: Array) ->
     """The exposed part of communication that overlaps with computation; each slows the other down."""
     overlapped = np.maximum(may_hide - beside * (1 - rates.data_exposed), rates.data_exposed * may_hide)
     slowed = np.minimum(may_hide, beside) * rates.overlap_slowdown
-    return np.where(cases.layouts.overlap > 0, np.minimum(overlapped + slowed, may_hide), may_hide)
+    return np.where(cases.layouts.overlap_comm > 0, np.minimum(overlapped + slowed, may_hide), may_hide)
 
 
 def _frequency(cases: Cases, split: Split, held: StageParameters) -> _Frequency:
     layouts, m, signs = cases.layouts, cases.layouts.accumulation, sends_signs(cases)
     at_three = layouts.zero_stage == 3
-    every_time = at_three | ((layouts.zero_stage == 2) & (layouts.defer == 0))
-    buckets = np.maximum(np.ceil(held.trained / layouts.reduce_bucket), 1.0)
+    every_time = at_three | ((layouts.zero_stage == 2) & (layouts.defer_gradient_reduction == 0))
+    buckets = np.maximum(np.ceil(held.trained / layouts.reduce_bucket_size), 1.0)
     # Below stage 3 our engine gathers parameters in separate buckets.
-    refills = np.where(_waits(cases), np.ceil(held.trained / layouts.allgather_bucket), buckets)
+    refills = np.where(_waits(cases), np.ceil(held.trained / layouts.allgather_bucket_size), buckets)
     below = np.where(layouts.zero_stage == 0, buckets, np.maximum(refills, 1.0))
     pieces = np.where(signs, 1.0, np.where(at_three, np.maximum(split.first, 1.0), below))
     return _Frequency(
         reductions=np.where(every_time, m, 1.0),
-        gathers=np.where(at_three, m * np.where(layouts.reshard > 0, 2.0, 1.0), 1.0),
+        gathers=np.where(at_three, m * np.where(layouts.reshard_after_forward > 0, 2.0, 1.0), 1.0),
         buckets=buckets,
         pieces=pieces,
         sent=np.where(_waits(cases) & ~signs, buckets, pieces),

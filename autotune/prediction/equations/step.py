@@ -206,7 +206,7 @@ def hop_seconds(cases: Cases, rates: Coefficients) -> Array:
     """Seconds to send a micro-batch's hidden state to the next stage."""
     layouts, shapes = cases.layouts, cases.shapes
     divided = np.where((layouts.sequence_parallel > 0) | (cases.software.scatters > 0), layouts.tensor, 1.0)
-    tokens = layouts.micro_batch * trained_tokens(cases) / layouts.context
+    tokens = layouts.micro_batch_size * trained_tokens(cases) / layouts.context
     message = tokens * shapes.hidden * layouts.parameter_bytes / divided
     hop: Array = message / boundary_bandwidth(cases, rates) + rates.hop_seconds
     return hop

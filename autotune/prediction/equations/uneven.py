@@ -167,7 +167,7 @@ def capacity_ratio(cases: Cases, share: RankShare) -> Array:
 def recomputing(cases: Cases, policy: int) -> Cases:
     """The cases with every layer recomputed by a policy of `RECOMPUTE`."""
     return dataclasses.replace(
-        cases, layouts=dataclasses.replace(cases.layouts, recompute=scalar(policy), recompute_every=scalar(1))
+        cases, layouts=dataclasses.replace(cases.layouts, activation_checkpointing=scalar(policy), checkpoint_every_k=scalar(1))
     )
 
 

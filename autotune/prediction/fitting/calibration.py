@@ -12,7 +12,7 @@ from autotune.prediction.equations.cases import Array
 from autotune.prediction.equations.coefficients import Coefficients
 from autotune.prediction.equations.rates import ON_A_PROCESSOR
 from autotune.prediction.fitting.fitting import fitted
-from autotune.prediction.fitting.spreads import spread_after
+from autotune.prediction.fitting.trial_fit import spread_after
 from search_spaces.clusters.cluster import ClusterSpec
 from search_spaces.clusters.microbenchmark import Measured, Operation
 from storage.records import CalibrationRecord

@@ -10,7 +10,6 @@ from autotune.prediction.equations.coefficients import Coefficients, names, spre
 from autotune.prediction.equations.memory import memory
 from autotune.prediction.equations.step import seconds_of
 from autotune.prediction.fitting.fitting import fitted
-from autotune.prediction.fitting.spreads import spread_after
 from autotune.prediction.fitting.trial_history import Runs
 
 TIME_NOISE = 0.08
@@ -89,3 +88,20 @@ def _fit(figures: _Figures, candidates: Sequence[str], before: Coefficients, noi
     known = np.diag([spread(name) ** -2 for name in fitted_names])
     leverage = np.sum(slopes * np.linalg.solve(slopes.T @ slopes + known, slopes.T).T, axis=1)
     return after, np.log(figures.measured / figures.predicted(after)) / (1 - leverage)
+
+
+WORTH = 4.0
+"""Number of errors to which the prior spread is equivalent: a few lucky errors do not narrow the band."""
+LEAST_SPREAD = 0.02
+
+
+def spread_after(before: float, errors: Array) -> float:
+    """The standard deviation of log(measured / predicted): the root mean square, with `before` counting as `WORTH` errors.
+
+    An outlier counts as at most three typical errors.
+    """
+    if not len(errors):
+        return before
+    bound = 3 * max(1.4826 * float(np.median(np.abs(errors))), before)
+    kept = np.clip(errors, -bound, bound)
+    return max(float(np.sqrt((WORTH * before**2 + np.sum(kept**2)) / (WORTH + len(kept)))), LEAST_SPREAD)

@@ -18,13 +18,6 @@ from search_spaces.knob_values import KNOBS
 from search_spaces.space import SearchSpace
 from search_spaces.trial_config import TrialConfig
 
-FIELDS = {
-    "reduce_bucket_size": "reduce_bucket", "prefetch_bucket_size": "prefetch_bucket",
-    "param_persistence_threshold": "persistence", "max_live_parameters": "max_live", "overlap_comm": "overlap",
-    "overlap_param_gather": "late_gather", "async_tensor_parallel": "async_tensor",
-    "loss_chunk_size": "loss_chunk", "allgather_bucket_size": "allgather_bucket",
-}  # fmt: skip
-"""Knob -> its field of `Layouts`."""
 WORTH = 1e-3
 """Relative gain below which a bucket keeps its value unless another saves memory: the equations cannot resolve less."""
 
@@ -111,7 +104,7 @@ class _Work:
             now, other = (self.memory, self.seconds) if by_memory else (self.seconds, self.memory)
             first, second = (memory, seconds) if by_memory else (seconds, memory)
             best = _best(first, second, fits, now[places], other[places])
-            held = getattr(cases.layouts, FIELDS[name])
+            held = getattr(cases.layouts, name)
             numbers = np.array([float(value) for value in values])
             take = matters & (best >= 0)
             moved = np.where(take, numbers[np.maximum(best, 0)], held)
@@ -165,4 +158,4 @@ def _best(first: Array, second: Array, fits: NDArray[np.bool_], now: Array, othe
 
 
 def _with(cases: Cases, name: str, numbers: Array) -> Cases:
-    return dataclasses.replace(cases, layouts=dataclasses.replace(cases.layouts, **{FIELDS[name]: numbers}))
+    return dataclasses.replace(cases, layouts=dataclasses.replace(cases.layouts, **{name: numbers}))

@@ -1,7 +1,9 @@
 """The space of a question's plan."""
 
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
 from autotune.exports.lossless import expressible
-from autotune.prediction.planning.layouts import layouts_of
 from autotune.prediction.planning.question import Question
 from autotune.request.engines import capability_of
 from search_spaces.space import SearchSpace
@@ -15,3 +17,19 @@ def space_of(question: Question) -> SearchSpace:
         most_steps=question.most_steps, layouts=layouts_of(question.engine, question.known),
     )  # fmt: skip
     return space if question.simple is None else expressible(space, question.simple, frozenset(question.pins))
+
+
+if TYPE_CHECKING:
+    from autotune.prediction.equations.coefficients import Coefficients
+
+
+def layouts_of(engine: str, known: "Coefficients | None" = None) -> Callable[[SearchSpace], Sequence[str]]:
+    """Return a function that proposes layouts for an engine's space."""
+
+    def propose(space: SearchSpace) -> Sequence[str]:
+        # Imports NumPy, SciPy and the equations: only when layouts are requested.
+        from autotune.prediction.planning.solved_layouts import solved_layouts
+
+        return solved_layouts(space, engine, known)
+
+    return propose

@@ -9,8 +9,8 @@ from autotune.strategies.guided.described import Forecaster, Guide, Pools
 from autotune.strategies.guided.feasibility import Feasibility
 from autotune.strategies.guided.observations import no_observations
 from autotune.strategies.guided.surrogate import prior
+from autotune.strategies.optuna_samplers import TpeStrategy
 from autotune.strategies.strategy import Candidates, Score, Strategy, known_hashes
-from autotune.strategies.tpe import TpeStrategy
 from search_spaces.trial_config import TrialConfig
 from storage.records import TrialRecord
 

@@ -29,7 +29,10 @@ from storage.records import TrialRecord
 
 COMPARED = ("parameters", "gradients", "optimizer_state", "activations", "buffers")
 """Tags by which memory is compared; reserved bytes and those outside of the allocator follow from them."""
-_BUCKETS = ("reduce_bucket", "prefetch_bucket", "persistence", "max_live", "loss_chunk", "overlap")
+_BUCKETS = (
+    "reduce_bucket_size", "prefetch_bucket_size", "param_persistence_threshold", "max_live_parameters", "loss_chunk_size",
+    "overlap_comm",
+)  # fmt: skip
 """Layout settings; bytes are comparable tag by tag only if these are equal."""
 
 
@@ -120,7 +123,7 @@ class SpaceForecaster:
             memory_spread=np.full(count, self._prior.rates.memory_spread),
             kind=_kinds(cases),
             cost=trial_seconds(seconds * np.exp(-lessons), self._setting.fidelity),
-            mesh=_mixed(cases, ("tensor", "pipeline", "context", "expert", "virtual", "shard")),
+            mesh=_mixed(cases, ("tensor", "pipeline", "context", "expert", "virtual_stages", "shard")),
         )
 
     def _tightest(self, held: Memory) -> tuple[Array, Array]:

@@ -85,17 +85,17 @@ def gather_placement(context: RankContext) -> Placement:
     )
     hosts = list(dict.fromkeys(row["host"] for row in rows))
     mine = rows[context.rank]["host"]
-    beside = [rank for rank, row in enumerate(rows) if row["host"] == mine]
+    same_host = [rank for rank, row in enumerate(rows) if row["host"] == mine]
     return Placement(
         rank=context.rank,
         world_size=context.world_size,
-        local_rank=beside.index(context.rank),
-        local_world_size=len(beside),
+        local_rank=same_host.index(context.rank),
+        local_world_size=len(same_host),
         node=hosts.index(mine),
         nodes=len(hosts),
         address=rows[0]["address"],
         port=rows[0]["port"],
-        visible_devices=devices_of_host([rows[rank]["visible"] for rank in beside]),
+        visible_devices=devices_of_host([rows[rank]["visible"] for rank in same_host]),
     )
 
 

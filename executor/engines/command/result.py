@@ -21,7 +21,7 @@ from search_spaces.failure import Evidence, FailureTable, Sign
 from search_spaces.models.command import CommandModel
 from search_spaces.models.model import Model
 from search_spaces.outcome import Outcome
-from search_spaces.placeholders import TELLS_BATCH, names_in
+from search_spaces.placeholders import BATCH_PLACEHOLDERS, names_in
 from search_spaces.trial import Interval, RankMeasurement, TrialResult
 from search_spaces.waiting import waiting_text
 
@@ -222,7 +222,7 @@ def _samples_text(trial: Trial, timed: Facts) -> str:
     command, batch = trial.request.model, trial.request.workload.global_batch_size
     if timed["samples"] is None or timed["samples"] == batch or not isinstance(command, CommandModel):
         return ""
-    if not TELLS_BATCH & set(names_in(command.arguments)):
+    if not BATCH_PLACEHOLDERS & set(names_in(command.arguments)):
         return ""
     if timed["samples"] % batch == 0:
         return ""  # it reports once per several steps

@@ -68,12 +68,15 @@ def _copies_across_tensor_ranks(config: TrialConfig, _: int) -> bool:
 
 DEEPSPEED = Capability(
     engine="deepspeed",
-    knobs=honoured_by("deepspeed", {
-        "reduce_dtype": ("fp32", "bf16"),
-        "offload_optimizer": ("none", "cpu"),
-        "offload_param": ("none", "cpu"),
-        "precision": ("fp32", "bf16"),
-    }),
+    knobs=honoured_by(
+        "deepspeed",
+        {
+            "reduce_dtype": ("fp32", "bf16"),
+            "offload_optimizer": ("none", "cpu"),
+            "offload_param": ("none", "cpu"),
+            "precision": ("fp32", "bf16"),
+        },
+    ),
     specific=frozenset({"micro_batch_size", "reduce_bucket_size"}),
     combinations=(
         Combination(

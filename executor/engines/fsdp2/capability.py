@@ -1,6 +1,6 @@
 """What the fsdp2 engine honours and refuses. Does not import torch, since the search reads it."""
 
-from executor.engines.compiling_rules import COMPILE_SELECTIVE, COMPILE_ZERO_BUBBLE
+from executor.engines.shared_rules import COMPILE_SELECTIVE, COMPILE_ZERO_BUBBLE
 from search_spaces.capability import Capability, Combination, honoured_by
 from search_spaces.models.pipeline import ZERO_BUBBLE_SCHEDULES
 from search_spaces.trial_config import TrialConfig
@@ -25,14 +25,17 @@ def _casts_nothing(config: TrialConfig, world_size: int) -> bool:
 
 FSDP2 = Capability(
     engine="fsdp2",
-    knobs=honoured_by("fsdp2", {
-        # 2: parameters stay gathered until their last use in the step. 3: they are released after every use.
-        "zero_stage": (2, 3),
-        "reduce_dtype": ("fp32", "bf16"),
-        "offload_optimizer": ("none", "cpu"),
-        "offload_param": ("none", "cpu"),
-        "precision": ("fp32", "bf16", "fp64"),
-    }),
+    knobs=honoured_by(
+        "fsdp2",
+        {
+            # 2: parameters stay gathered until their last use in the step. 3: they are released after every use.
+            "zero_stage": (2, 3),
+            "reduce_dtype": ("fp32", "bf16"),
+            "offload_optimizer": ("none", "cpu"),
+            "offload_param": ("none", "cpu"),
+            "precision": ("fp32", "bf16", "fp64"),
+        },
+    ),
     specific=frozenset({"micro_batch_size"}),
     combinations=(
         COMPILE_SELECTIVE,

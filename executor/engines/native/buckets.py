@@ -82,11 +82,11 @@ class GradientReducer:
         """`accumulates`: a step may have several micro-batches."""
         self.layout, self.group, self.replicas, self.device = layout, group, replicas, device
         # In a pipeline another micro-batch's work follows at once, so reductions may overlap with it.
-        self.lands_at_once = config.pipeline_parallel_size == 1
+        self.waits_per_micro_batch = config.pipeline_parallel_size == 1
         self.master_dtype = master_dtype
         self.reduce_dtype = NARROW.get(config.reduce_dtype, master_dtype)
         self.integers = config.reduce_dtype == INT8
-        self.stays = False
+        self.skips_reduction = False
         """Whether gradients are not reduced here, because the optimizer itself sums over ranks."""
         self.sum_dtype = NARROW.get(config.accumulation_dtype, master_dtype)
         self.contiguous = config.contiguous_gradients
@@ -148,7 +148,7 @@ class GradientReducer:
             self._collect_rest(bucket)
         while self._reduces and self._next < len(self.layout.buckets):
             self._send_next()
-        if self.lands_at_once:
+        if self.waits_per_micro_batch:
             self._land_all()
 
     @torch.no_grad()
@@ -300,9 +300,9 @@ class GradientReducer:
         """Start the sum over ranks; return it and its output."""
         if self.layout.ranks == 1:
             whole = rows.view(-1)
-            if self.integers and self.group.size > 1 and not self.stays:
+            if self.integers and self.group.size > 1 and not self.skips_reduction:
                 return QuantisedAllReduce(self.group, whole, self._widths(bucket)), whole
-            return InFlight(lambda: None) if self.stays else self.group.all_reduce(rows), whole
+            return InFlight(lambda: None) if self.skips_reduction else self.group.all_reduce(rows), whole
         if self.integers:
             widths = self._widths(bucket)
             return QuantisedReduceScatter(self.group, torch.split(rows, widths, dim=1), widths, rows.dtype), None

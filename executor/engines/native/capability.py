@@ -1,14 +1,25 @@
 """What the native engine honours and refuses. Does not import torch, since the search reads it."""
 
-from executor.engines.adapter_rules import PROMPT_CONTEXT, VIRTUAL_TOKENS_MUON
-from executor.engines.compiling_rules import COMPILE_SELECTIVE, COMPILE_ZERO_BUBBLE
-from executor.engines.expert_rules import EXPERTS_ADAPTERS, EXPERTS_COMPILED, EXPERTS_COPIES
-from executor.engines.native.float8_rules import FLOAT8_COMBINATIONS
-from executor.engines.native.fused_rules import FUSED
-from executor.engines.native.graph_rules import GRAPHED
-from executor.engines.native.overlap_rules import OVERLAPPED
-from executor.engines.native.schedule_rules import RANDOM_LTD_CURRICULUM, RANDOM_LTD_DIVIDED, SCHEDULE_COMPILED
-from executor.engines.onebit_rules import ONEBIT_DIMENSIONS, ONEBIT_STAGE
+from executor.engines.native.rules import (
+    FLOAT8_COMBINATIONS,
+    FUSED,
+    GRAPHED,
+    OVERLAPPED,
+    RANDOM_LTD_CURRICULUM,
+    RANDOM_LTD_DIVIDED,
+    SCHEDULE_COMPILED,
+)
+from executor.engines.shared_rules import (
+    COMPILE_SELECTIVE,
+    COMPILE_ZERO_BUBBLE,
+    EXPERTS_ADAPTERS,
+    EXPERTS_COMPILED,
+    EXPERTS_COPIES,
+    ONEBIT_DIMENSIONS,
+    ONEBIT_STAGE,
+    PROMPT_CONTEXT,
+    VIRTUAL_TOKENS_MUON,
+)
 from search_spaces.capability import Capability, Combination, honoured_by
 from search_spaces.models.pipeline import ZERO_BUBBLE_SCHEDULES
 from search_spaces.models.stage_layout import marks_offloading, marks_recomputation, policies

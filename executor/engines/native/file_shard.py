@@ -40,7 +40,7 @@ class FileExtent:
         return memory[self.skip : self.skip + (self.end - self.start) * dtype.itemsize].view(dtype)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Staged:
     """A unit in host memory or being read; extents that have been gathered are removed."""
 

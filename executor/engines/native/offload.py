@@ -149,7 +149,7 @@ class SplitAdamW:
         self.share.finish()
         shard.finish()
 
-    def handed_over(self) -> list[tuple[int, int]]:
+    def update_ranges(self) -> list[tuple[int, int]]:
         """The ranges in which a shard may take updated values: chunks of the host's share, and equal ones of the device's."""
         device = parts_of(self.host_elements, self.host_elements + self._device.elements)
         return [*((chunk.start, chunk.end) for chunk in self._chunks), *device]

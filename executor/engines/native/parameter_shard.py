@@ -50,7 +50,8 @@ class ParameterShard(ABC):
 
     def copy_to(self, targets: Sequence[Tensor], ranges: Sequence[Range]) -> None:
         """Copy the elements of each range to the target with the same index, in one operation, which also casts."""
-        torch._foreach_copy_([*targets], self._views(ranges))
+        if targets:  # a pipeline rank whose layers are all frozen updates nothing
+            torch._foreach_copy_([*targets], self._views(ranges))
 
     def _views(self, ranges: Sequence[Range]) -> list[Tensor]:
         """The elements of each range, in the dtype in which they are stored."""

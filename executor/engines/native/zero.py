@@ -102,7 +102,7 @@ class ShardedModel(Replica):
             self.refill.begin_step()
 
     def begin_micro_batch(self, last: bool) -> None:
-        self.reducer.stays = self.optimizer.sums_itself
+        self.reducer.skips_reduction = self.optimizer.sums_itself
         self.reducer.begin_micro_batch(last)
         if self.gatherer is not None:
             self.gatherer.begin_backward(last)
@@ -144,7 +144,7 @@ class ShardedModel(Replica):
         parts = gradient if not skipped else [self._share(slot) for slot in self.layout.slots if slot not in skipped]
         zero = torch.zeros((), dtype=self.master_dtype, device=self.device)
         squared = nn.utils.get_total_norm(parts, foreach=True).square() if parts else zero
-        if self.reducer.stays:
+        if self.reducer.skips_reduction:
             # Each rank's gradient is a summand of the mean, 1/R of its own gradient: the mean of squares is R times their sum.
             self.group.all_reduce(squared).wait()
             squared = squared * self.group.size
@@ -345,7 +345,7 @@ class ShardedModel(Replica):
         units = find_units(self.module, self.part.units, (*self.layout.slots, *self._frozen.slots))
         read = [[pair for slot in unit.slots for pair in ranges((slot,))] for unit in units]
         frozen = parts_of(self.layout.master_elements, self._frozen.master_elements)
-        pieces, folder = [*self.optimizer.handed_over(), *frozen], folder_of(self._workload)
+        pieces, folder = [*self.optimizer.update_ranges(), *frozen], folder_of(self._workload)
         return FileShard(pieces, read, self.dtype, self.device, self.pool, folder)
 
     def _device_shard(self) -> DeviceShard:

@@ -91,7 +91,7 @@ def test_a_job_by_its_id_by_a_beginning_and_the_latest(desk: JobBackend) -> None
     assert desk.job(first.id) == first
     assert desk.job(first.id[:-1]) == first
     assert desk.job(None) == second
-    with pytest.raises(LookupError, match=f"begins several job ids .*{first.id[:8]}.*; give more of it"):
+    with pytest.raises(LookupError, match=f"begins several job ids .*{first.id[:8]}.*; give a longer prefix"):
         desk.job(first.id[:8])
 
 
@@ -223,7 +223,9 @@ def test_what_only_a_database_takes(desk: JobBackend, store: Store, tmp_path: Pa
     if not desk.words:
         pytest.skip("looked at below")
     if desk.words[0] == "--url":
-        with pytest.raises(RequestError, match="data_path: is the service's own affair; leave it out, or submit to a database"):
+        with pytest.raises(
+            RequestError, match="data_path: is determined by the service; leave it out, or submit to a database"
+        ):
             desk.submit(fields, 0)
     else:
         assert store.job(desk.submit(fields, 0).id).request["data_path"] == str(tmp_path)

@@ -88,14 +88,14 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "config.json --pin reduce_bucket_size=-1": ("reduce_bucket_size: -1", "a whole number of elements, at least 1"),
     "config.json --pin reduce_bucket_size=1.5": ("reduce_bucket_size: 1.5", "a whole number of elements, at least 1"),
     "config.json --pin bogus=1": ("bogus: no knob has this name; use one of",),
-    "config.json --pin zero_stage": ("zero_stage: is no KNOB=VALUE; write",),
-    "config.json --pin pipeline_layout=6x-7": ("pipeline_layout: '6x' in '6x-7' is no stage; write a count of layers",),
-    "config.json --pin pipeline_layout=6f7-1": ("pipeline_layout: '6f7' in '6f7-1' computes 7 layers again and has 6; give",),
+    "config.json --pin zero_stage": ("zero_stage: is not KNOB=VALUE; write",),
+    "config.json --pin pipeline_layout=6x-7": ("pipeline_layout: '6x' in '6x-7' is not a stage; write a count of layers",),
+    "config.json --pin pipeline_layout=6f7-1": ("pipeline_layout: '6f7' in '6f7-1' recomputes 7 layers and has 6; give",),
     "config.json --pin zero_stage=solved": ("zero_stage: is not solved for", "; "),
     "config.json --pin zero_stage=7": ("zero_stage: 7", "give 0, 1, 2 or 3"),
     "config.json --pin micro_batch_size=3": ("micro_batch_size=3", "a global batch of 8", "change micro_batch_size"),
     "config.json --cluster nowhere": ("nowhere: no cluster preset", "use one of local"),
-    "config.json --cluster dgx-a100:x": ("dgx-a100:x: 'x' is no number of nodes; write",),
+    "config.json --cluster dgx-a100:x": ("dgx-a100:x: 'x' is not a number of nodes; write",),
     "config.json --cluster dgx-a100:2 --global-batch-size 16": ("cluster: dgx-a100:2 has 16 GPUs", "use local"),
     "config.json --space nowhere": ("nowhere: no space preset", "use one of zero"),
     "config.json --strategy genetic": ("strategy: 'genetic'", "use one of guided, tpe, random, grid"),
@@ -130,7 +130,7 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "config.json --db none/jobs.db": ("none: is not a folder that exists; make it",),
     "config.json --db config.json": ("config.json: is not an SQLite database; name another",),
     "config.json --db mysql://host/name": ("mysql databases are not supported; give",),
-    "config.json --resume latest": ("resume: a job goes on with its own request; leave out MODEL",),
+    "config.json --resume latest": ("resume: a job is resumed with its own request; leave out MODEL",),
     "--config unknown.toml": ("trails: is not a field", "did you mean trials?"),
     "--config kind.toml": ("trials: 'x'", "give at least 1"),
     "--config words.toml": ("config: words.toml is not TOML", "correct the file"),
@@ -244,4 +244,10 @@ def test_a_service_on_a_port_that_is_in_use_is_refused_before_it_says_that_it_li
     monkeypatch.setattr(serve, "set_up_logs", lambda _: None)  # of this process
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        refused(command, "serve", "--port", port, says=(f"port: {port} of 127.0.0.1 is in use; end what listens there",))
+        refused(
+            command,
+            "serve",
+            "--port",
+            port,
+            says=(f"port: {port} of 127.0.0.1 is in use; stop the process that listens there",),
+        )

@@ -48,7 +48,7 @@ BAD = {
     "strategy": (("t.csv", "--strategies", "tpe,magic"), "strategy: 'magic' is not known; use one of guided"),
     "twice": (("t.csv", "--strategies", "tpe,tpe"), "strategies: tpe is named twice"),
     "none": (("t.csv", "--strategies", ","), "strategies: none is named"),
-    "mode": (("t.csv", "--calibrate", "few-rows"), "calibrate: 'few-rows' is no mode; use one of none, leave-group-out"),
+    "mode": (("t.csv", "--calibrate", "few-rows"), "calibrate: 'few-rows' is not a mode; use one of none, leave-group-out"),
     "page": (("t.csv", "--markdown", "no/where.md"), "cannot be written"),
     "trials": (("t.csv", "--trials", "0"), "'--trials'"),
 }

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from called import Command
 
-from autotune.cli.calibrate_table import TOLD
+from autotune.cli.calibrate_table import COEFFICIENT_TEXTS
 from autotune.prediction.equations.coefficients import names
 from autotune.session import calibrate
 from executor.errors import RunnerError
 from search_spaces.clusters.microbenchmark import (
-    ALONE,
+    SINGLE_RANK,
     GroupShape,
     Measured,
     MicrobenchmarkRequest,
@@ -25,21 +25,21 @@ from search_spaces.outcome import Outcome
 TORCH = calibrate._release(calibrate.importlib.metadata.version("torch"))
 PAIR = GroupShape(ranks=2, in_node=2)
 SHAPES: tuple[tuple[Operation, tuple[int, ...], GroupShape], ...] = (
-    (Operation.PRODUCT, (64, 128, 128), ALONE),
-    (Operation.PRODUCT, (256, 128, 128), ALONE),
-    (Operation.PRODUCT, (64, 512, 128), ALONE),
-    (Operation.LAYER, (1, 128, 128, 4, 344), ALONE),
-    (Operation.HEAD, (1, 128, 128, 512), ALONE),
-    (Operation.UPDATE, (2**20,), ALONE),
-    (Operation.COPY, (2**20,), ALONE),
-    (Operation.LAUNCH, (64,), ALONE),
+    (Operation.PRODUCT, (64, 128, 128), SINGLE_RANK),
+    (Operation.PRODUCT, (256, 128, 128), SINGLE_RANK),
+    (Operation.PRODUCT, (64, 512, 128), SINGLE_RANK),
+    (Operation.LAYER, (1, 128, 128, 4, 344), SINGLE_RANK),
+    (Operation.HEAD, (1, 128, 128, 512), SINGLE_RANK),
+    (Operation.UPDATE, (2**20,), SINGLE_RANK),
+    (Operation.COPY, (2**20,), SINGLE_RANK),
+    (Operation.LAUNCH, (64,), SINGLE_RANK),
     (Operation.ALL_REDUCE, (4096,), PAIR),
     (Operation.ALL_REDUCE, (2**22,), PAIR),
     (Operation.SEND, (4096,), PAIR),
 )
 
 
-FILES = ((Operation.FILE_READ, (2**26,), ALONE), (Operation.FILE_UPDATE, (2**26,), ALONE))
+FILES = ((Operation.FILE_READ, (2**26,), SINGLE_RANK), (Operation.FILE_UPDATE, (2**26,), SINGLE_RANK))
 
 
 class Ranks:
@@ -144,9 +144,9 @@ def test_the_tables_tell_everything_whole(ranks: Ranks, command: Command) -> Non
     answer = command("calibrate", "--ranks", 2)
     assert answer.status == 0
     for told in (
-        "Matrix products, fp32, GFLOP/s a rank (% of 100)", "128 x 128", "0.2 (0%)", "1 x 128, 128, 4, 344", "9 - 12",
+        "Matrix products, fp32, GFLOP/s per rank (% of 100)", "128 x 128", "0.2 (0%)", "1 x 128, 128, 4, 344", "9 - 12",
         "layer (samples x tokens, hidden, heads, ffn)", "copy: 0.84 GB/s", "4 MiB", "10  0.42", "update_efficiency",
-        "Collectives, 2 ranks of a node: ms and GB/s through a rank's link", "now rest on calibration",
+        "Collectives, 2 ranks of a node: ms and GB/s through a rank's link", "now use calibration",
         "nothing was measured on this hardware before",
     ):  # fmt: skip
         assert told in answer.out, told
@@ -155,7 +155,7 @@ def test_the_tables_tell_everything_whole(ranks: Ranks, command: Command) -> Non
 
 
 def test_every_coefficient_has_words() -> None:
-    assert set(TOLD) == {*names("time"), *names("memory"), *names("band"), *names("files")}
+    assert set(COEFFICIENT_TEXTS) == {*names("time"), *names("memory"), *names("band"), *names("files")}
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def test_every_coefficient_has_words() -> None:
     [
         (("--cluster", "no-such"), "cluster preset"),
         (("--cluster", "dgx-h100:2"), "cluster: dgx-h100:2 has 16 GPUs, and this machine has none; use local"),
-        (("--cluster", "ray", "--runner", "local"), "runner: local does not reach a Ray cluster; use ray"),
+        (("--cluster", "ray", "--runner", "local"), "runner: local does not support a Ray cluster; use ray"),
         (("--runner", "slurm"), "runner: 'slurm' is not known; use one of ray, local"),
         (("--engine", "warp"), "engine"),
         (("--seconds", "0.5"), "seconds: 0.5 is not between 2 and 3600; give seconds such as 20"),

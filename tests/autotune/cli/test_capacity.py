@@ -30,8 +30,8 @@ def test_where_nothing_fits_the_shortfall_and_what_would_do_are_told(command: Co
     answer = command("capacity", "llama-2-7b", "--cluster", "2x11GB")
     assert (answer.status, answer.err) == (3, "")
     assert "nothing fits: the nearest is ZeRO 3, " in answer.out
-    assert " a card" in answer.out
-    assert "what would do: " in answer.out
+    assert " per card" in answer.out
+    assert "possible remedies: " in answer.out
     assert "low-rank adapters (--lora-rank 16)" in answer.out
 
 

@@ -12,7 +12,7 @@ from autotune.prediction.planning.calibrated import fingerprint
 from autotune.request.request import JobRequest, request_to_row
 from executor.errors import RunnerError
 from executor.runners.ray.describe import RayNode, cluster_of, nodes_of
-from search_spaces.clusters.microbenchmark import ALONE, GroupShape, Measured, MicrobenchmarkResult, Operation
+from search_spaces.clusters.microbenchmark import SINGLE_RANK, GroupShape, Measured, MicrobenchmarkResult, Operation
 from search_spaces.outcome import Outcome
 from storage.records import Owner
 from storage.sql import open_store
@@ -46,7 +46,7 @@ def document(command: Command) -> Callable[[], dict[str, Any]]:
     return call
 
 
-def measured(operation: Operation, shape: tuple[int, ...], seconds: float, group: GroupShape = ALONE) -> Measured:
+def measured(operation: Operation, shape: tuple[int, ...], seconds: float, group: GroupShape = SINGLE_RANK) -> Measured:
     return Measured(
         operation=operation, precision="fp32", shape=shape, group=group, seconds=seconds, low=seconds, high=seconds, samples=5
     )

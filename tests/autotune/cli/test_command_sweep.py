@@ -147,12 +147,12 @@ def script_main(path: Path) -> Any:
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (("--", "torchrun", "train.py"), "torchrun would start ranks of its own on each rank"),
+        (("--", "torchrun", "train.py"), "torchrun would start its own ranks on each rank"),
         (("--", "python", "train.py", "{micro_batch}"), "did you mean micro_batch_size?"),
-        (("--pattern", "x"), "pattern: belongs to a command; write the command after --"),
-        (("llama-tiny", "--", "python", "train.py"), "model: is what the command trains"),
-        (("--script-knob", "workers", "--", "python", "train.py"), "'workers' is no NAME=VALUES"),
-        (("--parameter-count", "many", "--", "python", "train.py"), "'many' is no number of parameters"),
+        (("--pattern", "x"), "pattern: requires a command; write the command after --"),
+        (("llama-tiny", "--", "python", "train.py"), "model: is determined by the command"),
+        (("--script-knob", "workers", "--", "python", "train.py"), "'workers' is not NAME=VALUES"),
+        (("--parameter-count", "many", "--", "python", "train.py"), "'many' is not a number of parameters"),
         (("--engine", "command"), "model: is missing; give a preset, a config.json or module:factory, or a command"),
     ],
 )

@@ -89,7 +89,7 @@ CASES: dict[str, tuple[Callable[[], Checkup], str, str, str]] = {
     ),
     "elsewhere": (
         lambda: checkup(facts(1), facts(2, rank_main=False)),
-        "autotune", "lies elsewhere on 10.0.0.2", "at the same path on every node",
+        "autotune", "is installed at another path on 10.0.0.2", "at the same path on every node",
     ),
     "resolves-to-itself": (
         lambda: checkup(facts(1), facts(2, resolved="127.0.1.1")),
@@ -121,7 +121,7 @@ CASES: dict[str, tuple[Callable[[], Checkup], str, str, str]] = {
     ),
     "nodes-unlike": (
         lambda: checkup(facts(1, topology=TOPOLOGY), facts(2, topology=OTHER_TOPOLOGY)),
-        "links of GPUs", "are not laid out alike on 10.0.0.1, 10.0.0.2", "alike",
+        "links of GPUs", "have different topologies on 10.0.0.1, 10.0.0.2", "alike",
     ),
 }  # fmt: skip
 
@@ -170,7 +170,7 @@ def test_without_a_calibration_a_pair_is_held_against_the_middle() -> None:
     pairs = (pair(1e-4, 0.1), pair(1e-4, 0.1, ("a", "c")), pair(3e-4, 0.4, ("b", "c")))
     found = pair_findings(checkup(pairs=pairs), None)
     assert [item.good for item in found] == [True, True, False]
-    assert found[2].told.endswith("3.0 times the latency and 25% of the bandwidth of the middle of all pairs")
+    assert found[2].told.endswith("3.0 times the latency and 25% of the bandwidth of the median of all pairs")
     assert "cable" in found[2].remedy
     assert all(item.good for item in pair_findings(checkup(pairs=pairs[1:]), None))  # two do not say which is wrong
 
@@ -232,4 +232,4 @@ def test_that_there_is_no_cluster_is_a_finding(command: Command, looked: Callabl
 def test_an_address_without_the_cluster_is_refused(command: Command) -> None:
     answer = command("doctor", "--ray-address", "a:1")
     assert (answer.status, answer.out) == (2, "")
-    assert answer.err == "autotune: ray_address: is of a cluster, and this machine alone was asked for; add --cluster\n"
+    assert answer.err == "autotune: ray_address: is for a cluster, but only this machine is checked; add --cluster\n"

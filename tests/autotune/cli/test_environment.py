@@ -65,7 +65,7 @@ def _reproduces_with_its_variables(command: Command, folder: Path) -> None:
     [
         (["--environment-setting", "LD_PRELOAD=/tmp/x.so"], "environment_settings: LD_PRELOAD may not be set; use some of "),
         (["--environment-setting", "NCCL_ALGO=Tree"], "environment_settings: NCCL_ALGO acts on cuda devices, and ranks have "),
-        (["--environment-setting", "MALLOC_ARENA_MAX=lots"], "environment_settings: 'lots' is no value of MALLOC_ARENA_MAX; "),
+        (["--environment-setting", "MALLOC_ARENA_MAX=lots"], "environment_settings: 'lots' is not a value of MALLOC_ARENA_MAX"),
         (["--environment-setting", "standard", "--trials", 4], "environment_settings: 4 settings leave none of 4 trials "),
         (["--pin", "environment=PATH=/tmp"], "environment: PATH may not be set; use some of "),
         (["--pin", "environment=NCCL_NVLS_ENABLE=0"], "environment-variables: with environment=NCCL_NVLS_ENABLE=0, NCCL_NVLS_"),

@@ -65,7 +65,9 @@ def test_of_another_engines_best_only_what_is_its_own_is_tuned(tmp_path: Path) -
     }  # fmt: skip
     told: list[str] = []
     found = prepare(request_from_fields(with_imported(given, tmp_path / "best-config.json", (2,), told.append)))
-    assert told[0] == "measured on native: what carries over to fsdp2 is kept, and micro_batch_size tuned (docs/transfer.md)"
+    assert (
+        told[0] == "measured on native: values that carry over to fsdp2 are kept, and micro_batch_size tuned (docs/transfer.md)"
+    )
     assert found.baselines[0].zero_stage == 2
     assert found.request.global_batch_size == sweep.request.global_batch_size
     varied = {name for config in found.space.enumerate() for name in config.differences(found.baselines[0])}
@@ -123,7 +125,7 @@ def test_the_batch_follows_from_the_ranks(tmp_path: Path) -> None:
     content = {"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 3, "zero_optimization": {"stage": 1}}
     assert imported(tmp_path, content)[0].request.global_batch_size == 12
     told = imported(tmp_path, content, ranks=())[1]
-    assert told[-1].startswith("global_batch_size: the file does not say it; give --global-batch-size")
+    assert told[-1].startswith("global_batch_size: the file does not state it; give --global-batch-size")
 
 
 @pytest.mark.parametrize("command_name", ["sweep", "submit"])
@@ -138,9 +140,9 @@ def test_bad_histories(command: Command, folder: Path) -> None:
     (folder / "earlier.csv").write_text("zero_stage,samples_per_second\n1,10\n")
     sweep = ("sweep", "config.json", "--ranks", "2", "--history")
     refused(command, *sweep, "none.csv", says=("history: none.csv cannot be read", "give a CSV file"))
-    refused(command, *sweep, "earlier.csv", "--strategy", "tpe", says=("history: tpe learns nothing", "use --strategy guided"))
+    refused(command, *sweep, "earlier.csv", "--strategy", "tpe", says=("history: tpe does not use", "use --strategy guided"))
     words = ("--objective", "devices", "--rate", "1")
-    refused(command, *sweep, "earlier.csv", *words, says=("history: is of one job", "leave it out"))
+    refused(command, *sweep, "earlier.csv", *words, says=("history: applies to one job", "leave it out"))
 
 
 def test_a_job_as_a_study(command: Command, folder: Path) -> None:

@@ -198,8 +198,8 @@ BAD: dict[str, tuple[str, ...]] = {
     "submit llama-tiny --pin zero_stage=7": ("zero_stage: 7", "give 0, 1, 2 or 3"),
     "submit llama-tiny --priority 101": ("'--priority'", "100", "see `autotune submit --help`"),
     "submit llama-tiny --config none.toml": ("config: none.toml cannot be read", "give the path"),
-    "submit llama-tiny --watch --json": ("json: is one document, and --watch prints what happens; leave one",),
-    "jobs --state asleep": ("state: 'asleep' is no state of a job; use some of queued",),
+    "submit llama-tiny --watch --json": ("json: prints one document, but --watch prints events; leave one",),
+    "jobs --state asleep": ("state: 'asleep' is not a state of a job; use some of queued",),
     "jobs --limit 0": ("'--limit'", "see `autotune jobs --help`"),
     "jobs --url http://127.0.0.1:1 --db x": ("url: and --db are both given; give",),
     "jobs --url 127.0.0.1": ("url: '127.0.0.1' is no address of a service; give one such as",),
@@ -290,7 +290,7 @@ def test_ctrl_c_detaches(folder: Path, command: Command, kept: Store, place: str
                 process.kill()  # leaving the block waits for its end
         assert (process.returncode, out) == (130, "")
         assert err.splitlines()[-2:] == [
-            f"detached; job {job} goes on; watch it again with:", f"  autotune watch {job} {' '.join(named)}"
+            f"detached; job {job} continues; watch it again with:", f"  autotune watch {job} {' '.join(named)}"
         ]  # fmt: skip
         assert "Traceback" not in err
         assert len([trial for trial in kept.trials(job) if trial.outcome]) == 2

@@ -24,7 +24,7 @@ def test_what_deepspeed_stops_at_is_a_failure(command: Command, file: Path) -> N
     file.write_text('{"train_micro_batch_size_per_gpu": 1, "elasticity": {}}')
     assert command("lint", "deepspeed", str(file), "--for", "0.19.8").status == 1
     answer = command("lint", "deepspeed", str(file), "--for", "0.18.0")
-    assert (answer.status, answer.out) == (0, f"{file}: nothing that DeepSpeed 0.18.0 would ignore, change or stop at\n")
+    assert (answer.status, answer.out) == (0, f"{file}: nothing that DeepSpeed 0.18.0 would refuse, ignore or change\n")
 
 
 def test_json_is_one_document(command: Command, file: Path) -> None:
@@ -39,8 +39,8 @@ def test_json_is_one_document(command: Command, file: Path) -> None:
     [
         (("nothing", "ds_config.json"), "format: 'nothing' is not known; use deepspeed"),
         (("deepspeed", "none.json"), "file: none.json cannot be read as JSON"),
-        (("deepspeed", "list.json"), "file: list.json holds no JSON object; give a DeepSpeed configuration"),
-        (("deepspeed", "list.json", "--for", "newest"), "for: 'newest' is no version; write it as in 0.19.8"),
+        (("deepspeed", "list.json"), "file: list.json is not a JSON object; give a DeepSpeed configuration"),
+        (("deepspeed", "list.json", "--for", "newest"), "for: 'newest' is not a version; write it as in 0.19.8"),
     ],
 )
 @pytest.mark.usefixtures("file")

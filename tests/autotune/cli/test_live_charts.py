@@ -83,7 +83,7 @@ def test_no_line_is_wider_than_the_terminal_and_the_table_keeps_half_of_it(made:
 def test_what_searches_for_memory_draws_the_least_so_far(made: Made) -> None:
     session, snapshot = made(objective=Objective.MEMORY)
     text = drawn(session, snapshot, 120, 40)
-    assert "least peak memory of a rank so far" in text
+    assert "lowest peak memory of a rank so far" in text
     assert "best samples/s" not in text
 
 

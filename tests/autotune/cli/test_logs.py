@@ -181,7 +181,7 @@ def test_what_is_not_there_is_one_line(told: str, command: Command, folder: Path
             for words, says in (
                 (
                     ("logs", told, 7),
-                    f"autotune: job {told} has no trial 7; `autotune show {told}` lists those",
+                    f"autotune: job {told} has no trial 7; `autotune show {told}` lists the existing",
                 ),
                 (("logs", "20300101-000000-aaaa", 0), "there is no job"),
                 (("logs", told, 0, "--attempt", 9), "autotune: attempt: trial 0 has 2 so far; give 1 to 2\n"),
@@ -191,7 +191,7 @@ def test_what_is_not_there_is_one_line(told: str, command: Command, folder: Path
                 assert says in answer.err
                 assert answer.err.count("\n") == 1
     assert command("logs", told, "one").status == 2
-    assert command("logs", told, 0, "--attempt", 2, "--rank", 0).err == "nothing is kept of what trial 0 printed\n"
+    assert command("logs", told, 0, "--attempt", 2, "--rank", 0).err == "no output of trial 0 is stored\n"
 
 
 @pytest.mark.parametrize("on_service", [False, True], ids=["database", "service"])

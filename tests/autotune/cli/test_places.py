@@ -86,7 +86,7 @@ def registered(command: Any, words: tuple[str, ...] = ()) -> Iterator[tuple[str,
         yield " ".join(words), command
 
 
-COMMANDS = dict(registered(typer.main.get_command(app)))
+COMMANDS = dict(registered(typer.main.get_command(app).build()))
 
 
 @pytest.fixture
@@ -126,7 +126,7 @@ def test_no_command_falls_back_on_the_local_database(name: str, command: Command
         assert "asks for an API key" in answer.err
     else:
         assert asked == []
-        assert answer.err.startswith(f"autotune: {name}: works on a database, and AUTOTUNE_URL names a service; ")
+        assert answer.err.startswith(f"autotune: {name}: needs a database, but AUTOTUNE_URL names a service; ")
         assert answer.err.endswith("give --db, or unset AUTOTUNE_URL\n")
     assert sorted(path.name for path in folder.iterdir()) == before
 

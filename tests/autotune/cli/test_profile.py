@@ -151,7 +151,7 @@ def test_the_table(command: Command) -> None:
     assert units == ["MFLOP", "MFLOP", "MFLOP", "ms", "ms", "ms", "%"]
     assert not any("…" in line for line in lines)
     assert any(line.startswith("  blocks.0-1 (x2) ") for line in lines)
-    assert " in all = forward " in lines[-2]
+    assert " total = forward " in lines[-2]
     assert lines[-1].startswith("a step without the profiler's hooks takes ")
 
 

@@ -49,7 +49,7 @@ def test_the_table_that_is_printed_and_the_page(command: Command, folder: Path) 
 BAD = {
     "no table": (("none.csv",), "none.csv: no such file; give the path of a CSV file of measurements"),
     "no labels": (("t.csv", "--labels", "none.csv"), "none.csv: no such file; give the path of a CSV file of labels"),
-    "mode": (("t.csv", "--calibrate", "all"), "calibrate: 'all' is no mode; use one of none, leave-group-out"),
+    "mode": (("t.csv", "--calibrate", "all"), "calibrate: 'all' is not a mode; use one of none, leave-group-out"),
     "page": (("t.csv", "--markdown", "no/where.md"), "cannot be written"),
     "rows": (("t.csv", "--calibration-rows", "0"), "'--calibration-rows'"),
     "columns": (("config.json",), "no such column"),

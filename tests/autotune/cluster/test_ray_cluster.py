@@ -79,9 +79,9 @@ def _at(address: str) -> ClusterSpec:
 @pytest.mark.parametrize(
     ("fields", "told"),
     [
-        ({"ray_address": ""}, "ray_address: '' is no name"),
-        ({"ray_address": "a:1", "runner": "local"}, "runner: local does not reach a Ray cluster; use ray"),
-        ({"cluster": "ray", "runner": "local"}, "runner: local does not reach a Ray cluster; use ray"),
+        ({"ray_address": ""}, "ray_address: '' is not a name"),
+        ({"ray_address": "a:1", "runner": "local"}, "runner: local does not support a Ray cluster; use ray"),
+        ({"cluster": "ray", "runner": "local"}, "runner: local does not support a Ray cluster; use ray"),
     ],
 )
 def test_what_cannot_be_reached_is_refused(fields: dict[str, str], told: str) -> None:

@@ -178,7 +178,7 @@ def test_guided_begins_where_the_history_ends(tmp_path: Path, store: Store) -> N
 
 def test_a_history_that_nothing_learns_from_is_refused(tmp_path: Path) -> None:
     source = csv(tmp_path, "0,1,100.0,,")
-    with pytest.raises(RequestError, match="history: random learns nothing before its first trial; use --strategy guided"):
+    with pytest.raises(RequestError, match="history: random does not use earlier trials; use --strategy guided"):
         with_history(table.session(tmp_path), source, print)
     with pytest.raises(RequestError, match=r"history: no trial of .* counts"):
         with_history(table.session(tmp_path, strategy="guided"), csv(tmp_path, "9,1,100.0,,"), lambda _: None)

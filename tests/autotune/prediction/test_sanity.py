@@ -145,7 +145,7 @@ def test_memory_never_falls_when_the_micro_batch_grows(name: str) -> None:
     cases, prediction = made(name)
     before = prediction.memory.total
     for factor in (2, 3, 16):
-        after = again(name, with_layouts(cases, micro_batch=cases.layouts.micro_batch * factor)).memory.total
+        after = again(name, with_layouts(cases, micro_batch_size=cases.layouts.micro_batch_size * factor)).memory.total
         require(after >= before * (1 - HAIR), cases, f"{factor} times the micro-batch")
 
 
@@ -157,9 +157,9 @@ def test_the_share_of_states_never_rises_with_the_stage(name: str) -> None:
     a state that stage 3 alone has.
     """
     cases, _ = made(name)
-    cases = with_layouts(cases, offload_parameters=np.zeros(len(cases)), near=np.zeros(len(cases)))
+    cases = with_layouts(cases, offload_parameters=np.zeros(len(cases)), secondary_shard_size=np.zeros(len(cases)))
     # What stages 1 and 2 alone gather after the update is small here: it makes the share of states there smaller.
-    cases = with_layouts(cases, allgather_bucket=np.ones(len(cases)))
+    cases = with_layouts(cases, allgather_bucket_size=np.ones(len(cases)))
     split, rates = split_layers(cases), rates_for(resolve_cluster("dgx-h100"), "native")
     p, none, one = cases.layouts.pipeline, np.zeros(1), np.ones(1)
     ranks = {
@@ -209,7 +209,7 @@ def test_recomputing_more_never_keeps_more(name: str) -> None:
     cases, _ = made(name)
     kept = {}
     for policy in range(3):
-        prediction = again(name, with_layouts(cases, recompute=np.full(len(cases), float(policy))))
+        prediction = again(name, with_layouts(cases, activation_checkpointing=np.full(len(cases), float(policy))))
         kept[policy] = prediction
     require(kept[0].parts["compute"] <= kept[2].parts["compute"] * (1 + HAIR), cases, "full recomputation is faster than none")
     require(kept[2].memory.total <= kept[0].memory.total * (1 + HAIR), cases, "full recomputation keeps more than none")
@@ -219,16 +219,16 @@ def test_every_schedule_and_stage_is_among_them() -> None:
     schedules, stages, contexts, experts, near = set[int](), set[int](), set[int](), set[int](), set[int]()
     for name in PLACES:
         layouts = made(name)[0].layouts
-        schedules |= set(layouts.schedule[layouts.pipeline > 1].astype(int).tolist())
+        schedules |= set(layouts.pipeline_schedule[layouts.pipeline > 1].astype(int).tolist())
         stages |= set(layouts.zero_stage.astype(int).tolist())
         contexts |= set(layouts.context.astype(int).tolist())
         experts |= set(layouts.expert.astype(int).tolist())
-        near |= set(layouts.near.astype(int).tolist())
+        near |= set(layouts.secondary_shard_size.astype(int).tolist())
         # Selective recomputation keeps on the device what offloading would move, and what Liger rotates in place; graphs
         # compute nothing again, and what they read is on the device.
-        without, graphs = layouts.offload_activations.any() or layouts.kernels.any(), layouts.graphs.any()
+        without, graphs = layouts.offload_activations.any() or layouts.fused_kernels.any(), layouts.cuda_graphs.any()
         recomputed = {0.0} if graphs else {0.0, 2.0} if without else {0.0, 1.0, 2.0}
-        assert set(np.unique(layouts.recompute)) == recomputed
+        assert set(np.unique(layouts.activation_checkpointing)) == recomputed
         assert layouts.offload_optimizer.max() == float(PLACES[name][4].get("offload_optimizer") != "none")
         assert layouts.offload_parameters.max() == float(not graphs)
     assert schedules == set(range(len(SCHEDULES)))

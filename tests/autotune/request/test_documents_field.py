@@ -39,9 +39,9 @@ def test_a_row_of_the_database_holds_them_and_one_from_before_has_none() -> None
 @pytest.mark.parametrize(
     ("text", "line"),
     [
-        ("none.txt", "document_lengths: none.txt cannot be read (No such file or directory); give numbers with commas"),
+        ("none.txt", "document_lengths: none.txt cannot be read (No such file or directory); give numbers separated by commas"),
         ("12,,x", "document_lengths: 12,,x cannot be read"),
-        (",", "document_lengths: ',' holds no numbers; give numbers"),
+        (",", "document_lengths: ',' contains no numbers; give numbers"),
     ],
 )
 def test_what_holds_no_lengths_is_named(text: str, line: str) -> None:
@@ -53,10 +53,10 @@ def test_what_holds_no_lengths_is_named(text: str, line: str) -> None:
 @pytest.mark.parametrize(
     ("content", "line"),
     [
-        (b"12 long 3", "document_lengths: 'long' in {file} is no number of tokens; give numbers"),
-        (b"", "document_lengths: '{file}' holds no numbers; give numbers"),
-        (b"\xff\xfe", "document_lengths: {file} is no text; give numbers"),
-        (b"-3", "document_lengths: '-3' in {file} is no number of tokens"),
+        (b"12 long 3", "document_lengths: 'long' in {file} is not a number of tokens; give numbers"),
+        (b"", "document_lengths: '{file}' contains no numbers; give numbers"),
+        (b"\xff\xfe", "document_lengths: {file} is not text; give numbers"),
+        (b"-3", "document_lengths: '-3' in {file} is not a number of tokens"),
     ],
 )
 def test_what_a_file_holds_is_named(tmp_path: Path, content: bytes, line: str) -> None:

@@ -57,8 +57,8 @@ def test_a_row_of_the_database_holds_them(file: Path) -> None:
             "[killed",
             "failures: {file} is not TOML (Expected ']' at the end of a table declaration (at end of document)); correct",
         ),
-        ("[killed]\nretrys = 1", "failures.killed.retrys: is no field of a row; did you mean retries?"),
-        ("retries = 1", "failures.retries: 1 is no row; write [retries] and its fields below it"),
+        ("[killed]\nretrys = 1", "failures.killed.retrys: is not a field of a row; did you mean retries?"),
+        ("retries = 1", "failures.retries: 1 is not a row; write [retries] and its fields below it"),
     ],
 )
 def test_a_table_that_does_not_parse_is_one_line_with_its_remedy(file: Path, text: str, line: str) -> None:
@@ -77,5 +77,5 @@ def test_a_file_that_is_not_there_is_said(tmp_path: Path) -> None:
 
 
 def test_what_is_no_table_is_said() -> None:
-    with pytest.raises(RequestError, match=r"failures: 'mine\.toml' is no table of rows; give"):
+    with pytest.raises(RequestError, match=r"failures: 'mine\.toml' is not a table of rows; give"):
         rows_of({"failures": "mine.toml"})

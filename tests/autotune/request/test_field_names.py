@@ -56,14 +56,14 @@ COMMAND_OPTIONS = {option_name(item.name) for item in dataclasses.fields(Command
 
 
 def options_of(*names: str) -> set[str]:
-    command: Any = typer.main.get_command(app)
+    command: Any = typer.main.get_command(app).build()
     for name in names:
         command = command.commands[name]
     return {option for item in command.params for option in (*item.opts, *item.secondary_opts) if option.startswith("--")}
 
 
 def every_command(command: Any = None, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
-    inner = getattr(command or typer.main.get_command(app), "commands", {})
+    inner = getattr(command or typer.main.get_command(app).build(), "commands", {})
     return [path, *(found for name, item in inner.items() for found in every_command(item, (*path, name)))]
 
 

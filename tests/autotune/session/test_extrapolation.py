@@ -138,14 +138,14 @@ def test_a_resume_asks_the_same(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"answer_for": "64"}, "answer_for: '64' is no NODESxDEVICES; write 2x8"),
-        ({"tune_on": "0x2"}, "tune_on: '0x2' is no NODESxDEVICES"),
-        ({"answer_for": 8}, "answer_for: 8 is no NODESxDEVICES"),
+        ({"answer_for": "64"}, "answer_for: '64' is not NODESxDEVICES; write 2x8"),
+        ({"tune_on": "0x2"}, "tune_on: '0x2' is not NODESxDEVICES"),
+        ({"answer_for": 8}, "answer_for: 8 is not NODESxDEVICES"),
         ({"answer_for": None}, "answer_for: is missing; say what the answer is for"),
         ({"answer_for": "1x3"}, "answer_for: 1x3 is not a multiple of the 2 devices"),
         ({"answer_for": "1x2"}, "answer_for: 1x2 is not a multiple of the 2 devices"),
         ({"tune_on": "2x1"}, "tune_on: 2x1 has 2 nodes, and local is one"),
-        ({"ranks": 2}, "ranks: is said by tune_on already"),
+        ({"ranks": 2}, "ranks: is already given by tune_on"),
     ],
 )
 def test_bad_shapes_are_told_in_one_line(tmp_path: Path, changes: dict[str, Any], told: str) -> None:

@@ -48,7 +48,7 @@ def test_a_folder_that_ranks_cannot_write_to_is_refused_by_name(tmp_path: Path, 
     monkeypatch.setattr(os, "access", lambda *_: False)
     with pytest.raises(RequestError, match="cannot be written to"):
         prepare(request(nvme_path=str(tmp_path)))
-    with pytest.raises(RequestError, match="is no name"):
+    with pytest.raises(RequestError, match="is not a name"):
         request(nvme_path=7)
 
 

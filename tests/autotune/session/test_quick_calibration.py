@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from autotune.cli.predict import with_what_is_known
+from autotune.cli.predict import with_calibration
 from autotune.prediction.equations.rates import rates_for
 from autotune.prediction.planning.calibrated import asked_here, calibrated, fingerprint
 from autotune.prediction.planning.estimate import estimates
@@ -61,13 +61,13 @@ def test_real_ranks_measure_layers_and_messages(measured: MicrobenchmarkResult) 
 
 def test_the_first_prediction_rests_on_this_machine(tmp_path, runs: list[int]) -> None:
     database = str(tmp_path / "jobs.db")
-    question = with_what_is_known(asked(), database)
+    question = with_calibration(asked(), database)
     (before,), (after,) = estimates(asked(), [question.config()]), estimates(question, [question.config()])
     assert question.rests_on.startswith("a quick micro-benchmark of this cluster")
     # What is shipped is off by a factor of ten on a CPU.
     assert after.samples_per_second.mean > 2 * before.samples_per_second.mean
     assert after.step_seconds.high / after.step_seconds.low >= 0.999 * before.step_seconds.high / before.step_seconds.low
-    again = with_what_is_known(asked(), database)
+    again = with_calibration(asked(), database)
     assert again.rates == question.rates
     assert runs == [2]
 
@@ -124,5 +124,5 @@ def test_nothing_is_made_for_a_cluster_elsewhere(tmp_path, monkeypatch: pytest.M
     monkeypatch.delenv("AUTOTUNE_DB", raising=False)
     monkeypatch.setattr("storage.folder.default_file", lambda: tmp_path / "autotune.db")
     elsewhere = dataclasses.replace(asked(), cluster=resolve_cluster("dgx-h100:1"))
-    assert with_what_is_known(elsewhere, None) is elsewhere
+    assert with_calibration(elsewhere, None) is elsewhere
     assert not (tmp_path / "autotune.db").exists()

@@ -131,7 +131,7 @@ def test_an_illegal_baseline_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("batch", "nearest"), [(8, 9), (10, 9), (1, 3)])
 def test_a_batch_that_no_layout_divides_is_refused_with_the_nearest_that_does(tmp_path: Path, batch: int, nearest: int) -> None:
-    with pytest.raises(RequestError, match=rf"{batch} is no multiple of 3 .*, the nearest is {nearest}; .*the global batch"):
+    with pytest.raises(RequestError, match=rf"{batch} is not a multiple of 3 .*, the nearest is {nearest}; .*the global batch"):
         table.session(tmp_path, ranks=3, global_batch_size=batch)
 
 

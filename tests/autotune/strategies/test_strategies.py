@@ -22,9 +22,9 @@ from autotune.strategies.guided.described import Forecaster, Guide
 from autotune.strategies.guided.prior import shipped_prior
 from autotune.strategies.guided.setting import setting_of
 from autotune.strategies.guided.space_forecaster import SpaceForecaster
-from autotune.strategies.random import RandomStrategy
 from autotune.strategies.registry import make_strategy
 from autotune.strategies.strategy import Strategy
+from autotune.strategies.walks import RandomStrategy
 from search_spaces.outcome import Outcome, Purpose
 from search_spaces.space import SearchSpace
 from search_spaces.trial import Fidelity, TrialResult
@@ -124,7 +124,7 @@ def test_the_nearest_configuration_answers_for_one_that_does_not_exist() -> None
 
 
 def test_the_genetic_algorithm_breeds_from_the_generation_before() -> None:
-    from autotune.strategies.nsga2 import Nsga2Strategy
+    from autotune.strategies.optuna_samplers import Nsga2Strategy
 
     axes = Axes(
         FewCandidates([TrialConfig(micro_batch_size=size, zero_stage=stage) for size in range(1, 41) for stage in (0, 3)])
@@ -173,7 +173,7 @@ def test_the_seed_decides_the_random_order_and_not_the_grid(tmp_path: Path) -> N
 
 def test_random_draws_of_a_large_space_end(tmp_path: Path) -> None:
     space = table.session(tmp_path).space
-    from autotune.strategies.random import _draws
+    from autotune.strategies.walks import _draws
 
     assert len({config.hash for config in _draws(space, 0)}) == space.count()
     assert RandomStrategy().propose(space, [], list(space.enumerate()), 1, 0) == []

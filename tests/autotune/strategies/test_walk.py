@@ -3,7 +3,7 @@
 import random
 from collections.abc import Iterator
 
-from autotune.strategies.walk import Walk
+from autotune.strategies.walks import Walk
 from search_spaces.trial_config import TrialConfig
 
 CONFIGS = [TrialConfig(micro_batch_size=1 + number % 13) for number in range(30)]

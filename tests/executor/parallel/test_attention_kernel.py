@@ -64,13 +64,13 @@ CASES: tuple[tuple[str, str, str, bool, Verdict], ...] = (
     ("best", "fp32", "cpu", False, Verdict()),
     ("efficient", "bf16", "cuda", False, REPEATED),
     ("efficient", "fp32", "cuda", True, REPEATED),
-    ("efficient", "fp64", "cuda", False, Verdict("the efficient kernel computes in fp32, bf16, fp16 alone, not in fp64")),
+    ("efficient", "fp64", "cuda", False, Verdict("the efficient kernel supports only fp32, bf16, fp16, not fp64")),
     ("flash", "bf16", "cuda", False, Verdict()),
-    ("flash", "bf16", "cuda", True, Verdict("the flash kernel takes no mask")),
+    ("flash", "bf16", "cuda", True, Verdict("the flash kernel does not accept a mask")),
     ("flash", "fp32", "cpu", True, Verdict()),
     ("cudnn", "fp16", "cuda", True, Verdict()),
     ("math", "fp32", "cuda", True, Verdict()),
-    ("cudnn", "bf16", "cpu", False, Verdict("the cudnn kernel runs on CUDA alone")),
+    ("cudnn", "bf16", "cpu", False, Verdict("the cudnn kernel runs only on CUDA")),
 )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from executor.parallel import experts as module_of_experts
 from executor.parallel.collectives import Group, InFlight, rows_of
-from executor.parallel.experts import Experts, balanced, capped, set_loss_scale
+from executor.parallel.experts import Experts, add_balance_gradient, dispatch_capped, set_loss_scale
 from executor.parallel.grouped import stack_weights
 from executor.parallel.model import Transformer, build_transformer, whole
 from search_spaces.errors import ModelFormatError
@@ -100,7 +100,7 @@ def test_the_balance_loss_has_the_gradient_of_its_formula() -> None:
     plain = torch.randn_like(scores)
     (expected,) = torch.autograd.grad((scores * plain).sum() + 0.25 * 0.02 * balance_loss(scores), scores)
     spec = dataclasses.replace(SPEC, load_balance=0.02)
-    (own,) = torch.autograd.grad((balanced(scores, spec, 0.25) * plain).sum(), scores)
+    (own,) = torch.autograd.grad((add_balance_gradient(scores, spec, 0.25) * plain).sum(), scores)
     assert (own - expected).abs().max() < EXACT
     assert (own - plain).abs().max() > 1e-6
 
@@ -108,7 +108,7 @@ def test_the_balance_loss_has_the_gradient_of_its_formula() -> None:
 def test_where_all_experts_get_alike_the_balance_loss_is_one_and_pulls_no_way() -> None:
     scores = torch.tensor([[1.0, 1.0, 0.0, 0.0], [0.0, 0.0, 1.0, 1.0]], dtype=torch.float64).repeat(1, 3, 1).requires_grad_()
     assert float(balance_loss(scores.detach())) == pytest.approx(1.0)
-    (own,) = torch.autograd.grad(balanced(scores, dataclasses.replace(SPEC, load_balance=1.0), 1.0).sum(), scores)
+    (own,) = torch.autograd.grad(add_balance_gradient(scores, dataclasses.replace(SPEC, load_balance=1.0), 1.0).sum(), scores)
     assert (own - 1.0).abs().max() < EXACT
 
 
@@ -147,7 +147,7 @@ def trained(model: Transformer) -> tuple[float, Tensor, Tensor]:
 
 def test_a_full_expert_takes_the_first_tokens_of_each_sequence() -> None:
     chosen = torch.zeros(2, 3, 1, dtype=torch.int64)
-    plan = capped(chosen, torch.ones(2, 3, 1), experts=2, places=2)
+    plan = dispatch_capped(chosen, torch.ones(2, 3, 1), experts=2, capacity=2)
     assert plan.rows.tolist() == [0, 1, 3, 4, 0, 0, 0, 0]
     assert plan.weights.tolist() == [1, 1, 1, 1, 0, 0, 0, 0]
 
@@ -264,7 +264,7 @@ def test_matrices_at_equal_distances_are_not_copied() -> None:
     assert every_other.data_ptr() == memory[0, 1].data_ptr()
     assert torch.equal(every_other, memory[:, 1])
     uneven = [memory[0, 0], memory[0, 1], memory[2, 0]]
-    assert torch.equal(together(uneven), torch.stack(uneven))
+    assert torch.equal(stack_weights(uneven), torch.stack(uneven))
 
 
 class Operators(TorchDispatchMode):

@@ -135,7 +135,7 @@ def test_a_rank_without_the_package_refuses() -> None:
 @pytest.mark.parametrize(("knobs", "rule"), [({}, "fused-kernels-device"), ({"precision": "fp16"}, "fused-kernels-device")])
 def test_a_rank_on_a_cpu_refuses(packages: None, knobs: Knobs, rule: str) -> None:
     tried = case("liger", {"precision": "bf16", **knobs})
-    with pytest.raises(EngineRefusalError, match=f"^{rule}: kernels of Liger run on CUDA devices alone, not on cpu"):
+    with pytest.raises(EngineRefusalError, match=f"^{rule}: kernels of Liger run only on CUDA devices, not on cpu"):
         load_operators(tried.config, tried.model_of(), HERE, torch.bfloat16)
 
 
@@ -162,9 +162,7 @@ def test_a_norm_with_other_arguments_is_refused(packages: None, monkeypatch: pyt
         raise AssertionError("it was called all the same")
 
     monkeypatch.setattr(loaded("transformer_engine.pytorch"), name, changed)
-    with pytest.raises(
-        EngineRefusalError, match=rf"transformer_engine\.pytorch\.{name} is missing, or does not take a width"
-    ):
+    with pytest.raises(EngineRefusalError, match=rf"transformer_engine\.pytorch\.{name} is missing, or does not take a width"):
         operators("transformer_engine")
 
 

@@ -328,7 +328,7 @@ def test_what_cannot_be_captured_is_refused_before_it_is_built(rule: str, model:
 
 
 def test_a_device_without_graphs_is_refused() -> None:
-    with pytest.raises(EngineRefusalError, match="CUDA devices alone") as refused:
+    with pytest.raises(EngineRefusalError, match="only on CUDA devices") as refused:
         NativeEngine().build(ALONE, SPEC, TrialConfig().replace(GRAPHED), WORKLOAD)
     assert refused.value.rule == "graphs-device"
 

@@ -176,8 +176,8 @@ def beside(owner: type, name: str, checker: StreamChecker, joins: bool = False) 
     return patch.object(owner, name, method)
 
 
-def leave_at_once(piece: _Piece) -> None:
-    """`_Piece.leave` without its wait."""
+def free_without_wait(piece: _Piece) -> None:
+    """`_Piece.free_original` without its wait."""
     piece._copy = piece._original = piece._flat = None
 
 
@@ -228,7 +228,7 @@ PLANTED = {
         ("free in prefetch.gradient_done on beside", "frees", "mm in session._accumulate on compute reads"),
     ),
     "what is saved for backward is freed while it is copied": Planted(
-        ACTIVATIONS, lambda _: patch.object(_Piece, "leave", leave_at_once),
+        ACTIVATIONS, lambda _: patch.object(_Piece, "free_original", free_without_wait),
         ("free in activation_offload", "frees", "copy_ in activation_offload.__init__ on copies"),
     ),
     "backward reads what has not come back from the host": Planted(

@@ -224,7 +224,10 @@ def test_nodes_in_tables_that_are_alike_are_a_cluster_as_ever(tmp_path: Path) ->
     [
         (("count = 2", ""), r"nodes\[0\].count: is missing"),
         (('device = "a100-40gb"', 'device = "a100"'), "unknown|a100"),
-        (("count = 1", "count = 1\ndevices_per_node = 8"), r"nodes\[1\].devices_per_node: nodes of several numbers of devices"),
+        (
+            ("count = 1", "count = 1\ndevices_per_node = 8"),
+            r"nodes\[1\].devices_per_node: nodes with different numbers of devices",
+        ),
         (("count = 1", "count = 0"), r"nodes\[1\].count: 0 is not a positive number"),
         (('device = "a100-40gb"', 'device = {kind = "cpu", memory_bytes = 1e9, peak_flops = {bf16 = 1e12}}'), "some have GPUs"),
     ],

@@ -235,6 +235,6 @@ def test_factory_references() -> None:
 
 def test_the_refusal_of_an_unknown_family_names_what_trains_it() -> None:
     with pytest.raises(
-        ModelFormatError, match="'gemma' is not a family that is read; give hf:CONFIG for Hugging Face's own module"
+        ModelFormatError, match="'gemma' is not a supported family; give hf:CONFIG for Hugging Face's own module"
     ):
         spec(LLAMA, model_type="gemma")

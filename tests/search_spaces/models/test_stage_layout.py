@@ -42,12 +42,12 @@ def test_one_layout_has_one_spelling() -> None:
 
 @pytest.mark.parametrize("text", ["6,7", "6-", "-6", "0-6", "06-6", "6F-6", "6x-6", "6 - 6", "6f0-6", "6of-6", "solved"])
 def test_what_is_no_layout_is_refused_with_the_form(text: str) -> None:
-    with pytest.raises(KnobValueError, match=r"pipeline_layout: .* is no stage; write a count of layers for each stage"):
+    with pytest.raises(KnobValueError, match=r"pipeline_layout: .* is not a stage; write a count of layers for each stage"):
         check_value("pipeline_layout", text)
 
 
 def test_more_layers_again_than_there_are_are_refused() -> None:
-    with pytest.raises(KnobValueError, match="'6f7' in '6f7-1' computes 7 layers again and has 6; give at most"):
+    with pytest.raises(KnobValueError, match="'6f7' in '6f7-1' recomputes 7 layers and has 6; give at most"):
         check_value("pipeline_layout", "6f7-1")
 
 

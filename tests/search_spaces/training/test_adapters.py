@@ -59,7 +59,7 @@ def test_every_expert_has_adapters_of_its_own() -> None:
         (MODEL, HIDDEN + 1, "are wider than a matrix: .* has rank"),
         (dataclasses.replace(MODEL, lora_rank=8), 8, "has adapters of rank 8 already"),
         (dataclasses.replace(MODEL, prefix_length=8), 8, "has adapters already"),
-        (FactoryModel(reference="mine:make", parameter_count=10), 8, "not into mine:make"),
+        (FactoryModel(reference="mine:make", parameter_count=10), 8, "not for mine:make"),
     ],
 )
 def test_adapters_that_cannot_be_are_refused(model: Model, rank: int, told: str) -> None:
@@ -129,13 +129,13 @@ def test_flops_beside_a_frozen_model() -> None:
 def test_two_methods_at_once_are_refused(other: str) -> None:
     config = TrialConfig(prefix_length=4).replace({other: 4})
     refused = {item.rule: item for item in check_config(config, context())}
-    assert re.search(rf"(?=.*{other}=4)(?=.*prefix_length=4).* are two ways", refused["adapters-together"].message)
+    assert re.search(rf"(?=.*{other}=4)(?=.*prefix_length=4).* are different methods", refused["adapters-together"].message)
 
 
 @pytest.mark.parametrize("name", ["prefix_length", "prompt_length"])
 def test_more_virtual_tokens_than_real_ones_are_refused(name: str) -> None:
     (refused,) = check_config(TrialConfig().replace({name: 65}), context())
-    assert refused.message == f"{name}=65 is longer than the samples of 64 tokens that it stands before"
+    assert refused.message == f"{name}=65 is longer than the samples of 64 tokens"
     assert check_config(TrialConfig().replace({name: 64}), context()) == []
 
 

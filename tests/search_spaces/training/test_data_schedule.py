@@ -121,11 +121,11 @@ def context(workload: Workload = RUN) -> SpaceContext:
             {"curriculum_start_length": 128, "curriculum_steps": 9},
             "curriculum_start_length=128 is not shorter than the",
         ),
-        ({"curriculum_start_length": 60, "curriculum_steps": 9}, "curriculum_start_length=60 is no multiple of 8 tokens"),
+        ({"curriculum_start_length": 60, "curriculum_steps": 9}, "curriculum_start_length=60 is not a multiple of 8 tokens"),
         ({"curriculum_start_length": 64}, "curriculum_steps is 0"),
-        ({"curriculum_start_length": 64, "curriculum_steps": 1000}, "curriculum_steps=1000 leaves no whole sequences"),
+        ({"curriculum_start_length": 64, "curriculum_steps": 1000}, "curriculum_steps=1000 leaves no full-length steps"),
         ({"random_ltd_start_tokens": 200, "random_ltd_steps": 9}, "random_ltd_start_tokens=200 is not shorter"),
-        ({"random_ltd_start_tokens": 64, "random_ltd_steps": 2000}, "random_ltd_steps=2000 leaves no whole sequences"),
+        ({"random_ltd_start_tokens": 64, "random_ltd_steps": 2000}, "random_ltd_steps=2000 leaves no full-length steps"),
     ],
 )
 def test_what_is_refused_names_the_field_and_the_remedy(knobs: dict[str, int], said: str) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from search_spaces.models.huggingface import resolve_model
 from search_spaces.space import SearchSpace
 from search_spaces.training.data_schedule import flops_per_sample, useful_samples, useful_share
-from search_spaces.training.documents import MOST_DOCUMENTS, documents_problem, looked_at, packed_rows, rows_of
+from search_spaces.training.documents import MOST_DOCUMENTS, attended_tokens, documents_problem, packed_rows, rows_of
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
 
@@ -61,7 +61,7 @@ def test_what_counts_are_tokens_of_documents() -> None:
 def test_a_token_looks_at_its_own_document_and_flops_are_of_useful_tokens() -> None:
     lengths = WORK.document_lengths
     # Five tokens of padding behind the last row are computed as a document would be.
-    assert looked_at(lengths, 16) == pytest.approx((sum(one * one for one in lengths) + 25) / 64)
+    assert attended_tokens(lengths, 16) == pytest.approx((sum(one * one for one in lengths) + 25) / 64)
     per_document = sum(LLAMA.flops_per_token(one) * one for one in lengths)
     for config in (PACKED, TrialConfig()):
         assert flops_per_sample(LLAMA, config, WORK) == pytest.approx(per_document / sum(lengths) * 16)
@@ -72,7 +72,7 @@ def test_a_token_looks_at_its_own_document_and_flops_are_of_useful_tokens() -> N
 @pytest.mark.parametrize(
     ("lengths", "told"),
     [
-        ("17", "is no list of numbers"),
+        ("17", "is not a list of numbers"),
         ((8, 0), "0 is not a whole number of 1 or more"),
         ((8, -3), "-3 is not a whole number"),
         ((8, 2.5), "2.5 is not a whole number"),

@@ -57,7 +57,7 @@ class DeviceOptimizer(ABC):
         shard.accept_from_device(0, self.master)
         shard.finish()
 
-    def handed_over(self) -> list[tuple[int, int]]:
+    def update_ranges(self) -> list[tuple[int, int]]:
         """The ranges in which a `ParameterShard` may take updated values."""
         return [*parts_of(0, self.master.numel())]
 
@@ -82,7 +82,7 @@ class DeviceOptimizer(ABC):
 
     def _update_scaled(self, gradient: Sequence[Tensor], scale: Tensor | None) -> None:
         """`_update` on the gradient times `scale`."""
-        if scale is not None:
+        if scale is not None and gradient:
             torch._foreach_mul_([*gradient], scale)
         self._update(gradient)
 

@@ -17,7 +17,7 @@ from autotune.prediction.planning.question import question_of
 from autotune.prediction.planning.room import PROBABILITY
 from search_spaces.clusters.presets import resolve_cluster
 from search_spaces.models.huggingface import resolve_model
-from search_spaces.training.documents import looked_at
+from search_spaces.training.documents import attended_tokens
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
 
@@ -51,7 +51,7 @@ def test_a_padded_row_takes_as_long_as_a_whole_sample() -> None:
 
 def test_attention_of_packed_rows_is_of_documents() -> None:
     padded, packed = attention_forward(cases(PADDED, PACKED), RATES)
-    assert packed / padded == pytest.approx(looked_at(LENGTHS, 4096) / 4096)
+    assert packed / padded == pytest.approx(attended_tokens(LENGTHS, 4096) / 4096)
     assert padded == pytest.approx(float(attention_forward(cases(PADDED, workload=WHOLE), RATES)[0]))
 
 

@@ -124,7 +124,7 @@ def test_fields_of_the_layout_broadcast() -> None:
     """As a grid has them: kernels along rows, micro-batches along columns."""
     base = cases({})
     layouts = dataclasses.replace(
-        base.layouts, kernels=np.array([[0.0], [1.0], [2.0]]), micro_batch=np.array([[1.0, 2.0]]),
+        base.layouts, fused_kernels=np.array([[0.0], [1.0], [2.0]]), micro_batch_size=np.array([[1.0, 2.0]]),
         accumulation=np.array([[8.0, 4.0]]),
     )  # fmt: skip
     grid = predict(dataclasses.replace(base, layouts=layouts), RATES)

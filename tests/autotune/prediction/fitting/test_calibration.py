@@ -12,7 +12,7 @@ from autotune.prediction.equations.coefficients import Coefficients, names
 from autotune.prediction.equations.rates import ON_A_PROCESSOR
 from autotune.prediction.fitting.calibration import coefficients_from_benchmark
 from autotune.prediction.planning.calibrated import calibrated, fingerprint
-from search_spaces.clusters.microbenchmark import ALONE, GroupShape, Measured, MicrobenchmarkResult, Operation
+from search_spaces.clusters.microbenchmark import SINGLE_RANK, GroupShape, Measured, MicrobenchmarkResult, Operation
 from search_spaces.clusters.presets import local_cluster, resolve_cluster
 from search_spaces.outcome import Outcome
 from storage.records import CalibrationRecord
@@ -35,17 +35,19 @@ def shapes() -> list[tuple[Operation, tuple[int, ...], GroupShape]]:
     found: list[tuple[Operation, tuple[int, ...], GroupShape]] = []
     widths = ((512, 512), (1024, 4096), (4096, 1024), (4096, 4096), (8192, 8192))
     for rows, (inner, outer) in itertools.product((256, 1024, 4096, 16384), widths):
-        found += [(operation, (rows, inner, outer), ALONE) for operation in (Operation.PRODUCT, Operation.PRODUCT_BACKWARD)]
+        found += [
+            (operation, (rows, inner, outer), SINGLE_RANK) for operation in (Operation.PRODUCT, Operation.PRODUCT_BACKWARD)
+        ]
     for shape in ((1, 1024, 16, 64), (4, 2048, 16, 64), (2, 2048, 32, 128)):
-        found += [(operation, shape, ALONE) for operation in (Operation.ATTENTION, Operation.ATTENTION_BACKWARD)]
+        found += [(operation, shape, SINGLE_RANK) for operation in (Operation.ATTENTION, Operation.ATTENTION_BACKWARD)]
     layers = (
         (1, 32, 128, 2, 256), (1, 512, 512, 8, 1376), (1, 2048, 1024, 16, 2816), (4, 2048, 1024, 16, 2816),
         (2, 2048, 4096, 32, 11008),
     )  # fmt: skip
-    found += [(Operation.LAYER, shape, ALONE) for shape in layers]
-    found += [(Operation.HEAD, shape, ALONE) for shape in ((1, 2048, 1024, 32000), (2, 2048, 2048, 32000))]
+    found += [(Operation.LAYER, shape, SINGLE_RANK) for shape in layers]
+    found += [(Operation.HEAD, shape, SINGLE_RANK) for shape in ((1, 2048, 1024, 32000), (2, 2048, 2048, 32000))]
     for operation in (Operation.UPDATE, Operation.HOST_UPDATE):
-        found += [(operation, (elements,), ALONE) for elements in (2**20, 2**24, 2**27)]
+        found += [(operation, (elements,), SINGLE_RANK) for elements in (2**20, 2**24, 2**27)]
     collectives = (Operation.ALL_REDUCE, Operation.ALL_GATHER, Operation.REDUCE_SCATTER, Operation.ALL_TO_ALL)
     for group, operation, size in itertools.product((INSIDE, *ACROSS), collectives, MESSAGES):
         found.append((operation, (size,), group))
@@ -58,8 +60,8 @@ def measured(truth: Coefficients, noise: float, seed: int = 0) -> tuple[Measured
     rows = []
     for operation, shape, group in shapes():
         blank = Measured(
-            operation=operation, precision="bf16" if group == ALONE else "fp32", shape=shape, group=group, seconds=1.0, low=1.0,
-            high=1.0, samples=9,
+            operation=operation, precision="bf16" if group == SINGLE_RANK else "fp32", shape=shape, group=group, seconds=1.0,
+            low=1.0, high=1.0, samples=9,
         )  # fmt: skip
         seconds = float(predicted_rows([blank], GPUS, "native")(truth)[0]) * float(np.exp(noise * draw.standard_normal()))
         rows.append(dataclasses.replace(blank, seconds=seconds, low=seconds * (1 - noise), high=seconds * (1 + noise)))

@@ -60,7 +60,7 @@ def test_what_nothing_tells_of_stays(cases: Cases) -> None:
 
 def test_a_residual_is_learned_for_cases_that_were_not_seen(cases: Cases) -> None:
     """What small micro-batches under tensor parallelism lose here, no equation says; every fourth case is asked about."""
-    tensor, size = cases.layouts.tensor, cases.layouts.micro_batch
+    tensor, size = cases.layouts.tensor, cases.layouts.micro_batch_size
     errors = 0.3 * np.log2(tensor) - 0.1 * np.log2(size)
     asked = np.arange(len(cases)) % 4 == 1
     residual = learned(cases.take(~asked), errors[~asked])

@@ -9,7 +9,7 @@ import pytest
 from executor.engines.command import readings as module
 from executor.engines.command.failures import read_failure
 from executor.engines.command.launch import devices_of_host
-from executor.engines.command.launchers import Place, launcher_environment, launcher_words
+from executor.engines.command.launchers import Placement, launcher_command, launcher_environment
 from executor.engines.command.readings import Batch, Output, Readings, ReportFile
 from executor.engines.command.trial import End, Row, conclude
 from executor.engines.command.watch import State
@@ -19,7 +19,7 @@ from search_spaces.outcome import Outcome
 from search_spaces.trial_config import TrialConfig
 
 BATCH = Batch(samples=8, sequence_length=16, world_size=2)
-PLACE = Place(rank=3, world_size=4, local_rank=1, local_world_size=2, node=1, nodes=2, address="10.0.0.1", port=2345)
+PLACEMENT = Placement(rank=3, world_size=4, local_rank=1, local_world_size=2, node=1, nodes=2, address="10.0.0.1", port=2345)
 
 
 def test_a_report_tells_the_seconds_of_a_step_from_the_second_on() -> None:
@@ -55,7 +55,7 @@ def test_a_log_tells_the_seconds_of_a_step_at_once(row: dict[str, str], seconds:
 @pytest.mark.parametrize(
     ("row", "problem"),
     [
-        ({"samples": "x"}, "no number"),
+        ({"samples": "x"}, "not a number"),
         ({"samples": 0, "clock": 1.0}, "not above 0"),
         ({"device_bytes": float("inf")}, "not 0 or above"),
         ({"step_seconds": 0.1, "waited": "nan"}, "not 0 or above"),
@@ -215,7 +215,7 @@ def test_each_launcher_tells_its_own(tmp_path: Path) -> None:
 
     def told(launcher: str, plugin: str = "") -> dict[str, str]:
         command = CommandModel(arguments=("t",), launcher=launcher, plugin=plugin)
-        return launcher_environment(command, PLACE, config, 4, files, on_cpu=True)
+        return launcher_environment(command, PLACEMENT, config, 4, files, on_cpu=True)
 
     torchrun = told("torchrun")
     assert torchrun.items() >= {"RANK": "3", "LOCAL_RANK": "1", "GROUP_RANK": "1", "MASTER_PORT": "2345"}.items()
@@ -231,10 +231,15 @@ def test_each_launcher_tells_its_own(tmp_path: Path) -> None:
     sharded = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "FSDP_RESHARD_AFTER_FORWARD": "false"}
     assert told("accelerate", "fsdp").items() >= (wanted | sharded).items()
     words = ["python", "-u", "train.py", "--lr", "1"]
-    assert launcher_words("torchrun", words, PLACE) == words
-    assert launcher_words("deepspeed", words, PLACE) == ["python", "-u", "train.py", "--local_rank=1", "--lr", "1"]
-    assert launcher_words("deepspeed", ["python", "-m", "my.train"], PLACE) == ["python", "-m", "my.train", "--local_rank=1"]
-    assert launcher_words("deepspeed", ["train.py", "-m", "x.py"], PLACE) == ["train.py", "--local_rank=1", "-m", "x.py"]
+    assert launcher_command("torchrun", words, PLACEMENT) == words
+    assert launcher_command("deepspeed", words, PLACEMENT) == ["python", "-u", "train.py", "--local_rank=1", "--lr", "1"]
+    assert launcher_command("deepspeed", ["python", "-m", "my.train"], PLACEMENT) == [
+        "python",
+        "-m",
+        "my.train",
+        "--local_rank=1",
+    ]
+    assert launcher_command("deepspeed", ["train.py", "-m", "x.py"], PLACEMENT) == ["train.py", "--local_rank=1", "-m", "x.py"]
 
 
 def test_a_host_whose_ranks_see_a_device_each_has_them_all() -> None:

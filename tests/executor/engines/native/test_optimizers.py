@@ -153,7 +153,8 @@ def test_a_module_without_blocks_is_no_case_for_muon() -> None:
 
     part = ModelPart(module=Flat(), blocks=[], units=[])
     with pytest.raises(
-        EngineRefusalError, match=r"no blocks are known; name them in the factory's plan, or use optimizer=adamw"
+        EngineRefusalError,
+        match=r"the blocks of this module are unknown; name them in the factory's plan, or use optimizer=adamw",
     ):
         block_matrices(part)
 

@@ -1,0 +1,71 @@
+"""Shapes that configurations change: adapters, attention windows, packed documents."""
+
+import dataclasses
+from collections.abc import Sequence
+from functools import lru_cache
+
+import numpy as np
+
+from autotune.prediction.equations.cases import Shapes
+from search_spaces.models.model import ModelSpec
+from search_spaces.training.adapters import adapted, adapts, layer_adapter_elements
+from search_spaces.training.documents import attended_tokens, rows_share
+from search_spaces.training.states import PARAMETER_BYTES
+from search_spaces.training.windows import Window, window_of, windowed
+from search_spaces.trial import Workload
+from search_spaces.trial_config import TrialConfig
+
+FIELDS = ("adapter", "adapter_divided", "frozen_bytes", "low_rank", "bottleneck", "prefix", "prompt")
+"""Fields of `Shapes` that describe trained and frozen parameters."""
+
+
+def adapted_shapes(shapes: Shapes, model: ModelSpec, configs: Sequence[TrialConfig]) -> Shapes:
+    """Add each configuration's trained adapters to the shapes; unchanged if there are none."""
+    if not any(adapts(config) for config in configs):
+        return shapes
+    unchanged = tuple(float(getattr(shapes, name)[0]) for name in FIELDS)
+    found = [_of(model, config) if adapts(config) else unchanged for config in configs]
+    return dataclasses.replace(shapes, **dict(zip(FIELDS, np.array(found, dtype=np.float64).T, strict=True)))
+
+
+def _of(model: ModelSpec, config: TrialConfig) -> tuple[float, ...]:
+    """The values of FIELDS."""
+    trained = adapted(model, config)
+    whole, divided = layer_adapter_elements(trained)
+    in_precision = config.frozen_dtype == "same"
+    frozen_bytes = PARAMETER_BYTES[config.precision] if in_precision else trained.frozen_bytes
+    low_rank = float(config.lora_rank > 0)
+    return whole, divided, frozen_bytes, low_rank, config.adapter_size, config.prefix_length, config.prompt_length
+
+
+def windowed_shapes(shapes: Shapes, model: ModelSpec, sequence_length: int, configs: Sequence[TrialConfig]) -> Shapes:
+    """Add the window of each configuration to the shapes; unchanged without windows."""
+    if not any(config.attention_window for config in configs):
+        return shapes
+    windows = [window_of(windowed(model, config)) for config in configs]
+    read, copied = ([of(window, sequence_length) for window in windows] for of in (keys_read, keys_copied))
+    return dataclasses.replace(shapes, window=np.array(read, dtype=np.float64), copied=np.array(copied, dtype=np.float64))
+
+
+@lru_cache(maxsize=1024)
+def keys_copied(window: Window, sequence_length: int) -> float:
+    """The value of `Shapes.copied`."""
+    return window.copied_keys(sequence_length) / sequence_length if window.hides(sequence_length) else 0.0
+
+
+@lru_cache(maxsize=1024)
+def keys_read(window: Window, sequence_length: int) -> float:
+    """The value of `Shapes.window`: by the visited blocks if the window hides anything, else the sequence."""
+    if not window.hides(sequence_length):
+        return float(sequence_length)
+    return min(window.visited_pairs(sequence_length) / sequence_length, sequence_length - 1.0)
+
+
+def documented(shapes: Shapes, workload: Workload, configs: Sequence[TrialConfig]) -> Shapes:
+    """Add the rows that each configuration makes of a workload's documents to the shapes; unchanged without documents."""
+    if not workload.document_lengths:
+        return shapes
+    looked = attended_tokens(workload.document_lengths, workload.sequence_length)
+    packed = np.array([config.pack_sequences for config in configs], dtype=np.float64)
+    useful = np.array([rows_share(config, workload) for config in configs], dtype=np.float64)
+    return dataclasses.replace(shapes, document=packed * looked, useful=useful)

@@ -1,0 +1,218 @@
+"""Combinations of knobs that only the native engine refuses. Imports no torch: the search reads it."""
+
+from search_spaces.capability import Combination
+from search_spaces.fused_kernels import FUSED_KERNELS, LIGER, NONE, OFF
+from search_spaces.models.pipeline import ZERO_BUBBLE_SCHEDULES
+from search_spaces.models.stage_layout import marks_recomputation, policies
+from search_spaces.rules.float8 import FLOAT8
+from search_spaces.training.data_schedule import is_scheduled
+from search_spaces.trial_config import TrialConfig
+
+
+def _multiplies_in_parts(config: TrialConfig, _: int) -> bool:
+    return config.precision == FLOAT8 and config.async_tensor_parallel and config.tensor_parallel_size > 1
+
+
+def _multiplies_integers(config: TrialConfig, _: int) -> bool:
+    return config.precision == FLOAT8 and config.frozen_dtype != "same"
+
+
+FLOAT8_COMBINATIONS = (
+    Combination(
+        rule="float8-async-tensor",
+        reads=("precision", "async_tensor_parallel", "tensor_parallel_size"),
+        problem="products that are split to overlap with communication are in bf16",
+        remedy="set async_tensor_parallel=false, or use precision=bf16",
+        holds=_multiplies_in_parts,
+    ),
+    Combination(
+        rule="float8-quantised",
+        reads=("precision", "frozen_dtype"),
+        problem="quantised frozen matrices are dequantised to bf16 for each product, so the product is in bf16 too",
+        remedy="use precision=bf16, or set frozen_dtype=same",
+        holds=_multiplies_integers,
+    ),
+)
+
+
+def _runs_backward_in_parts(config: TrialConfig, _: int) -> bool:
+    split = config.pipeline_parallel_size > 1 and config.pipeline_schedule in ZERO_BUBBLE_SCHEDULES
+    return config.fused_kernels != NONE and split
+
+
+def _recalls_products(config: TrialConfig, _: int) -> bool:
+    selective = config.activation_checkpointing == "selective"
+    return config.fused_kernels == LIGER and (selective or (marks_recomputation(config) and "selective" in policies(config)))
+
+
+FUSED = (
+    Combination(
+        rule="fused-kernels-zero-bubble",
+        reads=(FUSED_KERNELS, "pipeline_parallel_size", "pipeline_schedule"),
+        problem="zero-bubble schedules run backward once for inputs and once for weights, but the backward of these kernels "
+        "can run only once",
+        remedy=f"use another schedule, or {OFF}",
+        holds=_runs_backward_in_parts,
+    ),
+    Combination(
+        rule="fused-kernels-selective",
+        reads=(FUSED_KERNELS, "activation_checkpointing", "pipeline_layout"),
+        problem="Liger rotates queries and keys in place, so those that selective checkpointing saves would be rotated twice",
+        remedy=f"use full or no recomputation (mark no stage with s), or {OFF}",
+        holds=_recalls_products,
+    ),
+)
+
+
+_COLLECTIVES = ("tensor_parallel_size", "context_parallel_size", "expert_parallel_size")
+
+
+def _gathers_parameters(config: TrialConfig, _: int) -> bool:
+    return config.cuda_graphs and config.zero_stage == 3
+
+
+def _communicates_in_blocks(config: TrialConfig, _: int) -> bool:
+    return config.cuda_graphs and any(getattr(config, name) > 1 for name in _COLLECTIVES)
+
+
+def _has_several_in_flight(config: TrialConfig, _: int) -> bool:
+    return config.cuda_graphs and config.pipeline_parallel_size > 1
+
+
+def _computes_again(config: TrialConfig, _: int) -> bool:
+    return config.cuda_graphs and config.activation_checkpointing != "none"
+
+
+def _offloads_activations(config: TrialConfig, _: int) -> bool:
+    return config.cuda_graphs and config.offload_activations
+
+
+def _compiles(config: TrialConfig, _: int) -> bool:
+    return config.cuda_graphs and config.compile_blocks
+
+
+def _changes_shapes(config: TrialConfig, _: int) -> bool:
+    return config.cuda_graphs and is_scheduled(config)
+
+
+GRAPHED = (
+    Combination(
+        rule="graphs-stage-3",
+        reads=("cuda_graphs", "zero_stage"),
+        problem="stage 3 gathers parameters into memory that it releases again, but a graph reads them at the addresses of its "
+        "capture",
+        remedy="set cuda_graphs=false, or use zero_stage 0, 1 or 2",
+        holds=_gathers_parameters,
+    ),
+    Combination(
+        rule="graphs-collectives",
+        reads=("cuda_graphs", *_COLLECTIVES),
+        problem="tensor, context and expert parallelism communicate inside blocks, and captured graphs contain no collectives",
+        remedy="set cuda_graphs=false, or tensor_parallel_size, context_parallel_size and expert_parallel_size to 1",
+        holds=_communicates_in_blocks,
+    ),
+    Combination(
+        rule="graphs-pipeline",
+        reads=("cuda_graphs", "pipeline_parallel_size"),
+        problem="a pipeline has several micro-batches in flight, but a graph keeps the saved tensors of only one of them",
+        remedy="set cuda_graphs=false or pipeline_parallel_size=1",
+        holds=_has_several_in_flight,
+    ),
+    Combination(
+        rule="graphs-checkpointing",
+        reads=("cuda_graphs", "activation_checkpointing"),
+        problem="the host recomputes a block in backward from a random-number state that it has read, and a graph runs without "
+        "the host",
+        remedy="set cuda_graphs=false or activation_checkpointing=none",
+        holds=_computes_again,
+    ),
+    Combination(
+        rule="graphs-offloading",
+        reads=("cuda_graphs", "offload_activations"),
+        problem="the host moves the saved tensors of blocks while they run, which a graph does not capture",
+        remedy="set cuda_graphs=false or offload_activations=false",
+        holds=_offloads_activations,
+    ),
+    Combination(
+        rule="graphs-compiled",
+        reads=("cuda_graphs", "compile_blocks"),
+        problem="compiled blocks check their guards on the host at each call, and torch.compile captures its own graphs",
+        remedy="set cuda_graphs=false or compile_blocks=false",
+        holds=_compiles,
+    ),
+    Combination(
+        rule="graphs-schedule",
+        reads=("cuda_graphs", "curriculum_start_length", "random_ltd_start_tokens"),
+        problem="a data schedule changes the input shapes of blocks, but those of a graph are fixed",
+        remedy="set cuda_graphs=false, or curriculum_start_length=0 and random_ltd_start_tokens=0",
+        holds=_changes_shapes,
+    ),
+)
+
+
+_SCHEDULES = ("curriculum_start_length", "random_ltd_start_tokens")
+
+
+def _compiles_changing_shapes(config: TrialConfig, _: int) -> bool:
+    return config.compile_blocks and is_scheduled(config)
+
+
+def _has_both(config: TrialConfig, _: int) -> bool:
+    return bool(config.curriculum_start_length and config.random_ltd_start_tokens)
+
+
+def _drops_of_divided_sequences(config: TrialConfig, _: int) -> bool:
+    divided = config.context_parallel_size > 1 or config.sequence_parallel
+    return divided and config.random_ltd_start_tokens > 0
+
+
+SCHEDULE_COMPILED = Combination(
+    rule="schedule-compiled",
+    reads=("compile_blocks", *_SCHEDULES),
+    problem="blocks are recompiled for each shape of a data schedule, to kernels other than those of the steps that a trial "
+    "measures",
+    remedy="set compile_blocks=false, or curriculum_start_length=0 and random_ltd_start_tokens=0",
+    holds=_compiles_changing_shapes,
+)
+RANDOM_LTD_CURRICULUM = Combination(
+    rule="random-ltd-curriculum",
+    reads=_SCHEDULES,
+    problem="random-LTD selects tokens of whole sequences, and those of a curriculum are shortened",
+    remedy="set random_ltd_start_tokens=0 or curriculum_start_length=0",
+    holds=_has_both,
+)
+RANDOM_LTD_DIVIDED = Combination(
+    rule="random-ltd-divided",
+    reads=("random_ltd_start_tokens", "context_parallel_size", "sequence_parallel"),
+    problem="random-LTD selects tokens of whole sequences, but each rank has only a part of them",
+    remedy="set context_parallel_size=1 and sequence_parallel=false, or random_ltd_start_tokens=0",
+    holds=_drops_of_divided_sequences,
+)
+
+
+def _splits_backward(config: TrialConfig, _: int) -> bool:
+    split = config.pipeline_parallel_size > 1 and config.pipeline_schedule in ZERO_BUBBLE_SCHEDULES
+    return config.async_tensor_parallel and config.tensor_parallel_size > 1 and split
+
+
+def _multiplies_in_integers(config: TrialConfig, _: int) -> bool:
+    return config.async_tensor_parallel and config.tensor_parallel_size > 1 and config.frozen_dtype != "same"
+
+
+OVERLAPPED = (
+    Combination(
+        rule="async-tensor-zero-bubble",
+        reads=("async_tensor_parallel", "tensor_parallel_size", "pipeline_parallel_size", "pipeline_schedule"),
+        problem="zero-bubble schedules compute gradients of inputs and of weights separately, and the overlapped backward, "
+        "which computes both, would send the input gradients twice",
+        remedy="set async_tensor_parallel=false, or use another schedule",
+        holds=_splits_backward,
+    ),
+    Combination(
+        rule="async-tensor-quantised",
+        reads=("async_tensor_parallel", "tensor_parallel_size", "frozen_dtype"),
+        problem="quantised frozen matrices are dequantised inside each product, which is therefore not split",
+        remedy="set async_tensor_parallel=false or frozen_dtype=same",
+        holds=_multiplies_in_integers,
+    ),
+)

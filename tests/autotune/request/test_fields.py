@@ -1,0 +1,38 @@
+"""A field of a request is declared once: every entry point has it from there."""
+
+import typer
+
+from api.choices import choices
+from api.settings import Settings
+from api.submission import JobSubmission
+from autotune.cli.request_app import request_app
+from autotune.client import SubmissionFields
+from autotune.request.field_names import option_name
+from autotune.request.request import declared_fields
+from autotune.request.submission_types import FILE, submission_types
+
+BEYOND = {"priority"}
+"""Fields of a submission that no request has."""
+
+
+def test_the_types_for_clients_are_up_to_date() -> None:
+    assert FILE.read_text(encoding="utf-8") == submission_types(), "run python -m autotune.request.submission_types"
+
+
+def test_the_service_and_its_client_take_the_same_fields() -> None:
+    declared = {name for name, field, _, _ in declared_fields() if field.service}
+    assert set(JobSubmission.model_fields) == declared | BEYOND
+    assert set(SubmissionFields.__annotations__) == declared - {"model"} | BEYOND
+
+
+def test_commands_have_an_option_for_each_field_that_they_take() -> None:
+    commands = typer.main.get_group(request_app).commands
+    for name, field, _, _ in declared_fields():
+        for command in field.commands:
+            options = {word for parameter in commands[command].params for word in parameter.opts}
+            assert option_name(name) in options or name == "model", f"{command} has no option for {name}"
+
+
+def test_the_form_has_an_entry_for_each_field_with_a_label() -> None:
+    entries = {entry.name for entry in choices(Settings(database_url="sqlite://"), may_submit=True).fields}
+    assert entries == {name for name, field, _, _ in declared_fields() if field.label} | BEYOND
