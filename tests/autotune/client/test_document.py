@@ -148,6 +148,7 @@ def test_every_answer_has_a_value() -> None:
         if "$ref" in content.get("schema", {})
     }
     assert answers <= set(VIEWS.values())
+    assert COMPONENTS.keys() <= WIRE_MODELS.keys(), "a component has the name of a class that is not there"
 
 
 def present(schema: str) -> set[str]:
