@@ -24,7 +24,8 @@ TARGET = Target(
         "virtual_stages", "pipeline_schedule", "pipeline_split", "context_parallel_size", "expert_parallel_size",
         "activation_checkpointing", "checkpoint_every_k", "precision", "rank_order", "attention_backend", "expandable_segments",
         "pipeline_layout", "accumulation_dtype", "optimizer", "environment", "context_parallel_method", "attention_window",
-        *spelled("megatron"), "overlap_param_gather", "offload_activations", "async_tensor_parallel", "cuda_graphs", *peft.KNOBS,
+        *spelled("megatron"), "overlap_param_gather", "offload_activations", "async_tensor_parallel", "cuda_graphs",
+        *peft.KNOBS,
     }),
     elsewhere={
         "prefetch_bucket_size": "--suggested-communication-unit-size is the nearest, for gathers and reductions together",

@@ -224,8 +224,8 @@ class Software:
     buckets: Array
     """Reduce buckets that exist at once."""
     waits_for_bucket: Array
-    """1 if a reduction begins when a bucket of `Layouts.reduce_bucket_size` is ready, so that the last one is never hidden; 0: in
-    pieces of unknown size."""
+    """1 if a reduction begins when a bucket of `Layouts.reduce_bucket_size` is ready, so that the last one is never hidden; 0:
+    in pieces of unknown size."""
     state_bytes: Array
     """Bytes of optimizer state per parameter: 12 for fp32 master and two moments."""
     kept_logit_bytes: Array
