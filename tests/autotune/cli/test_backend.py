@@ -91,7 +91,7 @@ def test_a_job_by_its_id_by_a_beginning_and_the_latest(desk: JobBackend) -> None
     assert desk.job(first.id) == first
     assert desk.job(first.id[:-1]) == first
     assert desk.job(None) == second
-    with pytest.raises(LookupError, match=f"begins several job ids .*{first.id[:8]}.*; give a longer prefix"):
+    with pytest.raises(LookupError, match=f"is a prefix of several job ids .*{first.id[:8]}.*; give a longer prefix"):
         desk.job(first.id[:8])
 
 
