@@ -102,8 +102,8 @@ FAMILIES: tuple[type[Any], ...] = (
 """The classes that declare knobs."""
 if len(FAMILIES) > len(TrialConfig.__bases__):
     _added = FAMILIES[len(TrialConfig.__bases__) :]
-    _body = {"__doc__": TrialConfig.__doc__, "__module__": __name__, "__slots__": ()}
-    TrialConfig = dataclass(frozen=True, kw_only=True, repr=False)(type("TrialConfig", (TrialConfig, *_added), _body))  # type: ignore[misc]
+    _body = {"__doc__": TrialConfig.__doc__, "__module__": __name__}
+    TrialConfig = dataclass(frozen=True, slots=True, kw_only=True, repr=False)(type("TrialConfig", (TrialConfig, *_added), _body))  # type: ignore[misc]
 _KNOBS = knobs_of(TrialConfig)
 KNOB_NAMES: tuple[str, ...] = tuple(_KNOBS)
 """The names of all knobs, ordered by number."""
@@ -111,7 +111,7 @@ KNOB_NAMES: tuple[str, ...] = tuple(_KNOBS)
 TrialConfig.__dataclass_fields__ = {name: TrialConfig.__dataclass_fields__[name] for name in KNOB_NAMES}
 _DEFAULTS = TrialConfig()
 _LATER_DEFAULTS = {item.name: item.default for item in _KNOBS.values() if item.number >= ORIGINAL_KNOBS}
-_SETTERS = {name: vars(TrialConfig)[name].__set__ for name in KNOB_NAMES}
+_SETTERS = {name: getattr(TrialConfig, name).__set__ for name in KNOB_NAMES}
 """Knob -> setter of its slot, to initialise a new frozen instance."""
 _values_of = operator.attrgetter(*KNOB_NAMES)
 

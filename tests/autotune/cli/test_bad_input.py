@@ -171,7 +171,7 @@ OTHERS: dict[str, tuple[str, ...]] = {
     ),
     "reproduce config.json --repeats 0": ("'--repeats'", "see `autotune reproduce --help`"),
     "space": ("model: is missing; give",),
-    "space module:factory": ("model: a factory has no shape", "use `autotune sweep`"),
+    "space module:factory": ("model: a factory has no known shape", "use `autotune sweep`"),
     "space config.json --engine none": ("engine: 'none' is not known; use one of native",),
     "space config.json --ranks 0": ("'--ranks'", "see `autotune space --help`"),
     "space config.json --sequence-length 0": ("'--sequence-length'", "see `autotune space --help`"),

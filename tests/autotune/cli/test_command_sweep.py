@@ -50,7 +50,7 @@ def ranks() -> Iterator[Runner]:
 @pytest.fixture
 def script(folder: Path, ranks: Runner, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of a script, and ranks that are there already."""
-    for module in ("sweep", "verify"):
+    for module in ("foreground", "verify"):
         monkeypatch.setattr(f"autotune.cli.{module}.make_runner", lambda _: contextlib.nullcontext(ranks))
     (folder / "train.py").write_text(SCRIPT)
     return folder

@@ -117,11 +117,11 @@ CASES: dict[str, tuple[Callable[[], Checkup], str, str, str]] = {
     ),
     "mixed-links": (
         lambda: checkup(facts(1, topology=TOPOLOGY), facts(2, topology=TOPOLOGY)),
-        "links of GPUs on 10.0.0.1", "NV18 x 1, SYS x 2: GPU0-GPU2, GPU1-GPU2 talk through", "tensor_parallel_size",
+        "links of GPUs on 10.0.0.1", "NV18 x 1, SYS x 2: GPU0-GPU2, GPU1-GPU2 communicate through", "tensor_parallel_size",
     ),
     "nodes-unlike": (
         lambda: checkup(facts(1, topology=TOPOLOGY), facts(2, topology=OTHER_TOPOLOGY)),
-        "links of GPUs", "have different topologies on 10.0.0.1, 10.0.0.2", "alike",
+        "links of GPUs", "have different topologies on 10.0.0.1, 10.0.0.2", "identical",
     ),
 }  # fmt: skip
 

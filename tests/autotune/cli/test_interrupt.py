@@ -12,7 +12,7 @@ import table
 from called import Command
 from ranks import a_trial_runs, ranks_are_gone
 
-from autotune.cli import sweep
+from autotune.cli import foreground
 from autotune.outcome.job_snapshot import read_snapshot
 from executor.runners.runner import Runner
 from search_spaces.outcome import JobState
@@ -85,7 +85,7 @@ def test_while_ranks_are_started_no_job_is_opened(folder: Path, command: Command
     def interrupted(_session: object) -> Runner:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(sweep, "make_runner", interrupted)
+    monkeypatch.setattr(foreground, "make_runner", interrupted)
     answer = command(*SWEEP)
     assert (answer.status, answer.out, answer.err) == (130, "", "autotune: interrupted\n")
     with open_store(str(folder / "jobs.db")) as store:
@@ -101,7 +101,7 @@ def test_a_resumed_job_says_how_to_go_on_also_then(folder: Path, command: Comman
     def interrupted(_session: object) -> Runner:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(sweep, "make_runner", interrupted)
+    monkeypatch.setattr(foreground, "make_runner", interrupted)
     answer = command("sweep", "--resume", "latest", "--out", "my best.json")
     assert answer.status == 130
     assert f"autotune sweep --resume {job.id} --out 'my best.json'" in answer.err

@@ -7,7 +7,7 @@ import pytest
 import table
 from called import Command
 
-from autotune.cli import sweep
+from autotune.cli import foreground
 from autotune.session.session import Session
 from executor.runners.replay import ReplayRunner
 
@@ -19,7 +19,7 @@ def table_instead_of_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     def made(session: Session) -> ReplayRunner:
         return table.runner(lambda _: table.ok(100.0 * session.world_size))
 
-    monkeypatch.setattr(sweep, "make_runner", made)
+    monkeypatch.setattr(foreground, "make_runner", made)
 
 
 def test_devices_reports_every_size_and_writes_the_answer(command: Command, folder: Path) -> None:

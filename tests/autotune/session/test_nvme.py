@@ -56,7 +56,7 @@ def test_files_are_searched_only_where_a_folder_is_named(tmp_path: Path) -> None
     assert prepare(request(space="full")).space.domains["offload_optimizer"] == ("none", "cpu")
     session = prepare(request(space="full", nvme_path=str(tmp_path)))
     assert session.space.domains["offload_optimizer"] == ("none", "cpu", "nvme")
-    with pytest.raises(IllegalConfigError, match="no folder is named for them; name a folder with --nvme-path"):
+    with pytest.raises(IllegalConfigError, match="no folder is given for them; name a folder with --nvme-path"):
         prepare(request(pins={"offload_optimizer": "nvme", "zero_stage": 1}))
 
 
