@@ -121,4 +121,8 @@ def with_routes(lifespan: Lifespan[FastAPI] | None = None, asks_for_keys: bool =
     # Routes are matched in this order, the most frequent first.
     for routes in (jobs, overviews, results, figures, logs, operations, catalog, drafts, predictions, webhooks, page):
         app.include_router(routes.router)
+    # FastAPI builds the handlers of a router when it is first matched. Do it now: it takes too long for the event loop.
+    nowhere = {"type": "http", "method": "GET", "path": "", "headers": [], "path_params": {}}
+    for route in app.routes:
+        route.matches(nowhere)
     return app

@@ -1,38 +1,91 @@
-"""Adds the error responses of all operations to the OpenAPI document."""
+"""Completes the OpenAPI document: names of components, error responses of all operations, links."""
 
+import dataclasses
+from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
 
 from fastapi import FastAPI
-from pydantic import BaseModel
+from pydantic import TypeAdapter
 
 from api.problems import MEDIA_TYPE
+from autotune.wire import (
+    answers,
+    choices,
+    drafts,
+    events,
+    figures,
+    jobs,
+    plans,
+    points,
+    predictions,
+    service,
+    spaces,
+    trials,
+    webhooks,
+)
+from autotune.wire.problems import Problem
 
-
-class FieldProblem(BaseModel):
-    """One invalid field."""
-
-    field: str
-    message: str
-    remedy: str | None = None
-
-
-class Problem(BaseModel):
-    """Why a request was refused (RFC 9457)."""
-
-    type: str
-    title: str
-    status: int
-    detail: str
-    errors: list[FieldProblem] | None = None
-    """The invalid fields, if the request has any."""
-    quota: str | None = None
-    """The exhausted quota, if that is the reason."""
-    used: float | None = None
-    """The used amount of the quota."""
-    limit: float | None = None
-
-
+WIRE_MODELS: Mapping[str, type] = {
+    name: kind
+    for module in (
+        answers, choices, drafts, events, figures, jobs, plans, points, predictions, service, spaces, trials, webhooks
+    )
+    for name, kind in vars(module).items()
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind)
+}  # fmt: skip
+"""The classes of responses by name."""
+COMPONENTS = {
+    "Answer": "AnswerView",
+    "Attempt": "AttemptView",
+    "AuditEntry": "AuditView",
+    "Axis": "AxisView",
+    "Band": "BandView",
+    "Choice": "ChoiceView",
+    "Choices": "ChoicesView",
+    "Column": "ColumnView",
+    "Delivery": "DeliveryView",
+    "DeliveryTry": "TryView",
+    "Descriptions": "PlainList",
+    "Draft": "DraftView",
+    "Estimate": "EstimateView",
+    "Event": "EventView",
+    "Figure": "FigureView",
+    "FormOption": "OptionView",
+    "Gain": "GainView",
+    "Interval": "IntervalView",
+    "Job": "JobView",
+    "LogPart": "LogView",
+    "Mark": "MarkView",
+    "Names": "NameList",
+    "NewWebhook": "NewWebhookView",
+    "Overview": "OverviewView",
+    "Plan": "PlanView",
+    "PlanMax": "MaxView",
+    "PlanReason": "ReasonView",
+    "PlanTie": "TieView",
+    "Plans": "PlansView",
+    "Points": "PointsView",
+    "Predicted": "PredictedView",
+    "Prediction": "PredictionView",
+    "Progress": "ProgressView",
+    "QuotaUse": "QuotaView",
+    "Range": "RangeView",
+    "RankMemory": "RankMemoryView",
+    "Refusal": "RefusalView",
+    "SchedulePoint": "SchedulePointView",
+    "Space": "SpaceView",
+    "Standing": "StandingView",
+    "StepPart": "PartView",
+    "StepParts": "PartsView",
+    "Table": "TableView",
+    "Trial": "TrialView",
+    "Usage": "UsageView",
+    "Validation": "ValidationView",
+    "Verdict": "VerdictView",
+    "Webhook": "WebhookView",
+}
+"""Class -> name of its component in the document, if they differ. Clients are generated from these names: never change one."""
 REFUSALS: dict[int, str] = {
     400: "The body is not UTF-8, not JSON, nested too deep, or names a field twice.",
     401: "There is no valid API key.",
@@ -79,7 +132,8 @@ class DocumentedApp(FastAPI):
             schemas = document["components"]["schemas"]
             for name in ("HTTPValidationError", "ValidationError"):
                 schemas.pop(name, None)
-            problem = Problem.model_json_schema(ref_template="#/components/schemas/{model}")
+            _rename_components(document)
+            problem = TypeAdapter(Problem).json_schema(ref_template=f"{_SCHEMAS}{{model}}")
             schemas |= problem.pop("$defs") | {"Problem": problem}
             _with_keywords(document)
             _link_jobs(document)
@@ -89,6 +143,33 @@ class DocumentedApp(FastAPI):
                         operation.pop("security", None)
                     _add_refusals(method, operation)
         return super().openapi()
+
+
+_SCHEMAS = "#/components/schemas/"
+
+
+def _rename_components(document: dict[str, Any]) -> None:
+    """Give components their names, and require every field of a response: the service sends all of them."""
+    schemas = document["components"]["schemas"]
+    for name in WIRE_MODELS.keys() & schemas.keys():
+        schema = schemas.pop(name)
+        for part in schema["properties"].values():
+            part.pop("default", None)
+        schema |= {"title": COMPONENTS.get(name, name), "required": list(schema["properties"])}
+        schemas[schema["title"]] = schema
+    _rename_references(document)
+
+
+def _rename_references(schema: Any) -> None:
+    if isinstance(schema, dict):
+        if isinstance(reference := schema.get("$ref"), str):
+            name = reference.removeprefix(_SCHEMAS)
+            schema["$ref"] = _SCHEMAS + COMPONENTS.get(name, name)
+        for part in schema.values():
+            _rename_references(part)
+    elif isinstance(schema, list):
+        for part in schema:
+            _rename_references(part)
 
 
 _KEYWORDS = {"ge": "minimum", "le": "maximum", "gt": "exclusiveMinimum", "lt": "exclusiveMaximum"}
@@ -108,7 +189,7 @@ def _with_keywords(schema: Any) -> None:
             _with_keywords(part)
 
 
-_JOB_IN = {"#/components/schemas/JobView": "/id", "#/components/schemas/JobPage": "/items/0/id"}
+_JOB_IN = {f"{_SCHEMAS}JobView": "/id", f"{_SCHEMAS}JobPage": "/items/0/id"}
 """Responses with jobs -> the JSON pointer of a job's id in them."""
 
 
@@ -150,5 +231,5 @@ def _add_refusals(method: str, operation: dict[str, Any]) -> None:
         generic = description in (None, "Validation Error", HTTPStatus(status).phrase)
         answers[str(status)] = {
             "description": REFUSALS[status] if generic else description,
-            "content": {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}},
+            "content": {MEDIA_TYPE: {"schema": {"$ref": f"{_SCHEMAS}Problem"}}},
         } | ({"headers": HEADERS[status]} if status in HEADERS else {})

@@ -3,6 +3,8 @@
 import json
 from collections.abc import Collection, Mapping
 
+from pydantic_core import to_json
+
 from api.hub import POLL_SECONDS, Hub, News, Part, message
 from api.views import event_view, progress_view
 from storage.log_records import ProgressRecord
@@ -45,8 +47,8 @@ class EventHub(Hub[str]):
 def _encoded(event: EventRecord) -> Part:
     # A line break in the kind would break the stream.
     kind = json.dumps(event.kind)[1:-1]
-    return event.sequence, message(event.sequence, kind, event_view(event).model_dump_json())
+    return event.sequence, message(event.sequence, kind, to_json(event_view(event), inf_nan_mode="null"))
 
 
 def _progress_message(record: ProgressRecord) -> bytes:
-    return message(None, PROGRESS, progress_view(record).model_dump_json())
+    return message(None, PROGRESS, to_json(progress_view(record), inf_nan_mode="null"))

@@ -7,7 +7,6 @@ from functools import cached_property
 
 from pydantic_core import to_json
 
-from api.figure_views import PartsView, PartView
 from autotune.explain.explanation.evidence import question_of_job
 from autotune.explain.explanation.explain import explain, explain_evidence
 from autotune.explain.explanation.time_use import parts_of
@@ -17,6 +16,7 @@ from autotune.objective.ranking import rate
 from autotune.prediction.planning.estimate import estimates
 from autotune.prediction.planning.question import Question
 from autotune.reports.formats import report_text
+from autotune.wire.figures import StepPart, StepParts
 from search_spaces.plain import to_plain
 from storage.errors import UnknownTrialError
 from storage.records import JobRecord
@@ -37,7 +37,7 @@ class JobFigures:
         self._made: dict[str, bytes] = {}
 
     def figure(self, name: str) -> bytes:
-        """`FigureView` as JSON.
+        """The `Figure` as JSON.
 
         Raises:
             UnknownNameError: there is no figure of that name.
@@ -46,7 +46,7 @@ class JobFigures:
             self._made[name] = to_json(to_plain(figure_of(self._source, name)), inf_nan_mode="null")
         return self._made[name]
 
-    def parts(self, number: int) -> PartsView:
+    def parts(self, number: int) -> StepParts:
         """The parts of a trial's step.
 
         Raises:
@@ -57,13 +57,13 @@ class JobFigures:
             raise UnknownTrialError(f"job {snapshot.job.id} has no trial {number}; list them with GET /v1/jobs/{{id}}/trials")
         trial = snapshot.trial(number)
         if session is None or not rate(trial):
-            return PartsView(trial=number, step_seconds=None, parts=[], note="nothing was measured")
+            return StepParts(trial=number, step_seconds=None, parts=(), note="nothing was measured")
         seconds = session.request.global_batch_size / rate(trial)
         if self._question is None:
-            return PartsView(trial=number, step_seconds=seconds, parts=[], note=self._source.shapeless)
+            return StepParts(trial=number, step_seconds=seconds, parts=(), note=self._source.shapeless)
         (predicted,) = estimates(self._question, [trial.config])
-        parts = [PartView(name=part.name, seconds=part.seconds, share=part.share) for part in parts_of(predicted, seconds)]
-        return PartsView(trial=number, step_seconds=seconds, parts=parts, note=f"by {self._question.rests_on}")
+        parts = tuple(StepPart(name=part.name, seconds=part.seconds, share=part.share) for part in parts_of(predicted, seconds))
+        return StepParts(trial=number, step_seconds=seconds, parts=parts, note=f"by {self._question.rests_on}")
 
     def explanation(self) -> bytes:
         """The `Explanation` as JSON.

@@ -210,7 +210,7 @@ class StreamAnswer(StreamingResponse):
             await super().__call__(scope, receive, send)
 
 
-def message(number: int | None, kind: str, data: str) -> bytes:
-    """A message of `text/event-stream`. Its number, if it has one, is the id that a reconnecting client sends."""
+def message(number: int | None, kind: str, data: bytes) -> bytes:
+    """A message of `text/event-stream` with JSON data. A reconnecting client sends its number, if it has one."""
     named = "" if number is None else f"id: {number}\n"
-    return f"{named}event: {kind}\ndata: {data}\n\n".encode()
+    return f"{named}event: {kind}\ndata: ".encode() + data + b"\n\n"

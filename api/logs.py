@@ -2,6 +2,8 @@
 
 from collections.abc import Collection, Mapping
 
+from pydantic_core import to_json
+
 from api.hub import Hub, News, Part, message
 from api.views import log_view
 from storage.log_records import LogRecord
@@ -37,4 +39,4 @@ class LogHub(Hub[Trial]):
 
 
 def _encoded(part: LogRecord) -> Part:
-    return part.sequence, message(part.sequence, "log", log_view(part).model_dump_json())
+    return part.sequence, message(part.sequence, "log", to_json(log_view(part)))

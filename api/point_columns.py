@@ -8,6 +8,7 @@ from typing import Any
 
 from autotune.forecast.initial_forecast import InitialForecast
 from autotune.objective.ranking import Ranking
+from autotune.wire.points import KnobColumn, PointColumns
 from search_spaces.knob import Value
 from search_spaces.knob_values import KNOBS
 from search_spaces.trial_config import KNOB_NAMES, TrialConfig
@@ -53,7 +54,7 @@ class Knobs:
     def __len__(self) -> int:
         return len(self._rows)
 
-    def columns(self, numbers: Sequence[int]) -> list[dict[str, Any]]:
+    def columns(self, numbers: Sequence[int]) -> tuple[KnobColumn, ...]:
         """The knobs that are searched or have several values, with these trials' codes."""
         rows = [self._rows[number] for number in numbers]
         shown = [
@@ -61,10 +62,10 @@ class Knobs:
             for place, (name, codes) in enumerate(self._codes.items())
             if len(codes.values) > 1 or name in self._searched
         ]
-        return [
-            {"name": name, "unit": KNOBS[name].unit, "values": values, "codes": [row[place] for row in rows]}
+        return tuple(
+            KnobColumn(name=name, unit=KNOBS[name].unit, values=tuple(values), codes=tuple(row[place] for row in rows))
             for place, name, values in shown
-        ]
+        )
 
     def constants(self) -> dict[str, Value]:
         """The knobs that are not searched and have the same value in all trials."""
@@ -82,9 +83,9 @@ class Words:
     causes: Codes = field(default_factory=Codes)
     nodes: Codes = field(default_factory=Codes)
 
-    def lists(self) -> dict[str, list[str]]:
-        """The words of each kind, by code."""
-        return {name: getattr(self, name).values for name in self.__dataclass_fields__}
+    def lists(self) -> dict[str, Any]:
+        """Kind -> its words, by code."""
+        return {name: tuple(getattr(self, name).values) for name in self.__dataclass_fields__}
 
 
 def columns(
@@ -94,31 +95,31 @@ def columns(
     placements: Mapping[int, Placement],
     forecasts: Mapping[str, InitialForecast],
     epoch: datetime,
-) -> dict[str, list[Any]]:
-    """The content of `PointColumns` for these trials. Rates and predictions have seven digits, enough for a figure."""
+) -> PointColumns:
+    """The columns of these trials. Rates and predictions have seven digits, enough for a figure."""
     results = [trial.result for trial in trials]
     rates = [result.samples_per_second if result is not None else None for result in results]
     places = [placements.get(trial.number) for trial in trials]
     predicted = [forecasts.get(trial.config_hash) for trial in trials]
-    return {
-        "number": [trial.number for trial in trials],
-        "outcome": [words.outcomes.of_word(trial.outcome) for trial in trials],
-        "purpose": [words.purposes.of(trial.purpose.value) for trial in trials],
-        "fidelity": [words.fidelities.of(trial.fidelity) for trial in trials],
-        "repeat": [trial.repeat for trial in trials],
-        "attempts": [trial.attempts for trial in trials],
-        "eligible": [int(ranking.may_win(trial)) for trial in trials],
-        "cause": [words.causes.of_word((result.rule or result.cause) if result is not None else None) for result in results],
-        "rate": [None if rate is None else _digits(rate.mean) for rate in rates],
-        "low": [None if rate is None else _digits(rate.low) for rate in rates],
-        "high": [None if rate is None else _digits(rate.high) for rate in rates],
-        "peak": [None if result is None else result.peak_memory_bytes for result in results],
-        "predicted_rate": [None if one is None else _digits(one.samples_per_second) for one in predicted],
-        "predicted_peak": [None if one is None else int(one.peak_memory_bytes) for one in predicted],
-        "started": [None if place is None else round((place.started - epoch).total_seconds(), 3) for place in places],
-        "finished": [None if t.finished is None else round((t.finished - epoch).total_seconds(), 3) for t in trials],
-        "node": [None if place is None else words.nodes.of_word(place.node) for place in places],
-    }
+    return PointColumns(
+        number=tuple(trial.number for trial in trials),
+        outcome=tuple(words.outcomes.of_word(trial.outcome) for trial in trials),
+        purpose=tuple(words.purposes.of(trial.purpose.value) for trial in trials),
+        fidelity=tuple(words.fidelities.of(trial.fidelity) for trial in trials),
+        repeat=tuple(trial.repeat for trial in trials),
+        attempts=tuple(trial.attempts for trial in trials),
+        eligible=tuple(int(ranking.may_win(trial)) for trial in trials),
+        cause=tuple(words.causes.of_word((result.rule or result.cause) if result is not None else None) for result in results),
+        rate=tuple(None if rate is None else _digits(rate.mean) for rate in rates),
+        low=tuple(None if rate is None else _digits(rate.low) for rate in rates),
+        high=tuple(None if rate is None else _digits(rate.high) for rate in rates),
+        peak=tuple(None if result is None else result.peak_memory_bytes for result in results),
+        predicted_rate=tuple(None if one is None else _digits(one.samples_per_second) for one in predicted),
+        predicted_peak=tuple(None if one is None else int(one.peak_memory_bytes) for one in predicted),
+        started=tuple(None if place is None else round((place.started - epoch).total_seconds(), 3) for place in places),
+        finished=tuple(None if t.finished is None else round((t.finished - epoch).total_seconds(), 3) for t in trials),
+        node=tuple(None if place is None else words.nodes.of_word(place.node) for place in places),
+    )
 
 
 def _digits(value: float) -> float:

@@ -7,11 +7,14 @@ from typing import Any
 from pydantic_core import to_json
 
 from api.point_columns import Knobs, Words, columns
+from api.views import checked_view
 from autotune.forecast.initial_forecast import InitialForecast, initial_forecaster_of
 from autotune.loop.job_cost import ended, job_seconds_left
 from autotune.outcome.job_snapshot import JobSnapshot, SnapshotReader
 from autotune.outcome.verdict import Verdict, Verdicts, answer_document
 from autotune.session.resolve import session_of
+from autotune.wire import answers
+from autotune.wire.points import Points
 from search_spaces.outcome import Outcome
 from storage.records import JobNews, JobRecord, Placement, TrialRecord
 from storage.store import Store
@@ -44,7 +47,7 @@ class JobPoints:
         return len(self._knobs)
 
     def read(self, since: int) -> bytes:
-        """`PointsView` as JSON.
+        """The `Points` as JSON.
 
         1. Read the events after `since`, which name the changed trials. They are read before the rows, so rows may be newer but
            not older; the next request returns the newer changes again.
@@ -73,27 +76,27 @@ class JobPoints:
             found = self._forecaster.of(list(unpredicted.values()))
             self._predicted |= dict(zip(unpredicted, found, strict=True))
 
-    def _view(self, snapshot: JobSnapshot, news: JobNews, whole: bool, changed: list[TrialRecord]) -> dict[str, Any]:
+    def _view(self, snapshot: JobSnapshot, news: JobNews, whole: bool, changed: list[TrialRecord]) -> Points:
         job, ranking = snapshot.job, self._session.ranking
         capacity = ranking.capacity_bytes
-        return {
-            "job": job.id,
-            "state": news.state,
-            "version": news.version,
-            "whole": whole,
-            "count": len(self._knobs),
-            "epoch": job.created,
-            "objective": ranking.objective,
-            "limit_bytes": ranking.memory_limit_bytes,
-            "capacity_bytes": None if capacity == float("inf") else int(capacity),
-            "rests_on": None if self._forecaster is None else self._forecaster.rests_on,
-            "seconds_left": job_seconds_left(job, ended(snapshot.trials)),
+        return Points(
+            job=job.id,
+            state=news.state,
+            version=news.version,
+            whole=whole,
+            count=len(self._knobs),
+            epoch=job.created,
+            objective=ranking.objective,
+            limit_bytes=ranking.memory_limit_bytes,
+            capacity_bytes=None if capacity == float("inf") else int(capacity),
+            rests_on=None if self._forecaster is None else self._forecaster.rests_on,
+            seconds_left=job_seconds_left(job, ended(snapshot.trials)),
             **self._decision(snapshot),
-            "knobs": self._knobs.columns([trial.number for trial in changed]),
-            "constants": self._knobs.constants(),
-            "columns": columns(changed, self._words, ranking, self._placements, self._predicted, job.created),
+            knobs=self._knobs.columns([trial.number for trial in changed]),
+            constants=self._knobs.constants(),
+            columns=columns(changed, self._words, ranking, self._placements, self._predicted, job.created),
             **self._words.lists(),
-        }
+        )
 
     def _decision(self, snapshot: JobSnapshot) -> dict[str, Any]:
         """The answer and the front."""
@@ -117,7 +120,7 @@ class PointsBoard:
         return job_id in self._jobs
 
     def read(self, job: JobRecord, since: int) -> bytes:
-        """`PointsView` of the job as JSON. Raises what `session_of` raises."""
+        """The `Points` of the job as JSON. Raises what `session_of` raises."""
         with self._lock:
             points = self._jobs.get(job.id)
         if points is None:
@@ -144,5 +147,8 @@ def _changed(trials: list[TrialRecord], news: JobNews) -> list[TrialRecord]:
 
 def _decision(verdict: Verdict | None) -> dict[str, Any]:
     if verdict is None:
-        return {"front": [], "best": None}
-    return {"front": [trial.number for trial in verdict.standings.front()], "best": answer_document(verdict)}
+        return {"front": (), "best": None}
+    return {
+        "front": tuple(trial.number for trial in verdict.standings.front()),
+        "best": checked_view(answers.Verdict, answer_document(verdict)),
+    }

@@ -1,13 +1,14 @@
-"""Requests and responses of predictions and plans."""
+"""Requests for predictions and plans, and their answers."""
 
 import time
 from typing import Annotated, Any
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from api.fields import Body, DocumentLengths, Integer, Size
 from api.settings import Settings
 from api.submission import KnobName, KnobValue, Name, UploadedModel, checked, require_preset_names, uploaded_or_named
+from api.views import checked_view
 from autotune.prediction.planning.calibrated import asked_here
 from autotune.prediction.planning.estimate import estimates
 from autotune.prediction.planning.largest import Dimension, largest
@@ -15,10 +16,11 @@ from autotune.prediction.planning.plan import MOST_PLANS, PlanObjective, PlanOpt
 from autotune.prediction.planning.question import Question, cluster_of, model_of, question_of, with_adapters
 from autotune.prediction.planning.room import PROBABILITY
 from autotune.prediction.planning.scan import Bounds
+from autotune.wire.plans import Plans
+from autotune.wire.predictions import Prediction
 from search_spaces.models.model import ModelSpec
 from storage.store import Store
 
-Plain = dict[str, Any]
 Positive = Annotated[float, Field(gt=0, le=1e18)]
 
 
@@ -78,164 +80,15 @@ class PlanRequest(QuestionFields):
     """Plan for the largest value of this dimension that fits."""
 
 
-class IntervalView(BaseModel):
-    """A mean with its 90 % interval."""
-
-    mean: float
-    low: float
-    high: float
-
-
-class BandView(BaseModel):
-    """A 90 % interval."""
-
-    low: float
-    high: float
-
-
-class RankMemoryView(BaseModel):
-    """Memory of the ranks of one pipeline stage."""
-
-    pipeline_rank: int
-    layers: int
-    total: float
-    by_tag: dict[str, float]
-    """Sums to the total."""
-
-
-class SchedulePointView(BaseModel):
-    """A point of the data schedule."""
-
-    length: int
-    """Tokens per sample."""
-    kept: int
-    """Tokens of these that all layers but the first and the last see."""
-    weight: float
-    """Share of the run's steps that it represents."""
-    step_seconds: float
-    peak_memory_bytes: float
-    """Of the fullest rank."""
-
-
-class PredictedView(BaseModel):
-    """The prediction for a configuration."""
-
-    samples_per_second: IntervalView
-    tokens_per_second: float
-    step_seconds: float
-    step_seconds_band: BandView
-    breakdown_seconds: dict[str, float]
-    """compute, tensor, pipeline, data, optimizer, offload: they sum to `step_seconds`."""
-    peak_memory_bytes: list[RankMemoryView]
-    """All pipeline ranks; for a plan only the fullest one."""
-    peak_memory_band: IntervalView
-    """Of the fullest rank."""
-    host_memory_bytes: float
-    """Main memory of a node."""
-    memory_limit_bytes: int
-    fit_probability: float
-    tflops_per_device: float
-    mfu: float | None
-    flops_convention: str
-    schedule: list[SchedulePointView]
-    """The first, a middle and the last point of the data schedule; empty: there is no schedule."""
-
-
-class PredictionView(BaseModel):
-    """A configuration with its prediction."""
-
-    model: str
-    parameter_count: int
-    cluster: str
-    world_size: int
-    engine: str
-    global_batch_size: int
-    sequence_length: int
-    rests_on: str
-    """In words, the source of the prediction: shipped coefficients, or measurements of the cluster."""
-    config: Plain
-    """In canonical form."""
-    predicted: PredictedView
-
-
-class ReasonView(BaseModel):
-    """Why a knob has its value: its effect, and the cost of the alternatives."""
-
-    knob: str
-    text: str
-    cause: Plain | None
-    """The effect of changing only this knob: extra seconds for each part of the step, and the needed bytes."""
-    alternatives: list[Plain]
-
-
-class TieView(BaseModel):
-    """A configuration that the predictions cannot distinguish from the shown one."""
-
-    config: Plain
-    step_seconds: float
-    peak_memory_bytes: float
-
-
-class PlanView(BaseModel):
-    """One of the best configurations: the simplest of a tied group."""
-
-    world_size: int
-    nodes: int
-    config: Plain
-    differences: Plain
-    """Knobs that differ from the device's defaults."""
-    predicted: PredictedView
-    tied: int
-    """Number of further configurations that tie with it."""
-    ties: list[TieView]
-    """The fastest of them."""
-    cost_per_million_tokens: float | None
-    reasons: list[ReasonView]
-
-
-class MaxView(BaseModel):
-    """The largest value that fits."""
-
-    dimension: str
-    value: int
-    """Tokens, samples or parameters."""
-    next: int | None
-    """The smallest value that was found not to fit."""
-
-
-class PlansView(BaseModel):
-    """The best configurations of a space."""
-
-    model: str
-    parameter_count: int
-    cluster: str
-    engine: str
-    global_batch_size: int
-    sequence_length: int
-    rests_on: str
-    """In words, the source of the predictions."""
-    space: str
-    objective: str
-    max: MaxView | None
-    configurations: int
-    """Number of predicted configurations."""
-    fitting: int
-    bucket_settings: int
-    world_sizes: list[int]
-    resolution: float
-    """Relative difference of step times up to which configurations count as tied."""
-    seconds: float
-    plans: list[PlanView]
-
-
-def predict_config(body: PredictionRequest, settings: Settings, store: Store) -> PredictionView:
+def predict_config(body: PredictionRequest, settings: Settings, store: Store) -> Prediction:
     """Predict one configuration. Errors name the field and the remedy."""
     question = asked_here(store, _question(body, settings, pins=checked(body.config)))
     (estimate,) = estimates(question, [question.config()])
-    return PredictionView(**_asked(question), world_size=question.cluster.world_size, **estimate.document())
+    own = {"world_size": question.cluster.world_size}
+    return checked_view(Prediction, {**_asked(question), **own, **estimate.document()})
 
 
-def rank_plans(body: PlanRequest, settings: Settings, store: Store) -> PlansView:
+def rank_plans(body: PlanRequest, settings: Settings, store: Store) -> Plans:
     """Rank a space within the limits of the settings. Errors name the field and the remedy."""
     question = asked_here(store, _question(body, settings, pins=body.pins, space=body.space, simple=body.simple))
     options = PlanOptions(
@@ -246,9 +99,12 @@ def rank_plans(body: PlanRequest, settings: Settings, store: Store) -> PlansView
     biggest = None if body.max is None else largest(question, body.max, options.fit_probability, bounds)
     question = biggest.question if biggest else question
     found = plan(question, options, bounds)
-    document = found.document()
-    max_view = MaxView(dimension=biggest.dimension, value=biggest.value, next=biggest.next) if biggest else None
-    return PlansView(**_asked(question), space=question.space, objective=options.objective, max=max_view, **document)
+    own = {
+        "space": question.space,
+        "objective": options.objective,
+        "max": {"dimension": biggest.dimension, "value": biggest.value, "next": biggest.next} if biggest else None,
+    }
+    return checked_view(Plans, {**_asked(question), **own, **found.document()})
 
 
 def _question(
@@ -277,7 +133,7 @@ def _question(
     )
 
 
-def _asked(question: Question) -> Plain:
+def _asked(question: Question) -> dict[str, Any]:
     return {
         "model": question.model.name,
         "parameter_count": question.model.parameter_count,

@@ -1,9 +1,8 @@
 """Converts errors to problem documents (RFC 9457): problem, field, remedy."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from http import HTTPStatus
-from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -13,7 +12,9 @@ from starlette.routing import Match
 
 from api.refusals import refusals
 from autotune.errors import AutotuneError, JobNotResumableError, NoBestError, UnknownFormatError
+from autotune.wire.problems import FieldProblem, Problem
 from search_spaces.errors import SearchSpaceError
+from search_spaces.plain import to_plain
 from storage.errors import (
     DamagedRowError,
     DatabaseUnavailableError,
@@ -50,7 +51,7 @@ def install(app: FastAPI) -> None:
             JobNotResumableError: HTTPStatus.CONFLICT,
         }
         status = known.get(type(error), HTTPStatus.UNPROCESSABLE_ENTITY)
-        return problem(status, str(error), [{"field": error.field, "message": error.problem, "remedy": error.remedy}])
+        return problem(status, str(error), [FieldProblem(field=error.field, message=error.problem, remedy=error.remedy)])
 
     @app.exception_handler(JobStateError)
     def misfit(_request: Request, error: JobStateError) -> JSONResponse:
@@ -59,10 +60,9 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(QuotaExceededError)
     def used_up(_request: Request, error: QuotaExceededError) -> JSONResponse:
         wrong = f"{error.used:,.10g} of {error.most:,.10g} are used"
-        errors = [{"field": f"quota.{error.quota}", "message": wrong, "remedy": error.remedy}]
-        more: dict[str, str | float] = {"quota": error.quota, "used": error.used, "limit": error.most}
+        errors = [FieldProblem(field=f"quota.{error.quota}", message=wrong, remedy=error.remedy)]
         # Not 429, after which clients retry automatically: an exhausted quota stays exhausted until the owner acts.
-        return problem(HTTPStatus.CONFLICT, str(error), errors, more=more)
+        return problem(HTTPStatus.CONFLICT, str(error), errors, quota=error)
 
     @app.exception_handler(SecretError)
     def no_secret(_request: Request, error: SecretError) -> JSONResponse:
@@ -73,7 +73,7 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(SubmissionConflictError)
     def conflict(_request: Request, error: SubmissionConflictError) -> JSONResponse:
         wrong, _, remedy = str(error).partition("; ")
-        errors = [{"field": "Idempotency-Key", "message": wrong, "remedy": remedy}]
+        errors = [FieldProblem(field="Idempotency-Key", message=wrong, remedy=remedy)]
         return problem(HTTPStatus.UNPROCESSABLE_ENTITY, f"Idempotency-Key: {error}", errors)
 
     @app.exception_handler(DamagedRowError)
@@ -90,7 +90,7 @@ def install(app: FastAPI) -> None:
     def bad_request(request: Request, error: RequestValidationError) -> JSONResponse:
         path = str(getattr(request.scope.get("route"), "path_format", request.scope["path"]))
         errors = refusals(error.errors(), app.openapi(), path, request.method.lower())
-        detail = "; ".join(f"{item['field']}: {item['message']}; {item['remedy']}" for item in errors)
+        detail = "; ".join(map(str, errors))
         return problem(HTTPStatus.UNPROCESSABLE_ENTITY, detail, errors)
 
     @app.exception_handler(HTTPException)
@@ -121,15 +121,21 @@ def _methods(request: Request) -> list[str]:
 def problem(
     status: HTTPStatus,
     detail: str,
-    errors: Sequence[dict[str, Any]] = (),
+    errors: Sequence[FieldProblem] = (),
     headers: dict[str, str] | None = None,
-    more: Mapping[str, str | float] | None = None,
+    quota: QuotaExceededError | None = None,
 ) -> JSONResponse:
-    """Return a problem document. `errors` names each invalid field; `more` has further members."""
-    body: dict[str, Any] = {"type": "about:blank", "title": status.phrase, "status": status, "detail": _cut(detail)}
-    body |= more or {}
-    if errors:
-        body["errors"] = [{name: _cut(text) for name, text in error.items()} for error in errors]
+    """Return a problem document. `errors` names each invalid field; `quota` is the exhausted quota, if that is the reason."""
+    shown = tuple(
+        FieldProblem(field=_cut(item.field), message=_cut(item.message), remedy=_cut(item.remedy or "")) for item in errors
+    )
+    found = Problem(
+        type="about:blank", title=status.phrase, status=status, detail=_cut(detail), errors=shown or None,
+        quota=None if quota is None else quota.quota,
+        used=None if quota is None else quota.used,
+        limit=None if quota is None else quota.most,
+    )  # fmt: skip
+    body = {name: value for name, value in to_plain(found).items() if value is not None}
     return JSONResponse(body, status, headers, MEDIA_TYPE)
 
 

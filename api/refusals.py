@@ -14,11 +14,10 @@ from typing import Any
 from autotune.errors import AutotuneError
 from autotune.request.field_names import OLD_OPTION_NAMES
 from autotune.request.request import FIELDS
+from autotune.wire.problems import FieldProblem
 
 MOST_ERRORS = 20
 Schema = Mapping[str, Any]
-Refused = dict[str, Any]
-"""`field`, `message` and `remedy` of one field."""
 
 _JOB = r"^[0-9]{8}-[0-9]{6}-[a-z0-9]{4}$"
 _FORMS: dict[str, tuple[str, str]] = {
@@ -70,7 +69,7 @@ class _Place:
     errors: list[Mapping[str, Any]] = field(default_factory=list)
 
 
-def refusals(errors: Sequence[Mapping[str, Any]], document: Mapping[str, Any], path: str, method: str) -> list[Refused]:
+def refusals(errors: Sequence[Mapping[str, Any]], document: Mapping[str, Any], path: str, method: str) -> list[FieldProblem]:
     """Return one entry for each invalid value, at most `MOST_ERRORS`.
 
     Args:
@@ -153,10 +152,10 @@ def _part(schema: Schema, part: Any) -> Schema | None:
     return others if isinstance(others, dict) else None
 
 
-def _refused(place: _Place) -> Refused:
+def _refused(place: _Place) -> FieldProblem:
     errors = [error for error in place.errors if error["type"] in _OF_VALUES] or place.errors
     problem, remedy = _describe(errors[0], place)
-    return {"field": place.name, "message": problem, "remedy": remedy}
+    return FieldProblem(field=place.name, message=problem, remedy=remedy)
 
 
 def _describe(error: Mapping[str, Any], place: _Place) -> tuple[str, str]:

@@ -4,12 +4,14 @@ from fastapi import APIRouter
 from pydantic import Field
 
 from api.auth import Reader, SettingsOf
-from api.choices import ChoicesView, choices
+from api.choices import choices
 from api.computing import Computing
 from api.settings import Settings
 from api.submission import JobSubmission, KnobName, KnobValue, checked, session_of_submission
-from api.views import NameList, PlainList, RefusalView, SpaceView, ValidationView
 from autotune.request.engines import CAPABILITIES
+from autotune.wire.choices import Choices
+from autotune.wire.service import Descriptions, Names
+from autotune.wire.spaces import Space, Validation
 from search_spaces.knob_values import KNOBS, domain_text
 from search_spaces.preset_files import preset_tables
 from storage.records import Scope
@@ -25,60 +27,60 @@ class ConfigSubmission(JobSubmission):
 
 
 @router.get("/models", operation_id="list_models")
-async def list_models(_: Reader) -> NameList:
+async def list_models(_: Reader) -> Names:
     """Models by name."""
-    return NameList(items=list(preset_tables("models")))
+    return Names(items=tuple(preset_tables("models")))
 
 
 @router.get("/clusters", operation_id="list_clusters")
-async def list_clusters(_: Reader) -> NameList:
+async def list_clusters(_: Reader) -> Names:
     """Clusters by name; NAME:NODES means several nodes of it."""
-    return NameList(items=["local", *preset_tables("clusters")])
+    return Names(items=("local", *preset_tables("clusters")))
 
 
 @router.get("/spaces", operation_id="list_spaces")
-async def list_spaces(_: Reader) -> NameList:
+async def list_spaces(_: Reader) -> Names:
     """Search spaces by name."""
-    return NameList(items=list(preset_tables("spaces")))
+    return Names(items=tuple(preset_tables("spaces")))
 
 
 @router.get("/engines", operation_id="list_engines")
-async def list_engines(_: Reader) -> PlainList:
+async def list_engines(_: Reader) -> Descriptions:
     """The supported and refused knobs of each engine."""
-    return PlainList(items=[capability.plain() for capability in CAPABILITIES.values()])
+    return Descriptions(items=tuple(capability.plain() for capability in CAPABILITIES.values()))
 
 
 @router.get("/knobs", operation_id="list_knobs")
-async def list_knobs(_: Reader) -> PlainList:
+async def list_knobs(_: Reader) -> Descriptions:
     """Every knob."""
     knobs = KNOBS.values()
-    return PlainList(
-        items=[
+    return Descriptions(
+        items=tuple(
             {"name": k.name, "unit": k.unit, "domain": domain_text(k), "default": k.default, "description": k.description}
             for k in knobs
-        ]
+        )
     )
 
 
 @router.get("/choices", operation_id="list_choices")
-def list_choices(settings: SettingsOf, principal: Reader) -> ChoicesView:
+def list_choices(settings: SettingsOf, principal: Reader) -> Choices:
     """All choices that a submission form offers, in one response."""
     return choices(settings, principal.may(Scope.SUBMIT))
 
 
 @router.post("/spaces/count", operation_id="count_space")
-async def count_space(body: JobSubmission, settings: SettingsOf, _: Reader, computing: Computing) -> SpaceView:
+async def count_space(body: JobSubmission, settings: SettingsOf, _: Reader, computing: Computing) -> Space:
     """Count the legal configurations of a request's space, and the points that each rule refuses. 422 if it takes too long."""
     return await computing.run(_counted, body, settings)
 
 
-def _counted(body: JobSubmission, settings: Settings) -> SpaceView:
+def _counted(body: JobSubmission, settings: Settings) -> Space:
     space = session_of_submission(body, settings, settings.count_steps).space
     census = space.census()
-    return SpaceView(
+    return Space(
         space=space.name,
         hash=space.hash,
-        domains={name: list(values) for name, values in space.domains.items()},
+        domains={name: tuple(values) for name, values in space.domains.items()},
         raw=census.raw,
         legal=census.legal,
         merged=census.merged,
@@ -87,18 +89,18 @@ def _counted(body: JobSubmission, settings: Settings) -> SpaceView:
 
 
 @router.post("/spaces/validate", operation_id="validate_config")
-async def validate_config(body: ConfigSubmission, settings: SettingsOf, _: Reader, computing: Computing) -> ValidationView:
+async def validate_config(body: ConfigSubmission, settings: SettingsOf, _: Reader, computing: Computing) -> Validation:
     """Validate one configuration: whether it is legal, else which rules refuse it, with remedies."""
     return await computing.run(_validated, body, settings)
 
 
-def _validated(body: ConfigSubmission, settings: Settings) -> ValidationView:
+def _validated(body: ConfigSubmission, settings: Settings) -> Validation:
     submission = JobSubmission(**body.model_dump(exclude={"config"}))
     space = session_of_submission(submission, settings, settings.submission_steps).space
     config = space.canonical(space.base.replace(checked(body.config)))
     refusals = space.check(config)
-    return ValidationView(
+    return Validation(
         legal=not refusals,
         config=config.values(),
-        refusals=[RefusalView(rule=item.rule, message=item.message, remedy=item.remedy) for item in refusals],
+        refusals=tuple(refusals),
     )

@@ -10,15 +10,15 @@ from fastapi.concurrency import run_in_threadpool
 
 from api.auth import Principal, Reader, StoreOf, visible_job
 from api.computing import PATIENCE_SECONDS, Computing
-from api.figure_views import FigureView, PartsView
 from api.figures import FigureBoard, JobFigures
-from api.point_views import PointsView
 from api.points import PointsBoard
 from api.routes.jobs import JobId
 from api.routes.results import MOST, Number
-from api.views import NameList
 from autotune.explain.figures.all_figures import NAMES
 from autotune.reports.formats import WRITERS, require_format
+from autotune.wire.figures import Figure, StepParts
+from autotune.wire.points import Points
+from autotune.wire.service import Names
 from storage.store import Store
 
 router = APIRouter(prefix="/v1/jobs/{job_id}", tags=["figures"])
@@ -27,7 +27,7 @@ Since = Annotated[int, Query(ge=0, le=MOST, description="The `version` of the pr
 FigureName = Annotated[str, Path(pattern=r"^[a-z_]{1,40}$", description=f"One of {', '.join(NAMES)}.")]
 
 
-@router.get("/points", operation_id="list_points", response_model=PointsView)
+@router.get("/points", operation_id="list_points", response_model=Points)
 async def list_points(
     job_id: JobId, request: Request, store: StoreOf, principal: Reader, computing: Computing, since: Since = 0
 ) -> Response:
@@ -42,13 +42,13 @@ async def list_points(
 
 
 @router.get("/figures", operation_id="list_figures")
-def list_figures(job_id: JobId, store: StoreOf, principal: Reader) -> NameList:
+def list_figures(job_id: JobId, store: StoreOf, principal: Reader) -> Names:
     """Figures by name."""
     visible_job(store, principal, job_id)
-    return NameList(items=list(NAMES))
+    return Names(items=tuple(NAMES))
 
 
-@router.get("/figures/{name}", operation_id="get_figure", response_model=FigureView)
+@router.get("/figures/{name}", operation_id="get_figure", response_model=Figure)
 async def get_figure(
     job_id: JobId, name: FigureName, request: Request, store: StoreOf, principal: Reader, computing: Computing
 ) -> Response:
@@ -96,7 +96,7 @@ async def get_report(
 @router.get("/trials/{number}/parts", operation_id="get_parts")
 async def get_parts(
     job_id: JobId, number: Number, request: Request, store: StoreOf, principal: Reader, computing: Computing
-) -> PartsView:
+) -> StepParts:
     """The parts of a trial's measured step, by the equations."""
     figures = await run_in_threadpool(_figures, request, store, principal, job_id)
     async with _turn(figures):

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Path, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
+from pydantic_core import to_json
 from starlette.exceptions import HTTPException
 
 from api.auth import Principal, Reader, SettingsOf, Steerer, StoreOf, Submitter, if_visible, visible_job
@@ -14,11 +15,12 @@ from api.fields import Integer
 from api.paging import page, page_response
 from api.submission import JobName, JobNote, JobSubmission, JobTag, JobTags, resolved_submission
 from api.together import RequestBatcher
-from api.views import JobPage, JobView, job_summary, job_view
+from api.views import job_summary, job_view
 from autotune.errors import RequestError
 from autotune.request.labels import MOST_TAGS, merged_labels
 from autotune.request.request import request_of
 from autotune.session.allowed import is_from_outside
+from autotune.wire.jobs import Job, JobPage, job_etag
 from search_spaces.outcome import JobState
 from storage.records import LABELS, ORIGIN, OVER, Ask, JobRecord, Submission
 from storage.store import Store
@@ -70,9 +72,7 @@ class JobChange(BudgetChange):
     status_code=202,
     responses={202: {"description": "The job waits for a worker.", "headers": LOCATED}, 409: {}},
 )
-async def submit_job(
-    body: JobSubmission, request: Request, principal: Submitter, response: Response, key: Key = None
-) -> JobView:
+async def submit_job(body: JobSubmission, request: Request, principal: Submitter, response: Response, key: Key = None) -> Job:
     """Submit a tuning job; its address is in `Location`."""
     state = request.app.state
     length = len(await request.body())
@@ -118,7 +118,7 @@ def list_jobs(
         lambda first, most: found[first : first + most],
         0,
         limit,
-        lambda item: job_summary(item[1]).model_dump_json().encode(),
+        lambda item: to_json(job_summary(item[1]), inf_nan_mode="null"),
         lambda item: item[0],
     )
     return page_response(parts, found[shown - 1][1].id if more else None)
@@ -127,7 +127,7 @@ def list_jobs(
 @router.get(
     "/{job_id}",
     operation_id="get_job",
-    response_model=JobView,
+    response_model=Job,
     responses={200: {"headers": ETAG}, 304: {"description": "Nothing has changed.", "headers": ETAG}},
 )
 async def get_job(job_id: JobId, request: Request, principal: Reader, response: Response, known: IfNoneMatch = None) -> Any:
@@ -142,7 +142,7 @@ async def get_job(job_id: JobId, request: Request, principal: Reader, response: 
 
 
 @router.post("/{job_id}/pause", operation_id="pause_job", status_code=202, responses=ASKED)
-def pause_job(job_id: JobId, store: StoreOf, principal: Steerer, response: Response) -> JobView:
+def pause_job(job_id: JobId, store: StoreOf, principal: Steerer, response: Response) -> Job:
     """Pause the job: running trials finish, then it waits until it is resumed."""
     return _ask(store, principal, job_id, Ask.PAUSE, response)
 
@@ -155,7 +155,7 @@ def resume_job(
     principal: Steerer,
     response: Response,
     body: BudgetChange | None = None,
-) -> JobView:
+) -> Job:
     """Queue a job again that is paused, has failed, or has succeeded and gets a larger budget.
 
     The server must still allow what it runs.
@@ -167,13 +167,13 @@ def resume_job(
 
 
 @router.post("/{job_id}/stop", operation_id="stop_job", status_code=202, responses=ASKED)
-def stop_job(job_id: JobId, store: StoreOf, principal: Steerer, response: Response) -> JobView:
+def stop_job(job_id: JobId, store: StoreOf, principal: Steerer, response: Response) -> Job:
     """Stop the job: running trials finish, and the best so far is the result."""
     return _ask(store, principal, job_id, Ask.STOP, response)
 
 
 @router.post("/{job_id}/cancel", operation_id="cancel_job", status_code=202, responses=ASKED)
-def cancel_job(job_id: JobId, store: StoreOf, principal: Steerer, response: Response) -> JobView:
+def cancel_job(job_id: JobId, store: StoreOf, principal: Steerer, response: Response) -> Job:
     """Cancel the job: kill its running trials and end it."""
     return _ask(store, principal, job_id, Ask.CANCEL, response)
 
@@ -181,7 +181,7 @@ def cancel_job(job_id: JobId, store: StoreOf, principal: Steerer, response: Resp
 @router.post("/{job_id}/clone", operation_id="clone_job", status_code=202, responses={202: {"headers": LOCATED}, 409: {}})
 def clone_job(
     job_id: JobId, store: StoreOf, settings: SettingsOf, principal: Submitter, response: Response, key: Key = None
-) -> JobView:
+) -> Job:
     """Submit the same request again, if the server still allows what it runs."""
     job = visible_job(store, principal, job_id)
     settings.allow_list.require(request_of(job))
@@ -195,7 +195,7 @@ def clone_job(
 @router.patch("/{job_id}", operation_id="change_job", responses={200: {"headers": ETAG}, 409: {}, 412: {}})
 def change_job(
     job_id: JobId, body: JobChange, store: StoreOf, principal: Steerer, response: Response, match: IfMatch = None
-) -> JobView:
+) -> Job:
     """Set the budget or the labels; with `If-Match` only if the job has not changed since. The budget of a job that has ended
     cannot change: resume it with a larger one, or clone it."""
     job = visible_job(store, principal, job_id)
@@ -219,20 +219,20 @@ def change_job(
 
 
 def etag(job: JobRecord) -> str:
-    """The job's entity tag: its version, and the only field that changes without an event."""
-    return f'"{job.version}-{int(job.active_seconds)}"'
+    """The job's entity tag."""
+    return job_etag(job.version, int(job.active_seconds))
 
 
 def _ask(
     store: Store, principal: Principal, job_id: str, request: Ask, response: Response, body: BudgetChange | None = None
-) -> JobView:
+) -> Job:
     visible_job(store, principal, job_id)
     job = store.by(principal.actor).ask(job_id, request, None if body is None else body.model_dump(exclude_none=True))
     response.headers["ETag"] = etag(job)
     return job_view(job)
 
 
-def _located(job: JobRecord, response: Response) -> JobView:
+def _located(job: JobRecord, response: Response) -> Job:
     response.headers["Location"] = f"/v1/jobs/{job.id}"
     response.headers["ETag"] = etag(job)
     return job_view(job)

@@ -7,6 +7,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import PlainTextResponse, StreamingResponse
+from pydantic_core import to_json
 
 from api.auth import Reader, StoreOf, visible_job, while_allowed
 from api.hub import StreamAnswer
@@ -14,8 +15,9 @@ from api.logs import LogHub
 from api.paging import MOST_BYTES, page, page_response
 from api.routes.jobs import JobId, Limit
 from api.routes.results import MOST, LastEventId, Number
-from api.views import LogPage, ProgressList, log_view, progress_view
+from api.views import log_view, progress_view
 from autotune.ops.trial_log import LogText, has_several_ranks
+from autotune.wire.events import LogPage, ProgressList
 from storage.errors import UnknownTrialError
 from storage.log_records import LogNews, LogRecord
 from storage.store import Store
@@ -32,7 +34,7 @@ Tail = Annotated[int | None, Query(ge=0, le=MOST, description="Number of last li
 def list_progress(job_id: JobId, store: StoreOf, principal: Reader) -> ProgressList:
     """The last reported progress of each running attempt."""
     visible_job(store, principal, job_id)
-    return ProgressList(items=[progress_view(record) for record in store.progress([job_id])[job_id]])
+    return ProgressList(items=tuple(progress_view(record) for record in store.progress([job_id])[job_id]))
 
 
 @router.get("/trials/{number}/logs", operation_id="list_logs", response_model=LogPage)
@@ -53,7 +55,7 @@ def list_logs(
         lambda first, most: store.logs(job_id, number, first, most, attempt, rank),
         after,
         limit,
-        lambda part: log_view(part).model_dump_json().encode(),
+        lambda part: to_json(log_view(part)),
         lambda part: part.sequence,
     )
     return page_response(parts, following)

@@ -16,6 +16,7 @@ from api.hub import Hub
 from api.limits import OwnerLimits
 from api.metrics import Metrics
 from autotune.errors import RequestError
+from autotune.wire.service import AuditEntry, AuditPage, QuotaUse, Usage
 from storage.errors import DatabaseUnavailableError
 from storage.migrations import HEAD
 from storage.service_records import WorkerRecord
@@ -52,53 +53,6 @@ class Readiness(BaseModel):
     """Whether the database can be written."""
     streams: str
     """Whether the event and log streams of this process receive updates."""
-
-
-class UsageView(BaseModel):
-    """The resource use of a submitter's jobs."""
-
-    submitter: str
-    day: str
-    """YYYY-MM-DD, in UTC."""
-    device_seconds: float
-    """Seconds that workers held their jobs on that day, times the devices of each."""
-    running_jobs: int
-    queued_jobs: int
-    quotas: list["QuotaView"]
-
-
-class QuotaView(BaseModel):
-    """The use of a quota."""
-
-    quota: str
-    used: float
-    limit: float | None
-    """null: no limit."""
-
-
-class AuditView(BaseModel):
-    """An entry of the audit log."""
-
-    id: str
-    time: datetime
-    actor: str
-    """The owner of the key; empty: a user of this machine, if keys are not required."""
-    key: str | None
-    """The key's id; null: a command on the database, or a request without a key."""
-    source: str
-    """The client address of the request, or the machine of the command."""
-    action: str
-    target: str
-    """The id of the affected object."""
-    detail: dict[str, Any]
-
-
-class AuditPage(BaseModel):
-    """Entries of the audit log, newest first."""
-
-    items: list[AuditView]
-    next: str | None
-    """The `cursor` of the next page; null: there is none."""
 
 
 @router.get("/livez", operation_id="live")
@@ -145,16 +99,19 @@ def get_usage(
         str | None,
         Query(max_length=64, pattern=r"^[^\x00]*$", description="The submitter; others than you require the scope operate."),
     ] = None,
-) -> UsageView:
+) -> Usage:
     """Your use of your quotas, and the resource use of your jobs today. Jobs beyond the workers' limits of running jobs or
     device-seconds wait."""
     whose = submitter if submitter is not None and principal.sees_all else principal.owner
     used = store.usage(whose)
     limits: OwnerLimits = request.app.state.limits
-    return UsageView(
-        submitter=whose, day=used.day, device_seconds=round(used.device_seconds, 3), running_jobs=used.running_jobs,
-        queued_jobs=used.queued_jobs,
-        quotas=[QuotaView(quota=item.quota, used=item.used, limit=item.most) for item in limits.uses(whose)],
+    quotas = (
+        QuotaUse(quota=str(item.quota), used=float(item.used), limit=None if item.most is None else float(item.most))
+        for item in limits.uses(whose)
+    )
+    return Usage(
+        submitter=whose, day=used.day, device_seconds=round(float(used.device_seconds), 3), running_jobs=used.running_jobs,
+        queued_jobs=used.queued_jobs, quotas=tuple(quotas),
     )  # fmt: skip
 
 
@@ -183,13 +140,13 @@ def list_audit(
     except (ValueError, OverflowError):
         raise RequestError("since", f"{since!r} is not a time", "write it like 2026-01-31T12:00:00Z") from None
     items = store.audit(limit + 1, cursor, begin, actor, action)
-    shown = [
-        AuditView(
+    shown = tuple(
+        AuditEntry(
             id=item.id, time=item.time, actor=item.actor, key=item.key_id, source=item.source, action=item.action,
             target=item.target, detail=dict(item.detail),
         )
         for item in items[:limit]
-    ]  # fmt: skip
+    )  # fmt: skip
     return AuditPage(items=shown, next=items[limit - 1].id if len(items) > limit else None)
 
 

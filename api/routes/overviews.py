@@ -3,12 +3,13 @@
 from typing import Annotated
 
 from fastapi import APIRouter, Query
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from api.auth import Reader, StoreOf, if_visible
-from api.point_views import GainView, answer_view
+from api.views import answer_view
 from autotune.loop.job_cost import Measurements, job_seconds_left
-from storage.records import JobRecord, Overview
+from autotune.wire.jobs import Overview, OverviewList
+from storage import records
 
 router = APIRouter(prefix="/v1/overviews", tags=["jobs"])
 
@@ -19,50 +20,22 @@ JobIds = Annotated[
 ]
 
 
-class OverviewView(BaseModel):
-    """The progress of a job."""
-
-    job: str
-    version: int
-    outcomes: dict[str, int]
-    """Outcome -> number of trials."""
-    searched: int
-    """Search trials that started and have an outcome: the spent part of the budget."""
-    running: int
-    seconds_left: float | None
-    """Upper estimate from the job's pace, with controls and confirmations; null: it will not go on, or no trial has ended."""
-    best_rate: float | None
-    """Samples/s of the answer so far; null: no trial that may win was measured."""
-    baseline_rate: float | None
-    """Samples/s of the baseline; null: it was not measured."""
-    gain: GainView | None
-    """The gain of the answer over the baseline; null: one of them was not measured."""
-    keeps_baseline: bool
-    """Whether the answer so far is to keep the baseline."""
-
-
-class OverviewList(BaseModel):
-    """Jobs in the requested order."""
-
-    items: list[OverviewView]
-
-
 @router.get("", operation_id="list_overviews", responses={404: {"description": "One of the jobs does not exist."}})
 def list_overviews(store: StoreOf, principal: Reader, jobs: JobIds) -> OverviewList:
     """The progress of these jobs: trials by outcome, and the best so far."""
     known = store.exact_jobs(jobs)
     wanted = [if_visible(known.get(job_id), principal, job_id, "job") for job_id in dict.fromkeys(jobs)]
     found = store.overviews([job.id for job in wanted])
-    return OverviewList(items=[_view(job, found[job.id]) for job in wanted])
+    return OverviewList(items=tuple(_view(job, found[job.id]) for job in wanted))
 
 
-def _view(job: JobRecord, found: Overview) -> OverviewView:
+def _view(job: records.JobRecord, found: records.Overview) -> Overview:
     answer = answer_view(job)
     done = Measurements(search=found.searched, control=found.controls, confirm=found.confirmations)
-    return OverviewView(
+    return Overview(
         job=job.id,
         version=job.version,
-        outcomes=dict(found.outcomes),
+        outcomes={str(name): count for name, count in found.outcomes.items()},
         searched=found.searched,
         running=found.running,
         seconds_left=job_seconds_left(job, done),

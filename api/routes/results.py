@@ -14,12 +14,14 @@ from api.events import EventHub
 from api.hub import StreamAnswer
 from api.paging import page, page_response
 from api.routes.jobs import JobId, Limit
-from api.views import AttemptList, EventPage, TrialPage, attempt_view, event_view
+from api.views import attempt_view, event_view
 from autotune.exports import EXPORTERS, exporter
 from autotune.exports.export import Export
 from autotune.outcome.best_config import build_best_config
 from autotune.outcome.job_snapshot import read_snapshot
 from autotune.session.resolve import session_of
+from autotune.wire.events import EventPage
+from autotune.wire.trials import AttemptList, TrialPage
 from storage.records import ENDED, JobRecord
 from storage.store import Store
 
@@ -59,7 +61,7 @@ def list_trials(
 def list_attempts(job_id: JobId, number: Number, store: StoreOf, principal: Reader) -> AttemptList:
     """The attempts of a trial, superseded ones included, with their measurements."""
     visible_job(store, principal, job_id)
-    return AttemptList(items=[attempt_view(attempt) for attempt in store.attempts(job_id, number)])
+    return AttemptList(items=tuple(attempt_view(attempt) for attempt in store.attempts(job_id, number)))
 
 
 @router.get(
@@ -108,7 +110,7 @@ def list_events(job_id: JobId, store: StoreOf, principal: Reader, after: After =
         lambda first, most: store.events(job_id, first, most),
         after,
         limit,
-        lambda event: event_view(event).model_dump_json().encode(),
+        lambda event: to_json(event_view(event), inf_nan_mode="null"),
         lambda event: event.sequence,
     )
     return page_response(parts, following)

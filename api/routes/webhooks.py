@@ -1,6 +1,5 @@
 """Webhooks, which are called when a job ends."""
 
-from datetime import datetime
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Query, Response
@@ -10,9 +9,10 @@ from pydantic import BaseModel, ConfigDict, Field
 from api.auth import Principal, Reader, SettingsOf, StoreOf, Submitter
 from api.computing import PoolsOf
 from api.targets import checked_target, networks
+from autotune.wire.webhooks import Delivery, DeliveryList, DeliveryTry, NewWebhook, Webhook, WebhookList
+from storage import service_records
 from storage.errors import UnknownWebhookError
 from storage.records import Scope
-from storage.service_records import Delivery, DeliveryState, Webhook
 from storage.store import Store
 
 router = APIRouter(prefix="/v1/webhooks", tags=["webhooks"])
@@ -29,74 +29,23 @@ class WebhookSubmission(BaseModel):
     """`https://…` on the public internet."""
 
 
-class WebhookView(BaseModel):
-    """An address that is called when a job of its owner ends."""
-
-    id: str
-    owner: str
-    url: str
-    created: datetime
-
-
-class NewWebhookView(WebhookView):
-    """A webhook with its secret, which is shown only once."""
-
-    secret: str
-    """The key that signs deliveries, as specified by https://www.standardwebhooks.com."""
-
-
-class WebhookList(BaseModel):
-    """Webhooks, oldest first."""
-
-    items: list[WebhookView]
-
-
-class TryView(BaseModel):
-    """One request to the receiver."""
-
-    time: datetime
-    seconds: float
-    status: int | None
-    """The receiver's status code; null: no answer."""
-    error: str
-
-
-class DeliveryView(BaseModel):
-    """A notification of a webhook: sent, or still to be sent."""
-
-    id: str
-    """The `webhook-id` of every try."""
-    job: str
-    created: datetime
-    state: str
-    due: datetime | None
-    """Time of the next try; null: there is none."""
-    tries: list[TryView]
-
-
-class DeliveryList(BaseModel):
-    """Deliveries, newest first."""
-
-    items: list[DeliveryView]
-
-
 @router.post(
     "", operation_id="create_webhook", status_code=201, responses={409: {"description": "There are too many webhooks."}}
 )
 async def create_webhook(
     body: WebhookSubmission, store: StoreOf, settings: SettingsOf, principal: Submitter, pools: PoolsOf
-) -> NewWebhookView:
+) -> NewWebhook:
     """Get a signed POST when one of your jobs ends; it is retried for a day."""
     await pools.naming.run(checked_target, body.url, networks(settings.webhook_networks))
     made = await run_in_threadpool(store.by(principal.actor).create_webhook, principal.owner, body.url)
-    return NewWebhookView(id=made.id, owner=made.owner, url=made.url, created=made.created, secret=made.secret)
+    return NewWebhook(id=made.id, owner=made.owner, url=made.url, created=made.created, secret=made.secret)
 
 
 @router.get("", operation_id="list_webhooks")
 def list_webhooks(store: StoreOf, principal: Reader) -> WebhookList:
     """Your webhooks; for an administrator all webhooks. Their secrets are not shown again."""
     found = store.webhooks(None if principal.may(Scope.ADMIN) else principal.owner)
-    return WebhookList(items=[WebhookView(id=item.id, owner=item.owner, url=item.url, created=item.created) for item in found])
+    return WebhookList(items=tuple(Webhook(id=item.id, owner=item.owner, url=item.url, created=item.created) for item in found))
 
 
 @router.delete("/{webhook_id}", operation_id="delete_webhook", status_code=204)
@@ -112,19 +61,22 @@ def list_deliveries(
 ) -> DeliveryList:
     """The deliveries of the webhook, and the result of each try."""
     found = store.deliveries(_visible(store, principal, webhook_id).id, limit)
-    return DeliveryList(items=[_view(delivery) for delivery in found])
+    return DeliveryList(items=tuple(_view(delivery) for delivery in found))
 
 
-def _visible(store: Store, principal: Principal, webhook_id: str) -> Webhook:
+def _visible(store: Store, principal: Principal, webhook_id: str) -> service_records.Webhook:
     for item in store.webhooks(None if principal.may(Scope.ADMIN) else principal.owner):
         if item.id == webhook_id:
             return item
     raise UnknownWebhookError(f"webhook_id: there is no webhook {webhook_id!r}; list yours with GET /v1/webhooks")
 
 
-def _view(delivery: Delivery) -> DeliveryView:
-    tries = [TryView(time=item.time, seconds=item.seconds, status=item.status, error=item.error) for item in delivery.tries]
-    due = delivery.due if delivery.state is DeliveryState.PENDING else None
-    return DeliveryView(
-        id=delivery.id, job=delivery.job_id, created=delivery.created, state=delivery.state, due=due, tries=tries
+def _view(delivery: service_records.Delivery) -> Delivery:
+    tries = tuple(
+        DeliveryTry(time=item.time, seconds=float(item.seconds), status=item.status, error=item.error)
+        for item in delivery.tries
+    )
+    due = delivery.due if delivery.state is service_records.DeliveryState.PENDING else None
+    return Delivery(
+        id=delivery.id, job=delivery.job_id, created=delivery.created, state=str(delivery.state), due=due, tries=tries
     )  # fmt: skip

@@ -201,7 +201,7 @@ def _translated(error: NotFoundError) -> Exception:
     for problem in error.problems:
         kind = {"job": NoBestError, "format": UnknownFormatError}.get(problem.field)
         if kind is not None:
-            return kind(problem.field, problem.message, problem.remedy)
+            return kind(problem.field, problem.message, problem.remedy or "")
     return error
 
 

@@ -1,7 +1,9 @@
-"""The client of the service. It needs the standard library and httpx2 alone, so that it runs on any laptop."""
+"""The Python client of the service. It only needs the standard library and httpx2, so it runs on any laptop.
+
+The values that it returns are declared in `autotune.wire`, which the service shares.
+"""
 
 from autotune.client.client import Client
-from autotune.client.draft_views import Choices, Draft, Estimate
 from autotune.client.errors import (
     ConflictError,
     ForbiddenError,
@@ -13,12 +15,21 @@ from autotune.client.errors import (
     UnreachableError,
     WaitTimeoutError,
 )
-from autotune.client.figure_views import Figure, StepParts
-from autotune.client.job_views import Attempt, Event, Export, Job, JobSummary, LogPart, Overview, Progress, Trial
-from autotune.client.plan_views import Plan, Plans, Predicted, Prediction, Refusal, Space, Validation
-from autotune.client.point_views import Points
-from autotune.client.service_views import AuditEntry, Delivery, NewWebhook, QuotaUse, Usage, Webhook
+from autotune.client.results import Export
 from autotune.client.submission_fields import SubmissionFields
+from autotune.wire.choices import Choices
+from autotune.wire.drafts import Draft, Estimate
+from autotune.wire.events import Event, LogPart, Progress
+from autotune.wire.figures import Figure, StepParts
+from autotune.wire.jobs import Job, JobSummary, Overview
+from autotune.wire.plans import Plan, Plans
+from autotune.wire.points import Points
+from autotune.wire.predictions import Predicted, Prediction
+from autotune.wire.service import AuditEntry, QuotaUse, Usage
+from autotune.wire.spaces import Space, Validation
+from autotune.wire.trials import Attempt, Trial
+from autotune.wire.webhooks import Delivery, NewWebhook, Webhook
+from search_spaces.refusal import Refusal
 
 __all__ = [
     "Attempt",

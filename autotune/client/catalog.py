@@ -2,16 +2,18 @@
 
 from collections.abc import Iterator, Mapping
 from datetime import datetime
-from typing import Unpack
+from typing import Any, Unpack
 
-from autotune.client.decoding import Plain
-from autotune.client.draft_views import Choices, Draft, Estimate
 from autotune.client.fields import AskedFields, Model, PlanFields, asked_body, submission_body
-from autotune.client.plan_views import Plans, Prediction, Space, Validation
-from autotune.client.service_views import AuditEntry, AuditPage, Descriptions, Names, Usage
 from autotune.client.submission_fields import KnobValue, SubmissionFields
 from autotune.client.transport import Transport
 from autotune.request.field_names import accepts_old_names
+from autotune.wire.choices import Choices
+from autotune.wire.drafts import Draft, Estimate
+from autotune.wire.plans import Plans
+from autotune.wire.predictions import Prediction
+from autotune.wire.service import AuditEntry, AuditPage, Descriptions, Names, Usage
+from autotune.wire.spaces import Space, Validation
 
 
 class CatalogCalls:
@@ -31,11 +33,11 @@ class CatalogCalls:
         """Search spaces by name."""
         return self._transport.get(Names, "/v1/spaces").items
 
-    def engines(self) -> tuple[Plain, ...]:
+    def engines(self) -> tuple[Mapping[str, Any], ...]:
         """What each engine honours and refuses."""
         return self._transport.get(Descriptions, "/v1/engines").items
 
-    def knobs(self) -> tuple[Plain, ...]:
+    def knobs(self) -> tuple[Mapping[str, Any], ...]:
         """Every knob: name, unit, domain, default, description."""
         return self._transport.get(Descriptions, "/v1/knobs").items
 

@@ -1,4 +1,4 @@
-"""Values from what the service answers with. Fields of a newer service that are not known here are left out."""
+"""Decodes answers of the service. Unknown fields of a newer service are ignored."""
 
 import dataclasses
 import types
@@ -8,18 +8,16 @@ from functools import cache
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
-Plain = Mapping[str, Any]
-"""An object of JSON as it came."""
 
 
 def decode(kind: type[T], data: Any) -> T:
-    """Return the dataclass `kind` from what JSON held. What an older service lacks has its default, where it has one.
+    """Return the dataclass `kind` from decoded JSON. A field that an older service does not send has its default.
 
     Raises:
-        KeyError, TypeError, ValueError: a field is missing or of another type.
+        KeyError, TypeError, ValueError: a field is missing or has another type.
     """
     if not isinstance(data, Mapping):
-        raise TypeError(f"is no object, where {kind.__name__} was expected")
+        raise TypeError(f"is not an object; {kind.__name__} was expected")
     hints = _hints(kind)  # type: ignore[arg-type]
     fields = dataclasses.fields(kind)  # type: ignore[arg-type]
     given = (item for item in fields if item.name in data or item.default is dataclasses.MISSING)
@@ -44,5 +42,5 @@ def _value(kind: Any, value: Any) -> Any:
     if dataclasses.is_dataclass(kind):
         return decode(kind, value)  # type: ignore[arg-type]
     if kind is not Any and isinstance(kind, type) and not isinstance(value, kind):
-        raise TypeError(f"{value!r:.100} is no {kind.__name__}")
+        raise TypeError(f"{value!r:.100} is not {kind.__name__}")
     return value

@@ -11,19 +11,7 @@ ServiceError                            the service failed, or what answers is n
 └── WaitTimeoutError   (TimeoutError)     the job did not end in time
 """
 
-from dataclasses import dataclass
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FieldProblem:
-    """What the service says of one field of a request."""
-
-    field: str
-    message: str
-    remedy: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.field}: {self.message}" + (f"; {self.remedy}" if self.remedy else "")
+from autotune.wire.problems import FieldProblem
 
 
 class ServiceError(Exception):

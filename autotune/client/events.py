@@ -7,9 +7,9 @@ from typing import TypeVar
 
 from autotune.client.decoding import decode
 from autotune.client.errors import ServiceError, UnavailableError, UnreachableError
-from autotune.client.job_views import Event, EventPage, LogPage, LogPart, Progress
 from autotune.client.problems import one_line
 from autotune.client.transport import Transport
+from autotune.wire.events import Event, EventPage, LogPage, LogPart, Progress
 
 PAUSE_SECONDS = 0.2
 """Before a stream is opened again; up to ten times as long while nothing answers."""

@@ -9,12 +9,12 @@ from typing import Unpack
 
 from autotune.client.errors import UnavailableError, UnreachableError, WaitTimeoutError
 from autotune.client.fields import Model, submission_body
-from autotune.client.job_views import Job, JobPage, JobSummary, Overview, OverviewList
 from autotune.client.problems import told
 from autotune.client.submission_fields import SubmissionFields
 from autotune.client.transport import Transport
 from autotune.errors import RequestError
 from autotune.request.field_names import accepts_old_names
+from autotune.wire.jobs import Job, JobPage, JobSummary, Overview, OverviewList
 
 JOBS = "/v1/jobs"
 PAGE = 100

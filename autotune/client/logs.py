@@ -3,9 +3,11 @@
 from collections.abc import Iterator
 
 from autotune.client.events import follow_events, follow_parts, known_parts
-from autotune.client.job_views import Event, JobSummary, LogPart, Progress, ProgressList, Trial
 from autotune.client.jobs import job_path
 from autotune.client.transport import Transport
+from autotune.wire.events import Event, LogPart, Progress, ProgressList
+from autotune.wire.jobs import JobSummary
+from autotune.wire.trials import Trial
 
 
 class LogCalls:

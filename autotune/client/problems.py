@@ -6,7 +6,6 @@ import httpx2
 
 from autotune.client.errors import (
     ConflictError,
-    FieldProblem,
     ForbiddenError,
     InvalidRequestError,
     NotFoundError,
@@ -14,6 +13,7 @@ from autotune.client.errors import (
     UnauthorizedError,
     UnavailableError,
 )
+from autotune.wire.problems import FieldProblem
 
 MOST_TEXT = 1000
 """Characters of an answer that a message repeats."""

@@ -1,17 +1,30 @@
 """What a job has found: trials, attempts, the best, exports, events."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
 from autotune.client.events import follow_events, known_events
-from autotune.client.figure_views import Figure, StepParts
-from autotune.client.job_views import Attempt, AttemptList, Event, Export, JobSummary, Trial, TrialPage
 from autotune.client.jobs import PAGE, job_path
-from autotune.client.point_views import Points
 from autotune.client.problems import one_line
-from autotune.client.service_views import Names
 from autotune.client.transport import Transport
+from autotune.wire.events import Event
+from autotune.wire.figures import Figure, StepParts
+from autotune.wire.jobs import JobSummary
+from autotune.wire.points import Points
+from autotune.wire.service import Names
+from autotune.wire.trials import Attempt, AttemptList, Trial, TrialPage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Export:
+    """The best configuration as a framework's file."""
+
+    text: str
+    """Content of the file."""
+    note: str
+    """What the format cannot express. Empty: the file expresses everything."""
 
 
 class ResultCalls:

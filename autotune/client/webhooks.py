@@ -2,8 +2,8 @@
 
 from urllib.parse import quote
 
-from autotune.client.service_views import Delivery, DeliveryList, NewWebhook, Webhook, WebhookList
 from autotune.client.transport import Transport
+from autotune.wire.webhooks import Delivery, DeliveryList, NewWebhook, Webhook, WebhookList
 
 
 class WebhookCalls:

@@ -14,8 +14,9 @@ import jsonschema
 import pytest
 import served
 
+from api.document import COMPONENTS, WIRE_MODELS
 from autotune import Client
-from autotune.client import SubmissionFields, draft_views, figure_views, job_views, plan_views, point_views, service_views
+from autotune.client import Job, SubmissionFields
 from autotune.client.decoding import decode
 from autotune.client.fields import AskedFields, PlanFields
 
@@ -65,7 +66,7 @@ CALLS: dict[str, Callable[[Client], Any]] = {
     "stop_job": lambda client: client.stop(JOB),
     "cancel_job": lambda client: client.cancel(JOB),
     "clone_job": lambda client: client.clone(JOB),
-    "change_job": lambda client: client.extend(sample(job_views.Job), trials=5, max_seconds=7.5),
+    "change_job": lambda client: client.extend(sample(Job), trials=5, max_seconds=7.5),
     "list_trials": lambda client: list(client.trials(JOB, first=3)),
     "list_attempts": lambda client: client.attempts(JOB, 2),
     "list_points": lambda client: client.points(JOB, since=4),
@@ -101,33 +102,8 @@ CALLS: dict[str, Callable[[Client], Any]] = {
     "list_deliveries": lambda client: client.deliveries("0123456789ab", limit=5),
     "validate_config": lambda client: client.validate_config(MODEL, {"zero_stage": 3}, **FIELDS),
 }
-VIEWS: dict[type, str] = {
-    job_views.Job: "JobView", job_views.JobSummary: "JobSummary", job_views.JobPage: "JobPage",
-    job_views.Trial: "TrialView", job_views.TrialPage: "TrialPage",
-    job_views.Overview: "OverviewView", job_views.OverviewList: "OverviewList", job_views.Attempt: "AttemptView",
-    job_views.AttemptList: "AttemptList", job_views.Event: "EventView", job_views.EventPage: "EventPage",
-    job_views.Progress: "ProgressView", job_views.ProgressList: "ProgressList", job_views.LogPart: "LogView",
-    job_views.LogPage: "LogPage",
-    plan_views.Space: "SpaceView", plan_views.Refusal: "RefusalView", plan_views.Validation: "ValidationView",
-    plan_views.PredictedInterval: "IntervalView", plan_views.Band: "BandView", plan_views.RankMemory: "RankMemoryView",
-    plan_views.Predicted: "PredictedView", plan_views.Prediction: "PredictionView",
-    plan_views.SchedulePoint: "SchedulePointView", plan_views.PlanReason: "ReasonView", plan_views.Plan: "PlanView",
-    plan_views.PlanTie: "TieView",
-    plan_views.PlanMax: "MaxView", plan_views.Plans: "PlansView",
-    service_views.Names: "NameList", service_views.Descriptions: "PlainList", service_views.Usage: "UsageView",
-    service_views.QuotaUse: "QuotaView", service_views.AuditEntry: "AuditView", service_views.AuditPage: "AuditPage",
-    service_views.Webhook: "WebhookView", service_views.NewWebhook: "NewWebhookView", service_views.WebhookList: "WebhookList",
-    service_views.DeliveryTry: "TryView", service_views.Delivery: "DeliveryView", service_views.DeliveryList: "DeliveryList",
-    draft_views.Draft: "DraftView", draft_views.ConfigEstimate: "ConfigEstimate", draft_views.Range: "RangeView",
-    draft_views.Estimate: "EstimateView", draft_views.Choice: "ChoiceView", draft_views.CommandChoice: "CommandChoice",
-    draft_views.Choices: "ChoicesView",
-    figure_views.Axis: "AxisView", figure_views.Column: "ColumnView", figure_views.Table: "TableView",
-    figure_views.Mark: "MarkView", figure_views.Figure: "FigureView", figure_views.StepPart: "PartView",
-    figure_views.StepParts: "PartsView",
-    point_views.KnobColumn: "KnobColumn", point_views.Gain: "GainView", point_views.Verdict: "VerdictView",
-    point_views.Answer: "AnswerView", point_views.Standing: "StandingView",
-    point_views.PointColumns: "PointColumns", point_views.Points: "PointsView",
-}  # fmt: skip
+VIEWS: dict[type, str] = {kind: COMPONENTS.get(name, name) for name, kind in WIRE_MODELS.items()}
+"""Class -> its component in the document."""
 
 
 def test_every_operation_has_a_method() -> None:
@@ -172,6 +148,7 @@ def test_every_answer_has_a_value() -> None:
         if "$ref" in content.get("schema", {})
     }
     assert answers <= set(VIEWS.values())
+    assert COMPONENTS.keys() <= WIRE_MODELS.keys(), "a component has the name of a class that is not there"
 
 
 def present(schema: str) -> set[str]:

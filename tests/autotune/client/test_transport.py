@@ -127,7 +127,7 @@ def test_nobody_listens() -> None:
         ((302, {"Location": "https://elsewhere"}, b""), "answers 302 Found, but not as an autotune service; check"),
         ((200, served.JSON, b"<html>"), "cannot be read .*; use the client of the service's version"),
         ((200, served.JSON, b'{"things": []}'), "cannot be read .KeyError: 'items'.; use the client"),
-        ((200, served.JSON, b'{"items": [1]}'), "cannot be read .TypeError: 1 is no str.; use the client"),
+        ((200, served.JSON, b'{"items": [1]}'), "cannot be read .TypeError: 1 is not str.; use the client"),
         ((200, served.JSON, b"[]"), "cannot be read .*; use the client"),
         ((500, served.PROBLEM, b'{"detail": "the server failed; its log has the reason"}'), "^the server failed; its log"),
         ((500, served.PROBLEM, b"words"), "answers 500 Internal Server Error, but not as"),

@@ -1,0 +1,84 @@
+"""The choices that a submission form offers."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """A name with a note."""
+
+    name: str
+    note: str
+    """What the name refers to, in words."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommandChoice:
+    """An allowed command: its required first words, and its folder."""
+
+    folder: str
+    """Working directory on the server."""
+    arguments: tuple[str, ...]
+    """The first words of the command."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FormOption:
+    """One of the values of an entry."""
+
+    value: str
+    label: str
+    """The text that the form shows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FormField:
+    """An entry of the form for a field of a submission."""
+
+    name: str
+    """Name of the field."""
+    label: str
+    """The text that the form shows."""
+    section: str
+    """The part of the form that contains it: workload, machine, goal, search or labels."""
+    kind: str
+    """number, percent, bytes, choice, switch, text, words (separated by spaces) or texts (separated by |)."""
+    measure: str
+    """Unit of the value. Empty: it has none."""
+    hint: str
+    """Help text."""
+    options: tuple[FormOption, ...]
+    """The values of a choice. Empty: the entry is not a choice."""
+    foresees: bool
+    """Whether the field only applies to strategies of `Choices.foreseeing`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choices:
+    """The values that a submission's fields may have on this server, and their defaults."""
+
+    models: tuple[Choice, ...]
+    factories: tuple[str, ...]
+    """`module:factory` models that the server allows."""
+    commands: tuple[CommandChoice, ...]
+    """Commands that the server allows. Empty if the key lacks the scope `submit`."""
+    clusters: tuple[Choice, ...]
+    spaces: tuple[Choice, ...]
+    engines: tuple[Choice, ...]
+    """If an engine cannot run on the server's machine, the note says what is missing."""
+    objectives: tuple[str, ...]
+    strategies: tuple[str, ...]
+    foreseeing: tuple[str, ...]
+    """Strategies that can stop when no improvement is expected. `stop_margin` and `run_device_hours` only apply to them."""
+    optimizers: tuple[str, ...]
+    runners: tuple[str, ...]
+    exports: tuple[str, ...]
+    """Formats of `GET /v1/jobs/{id}/export`."""
+    fields: tuple[FormField, ...] = ()
+    """The entries of the form, in order. Empty: the service is too old to send them."""
+    defaults: Mapping[str, Any]
+    """Field -> default. None: the field has no default."""
+    may_submit: bool
+    """Whether the key may submit jobs."""

@@ -1,0 +1,119 @@
+"""A job and its progress."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from autotune.wire.answers import Answer, Gain
+from search_spaces.outcome import JobState
+
+ENDED = (JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED)
+"""States of a job that only change by a user's request."""
+
+
+def job_etag(version: int, active_seconds: int) -> str:
+    """Return a job's entity tag: its version, and the only field that changes without a new version."""
+    return f'"{version}-{active_seconds}"'
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSummary:
+    """A tuning job in lists, without its whole request."""
+
+    id: str
+    state: str
+    """A `JobState`: QUEUED, RUNNING, PAUSING, PAUSED, STOPPING, CANCELLING, SUCCEEDED, FAILED or CANCELLED."""
+    reason: str
+    """Why the job ended, in a word. Empty: it has not ended."""
+    message: str
+    """Why the job has its state, in a sentence. Lists shorten it."""
+    model: str
+    """Name of the model, or of the command."""
+    submitter: str
+    """Owner of the job. Empty: a user of the server's machine or of its database."""
+    priority: int
+    """Jobs with a higher priority run first."""
+    created: datetime
+    updated: datetime
+    active_seconds: int
+    """Seconds for which workers have held the job."""
+    version: int
+    """Sequence of the job's last event. It grows with every change."""
+    answer: Answer | None = None
+    """The answer so far. None: no trial that may win was measured, or the service is too old to send it."""
+    request: Mapping[str, Any]
+    """Field -> value. In lists only model, name, tags, note, space, strategy, cluster, ranks, runner, trials and max_seconds.
+    For a `Job` the given fields, and the defaults of the others."""
+
+    @property
+    def name(self) -> str:
+        """The user's name for the job. Empty: it has no name."""
+        return str(self.request.get("name") or "")
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """Words by which the job can be found."""
+        return tuple(self.request.get("tags") or ())
+
+    @property
+    def note(self) -> str:
+        """The user's note about the job."""
+        return str(self.request.get("note") or "")
+
+    @property
+    def ended(self) -> bool:
+        """Whether the job has ended. A job that failed or succeeded can be resumed."""
+        return self.state in ENDED
+
+    @property
+    def etag(self) -> str:
+        """The entity tag. A change with this tag in `If-Match` only applies to this version."""
+        return job_etag(self.version, self.active_seconds)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job(JobSummary):
+    """A tuning job with its whole request."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobPage:
+    """Jobs, newest first."""
+
+    items: tuple[JobSummary, ...]
+    next: str | None
+    """`cursor` of the next page. None: this is the last page."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overview:
+    """The progress of a job."""
+
+    job: str
+    """The job's id."""
+    version: int
+    """The job's version."""
+    outcomes: Mapping[str, int]
+    """Outcome -> number of trials."""
+    searched: int
+    """Number of search trials that started and have an outcome: the spent part of the budget."""
+    running: int
+    """Number of running trials."""
+    seconds_left: float | None
+    """Upper estimate from the job's pace, with controls and confirmations. None: the job has ended, or no trial has."""
+    best_rate: float | None
+    """Samples/s of the answer so far. None: no trial that may win was measured."""
+    baseline_rate: float | None
+    """Samples/s of the baseline. None: it was not measured."""
+    gain: Gain | None
+    """The gain of the answer over the baseline. None: one of them was not measured."""
+    keeps_baseline: bool
+    """Whether the answer so far is to keep the baseline."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OverviewList:
+    """Jobs in the requested order."""
+
+    items: tuple[Overview, ...]

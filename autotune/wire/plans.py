@@ -1,0 +1,110 @@
+"""The best configurations of a space by their predictions."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from autotune.wire.predictions import Predicted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanReason:
+    """Why a knob has its value: the effect of the value, and the cost of the alternatives."""
+
+    knob: str
+    """Name of the knob."""
+    text: str
+    """The reason in words."""
+    cause: Mapping[str, Any] | None
+    """The effect of changing only this knob: extra seconds for each part of the step, and the needed bytes. None: no other
+    value is possible with all else unchanged, or none is worse."""
+    alternatives: tuple[Mapping[str, Any], ...]
+    """The cost of each other value that is legal somewhere, nearest first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanTie:
+    """A configuration that the predictions cannot distinguish from the plan."""
+
+    config: Mapping[str, Any]
+    """Knob -> value."""
+    step_seconds: float
+    """Predicted seconds per optimizer step."""
+    peak_memory_bytes: float
+    """Predicted peak memory of the fullest rank, in bytes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """One of the best configurations: the simplest of a group of tied ones."""
+
+    world_size: int
+    """Number of ranks."""
+    nodes: int
+    """Number of nodes."""
+    config: Mapping[str, Any]
+    """Knob -> value, in canonical form."""
+    differences: Mapping[str, Any]
+    """Knob -> value, for knobs that differ from the device's defaults."""
+    predicted: Predicted
+    """The prediction for `config`."""
+    tied: int
+    """Number of further configurations that tie with it."""
+    ties: tuple[PlanTie, ...]
+    """The fastest of the tied configurations."""
+    cost_per_million_tokens: float | None
+    """In the currency of the request's `price`. None: the request has no price."""
+    reasons: tuple[PlanReason, ...]
+    """One for each knob that matters and has alternatives."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanMax:
+    """The largest value of a dimension that fits."""
+
+    dimension: str
+    """sequence_length, micro_batch_size or model."""
+    value: int
+    """Tokens, samples or parameters."""
+    next: int | None
+    """The smallest value that was found not to fit. None: every tried value fits."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plans:
+    """The best configurations of a space."""
+
+    model: str
+    """Name of the model."""
+    parameter_count: int
+    """Number of parameters, frozen ones included."""
+    cluster: str
+    """Name of the cluster."""
+    engine: str
+    """Name of the engine."""
+    global_batch_size: int
+    """Samples per optimizer step, over all ranks."""
+    sequence_length: int
+    """Tokens per sample."""
+    rests_on: str
+    """The source of the predictions, in words."""
+    space: str
+    """Name of the space."""
+    objective: str
+    """throughput, memory, cost or devices."""
+    max: PlanMax | None
+    """The largest value that fits. None: the request does not ask for it."""
+    configurations: int
+    """Number of predicted configurations."""
+    fitting: int
+    """Number of configurations that fit."""
+    bucket_settings: int
+    """Number of further predictions, with other bucket sizes."""
+    world_sizes: tuple[int, ...]
+    """Numbers of ranks that were considered."""
+    resolution: float
+    """Relative difference of step times up to which configurations tie."""
+    seconds: float
+    """Duration of planning, in seconds."""
+    plans: tuple[Plan, ...]
+    """Best first."""

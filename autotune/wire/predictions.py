@@ -1,0 +1,116 @@
+"""The prediction for a configuration."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interval:
+    """A mean with its interval. The field that holds it gives the unit and the probability."""
+
+    mean: float
+    low: float
+    """Lower bound."""
+    high: float
+    """Upper bound."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Band:
+    """A 90 % interval. The field that holds it gives the unit."""
+
+    low: float
+    """Lower bound."""
+    high: float
+    """Upper bound."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankMemory:
+    """Memory of the ranks of one pipeline stage."""
+
+    pipeline_rank: int
+    """0, 1, … along the pipeline."""
+    layers: int
+    """Number of layers of the stage."""
+    total: float
+    """Bytes."""
+    by_tag: Mapping[str, float]
+    """Tag -> bytes. The sum is `total`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulePoint:
+    """A point of the data schedule."""
+
+    length: int
+    """Tokens per sample."""
+    kept: int
+    """Tokens per sample that layers except the first and the last process."""
+    weight: float
+    """Share of the run's steps that the point represents."""
+    step_seconds: float
+    """Seconds per optimizer step."""
+    peak_memory_bytes: float
+    """Peak memory of the fullest rank, in bytes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Predicted:
+    """The prediction for a configuration. Intervals have a probability of 90 %."""
+
+    samples_per_second: Interval
+    """Samples/s of all ranks together."""
+    tokens_per_second: float
+    """Tokens/s of all ranks together."""
+    step_seconds: float
+    """Seconds per optimizer step."""
+    step_seconds_band: Band
+    """Interval of `step_seconds`."""
+    breakdown_seconds: Mapping[str, float]
+    """Part of the step (compute, tensor, pipeline, data, optimizer, offload) -> seconds. The sum is `step_seconds`."""
+    peak_memory_bytes: tuple[RankMemory, ...]
+    """Memory of each pipeline rank. For a plan: only of the fullest one."""
+    peak_memory_band: Interval
+    """Peak memory of the fullest rank, in bytes."""
+    host_memory_bytes: float
+    """Main memory of a node, in bytes, summed over its ranks."""
+    memory_limit_bytes: int
+    """Bytes that a rank may allocate."""
+    fit_probability: float
+    """Probability that device memory and host memory suffice."""
+    tflops_per_device: float
+    """Useful TFLOP/s of the model per device, without recomputation; see `flops_convention`."""
+    mfu: float | None
+    """`tflops_per_device` as a share of the device's peak. None: the peak is unknown."""
+    flops_convention: str
+    """How floating point operations are counted."""
+    schedule: tuple[SchedulePoint, ...]
+    """The first, a middle and the last point of the data schedule. Empty: the data has no schedule."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """A configuration with its prediction."""
+
+    model: str
+    """Name of the model."""
+    parameter_count: int
+    """Number of parameters, frozen ones included."""
+    cluster: str
+    """Name of the cluster."""
+    world_size: int
+    """Number of ranks."""
+    engine: str
+    """Name of the engine."""
+    global_batch_size: int
+    """Samples per optimizer step, over all ranks."""
+    sequence_length: int
+    """Tokens per sample."""
+    rests_on: str
+    """The source of the prediction, in words: shipped coefficients, or measurements of the cluster."""
+    config: Mapping[str, Any]
+    """Knob -> value, in canonical form."""
+    predicted: Predicted
+    """The prediction for `config`."""
