@@ -103,7 +103,8 @@ FAMILIES: tuple[type[Any], ...] = (
 if len(FAMILIES) > len(TrialConfig.__bases__):
     _added = FAMILIES[len(TrialConfig.__bases__) :]
     _body = {"__doc__": TrialConfig.__doc__, "__module__": __name__}
-    TrialConfig = dataclass(frozen=True, slots=True, kw_only=True, repr=False)(type("TrialConfig", (TrialConfig, *_added), _body))  # type: ignore[misc]
+    _extended = type("TrialConfig", (TrialConfig, *_added), _body)
+    TrialConfig = dataclass(frozen=True, slots=True, kw_only=True, repr=False)(_extended)  # type: ignore[misc]
 _KNOBS = knobs_of(TrialConfig)
 KNOB_NAMES: tuple[str, ...] = tuple(_KNOBS)
 """The names of all knobs, ordered by number."""

@@ -73,7 +73,9 @@ def find_job(session: Session, job_id: str | None) -> JobRow:
     query = select(JobRow).where(JobRow.id.startswith(job_id, autoescape=True)).order_by(JobRow.id).limit(2)
     fitting = session.scalars(query).all() if job_id else []
     if len(fitting) > 1:
-        raise UnknownJobError(f"{job_id!r} is a prefix of several job ids ({fitting[0].id}, {fitting[1].id}, …); give a longer prefix")
+        raise UnknownJobError(
+            f"{job_id!r} is a prefix of several job ids ({fitting[0].id}, {fitting[1].id}, …); give a longer prefix"
+        )
     if not fitting:
         raise UnknownJobError(f"there is no job {job_id!r}; check the id, or name another database with --db")
     return fitting[0]

@@ -62,7 +62,20 @@ def test_add_a_knob(copy: Path) -> None:
     page = run(copy, "-c", "from search_spaces.reference import knobs_page_markdown; print(knobs_page_markdown())")
     assert "| `step_pause` | Milliseconds that a rank waits after each step. |" in page
     words = (
-        *("-c", MAIN, "sweep", "llama-tiny", "--runner", "local", "--ranks", "1", "--strategy", "grid", "--confirm-repeats", "0"),
+        *(
+            "-c",
+            MAIN,
+            "sweep",
+            "llama-tiny",
+            "--runner",
+            "local",
+            "--ranks",
+            "1",
+            "--strategy",
+            "grid",
+            "--confirm-repeats",
+            "0",
+        ),
         *("--global-batch-size", "2", "--sequence-length", "16", "--pin", "step_pause=0,50", "--pin", "micro_batch_size=1"),
         *("--pin", "zero_stage=0", "--trial-seconds", "0.5", "--json"),
     )

@@ -2,6 +2,4 @@
 
 from search_spaces.capability import Capability, honoured_by
 
-EXAMPLE = Capability(
-    engine="example", knobs=honoured_by("example") | {"micro_batch_size": None, "zero_stage": (0,)}
-)
+EXAMPLE = Capability(engine="example", knobs=honoured_by("example") | {"micro_batch_size": None, "zero_stage": (0,)})
