@@ -7,9 +7,9 @@ from search_spaces.models.model import Model
 from search_spaces.plugins import Group, load_plugins
 from search_spaces.refusal import Refusal
 from search_spaces.rules.computation import COMPUTATION_RULES
-from search_spaces.rules.cuda_graphs import GRAPH_RULES
 from search_spaces.rules.data_schedules import SCHEDULE_RULES
 from search_spaces.rules.fused_kernels import KERNEL_RULES
+from search_spaces.rules.graphs import GRAPH_RULES
 from search_spaces.rules.packing import DOCUMENT_RULES, PACKING_RULES
 from search_spaces.rules.parallelism import PARALLELISM_RULES
 from search_spaces.rules.rule import Rule

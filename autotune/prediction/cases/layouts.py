@@ -1,5 +1,6 @@
 """The arrays of configurations that the equations read, whichever way the configurations are at hand."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Protocol
 
@@ -17,6 +18,7 @@ from search_spaces.training.states import PARAMETER_BYTES
 
 MASTER = 4.0
 """Bytes of an element of the master copy."""
+FIELDS = tuple(field.name for field in dataclasses.fields(Layouts))
 
 
 class Numbers(Protocol):
@@ -35,52 +37,37 @@ def layouts_from(numbers: Numbers, global_batch_size: int, world_size: int) -> L
     stage, shard = numbers("zero_stage"), numbers("hsdp_shard_size")
     signs = numbers("optimizer", lambda value: value == "onebit_adam")
     unsaid = signs * MASTER / (data * context)  # of the part that is a rank's own
-    return Layouts(
-        data=data,
-        tensor=tensor,
-        pipeline=pipeline,
-        context=context,
-        expert=numbers("expert_parallel_size"),
-        shard=np.where((shard > 0) & (stage == 3), shard, data * context),
-        zero_stage=stage,
-        micro_batch_size=micro_batch,
-        accumulation=np.floor(global_batch_size / (micro_batch * data)),
-        sequence_parallel=numbers("sequence_parallel"),
-        virtual_stages=np.where(pipeline > 1, numbers("virtual_stages"), 1.0),
-        pipeline_schedule=numbers("pipeline_schedule", lambda value: SCHEDULES.index(str(value))),
-        activation_checkpointing=numbers("activation_checkpointing", lambda value: RECOMPUTE.index(str(value))),
-        checkpoint_every_k=numbers("checkpoint_every_k"),
-        offload_optimizer=numbers("offload_ratio") * numbers("offload_optimizer", lambda value: value != "none"),
-        offload_parameters=numbers("offload_param", lambda value: value != "none"),
-        optimizer_in_files=numbers("offload_optimizer", lambda value: value == "nvme"),
-        parameters_in_files=numbers("offload_param", lambda value: value == "nvme"),
-        context_parallel_method=numbers("context_parallel_method", lambda value: CONTEXT_METHODS.index(str(value))),
-        overlap_param_gather=numbers("overlap_param_gather"),
-        offload_activations=numbers("offload_activations"),
-        parameter_bytes=numbers("precision", lambda value: PARAMETER_BYTES[str(value)]),
-        reduce_bytes=np.where(signs > 0, SIGN_BYTES, numbers("reduce_dtype", lambda value: REDUCED_BYTES[str(value)])),
-        reduce_bucket_size=numbers("reduce_bucket_size"),
-        allgather_bucket_size=numbers("allgather_bucket_size"),
-        prefetch_bucket_size=numbers("prefetch_bucket_size"),
-        param_persistence_threshold=numbers("param_persistence_threshold"),
-        max_live_parameters=numbers("max_live_parameters"),
-        overlap_comm=numbers("overlap_comm"),
-        defer_gradient_reduction=numbers("defer_gradient_reduction"),
-        reshard_after_forward=numbers("reshard_after_forward"),
-        loss_chunk_size=numbers("loss_chunk_size"),
-        balanced=numbers("pipeline_split", lambda value: value == "balanced"),
-        accumulation_bytes=numbers("accumulation_dtype", lambda value: PARAMETER_BYTES[str(value)]),
-        moment_bytes=numbers("optimizer", lambda value: moment_bytes(str(value), MASTER)[0]) + unsaid,
-        other_moment_bytes=numbers("optimizer", lambda value: moment_bytes(str(value), MASTER)[1]) + unsaid,
-        update_bytes=numbers("optimizer", lambda value: MOVED[str(value)]),
-        orthogonalizes=numbers("optimizer", lambda value: value == "muon"),
-        gather_bytes=numbers("gather_dtype", _gathered_bytes),
-        async_tensor_parallel=numbers("async_tensor_parallel"),
-        fused_kernels=numbers("fused_kernels", lambda value: KERNEL_CHOICES.index(str(value))),
-        cuda_graphs=numbers("cuda_graphs"),
-        rounding_bytes=numbers("precision", lambda value: value == FLOAT8) * numbers("compile_blocks", rounding_bytes),
-        secondary_shard_size=numbers("secondary_shard_size") * numbers("reshard_after_forward"),
-    )
+    derived: dict[str, Array] = {
+        "data": data,
+        "tensor": tensor,
+        "pipeline": pipeline,
+        "context": context,
+        "expert": numbers("expert_parallel_size"),
+        "shard": np.where((shard > 0) & (stage == 3), shard, data * context),
+        "accumulation": np.floor(global_batch_size / (micro_batch * data)),
+        "virtual_stages": np.where(pipeline > 1, numbers("virtual_stages"), 1.0),
+        "pipeline_schedule": numbers("pipeline_schedule", lambda value: SCHEDULES.index(str(value))),
+        "activation_checkpointing": numbers("activation_checkpointing", lambda value: RECOMPUTE.index(str(value))),
+        "offload_optimizer": numbers("offload_ratio") * numbers("offload_optimizer", lambda value: value != "none"),
+        "offload_parameters": numbers("offload_param", lambda value: value != "none"),
+        "optimizer_in_files": numbers("offload_optimizer", lambda value: value == "nvme"),
+        "parameters_in_files": numbers("offload_param", lambda value: value == "nvme"),
+        "context_parallel_method": numbers("context_parallel_method", lambda value: CONTEXT_METHODS.index(str(value))),
+        "parameter_bytes": numbers("precision", lambda value: PARAMETER_BYTES[str(value)]),
+        "reduce_bytes": np.where(signs > 0, SIGN_BYTES, numbers("reduce_dtype", lambda value: REDUCED_BYTES[str(value)])),
+        "balanced": numbers("pipeline_split", lambda value: value == "balanced"),
+        "accumulation_bytes": numbers("accumulation_dtype", lambda value: PARAMETER_BYTES[str(value)]),
+        "moment_bytes": numbers("optimizer", lambda value: moment_bytes(str(value), MASTER)[0]) + unsaid,
+        "other_moment_bytes": numbers("optimizer", lambda value: moment_bytes(str(value), MASTER)[1]) + unsaid,
+        "update_bytes": numbers("optimizer", lambda value: MOVED[str(value)]),
+        "orthogonalizes": numbers("optimizer", lambda value: value == "muon"),
+        "gather_bytes": numbers("gather_dtype", _gathered_bytes),
+        "fused_kernels": numbers("fused_kernels", lambda value: KERNEL_CHOICES.index(str(value))),
+        "rounding_bytes": numbers("precision", lambda value: value == FLOAT8) * numbers("compile_blocks", rounding_bytes),
+        "secondary_shard_size": numbers("secondary_shard_size") * numbers("reshard_after_forward"),
+    }
+    # Every other field has the name of the knob whose values it holds.
+    return Layouts(**derived, **{name: numbers(name) for name in FIELDS if name not in derived})
 
 
 def _gathered_bytes(value: Value) -> float:

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from autotune.prediction.equations.cases import Array, Cases
+from autotune.prediction.equations.cases import Array, Cases, Layouts
 from autotune.prediction.equations.parameters import layer_parameters
 from autotune.prediction.equations.schedules import trained_tokens
 
@@ -24,6 +24,12 @@ def launches(cases: Cases, backward_ratio: float) -> Array:
 def copy_seconds(cases: Cases) -> Array:
     """Seconds per layer and micro-batch: its input and the gradient of its result are each read and written."""
     return cases.layouts.cuda_graphs * 4 * _message(cases) / cases.hardware.bandwidth
+
+
+def shared_memory(layouts: Layouts) -> Array:
+    """1 if a layer's working memory is shared with what follows. 0: graphs have a memory pool of their own, so that it coexists
+    with the logits and stays to the end."""
+    return 1 - layouts.cuda_graphs
 
 
 def static_gradients(cases: Cases, layers: Array) -> Array:

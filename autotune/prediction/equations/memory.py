@@ -12,7 +12,7 @@ from autotune.prediction.equations.files import host_elements, host_parameter_by
 from autotune.prediction.equations.float8 import rounded_bytes
 from autotune.prediction.equations.frozen import frozen_bytes, frozen_width, unpacked_bytes
 from autotune.prediction.equations.fused_kernels import loss_fused, loss_kept, loss_peak, mlp_bytes, norm_extra, trained_head
-from autotune.prediction.equations.graphs import static_gradients, static_messages
+from autotune.prediction.equations.graphs import shared_memory, static_gradients, static_messages
 from autotune.prediction.equations.offloaded_activations import host_bytes, on_device
 from autotune.prediction.equations.overlap_param_gather import buffer_bytes, refill_bytes, standing_bytes
 from autotune.prediction.equations.parameters import (
@@ -410,9 +410,8 @@ def _activations(
         np.where(layouts.activation_checkpointing > 0, whole - kept, 0.0) if again is None else again.working
     ) + transient
     unpacked = unpacked_bytes(cases) + rounded_bytes(cases) + _grouped_matrix_bytes(cases)
-    # The memory pool of graphs is exclusive: a layer's working memory coexists with the logits and stays to the end.
-    shared, static = 1 - layouts.cuda_graphs, static_messages(cases, layers)
-    pool = static + layouts.cuda_graphs * (tokens * (all_kept + transient) + unpacked)
+    shared, static = shared_memory(layouts), static_messages(cases, layers)
+    pool = static + (1 - shared) * (tokens * (all_kept + transient) + unpacked)
     loss, waiting = logits * cases.software.logit_bytes, np.zeros(1)
     if np.any(fused := loss_fused(cases)):
         loss = np.where(fused, last * loss_peak(cases, targets), loss)

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from executor.engines.native.file_shard import FileShard
+from executor.engines.native.file_shard import FileShard, _Staged
 from executor.engines.native.file_share import FileShare, records, share_in_files
 from executor.engines.native.offload import Hyperparameters, Initial, Span, SplitAdamW
 from executor.engines.native.parameter_shard import DeviceShard, HostShard
@@ -201,3 +201,16 @@ def test_parameters_in_a_file_are_read_as_from_host_memory(tmp_path: Path, piece
         for asked in (slots[3:5], [(slots[0][0], slots[7][1])], slots, slots[9:10], [(0, elements)]):
             assert torch.equal(file.read(asked).values, host.read(asked).values)
     file.close()
+
+
+def test_staged_units_are_compared_by_identity() -> None:
+    """Their fields are tensors, whose comparison is a tensor: `list.remove` would raise with two units of equal size."""
+    staged = [_Staged(torch.zeros(4), {}), _Staged(torch.zeros(4), {})]
+    staged.remove(staged[1])
+    assert len(staged) == 1
+
+
+def test_a_rank_that_trains_nothing_publishes_nothing() -> None:
+    pool, copies = HostPool(CPU), CopyEngine(CPU)
+    shard = DeviceShard(0, torch.float32, CPU, Staging(8, torch.float32, pool, copies))
+    shard.copy_to([], [])
