@@ -6,7 +6,7 @@ from typing import Any
 
 from autotune.explain.figures import memory_breakdown as memory
 from autotune.explain.figures import time_breakdown as time
-from autotune.explain.figures.figure import Figure, Table, Unit
+from autotune.explain.figures.figure import Unit
 from autotune.explain.figures.palette import SERIES, look_of
 from autotune.explain.figures.units import cell_text
 from autotune.plots.look import (
@@ -23,6 +23,7 @@ from autotune.plots.look import (
     texts,
     thinned,
 )
+from autotune.wire.figures import Figure, Table
 
 MOST_KNOBS = 15
 LONGEST_NODE = 24

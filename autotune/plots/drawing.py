@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Mapping
 
-from autotune.explain.figures.figure import Figure
 from autotune.plots import bars, lines, scatters
 from autotune.plots.look import MOST, Specification, empty_plot, in_dark
+from autotune.wire.figures import Figure
 
 _DRAWN: Mapping[str, Callable[[Figure], Specification]] = {
     "throughput_memory": scatters.throughput_memory,

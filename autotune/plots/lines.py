@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from autotune.explain.figures.figure import Figure, Table
 from autotune.explain.figures.palette import STEPS, look_of
 from autotune.explain.figures.units import cell_text
 from autotune.plots.look import (
@@ -18,6 +17,7 @@ from autotune.plots.look import (
     texts,
     thinned,
 )
+from autotune.wire.figures import Figure, Table
 from search_spaces.knob_values import KNOBS, value_text
 
 MOST_CURVES = 8

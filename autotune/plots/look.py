@@ -4,9 +4,10 @@ import html
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from autotune.explain.figures.figure import Cell, Figure, Mark, Table, Unit
+from autotune.explain.figures.figure import Unit
 from autotune.explain.figures.palette import DARK, LIGHT, PALE
 from autotune.explain.figures.units import cell_text
+from autotune.wire.figures import Cell, Figure, Mark, Table
 
 Trace = dict[str, Any]
 Specification = dict[str, Any]
@@ -73,7 +74,7 @@ def axis(title: str = "", **more: Any) -> dict[str, Any]:
     return base | more
 
 
-def scale_of(values: Sequence[Cell], unit: Unit) -> tuple[float, str]:
+def scale_of(values: Sequence[Cell], unit: str) -> tuple[float, str]:
     """A divisor that makes the largest value easy to read, and the resulting unit."""
     largest = max((abs(float(value)) for value in values if isinstance(value, int | float)), default=0.0)
     match unit:
@@ -84,7 +85,7 @@ def scale_of(values: Sequence[Cell], unit: Unit) -> tuple[float, str]:
         case Unit.SHARE:
             return 0.01, "%"
         case _:
-            return 1.0, unit.value
+            return 1.0, unit
 
 
 def scaled(values: Sequence[Cell], scale: float) -> list[float | None]:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from autotune.explain.figures.figure import Figure, Mark, Table, Unit
+from autotune.explain.figures.figure import Unit
 from autotune.explain.figures.palette import look_of
 from autotune.plots.look import (
     Specification,
@@ -18,6 +18,7 @@ from autotune.plots.look import (
     texts,
     thinned,
 )
+from autotune.wire.figures import Figure, Mark, Table
 
 WIDE = 20.0
 """Ratio of the largest to the smallest value above which an axis is logarithmic."""

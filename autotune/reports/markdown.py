@@ -3,11 +3,12 @@
 import re
 from collections.abc import Sequence
 
-from autotune.explain.figures.figure import Figure, Table, Unit
+from autotune.explain.figures.figure import Unit
 from autotune.explain.figures.units import cell_text
 from autotune.reports.report import Pairs, Report
 from autotune.text.explain_sections import Rows, Section
 from autotune.text.prediction_table import bar_text
+from autotune.wire.figures import Figure, Table
 
 MOST_ROWS = 50
 """Most rows of a table; the HTML report has more."""
@@ -71,7 +72,7 @@ def _figure(figure: Figure) -> list[str]:
 
 
 def _rows(found: Table) -> list[str]:
-    shares = next((column for column in found.columns if column.unit is Unit.SHARE), None)
+    shares = next((column for column in found.columns if column.unit == Unit.SHARE), None)
     drawn = [(column, place) for place, column in enumerate(found.columns) if any(value is not None for value in column.values)]
     rows = []
     for row in range(min(len(found), MOST_ROWS)):

@@ -10,12 +10,12 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from autotune.explain.figures.figure import Column, Table
 from autotune.explain.figures.palette import DARK, LIGHT
 from autotune.explain.figures.units import cell_text
 from autotune.plots.drawing import drawn, thinning
 from autotune.reports.report import Report
 from autotune.text.explain_sections import Rows
+from autotune.wire.figures import Column, Table
 
 POLICY = "default-src 'none'; base-uri 'none'; form-action 'none'; style-src 'unsafe-inline'; img-src data: blob:"
 """The file's Content-Security-Policy, apart from its two scripts; plotly sets inline styles."""

@@ -7,7 +7,6 @@ from typing import Any
 from autotune.errors import NoBestError
 from autotune.explain.explanation.explain import explain_evidence
 from autotune.explain.figures.all_figures import NAMES, figure_of
-from autotune.explain.figures.figure import Figure
 from autotune.explain.figures.source import Source
 from autotune.explain.figures.units import bytes_text, rate_text, seconds_text, share_text
 from autotune.objective.intervals import CONFIDENCE
@@ -15,6 +14,7 @@ from autotune.outcome.best_config import build_best_config
 from autotune.session.placement import launch_line
 from autotune.text.explain_sections import Section, sections_of
 from autotune.text.jobs import place_text, state_text
+from autotune.wire.figures import Figure
 from search_spaces.knob_values import KNOBS, value_text
 from search_spaces.trial_config import TrialConfig
 from storage.store import Store

@@ -1,7 +1,10 @@
 """A figure of a job, and the parts of a trial's step."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+
+Cell = bool | int | float | str | None
+"""None: no value. Floats are finite."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -9,10 +12,10 @@ class Axis:
     """An axis of a figure."""
 
     title: str
-    unit: str
+    unit: str = ""
     """As for a `Column`."""
-    column: str
-    """The column of the first table that is drawn along it. Empty: the figure does not have two axes."""
+    column: str = ""
+    """The column of the first table that is drawn along it; empty: the figure does not have two axes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,9 +26,9 @@ class Column:
     """The name for programs."""
     title: str
     """The name for readers."""
-    values: tuple[Any, ...]
+    values: tuple[Cell, ...]
     """One value for each row. None: the row has no value."""
-    unit: str
+    unit: str = ""
     """samples/s, bytes, seconds, share, times, FLOP or elements. Empty: a name, a count, or a value of a knob."""
 
 
@@ -34,10 +37,27 @@ class Table:
     """The rows of a table, stored by column."""
 
     name: str
-    """The name for programs."""
     title: str
-    """What a row is, in words."""
+    """In words, what a row is."""
     columns: tuple[Column, ...]
+
+    def __len__(self) -> int:
+        return len(self.columns[0].values) if self.columns else 0
+
+    def column(self, name: str) -> tuple[Cell, ...]:
+        """The values of the column of that name.
+
+        Raises:
+            KeyError: there is no such column.
+        """
+        for column in self.columns:
+            if column.name == name:
+                return column.values
+        raise KeyError(name)
+
+    def rows(self) -> Iterable[tuple[Cell, ...]]:
+        """The rows, with cells in the order of the columns."""
+        return zip(*(column.values for column in self.columns), strict=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +65,7 @@ class Mark:
     """A line across a figure, such as a limit or the baseline."""
 
     axis: str
-    """`x` or `y`: the axis that `value` is on."""
+    """`x` or `y`: the axis that `value` is on; the line is perpendicular to it."""
     name: str
     """The name for programs."""
     title: str
@@ -56,23 +76,33 @@ class Mark:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """One figure of a job as plain data."""
+    """One figure of a job."""
 
     name: str
-    """The name for programs."""
     title: str
-    """The name for readers."""
     summary: str
-    """One sentence with the main result. If the figure has no data: the reason."""
-    x: Axis | None
-    """None: the figure has no axes."""
-    y: Axis | None
-    """None: the figure has no axes."""
-    tables: tuple[Table, ...]
-    """The first table is drawn. Empty: the figure has no data."""
-    marks: tuple[Mark, ...]
-    notes: tuple[str, ...]
-    """How the figure was computed and what is missing, a sentence each."""
+    """One sentence with the main result; for a figure without data, the reason."""
+    x: Axis | None = None
+    y: Axis | None = None
+    tables: tuple[Table, ...] = ()
+    """The first one is drawn. Empty: there is nothing to show, and `summary` says why."""
+    marks: tuple[Mark, ...] = ()
+    notes: tuple[str, ...] = ()
+    """How it was computed and what is missing, a sentence each."""
+
+    def __bool__(self) -> bool:
+        return bool(self.tables)
+
+    def table(self, name: str) -> Table:
+        """The table of that name.
+
+        Raises:
+            KeyError: there is no such table.
+        """
+        for table in self.tables:
+            if table.name == name:
+                return table
+        raise KeyError(name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,8 +15,8 @@ from autotune.explain.figures import (
     time_breakdown,
     timeline,
 )
-from autotune.explain.figures.figure import Figure
 from autotune.explain.figures.source import Source
+from autotune.wire.figures import Figure
 from search_spaces.preset_files import unknown_name
 
 _FIGURES: Mapping[str, Callable[[Source], Figure]] = {

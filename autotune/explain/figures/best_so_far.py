@@ -3,11 +3,12 @@
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 
-from autotune.explain.figures.figure import Axis, Figure, Mark, Unit, column, counted, table
+from autotune.explain.figures.figure import Unit, column, counted, table
 from autotune.explain.figures.source import Source
 from autotune.explain.figures.units import cell_text
 from autotune.objective.ranking import Ranking, peak_bytes
 from autotune.request.request import Objective
+from autotune.wire.figures import Axis, Figure, Mark
 from storage.records import TrialRecord
 
 NAME, TITLE = "best_so_far", "Best so far"

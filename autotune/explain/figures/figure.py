@@ -1,17 +1,14 @@
-"""The data types of figures: tables of columns, axes, marks. They hold the content; the drawing code decides the look."""
+"""Helpers that make figures (`autotune.wire.figures`): they hold the content; the drawing code decides the look."""
 
 import math
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from autotune.wire.figures import Cell, Column, Table
 from search_spaces.knob_values import value_text
 from search_spaces.trial_config import KNOB_NAMES, TrialConfig
 from storage.records import TrialRecord
-
-Cell = bool | int | float | str | None
-"""None: no value. Floats are finite."""
 
 
 class Unit(StrEnum):
@@ -27,99 +24,6 @@ class Unit(StrEnum):
     RATIO = "times"
     FLOPS = "FLOP"
     ELEMENTS = "elements"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Axis:
-    """An axis of a figure."""
-
-    title: str
-    unit: Unit = Unit.NONE
-    column: str = ""
-    """The column of the first table that is drawn along it; empty: the figure does not have two axes."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Column:
-    """One value for every row."""
-
-    name: str
-    """The name for programs."""
-    title: str
-    """The name for readers."""
-    values: tuple[Cell, ...]
-    unit: Unit = Unit.NONE
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
-    """The rows of a table, stored by column."""
-
-    name: str
-    title: str
-    """In words, what a row is."""
-    columns: tuple[Column, ...]
-
-    def __len__(self) -> int:
-        return len(self.columns[0].values) if self.columns else 0
-
-    def column(self, name: str) -> tuple[Cell, ...]:
-        """The values of the column of that name.
-
-        Raises:
-            KeyError: there is no such column.
-        """
-        for column in self.columns:
-            if column.name == name:
-                return column.values
-        raise KeyError(name)
-
-    def rows(self) -> Iterable[tuple[Cell, ...]]:
-        """The rows, with cells in the order of the columns."""
-        return zip(*(column.values for column in self.columns), strict=True)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mark:
-    """A line across a figure, such as a limit or the baseline."""
-
-    axis: str
-    """`x` or `y`: the axis that `value` is on; the line is perpendicular to it."""
-    name: str
-    """The name for programs."""
-    title: str
-    value: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Figure:
-    """One figure of a job."""
-
-    name: str
-    title: str
-    summary: str
-    """One sentence with the main result; for a figure without data, the reason."""
-    x: Axis | None = None
-    y: Axis | None = None
-    tables: tuple[Table, ...] = ()
-    """The first one is drawn. Empty: there is nothing to show, and `summary` says why."""
-    marks: tuple[Mark, ...] = ()
-    notes: tuple[str, ...] = ()
-    """How it was computed and what is missing, a sentence each."""
-
-    def __bool__(self) -> bool:
-        return bool(self.tables)
-
-    def table(self, name: str) -> Table:
-        """The table of that name.
-
-        Raises:
-            KeyError: there is no such table.
-        """
-        for table in self.tables:
-            if table.name == name:
-                return table
-        raise KeyError(name)
 
 
 def column(name: str, title: str, values: Iterable[Any], unit: Unit = Unit.NONE) -> Column:

@@ -8,9 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotune.explain.explanation.forecast import Forecast
-from autotune.explain.figures.figure import Axis, Figure, Unit, column, counted, table
+from autotune.explain.figures.figure import Unit, column, counted, table
 from autotune.explain.figures.source import Source
 from autotune.explain.figures.units import percent
+from autotune.wire.figures import Axis, Figure
 from search_spaces.canonical import SEARCH_ORDER
 from search_spaces.knob_values import value_text
 from search_spaces.lattice import DEPTHS, Lattice, Prefix

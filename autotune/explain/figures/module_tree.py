@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from autotune.explain.explanation.evidence import Evidence
-from autotune.explain.figures.figure import Figure, Unit, column, table
+from autotune.explain.figures.figure import Unit, column, table
 from autotune.explain.figures.model_parts import ModulePart, parts_of_model
 from autotune.explain.figures.source import Source
 from autotune.explain.figures.units import flops_text, share_text
@@ -11,6 +11,7 @@ from autotune.prediction.cases.config_cases import cases_of
 from autotune.prediction.equations.compute import micro_batch
 from autotune.prediction.planning.estimate import Estimate, estimates
 from autotune.prediction.planning.question import Question
+from autotune.wire.figures import Figure
 
 NAME, TITLE = "module_tree", "Modules of the model"
 STATES = ("parameters", "gradients", "optimizer_state")

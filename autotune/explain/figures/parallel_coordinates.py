@@ -1,8 +1,9 @@
 """Every search trial as a line through the values of the varying knobs to its samples/s."""
 
-from autotune.explain.figures.figure import Column, Figure, Unit, column, counted, table, varying
+from autotune.explain.figures.figure import Unit, column, counted, table, varying
 from autotune.explain.figures.source import Source
 from autotune.objective.ranking import peak_bytes
+from autotune.wire.figures import Column, Figure
 from search_spaces.knob_values import value_text
 
 NAME, TITLE = "parallel_coordinates", "Knobs of every trial"

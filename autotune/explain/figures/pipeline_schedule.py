@@ -5,13 +5,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from autotune.explain.explanation.evidence import Evidence
-from autotune.explain.figures.figure import Axis, Figure, Unit, column, counted, table
+from autotune.explain.figures.figure import Unit, column, counted, table
 from autotune.explain.figures.source import Source
 from autotune.explain.figures.units import percent, seconds_text
 from autotune.prediction.cases.config_cases import cases_of
 from autotune.prediction.equations.compute import micro_batch
 from autotune.prediction.equations.step import hop_seconds
 from autotune.prediction.planning.question import Question
+from autotune.wire.figures import Axis, Figure
 from executor.parallel.schedule import Action, ActionKind, actions_of
 from search_spaces.models.pipeline import split_layers, stages_of_rank
 from search_spaces.trial_config import TrialConfig

@@ -2,8 +2,9 @@
 
 from autotune.explain.explanation.findings import KnobFinding, Point
 from autotune.explain.explanation.knob_findings import knob_findings
-from autotune.explain.figures.figure import Axis, Figure, Unit, column, counted, table
+from autotune.explain.figures.figure import Unit, column, counted, table
 from autotune.explain.figures.source import Source
+from autotune.wire.figures import Axis, Figure
 from search_spaces.knob_values import value_text
 
 NAME, TITLE = "response_curves", "Around the best"

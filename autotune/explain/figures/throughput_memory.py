@@ -6,10 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autotune.explain.figures.figure import Axis, Figure, Mark, Unit, column, config_text, counted, table, varying
+from autotune.explain.figures.figure import Unit, column, config_text, counted, table, varying
 from autotune.explain.figures.source import Source
 from autotune.explain.figures.units import bytes_text, rate_text
 from autotune.objective.ranking import peak_bytes
+from autotune.wire.figures import Axis, Figure, Mark
 from search_spaces.outcome import Outcome
 from storage.records import TrialRecord
 

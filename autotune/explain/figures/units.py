@@ -1,6 +1,9 @@
 """Human-readable numbers: three or four digits with a suitable unit."""
 
-from autotune.explain.figures.figure import Cell, Unit
+from collections.abc import Callable
+
+from autotune.explain.figures.figure import Unit
+from autotune.wire.figures import Cell
 from search_spaces.knob_values import value_text
 
 
@@ -55,7 +58,7 @@ def percent(share: float) -> str:
     return f"{share * 100:.0f}\u00a0%"
 
 
-def cell_text(value: Cell, unit: Unit) -> str:
+def cell_text(value: Cell, unit: str) -> str:
     """A cell of a column with this unit."""
     if value is None:
         return "–"
@@ -69,11 +72,11 @@ def cell_text(value: Cell, unit: Unit) -> str:
     return f"{value:,}" if isinstance(value, int) else value_text(float(f"{value:.4g}"))
 
 
-def _ratio_text(ratio: float) -> str:
-    return f"{ratio:.3g}×"
+def _ratio_text(ratio: float | None) -> str:
+    return "–" if ratio is None else f"{ratio:.3g}×"
 
 
-_TEXTS = {
+_TEXTS: dict[str, Callable[[float | None], str]] = {
     Unit.BYTES: bytes_text,
     Unit.SECONDS: seconds_text,
     Unit.RATE: rate_text,

@@ -10,10 +10,11 @@ from swept import swept, waiting
 
 from autotune import plots
 from autotune.explain.figures.all_figures import NAMES
-from autotune.explain.figures.figure import Figure, Unit, column, table
+from autotune.explain.figures.figure import Unit, column, table
 from autotune.explain.figures.palette import DARK, LIGHT
 from autotune.plots.drawing import drawn, thinning
 from autotune.plots.look import MOST
+from autotune.wire.figures import Figure
 from storage.errors import UnknownJobError
 from storage.store import Store
 

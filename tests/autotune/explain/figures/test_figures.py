@@ -12,13 +12,13 @@ from swept import LIMIT, swept, waiting
 
 from autotune.explain.explanation.evidence import gather
 from autotune.explain.figures.all_figures import NAMES, figure_of
-from autotune.explain.figures.figure import Figure
 from autotune.explain.figures.model_parts import parts_of_model
 from autotune.explain.figures.palette import DARK, LIGHT, OUTCOMES
 from autotune.explain.figures.pipeline_schedule import durations_of, place
 from autotune.explain.figures.predicted_measured import concordance
 from autotune.explain.figures.source import Source
 from autotune.request.request import request_to_row
+from autotune.wire.figures import Figure
 from executor.parallel.schedule import actions_of
 from search_spaces.errors import UnknownNameError
 from search_spaces.models.huggingface import resolve_model
