@@ -12,13 +12,15 @@ from autotune.prediction.equations.optimizer import MOVED
 from search_spaces.compression import INT8, INTEGER_BYTES, REDUCED_BYTES, SIGN_BYTES
 from search_spaces.fused_kernels import KERNEL_CHOICES
 from search_spaces.knob import Value
+from search_spaces.knob_values import KNOBS
 from search_spaces.optimizers import moment_bytes
 from search_spaces.rules.float8 import FLOAT8
 from search_spaces.training.states import PARAMETER_BYTES
 
 MASTER = 4.0
 """Bytes of an element of the master copy."""
-FIELDS = tuple(field.name for field in dataclasses.fields(Layouts))
+VALUES = tuple(field.name for field in dataclasses.fields(Layouts) if field.name in KNOBS)
+"""The fields that have the name of a knob; unless they are derived, they hold its values."""
 
 
 class Numbers(Protocol):
@@ -66,8 +68,7 @@ def layouts_from(numbers: Numbers, global_batch_size: int, world_size: int) -> L
         "rounding_bytes": numbers("precision", lambda value: value == FLOAT8) * numbers("compile_blocks", rounding_bytes),
         "secondary_shard_size": numbers("secondary_shard_size") * numbers("reshard_after_forward"),
     }
-    # Every other field has the name of the knob whose values it holds.
-    return Layouts(**derived, **{name: numbers(name) for name in FIELDS if name not in derived})
+    return Layouts(**derived, **{name: numbers(name) for name in VALUES if name not in derived})
 
 
 def _gathered_bytes(value: Value) -> float:
