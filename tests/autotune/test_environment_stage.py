@@ -103,13 +103,13 @@ def test_a_setting_that_is_told_to_be_faster_wins_and_is_carried_everywhere(tmp_
     won = document["environments"]["tried"][1]
     assert (document["environments"]["won"], won["environment"], won["outcome"]) == (PASSIVE, PASSIVE, "OK")
     assert won["over_layout"]["mean"] == pytest.approx(1.2, rel=0.02) and won["over_layout"]["low"] > 1.05
-    assert environment_line(document["environments"]).startswith(f"{PASSIVE} is 1.")
+    assert environment_line(document["environments"]).startswith(f"{PASSIVE} has 1.")
     confirmed = [trial.config for trial in snapshot.trials if trial.purpose is Purpose.CONFIRM]
     assert environments([t for t in snapshot.trials if t.purpose is Purpose.CONFIRM])[:2] == [PASSIVE, ""]
     assert confirmed[1] == confirmed[0].replace({"environment": ""})
     assert all(request.fresh_processes for request in runner.requests[12:])
     explained = explain(store, snapshot.job.id)
-    assert any(note.startswith(f"environment: {PASSIVE} is ") for note in explained.notes)
+    assert any(note.startswith(f"environment: {PASSIVE} has ") for note in explained.notes)
     [finding] = [knob for knob in explained.knobs if knob.knob == "environment"]
     assert finding.verdict is Verdict.FASTER
     assert {point.value for point in finding.curve} == {"", *SETTINGS}

@@ -216,7 +216,7 @@ def test_a_file_extends_a_preset(tmp_path: Path) -> None:
         ('extends = ["zeros"]\n', "extends"),
         ('extends = "zero"\n', "extends"),
         ("domains = 3\n", "domains"),
-        ("zero_stage = [1]\n", "no key"),
+        ("zero_stage = [1]\n", "is not a key"),
         ("zero_stage = \n", "not TOML"),
     ],
 )

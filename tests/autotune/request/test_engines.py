@@ -21,7 +21,7 @@ from search_spaces.spaces import device_defaults, resolve_space
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
 
-PAGE = Path(__file__).parents[2] / "docs" / "engines.md"
+PAGE = Path(__file__).parents[3] / "docs" / "engines.md"
 ENGINES = tuple(CAPABILITIES.values())
 COMBINATIONS = [(engine, item) for engine in ENGINES for item in engine.combinations]
 WORK = Workload(global_batch_size=16, sequence_length=128, training_steps=1000)
