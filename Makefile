@@ -20,7 +20,7 @@ OLDEST_STAMP := $(OLDEST_VENV)/.installed
 LOCKED := --quiet --disable-pip-version-check --require-hashes -r locks/development.txt
 UV ?= uv
 
-.PHONY: lock demo test oldest extras gpu gpu-bundle gpu-ahead parity chaos hostile fuzz bench validate search clean
+.PHONY: lock demo check lint test nightly oldest extras gpu gpu-bundle gpu-ahead parity chaos hostile fuzz bench validate search clean
 
 # Only files whose hashes are listed are installed. torch for CPUs where one is offered whose hash is listed, else the CUDA build.
 $(STAMP): pyproject.toml constraints.txt $(wildcard locks/*.txt)
@@ -37,12 +37,27 @@ lock:
 demo: $(STAMP)
 	PATH="$(CURDIR)/$(BIN):$$PATH" bash examples/demo.sh
 
-test: $(STAMP)
+# docs/testing.md lists what check, test and nightly cover.
+PYTEST := $(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
+# Tests that start no process.
+CHECKED := tests/search_spaces $(addprefix tests/autotune/,explain exports imports objective outcome prediction/cases \
+    prediction/equations prediction/fitting request text)
+
+check: lint
+	$(PYTEST) $(CHECKED) --ignore tests/autotune/exports/test_launch.py
+
+lint: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
+
+test: lint
+	$(PYTEST) -m "not nightly"
+
+nightly: $(STAMP)
+	$(PYTEST) -m "nightly and not chaos"
+	$(MAKE) chaos hostile
 
 # Of PyPI's torch, which is the CUDA build: it computes on CPUs as well.
 $(OLDEST_STAMP): locks/torch-oldest.txt

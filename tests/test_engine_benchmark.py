@@ -12,6 +12,8 @@ from benchmarks.shaped_link import NAMESPACES, PREFIX, why_not
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
 
+pytestmark = pytest.mark.nightly
+
 TINY = Setting(
     name="tiny",
     model=llama("tiny", layers=2, hidden=64, ffn=128, vocabulary=256),

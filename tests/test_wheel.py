@@ -10,6 +10,8 @@ import pytest
 
 from benchmarks.wheel_project import PACKAGES, PARAMETERS, REFERENCE, ROOT, build_wheel, install, printed, write_project
 
+pytestmark = pytest.mark.nightly
+
 
 @pytest.fixture(scope="session")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -28,7 +28,7 @@ from tests.chaos.ray_nodes import ROOT, RayNodes
 from tests.chaos.ray_report import page
 from tests.storage.whole import check_whole, every_event
 
-pytestmark = [pytest.mark.chaos, pytest.mark.ray]
+pytestmark = [pytest.mark.chaos, pytest.mark.ray, pytest.mark.nightly]
 
 WHOLE = bool(int(os.environ.get("AUTOTUNE_CHAOS_KILLS", "0")))
 NODES, TRIALS, GANGS, KILLS, CONFIRMATIONS = (3, 100, 3, 2, 2) if WHOLE else (2, 9, 2, 1, 0)

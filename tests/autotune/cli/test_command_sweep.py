@@ -106,6 +106,7 @@ def test_a_script_that_measures_nothing_reaches_the_terminal_with_the_remedy(scr
     assert "the script exited with code 0 without a measurement; call autotune.report(samples=…)" in answer.err
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_recipe_runs_as_its_readme_says(script: Path, command: Command, name: str) -> None:
     options, words = recipe(name)

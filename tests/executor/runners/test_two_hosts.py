@@ -31,6 +31,7 @@ HEALTH = {"initial_delay_ms": 1000, "period_ms": 1000, "timeout_ms": 1000, "fail
 MISSING = why_not() if "AUTOTUNE_CHAOS_KILLS" in os.environ else "takes a minute; runs with `make chaos`"
 
 pytestmark = [
+    pytest.mark.nightly,
     pytest.mark.ray,
     pytest.mark.chaos,
     pytest.mark.skipif(MISSING is not None, reason=f"two hosts: {MISSING}"),
