@@ -153,7 +153,7 @@ def test_figures_are_drawn_when_their_code_comes_late(finished: str, open_page: 
         asked.append(route.request.url)
         route.abort() if len(asked) == 1 else route.continue_()
 
-    page.route("**/vendor/echarts.mjs", refuse_first)
+    page.route("**/vendor/echarts.mjs*", refuse_first)
     page.goto(f"/#/jobs/{finished}")
     figure = page.locator("figure[data-figure]").first
     figure.scroll_into_view_if_needed()

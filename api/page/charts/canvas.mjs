@@ -10,6 +10,17 @@ const [DRAW_EVERY, REST] = [500, 12];
 /** Milliseconds until the charts' code is asked for again where it could not be loaded. */
 const AGAIN_AFTER = 2000;
 
+let failures = 0;
+
+/** The chart library, or null where it cannot be loaded now. A browser remembers that an address failed: the next try has another. */
+async function loadCharts() {
+  const address = "../vendor/echarts.mjs" + (failures === 0 ? "" : `?attempt=${failures}`);
+  return import(address).catch(() => {
+    failures += 1;
+    return null;
+  });
+}
+
 /**
  * @typedef {object} Item - a point that the keyboard reaches
  * @property {any[]} at - where the cursor is drawn
