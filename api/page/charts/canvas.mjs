@@ -135,7 +135,7 @@ class Drawing {
   }
 
   async #draw() {
-    const echarts = await import("../vendor/echarts.mjs").catch(() => null);
+    const echarts = await loadCharts();
     this.#timer = 0;
     if (this.#isClosed) return;
     if (echarts === null) {
