@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 Cell = bool | int | float | str | None
 """None: no value. Floats are finite."""
@@ -26,7 +27,7 @@ class Column:
     """The name for programs."""
     title: str
     """The name for readers."""
-    values: tuple[Cell, ...]
+    values: tuple[Any, ...]
     """One value for each row. None: the row has no value."""
     unit: str = ""
     """samples/s, bytes, seconds, share, times, FLOP or elements. Empty: a name, a count, or a value of a knob."""
