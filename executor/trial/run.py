@@ -28,6 +28,7 @@ from executor.numa import bound_to_node
 from executor.trial.garbage import collect_at, collected_by_steps
 from executor.trial.layers import at_full_depth, line_of_layers, shallower
 from executor.trial.schedule import at_point, of_documents, over_schedule, points_of_request
+from search_spaces.knobs.conditions import segments_may_grow
 from search_spaces.models.model import FactoryModel, ModelSpec
 from search_spaces.plugins import Group, load_plugins
 from search_spaces.training.data_schedule import useful_samples
@@ -104,9 +105,7 @@ def _run_whole(context: RankContext, request: TrialRequest, progress: Callable[[
             f"device: this trial is for {request.device_kind}, and rank {context.rank} has {context.device}; "
             "start the ranks on such devices"
         )
-    # Not with CUDA graphs: torch versions differ in whether segments of their private memory may grow.
-    grows = request.config.expandable_segments and not request.config.cuda_graphs
-    set_expandable_segments(context.device, grows)
+    set_expandable_segments(context.device, request.config.expandable_segments and segments_may_grow(request.config))
     trial.counters.reset_peaks()
     binds = bound_to_node(context.device, request.config.numa_binding)
     with binds, bounded_memory(host_bound(context, request.memory_limit_bytes, _build_bytes(request))):

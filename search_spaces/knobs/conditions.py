@@ -22,6 +22,11 @@ def _accumulates(config: Any, context: Any) -> bool:
     return int(config.gradient_accumulation_steps(context.workload.global_batch_size, context.world_size)) > 1
 
 
+def segments_may_grow(config: Any) -> bool:
+    """Not with CUDA graphs: torch versions differ in whether segments of their private memory may grow."""
+    return not config.cuda_graphs
+
+
 PARALLEL_SIZES = ("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size")
 STAGE_3 = _at_stages(3)
 STAGES_1_2 = _at_stages(1, 2)
@@ -93,7 +98,7 @@ ON_CUDA = Condition("on CUDA devices", (), lambda _, context: context.cluster.de
 GROWS_SEGMENTS = Condition(
     "on CUDA devices, cuda_graphs is false",
     ("cuda_graphs",),
-    lambda config, context: ON_CUDA.holds(config, context) and not config.cuda_graphs,
+    lambda config, context: ON_CUDA.holds(config, context) and segments_may_grow(config),
 )
 
 PACKS = Condition("two of the workload's documents fit into a row", (), lambda _, context: context.workload.packs)

@@ -3,7 +3,6 @@
 from executor.engines.native.rules import (
     FLOAT8_COMBINATIONS,
     FUSED,
-    GRAPHED,
     OVERLAPPED,
     RANDOM_LTD_CURRICULUM,
     RANDOM_LTD_DIVIDED,
@@ -23,6 +22,7 @@ from executor.engines.shared_rules import (
 from search_spaces.capability import Capability, Combination, honoured_by
 from search_spaces.models.pipeline import ZERO_BUBBLE_SCHEDULES
 from search_spaces.models.stage_layout import marks_offloading, marks_recomputation, policies
+from search_spaces.rules.graphs import GRAPHED
 from search_spaces.trial_config import TrialConfig
 
 

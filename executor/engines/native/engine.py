@@ -5,7 +5,7 @@ from executor.engines.native.capability import NATIVE
 from executor.engines.native.zero import ShardedModel
 from executor.engines.native.zero_experts import ShardedExperts
 from executor.engines.session import ParallelSession, refuse
-from executor.parallel.graphs import Capture, CudaCapture, refuse_graphs
+from executor.parallel.graphs import Capture, CudaCapture, capture_of, refuse_graphs
 from executor.parallel.groups import ParallelGroups
 from executor.parallel.part import ModelPart
 from executor.parallel.replica import Replica
@@ -34,5 +34,4 @@ class NativeEngine(Engine):
                 return ShardedExperts(part, own, workload, groups, context.device)
             return ShardedModel(part, own, workload, groups.common, context.device)
 
-        capture = self._capture() if config.cuda_graphs else None
-        return ParallelSession(context, model, config, workload, make_replica, capture)
+        return ParallelSession(context, model, config, workload, make_replica, capture_of(config, self._capture))
