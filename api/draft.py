@@ -8,7 +8,7 @@ from api.views import checked_view
 from autotune.forecast.job_forecast import expected
 from autotune.prediction.planning import estimate as planning
 from autotune.prediction.planning.scan import Bounds
-from autotune.request.request import request_to_row
+from autotune.request.rows import request_to_row
 from autotune.wire.drafts import ConfigEstimate, Draft, Estimate, Range
 from storage.store import Store
 

@@ -17,7 +17,8 @@ from autotune.errors import RequestError
 from autotune.request.field import SERVICE, RequestField
 from autotune.request.field_names import with_present_names
 from autotune.request.labels import LONGEST, MOST_TAGS, TAG
-from autotune.request.request import FIELDS, JobRequest, declared_fields, plain_type, request_from_fields, request_to_row
+from autotune.request.request import FIELDS, JobRequest, declared_fields, plain_type
+from autotune.request.rows import request_from_fields, request_to_row
 from autotune.session.resolve import resolve
 from autotune.session.resolved import Resolver
 from autotune.session.session import Session

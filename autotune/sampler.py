@@ -12,7 +12,7 @@ from optuna.trial import BaseTrial, FrozenTrial, TrialState
 
 from autotune.errors import RequestError
 from autotune.request.field_names import accepts_old_names
-from autotune.request.request import request_from_fields
+from autotune.request.rows import request_from_fields
 from autotune.session.resolve import resolve
 from autotune.session.session import Session
 from autotune.strategies.axes import Axes

@@ -19,7 +19,7 @@ from autotune.outcome.best_config import build_best_config
 from autotune.outcome.job_snapshot import JobSnapshot, read_snapshot
 from autotune.request.failures_field import read_failures
 from autotune.request.field_names import accepts_old_names
-from autotune.request.request import request_from_fields, request_to_row
+from autotune.request.rows import request_from_fields, request_to_row
 from autotune.request.strategy_names import STRATEGIES
 from autotune.session.baselines import read_baseline
 from autotune.session.quick_calibration import calibrate_for

@@ -19,7 +19,7 @@ from autotune.prediction.fitting.calibration import coefficients_from_benchmark
 from autotune.prediction.fitting.rank_correlation import spearman
 from autotune.prediction.fitting.trial_fit import fit_runs
 from autotune.prediction.fitting.trial_history import Runs, trial_history
-from autotune.request.request import request_from_fields, request_from_row, request_to_row
+from autotune.request.rows import request_from_fields, request_from_row, request_to_row
 from autotune.session.calibrate import CalibrationRequest, measure_cluster, prepare_calibration
 from autotune.session.resolve import prepare
 from autotune.session.session import Session

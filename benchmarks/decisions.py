@@ -24,7 +24,8 @@ from typing import Any
 from autotune.loop.loop import run_job
 from autotune.outcome.best_config import build_best_config
 from autotune.outcome.job_snapshot import read_snapshot
-from autotune.request.request import JobRequest, request_to_row
+from autotune.request.request import JobRequest
+from autotune.request.rows import request_to_row
 from autotune.session.resolve import prepare
 from autotune.session.session import Session
 from benchmarks.written_page import give, page_parser

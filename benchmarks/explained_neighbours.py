@@ -20,7 +20,7 @@ from autotune.explain.explanation.explain import explain
 from autotune.explain.explanation.findings import Source
 from autotune.loop.loop import run_job
 from autotune.prediction.equations.step import Z90
-from autotune.request.request import request_to_row
+from autotune.request.rows import request_to_row
 from autotune.session.resolve import session_of
 from autotune.session.session import Session
 from autotune.strategies.walks import RandomStrategy

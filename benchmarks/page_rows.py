@@ -12,7 +12,7 @@ from sqlalchemy import create_engine, insert, update
 
 from api.settings import Settings
 from api.submission import JobSubmission, session_of_submission
-from autotune.request.request import request_to_row
+from autotune.request.rows import request_to_row
 from benchmarks.service_rows import measured
 from search_spaces.outcome import Outcome, Purpose
 from search_spaces.plain import to_plain

@@ -13,7 +13,8 @@ from written_page import give, page_parser
 from autotune.loop.listener import LoopListener
 from autotune.loop.loop import run_job
 from autotune.outcome.job_snapshot import JobSnapshot
-from autotune.request.request import JobRequest, request_to_row
+from autotune.request.request import JobRequest
+from autotune.request.rows import request_to_row
 from autotune.session.resolve import prepare, session_of
 from autotune.session.session import Session
 from autotune.session.trial_requests import trial_request

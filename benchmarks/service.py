@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from api.settings import Settings
 from api.submission import JobSubmission, session_of_submission
-from autotune.request.request import request_to_row
+from autotune.request.rows import request_to_row
 from benchmarks.service_http import Latencies, closed_loop, open_loop, request
 from benchmarks.service_large import measure_adviser, measure_large
 from benchmarks.service_place import OWNER, Place, Usage, postgres, service, usage

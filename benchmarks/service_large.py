@@ -11,7 +11,7 @@ from pathlib import Path
 
 from api.settings import Settings
 from api.submission import JobSubmission, session_of_submission
-from autotune.request.request import request_to_row
+from autotune.request.rows import request_to_row
 from benchmarks.service_place import OWNER, Place, rss_bytes, service
 from benchmarks.service_report import Claim, Report, milliseconds
 from benchmarks.service_rows import add_measured

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from autotune.exports import exporter
-from autotune.request.request import JobRequest, request_to_row
+from autotune.request.request import JobRequest
+from autotune.request.rows import request_to_row
 from autotune.session.placement import launch_of
 from autotune.session.resolve import resolve
 from search_spaces.trial_config import TrialConfig

@@ -88,6 +88,7 @@ def test_add_a_knob(copy: Path) -> None:
 
 def test_add_a_request_field(copy: Path) -> None:
     insert(copy / "autotune" / "request" / "request.py", "    note: str = request_field(", recipe("field"), after=False)
+    run(copy, "-m", "autotune.request.generated")
 
     helped = " ".join(run(copy, "-c", MAIN, "sweep", "--help").split())
     assert "--cool-down-seconds SECONDS Seconds between two trials, for machines that get hot." in helped

@@ -18,7 +18,7 @@ from api.together import RequestBatcher
 from api.views import job_summary, job_view
 from autotune.errors import RequestError
 from autotune.request.labels import MOST_TAGS, merged_labels
-from autotune.request.request import request_of
+from autotune.request.rows import request_of
 from autotune.session.allowed import is_from_outside
 from autotune.wire.jobs import Job, JobPage, job_etag
 from search_spaces.outcome import JobState

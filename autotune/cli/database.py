@@ -17,7 +17,7 @@ import typer
 from autotune.cli.status import Status
 from autotune.errors import AutotuneError, OutputError, RequestError
 from autotune.ops.output import require_writable
-from autotune.request.request import request_from_row
+from autotune.request.rows import request_from_row
 from autotune.text.console import Console
 from autotune.text.visible_text import visible
 from search_spaces.errors import SearchSpaceError

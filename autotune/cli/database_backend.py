@@ -15,7 +15,7 @@ from autotune.outcome.best_config import build_best_config
 from autotune.outcome.job_snapshot import read_snapshot
 from autotune.reports.formats import report_text
 from autotune.request.labels import merged_labels
-from autotune.request.request import request_from_fields, request_to_row
+from autotune.request.rows import request_from_fields, request_to_row
 from autotune.session.resolve import resolve, session_of
 from search_spaces.outcome import JobState
 from storage.log_records import LogRecord, ProgressRecord

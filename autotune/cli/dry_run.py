@@ -12,7 +12,7 @@ from autotune.cli.fields import import_folders
 from autotune.cli.profile import configuration, single_values
 from autotune.cli.status import Status
 from autotune.errors import RequestError
-from autotune.request.request import request_from_fields
+from autotune.request.rows import request_from_fields
 from autotune.session.resolve import resolve
 from autotune.session.session import Session
 from autotune.session.trial_requests import trial_request

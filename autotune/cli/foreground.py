@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
-from autotune.cli.foreground_options import DEFAULT_OUT, SweepOptions
 from autotune.cli.live import LiveTable
+from autotune.cli.options import DEFAULT_OUT, SweepOptions
 from autotune.loop.listener import LoopListener
 from autotune.loop.stop import StopSignal
 from autotune.session.quick_calibration import calibrate_for

@@ -1,6 +1,7 @@
 """Options shared by several commands."""
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,6 +11,8 @@ from autotune.errors import RequestError
 from autotune.ops.logs import LogFormat
 from autotune.request.field import Panel
 from autotune.request.sizes import parse_size
+
+DEFAULT_OUT = Path("best-config.json")
 
 
 def parse_bytes(text: str | int) -> int:
@@ -281,3 +284,26 @@ def given(**fields: Any) -> dict[str, Any]:
     Only `racing` is None if omitted, since it can also be switched off.
     """
     return {name: value for name, value in fields.items() if value is not None and (value is not False or name == "racing")}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepOptions:
+    """Parsed options of `autotune sweep`."""
+
+    fields: dict[str, Any]
+    """Fields of the request that were given as options; `ranks` as text."""
+    series: dict[str, Any]
+    """Options of a series of jobs: price, rate, step."""
+    pins: tuple[str, ...]
+    baseline: Path | None
+    imported: Path | None
+    """A configuration of another framework that becomes the baseline."""
+    history: str | None
+    """An Optuna study or a table of earlier trials."""
+    out: Path
+    config: Path | None
+    resume: str | None
+    database: str | None
+    json: bool
+    pass_environment: tuple[str, ...] = ()
+    """Environment variables passed to trials in addition to a fixed list."""

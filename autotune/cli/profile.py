@@ -13,7 +13,7 @@ from autotune.cli.profile_table import print_profile
 from autotune.cli.profile_tree import OWN, Row, rows_of
 from autotune.cli.status import Status
 from autotune.errors import RequestError
-from autotune.request.request import request_from_fields
+from autotune.request.rows import request_from_fields
 from autotune.session.resolve import prepare
 from autotune.session.session import Session
 from autotune.session.trial_requests import trial_request

@@ -1,5 +1,6 @@
-"""Commands that take a tuning request: `sweep`, `scale` and `submit`. They are imported on demand, because the declarations of
-request fields take time to load; `app` and `jobs_app` have their names and help lines.
+"""Commands that take a tuning request: `sweep`, `scale` and `submit`.
+
+They are imported on demand, because building their many options takes time; `app` and `jobs_app` have their names and helps.
 """
 
 from pathlib import Path
@@ -8,9 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from autotune.cli import options
-from autotune.cli.command_words import command_of
-from autotune.cli.foreground_options import DEFAULT_OUT, SweepOptions
-from autotune.cli.options import Database, Json, Url
+from autotune.cli.options import DEFAULT_OUT, Database, Json, SweepOptions, Url
 from autotune.cli.request_options import PanelCommand, with_request_options
 from autotune.cli.status import end
 from autotune.request.field import Panel
@@ -23,9 +22,8 @@ Out = Annotated[
 
 
 @request_app.command(cls=PanelCommand)
-@with_request_options("sweep")
+@with_request_options("sweep", script=True)
 def sweep(
-    context: typer.Context,
     request: Fields,
     price: options.Price = None,
     rate: options.Rate = None,
@@ -36,14 +34,6 @@ def sweep(
     from_: options.From = None,
     history: options.History = None,
     out: Out = DEFAULT_OUT,
-    launcher: options.Launcher = None,
-    plugin: options.Plugin = None,
-    folder: options.Folder = None,
-    pattern: options.Pattern = None,
-    parameter_count: options.ParameterCount = None,
-    script_knob: options.ScriptKnobs = None,
-    environment_knob: options.EnvironmentKnobs = None,
-    report_seconds: options.ReportSeconds = None,
     pass_environment: options.PassEnvironment = None,
     config: options.Config = None,
     resume: Annotated[
@@ -60,15 +50,11 @@ def sweep(
     """Tune a model by real trials and write the best configuration as JSON. For your own script, add its command after --."""
     from autotune.cli.sweep import sweep_command
 
-    command = command_of(
-        context, launcher=launcher, plugin=plugin, folder=folder, pattern=pattern, parameter_count=parameter_count,
-        script_knobs=script_knob, environment_knobs=environment_knob, report_seconds=report_seconds,
-    )  # fmt: skip
     fidelity = None if trial_seconds is None else {"max_seconds": trial_seconds}
     end(
         lambda: sweep_command(
             SweepOptions(
-                fields=request | options.given(command=command, fidelity=fidelity),
+                fields=request | options.given(fidelity=fidelity),
                 series=options.given(price=price, rate=rate, step=step),
                 pins=tuple(pin or ()),
                 baseline=baseline,
@@ -127,21 +113,12 @@ def scale(
 
 
 @request_app.command(cls=PanelCommand)
-@with_request_options("submit")
+@with_request_options("submit", script=True)
 def submit(
-    context: typer.Context,
     request: Fields,
     pin: options.Pins = None,
     baseline: options.Baseline = None,
     from_: options.From = None,
-    launcher: options.Launcher = None,
-    plugin: options.Plugin = None,
-    folder: options.Folder = None,
-    pattern: options.Pattern = None,
-    parameter_count: options.ParameterCount = None,
-    script_knob: options.ScriptKnobs = None,
-    environment_knob: options.EnvironmentKnobs = None,
-    report_seconds: options.ReportSeconds = None,
     config: options.Config = None,
     priority: Annotated[
         int,
@@ -159,14 +136,10 @@ def submit(
     """Submit a tuning job to the workers; prints its id to standard output."""
     from autotune.cli.submit import SubmitOptions, submit_command
 
-    command = command_of(
-        context, launcher=launcher, plugin=plugin, folder=folder, pattern=pattern, parameter_count=parameter_count,
-        script_knobs=script_knob, environment_knobs=environment_knob, report_seconds=report_seconds,
-    )  # fmt: skip
     end(
         lambda: submit_command(
             SubmitOptions(
-                fields=request | options.given(command=command), pins=tuple(pin or ()), baseline=baseline, imported=from_,
+                fields=request, pins=tuple(pin or ()), baseline=baseline, imported=from_,
                 config=config, priority=priority, watch=watch, url=url, database=db, json=json,
             )
         )

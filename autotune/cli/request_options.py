@@ -1,87 +1,96 @@
-"""Options of a tuning request, generated from the declarations of its fields (`autotune.request.request.JobRequest`)."""
+"""Options of a tuning request, from the generated file of `autotune.request.generated`: the declarations take time to load."""
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator
+import json
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from autotune.cli import options
+from autotune.cli.command_words import command_of
 from autotune.cli.options import parse_bytes
-from autotune.request.field import Panel, RequestField
+from autotune.request.field import FieldOption, Panel
 from autotune.request.field_names import ONE_AT_A_TIME, option_name
-from autotune.request.request import declared_fields, plain_type
 
-PARSED: dict[str, type[Any]] = {"document_lengths": str, "failures": Path, "data_path": Path}
-"""Field -> the type of its option, if the command parses the value itself."""
-EXCLUDED = frozenset({"pins", "baseline"})
-"""Fields whose options the commands declare themselves, because they are merged with a file's values in a special way."""
+FILE = Path(__file__).with_name("request_fields.json")
+TYPES: Mapping[str, Any] = {
+    "text": str, "texts": list[str], "whole": int, "number": float, "bytes": int, "path": Path, "flag": bool
+}  # fmt: skip
+SCRIPT_OPTIONS: dict[str, Any] = {
+    "launcher": options.Launcher,
+    "plugin": options.Plugin,
+    "folder": options.Folder,
+    "pattern": options.Pattern,
+    "parameter_count": options.ParameterCount,
+    "script_knob": options.ScriptKnobs,
+    "environment_knob": options.EnvironmentKnobs,
+    "report_seconds": options.ReportSeconds,
+}
+"""Parameter -> option about the user's own script, which is the request's field `command`."""
+SCRIPT_FIELDS = {word: field for field, word in ONE_AT_A_TIME.items()}
 
 
-def with_request_options(command: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def with_request_options(command: str, script: bool = False) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Replace a command's parameter `request` by the options of the request fields that it accepts.
 
-    The command receives the given fields; an omitted flag is not given.
+    The command receives the given fields; an omitted flag is not given. `script`: it also accepts the user's own script, which
+    is the field `command`.
     """
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
         parameters = list(inspect.signature(function).parameters.values())
         position = next(index for index, parameter in enumerate(parameters) if parameter.name == "request")
-        options = dict(_options(command))
+        fields = {_word(option.name): option.name for option in _field_options() if command in option.helps}
+        annotations = {
+            _word(option.name): _annotation(option, command) for option in _field_options() if command in option.helps
+        }
+        own = SCRIPT_OPTIONS if script else {}
         made = [
-            inspect.Parameter(_word(name), inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default, annotation=annotation)
-            for name, (annotation, default) in options.items()
+            inspect.Parameter(word, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None, annotation=annotation)
+            for word, annotation in (annotations | own).items()
         ]
+        first = inspect.Parameter("context", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
 
         @functools.wraps(function)
-        def called(**values: Any) -> None:
-            given = {name: value for name in options if (value := _read(name, values.pop(_word(name)))) is not None}
+        def called(context: typer.Context, **values: Any) -> None:
+            given = {field: value for word, field in fields.items() if (value := _read(field, values.pop(word))) is not None}
+            if script:
+                words = {SCRIPT_FIELDS.get(word, word): values.pop(word) for word in own}
+                given |= options.given(command=command_of(context, **words))
             function(**values, request=given)
 
         del called.__wrapped__
-        signature = inspect.Signature([*parameters[:position], *made, *parameters[position + 1 :]])
-        called.__signature__ = signature  # type: ignore[attr-defined]
+        listed = [first, *parameters[:position], *made, *parameters[position + 1 :]]
+        called.__signature__ = inspect.Signature(listed)  # type: ignore[attr-defined]
         hints = inspect.get_annotations(function, eval_str=True)
         called.__annotations__ = {name: hint for name, hint in hints.items() if name != "request"} | {
-            one.name: one.annotation for one in made
+            one.name: one.annotation for one in (first, *made)
         }
         return called
 
     return decorate
 
 
-def _options(command: str) -> Iterator[tuple[str, tuple[Any, Any]]]:
-    for name, declared, kind, default in declared_fields():
-        if command not in declared.commands or name in EXCLUDED:
-            continue
-        text = declared.help_of(command)
-        if name == "model":
-            yield name, (Annotated[str | None, typer.Argument(metavar=declared.unit, help=text)], None)
-            continue
-        plain = plain_type(kind)
-        shown: dict[str, Any] = {"help": text + _default_text(declared, default, text), "rich_help_panel": declared.panel.value}
-        if plain is bool:
-            on = option_name(name)
-            words = (f"{on}/--no-{on[2:]}",) if default else (on,)
-            yield name, (Annotated[bool | None, typer.Option(*words, **shown)], None)
-            continue
-        named: dict[str, Any] = {"metavar": declared.unit, **shown}
-        several = name in ONE_AT_A_TIME
-        if name == "memory_limit":
-            named["parser"] = parse_bytes
-        sizes = name == "ranks" and command == "sweep"  # of a series: several, with commas
-        own = list[str] if several else str if sizes else PARSED.get(name, plain)
-        yield name, (Annotated[own | None, typer.Option(option_name(name), **named)], None)
+@functools.cache
+def _field_options() -> tuple[FieldOption, ...]:
+    return tuple(FieldOption(**option) for option in json.loads(FILE.read_text(encoding="utf-8")))
 
 
-def _default_text(declared: RequestField, default: Any, text: str) -> str:
-    """` [default: 20]`, to append to the help; empty if there is no default worth showing."""
-    if "default" in text.lower() or default is False:
-        return ""
-    own = f"{default:g}" if isinstance(default, float) else "" if default in (None, "", ()) else str(default)
-    shown = (declared.shown_default or own).strip()
-    return f" [default: {shown}]" if shown else ""
+def _annotation(option: FieldOption, command: str) -> Any:
+    if option.name == "model":
+        return Annotated[str | None, typer.Argument(metavar=option.unit, help=option.helps[command])]
+    shown: dict[str, Any] = {"help": option.helps[command], "rich_help_panel": option.panel}
+    words = option_name(option.name)
+    if option.kind == "flag":
+        return Annotated[bool | None, typer.Option(f"{words}/--no-{words[2:]}" if option.on else words, **shown)]
+    if option.kind == "bytes":
+        shown["parser"] = parse_bytes
+    sizes = option.name == "ranks" and command == "sweep"  # of a series: several, with commas
+    kind: Any = str if sizes else TYPES[option.kind]
+    return Annotated[kind | None, typer.Option(words, metavar=option.unit, **shown)]
 
 
 def _word(field: str) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 from rich.table import Table
 
 from autotune.cli.foreground import run_new
-from autotune.cli.foreground_options import SweepOptions
+from autotune.cli.options import SweepOptions
 from autotune.cli.status import Status
 from autotune.exports.best_config_file import best_config_text
 from autotune.ops.output import write_whole

@@ -7,13 +7,14 @@ from typing import Any
 
 from autotune.cli.fields import request_fields, with_import_folders
 from autotune.cli.foreground import print_line, resume_line, run_job_with_table, run_new, start_runner
-from autotune.cli.foreground_options import SweepOptions
+from autotune.cli.options import SweepOptions
 from autotune.cli.passed import pass_environment
 from autotune.cli.status import Status
 from autotune.cluster.ray_cluster import with_address
 from autotune.errors import RequestError
 from autotune.ops.output import require_writable
-from autotune.request.request import SERIES, JobRequest, request_from_fields
+from autotune.request.request import JobRequest
+from autotune.request.rows import SERIES, request_from_fields
 from autotune.session.resolve import prepare
 from autotune.text.console import Console
 from autotune.text.result import print_result

@@ -1,4 +1,4 @@
-"""The fields of a submission. Written by `python -m autotune.request.submission_types`; do not edit."""
+"""The fields of a submission. Written by `python -m autotune.request.generated`; do not edit."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict

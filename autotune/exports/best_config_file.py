@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from autotune.errors import BestConfigError
-from autotune.request.request import JobRequest, request_from_row
+from autotune.request.request import JobRequest
+from autotune.request.rows import request_from_row
 from search_spaces.file_kinds import BEST_CONFIG, mistaken
 
 SCHEMA_VERSION = 1

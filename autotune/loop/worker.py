@@ -11,7 +11,7 @@ from autotune.loop.lease_heartbeat import LEASE_SECONDS, LeaseHeartbeat
 from autotune.loop.loop import run_held_job
 from autotune.loop.stop import StopSignal
 from autotune.loop.worker_heartbeat import WorkerHeartbeat
-from autotune.request.request import request_of
+from autotune.request.rows import request_of
 from autotune.session.allowed import AllowList, is_from_outside
 from autotune.session.quick_calibration import calibrate_for
 from autotune.session.resolve import require_startable, session_of

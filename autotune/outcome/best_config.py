@@ -12,7 +12,7 @@ from autotune.outcome.provenance import provenance
 from autotune.outcome.spending import spent
 from autotune.outcome.standings import with_whole_result
 from autotune.outcome.verdict import Verdict, answer_document, decide
-from autotune.request.request import request_to_row
+from autotune.request.rows import request_to_row
 from autotune.session.placement import launch_of
 from autotune.session.session import Session
 from executor.engines.command.capability import COMMAND

@@ -9,7 +9,8 @@ from autotune.errors import RequestError
 from autotune.request.documents_field import read_lengths
 from autotune.request.failures_field import read_failures
 from autotune.request.field_names import OLD_NAMES, OLD_OPTION_NAMES, with_present_names
-from autotune.request.request import FIELDS, nearest_field
+from autotune.request.request import FIELDS
+from autotune.request.rows import nearest_field
 from search_spaces.file_kinds import REQUEST_FILE, mistaken
 
 READERS: Mapping[str, Callable[[str, Path], Any]] = {

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 EVERY = ("sweep", "scale", "submit")
 JOB = ("sweep", "submit")
@@ -66,6 +66,21 @@ class RequestField:
     def help_of(self, command: str) -> str:
         """The help for a command."""
         return dict(self.helps).get(command, self.help)
+
+
+class FieldOption(NamedTuple):
+    """The option of a field, for the commands that have it."""
+
+    name: str
+    """The field."""
+    kind: str
+    """text, texts (may be repeated), whole, number, bytes, path or flag."""
+    panel: str
+    helps: dict[str, str]
+    """Command -> its help, with the default."""
+    unit: str = ""
+    on: bool = False
+    """Whether a flag is on by default."""
 
 
 def request_field(default: Any, help: str, panel: Panel, unit: str = "", **declared: Any) -> Any:

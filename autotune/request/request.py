@@ -1,49 +1,47 @@
 """A tuning request: the same fields on the command line, in Python, in a TOML file and over HTTP."""
 
 import dataclasses
-import difflib
-import math
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Union, get_args, get_origin
 
-from autotune.errors import JobNotResumableError, RequestError
+from autotune.errors import RequestError
+from autotune.request.checks import (
+    ENVIRONMENT_SETTINGS,
+    environment_count,
+    is_number,
+    require,
+    require_choice,
+    require_declared,
+    require_fidelity,
+    require_settings,
+    require_text,
+)
 from autotune.request.cluster_shape import parse_shape
-from autotune.request.command_field import with_command
 from autotune.request.earlier_trial import EarlierTrial
-from autotune.request.failures_field import with_failures
 from autotune.request.field import JOB, SWEEP, Panel, RequestField, request_field
-from autotune.request.field_names import OLD_OPTION_NAMES, with_present_names
 from autotune.request.labels import require_labels
 from autotune.request.sizes import parse_size
 from autotune.request.strategy_names import GAIN_PREDICTING, STRATEGIES, strategy_names
 from search_spaces.clusters.cluster import ClusterSpec
-from search_spaces.environment import MOST_SETTINGS, STANDARD, environment_text
-from search_spaces.errors import KnobValueError, SearchSpaceError
 from search_spaces.failure import FailureRow
 from search_spaces.knob import Value
 from search_spaces.models.command import CommandModel
 from search_spaces.models.model import Model
 from search_spaces.optimizers import OPTIMIZERS
-from search_spaces.plain import from_plain, to_plain
 from search_spaces.training.documents import documents_problem
-from search_spaces.training.fewer import FEWEST
 from search_spaces.trial import Fidelity, Workload
 from search_spaces.trial_config import TrialConfig
-from storage.records import JobRecord
 
 SIMPLE_TARGETS = (
     "deepspeed", "accelerate-fsdp", "accelerate-deepspeed", "transformers", "torchtitan", "megatron", "lightning", "torch",
 )  # fmt: skip
 """Frameworks to whose exports a search can be restricted."""
 RUNNERS = ("ray", "local")
-ENVIRONMENT_SETTINGS = "environment_settings"
 PREDICTION_FIELDS = ("run_device_hours", "stop_margin")
 """Fields that require a strategy that predicts the gain of further trials."""
-SERIES = ("cost", "devices", "sequence", "scale")
-"""Objectives of `autotune.series.series`, not of a single job."""
 
 
 class Objective(StrEnum):
@@ -543,26 +541,29 @@ class JobRequest:
 
     def __post_init__(self) -> None:
         require_labels(self.name, self.tags, self.note)
-        self._require_text("model", "cluster", "space", "engine")
+        for name in ("model", "cluster", "space", "engine"):
+            require_text(name, getattr(self, name))
         if isinstance(self.objective, str) and self.objective in list(Objective):
             object.__setattr__(self, "objective", Objective(self.objective))
-        self._require_choice("objective", tuple(Objective))
+        require_choice("objective", self.objective, tuple(Objective))
         limit: Any = self.memory_limit
         if isinstance(limit, str):
             object.__setattr__(self, "memory_limit", parse_size("memory_limit", limit))
         self._require_declared()
         self._require_ray()
         if self.nvme_path is not None:
-            self._require_text("nvme_path")
-        self._require_documents()
+            require_text("nvme_path", self.nvme_path)
+        found = documents_problem(self.document_lengths, self.sequence_length)
+        if found is not None:
+            raise RequestError("document_lengths", *found)
         self._require_prediction(*PREDICTION_FIELDS)
         self._require_fidelity()
         self._require_shapes()
         self._require_environments()
         runs = self.command is None or self.engine == "command"
-        self._require(runs, "engine", f"{self.engine} does not run a command", "use command, or leave the command out")
-        share = _is_number(self.headroom) and 0.0 <= self.headroom < 1.0
-        self._require(share, "headroom", f"{self.headroom!r} is not in [0, 1)", "give a share such as 0.05")
+        require(runs, "engine", f"{self.engine} does not run a command", "use command, or leave the command out")
+        share = is_number(self.headroom) and 0.0 <= self.headroom < 1.0
+        require(share, "headroom", f"{self.headroom!r} is not in [0, 1)", "give a share such as 0.05")
 
     @property
     def workload(self) -> Workload:
@@ -587,113 +588,42 @@ class JobRequest:
     def _require_ray(self) -> None:
         """Refuse a Ray cluster with another runner than ray."""
         if self.ray_address is not None:
-            self._require_text("ray_address")
+            require_text("ray_address", self.ray_address)
         supported = self.runner == "ray" or (self.ray_address is None and self.cluster != "ray")
-        self._require(supported, "runner", f"{self.runner} does not support a Ray cluster", "use ray, or leave the cluster out")
-
-    def _require_text(self, *names: str) -> None:
-        for name in names:
-            value = getattr(self, name)
-            self._require(isinstance(value, str) and bool(value), name, f"{value!r} is not a name", "give a name or a path")
-
-    def _require_whole(self, name: str, least: int) -> None:
-        value = getattr(self, name)
-        whole = isinstance(value, int) and not isinstance(value, bool)
-        self._require(
-            whole and value >= least, name, f"{value!r} is not a whole number of {least} or more", f"give at least {least}"
-        )
-
-    def _require_documents(self) -> None:
-        found = documents_problem(self.document_lengths, self.sequence_length)
-        if found is not None:
-            raise RequestError("document_lengths", *found)
+        require(supported, "runner", f"{self.runner} does not support a Ray cluster", "use ray, or leave the cluster out")
 
     def _require_declared(self) -> None:
         """Check every given value against the bounds in its field's declaration."""
         for item in dataclasses.fields(self):
             declared: RequestField | None = item.metadata.get("request")
             value = getattr(self, item.name)
-            if declared is None or (value is None and item.default is None):
-                continue
-            if declared.choices is not None:
-                self._require_choice(item.name, declared.choices())
-            elif item.type is bool:
-                self._require(isinstance(value, bool), item.name, f"{value!r} is not a boolean", "give true or false")
-            elif declared.above is not None:
-                self._require_positive(item.name, _AMOUNTS.get(declared.unit))
-            elif declared.least is not None and item.type in (int, int | None):
-                self._require_whole(item.name, int(declared.least))
-            elif declared.least is not None and declared.below is None:
-                good = _is_number(value) and declared.least <= value < math.inf
-                which = f"a number of {declared.least:g} or more"
-                self._require(good, item.name, f"{value!r} is not {which}", f"give {which}")
-
-    def _require_positive(self, name: str, what: str | None) -> None:
-        value = getattr(self, name)
-        remedy = "give a positive number" if what is None else f"give {what} above 0"
-        good = _is_number(value) and value > 0 and (what is not None or value < math.inf)
-        self._require(good, name, f"{value!r} is not a positive number", remedy)
+            if declared is not None and (value is not None or item.default is not None):
+                require_declared(item.name, declared, item.type, value)
 
     def _require_environments(self) -> None:
-        given = self.environment_settings
-        texts = isinstance(given, tuple) and all(isinstance(text, str) and text.strip() for text in given)
-        wrong = (ENVIRONMENT_SETTINGS, f"{given!r} is not a list of settings", "list texts such as NCCL_PROTO=Simple")
-        self._require(texts, *wrong)
-        if not given:
+        count = environment_count(self.environment_settings)
+        if not count:
             return
-        count = MOST_SETTINGS if given == (STANDARD,) else len(given)
-        many = f"{count} settings are more than {MOST_SETTINGS}, and each needs new processes"
-        self._require(count <= MOST_SETTINGS, ENVIRONMENT_SETTINGS, many, f"keep {MOST_SETTINGS} of them")
         left = f"{count} settings leave none of {self.trials} trials for the search"
-        self._require(count < self.trials, ENVIRONMENT_SETTINGS, left, "raise trials, or give fewer settings")
+        require(count < self.trials, ENVIRONMENT_SETTINGS, left, "raise trials, or give fewer settings")
         memory = "no variable changes what a rank allocates, which is the objective"
-        self._require(self.objective is not Objective.MEMORY, ENVIRONMENT_SETTINGS, memory, "leave them out")
-        if given != (STANDARD,):
-            self._require_settings(given)
-
-    def _require_settings(self, given: tuple[str, ...]) -> None:
-        try:
-            spelled = [environment_text(text) for text in given]
-        except KnobValueError as error:
-            raise RequestError(ENVIRONMENT_SETTINGS, error.problem, error.remedy) from None
-        twice = next((text for text in spelled if spelled.count(text) > 1), None)
-        self._require(twice is None, ENVIRONMENT_SETTINGS, f"{twice} is given twice", "leave one of them out")
+        require(self.objective is not Objective.MEMORY, ENVIRONMENT_SETTINGS, memory, "leave them out")
+        require_settings(self.environment_settings)
 
     def _require_fidelity(self) -> None:
-        for item in dataclasses.fields(Fidelity):
-            value = getattr(self.fidelity, item.name)
-            if isinstance(item.default, bool):
-                good = isinstance(value, bool)
-            elif item.name in ("most_micro_batches", "most_layers"):
-                good = value is None or (_is_number(value) and isinstance(value, int) and value > FEWEST)
-            else:
-                whole = not isinstance(item.default, int) or isinstance(value, int)
-                good = _is_number(value) and whole and value > 0
-            option = " (--trial-seconds)" if item.name == "max_seconds" else ""
-            self._require(
-                good,
-                f"fidelity.{item.name}",
-                f"{value!r} is out of range",
-                f"give a value such as {item.default or 2 * FEWEST}{option}",
-            )
+        require_fidelity(self.fidelity)
         extrapolates = self.fidelity.most_layers is not None and self.objective is not Objective.THROUGHPUT
         problem = f"extrapolates memory, which the objective {self.objective} ranks by"
-        self._require(not extrapolates, "fidelity.most_layers", problem, "leave it out, or use the objective throughput")
+        require(not extrapolates, "fidelity.most_layers", problem, "leave it out, or use the objective throughput")
 
     def _require_shapes(self) -> None:
         for name in ("tune_on", "answer_for"):
             if getattr(self, name) is not None:
                 parse_shape(name, getattr(self, name))
         missing = self.tune_on is not None and self.answer_for is None
-        self._require(
-            not missing, "answer_for", "is missing", "say what the answer is for (--answer-for 64x8), or leave out tune_on"
-        )
+        require(not missing, "answer_for", "is missing", "say what the answer is for (--answer-for 64x8), or leave out tune_on")
         twice = self.tune_on is not None and self.ranks is not None
-        self._require(not twice, "ranks", "is already given by tune_on", "leave one of them out")
-
-    def _require_choice(self, name: str, choices: tuple[str, ...]) -> None:
-        value = getattr(self, name)
-        self._require(value in choices, name, f"{value!r} is not known", f"use one of {', '.join(choices)}")
+        require(not twice, "ranks", "is already given by tune_on", "leave one of them out")
 
     def _require_prediction(self, *names: str) -> None:
         for name in names:
@@ -704,14 +634,7 @@ class JobRequest:
                 problem = "compares with one best configuration, but the objective pareto has a front"
                 raise RequestError(name, problem, "leave it out, or use the objective throughput or memory")
 
-    @staticmethod
-    def _require(holds: bool, name: str, problem: str, remedy: str) -> None:
-        if not holds:
-            raise RequestError(name, problem, remedy)
 
-
-_AMOUNTS = {"SECONDS": "seconds", "HOURS": "hours", "SHARE": "a share"}
-"""Unit of a field -> its name in remedies."""
 FIELDS: tuple[str, ...] = tuple(item.name for item in dataclasses.fields(JobRequest) if not item.name.startswith("resolved_"))
 """The names of the fields that users can set, in display order."""
 
@@ -729,82 +652,3 @@ def plain_type(kind: Any) -> type[Any]:
     if get_origin(kind) in (Union, types.UnionType):
         kind = next(one for one in get_args(kind) if one is not type(None))
     return str if isinstance(kind, type) and issubclass(kind, StrEnum) else kind
-
-
-def request_from_fields(fields: Mapping[str, Any]) -> JobRequest:
-    """Return a request from plain values by present field names, as in a file or an HTTP body.
-
-    Raises:
-        RequestError: a field is unknown (the message names the closest), has a value of the wrong type, or `model` is missing.
-        ModelFormatError: a field of `command` is invalid.
-        FailureTableError: a row of `failures` is invalid.
-    """
-    for name in fields:
-        if name not in FIELDS:
-            raise RequestError(name, "is not a field of a request", nearest_field(name))
-    fields = with_failures(with_command(fields))
-    for name in (ENVIRONMENT_SETTINGS, "tags"):
-        if isinstance(fields.get(name), str):  # a single string, which tuple() would split into letters
-            fields = {**fields, name: (fields[name],)}
-    fidelity = fields.get("fidelity", {})
-    known = [item.name for item in dataclasses.fields(Fidelity)]
-    if not isinstance(fidelity, Mapping) or not set(fidelity) <= set(known):
-        raise RequestError("fidelity", f"{fidelity!r} is not known", f"give a table of some of {', '.join(known)}")
-    if fields.get("objective") in SERIES:
-        problem = f"{fields['objective']} is a series of jobs of several sizes, not one job"
-        raise RequestError("objective", problem, "run it with `autotune sweep` or `autotune.tune_series`")
-    if fields.get("objective", Objective.THROUGHPUT) not in list(Objective):
-        raise RequestError("objective", f"{fields['objective']!r} is not known", f"use one of {', '.join(Objective)}")
-    if fields.get("ray_address") is not None:
-        fields = {"cluster": "ray", **fields}
-    if "model" not in fields:
-        raise RequestError("model", "is missing", "give a preset, a config.json or module:factory, or a command")
-    try:
-        return from_plain(JobRequest, fields)
-    except (TypeError, ValueError, AttributeError) as error:
-        if isinstance(error, RequestError | SearchSpaceError):
-            raise
-        raise RequestError("request", str(error), "give each field a value of its type") from error
-
-
-def request_from_row(row: Mapping[str, Any]) -> JobRequest:
-    """Return the request in a job's row or a best-config file, by present or old names.
-
-    Raises:
-        JobNotResumableError: this version cannot read it.
-    """
-    try:
-        return from_plain(JobRequest, with_present_names(row))
-    except (TypeError, ValueError, AttributeError, LookupError) as error:
-        problem = f"its request cannot be read by this version ({error})"
-        raise JobNotResumableError("job", problem, "resume it with the version that opened it") from error
-
-
-def request_of(job: JobRecord) -> JobRequest:
-    """Return the request of a job.
-
-    Raises:
-        JobNotResumableError: its row is damaged, or this version cannot read it.
-    """
-    if job.damage:
-        problem = f"{job.id} is damaged ({job.damage})"
-        raise JobNotResumableError("job", problem, "see `autotune db check`, and restore it from a backup")
-    return request_from_row(job.request)
-
-
-def request_to_row(request: JobRequest) -> dict[str, Any]:
-    """Return the request as plain data for a job's row."""
-    plain: dict[str, Any] = to_plain(request)
-    return plain
-
-
-def nearest_field(name: str) -> str:
-    """The remedy for an unknown field."""
-    if name in OLD_OPTION_NAMES:
-        return f"did you mean {OLD_OPTION_NAMES[name]}?"
-    matches = difflib.get_close_matches(name, FIELDS, n=1)
-    return f"did you mean {matches[0]}?" if matches else f"the fields are {', '.join(FIELDS)}"
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

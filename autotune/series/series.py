@@ -11,7 +11,8 @@ from enum import StrEnum
 from typing import Any, Protocol
 
 from autotune.errors import DoesNotFitError, NothingFeasibleError, RequestError
-from autotune.request.request import Objective, request_from_fields
+from autotune.request.request import Objective
+from autotune.request.rows import request_from_fields
 from autotune.session.resolve import prepare
 from autotune.session.session import Session
 from autotune.tuning import TuneResult

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 
 from autotune.errors import RequestError
-from autotune.request.request import ENVIRONMENT_SETTINGS, JobRequest
+from autotune.request.checks import ENVIRONMENT_SETTINGS
+from autotune.request.request import JobRequest
 from search_spaces.environment import (
     ENVIRONMENT,
     STANDARD,

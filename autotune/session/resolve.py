@@ -12,7 +12,8 @@ from autotune.objective.intervals import CPU_SPREAD, Spread
 from autotune.objective.ranking import Ranking
 from autotune.prediction.planning.question_space import layouts_of
 from autotune.request.engines import capability_of, require_usable
-from autotune.request.request import JobRequest, request_of
+from autotune.request.request import JobRequest
+from autotune.request.rows import request_of
 from autotune.request.script_capability import require_carried, require_script
 from autotune.request.strategy_names import PREDICTING
 from autotune.session.baselines import baselines_of

@@ -7,7 +7,7 @@ from typing import Any
 
 from autotune.exports import EXPORTERS
 from autotune.exports.launch import FILE_FORMATS
-from autotune.request.request import request_to_row
+from autotune.request.rows import request_to_row
 from autotune.request.script_capability import is_trainer
 from autotune.session.placement import launch_of
 from autotune.session.session import Session

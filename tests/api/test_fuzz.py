@@ -24,7 +24,7 @@ import pytest
 from api.app import create_app
 from api.settings import Settings
 from api.submission import JobSubmission, session_of_submission
-from autotune.request.request import request_to_row
+from autotune.request.rows import request_to_row
 from autotune.session.resolve import session_of
 from search_spaces.outcome import JobState
 from storage.records import Ask, Submission

@@ -5,7 +5,8 @@ from typing import Any
 
 import table
 
-from autotune.request.request import JobRequest, request_from_fields, request_to_row
+from autotune.request.request import JobRequest
+from autotune.request.rows import request_from_fields, request_to_row
 from autotune.session.placement import launch_of
 from autotune.session.resolve import resolve
 from autotune.session.session import Session

@@ -7,7 +7,7 @@ from typing import Any
 import table
 
 from autotune.loop.loop import run_job
-from autotune.request.request import request_to_row
+from autotune.request.rows import request_to_row
 from autotune.session.resolve import session_of
 from storage.sql import open_store
 

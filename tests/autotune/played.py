@@ -6,7 +6,7 @@ import table
 
 from autotune.loop.loop import run_job
 from autotune.outcome.job_snapshot import JobSnapshot, read_snapshot
-from autotune.request.request import request_to_row
+from autotune.request.rows import request_to_row
 from autotune.session.session import Session
 from executor.runners.replay import ReplayRunner
 from search_spaces.outcome import Purpose

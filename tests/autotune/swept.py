@@ -6,7 +6,7 @@ from typing import Any
 import table
 
 from autotune.loop.loop import run_job
-from autotune.request.request import request_to_row
+from autotune.request.rows import request_to_row
 from search_spaces.outcome import Outcome
 from search_spaces.trial import TrialResult
 from search_spaces.trial_config import TrialConfig

@@ -19,7 +19,7 @@ from autotune.outcome.drift import Reading, drift_in
 from autotune.outcome.job_snapshot import JobSnapshot, read_snapshot
 from autotune.outcome.standings import standings_of
 from autotune.outcome.verdict import decide
-from autotune.request.request import request_to_row
+from autotune.request.rows import request_to_row
 from autotune.session.resolve import GPU_SPREAD
 from autotune.session.session import Session
 from autotune.strategies.strategy import known_hashes

@@ -20,7 +20,7 @@ from autotune.loop.stopping import stop_of, time_is_up
 from autotune.outcome.best_config import build_best_config
 from autotune.outcome.environment_findings import environment_line
 from autotune.outcome.job_snapshot import read_snapshot
-from autotune.request.request import request_from_fields, request_to_row
+from autotune.request.rows import request_from_fields, request_to_row
 from autotune.session.resolve import session_of
 from autotune.session.session import Session
 from executor.runners.replay import ReplayRunner

@@ -12,7 +12,7 @@ from autotune.cli.lint import _read as read_linted
 from autotune.exports.best_config_file import read_best_config
 from autotune.imports.read import read_imported
 from autotune.request.config_file import read_config_file
-from autotune.request.request import request_from_fields
+from autotune.request.rows import request_from_fields
 from autotune.session.baselines import read_baseline
 from search_spaces.clusters.presets import read_cluster_file, resolve_cluster
 from search_spaces.file_kinds import kind_of_file

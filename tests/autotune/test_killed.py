@@ -13,7 +13,7 @@ import table
 
 from autotune.loop.loop import run_job
 from autotune.outcome.job_snapshot import JobSnapshot, read_snapshot
-from autotune.request.request import request_to_row
+from autotune.request.rows import request_to_row
 from search_spaces.outcome import JobState, Purpose
 from storage.sql import open_store
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import exported
 
-from autotune.request.request import request_from_row, request_to_row
+from autotune.request.rows import request_from_row, request_to_row
 from autotune.session.placement import launch_of
 from autotune.session.trial_requests import trial_request
 from search_spaces.trial_config import TrialConfig

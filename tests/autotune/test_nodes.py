@@ -12,7 +12,7 @@ from autotune.loop.listener import LoopListener
 from autotune.loop.loop import run_job
 from autotune.loop.nodes import STRIKES
 from autotune.outcome.job_snapshot import JobSnapshot, read_snapshot
-from autotune.request.request import request_to_row
+from autotune.request.rows import request_to_row
 from search_spaces.failure import FailureRow
 from search_spaces.outcome import JobState, Outcome
 from search_spaces.trial import NodeEvent, TrialResult

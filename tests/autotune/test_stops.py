@@ -10,7 +10,7 @@ from autotune.loop.listener import LoopListener
 from autotune.loop.loop import run_job
 from autotune.loop.stop import StopSignal
 from autotune.outcome.job_snapshot import JobSnapshot, read_snapshot
-from autotune.request.request import request_to_row
+from autotune.request.rows import request_to_row
 from executor.runners.replay import ReplayRunner
 from search_spaces.outcome import JobState
 from search_spaces.trial import TrialRequest

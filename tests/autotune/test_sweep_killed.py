@@ -13,7 +13,7 @@ from ranks import ranks_are_gone
 
 from autotune.loop.loop import run_job
 from autotune.outcome.job_snapshot import JobSnapshot, read_snapshot
-from autotune.request.request import request_to_row
+from autotune.request.rows import request_to_row
 from autotune.session.resolve import session_of
 from search_spaces.outcome import JobState, Purpose
 from storage.records import AttemptRecord

@@ -11,7 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from autotune.loop.loop import run_job
-from autotune.request.request import JobRequest, request_to_row
+from autotune.request.request import JobRequest
+from autotune.request.rows import request_to_row
 from autotune.session.resolve import prepare, session_of
 from autotune.session.session import Session
 from executor.runners.ray import RayRunner

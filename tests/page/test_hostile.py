@@ -7,7 +7,7 @@ from playwright.sync_api import Page, expect
 
 from api.settings import Settings
 from api.submission import JobSubmission, session_of_submission
-from autotune.request.request import request_from_fields, request_to_row
+from autotune.request.rows import request_from_fields, request_to_row
 from autotune.session.resolve import resolve
 from search_spaces.outcome import JobState, Outcome, Purpose
 from search_spaces.trial import Interval, LogLines, Progress, RankMeasurement, TrialResult

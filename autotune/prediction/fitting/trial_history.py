@@ -11,7 +11,8 @@ from autotune.errors import AutotuneError
 from autotune.prediction.cases.config_cases import cases_of
 from autotune.prediction.equations.cases import Array, Cases
 from autotune.request.earlier_trial import EarlierTrial
-from autotune.request.request import JobRequest, request_from_row
+from autotune.request.request import JobRequest
+from autotune.request.rows import request_from_row
 from search_spaces.clusters.cluster import ClusterSpec
 from search_spaces.errors import SearchSpaceError
 from search_spaces.models.model import ModelSpec

@@ -9,7 +9,8 @@ from called import Command
 
 from autotune.cli import cluster as module
 from autotune.prediction.planning.calibrated import fingerprint
-from autotune.request.request import JobRequest, request_to_row
+from autotune.request.request import JobRequest
+from autotune.request.rows import request_to_row
 from executor.errors import RunnerError
 from executor.runners.ray.describe import RayNode, cluster_of, nodes_of
 from search_spaces.clusters.microbenchmark import SINGLE_RANK, GroupShape, Measured, MicrobenchmarkResult, Operation

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from called import Command
 
-from autotune.request.request import request_from_fields
+from autotune.request.rows import request_from_fields
 from autotune.session.resolve import prepare
 from autotune.session.runners import make_runner
 from executor.runners.runner import Runner

@@ -8,7 +8,7 @@ import table
 from called import Command
 
 from autotune.loop.loop import run_job
-from autotune.request.request import request_to_row
+from autotune.request.rows import request_to_row
 from search_spaces.outcome import Outcome
 from storage.sql import open_store
 

@@ -15,7 +15,7 @@ from autotune.exports.best_config_file import best_config_text
 from autotune.loop.loop import run_job
 from autotune.outcome.best_config import build_best_config
 from autotune.outcome.job_snapshot import read_snapshot
-from autotune.request.request import request_from_fields, request_to_row
+from autotune.request.rows import request_from_fields, request_to_row
 from autotune.session.resolve import prepare, resolve
 from autotune.session.session import Session
 from storage.sql import open_store

@@ -93,7 +93,7 @@ def test_while_ranks_are_started_no_job_is_opened(folder: Path, command: Command
 
 
 def test_a_resumed_job_says_how_to_go_on_also_then(folder: Path, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    from autotune.request.request import request_to_row
+    from autotune.request.rows import request_to_row
 
     with open_store(str(folder / "jobs.db")) as store:
         job = store.create_job(request_to_row(table.session(folder).request))

@@ -22,7 +22,7 @@ from autotune.cli.backend import JobBackend
 from autotune.cli.open_backend import open_backend
 from autotune.cli.watch import Watch
 from autotune.loop.loop import run_job
-from autotune.request.request import request_to_row
+from autotune.request.rows import request_to_row
 from autotune.session.resolve import session_of
 from executor.runners.runner import Runner
 from search_spaces.outcome import JobState, Outcome, Purpose

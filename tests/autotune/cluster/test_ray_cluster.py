@@ -7,7 +7,8 @@ import pytest
 from autotune.cluster.machine import require_here
 from autotune.cluster.ray_cluster import address_of, asked_cluster, named_address, require_devices, run_by, with_address
 from autotune.errors import RequestError
-from autotune.request.request import JobRequest, request_from_fields
+from autotune.request.request import JobRequest
+from autotune.request.rows import request_from_fields
 from search_spaces.clusters.cluster import ClusterSpec, NodeGroup, mixed_cluster
 from search_spaces.clusters.presets import device_preset, resolve_cluster
 

@@ -16,7 +16,7 @@ import pytest
 
 from autotune.errors import ExportRefusedError
 from autotune.exports import exporter
-from autotune.request.request import request_from_fields
+from autotune.request.rows import request_from_fields
 from autotune.session.resolve import resolve
 from tests.ports import free_port
 

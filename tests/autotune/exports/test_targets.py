@@ -20,7 +20,7 @@ import table
 from autotune.exports import exporter
 from autotune.exports.optuna_study import write_study
 from autotune.loop.loop import run_job
-from autotune.request.request import request_to_row
+from autotune.request.rows import request_to_row
 from search_spaces.trial_config import TrialConfig
 from storage.store import Store
 

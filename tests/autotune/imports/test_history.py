@@ -13,7 +13,7 @@ from autotune.errors import RequestError
 from autotune.exports.optuna_study import write_study
 from autotune.imports.history import read_history
 from autotune.loop.loop import run_job
-from autotune.request.request import request_from_row, request_to_row
+from autotune.request.rows import request_from_row, request_to_row
 from autotune.session.history import admit
 from autotune.session.session import Session
 from search_spaces.outcome import Outcome

@@ -22,7 +22,7 @@ from autotune.loop.worker import Worker
 from autotune.loop.worker_heartbeat import WorkerHeartbeat
 from autotune.ops.logs import JsonLines
 from autotune.ops.telemetry import traces
-from autotune.request.request import request_to_row
+from autotune.request.rows import request_to_row
 from executor.errors import RunnerError
 from executor.runners.runner import Runner
 from search_spaces.outcome import JobState

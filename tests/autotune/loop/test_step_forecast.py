@@ -12,7 +12,7 @@ from autotune.objective.ranking import rate
 from autotune.outcome.job_snapshot import read_snapshot
 from autotune.prediction.planning.estimate import estimates
 from autotune.prediction.planning.question import question_of
-from autotune.request.request import request_to_row
+from autotune.request.rows import request_to_row
 from autotune.session.session import Session
 from search_spaces.models.model import ModelSpec
 from search_spaces.outcome import Purpose

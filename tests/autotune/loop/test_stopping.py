@@ -10,7 +10,8 @@ import table
 from autotune.errors import RequestError
 from autotune.loop.loop import run_job
 from autotune.outcome.job_snapshot import read_snapshot
-from autotune.request.request import JobRequest, Objective, request_to_row
+from autotune.request.request import JobRequest, Objective
+from autotune.request.rows import request_to_row
 from search_spaces.outcome import JobState, Outcome
 from search_spaces.trial import TrialResult
 from search_spaces.trial_config import TrialConfig

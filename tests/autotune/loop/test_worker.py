@@ -11,7 +11,7 @@ import table
 from autotune.errors import RequestError
 from autotune.loop.stop import StopSignal
 from autotune.loop.worker import Worker
-from autotune.request.request import request_to_row
+from autotune.request.rows import request_to_row
 from autotune.session.session import Session
 from executor.errors import RunnerError
 from executor.runners.replay import ReplayRunner

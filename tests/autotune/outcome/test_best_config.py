@@ -15,7 +15,7 @@ from autotune.exports.best_config_file import SCHEMA_PATH, best_config_text, rea
 from autotune.loop.loop import run_job
 from autotune.outcome.best_config import build_best_config
 from autotune.outcome.job_snapshot import JobSnapshot, read_snapshot
-from autotune.request.request import request_to_row
+from autotune.request.rows import request_to_row
 from autotune.session.placement import launch_of
 from autotune.session.resolve import prepare
 from autotune.session.session import Session

@@ -18,7 +18,7 @@ from autotune.outcome.best_config import build_best_config
 from autotune.outcome.job_snapshot import JobSnapshot, read_snapshot
 from autotune.outcome.standings import standings_of
 from autotune.outcome.verdict import Verdict, answer_document, decide
-from autotune.request.request import request_to_row
+from autotune.request.rows import request_to_row
 from autotune.session.session import Session
 from executor.runners.replay import ReplayRunner
 from search_spaces.outcome import JobState, Purpose

@@ -16,7 +16,7 @@ from autotune.outcome.best_config import build_best_config
 from autotune.outcome.job_snapshot import read_snapshot
 from autotune.outcome.verification import target_session, translate, verified, verify
 from autotune.request.engines import capability_of
-from autotune.request.request import request_to_row
+from autotune.request.rows import request_to_row
 from autotune.session.trial_requests import trial_request
 from search_spaces.models.command import CommandModel
 from search_spaces.outcome import Outcome

@@ -17,7 +17,7 @@ from autotune.prediction.planning.estimate import estimates
 from autotune.prediction.planning.plan import PlanOptions, plan
 from autotune.prediction.planning.question import Question, cluster_of, model_of, question_of
 from autotune.prediction.planning.scan import Bounds
-from autotune.request.request import request_from_fields, request_to_row
+from autotune.request.rows import request_from_fields, request_to_row
 from autotune.session.resolve import resolve, with_prior
 from autotune.session.session import Session
 from search_spaces.outcome import JobState, Outcome, Purpose

@@ -22,7 +22,8 @@ from autotune.outcome.best_config import build_best_config
 from autotune.outcome.job_snapshot import read_snapshot
 from autotune.request.config_file import read_config_file
 from autotune.request.field_names import OLD_NAMES, OLD_OPTION_NAMES, OLD_OPTIONS, option_name
-from autotune.request.request import FIELDS, JobRequest, request_from_fields, request_from_row, request_to_row
+from autotune.request.request import FIELDS, JobRequest
+from autotune.request.rows import request_from_fields, request_from_row, request_to_row
 from autotune.tuning import resume_job
 from search_spaces.models.command import CommandModel
 from storage.store import Store

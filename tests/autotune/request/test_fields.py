@@ -1,5 +1,8 @@
 """A field of a request is declared once: every entry point has it from there."""
 
+from pathlib import Path
+
+import pytest
 import typer
 
 from api.choices import choices
@@ -8,15 +11,16 @@ from api.submission import JobSubmission
 from autotune.cli.request_app import request_app
 from autotune.client import SubmissionFields
 from autotune.request.field_names import option_name
+from autotune.request.generated import FILES
 from autotune.request.request import declared_fields
-from autotune.request.submission_types import FILE, submission_types
 
 BEYOND = {"priority"}
 """Fields of a submission that no request has."""
 
 
-def test_the_types_for_clients_are_up_to_date() -> None:
-    assert FILE.read_text(encoding="utf-8") == submission_types(), "run python -m autotune.request.submission_types"
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
+def test_generated_files_are_up_to_date(file: Path) -> None:
+    assert file.read_text(encoding="utf-8") == FILES[file](), "run python -m autotune.request.generated"
 
 
 def test_the_service_and_its_client_take_the_same_fields() -> None:

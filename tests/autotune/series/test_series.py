@@ -12,7 +12,7 @@ import table
 import autotune
 from autotune import tuning
 from autotune.errors import RequestError
-from autotune.request.request import request_from_fields
+from autotune.request.rows import request_from_fields
 from autotune.series.longest import Bracket
 from autotune.series.run import run_series
 from autotune.series.scaling import scaled

@@ -9,7 +9,8 @@ import table
 from autotune.errors import RequestError
 from autotune.loop.stop import StopSignal
 from autotune.loop.worker import Worker
-from autotune.request.request import JobRequest, request_to_row
+from autotune.request.request import JobRequest
+from autotune.request.rows import request_to_row
 from autotune.session.allowed import AllowList
 from search_spaces.models.command import CommandModel
 from search_spaces.models.model import FactoryModel

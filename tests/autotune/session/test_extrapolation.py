@@ -18,7 +18,7 @@ from autotune.objective.ranking import rate
 from autotune.outcome.best_config import build_best_config
 from autotune.prediction.planning.estimate import estimates
 from autotune.prediction.planning.question import Question
-from autotune.request.request import request_from_row, request_to_row
+from autotune.request.rows import request_from_row, request_to_row
 from autotune.session.extrapolation import Extrapolation
 from autotune.session.resolve import prepare
 from autotune.session.session import Session

@@ -9,7 +9,7 @@ from autotune.prediction.equations.rates import rates_for
 from autotune.prediction.planning.calibrated import asked_here, calibrated, fingerprint
 from autotune.prediction.planning.estimate import estimates
 from autotune.prediction.planning.question import Question, cluster_of, model_of, question_of
-from autotune.request.request import request_from_fields
+from autotune.request.rows import request_from_fields
 from autotune.session.calibrate import CalibrationRequest, prepare_calibration
 from autotune.session.quick_calibration import SWITCH, calibrate_for, calibrate_quickly, may_calibrate
 from autotune.session.resolve import resolve

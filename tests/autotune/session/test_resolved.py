@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from autotune.errors import AutotuneError
-from autotune.request.request import request_from_fields
+from autotune.request.rows import request_from_fields
 from autotune.session import resolved
 from autotune.session.resolve import resolve
 from autotune.session.resolved import INDEPENDENT, KEPT, KEPT_SECONDS, Resolver

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from autotune.errors import RequestError
-from autotune.request.request import request_from_fields, request_from_row, request_to_row
+from autotune.request.rows import request_from_fields, request_from_row, request_to_row
 from autotune.session.resolve import prepare, resolve
 from autotune.session.script_files import notes_of
 from autotune.session.session import Session

@@ -10,7 +10,7 @@ import table
 from autotune.errors import DoesNotFitError, NothingFeasibleError, RequestError
 from autotune.request import engines
 from autotune.request.engines import capability_of
-from autotune.request.request import request_from_fields, request_from_row, request_to_row
+from autotune.request.rows import request_from_fields, request_from_row, request_to_row
 from autotune.session.baselines import baselines_of
 from autotune.session.resolve import prepare, session_of
 from autotune.session.session import Session

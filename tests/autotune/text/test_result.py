@@ -10,7 +10,7 @@ from rich.console import Console
 from autotune.loop.loop import run_job
 from autotune.outcome.best_config import build_best_config
 from autotune.outcome.job_snapshot import read_snapshot
-from autotune.request.request import request_from_fields, request_to_row
+from autotune.request.rows import request_from_fields, request_to_row
 from autotune.session.resolve import resolve
 from autotune.text.result import print_result
 from search_spaces.trial import COMPARABLE

@@ -20,7 +20,7 @@ from autotune.explain.explanation.findings import Explanation, KnobFinding, Poin
 from autotune.loop.loop import run_job
 from autotune.prediction.planning.estimate import estimates
 from autotune.prediction.planning.question import Question
-from autotune.request.request import request_to_row
+from autotune.request.rows import request_to_row
 from autotune.session.session import Session
 from autotune.text.explain_markdown import markdown_of
 from search_spaces.models.model import FactoryModel, ModelSpec

@@ -17,7 +17,7 @@ from autotune.explain.figures.palette import DARK, LIGHT, OUTCOMES
 from autotune.explain.figures.pipeline_schedule import durations_of, place
 from autotune.explain.figures.predicted_measured import concordance
 from autotune.explain.figures.source import Source
-from autotune.request.request import request_to_row
+from autotune.request.rows import request_to_row
 from autotune.wire.figures import Figure
 from executor.parallel.schedule import actions_of
 from search_spaces.errors import UnknownNameError

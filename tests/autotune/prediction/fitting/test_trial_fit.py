@@ -14,7 +14,7 @@ from autotune.prediction.equations.step import predict
 from autotune.prediction.fitting.trial_fit import fit_runs
 from autotune.prediction.fitting.trial_history import trial_history
 from autotune.prediction.planning.calibrated import calibrated
-from autotune.request.request import request_from_fields, request_to_row
+from autotune.request.rows import request_from_fields, request_to_row
 from autotune.session.resolve import resolve
 from search_spaces.clusters.cluster import ClusterSpec
 from search_spaces.clusters.presets import local_cluster, resolve_cluster

@@ -6,7 +6,7 @@ import table
 
 from autotune.loop.loop import run_job
 from autotune.outcome.job_snapshot import read_snapshot
-from autotune.request.request import request_to_row
+from autotune.request.rows import request_to_row
 from autotune.session.resolve import session_of
 from search_spaces.outcome import Purpose
 from storage.sql import open_store

@@ -1,0 +1,102 @@
+"""Checks of single fields of a request. Each raises RequestError with the field, the problem and the remedy."""
+
+import dataclasses
+import math
+from typing import Any
+
+from autotune.errors import RequestError
+from autotune.request.field import RequestField
+from search_spaces.environment import MOST_SETTINGS, STANDARD, environment_text
+from search_spaces.errors import KnobValueError
+from search_spaces.training.fewer import FEWEST
+from search_spaces.trial import Fidelity
+
+ENVIRONMENT_SETTINGS = "environment_settings"
+_AMOUNTS = {"SECONDS": "seconds", "HOURS": "hours", "SHARE": "a share"}
+"""Unit of a field -> its name in remedies."""
+
+
+def require(holds: bool, name: str, problem: str, remedy: str) -> None:
+    """Raise a RequestError unless the condition holds."""
+    if not holds:
+        raise RequestError(name, problem, remedy)
+
+
+def require_text(name: str, value: object) -> None:
+    """Refuse anything but text that is not empty."""
+    require(isinstance(value, str) and bool(value), name, f"{value!r} is not a name", "give a name or a path")
+
+
+def require_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
+    """Refuse a value that is not one of the choices."""
+    require(value in choices, name, f"{value!r} is not known", f"use one of {', '.join(choices)}")
+
+
+def require_declared(name: str, declared: RequestField, kind: Any, value: Any) -> None:
+    """Check a given value against the bounds in its field's declaration. `kind`: the field's type."""
+    if declared.choices is not None:
+        require_choice(name, value, declared.choices())
+    elif kind is bool:
+        require(isinstance(value, bool), name, f"{value!r} is not a boolean", "give true or false")
+    elif declared.above is not None:
+        _require_positive(name, value, _AMOUNTS.get(declared.unit))
+    elif declared.least is not None and kind in (int, int | None):
+        _require_whole(name, value, int(declared.least))
+    elif declared.least is not None and declared.below is None:
+        good = is_number(value) and declared.least <= value < math.inf
+        which = f"a number of {declared.least:g} or more"
+        require(good, name, f"{value!r} is not {which}", f"give {which}")
+
+
+def _require_whole(name: str, value: object, least: int) -> None:
+    whole = isinstance(value, int) and not isinstance(value, bool) and value >= least
+    require(whole, name, f"{value!r} is not a whole number of {least} or more", f"give at least {least}")
+
+
+def _require_positive(name: str, value: Any, what: str | None) -> None:
+    remedy = "give a positive number" if what is None else f"give {what} above 0"
+    good = is_number(value) and value > 0 and (what is not None or value < math.inf)
+    require(good, name, f"{value!r} is not a positive number", remedy)
+
+
+def environment_count(given: Any) -> int:
+    """The number of environment settings, which must be texts and at most `MOST_SETTINGS`."""
+    texts = isinstance(given, tuple) and all(isinstance(text, str) and text.strip() for text in given)
+    require(texts, ENVIRONMENT_SETTINGS, f"{given!r} is not a list of settings", "list texts such as NCCL_PROTO=Simple")
+    count = MOST_SETTINGS if given == (STANDARD,) else len(given)
+    many = f"{count} settings are more than {MOST_SETTINGS}, and each needs new processes"
+    require(count <= MOST_SETTINGS, ENVIRONMENT_SETTINGS, many, f"keep {MOST_SETTINGS} of them")
+    return count
+
+
+def require_settings(given: tuple[str, ...]) -> None:
+    """Refuse environment settings that cannot be read, or that are given twice."""
+    if given == (STANDARD,):
+        return
+    try:
+        spelled = [environment_text(text) for text in given]
+    except KnobValueError as error:
+        raise RequestError(ENVIRONMENT_SETTINGS, error.problem, error.remedy) from None
+    twice = next((text for text in spelled if spelled.count(text) > 1), None)
+    require(twice is None, ENVIRONMENT_SETTINGS, f"{twice} is given twice", "leave one of them out")
+
+
+def require_fidelity(fidelity: Fidelity) -> None:
+    """Refuse a fidelity with a value that is out of range."""
+    for item in dataclasses.fields(Fidelity):
+        value = getattr(fidelity, item.name)
+        if isinstance(item.default, bool):
+            good = isinstance(value, bool)
+        elif item.name in ("most_micro_batches", "most_layers"):
+            good = value is None or (is_number(value) and isinstance(value, int) and value > FEWEST)
+        else:
+            whole = not isinstance(item.default, int) or isinstance(value, int)
+            good = is_number(value) and whole and value > 0
+        option = " (--trial-seconds)" if item.name == "max_seconds" else ""
+        remedy = f"give a value such as {item.default or 2 * FEWEST}{option}"
+        require(good, f"fidelity.{item.name}", f"{value!r} is out of range", remedy)
+
+
+def is_number(value: object) -> bool:
+    """Whether it is an int or a float, and no bool."""
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,0 +1,95 @@
+"""Requests from and to plain data: fields of a file or an HTTP body, a job's row, a best-config file."""
+
+import dataclasses
+import difflib
+from collections.abc import Mapping
+from typing import Any
+
+from autotune.errors import JobNotResumableError, RequestError
+from autotune.request.checks import ENVIRONMENT_SETTINGS
+from autotune.request.command_field import with_command
+from autotune.request.failures_field import with_failures
+from autotune.request.field_names import OLD_OPTION_NAMES, with_present_names
+from autotune.request.request import FIELDS, JobRequest, Objective
+from search_spaces.errors import SearchSpaceError
+from search_spaces.plain import from_plain, to_plain
+from search_spaces.trial import Fidelity
+from storage.records import JobRecord
+
+SERIES = ("cost", "devices", "sequence", "scale")
+"""Objectives of `autotune.series.series`, not of a single job."""
+
+
+def request_from_fields(fields: Mapping[str, Any]) -> JobRequest:
+    """Return a request from plain values by present field names, as in a file or an HTTP body.
+
+    Raises:
+        RequestError: a field is unknown (the message names the closest), has a value of the wrong type, or `model` is missing.
+        ModelFormatError: a field of `command` is invalid.
+        FailureTableError: a row of `failures` is invalid.
+    """
+    for name in fields:
+        if name not in FIELDS:
+            raise RequestError(name, "is not a field of a request", nearest_field(name))
+    fields = with_failures(with_command(fields))
+    for name in (ENVIRONMENT_SETTINGS, "tags"):
+        if isinstance(fields.get(name), str):  # a single string, which tuple() would split into letters
+            fields = {**fields, name: (fields[name],)}
+    fidelity = fields.get("fidelity", {})
+    known = [item.name for item in dataclasses.fields(Fidelity)]
+    if not isinstance(fidelity, Mapping) or not set(fidelity) <= set(known):
+        raise RequestError("fidelity", f"{fidelity!r} is not known", f"give a table of some of {', '.join(known)}")
+    if fields.get("objective") in SERIES:
+        problem = f"{fields['objective']} is a series of jobs of several sizes, not one job"
+        raise RequestError("objective", problem, "run it with `autotune sweep` or `autotune.tune_series`")
+    if fields.get("objective", Objective.THROUGHPUT) not in list(Objective):
+        raise RequestError("objective", f"{fields['objective']!r} is not known", f"use one of {', '.join(Objective)}")
+    if fields.get("ray_address") is not None:
+        fields = {"cluster": "ray", **fields}
+    if "model" not in fields:
+        raise RequestError("model", "is missing", "give a preset, a config.json or module:factory, or a command")
+    try:
+        return from_plain(JobRequest, fields)
+    except (TypeError, ValueError, AttributeError) as error:
+        if isinstance(error, RequestError | SearchSpaceError):
+            raise
+        raise RequestError("request", str(error), "give each field a value of its type") from error
+
+
+def request_from_row(row: Mapping[str, Any]) -> JobRequest:
+    """Return the request in a job's row or a best-config file, by present or old names.
+
+    Raises:
+        JobNotResumableError: this version cannot read it.
+    """
+    try:
+        return from_plain(JobRequest, with_present_names(row))
+    except (TypeError, ValueError, AttributeError, LookupError) as error:
+        problem = f"its request cannot be read by this version ({error})"
+        raise JobNotResumableError("job", problem, "resume it with the version that opened it") from error
+
+
+def request_of(job: JobRecord) -> JobRequest:
+    """Return the request of a job.
+
+    Raises:
+        JobNotResumableError: its row is damaged, or this version cannot read it.
+    """
+    if job.damage:
+        problem = f"{job.id} is damaged ({job.damage})"
+        raise JobNotResumableError("job", problem, "see `autotune db check`, and restore it from a backup")
+    return request_from_row(job.request)
+
+
+def request_to_row(request: JobRequest) -> dict[str, Any]:
+    """Return the request as plain data for a job's row."""
+    plain: dict[str, Any] = to_plain(request)
+    return plain
+
+
+def nearest_field(name: str) -> str:
+    """The remedy for an unknown field."""
+    if name in OLD_OPTION_NAMES:
+        return f"did you mean {OLD_OPTION_NAMES[name]}?"
+    matches = difflib.get_close_matches(name, FIELDS, n=1)
+    return f"did you mean {matches[0]}?" if matches else f"the fields are {', '.join(FIELDS)}"
