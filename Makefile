@@ -17,6 +17,9 @@ OLDEST_VENV ?= .venv-oldest
 OLDEST_BIN := $(OLDEST_VENV)/bin
 OLDEST_STAMP := $(OLDEST_VENV)/.installed
 
+# Compiled modules are kept, wherever that is switched off: the tests start hundreds of processes.
+export PYTHONDONTWRITEBYTECODE :=
+
 LOCKED := --quiet --disable-pip-version-check --require-hashes -r locks/development.txt
 UV ?= uv
 
