@@ -31,7 +31,7 @@ from api.targets import networks
 from api.together import RequestBatcher
 from autotune.ops.telemetry import are_traced
 from autotune.session.resolved import Resolver
-from storage.sql import open_store
+from storage.store import open_store
 
 QUIET = ("/livez", "/readyz", "/metrics")
 JOBS_AT_ONCE = 500

@@ -34,9 +34,9 @@ from search_spaces.knob import Value
 from search_spaces.outcome import JobState, StopReason
 from search_spaces.trial import Interval
 from search_spaces.trial_config import KNOB_NAMES, TrialConfig
+from storage.address import default_database_url
 from storage.records import OVER, Ask, JobRecord, TrialRecord
-from storage.sql import default_database_url, open_store
-from storage.store import Store
+from storage.store import Store, open_store
 
 COLUMNS = (
     "number", "purpose", "repeat", "outcome", "samples_per_second", "samples_per_second_low", "samples_per_second_high",

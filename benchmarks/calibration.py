@@ -30,8 +30,7 @@ from search_spaces.trial import TrialResult
 from search_spaces.trial_config import TrialConfig
 from storage.owners import current_owner
 from storage.records import CalibrationRecord
-from storage.sql import open_store
-from storage.store import Store
+from storage.store import Store, open_store
 
 RANKS = 2
 KNOWN = 4

@@ -33,7 +33,7 @@ from executor.runners.replay import ReplayRunner
 from search_spaces.outcome import Outcome, Purpose
 from search_spaces.trial import Interval, RankMeasurement, TrialResult
 from search_spaces.trial_config import TrialConfig
-from storage.sql import open_store
+from storage.store import open_store
 
 NOISES = (0.02, 0.05, 0.10)
 TRIALS = (3, 6, 12, 30)

@@ -27,7 +27,7 @@ from autotune.strategies.walks import RandomStrategy
 from executor.runners.replay import ReplayRunner
 from search_spaces.outcome import Outcome
 from search_spaces.trial import Interval, TrialResult
-from storage.sql import open_store
+from storage.store import open_store
 
 TRIALS = (4, 8)
 

@@ -35,7 +35,7 @@ from search_spaces.knob import Value
 from search_spaces.outcome import Outcome, Purpose
 from search_spaces.trial_config import TrialConfig
 from storage.records import TrialRecord
-from storage.sql import open_store
+from storage.store import open_store
 
 RANKS = 4
 SPACES = ("3d", "full")

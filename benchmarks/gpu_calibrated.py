@@ -6,7 +6,7 @@ import sys
 from autotune.prediction.planning.calibrated import asked_here
 from benchmarks.gpu_grid import prediction, question_of
 from search_spaces.trial_config import TrialConfig
-from storage.sql import open_store
+from storage.store import open_store
 
 
 def main() -> None:

@@ -20,7 +20,7 @@ from benchmarks.written_page import judge, page_parser
 from executor.runners.local import LocalRunner
 from search_spaces.outcome import Purpose
 from search_spaces.trial import Fidelity
-from storage.sql import open_store
+from storage.store import open_store
 
 RANKS = 2
 SIZES = (3, 6)

@@ -28,7 +28,7 @@ from search_spaces.knob_values import value_text
 from search_spaces.outcome import Outcome
 from search_spaces.trial_config import TrialConfig
 from storage.records import JobRecord, TrialRecord
-from storage.sql import open_store
+from storage.store import open_store
 
 RANKS = 2
 MODELS = {

@@ -20,7 +20,7 @@ from pathlib import Path
 from autotune.evaluation.validation.markdown import table
 from benchmarks.wheel_project import ROOT
 from search_spaces.outcome import Outcome
-from storage.sql import open_store
+from storage.store import open_store
 
 HUNGRY = 'globals().setdefault("kept", []).append(torch.ones(25_000_000))'
 """Allocates 100 MB more at each call."""

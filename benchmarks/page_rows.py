@@ -21,7 +21,7 @@ from search_spaces.trial_config import TrialConfig
 from storage.codec import dump_json
 from storage.owners import current_owner
 from storage.records import AttemptState, EventKind, Lease, Submission
-from storage.sql import open_store
+from storage.store import open_store
 from storage.tables import AttemptRow, EventRow, JobRow, TrialRow
 
 PART = 2000

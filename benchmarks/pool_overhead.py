@@ -22,7 +22,7 @@ from executor.runners.ray import RayRunner
 from search_spaces.outcome import Outcome
 from search_spaces.trial import Fidelity, TrialResult
 from storage.records import TrialRecord
-from storage.sql import open_store
+from storage.store import open_store
 
 GANGS = 2
 INSIDE_BOUND = 0.85

@@ -34,7 +34,7 @@ from benchmarks.service_report import Claim, Report, milliseconds
 from benchmarks.service_rows import add_planned
 from benchmarks.service_traffic import Child, follow, record_results, write_results
 from storage.records import Submission
-from storage.sql import open_store
+from storage.store import open_store
 
 READS, SUBMISSIONS, P99_SECONDS = 2000.0, 500.0, 0.050
 """Required rates of one process, for clients that repeat requests immediately."""

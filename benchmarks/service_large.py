@@ -16,7 +16,7 @@ from benchmarks.service_place import OWNER, Place, rss_bytes, service
 from benchmarks.service_report import Claim, Report, milliseconds
 from benchmarks.service_rows import add_measured
 from storage.records import Submission
-from storage.sql import open_store
+from storage.store import open_store
 
 PAGES = 40
 PAGE_SECONDS = 0.050

@@ -17,7 +17,7 @@ import psutil
 import psycopg
 
 from storage.records import Scope
-from storage.sql import SqlStore, open_store
+from storage.store import Store, open_store
 from tests.storage.postgres import PostgresServer
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -70,7 +70,7 @@ def postgres() -> Iterator[PostgresServer]:
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder, PostgresServer(Path(folder)) as server:
         with psycopg.connect(server.new_database("first"), autocommit=True) as connection:
             connection.execute(f"CREATE ROLE {SERVICE} LOGIN SUPERUSER")
-        SqlStore(server.new_database("migrated")).close()
+        Store(server.new_database("migrated")).close()
         yield server
 
 

@@ -16,7 +16,7 @@ from autotune.session.resolve import session_of
 from benchmarks.service_rows import measured
 from executor.runners.replay import ReplayRunner
 from storage.owners import current_owner
-from storage.sql import open_store
+from storage.store import open_store
 
 TURNS = 20
 

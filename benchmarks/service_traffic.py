@@ -17,8 +17,7 @@ from search_spaces.trial_config import TrialConfig
 from storage.errors import DatabaseUnavailableError
 from storage.owners import current_owner
 from storage.records import JobRecord, Lease
-from storage.sql import open_store
-from storage.store import Store
+from storage.store import Store, open_store
 
 LEASE_SECONDS = 600.0
 MOST_RESULTS = 250

@@ -23,7 +23,7 @@ from search_spaces.knob import Value
 from search_spaces.outcome import Outcome, Purpose
 from search_spaces.trial import Interval, TrialResult
 from search_spaces.trial_config import TrialConfig, stable_hash
-from storage.sql import open_store
+from storage.store import open_store
 
 SHORT = replace(FIDELITY, min_steps=5, max_seconds=1.0)
 """Fidelity of a sweep's trials: half the timed steps of the grid's, with which the winners are measured again."""

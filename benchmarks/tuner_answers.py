@@ -20,7 +20,7 @@ from benchmarks.grid_design import MODEL, WORKLOAD
 from search_spaces.knob import Value
 from search_spaces.outcome import Purpose
 from search_spaces.trial_config import TrialConfig
-from storage.sql import open_store
+from storage.store import open_store
 
 RANKS = 2
 TUNER_LIMIT = 1800

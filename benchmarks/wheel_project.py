@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = ("api", "autotune", "executor", "search_spaces", "storage")
 BUILT_FROM = (*PACKAGES, "tests", "benchmarks", "examples", "docs")
 MODULES = (
-    "api/__init__", "api/routes", "storage/__init__", "storage/rows", "storage/sql", "executor/__init__", "executor/errors",
+    "api/__init__", "api/routes", "storage/__init__", "storage/rows", "storage/store", "executor/__init__", "executor/errors",
 )  # fmt: skip
 REFERENCE = "mymodel:build"
 PARAMETERS = 72
@@ -37,9 +37,9 @@ class Net(torch.nn.Module):
 
     def forward(self, x):
         import executor.errors      # lazily, with a name that ours has too
-        from storage import sql     # lazily, a sub-module of a package that is loaded already
+        from storage import store   # lazily, a sub-module of a package that is loaded already
 
-        theirs(api, executor, executor.errors, storage.rows, sql)
+        theirs(api, executor, executor.errors, storage.rows, store)
         (Path(__file__).parent / "forward").touch()
         return self.inner(x).square().mean()
 

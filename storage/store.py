@@ -1,18 +1,51 @@
-"""The interface of a store."""
+"""The store, in an SQLite file or in PostgreSQL.
 
-from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
-from datetime import datetime
+This module loads SQLAlchemy. Modules of commands that need no database import `Store` for type checking only.
+"""
+
+import copy
+from collections.abc import Callable, Collection, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
 from types import TracebackType
-from typing import Any, TextIO
+from typing import Any, Concatenate, ParamSpec, TextIO, TypeVar
+
+from sqlalchemy.orm import Session
 
 from search_spaces.clusters.cluster import ClusterSpec
 from search_spaces.clusters.microbenchmark import MicrobenchmarkResult
 from search_spaces.outcome import JobState, Purpose
 from search_spaces.trial import LogLines, Progress, TrialResult
 from search_spaces.trial_config import TrialConfig
+from storage import (
+    attempts,
+    audit,
+    calibrations,
+    damage,
+    events,
+    figures,
+    jobs,
+    keys,
+    logs,
+    overviews,
+    priors,
+    quarantine,
+    queue,
+    quotas,
+    results,
+    retention,
+    transfer,
+    trials,
+    webhooks,
+    workers,
+)
+from storage.address import check_file, describe, parse_address
+from storage.codec import job_record
+from storage.database import OUTAGE_SECONDS, Database
 from storage.errors import QuotaExceededError, SubmissionConflictError
 from storage.log_records import LogNews, LogRecord, ProgressRecord
+from storage.migrations import migrate, stored_revision
+from storage.private_files import make_private_file
 from storage.records import (
     ApiKey,
     Ask,
@@ -31,6 +64,7 @@ from storage.records import (
     Submission,
     TrialRecord,
 )
+from storage.secret_box import SecretBox
 from storage.service_records import (
     Actor,
     AuditRecord,
@@ -47,9 +81,27 @@ from storage.service_records import (
     WorkerRecord,
 )
 
+P = ParamSpec("P")
+T = TypeVar("T")
 
-class Store(ABC):
+
+def open_store(url: str, busy_seconds: float = 5.0) -> "Store":
+    """Open the store at `url`, create or migrate it if needed, and check that it can be written.
+
+    Args:
+        url: path of an SQLite file, `sqlite:///PATH`, or `postgresql://…`.
+        busy_seconds: how long each transaction waits for another process's lock.
+
+    Raises:
+        DatabaseUnavailableError: it cannot be opened or written, is locked, or has a newer schema.
+    """
+    return Store(url, busy_seconds)
+
+
+class Store:
     """Jobs, trials, attempts and events, stored such that any process can be killed at any point.
+
+    Each method runs a function of the module for its topic.
 
     - Each method is one atomic transaction, which includes its event rows.
     - Methods that take a `Lease` raise LeaseLostError, and write nothing, if the lease is no longer the job's current one.
@@ -61,32 +113,59 @@ class Store(ABC):
         DatabaseUnavailableError: the database cannot be reached or written.
     """
 
-    @abstractmethod
+    def __init__(
+        self,
+        url: str,
+        busy_seconds: float = 5.0,
+        clock: Callable[[], datetime] | None = None,
+        outage_seconds: float = OUTAGE_SECONDS,
+    ) -> None:
+        """Open the database; see `open_store`. `clock` returns the time in UTC; None: the database's clock."""
+        address = parse_address(url)
+        place = describe(address)
+        if address.get_backend_name() == "sqlite":
+            check_file(Path(place))
+            make_private_file(Path(place))  # SQLite creates its journals with the mode of the file
+        self._clock = clock
+        self._database = Database(address, busy_seconds, outage_seconds)
+        self._secret_box = SecretBox(address)
+        self._actor = audit.local_actor()
+        try:
+            self._database.migrate(lambda session: migrate(session.connection(), place))
+            # Encrypt old plain-text secrets, unless only this machine has the key: other machines could not decrypt them.
+            if self._secret_box.is_shared and self._read(webhooks.some_plain):
+                self._write(webhooks.seal_all, self._secret_box)
+        except BaseException:
+            self._database.close()
+            raise
+
     def by(self, actor: Actor) -> "Store":
         """Return the same store for another actor: the audit log names them, and their quotas apply. It needs no closing.
 
         An opened store acts for the user of this process, who has no quotas.
         """
+        other = copy.copy(self)
+        other._actor = actor
+        return other
 
     # jobs
 
-    @abstractmethod
     def create_job(self, request: Mapping[str, Any]) -> JobRecord:
         """Create a job in state QUEUED."""
+        return self._write(jobs.create_job, request, self._actor)
 
-    @abstractmethod
     def job(self, job_id: str | None = None) -> JobRecord:
         """Return a job by its id or a unique prefix of it; None or LATEST: the newest job.
 
         Raises:
             UnknownJobError: there is none, or the prefix matches several.
         """
+        return self._database.read(lambda session: job_record(jobs.find_job(session, job_id)))
 
-    @abstractmethod
     def exact_jobs(self, job_ids: Collection[str]) -> dict[str, JobRecord]:
         """Return the existing jobs with exactly these ids."""
+        return self._read(jobs.exact_jobs, job_ids)
 
-    @abstractmethod
     def jobs(
         self,
         limit: int = 50,
@@ -99,8 +178,8 @@ class Store(ABC):
 
         `states`, `submitter` and `tags` filter: only jobs in one of these states, of this submitter, with all of these tags.
         """
+        return self._read(jobs.jobs, limit, before, states, submitter, tags)
 
-    @abstractmethod
     def job_summaries(
         self,
         limit: int = 50,
@@ -110,6 +189,7 @@ class Store(ABC):
         tags: Collection[str] = (),
     ) -> list[JobRecord]:
         """Like `jobs`, with only the fields `LISTED` of each request: a whole request may have a megabyte."""
+        return self._read(jobs.job_summaries, limit, before, states, submitter, tags)
 
     def jobs_of(self, job_ids: Sequence[str]) -> list[JobRecord | None]:
         """Return the result of `exact_jobs` for each id, in order; None: there is no such job."""
@@ -130,13 +210,12 @@ class Store(ABC):
             raise answer
         return answer
 
-    @abstractmethod
     def submit_all(
         self, submissions: Sequence[tuple[Mapping[str, Any], Submission]]
     ) -> list[tuple[JobRecord, bool] | SubmissionConflictError | QuotaExceededError]:
         """Submit several jobs in one transaction. Return for each, in order, what `submit` would return or raise."""
+        return self._write(queue.submit_all, submissions, self._actor)
 
-    @abstractmethod
     def ask(self, job_id: str, wanted: Ask, budget: Mapping[str, Any] | None = None, for_worker: bool = True) -> JobRecord:
         """Request a change. A job without a holder changes immediately; a holder sees the request by the state in its lease.
 
@@ -155,8 +234,8 @@ class Store(ABC):
             JobStateError: the request does not fit the job's state.
             QuotaExceededError: the job would be queued again, and its submitter may not have another queued job.
         """
+        return self._write(queue.ask, job_id, wanted, budget or {}, for_worker, self._actor)
 
-    @abstractmethod
     def change_request(self, job_id: str, version: int | None, changes: Mapping[str, Any]) -> JobRecord:
         """Set fields of the job's request; with `version`, only if the job still has this version.
 
@@ -165,8 +244,8 @@ class Store(ABC):
             JobStateError: the job has ended and a field is not one of LABELS, or it has changed since that version.
             QuotaExceededError: the submitter may not store more bytes.
         """
+        return self._write(queue.change_request, job_id, version, changes, self._actor)
 
-    @abstractmethod
     def delete_job(self, job_id: str) -> None:
         """Remove a job and all of its rows.
 
@@ -174,10 +253,10 @@ class Store(ABC):
             UnknownJobError: the job does not exist.
             LeaseHeldError: a live process holds it.
         """
+        self._write(jobs.delete_job, job_id, self._actor)
 
     # leases
 
-    @abstractmethod
     def acquire(self, job_id: str, owner: Owner, seconds: float = 30.0) -> Lease:
         """Acquire the job, if it is free, its lease has expired, or its holder is a dead process of this host.
 
@@ -187,20 +266,20 @@ class Store(ABC):
             UnknownJobError: the job does not exist.
             LeaseHeldError: a live process holds it; the message names host and process.
         """
+        return self._write(jobs.acquire, job_id, owner, seconds)
 
-    @abstractmethod
     def claim(self, owner: Owner, seconds: float = 30.0, limits: QueueLimits | None = None) -> Lease | None:
         """Acquire the next job of the queue; None: there is nothing to do.
 
         Jobs of dead processes come first and keep their state. Then come QUEUED jobs: by priority, then by the fewest running
         jobs of the submitter, then in order of queueing. Only one process claims a job.
         """
+        return self._write(queue.claim, owner, seconds, limits or QueueLimits())
 
-    @abstractmethod
     def heartbeat(self, lease: Lease, seconds: float = 30.0) -> Lease:
         """Extend the lease and add the time since the last heartbeat to the job's active seconds."""
+        return self._write(jobs.heartbeat, lease, seconds)
 
-    @abstractmethod
     def release(
         self, lease: Lease, state: JobState, reason: str, message: str, request: Mapping[str, Any] | None = None
     ) -> JobRecord:
@@ -209,10 +288,10 @@ class Store(ABC):
         Raises:
             JobStateError: the job's request is no longer `request`, on which the holder decided: it must decide again.
         """
+        return self._write(jobs.release, lease, state, reason, message, request)
 
     # trials
 
-    @abstractmethod
     def add_trial(
         self,
         lease: Lease,
@@ -227,12 +306,12 @@ class Store(ABC):
         With `refusal`, the candidate was refused before it reached a device: it is stored with that outcome and not counted.
         A refusal of an existing trial closes it if it has no attempt yet, else it is ignored.
         """
+        return self._write(trials.add_trial, lease, config, purpose, fidelity, repeat, refusal)
 
-    @abstractmethod
     def trials(self, job_id: str) -> list[TrialRecord]:
         """Return all trials of a job by number, including refused ones; empty for a job that does not exist."""
+        return self._read(trials.trials, job_id)
 
-    @abstractmethod
     def figures_of(self, job_id: str, first: int = 0, limit: int | None = None) -> list[TrialRecord]:
         """Return up to `limit` trials of a job from number `first` on, by number, at one moment, with only the figures of their
         results.
@@ -240,28 +319,28 @@ class Store(ABC):
         A result has outcome, message, rule, cause, rate, peak, and their accuracy. Values per rank and step are left out, so
         that all trials of a job fit in memory.
         """
+        return self._read(trials.figures_of, job_id, first, limit)
 
-    @abstractmethod
     def overviews(self, job_ids: Collection[str]) -> dict[str, Overview]:
         """Return the progress of these jobs."""
+        return self._read(overviews.overviews, job_ids)
 
-    @abstractmethod
     def placements(self, job_id: str, first: int = 0) -> dict[int, Placement]:
         """Return start time and node of the running or accepted attempt of each trial from number `first` on."""
+        return self._read(attempts.placements, job_id, first)
 
-    @abstractmethod
     def trial_page(self, job_id: str, first: int = 0, limit: int = 1000) -> list[TrialRecord]:
         """Return trials of a job from number `first` on, by number."""
+        return self._read(trials.trials, job_id, first, limit)
 
-    @abstractmethod
     def plain_trials(self, job_id: str, first: int = 0, limit: int = 1000) -> list[dict[str, Any]]:
         """Like `trial_page`, as plain data for callers that only forward it.
 
         Each has number, purpose, fidelity, repeat, counted, outcome, config, attempts, created, started, finished, and result,
         which lacks the attempt's token.
         """
+        return self._read(trials.plain_trials, job_id, first, limit)
 
-    @abstractmethod
     def start_attempt(self, lease: Lease, trial_number: int) -> AttemptRecord:
         """Create an attempt with a new token; a trial of purpose `search` is counted from now on.
 
@@ -270,8 +349,8 @@ class Store(ABC):
         Raises:
             UnknownTrialError: the trial does not exist, or already has an outcome.
         """
+        return self._write(attempts.start_attempt, lease, trial_number)
 
-    @abstractmethod
     def finish_attempt(self, lease: Lease, result: TrialResult, retry: bool = False) -> bool:
         """Record the result of `result.attempt`, with its rank measurements.
 
@@ -282,30 +361,34 @@ class Store(ABC):
         Raises:
             UnknownTrialError: the job has no such attempt.
         """
+        prepared = results.prepare(result)
+        try:
+            return self._write(results.finish_running, lease, prepared, retry)
+        except results.NotRunningError:
+            return self._write(attempts.finish_attempt, lease, result, retry)
 
-    @abstractmethod
     def attempts(self, job_id: str, trial_number: int | None = None) -> list[AttemptRecord]:
         """Return all attempts of a job or of one of its trials, oldest first."""
+        return self._read(attempts.attempts, job_id, trial_number)
 
-    @abstractmethod
     def set_reference_losses(self, lease: Lease, losses: Sequence[float]) -> None:
         """Set the losses that later trials are compared with. The first call counts; later ones are ignored."""
+        self._write(jobs.set_reference_losses, lease, losses)
 
-    @abstractmethod
     def set_answer(self, lease: Lease, answer: Mapping[str, Any] | None) -> None:
         """Store the job's answer so far as plain data, replacing the previous one."""
+        self._write(jobs.set_answer, lease, None if answer is None else dict(answer))
 
-    @abstractmethod
     def set_prior(self, lease: Lease, prior: Mapping[str, Any]) -> Mapping[str, Any]:
         """Store the job's prior as plain data; return the stored one. The first call counts."""
+        return self._write(priors.set_prior, lease, prior)
 
-    @abstractmethod
     def prior(self, job_id: str) -> Mapping[str, Any] | None:
         """Return the prior of the job with exactly this id; None: it has none."""
+        return self._read(priors.prior, job_id)
 
     # output
 
-    @abstractmethod
     def add_output(self, lease: Lease, lines: Sequence[LogLines], progress: Sequence[Progress] = ()) -> None:
         """Store output and progress of ranks in one transaction: callers collect it for some tenths of a second.
 
@@ -315,8 +398,8 @@ class Store(ABC):
         Raises:
             UnknownTrialError: the job has no such attempt.
         """
+        self._write(logs.add_output, lease, lines, progress)
 
-    @abstractmethod
     def logs(
         self,
         job_id: str,
@@ -327,77 +410,78 @@ class Store(ABC):
         rank: int | None = None,
     ) -> list[LogRecord]:
         """Return the output of a trial's ranks after the part `after`, in order; of one attempt or rank, or of all."""
+        return self._read(logs.logs, job_id, trial_number, after, limit, attempt, rank)
 
-    @abstractmethod
     def log_news(self, known: Mapping[tuple[str, int], int], limit: int = 1000) -> dict[tuple[str, int], LogNews]:
         """Return new output of trials. `known`: (job, trial) -> sequence of the last known part. Omits unknown trials."""
+        return self._read(logs.log_news, known, limit)
 
-    @abstractmethod
     def progress(self, job_ids: Collection[str]) -> dict[str, list[ProgressRecord]]:
         """Return the last progress of each running attempt of these jobs, by trial."""
+        return self._read(logs.progress, job_ids)
 
     # events
 
-    @abstractmethod
     def add_event(self, lease: Lease, kind: str, payload: Mapping[str, Any]) -> EventRecord:
         """Add an event that no other method writes."""
+        return self._write(events.add_event, lease, kind, payload)
 
-    @abstractmethod
     def events(self, job_id: str, after: int = 0, limit: int = 1000) -> list[EventRecord]:
         """Return events of a job with a sequence above `after`, in order."""
+        return self._read(events.events, job_id, after, limit)
 
-    @abstractmethod
     def news(self, known: Mapping[str, int], limit: int = 1000) -> dict[str, JobNews]:
         """Return the news of the existing jobs. `known`: job -> sequence of its last known event.
 
         All news are from one moment, with at most `limit` events for each job.
         """
+        return self._read(events.news, known, limit)
 
-    @abstractmethod
     def figures(self) -> Figures:
         """Return counts over all jobs. Does not wait for an unavailable database."""
+        return self._database.read_now(lambda session: figures.figures(session, self._now(session)))
 
-    @abstractmethod
     def revision(self) -> str:
         """Read the revision of the tables. Does not wait for an unavailable database."""
+        return self._database.read_now(lambda session: stored_revision(session.connection()) or "")
 
-    # API keys
-
-    @abstractmethod
     def check_writable(self) -> None:
         """Check, without waiting, that the database can be written.
 
         Raises:
             DatabaseUnavailableError: the disk is full, or nearly, or the database is unavailable.
         """
+        self._database.check_writable()
 
-    @abstractmethod
+    # API keys
+
     def create_key(self, owner: str, scopes: Collection[str], expires: datetime | None = None) -> tuple[ApiKey, str]:
         """Create a key; return it and its text, which cannot be retrieved again."""
+        return self._write(keys.create_key, owner, scopes, expires, self._actor)
 
-    @abstractmethod
     def authenticate(self, text: str) -> ApiKey | None:
         """Return the key with this text; None: it is invalid, revoked or expired. Does not wait for writers."""
+        return self._read_at(keys.authenticate, text)
 
-    @abstractmethod
     def note_key_use(self, key: ApiKey) -> None:
         """Record the use of the key, to the minute."""
+        if keys.needs_use_update(key, datetime.now(UTC) if self._clock is None else self._clock()):
+            self._write(keys.note_use, key.id)
 
-    @abstractmethod
     def revoke_key(self, key_id: str) -> ApiKey:
         """Revoke a key.
 
         Raises:
             UnknownKeyError: the key does not exist.
         """
+        return self._write(keys.revoke_key, key_id, self._actor)
 
-    @abstractmethod
     def keys(self) -> list[ApiKey]:
         """All keys, oldest first."""
+        return self._read(keys.keys)
 
     # the audit log
 
-    @abstractmethod
     def audit(
         self,
         limit: int = 1000,
@@ -407,46 +491,46 @@ class Store(ABC):
         action: str | None = None,
     ) -> list[AuditRecord]:
         """Return audit entries, newest first: before the entry with id `before`, since `since`, of one actor, of one action."""
+        return self._read(audit.entries, limit, before, since, actor, action)
 
     # quotas
 
-    @abstractmethod
     def limits(self, owner: str, defaults: Quotas) -> Quotas:
         """Return the limits of an owner: their own ones if set, else the defaults."""
+        return self._read(quotas.effective, [owner], defaults)[owner]
 
-    @abstractmethod
     def quotas(self, owner: str, defaults: Quotas) -> list[QuotaUse]:
         """Return limits and use of an owner. The use of streams is always 0, because the store does not know it."""
+        return self._read_at(quotas.uses, owner, defaults)
 
-    @abstractmethod
     def set_quota(self, owner: str, quota: Quota, most: float | None) -> None:
         """Set an owner's limit, `math.inf` for no limit; None: restore the default."""
+        self._write(quotas.set_quota, owner, quota, most, self._actor)
 
-    @abstractmethod
     def owners(self) -> list[str]:
         """Return all owners with a key or their own limits."""
+        return self._read(quotas.owners)
 
     # workers
 
-    @abstractmethod
     def beat(self, worker: WorkerRecord) -> None:
         """Record a worker's heartbeat and state. The store sets its times."""
+        self._write(workers.beat, worker)
 
-    @abstractmethod
     def retire(self, worker_id: str) -> None:
         """Remove a worker, if it is known."""
+        self._write(workers.retire, worker_id)
 
-    @abstractmethod
     def workers(self, seconds: float = 60.0) -> list[WorkerRecord]:
         """Return the workers with a heartbeat within the last `seconds`."""
+        return self._read_at(workers.workers, seconds)
 
-    @abstractmethod
     def usage(self, submitter: str) -> Usage:
         """Return the usage of a submitter's jobs today (UTC)."""
+        return self._read_at(workers.usage, submitter)
 
     # webhooks
 
-    @abstractmethod
     def create_webhook(self, owner: str, url: str) -> Webhook:
         """Notify `url` when jobs of `owner` end. The caller must check that the address is allowed.
 
@@ -454,28 +538,28 @@ class Store(ABC):
             QuotaExceededError: the owner has used up their webhooks.
             SecretError: its secret cannot be encrypted.
         """
+        return self._write(webhooks.create_webhook, owner, url, self._secret_box, self._actor)
 
-    @abstractmethod
     def signing_secret(self, webhook: Webhook) -> str:
         """Return the secret that signs the deliveries of a webhook.
 
         Raises:
             SecretError: no key decrypts it.
         """
+        return self._secret_box.open(webhook.secret)
 
-    @abstractmethod
     def webhooks(self, owner: str | None = None) -> list[Webhook]:
         """Return the webhooks of an owner, oldest first; None: of all owners."""
+        return self._read(webhooks.webhooks, owner)
 
-    @abstractmethod
     def delete_webhook(self, webhook_id: str) -> None:
         """Remove a webhook and its log.
 
         Raises:
             UnknownWebhookError: the webhook does not exist.
         """
+        self._write(webhooks.delete_webhook, webhook_id, self._actor)
 
-    @abstractmethod
     def claim_deliveries(
         self, limit: int = 10, seconds: float = 60.0, most: int | None = None, running: Mapping[str, int] | None = None
     ) -> list[Delivery]:
@@ -483,51 +567,56 @@ class Store(ABC):
 
         Owners take turns. With `most`, an owner has at most that many at a time, including the `running` ones.
         """
+        # Called every second: checking first avoids a write transaction.
+        return (
+            self._write(webhooks.claim_deliveries, limit, seconds, most, running or {})
+            if self._read_at(webhooks.some_due)
+            else []
+        )
 
-    @abstractmethod
     def postpone_deliveries(self, webhook_id: str, wait: float) -> int:
         """Postpone the deliveries of a webhook by at least `wait` seconds; return how many were postponed."""
+        return self._write(webhooks.postpone_deliveries, webhook_id, wait)
 
-    @abstractmethod
     def finish_delivery(self, delivery_id: str, tried: DeliveryTry | None, state: DeliveryState, wait: float = 0.0) -> None:
         """Record a try (None: there was no try) and the state; a delivery that stays PENDING is due after `wait` seconds."""
+        self._write(webhooks.finish_delivery, delivery_id, tried, state, wait)
 
-    @abstractmethod
     def deliveries(self, webhook_id: str, limit: int = 50) -> list[Delivery]:
         """Return the deliveries of a webhook, newest first."""
+        return self._read(webhooks.deliveries, webhook_id, limit)
 
     # calibrations
 
-    @abstractmethod
     def save_calibration(
         self, fingerprint: str, cluster: ClusterSpec, result: MicrobenchmarkResult, seconds: float
     ) -> CalibrationRecord:
         """Store the result of a micro-benchmark; `fingerprint` identifies the hardware, in at most 16 characters."""
+        return self._write(calibrations.save_calibration, fingerprint, cluster, result, seconds)
 
-    @abstractmethod
     def calibrations(self, fingerprint: str | None = None, limit: int = 50) -> list[CalibrationRecord]:
         """Return micro-benchmarks, newest first, of one fingerprint or of all."""
+        return self._read(calibrations.calibrations, fingerprint, limit)
 
     # nodes
 
-    @abstractmethod
     def quarantine_node(self, lease: Lease, node: str, reason: str, seconds: float) -> QuarantineRecord:
         """Put a node in quarantine for `seconds`, so that all jobs avoid it, and write an event of the lease's job.
 
         A node that is already in quarantine gets the new reason and time.
         """
+        return self._write(quarantine.quarantine_node, lease, node, reason, seconds)
 
-    @abstractmethod
     def quarantined_nodes(self) -> list[QuarantineRecord]:
         """Return the nodes that are in quarantine now, by name."""
+        return self._read_at(quarantine.quarantined_nodes)
 
-    @abstractmethod
     def release_node(self, node: str) -> bool:
         """End the quarantine of a node; return whether it was in quarantine."""
+        return self._write(quarantine.release_node, node, self._actor)
 
     # files
 
-    @abstractmethod
     def dump(self, sink: TextIO, job_id: str | None = None) -> int:
         """Write a job, or with None everything, as JSON Lines (storage.transfer) from one snapshot; return the count of rows.
 
@@ -536,8 +625,10 @@ class Store(ABC):
         Raises:
             UnknownJobError: the job does not exist.
         """
+        count = self._read_at(transfer.dump, sink, job_id)
+        self._audit("db.backup" if job_id is None else "db.export", job_id or "", {"rows": count})
+        return count
 
-    @abstractmethod
     def load_job(self, source: TextIO, submitter: str = "") -> str:
         """Import a job's file that `dump` wrote, atomically; return the job's id.
 
@@ -546,8 +637,8 @@ class Store(ABC):
         Raises:
             TransferError: the file is invalid, truncated or newer, or has rows that exist here or belong to another job.
         """
+        return self._write(transfer.load_job, source, submitter, self._actor)
 
-    @abstractmethod
     def load(self, source: TextIO) -> list[str]:
         """Restore a backup that `dump` wrote, atomically; return the ids of the jobs.
 
@@ -556,21 +647,49 @@ class Store(ABC):
         Raises:
             TransferError: the file is invalid, truncated or newer, or the database has jobs already.
         """
+        return self._write(transfer.load, source, self._secret_box, self._actor)
 
-    @abstractmethod
     def damages(self) -> list[Damage]:
         """Return all rows that cannot be read. Such a row only fails methods about its own job."""
+        return self._read(lambda session: list(damage.damages(session)))
 
-    @abstractmethod
     def prune(self, before: datetime) -> Pruned:
         """Remove events and output of jobs that ended before, submission keys, finished deliveries, replaced calibrations."""
+        # Audit first, so that rows removed before a crash are recorded too.
+        self._audit("db.prune", "", {"before": before.isoformat()})
+        of_jobs = [self._write(retention.prune_job, job_id, before) for job_id in self._read(retention.old_jobs, before)]
+        return Pruned(
+            events=sum(events for events, _ in of_jobs),
+            logs=sum(parts for _, parts in of_jobs),
+            deliveries=self._write(retention.prune_deliveries, before),
+            submissions=self._write(retention.prune_submissions, before),
+            calibrations=self._write(calibrations.prune_calibrations, before),
+        )
 
-    @abstractmethod
     def close(self) -> None:
         """Close every connection. May be called twice."""
+        self._database.close()
 
     def __enter__(self) -> "Store":
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+    def _audit(self, action: str, target: str, detail: Mapping[str, Any]) -> None:
+        """Record an action that has no write transaction of its own in the audit log."""
+        self._write(audit.record, self._actor, action, target, detail)
+
+    def _read(self, work: Callable[Concatenate[Session, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        return self._database.read(lambda session: work(session, *args, **kwargs))
+
+    def _read_at(self, work: Callable[Concatenate[Session, datetime, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Read, passing the current time to `work`."""
+        return self._database.read(lambda session: work(session, self._now(session), *args, **kwargs))
+
+    def _write(self, work: Callable[Concatenate[Session, datetime, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        # Read the time inside the transaction: SQLite's writers then hold the lock, so events are ordered by time.
+        return self._database.write(lambda session: work(session, self._now(session), *args, **kwargs))
+
+    def _now(self, session: Session) -> datetime:
+        return self._database.now(session) if self._clock is None else self._clock()

@@ -83,7 +83,7 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def migrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A database that has its tables, to be copied: to make them takes longer than most tests."""
-    from storage.sql import open_store
+    from storage.store import open_store
 
     path = tmp_path_factory.mktemp("migrated") / "jobs.db"
     open_store(str(path)).close()

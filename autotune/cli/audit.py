@@ -19,9 +19,9 @@ from autotune.errors import RequestError
 from autotune.ops.output import require_writable, write_whole
 from autotune.text.console import Console
 from search_spaces.plain import to_plain
+from storage.address import default_database_url
 from storage.service_records import AuditRecord
-from storage.sql import default_database_url, open_store
-from storage.store import Store
+from storage.store import Store, open_store
 
 PAGE = 1000
 COLUMNS = ("time", "actor", "key_id", "source", "action", "target", "detail")

@@ -16,7 +16,8 @@ from autotune.prediction.planning.calibrated import Calibrated, calibrated
 from autotune.session.calibrate import Calibration, CalibrationRequest, measure_cluster, prepare_calibration
 from autotune.text.console import Console
 from search_spaces.plain import to_plain
-from storage.sql import default_database_url, open_store
+from storage.address import default_database_url
+from storage.store import open_store
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,10 +2,10 @@
 
 from autotune.cli.status import Status
 from autotune.text.console import Console
+from storage.address import default_database_url
 from storage.errors import LeaseHeldError
 from storage.records import JobRecord
-from storage.sql import default_database_url, open_store
-from storage.store import Store
+from storage.store import Store, open_store
 
 
 def clean_command(job_id: str | None, every: bool, yes: bool, database: str | None) -> Status:

@@ -17,8 +17,9 @@ from autotune.text.sizes import bytes_text
 from executor.errors import RunnerError
 from executor.runners.ray.describe import RayNode, ray_nodes
 from search_spaces.plain import to_plain
+from storage.address import default_database_url
 from storage.records import QuarantineRecord
-from storage.sql import default_database_url, open_store
+from storage.store import open_store
 
 
 def cluster_command(ray_address: str | None, database: str | None, as_json: bool) -> Status:

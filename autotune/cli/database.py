@@ -21,10 +21,10 @@ from autotune.request.rows import request_from_row
 from autotune.text.console import Console
 from autotune.text.visible_text import visible
 from search_spaces.errors import SearchSpaceError
+from storage.address import default_database_url
 from storage.errors import StorageError
 from storage.service_records import Damage
-from storage.sql import default_database_url, open_store
-from storage.store import Store
+from storage.store import Store, open_store
 
 PART = 1 << 20
 """Characters per copy."""

@@ -18,9 +18,10 @@ from autotune.request.labels import merged_labels
 from autotune.request.rows import request_from_fields, request_to_row
 from autotune.session.resolve import resolve, session_of
 from search_spaces.outcome import JobState
+from storage.address import default_database_url
 from storage.log_records import LogRecord, ProgressRecord
 from storage.records import ENDED, Ask, EventRecord, JobRecord, Submission, TrialRecord
-from storage.sql import default_database_url, open_store
+from storage.store import open_store
 
 POLL_SECONDS = 0.2
 PAGE = 500

@@ -17,8 +17,9 @@ from autotune.request.engines import CAPABILITIES, why_unusable
 from autotune.text.console import Console
 from autotune.text.sizes import bytes_text
 from search_spaces.clusters.presets import local_cluster
+from storage.address import default_database_url
 from storage.errors import StorageError
-from storage.sql import default_database_url, open_store
+from storage.store import open_store
 
 PACKAGES = ("api", "autotune", "executor", "search_spaces", "storage")
 NEEDED = ("torch", "ray", "optuna", "sqlalchemy", "alembic", "fastapi")

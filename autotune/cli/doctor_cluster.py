@@ -12,9 +12,10 @@ from autotune.cluster.facts import cluster_facts
 from autotune.cluster.ray_cluster import ANY, named_address
 from executor.errors import RunnerError
 from executor.runners.ray.checkup import Checkup, check_up
+from storage.address import default_database_url
 from storage.errors import StorageError
 from storage.records import CalibrationRecord
-from storage.sql import default_database_url, open_store
+from storage.store import open_store
 
 
 def cluster_findings(ray_address: str | None, database: str | None) -> list[Finding]:

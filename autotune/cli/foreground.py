@@ -18,9 +18,9 @@ from autotune.session.session import Session
 from autotune.text.console import Console
 from autotune.tuning import TuneResult, finish, open_job
 from executor.runners.runner import Runner
+from storage.address import default_database_url
 from storage.records import JobRecord
-from storage.sql import default_database_url, open_store
-from storage.store import Store
+from storage.store import Store, open_store
 
 TERMINATES = (signal.SIGTERM, signal.SIGUSR1)
 """Signals that schedulers send before they take the devices."""

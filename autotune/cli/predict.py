@@ -76,7 +76,8 @@ def with_calibration(question: Question, database: str | None) -> Question:
     if database is None and not has_default_database() and not may_calibrate(question.cluster):
         return question
     from autotune.prediction.planning.calibrated import asked_here
-    from storage.sql import default_database_url, open_store
+    from storage.address import default_database_url
+    from storage.store import open_store
 
     with open_store(database or default_database_url()) as store:
         calibrate_quickly(store, question.cluster)

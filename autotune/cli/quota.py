@@ -11,8 +11,9 @@ from autotune.cli.options import parse_bytes
 from autotune.cli.status import Status
 from autotune.errors import RequestError
 from autotune.text.console import Console
+from storage.address import default_database_url
 from storage.service_records import Quota, Quotas, QuotaUse
-from storage.sql import default_database_url, open_store
+from storage.store import open_store
 
 NO_LIMIT = "none"
 DEFAULT = "default"

@@ -20,7 +20,7 @@ from autotune.text.console import Console
 from autotune.text.result import print_result
 from autotune.tuning import TuneResult
 from search_spaces.trial import Interval
-from storage.sql import default_database_url
+from storage.address import default_database_url
 
 
 def series_command(options: SweepOptions, fields: Mapping[str, Any], ranks: tuple[int, ...]) -> Status:

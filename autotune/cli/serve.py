@@ -29,8 +29,9 @@ from executor.detect import local_gpus
 from search_spaces.clusters.cluster import DEVICE_KINDS
 from search_spaces.clusters.presets import local_cluster
 from search_spaces.plain import to_plain
+from storage.address import default_database_url
 from storage.records import QueueLimits, Scope
-from storage.sql import default_database_url, open_store
+from storage.store import open_store
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,9 +33,9 @@ from autotune.ops.telemetry import traces
 from autotune.request.command_field import parse_allowed
 from autotune.text.console import Console
 from search_spaces.plain import to_plain
-from storage.address import readable_by_others
+from storage.address import default_database_url, readable_by_others
 from storage.service_records import Quotas
-from storage.sql import default_database_url, open_store
+from storage.store import open_store
 
 SHUTDOWN_SECONDS = 30
 POLL_SECONDS = 0.5

@@ -20,8 +20,9 @@ from autotune.text.console import Console
 from autotune.text.result import print_result
 from autotune.tuning import TuneResult, resume_job
 from search_spaces.outcome import JobState
+from storage.address import default_database_url
 from storage.records import BUDGET
-from storage.sql import default_database_url, open_store
+from storage.store import open_store
 
 _RESUMED = "leave out MODEL and all options except --trials, --max-seconds, --out, --db and --ray-address"
 

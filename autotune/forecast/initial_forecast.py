@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,7 +18,9 @@ from autotune.session.session import Session
 from autotune.strategies.guided.prior import Prior
 from search_spaces.plain import from_plain
 from search_spaces.trial_config import TrialConfig
-from storage.store import Store
+
+if TYPE_CHECKING:
+    from storage.store import Store
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +60,7 @@ class InitialForecaster:
         ]
 
 
-def initial_forecaster_of(store: Store, job_id: str, session: Session) -> InitialForecaster | None:
+def initial_forecaster_of(store: "Store", job_id: str, session: Session) -> InitialForecaster | None:
     """Return the forecaster of a job: with the prior that the job stored when it began, else with its cluster's calibration.
 
     None: the model is a factory or a script, whose shape is unknown to the equations.
@@ -70,7 +73,7 @@ def initial_forecaster_of(store: Store, job_id: str, session: Session) -> Initia
     return InitialForecaster(dataclasses.replace(question, known=prior.rates, lessons=prior.lessons, rests_on=prior.source))
 
 
-def _prior(store: Store, question: Question) -> Prior:
+def _prior(store: "Store", question: Question) -> Prior:
     """The prior of a job that stored none: it has not begun, or an older version ran it."""
     shipped = rates_for(question.cluster, question.engine)
     newest = store.calibrations(fingerprint(question.cluster), limit=1)

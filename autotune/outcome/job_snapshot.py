@@ -4,13 +4,16 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+from typing import TYPE_CHECKING
 
 from autotune.objective.intervals import Repeat, Spread, pooled_spread
 from search_spaces.outcome import Outcome, Purpose
 from search_spaces.trial import TrialResult
 from search_spaces.trial_config import TrialConfig
 from storage.records import JobRecord, TrialRecord
-from storage.store import Store
+
+if TYPE_CHECKING:
+    from storage.store import Store
 
 
 @dataclass(slots=True)
@@ -138,7 +141,7 @@ class JobSnapshot:
 class SnapshotReader:
     """Reads successive snapshots of a job; closed trials are read once."""
 
-    def __init__(self, store: Store, job_id: str) -> None:
+    def __init__(self, store: "Store", job_id: str) -> None:
         self._store, self._job_id = store, job_id
         self._closed = Closed()
 
@@ -171,7 +174,7 @@ class SnapshotReader:
         return self._store.trial_page(self._job_id, number, 1)[0]
 
 
-def read_snapshot(store: Store, job_id: str) -> JobSnapshot:
+def read_snapshot(store: "Store", job_id: str) -> JobSnapshot:
     """Read all rows of the job. Raises what `SnapshotReader.read` raises."""
     return SnapshotReader(store, job_id).read()
 

@@ -96,7 +96,8 @@ def _plots(names: Iterable[str], job: str | None, database: str | None, dark: bo
     from autotune.explain.figures.all_figures import figure_of
     from autotune.explain.figures.source import Source
     from autotune.plots.drawing import drawn
-    from storage.sql import default_database_url, open_store
+    from storage.address import default_database_url
+    from storage.store import open_store
 
     with open_store(database or default_database_url()) as store:
         source = Source(store, store.job(job).id)

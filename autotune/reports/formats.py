@@ -2,10 +2,13 @@
 
 from collections.abc import Mapping
 from importlib import import_module
+from typing import TYPE_CHECKING
 
 from autotune.errors import UnknownFormatError
 from autotune.reports.report import report_of
-from storage.store import Store
+
+if TYPE_CHECKING:
+    from storage.store import Store
 
 WRITERS: Mapping[str, tuple[str, str]] = {
     "html": ("autotune.reports.page", "page_of"),
@@ -14,7 +17,7 @@ WRITERS: Mapping[str, tuple[str, str]] = {
 """Format -> the module and function that write it; imported on demand, since the page needs the plots."""
 
 
-def report_text(store: Store, job: str | None, format_name: str) -> str:
+def report_text(store: "Store", job: str | None, format_name: str) -> str:
     """Return the job's report.
 
     Args:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from autotune.errors import NoBestError
 from autotune.explain.explanation.explain import explain_evidence
@@ -17,7 +17,9 @@ from autotune.text.jobs import place_text, state_text
 from autotune.wire.figures import Figure
 from search_spaces.knob_values import KNOBS, value_text
 from search_spaces.trial_config import TrialConfig
-from storage.store import Store
+
+if TYPE_CHECKING:
+    from storage.store import Store
 
 Pairs = tuple[tuple[str, str], ...]
 DEFAULTS = TrialConfig().values()
@@ -59,7 +61,7 @@ class Report:
     notes: tuple[str, ...]
 
 
-def report_of(store: Store, job: str | None) -> Report:
+def report_of(store: "Store", job: str | None) -> Report:
     """Build the report of a job in any state.
 
     Raises:

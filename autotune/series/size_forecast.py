@@ -14,7 +14,7 @@ from autotune.prediction.planning.scan import Bounds
 from autotune.session.session import Session
 from search_spaces.errors import SearchSpaceError
 from search_spaces.trial import Interval
-from storage.sql import open_store
+from storage.store import open_store
 
 MOST_PREDICTED = 2_000_000
 """Most configurations that are examined for a size; this takes some seconds."""

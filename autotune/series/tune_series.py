@@ -13,7 +13,7 @@ from autotune.series.run import run_series
 from autotune.series.series import SeriesRequest, SeriesResult
 from autotune.series.size_forecast import EquationForecast
 from autotune.tuning import run_new_job
-from storage.sql import default_database_url
+from storage.address import default_database_url
 
 
 @accepts_old_names

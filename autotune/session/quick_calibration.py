@@ -8,6 +8,7 @@ import dataclasses
 import logging
 import os
 import time
+from typing import TYPE_CHECKING
 
 from autotune.cluster.ray_cluster import address_of
 from autotune.prediction.fitting.trial_history import same_hardware
@@ -20,7 +21,9 @@ from search_spaces.clusters.presets import local_cluster
 from search_spaces.errors import ClusterFormatError
 from search_spaces.models.model import ModelSpec
 from storage.records import PROVENANCE, QUICK, CalibrationRecord
-from storage.store import Store
+
+if TYPE_CHECKING:
+    from storage.store import Store
 
 SWITCH = "AUTOTUNE_QUICK_CALIBRATION"
 """Environment variable that disables it with the value `off`."""
@@ -40,7 +43,7 @@ def may_calibrate(cluster: ClusterSpec) -> bool:
         return False
 
 
-def calibrate_quickly(store: Store, cluster: ClusterSpec) -> CalibrationRecord | None:
+def calibrate_quickly(store: "Store", cluster: ClusterSpec) -> CalibrationRecord | None:
     """Measure this machine's ranks and store the calibration if there is none yet; None: nothing was measured.
 
     A failure is logged: predictions then use the same data as before, and name it.
@@ -57,7 +60,7 @@ def calibrate_quickly(store: Store, cluster: ClusterSpec) -> CalibrationRecord |
     return store.save_calibration(fingerprint(cluster), cluster, result, time.monotonic() - began)
 
 
-def calibrate_for(store: Store, session: Session) -> None:
+def calibrate_for(store: "Store", session: Session) -> None:
     """`calibrate_quickly` for a job. Call it before the job's ranks start, because they would use the measured cores."""
     if isinstance(session.model, ModelSpec) and address_of(session.request) is None:
         calibrate_quickly(store, session.cluster)

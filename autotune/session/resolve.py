@@ -34,11 +34,11 @@ from search_spaces.space import SearchSpace
 from search_spaces.spaces import device_defaults, resolve_space
 from search_spaces.trial_config import SCRIPT, TrialConfig
 from storage.records import JobRecord, Lease
-from storage.store import Store
 
 if TYPE_CHECKING:
     from autotune.prediction.fitting.trial_history import Runs
     from autotune.session.extrapolation import Extrapolation
+    from storage.store import Store
 
 DIVIDES_ALL = math.factorial(16)
 """A number that every useful tensor-parallel size divides."""
@@ -181,7 +181,7 @@ def _stated_optimizer(request: JobRequest, capability: Capability) -> dict[str, 
     return {OPTIMIZER: request.optimizer}
 
 
-def with_prior(session: Session, store: Store, lease: Lease) -> tuple[Session, str]:
+def with_prior(session: Session, store: "Store", lease: Lease) -> tuple[Session, str]:
     """Return the session with the prior of the job, and a note on it. The prior is learned when the job begins, then frozen.
 
     It is also stored for strategies that do not predict, because predictions are shown next to the trials' results.

@@ -27,8 +27,7 @@ from api.app import create_app, with_routes
 from api.settings import Settings
 from storage.owners import current_owner
 from storage.records import Ask
-from storage.sql import open_store
-from storage.store import Store
+from storage.store import Store, open_store
 from tests.api.conftest import measure, submit
 
 pytestmark = pytest.mark.fuzz

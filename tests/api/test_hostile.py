@@ -21,8 +21,7 @@ from api.app import create_app
 from api.computing import Pools
 from api.rates import KnownKeys, Rates
 from api.settings import Settings
-from storage.sql import open_store
-from storage.store import Store
+from storage.store import Store, open_store
 from tests.api.asgi import Raw, ask
 from tests.api.conftest import REQUEST, measure, problem_of, service, submit
 from tests.api.malformed import HOST, JSON, MODEL

@@ -13,8 +13,7 @@ from api.app import create_app
 from api.rates import Rates
 from api.settings import Settings
 from autotune.errors import RequestError
-from storage.sql import open_store
-from storage.store import Store
+from storage.store import Store, open_store
 from tests.api.conftest import BASE, REQUEST, measure, problem_of, service, submit
 
 

@@ -11,7 +11,6 @@ import pytest
 from api.keys import KEY_SECONDS, KeyReader
 from api.together import RequestBatcher
 from storage.errors import DatabaseUnavailableError
-from storage.sql import SqlStore
 from storage.store import Store
 from tests.api.conftest import REQUEST, problem_of, submit
 
@@ -89,7 +88,7 @@ def test_a_key_is_looked_up_once_for_a_few_seconds_and_a_revoked_one_ends_with_t
 def test_a_key_that_expires_is_not_known_longer(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [datetime.now(UTC)]
     monkeypatch.setattr("api.keys.datetime", SimpleNamespace(now=lambda zone: now[0]))
-    with SqlStore(database, clock=lambda: now[0]) as store:
+    with Store(database, clock=lambda: now[0]) as store:
         _, text = store.create_key("anna", {"read"}, now[0] + timedelta(hours=1))
 
         async def run() -> None:

@@ -9,8 +9,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))  # the drivers of killed processes import `table` by that name too
 
-from storage.sql import open_store
-from storage.store import Store
+from storage.store import Store, open_store
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import table
 from autotune.loop.loop import run_job
 from autotune.request.rows import request_to_row
 from autotune.session.resolve import session_of
-from storage.sql import open_store
+from storage.store import open_store
 
 JOB: dict[str, Any] = {"trials": 14, "environment_settings": ("MALLOC_ARENA_MAX=1", "OMP_WAIT_POLICY=passive")}
 """Twelve trials of the search, two of its last stage, then the confirmation."""

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from storage.sql import open_store
+from storage.store import open_store
 
 
 def rank_processes(folder: str) -> list[int]:

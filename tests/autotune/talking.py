@@ -52,7 +52,7 @@ def ranks(folder: Path):
 def main(folder: Path) -> None:
     from autotune.loop.loop import run_job
     from autotune.session.resolve import session_of
-    from storage.sql import open_store
+    from storage.store import open_store
 
     with open_store(str(folder / "jobs.db")) as store, ranks(folder) as runner:
         job = store.job()

@@ -29,8 +29,7 @@ from search_spaces.outcome import JobState, Outcome, Purpose
 from search_spaces.trial import TrialRequest, TrialResult
 from search_spaces.trial_config import TrialConfig
 from storage.records import TrialRecord
-from storage.sql import open_store
-from storage.store import Store
+from storage.store import Store, open_store
 
 ARENAS, PASSIVE, ACTIVE = "MALLOC_ARENA_MAX=1", "OMP_WAIT_POLICY=passive", "OMP_WAIT_POLICY=active"
 SETTINGS = (ARENAS, PASSIVE, ACTIVE)

@@ -15,7 +15,7 @@ from autotune.loop.loop import run_job
 from autotune.outcome.job_snapshot import JobSnapshot, read_snapshot
 from autotune.request.rows import request_to_row
 from search_spaces.outcome import JobState, Purpose
-from storage.sql import open_store
+from storage.store import open_store
 
 pytestmark = pytest.mark.chaos
 

@@ -17,7 +17,7 @@ from autotune.request.rows import request_to_row
 from autotune.session.resolve import session_of
 from search_spaces.outcome import JobState, Purpose
 from storage.records import AttemptRecord
-from storage.sql import open_store
+from storage.store import open_store
 
 pytestmark = pytest.mark.chaos
 

@@ -17,7 +17,7 @@ from autotune.ops.output import require_writable, write_whole
 from autotune.outcome.job_snapshot import JobSnapshot
 from search_spaces.outcome import JobState
 from storage.records import TrialRecord
-from storage.sql import open_store
+from storage.store import open_store
 
 
 @pytest.fixture(autouse=True)

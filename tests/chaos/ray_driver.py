@@ -18,7 +18,7 @@ from autotune.session.session import Session
 from executor.runners.ray import RayRunner
 from search_spaces.space import SearchSpace
 from search_spaces.trial_config import TrialConfig
-from storage.sql import open_store
+from storage.store import open_store
 from tests.chaos.harm import FOLDER, Fault, fault_of
 
 RANKS = 2

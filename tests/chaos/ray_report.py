@@ -5,7 +5,7 @@ from collections import Counter
 from pathlib import Path
 
 from autotune.outcome.job_snapshot import read_snapshot
-from storage.sql import open_store
+from storage.store import open_store
 from tests.chaos.harm import Fault, fault_of
 from tests.storage.whole import every_event
 

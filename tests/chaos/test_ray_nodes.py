@@ -20,8 +20,7 @@ from autotune.outcome.verdict import EQUAL
 from autotune.session.resolve import session_of
 from search_spaces.outcome import JobState, Outcome
 from storage.records import AttemptState
-from storage.sql import open_store
-from storage.store import Store
+from storage.store import Store, open_store
 from tests.chaos.harm import FOLDER, Fault, fault_of, rate_of
 from tests.chaos.leftovers import MARK, abandoned_since, marked_processes, shared_memory
 from tests.chaos.ray_nodes import ROOT, RayNodes

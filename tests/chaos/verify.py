@@ -6,8 +6,7 @@ from typing import Any
 from search_spaces.outcome import JobState, Purpose
 from search_spaces.plain import to_plain
 from storage.records import AttemptState, JobRecord
-from storage.sql import open_store
-from storage.store import Store
+from storage.store import Store, open_store
 from tests.chaos.people import Job
 from tests.storage.whole import check_whole, every_event
 

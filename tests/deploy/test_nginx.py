@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from storage.sql import open_store
+from storage.store import open_store
 from tests.certificates import self_signed
 from tests.ports import free_port
 

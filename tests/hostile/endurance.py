@@ -23,7 +23,7 @@ from typing import Any
 import httpx2
 from sqlalchemy import create_engine, text
 
-from storage.sql import open_store
+from storage.store import open_store
 from tests.hostile.ground import JOB, NodePool, _process, _usage, ground
 from tests.ports import free_port
 

@@ -20,7 +20,7 @@ from typing import Any
 import httpx2
 
 from executor.process_tree import descendants
-from storage.sql import open_store
+from storage.store import open_store
 from tests.ports import free_port
 
 HEAVY = bool(os.environ.get("AUTOTUNE_HOSTILE"))

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from storage.records import Submission
-from storage.sql import open_store
+from storage.store import open_store
 from tests.hostile.ground import HEAVY, JOB, Finding, Row, ground
 
 pytestmark = pytest.mark.hostile

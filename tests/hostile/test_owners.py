@@ -12,7 +12,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from storage.sql import open_store
+from storage.store import open_store
 from tests.hostile.ground import HEAVY, JOB, Finding, NodePool, Row, ground
 
 pytestmark = pytest.mark.hostile

@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import create_engine, text
 
 from storage.records import ORIGIN, Submission
-from storage.sql import open_store
+from storage.store import open_store
 from tests.hostile.endurance import receivers
 from tests.hostile.ground import COMMAND, HEAVY, JOB, Finding, NodePool, Row, ground
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from storage.sql import open_store
+from storage.store import open_store
 from tests.hostile.ground import Finding, NodePool, Row, ground
 
 pytestmark = pytest.mark.hostile

@@ -14,7 +14,7 @@ from autotune.outcome.best_config import build_best_config
 from autotune.outcome.job_snapshot import read_snapshot
 from autotune.session.resolve import session_of
 from autotune.tuning import result_of
-from storage.sql import open_store
+from storage.store import open_store
 from tests.autotune.served import start
 from tests.page.conftest import Open
 from tests.page.place import Place

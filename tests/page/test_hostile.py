@@ -14,8 +14,7 @@ from search_spaces.trial import Interval, LogLines, Progress, RankMeasurement, T
 from search_spaces.trial_config import TrialConfig
 from storage.owners import current_owner
 from storage.records import Submission
-from storage.sql import open_store
-from storage.store import Store
+from storage.store import Store, open_store
 from tests.page.conftest import DESKTOP, Open
 from tests.page.place import SUBMITTED, Place
 

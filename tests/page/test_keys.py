@@ -7,7 +7,7 @@ from contextlib import closing
 import pytest
 from playwright.sync_api import Page, expect
 
-from storage.sql import open_store
+from storage.store import open_store
 from tests.page.conftest import Open
 from tests.page.place import Place
 

@@ -15,7 +15,6 @@ import pytest
 import storage
 from storage.owners import current_owner
 from storage.records import Lease
-from storage.sql import SqlStore
 from storage.store import Store
 from tests.storage.postgres import PostgresServer
 
@@ -49,7 +48,7 @@ def start_postgres(durable: bool = True) -> Iterator[PostgresServer]:
         except (ImportError, OSError, RuntimeError, subprocess.SubprocessError) as error:
             pytest.skip(f"no PostgreSQL server starts here: {error}")
         with server:
-            SqlStore(server.new_database("migrated")).close()
+            Store(server.new_database("migrated")).close()
             yield server
 
 
@@ -81,14 +80,14 @@ def address(request: pytest.FixtureRequest, tmp_path: Path, migrated: Path) -> s
 
 
 @pytest.fixture
-def open_again(address: str, clock: Clock) -> Iterator[Callable[[], SqlStore]]:
+def open_again(address: str, clock: Clock) -> Iterator[Callable[[], Store]]:
     """Opens one more store on the test's database."""
     with ExitStack() as stack:
-        yield lambda: stack.enter_context(SqlStore(address, clock=clock))  # type: ignore[return-value]
+        yield lambda: stack.enter_context(Store(address, clock=clock))  # type: ignore[return-value]
 
 
 @pytest.fixture
-def store(open_again: Callable[[], SqlStore]) -> SqlStore:
+def store(open_again: Callable[[], Store]) -> Store:
     return open_again()
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from storage.address import describe, parse_address, without_password
 from storage.errors import DatabaseUnavailableError
-from storage.sql import open_store
+from storage.store import open_store
 
 SECRET = "hunter2"
 

@@ -13,17 +13,17 @@ from storage.errors import JobStateError, UnknownKeyError
 from storage.owners import current_owner
 from storage.records import Ask, Submission
 from storage.service_records import Actor, Quota
-from storage.sql import SqlStore
+from storage.store import Store
 
 ANNA = Actor(name="anna", key_id="0123456789ab", source="203.0.113.9")
 
 
-def acts(store: SqlStore) -> list[tuple[str, str]]:
+def acts(store: Store) -> list[tuple[str, str]]:
     """Of one moment of the clock: in no order."""
     return sorted((entry.action, entry.target) for entry in store.audit())
 
 
-def test_who_did_what_from_where_and_with_which_key(store: SqlStore, clock) -> None:
+def test_who_did_what_from_where_and_with_which_key(store: Store, clock) -> None:
     job = store.submit({"model": "m"}, Submission(submitter="anna", by=ANNA))[0]
     (entry,) = store.audit()
     assert (entry.actor, entry.key_id, entry.source) == ("anna", "0123456789ab", "203.0.113.9")
@@ -33,7 +33,7 @@ def test_who_did_what_from_where_and_with_which_key(store: SqlStore, clock) -> N
     assert (store.audit(1)[0].actor, store.audit(1)[0].key_id) == (local_actor().name, None)
 
 
-def test_every_act_of_a_person_is_an_entry(store: SqlStore, clock) -> None:
+def test_every_act_of_a_person_is_an_entry(store: Store, clock) -> None:
     mine = store.by(ANNA)
     job = mine.submit({"model": "m"}, Submission(submitter="anna", by=ANNA))[0].id
     mine.ask(job, Ask.PAUSE)
@@ -60,7 +60,7 @@ def test_every_act_of_a_person_is_an_entry(store: SqlStore, clock) -> None:
     assert {entry.actor for entry in store.audit()} == {"anna"}
 
 
-def test_what_is_refused_leaves_no_entry(store: SqlStore) -> None:
+def test_what_is_refused_leaves_no_entry(store: Store) -> None:
     job = store.submit({}, Submission(by=ANNA))[0]
     store.ask(job.id, Ask.CANCEL)
     before = store.audit()
@@ -71,7 +71,7 @@ def test_what_is_refused_leaves_no_entry(store: SqlStore) -> None:
     assert store.audit() == before
 
 
-def test_the_database_refuses_to_change_or_remove_an_entry(store: SqlStore, address: str) -> None:
+def test_the_database_refuses_to_change_or_remove_an_entry(store: Store, address: str) -> None:
     store.create_key("anna", {"admin"})
     before = store.audit()
     engine = sa.create_engine(address.replace("postgresql:", "postgresql+psycopg:"))
@@ -84,7 +84,7 @@ def test_the_database_refuses_to_change_or_remove_an_entry(store: SqlStore, addr
     assert store.audit() == before
 
 
-def test_pages_and_what_is_looked_for(store: SqlStore, clock, open_again: Callable[[], SqlStore]) -> None:
+def test_pages_and_what_is_looked_for(store: Store, clock, open_again: Callable[[], Store]) -> None:
     for number in range(5):
         store.by(Actor(name=f"a{number % 2}")).set_quota("x", Quota.WEBHOOKS, number)
         clock.advance(1)
@@ -96,11 +96,11 @@ def test_pages_and_what_is_looked_for(store: SqlStore, clock, open_again: Callab
     assert store.audit(action="key.create") == []
 
 
-def test_a_backup_has_the_log(store: SqlStore, tmp_path) -> None:
+def test_a_backup_has_the_log(store: Store, tmp_path) -> None:
     store.by(ANNA).create_key("anna", {"read"})
     file = io.StringIO()
     store.dump(file)
-    with SqlStore(str(tmp_path / "elsewhere.db")) as other:
+    with Store(str(tmp_path / "elsewhere.db")) as other:
         other.load(file)
         assert sorted(entry.action for entry in other.audit()) == ["db.restore", "key.create"]
         assert other.audit(action="key.create")[0] == store.audit(action="key.create")[0]

@@ -6,8 +6,7 @@ from datetime import timedelta
 from search_spaces.clusters.microbenchmark import GroupShape, Measured, MicrobenchmarkResult, Operation
 from search_spaces.clusters.presets import local_cluster
 from search_spaces.outcome import Outcome
-from storage.sql import open_store
-from storage.store import Store
+from storage.store import Store, open_store
 
 
 def measured(seconds: float) -> MicrobenchmarkResult:

@@ -17,7 +17,7 @@ from search_spaces.trial_config import TrialConfig
 from storage.errors import DamagedRowError
 from storage.owners import current_owner
 from storage.records import Ask, JobRecord, QueueLimits, Submission
-from storage.sql import SqlStore, open_store
+from storage.store import Store, open_store
 from tests.storage.job_steps import RANK
 
 OF_JOBS = {
@@ -66,7 +66,7 @@ def damage(engine: Engine, table: str, column: str, value: str) -> Iterator[None
             connection.execute(update, {**named, "value": former})
 
 
-def fill(store: SqlStore, clock) -> tuple[JobRecord, JobRecord]:
+def fill(store: Store, clock) -> tuple[JobRecord, JobRecord]:
     """A job of which something will be damaged, and another: both run once, and wait again."""
     store.create_key("anna", ("read",))
     for hosts in ("a", "b"):
@@ -95,7 +95,7 @@ def cluster() -> ClusterSpec:
     return local_cluster(2)
 
 
-def check_others(store: SqlStore, first: JobRecord, second: JobRecord) -> None:
+def check_others(store: Store, first: JobRecord, second: JobRecord) -> None:
     """Everything that reads rows of several jobs, with the second one as it should be."""
     ids = [first.id, second.id]
     assert [job.id for job in store.jobs()] == [second.id, first.id]
@@ -118,7 +118,7 @@ def check_others(store: SqlStore, first: JobRecord, second: JobRecord) -> None:
     store.dump(sink, first.id)
 
 
-def test_what_is_damaged_stops_nothing_else_and_is_reported(store: SqlStore, engine: Engine, clock) -> None:
+def test_what_is_damaged_stops_nothing_else_and_is_reported(store: Store, engine: Engine, clock) -> None:
     first, second = fill(store, clock)
     assert store.damages() == []
     values = SHAPES if engine.dialect.name == "postgresql" else SHAPES + TEXTS
@@ -132,7 +132,7 @@ def test_what_is_damaged_stops_nothing_else_and_is_reported(store: SqlStore, eng
                     assert store.damages(), (table, column, value)
 
 
-def test_a_damaged_request_is_no_job_for_a_worker_that_looks_for_some(store: SqlStore, engine: Engine, clock) -> None:
+def test_a_damaged_request_is_no_job_for_a_worker_that_looks_for_some(store: Store, engine: Engine, clock) -> None:
     for name in ("first", "second"):
         store.submit({"runner": "local", "tags": [], "name": name}, Submission())
         clock.advance(1)
@@ -149,7 +149,7 @@ def test_a_damaged_request_is_no_job_for_a_worker_that_looks_for_some(store: Sql
         assert store.release(taken, JobState.FAILED, "DamagedRowError", "").state is JobState.FAILED
 
 
-def test_a_damaged_delivery_is_given_up_and_others_are_made(store: SqlStore, engine: Engine, clock) -> None:
+def test_a_damaged_delivery_is_given_up_and_others_are_made(store: Store, engine: Engine, clock) -> None:
     hook = store.create_webhook("anna", "https://a.example/")
     for _ in range(2):
         store.ask(store.submit({}, Submission(submitter="anna"))[0].id, Ask.CANCEL)
@@ -163,7 +163,7 @@ def test_a_damaged_delivery_is_given_up_and_others_are_made(store: SqlStore, eng
             connection.execute(text("UPDATE deliveries SET state = 'pending'"))
 
 
-def test_the_damaged_address_of_a_webhook_is_reported(store: SqlStore, engine: Engine) -> None:
+def test_the_damaged_address_of_a_webhook_is_reported(store: Store, engine: Engine) -> None:
     hook = store.create_webhook("anna", "https://a.example/")
     assert store.damages() == []
     for url in ("https://[a.example/", "https://a.example:http/"):
@@ -173,7 +173,7 @@ def test_the_damaged_address_of_a_webhook_is_reported(store: SqlStore, engine: E
         assert found.place == f"webhooks {hook.id}"
 
 
-def test_the_trials_of_a_job_name_the_damaged_one(store: SqlStore, engine: Engine, clock) -> None:
+def test_the_trials_of_a_job_name_the_damaged_one(store: Store, engine: Engine, clock) -> None:
     first, _ = fill(store, clock)
     with damage(engine, "trials", "config", "5"):
         for read in (store.trials, store.figures_of, store.trial_page, store.plain_trials):
@@ -181,7 +181,7 @@ def test_the_trials_of_a_job_name_the_damaged_one(store: SqlStore, engine: Engin
                 read(first.id)
 
 
-def test_a_backup_keeps_what_is_damaged_as_it_is(store: SqlStore, engine: Engine, clock, tmp_path: Path) -> None:
+def test_a_backup_keeps_what_is_damaged_as_it_is(store: Store, engine: Engine, clock, tmp_path: Path) -> None:
     first, second = fill(store, clock)
     with damage(engine, "jobs", "request", "5" if engine.dialect.name == "postgresql" else "{"):
         sink = io.StringIO()

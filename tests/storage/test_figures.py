@@ -10,7 +10,6 @@ from search_spaces.plain import to_plain
 from search_spaces.trial import Interval, TrialResult
 from search_spaces.trial_config import TrialConfig
 from storage.records import Lease
-from storage.sql import SqlStore
 from storage.store import Store
 
 
@@ -54,7 +53,7 @@ class TestFigures:
 
     def test_sqlite_finds_the_attempt_of_a_trial_by_its_trial(self, tmp_path: Path) -> None:
         plans: list[str] = []
-        with SqlStore(str(tmp_path / "jobs.db")) as store:
+        with Store(str(tmp_path / "jobs.db")) as store:
             engine = store._database._engine
 
             @event.listens_for(engine, "before_cursor_execute")

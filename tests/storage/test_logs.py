@@ -14,8 +14,7 @@ from storage.errors import LeaseLostError, UnknownTrialError
 from storage.log_records import LOG_HEAD_BYTES, LOG_TAIL_BYTES, LogRecord
 from storage.owners import current_owner
 from storage.records import AttemptState, Lease
-from storage.sql import SqlStore, open_store
-from storage.store import Store
+from storage.store import Store, open_store
 
 LINE = "0123456789abcdef" * 64
 
@@ -130,7 +129,7 @@ def test_news_of_trials_that_are_followed(store: Store, lease: Lease, token: str
     assert store.log_news({second: 0})[second].over
 
 
-def test_they_go_with_their_job_and_with_age(store: SqlStore, lease: Lease, token: str, clock, tmp_path: Path) -> None:
+def test_they_go_with_their_job_and_with_age(store: Store, lease: Lease, token: str, clock, tmp_path: Path) -> None:
     store.add_output(lease, [printed(token, "a\n")], [Progress(attempt=token, phase="build", step=0)])
     store.release(lease, JobState.SUCCEEDED, "", "")
     sink = io.StringIO()

@@ -12,7 +12,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.schema import CreateTable
 
 from storage.migrations import HEAD, VERSION_TABLE
-from storage.sql import open_store
+from storage.store import open_store
 from storage.tables import Base, UtcDateTime
 
 

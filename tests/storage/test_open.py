@@ -11,10 +11,10 @@ import pytest
 from sqlalchemy import event, text
 from sqlalchemy.orm import Session
 
-from storage.address import parse_address
+from storage.address import default_database_url, parse_address
 from storage.database import Database
 from storage.errors import DatabaseUnavailableError
-from storage.sql import default_database_url, open_store
+from storage.store import open_store
 
 
 @pytest.fixture

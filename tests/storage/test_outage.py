@@ -12,15 +12,15 @@ from search_spaces.outcome import JobState
 from storage.errors import DatabaseUnavailableError
 from storage.owners import current_owner
 from storage.records import EventRecord
-from storage.sql import SqlStore
+from storage.store import Store
 from tests.storage.postgres import PostgresServer
 
 WRITES = 300
 
 
 @pytest.fixture
-def store(mortal_postgres: PostgresServer) -> Iterator[SqlStore]:
-    with SqlStore(mortal_postgres.new_database(), outage_seconds=300.0) as store:
+def store(mortal_postgres: PostgresServer) -> Iterator[Store]:
+    with Store(mortal_postgres.new_database(), outage_seconds=300.0) as store:
         yield store
 
 
@@ -28,7 +28,7 @@ def notes(events: list[EventRecord]) -> list[int]:
     return [event.payload["number"] for event in events if event.kind == "note"]
 
 
-def test_a_killed_server_is_waited_for_and_everything_is_written_once(mortal_postgres: PostgresServer, store: SqlStore) -> None:
+def test_a_killed_server_is_waited_for_and_everything_is_written_once(mortal_postgres: PostgresServer, store: Store) -> None:
     lease = store.acquire(store.create_job({}).id, current_owner(), seconds=600)
     failures: list[BaseException] = []
     written, enough = threading.Event(), threading.Event()
@@ -61,7 +61,7 @@ def test_a_killed_server_is_waited_for_and_everything_is_written_once(mortal_pos
 
 
 @pytest.mark.parametrize("committed", [True, False])
-def test_a_commit_that_nobody_confirmed_takes_place_once(store: SqlStore, committed: bool) -> None:
+def test_a_commit_that_nobody_confirmed_takes_place_once(store: Store, committed: bool) -> None:
     """Break the connection right after the server has committed, or right before it is asked to."""
     lease = store.acquire(store.create_job({}).id, current_owner())
     broken: list[int] = []
@@ -82,14 +82,14 @@ def test_a_commit_that_nobody_confirmed_takes_place_once(store: SqlStore, commit
 
 def test_a_server_that_stays_away_is_told_in_one_line(mortal_postgres: PostgresServer) -> None:
     address = mortal_postgres.new_database()
-    with SqlStore(address, outage_seconds=0.5) as store:
+    with Store(address, outage_seconds=0.5) as store:
         store.create_job({})
         mortal_postgres.kill()
         try:
             with pytest.raises(DatabaseUnavailableError, match=r"cannot be used .*; check that it runs"):
                 store.jobs()
             with pytest.raises(DatabaseUnavailableError, match="check that it runs"):
-                SqlStore(address)
+                Store(address)
         finally:
             mortal_postgres.start()
         assert [job.state for job in store.jobs()] == [JobState.QUEUED]
@@ -104,12 +104,12 @@ def test_a_server_that_stays_away_is_told_in_one_line(mortal_postgres: PostgresS
 )
 def test_a_wrong_address_is_refused_at_once(mortal_postgres: PostgresServer, change: Callable[[str], str], remedy: str) -> None:
     with pytest.raises(DatabaseUnavailableError) as caught:
-        SqlStore(change(mortal_postgres.new_database()))
+        Store(change(mortal_postgres.new_database()))
     assert remedy in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-def test_the_answer_is_the_same_where_it_is_asked_again(store: SqlStore) -> None:
+def test_the_answer_is_the_same_where_it_is_asked_again(store: Store) -> None:
     """The connection may break once more while it is asked: what stands for the lost transaction is then there already."""
     database = store._database
     for _ in range(2):

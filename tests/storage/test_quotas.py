@@ -11,19 +11,19 @@ from storage.errors import QuotaExceededError
 from storage.owners import current_owner
 from storage.records import Ask, QueueLimits, Submission
 from storage.service_records import Actor, Quota, Quotas
-from storage.sql import SqlStore
+from storage.store import Store
 
 
 def submission(owner: str, limits: Quotas, key: str | None = None) -> Submission:
     return Submission(submitter=owner, key=key, body_hash="b", by=Actor(name=owner, limits=limits))
 
 
-def used(store: SqlStore, owner: str, quota: Quota) -> float:
+def used(store: Store, owner: str, quota: Quota) -> float:
     return next(use.used for use in store.quotas(owner, Quotas()) if use.quota is quota)
 
 
 class TestQueuedJobs:
-    def test_one_more_than_may_wait_is_refused_and_nothing_of_it_is_written(self, store: SqlStore) -> None:
+    def test_one_more_than_may_wait_is_refused_and_nothing_of_it_is_written(self, store: Store) -> None:
         limits = Quotas(queued_jobs=2)
         jobs = [store.submit({"n": n}, submission("anna", limits))[0].id for n in range(2)]
         with pytest.raises(QuotaExceededError, match=r"queued_jobs is used up \(2 of 2\)") as refused:
@@ -34,18 +34,18 @@ class TestQueuedJobs:
         store.ask(jobs[0], Ask.CANCEL)
         store.submit({}, submission("anna", limits))
 
-    def test_those_that_come_together_share_what_is_left(self, store: SqlStore) -> None:
+    def test_those_that_come_together_share_what_is_left(self, store: Store) -> None:
         limits = Quotas(queued_jobs=2)
         answers = store.submit_all([({"n": n}, submission("anna", limits)) for n in range(4)])
         assert [isinstance(answer, QuotaExceededError) for answer in answers] == [False, False, True, True]
         assert used(store, "anna", Quota.QUEUED_JOBS) == 2
 
-    def test_a_submission_that_is_sent_again_is_no_second_job(self, store: SqlStore) -> None:
+    def test_a_submission_that_is_sent_again_is_no_second_job(self, store: Store) -> None:
         limits = Quotas(queued_jobs=1)
         first, _ = store.submit({}, submission("anna", limits, "k"))
         assert store.submit({}, submission("anna", limits, "k")) == (first, False)
 
-    def test_a_job_that_is_resumed_waits_too(self, store: SqlStore) -> None:
+    def test_a_job_that_is_resumed_waits_too(self, store: Store) -> None:
         limits = Quotas(queued_jobs=1)
         paused = store.submit({}, submission("anna", limits))[0]
         store.ask(paused.id, Ask.PAUSE)
@@ -56,7 +56,7 @@ class TestQueuedJobs:
 
 
 class TestStoredBytes:
-    def test_requests_and_what_trials_print_count_until_they_are_removed(self, store: SqlStore, clock) -> None:
+    def test_requests_and_what_trials_print_count_until_they_are_removed(self, store: Store, clock) -> None:
         job = store.submit({"note": "x" * 1000}, Submission(submitter="anna"))[0]
         of_request = used(store, "anna", Quota.STORED_BYTES)
         assert 1000 < of_request < 1100
@@ -72,7 +72,7 @@ class TestStoredBytes:
         store.delete_job(job.id)
         assert used(store, "anna", Quota.STORED_BYTES) == 0
 
-    def test_what_is_left_out_of_long_output_does_not_count(self, store: SqlStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_what_is_left_out_of_long_output_does_not_count(self, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("storage.logs.LOG_HEAD_BYTES", 100)
         monkeypatch.setattr("storage.logs.LOG_TAIL_BYTES", 100)
         job = store.submit({}, Submission(submitter="anna"))[0]
@@ -85,7 +85,7 @@ class TestStoredBytes:
         kept = sum(part.size for part in store.logs(job.id, 0))
         assert used(store, "anna", Quota.STORED_BYTES) == before + kept < before + 500
 
-    def test_a_request_or_a_change_that_does_not_fit_is_refused(self, store: SqlStore) -> None:
+    def test_a_request_or_a_change_that_does_not_fit_is_refused(self, store: Store) -> None:
         limits = Quotas(stored_bytes=2000)
         job = store.submit({"note": "x" * 1000}, submission("anna", limits))[0]
         with pytest.raises(QuotaExceededError, match="stored_bytes"):
@@ -102,7 +102,7 @@ class TestStoredBytes:
 
 
 class TestDeviceHours:
-    def test_who_has_used_them_may_not_submit_and_no_worker_takes_their_jobs(self, store: SqlStore, clock) -> None:
+    def test_who_has_used_them_may_not_submit_and_no_worker_takes_their_jobs(self, store: Store, clock) -> None:
         first, second = (store.submit({}, Submission(submitter="anna"))[0].id for _ in range(2))
         store.set_quota("anna", Quota.DEVICE_HOURS, 1)
         lease = store.claim(current_owner(), seconds=9000)
@@ -120,7 +120,7 @@ class TestDeviceHours:
 
 
 class TestOwnLimits:
-    def test_an_owner_may_have_others_than_everybody(self, store: SqlStore) -> None:
+    def test_an_owner_may_have_others_than_everybody(self, store: Store) -> None:
         defaults = Quotas(queued_jobs=1)
         store.set_quota("anna", Quota.QUEUED_JOBS, 3)
         store.set_quota("anna", Quota.WEBHOOKS, math.inf)
@@ -133,6 +133,6 @@ class TestOwnLimits:
         store.set_quota("anna", Quota.QUEUED_JOBS, None)
         assert store.limits("anna", defaults).queued_jobs == 1
 
-    def test_whoever_has_the_database_is_not_limited(self, store: SqlStore) -> None:
+    def test_whoever_has_the_database_is_not_limited(self, store: Store) -> None:
         store.set_quota("anna", Quota.QUEUED_JOBS, 0)
         store.submit({}, Submission(submitter="anna"))

@@ -6,16 +6,16 @@ from search_spaces.outcome import JobState
 from storage.owners import current_owner
 from storage.records import Submission
 from storage.service_records import DeliveryState, DeliveryTry
-from storage.sql import SqlStore
+from storage.store import Store
 
 
-def end(store: SqlStore, key: str) -> str:
+def end(store: Store, key: str) -> str:
     job = store.submit({}, Submission(submitter="anna", key=key))[0]
     store.release(store.acquire(job.id, current_owner()), JobState.SUCCEEDED, "", "")
     return job.id
 
 
-def test_the_log_of_old_jobs_goes_and_their_rows_stay(store: SqlStore, clock) -> None:
+def test_the_log_of_old_jobs_goes_and_their_rows_stay(store: Store, clock) -> None:
     store.create_webhook("anna", "https://a.example/")
     old = end(store, "old")
     (delivery,) = store.claim_deliveries()
@@ -34,7 +34,7 @@ def test_the_log_of_old_jobs_goes_and_their_rows_stay(store: SqlStore, clock) ->
     assert not store.submit({}, Submission(submitter="anna", key="young"))[1]
 
 
-def test_a_job_that_goes_on_after_that_goes_on_numbering(store: SqlStore, clock) -> None:
+def test_a_job_that_goes_on_after_that_goes_on_numbering(store: Store, clock) -> None:
     job_id = end(store, "k")
     clock.advance(86400)
     store.prune(clock())

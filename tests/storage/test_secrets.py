@@ -15,7 +15,7 @@ from storage.address import default_database_url, readable_by_others
 from storage.errors import SecretError
 from storage.private_files import make_private_file, write_private
 from storage.secret_box import FILE_VARIABLE, KEYS_VARIABLE
-from storage.sql import SqlStore, open_store
+from storage.store import Store, open_store
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +33,7 @@ def rows(address: str) -> str:
     return found
 
 
-def test_the_database_does_not_tell_a_secret(store: SqlStore, address: str) -> None:
+def test_the_database_does_not_tell_a_secret(store: Store, address: str) -> None:
     made = store.create_webhook("anna", "https://a.example/")
     assert made.secret.startswith("whsec_")
     assert made.secret not in rows(address)
@@ -42,20 +42,20 @@ def test_the_database_does_not_tell_a_secret(store: SqlStore, address: str) -> N
 
 
 def test_a_secret_of_a_former_version_is_encrypted_when_the_database_is_opened(
-    store: SqlStore, address: str, monkeypatch: pytest.MonkeyPatch
+    store: Store, address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = store.create_webhook("anna", "https://a.example/")
     engine = sa.create_engine(address.replace("postgresql:", "postgresql+psycopg:"))
     with engine.begin() as connection:
         connection.execute(sa.text("UPDATE webhooks SET secret = 'whsec_b2xk', sealed = NULL"))
     engine.dispose()
-    with SqlStore(address) as again:
+    with Store(address) as again:
         (kept,) = again.webhooks("anna")
         assert (kept.id, again.signing_secret(kept)) == (made.id, "whsec_b2xk")
     if address.startswith("postgresql"):
         assert "whsec_b2xk" in rows(address), "others who open this database do not have the key of this machine"
         monkeypatch.setenv(KEYS_VARIABLE, Fernet.generate_key().decode())
-        with SqlStore(address) as again:
+        with Store(address) as again:
             assert again.signing_secret(*again.webhooks("anna")) == "whsec_b2xk"
     assert "whsec_b2xk" not in rows(address)
 

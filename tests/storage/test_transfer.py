@@ -13,8 +13,7 @@ from storage.errors import TransferError, UnknownJobError
 from storage.owners import current_owner
 from storage.records import Ask, AttemptState, Lease, QueueLimits, Submission
 from storage.service_records import Quota, Quotas
-from storage.sql import SqlStore, open_store
-from storage.store import Store
+from storage.store import Store, open_store
 
 
 def work_on(store: Store, job_id: str, trials: int = 3) -> Lease:
@@ -51,7 +50,7 @@ def elsewhere(tmp_path: Path):
         yield other
 
 
-def test_a_job_goes_to_another_database_with_all_that_belongs_to_it(store: SqlStore, elsewhere: Store) -> None:
+def test_a_job_goes_to_another_database_with_all_that_belongs_to_it(store: Store, elsewhere: Store) -> None:
     other_job = store.create_job({"model": "none"})
     job = store.submit({"model": "llama-tiny", "pins": {"a": [1, 2]}}, Submission(submitter="anna", priority=3, devices=2))[0]
     store.release(work_on(store, job.id), JobState.SUCCEEDED, "BUDGET", "spent")
@@ -67,7 +66,7 @@ def test_a_job_goes_to_another_database_with_all_that_belongs_to_it(store: SqlSt
     assert elsewhere.exact_jobs([other_job.id]) == {}
 
 
-def test_a_job_that_runs_is_paused_where_it_is_imported_and_can_go_on(store: SqlStore, elsewhere: Store) -> None:
+def test_a_job_that_runs_is_paused_where_it_is_imported_and_can_go_on(store: Store, elsewhere: Store) -> None:
     job = store.submit({}, Submission())[0]
     work_on(store, job.id)
     elsewhere.load_job(io.StringIO(text_of(store, job.id)))
@@ -81,7 +80,7 @@ def test_a_job_that_runs_is_paused_where_it_is_imported_and_can_go_on(store: Sql
     assert store.job(job.id).state is JobState.RUNNING
 
 
-def test_a_backup_holds_everything_and_running_jobs_are_taken_over(store: SqlStore, elsewhere: Store, clock) -> None:
+def test_a_backup_holds_everything_and_running_jobs_are_taken_over(store: Store, elsewhere: Store, clock) -> None:
     running = store.submit({"n": 0}, Submission(submitter="anna", key="k0"))[0]
     clock.advance(1)
     waiting = store.submit({"n": 1}, Submission(submitter="anna", key="k1"))[0]
@@ -127,7 +126,7 @@ def damaged(text: str) -> list[tuple[str, str]]:
     ]
 
 
-def test_what_is_not_whole_is_refused_and_nothing_of_it_stays(store: SqlStore, elsewhere: Store) -> None:
+def test_what_is_not_whole_is_refused_and_nothing_of_it_stays(store: Store, elsewhere: Store) -> None:
     job = store.submit({}, Submission())[0]
     store.release(work_on(store, job.id), JobState.SUCCEEDED, "", "")
     for text, problem in damaged(text_of(store, job.id)):
@@ -138,7 +137,7 @@ def test_what_is_not_whole_is_refused_and_nothing_of_it_stays(store: SqlStore, e
         store.dump(io.StringIO(), "20200101-000000-aaaa")
 
 
-def test_what_is_here_already_is_not_written_over(store: SqlStore) -> None:
+def test_what_is_here_already_is_not_written_over(store: Store) -> None:
     job = store.submit({}, Submission())[0]
     with pytest.raises(TransferError, match=f"autotune clean {job.id}"):
         store.load_job(io.StringIO(text_of(store, job.id)))
@@ -147,7 +146,7 @@ def test_what_is_here_already_is_not_written_over(store: SqlStore) -> None:
     assert [item.id for item in store.jobs()] == [job.id]
 
 
-def test_a_file_of_an_older_version_is_filled_up(store: SqlStore, elsewhere: Store) -> None:
+def test_a_file_of_an_older_version_is_filled_up(store: Store, elsewhere: Store) -> None:
     job = store.submit({}, Submission(devices=8))[0]
     lines = [json.loads(line) for line in text_of(store, job.id).splitlines()]
     lines[0]["schema"] = "0004"
@@ -196,7 +195,7 @@ def hostile(text: str) -> list[tuple[str, str]]:
     ]
 
 
-def test_the_file_of_a_job_brings_nothing_but_the_job(store: SqlStore, elsewhere: Store) -> None:
+def test_the_file_of_a_job_brings_nothing_but_the_job(store: Store, elsewhere: Store) -> None:
     job = store.submit({"model": "m"}, Submission())[0]
     store.release(work_on(store, job.id), JobState.SUCCEEDED, "", "")
     text = text_of(store, job.id)
@@ -211,7 +210,7 @@ def test_the_file_of_a_job_brings_nothing_but_the_job(store: SqlStore, elsewhere
         elsewhere.load(io.StringIO(text))
 
 
-def test_a_job_from_a_file_owes_nothing_and_goes_before_nobody(store: SqlStore, elsewhere: Store) -> None:
+def test_a_job_from_a_file_owes_nothing_and_goes_before_nobody(store: Store, elsewhere: Store) -> None:
     job = store.submit({}, Submission(submitter="anna", priority=100))[0]
     work_on(store, job.id)
     elsewhere.load_job(io.StringIO(with_rows(text_of(store, job.id), lease_token=2**62, charged_seconds=-1e9)))
@@ -223,7 +222,7 @@ def test_a_job_from_a_file_owes_nothing_and_goes_before_nobody(store: SqlStore, 
     assert elsewhere.usage("").device_seconds < 1.0
 
 
-def test_a_jobs_bytes_are_counted_where_it_is_imported(store: SqlStore, elsewhere: Store) -> None:
+def test_a_jobs_bytes_are_counted_where_it_is_imported(store: Store, elsewhere: Store) -> None:
     request = {"model": "m", "note": "x" * 1000}
     job = store.submit(request, Submission())[0]
     store.release(work_on(store, job.id), JobState.SUCCEEDED, "", "")
@@ -235,13 +234,13 @@ def test_a_jobs_bytes_are_counted_where_it_is_imported(store: SqlStore, elsewher
 
 
 @pytest.mark.parametrize("number", ["nan", "inf", "-inf"])
-def test_a_time_that_is_no_number_is_refused(store: SqlStore, elsewhere: Store, number: str) -> None:
+def test_a_time_that_is_no_number_is_refused(store: Store, elsewhere: Store, number: str) -> None:
     job = store.submit({}, Submission())[0]
     with pytest.raises(TransferError, match=r"jobs\.active_seconds: is not a finite number"):
         elsewhere.load_job(io.StringIO(with_rows(text_of(store, job.id), active_seconds={"$number": number})))
 
 
-def test_texts_that_a_database_cannot_hold_are_imported_as_what_it_can(store: SqlStore, elsewhere: SqlStore) -> None:
+def test_texts_that_a_database_cannot_hold_are_imported_as_what_it_can(store: Store, elsewhere: Store) -> None:
     job = store.submit({"runner": "local", "tags": ["a"]}, Submission())[0]
     text = text_of(store, job.id).replace('"runner":"local"', '"runner":"local","name":"\\u0000\\ud800","x":{"\\u0000":1}')
     for other in (elsewhere, store):

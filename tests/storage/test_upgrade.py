@@ -13,7 +13,7 @@ from search_spaces.trial import TrialResult
 from search_spaces.trial_config import TrialConfig
 from storage.owners import current_owner
 from storage.records import Ask
-from storage.sql import open_store
+from storage.store import open_store
 from tests.storage.postgres import PostgresServer
 
 FIRST = "0001"

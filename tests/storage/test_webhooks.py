@@ -12,13 +12,13 @@ from storage.errors import QuotaExceededError, UnknownWebhookError
 from storage.owners import current_owner
 from storage.records import Ask, Submission
 from storage.service_records import Actor, DeliveryState, DeliveryTry, Quotas
-from storage.sql import SqlStore
+from storage.store import Store
 
 ANSWERED = DeliveryTry(time=datetime(2030, 1, 1, tzinfo=UTC), seconds=0.1, status=204)
 REFUSED = DeliveryTry(time=datetime(2030, 1, 1, tzinfo=UTC), seconds=0.2, status=None, error="timed out")
 
 
-def ended_job(store: SqlStore, submitter: str = "anna", state: JobState = JobState.SUCCEEDED) -> str:
+def ended_job(store: Store, submitter: str = "anna", state: JobState = JobState.SUCCEEDED) -> str:
     job = store.submit({}, Submission(submitter=submitter))[0]
     lease = store.acquire(job.id, current_owner())
     store.release(lease, state, "BUDGET", "all spent")
@@ -26,7 +26,7 @@ def ended_job(store: SqlStore, submitter: str = "anna", state: JobState = JobSta
 
 
 @pytest.mark.parametrize("state", [JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED])
-def test_the_end_of_a_job_is_told_to_the_webhooks_of_its_submitter(store: SqlStore, state: JobState) -> None:
+def test_the_end_of_a_job_is_told_to_the_webhooks_of_its_submitter(store: Store, state: JobState) -> None:
     mine, _ = store.create_webhook("anna", "https://a.example/x"), store.create_webhook("bert", "https://b.example/")
     job_id = ended_job(store, state=state)
     (delivery,) = store.claim_deliveries()
@@ -36,7 +36,7 @@ def test_the_end_of_a_job_is_told_to_the_webhooks_of_its_submitter(store: SqlSto
     assert delivery.payload["data"] == {"job": job_id, "state": state, "reason": "BUDGET", "message": "all spent"}
 
 
-def test_a_job_that_pauses_is_not_told_and_one_that_is_cancelled_at_once_is(store: SqlStore) -> None:
+def test_a_job_that_pauses_is_not_told_and_one_that_is_cancelled_at_once_is(store: Store) -> None:
     store.create_webhook("anna", "https://a.example/x")
     ended_job(store, state=JobState.PAUSED)
     assert store.claim_deliveries() == []
@@ -45,7 +45,7 @@ def test_a_job_that_pauses_is_not_told_and_one_that_is_cancelled_at_once_is(stor
     assert [delivery.job_id for delivery in store.claim_deliveries()] == [waiting.id]
 
 
-def test_a_delivery_is_claimed_by_one_and_is_due_again_when_that_one_is_gone(store: SqlStore, clock) -> None:
+def test_a_delivery_is_claimed_by_one_and_is_due_again_when_that_one_is_gone(store: Store, clock) -> None:
     store.create_webhook("anna", "https://a.example/x")
     ended_job(store)
     (first,) = store.claim_deliveries(seconds=60)
@@ -54,7 +54,7 @@ def test_a_delivery_is_claimed_by_one_and_is_due_again_when_that_one_is_gone(sto
     assert [delivery.id for delivery in store.claim_deliveries()] == [first.id]
 
 
-def test_tries_are_logged_and_what_failed_is_due_later(store: SqlStore, clock) -> None:
+def test_tries_are_logged_and_what_failed_is_due_later(store: Store, clock) -> None:
     webhook = store.create_webhook("anna", "https://a.example/x")
     ended_job(store)
     (delivery,) = store.claim_deliveries()
@@ -73,7 +73,7 @@ def test_tries_are_logged_and_what_failed_is_due_later(store: SqlStore, clock) -
     assert store.deliveries(webhook.id)[0].state is DeliveryState.DELIVERED
 
 
-def test_a_webhook_goes_with_its_log(store: SqlStore) -> None:
+def test_a_webhook_goes_with_its_log(store: Store) -> None:
     webhook = store.create_webhook("anna", "https://a.example/x")
     ended_job(store)
     (delivery,) = store.claim_deliveries()
@@ -84,7 +84,7 @@ def test_a_webhook_goes_with_its_log(store: SqlStore) -> None:
         store.delete_webhook(webhook.id)
 
 
-def test_an_owner_has_so_many_webhooks_at_most_and_secrets_are_not_shown(store: SqlStore) -> None:
+def test_an_owner_has_so_many_webhooks_at_most_and_secrets_are_not_shown(store: Store) -> None:
     limited = store.by(Actor(name="anna", limits=Quotas(webhooks=3)))
     made = [limited.create_webhook("anna", f"https://a.example/{n}") for n in range(3)]
     with pytest.raises(QuotaExceededError, match=r"webhooks is used up \(3 of 3\); delete one"):
@@ -95,7 +95,7 @@ def test_an_owner_has_so_many_webhooks_at_most_and_secrets_are_not_shown(store: 
     assert len(store.webhooks("anna")) == 3
 
 
-def test_owners_take_turns_and_none_has_more_than_its_share(store: SqlStore, clock) -> None:
+def test_owners_take_turns_and_none_has_more_than_its_share(store: Store, clock) -> None:
     store.create_webhook("anna", "https://a.example/x")
     store.create_webhook("bert", "https://b.example/x")
     for _ in range(6):
@@ -111,7 +111,7 @@ def test_owners_take_turns_and_none_has_more_than_its_share(store: SqlStore, clo
     assert len(store.claim_deliveries(limit=100, most=2)) == 3
 
 
-def test_what_waits_for_a_receiver_waits_without_a_try(store: SqlStore, clock) -> None:
+def test_what_waits_for_a_receiver_waits_without_a_try(store: Store, clock) -> None:
     webhook = store.create_webhook("anna", "https://a.example/x")
     for _ in range(2):
         ended_job(store)
@@ -124,7 +124,7 @@ def test_what_waits_for_a_receiver_waits_without_a_try(store: SqlStore, clock) -
     assert [delivery.tries for delivery in store.claim_deliveries()] == [(), ()]
 
 
-def test_a_webhook_that_is_deleted_meanwhile_does_not_hold_up_the_end_of_a_job(store: SqlStore, address: str) -> None:
+def test_a_webhook_that_is_deleted_meanwhile_does_not_hold_up_the_end_of_a_job(store: Store, address: str) -> None:
     webhook = store.create_webhook("anna", "https://a.example/x")
     job = store.submit({}, Submission(submitter="anna"))[0]
     engine = create_engine(address.replace("postgresql:", "postgresql+psycopg:"))

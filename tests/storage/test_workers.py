@@ -6,7 +6,7 @@ from search_spaces.outcome import JobState
 from storage.owners import current_owner
 from storage.records import QueueLimits, Submission
 from storage.service_records import WorkerRecord
-from storage.sql import SqlStore
+from storage.store import Store
 
 
 def worker(name: str, **changes: object) -> WorkerRecord:
@@ -15,7 +15,7 @@ def worker(name: str, **changes: object) -> WorkerRecord:
     return WorkerRecord(id=name, **{**values, **changes})  # type: ignore[arg-type]
 
 
-def test_workers_are_seen_while_they_beat(store: SqlStore, clock) -> None:
+def test_workers_are_seen_while_they_beat(store: Store, clock) -> None:
     store.beat(worker("a"))
     clock.advance(50)
     store.beat(worker("b", job_id="20300101-000000-abcd", runner="ray", problem="no\0room"))
@@ -31,14 +31,14 @@ def test_workers_are_seen_while_they_beat(store: SqlStore, clock) -> None:
     assert [item.id for item in store.workers()] == ["a"]
 
 
-def test_a_worker_that_was_long_away_is_forgotten(store: SqlStore, clock) -> None:
+def test_a_worker_that_was_long_away_is_forgotten(store: Store, clock) -> None:
     store.beat(worker("a"))
     clock.advance(2 * 86400)
     store.beat(worker("b"))
     assert [item.id for item in store.workers(1e7)] == ["b"]
 
 
-def run_for(store: SqlStore, clock, seconds: float, submitter: str, devices: int) -> None:
+def run_for(store: Store, clock, seconds: float, submitter: str, devices: int) -> None:
     job = store.submit({}, Submission(submitter=submitter, devices=devices))[0]
     lease = store.acquire(job.id, current_owner())
     while seconds > 0:
@@ -49,7 +49,7 @@ def run_for(store: SqlStore, clock, seconds: float, submitter: str, devices: int
     assert store.job(job.id).devices == devices
 
 
-def test_usage_is_seconds_times_devices_by_submitter_and_day(store: SqlStore, clock) -> None:
+def test_usage_is_seconds_times_devices_by_submitter_and_day(store: Store, clock) -> None:
     run_for(store, clock, 25.0, "anna", devices=4)
     run_for(store, clock, 10.0, "anna", devices=1)
     run_for(store, clock, 7.0, "bert", devices=2)
@@ -61,7 +61,7 @@ def test_usage_is_seconds_times_devices_by_submitter_and_day(store: SqlStore, cl
     assert store.usage("anna").device_seconds == 0.0
 
 
-def test_a_submitter_who_has_used_a_days_share_waits_for_the_next_day(store: SqlStore, clock) -> None:
+def test_a_submitter_who_has_used_a_days_share_waits_for_the_next_day(store: Store, clock) -> None:
     limits = QueueLimits(device_seconds=100.0)
     run_for(store, clock, 30.0, "anna", devices=4)
     hers = store.submit({}, Submission(submitter="anna", priority=5))[0]

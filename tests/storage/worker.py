@@ -21,8 +21,7 @@ from search_spaces.trial_config import TrialConfig
 from storage.errors import LeaseHeldError
 from storage.owners import current_owner
 from storage.records import Lease
-from storage.sql import open_store
-from storage.store import Store
+from storage.store import Store, open_store
 
 
 def measured(attempt: str, outcome: Outcome) -> TrialResult:

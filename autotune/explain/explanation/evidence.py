@@ -4,6 +4,7 @@ import math
 from collections import Counter
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -23,7 +24,9 @@ from autotune.strategies.guided.prior import Prior
 from search_spaces.trial import Interval
 from search_spaces.trial_config import TrialConfig
 from storage.records import TrialRecord
-from storage.store import Store
+
+if TYPE_CHECKING:
+    from storage.store import Store
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +96,7 @@ class Outlook(Forecast):
         return ratios
 
 
-def gather(store: Store, job_id: str) -> Evidence:
+def gather(store: "Store", job_id: str) -> Evidence:
     """Read everything from the job's rows.
 
     Raises:
@@ -106,7 +109,7 @@ def gather(store: Store, job_id: str) -> Evidence:
     return evidence_of(store, session_of(snapshot.job), snapshot)
 
 
-def evidence_of(store: Store, session: Session, snapshot: JobSnapshot) -> Evidence:
+def evidence_of(store: "Store", session: Session, snapshot: JobSnapshot) -> Evidence:
     """As `gather`, for a job that was read before.
 
     Raises:
@@ -133,7 +136,7 @@ def trials_text(snapshot: JobSnapshot) -> str:
     return ", ".join([f"{count or 'no'} trial{'s' * (count != 1)}", *(f"{n} {name}" for name, n in ended.most_common())])
 
 
-def question_of_job(store: Store, session: Session) -> Question | None:
+def question_of_job(store: "Store", session: Session) -> Question | None:
     """A job's question to the equations, with what the database knows about its cluster; None: its model has no known shape."""
     question = question_of_session(session)
     return None if question is None else asked_here(store, question)

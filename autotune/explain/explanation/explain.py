@@ -1,6 +1,7 @@
 """Builds the explanation of a job."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from autotune.explain.explanation.counterfactual import Counterfactual
 from autotune.explain.explanation.evidence import Evidence, gather
@@ -15,12 +16,14 @@ from autotune.explain.explanation.time_use import time_use, waiting_notes
 from autotune.objective.ranking import rate
 from search_spaces.errors import SpaceTooLargeError
 from search_spaces.models.command import CommandModel
-from storage.store import Store
+
+if TYPE_CHECKING:
+    from storage.store import Store
 
 SCHEMA_PATH = Path(__file__).parents[2] / "schemas" / "explanation.schema.json"
 
 
-def explain(store: Store, job_id: str) -> Explanation:
+def explain(store: "Store", job_id: str) -> Explanation:
     """Return why the best configuration of a job is the best. Runs nothing and writes nothing.
 
     1. Read the job's rows and decide the winner, as for best-config.json.

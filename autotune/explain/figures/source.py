@@ -1,6 +1,7 @@
 """The data source of a job's figures; each part is read when the first figure needs it."""
 
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from autotune.errors import AutotuneError, NoBestError
 from autotune.explain.explanation.evidence import Evidence, evidence_of, question_of_job, trials_text
@@ -19,13 +20,15 @@ from search_spaces.models.model import FactoryModel
 from search_spaces.outcome import JobState
 from search_spaces.trial import Interval
 from storage.records import TrialRecord
-from storage.store import Store
+
+if TYPE_CHECKING:
+    from storage.store import Store
 
 
 class Source:
     """A job's rows as they were when the first figure read them. A part that is not available is None; `lacking` says why."""
 
-    def __init__(self, store: Store, job_id: str) -> None:
+    def __init__(self, store: "Store", job_id: str) -> None:
         """`job_id` may be a unique prefix.
 
         Raises:

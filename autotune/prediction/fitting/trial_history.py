@@ -4,6 +4,7 @@ import contextlib
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -22,7 +23,9 @@ from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
 from storage.errors import DamagedRowError
 from storage.records import JobRecord, TrialRecord
-from storage.store import Store
+
+if TYPE_CHECKING:
+    from storage.store import Store
 
 MOST_JOBS = 200
 MOST_CONFIGURATIONS = 400
@@ -59,7 +62,7 @@ class _Gathered:
     """Configuration's hash -> (configuration, step seconds, peak, standard deviation of the logarithm of the seconds)."""
 
 
-def trial_history(store: Store, cluster: ClusterSpec, engine: str) -> list[Runs]:
+def trial_history(store: "Store", cluster: ClusterSpec, engine: str) -> list[Runs]:
     """Measurements of the newest jobs on the same hardware and engine: trials that are OK and stable."""
     found: dict[tuple[object, ...], _Gathered] = {}
     count = 0
@@ -102,7 +105,7 @@ def earlier_runs(
     return [_runs(gathered, cluster, engine) for gathered in found.values()]
 
 
-def jobs_elsewhere(store: Store, cluster: ClusterSpec, engine: str) -> int:
+def jobs_elsewhere(store: "Store", cluster: ClusterSpec, engine: str) -> int:
     """How many of the newest jobs of the engine ran on other hardware."""
     return sum(not same_hardware(there, cluster) for _, _, there in _readable(store, engine))
 
@@ -128,7 +131,7 @@ def hardware_key(cluster: ClusterSpec) -> dict[str, object]:
     }
 
 
-def _trials(store: Store, job_id: str) -> Iterator[TrialRecord]:
+def _trials(store: "Store", job_id: str) -> Iterator[TrialRecord]:
     """A job's trials in batches: of a long job the first ones suffice. A damaged row ends the iteration."""
     first = 0
     with contextlib.suppress(DamagedRowError):
@@ -137,13 +140,13 @@ def _trials(store: Store, job_id: str) -> Iterator[TrialRecord]:
             first = part[-1].number + 1
 
 
-def _jobs(store: Store, cluster: ClusterSpec, engine: str) -> Iterator[tuple[JobRecord, JobRequest]]:
+def _jobs(store: "Store", cluster: ClusterSpec, engine: str) -> Iterator[tuple[JobRecord, JobRequest]]:
     for job, request, there in _readable(store, engine):
         if isinstance(request.resolved_model, ModelSpec) and same_hardware(there, cluster):
             yield job, request
 
 
-def _readable(store: Store, engine: str) -> Iterator[tuple[JobRecord, JobRequest, ClusterSpec]]:
+def _readable(store: "Store", engine: str) -> Iterator[tuple[JobRecord, JobRequest, ClusterSpec]]:
     """The newest jobs of the engine that this version can read, with their cluster."""
     before, seen = None, 0
     while seen < MOST_JOBS and (page := store.jobs(limit=PAGE, before=before)):

@@ -5,6 +5,7 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from autotune.prediction.equations.coefficients import Coefficients
 from autotune.prediction.equations.rates import rates_for
@@ -16,7 +17,9 @@ from autotune.prediction.planning.question import SHIPPED, Question
 from search_spaces.clusters.cluster import ClusterSpec
 from search_spaces.trial_config import stable_hash
 from storage.records import CalibrationRecord
-from storage.store import Store
+
+if TYPE_CHECKING:
+    from storage.store import Store
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +51,7 @@ def benchmark_text(record: CalibrationRecord) -> str:
 
 
 def calibrated(
-    store: Store, cluster: ClusterSpec, engine: str, shipped: Coefficients, earlier: Sequence[Runs] = ()
+    store: "Store", cluster: ClusterSpec, engine: str, shipped: Coefficients, earlier: Sequence[Runs] = ()
 ) -> Calibrated:
     """Start from `shipped`, refine by the newest micro-benchmark, then by trials; each result is the next prior.
 
@@ -67,7 +70,7 @@ def calibrated(
     return Calibrated(rates=rates, benchmark=record, trials=trials, lessons=lessons_of(history, rates))
 
 
-def asked_here(store: Store, question: Question) -> Question:
+def asked_here(store: "Store", question: Question) -> Question:
     """Add the database's knowledge of the cluster to the question; used for every prediction shown to users."""
     found = calibrated(store, question.cluster, question.engine, rates_for(question.cluster, question.engine))
     return dataclasses.replace(question, known=found.rates, lessons=found.lessons, rests_on=found.source)

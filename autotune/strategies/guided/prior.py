@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from autotune.prediction.equations.coefficients import Coefficients
 from autotune.prediction.equations.rates import rates_for
@@ -10,7 +11,9 @@ from autotune.prediction.fitting.trial_history import Runs, jobs_elsewhere
 from autotune.prediction.planning.calibrated import calibrated
 from autotune.prediction.planning.question import SHIPPED
 from search_spaces.clusters.cluster import ClusterSpec
-from storage.store import Store
+
+if TYPE_CHECKING:
+    from storage.store import Store
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +38,7 @@ class Prior:
         return text
 
 
-def learn_prior(store: Store, cluster: ClusterSpec, engine: str, earlier: Sequence[Runs] = ()) -> Prior:
+def learn_prior(store: "Store", cluster: ClusterSpec, engine: str, earlier: Sequence[Runs] = ()) -> Prior:
     """Learn from the database: the cluster's micro-benchmark, and trials on the same hardware and engine.
 
     Args:

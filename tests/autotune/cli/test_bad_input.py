@@ -16,7 +16,7 @@ from called import Command
 
 from autotune.cli import serve, sweep
 from executor.runners import rank_process
-from storage.sql import open_store
+from storage.store import open_store
 
 CONFIG: dict[str, Any] = json.loads(table.MODEL_CONFIG)
 SWEEP = ("sweep", "--runner", "local", "--out", "best.json")

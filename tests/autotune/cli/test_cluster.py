@@ -16,8 +16,7 @@ from executor.runners.ray.describe import RayNode, cluster_of, nodes_of
 from search_spaces.clusters.microbenchmark import SINGLE_RANK, GroupShape, Measured, MicrobenchmarkResult, Operation
 from search_spaces.outcome import Outcome
 from storage.records import Owner
-from storage.sql import open_store
-from storage.store import Store
+from storage.store import Store, open_store
 
 MIB = 2**20
 TABLE = [

@@ -15,7 +15,7 @@ from search_spaces.trial import LogLines, TrialResult
 from search_spaces.trial_config import TrialConfig
 from storage.owners import current_owner
 from storage.records import Submission
-from storage.sql import open_store
+from storage.store import open_store
 
 ATTACK = "\x1b]0;owned\x07\x1b[2J\x9b31m\x7f\u202eabc\r[red]x[/red]"
 FORBIDDEN = set("\x1b\x07\x9b\x7f\u202e\r")

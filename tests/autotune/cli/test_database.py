@@ -11,7 +11,7 @@ from called import Command
 from search_spaces.outcome import JobState
 from storage.owners import current_owner
 from storage.records import Submission
-from storage.sql import open_store
+from storage.store import open_store
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from called import Command
 from autotune.exports.best_config_file import SCHEMA_PATH
 from autotune.outcome.job_snapshot import read_snapshot
 from search_spaces.outcome import Outcome, Purpose
-from storage.sql import open_store
+from storage.store import open_store
 
 pytestmark = pytest.mark.usefixtures("forked_ranks")
 

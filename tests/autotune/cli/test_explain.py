@@ -10,7 +10,7 @@ from called import Command
 from autotune.loop.loop import run_job
 from autotune.request.rows import request_to_row
 from search_spaces.outcome import Outcome
-from storage.sql import open_store
+from storage.store import open_store
 
 TITLES = (
     "Where the time goes", "Where the memory goes", "What each knob contributes", "What limits it",

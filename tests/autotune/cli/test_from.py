@@ -18,7 +18,7 @@ from autotune.outcome.job_snapshot import read_snapshot
 from autotune.request.rows import request_from_fields, request_to_row
 from autotune.session.resolve import prepare, resolve
 from autotune.session.session import Session
-from storage.sql import open_store
+from storage.store import open_store
 from tests.autotune.cli.test_bad_input import refused
 
 PRESENT: dict[str, Any] = {

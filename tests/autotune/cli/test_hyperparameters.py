@@ -19,7 +19,7 @@ from autotune.session.trial_requests import trial_request
 from autotune.tuning import tune
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
-from storage.sql import open_store
+from storage.store import open_store
 
 STATED: dict[str, Any] = {"lr": 3e-4, "weight_decay": 0.05, "clip": 0.5, "optimizer": "sgd"}
 PRESENT: dict[str, Any] = {

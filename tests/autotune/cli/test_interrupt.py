@@ -16,7 +16,7 @@ from autotune.cli import foreground
 from autotune.outcome.job_snapshot import read_snapshot
 from executor.runners.runner import Runner
 from search_spaces.outcome import JobState
-from storage.sql import open_store
+from storage.store import open_store
 
 ROOT = Path(__file__).parents[3]
 SWEEP = (

@@ -22,8 +22,7 @@ from executor.runners.replay import ReplayRunner
 from executor.runners.runner import Event, Handle, Runner
 from search_spaces.outcome import JobState, Outcome
 from storage.owners import current_owner
-from storage.sql import open_store
-from storage.store import Store
+from storage.store import Store, open_store
 from tests.ports import free_port
 
 SUBMIT = (
@@ -310,7 +309,7 @@ def test_a_service_is_used_without_what_a_database_needs(folder: Path) -> None:
         "main()\n"
     )
     with served.service(str(folder / "jobs.db")) as url:
-        for words in ("submit llama-tiny --ranks 2", "show"):
+        for words in ("submit llama-tiny --ranks 2", "show", "report --format md"):
             answer = subprocess.run(
                 [sys.executable, "-c", script, *words.split(), "--url", url],
                 env={**os.environ, "PYTHONPATH": str(served.ROOT)}, capture_output=True, text=True,

@@ -12,7 +12,7 @@ from called import Command
 from served import Request
 
 from autotune.cli.app import app
-from storage.sql import open_store
+from storage.store import open_store
 
 
 class Place(Enum):

@@ -6,7 +6,7 @@ import pytest
 from called import Command
 from swept import swept
 
-from storage.sql import open_store
+from storage.store import open_store
 
 
 @pytest.fixture

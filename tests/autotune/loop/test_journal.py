@@ -27,8 +27,7 @@ from executor.errors import RunnerError
 from executor.runners.runner import Runner
 from search_spaces.outcome import JobState
 from storage.records import Submission
-from storage.sql import open_store
-from storage.store import Store
+from storage.store import Store, open_store
 
 ROOT = Path(__file__).parents[3]
 

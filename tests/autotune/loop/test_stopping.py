@@ -16,7 +16,7 @@ from search_spaces.outcome import JobState, Outcome
 from search_spaces.trial import TrialResult
 from search_spaces.trial_config import TrialConfig
 from storage.records import JobRecord
-from storage.sql import open_store
+from storage.store import open_store
 
 
 def run(folder: Path, **changes: Any) -> tuple[JobRecord, int]:

@@ -13,8 +13,7 @@ from search_spaces.trial import Interval, TrialResult
 from search_spaces.trial_config import TrialConfig
 from storage.owners import current_owner
 from storage.records import Lease
-from storage.sql import open_store
-from storage.store import Store
+from storage.store import Store, open_store
 
 
 @pytest.fixture

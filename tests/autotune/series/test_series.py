@@ -22,7 +22,7 @@ from autotune.tuning import TuneResult, run_new_job
 from search_spaces.outcome import JobState, Outcome
 from search_spaces.trial import Interval, TrialResult
 from search_spaces.trial_config import TrialConfig
-from storage.sql import open_store
+from storage.store import open_store
 
 RATES = {1: 40.0, 2: 100.0, 4: 130.0}
 """Samples/s of the best configuration by ranks: costs a rank-hour 1/40, 1/50, 1/32.5."""

@@ -22,8 +22,7 @@ from search_spaces.outcome import JobState, Outcome, Purpose
 from search_spaces.trial import Interval, TrialResult
 from search_spaces.trial_config import TrialConfig
 from storage.owners import current_owner
-from storage.sql import open_store
-from storage.store import Store
+from storage.store import Store, open_store
 
 CLUSTER = "dgx-a100:1"
 SHIPPED = Coefficients()

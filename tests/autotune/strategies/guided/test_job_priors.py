@@ -9,8 +9,7 @@ from autotune.outcome.job_snapshot import read_snapshot
 from autotune.request.rows import request_to_row
 from autotune.session.resolve import session_of
 from search_spaces.outcome import Purpose
-from storage.sql import open_store
-from storage.store import Store
+from storage.store import Store, open_store
 
 
 def run(store: Store, folder: Path, trials: int) -> tuple[str, list[str]]:
