@@ -7,7 +7,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from autotune.cli.finding import Finding
@@ -49,7 +49,7 @@ def doctor_command(options: DoctorOptions) -> Status:
         checks.append(lambda: _cluster(options))
     findings = [finding for check in checks for finding in check()]
     if options.json:
-        sys.stdout.write(json.dumps([asdict(finding) for finding in findings], indent=2) + "\n")
+        sys.stdout.write(json.dumps([finding.document() for finding in findings], indent=2) + "\n")
     else:
         console = Console()
         for finding in findings:
@@ -57,13 +57,13 @@ def doctor_command(options: DoctorOptions) -> Status:
             remedy = "" if finding.good else f"; {finding.remedy}"
             console.print(mark, end="", markup=True)
             console.print(f" {finding.name}: ", end="")
-            console.print(f"{finding.told}{remedy}", markup=False, highlight=False, soft_wrap=True)
+            console.print(f"{finding.text}{remedy}", markup=False, highlight=False, soft_wrap=True)
     return Status.OK if all(finding.good for finding in findings) else Status.FAILURE
 
 
 def _python() -> list[Finding]:
     version = ".".join(map(str, sys.version_info[:3]))
-    return [Finding(name="python", good=sys.version_info >= (3, 11), told=version, remedy="use Python 3.11 or newer")]
+    return [Finding(name="python", good=sys.version_info >= (3, 11), text=version, remedy="use Python 3.11 or newer")]
 
 
 def _packages() -> list[Finding]:
@@ -72,9 +72,9 @@ def _packages() -> list[Finding]:
 
 def _package(name: str) -> Finding:
     try:
-        return Finding(name=name, good=True, told=importlib.metadata.version(name))
+        return Finding(name=name, good=True, text=importlib.metadata.version(name))
     except importlib.metadata.PackageNotFoundError:
-        return Finding(name=name, good=False, told="is not installed", remedy=f"run pip install {name}")
+        return Finding(name=name, good=False, text="is not installed", remedy=f"run pip install {name}")
 
 
 def _engines() -> list[Finding]:
@@ -83,7 +83,7 @@ def _engines() -> list[Finding]:
     for engine in CAPABILITIES:
         if refusal := why_unusable(engine):
             text = f"{refusal.message}; for sweeps with --engine {engine}, {refusal.remedy}"
-            found.append(Finding(name=f"engine {engine}", good=True, told=text))
+            found.append(Finding(name=f"engine {engine}", good=True, text=text))
     return found
 
 
@@ -95,8 +95,8 @@ def _names() -> list[Finding]:
         others = sorted({owner for owner in owners.get(package, []) if owner.lower() != "autotune"})
         if others:
             text = f"the package {package!r} is also installed by {', '.join(others)}"
-            found.append(Finding(name="names", good=False, told=text, remedy="use an environment without it"))
-    return found or [Finding(name="names", good=True, told=f"{', '.join(PACKAGES)} belong only to autotune")]
+            found.append(Finding(name="names", good=False, text=text, remedy="use an environment without it"))
+    return found or [Finding(name="names", good=True, text=f"{', '.join(PACKAGES)} belong only to autotune")]
 
 
 def _machine() -> list[Finding]:
@@ -104,7 +104,7 @@ def _machine() -> list[Finding]:
     text = f"{os.cpu_count()} cores, {bytes_text(cluster.host_memory_bytes)} of memory, nvidia-smi " + (
         "found" if shutil.which("nvidia-smi") else "not found: trials run on the CPU"
     )
-    return [Finding(name="machine", good=True, told=text)]
+    return [Finding(name="machine", good=True, text=text)]
 
 
 def _shared_memory() -> list[Finding]:
@@ -116,7 +116,7 @@ def _shared_memory() -> list[Finding]:
         Finding(
             name="shared memory",
             good=free >= SHARED_MEMORY_BYTES,
-            told=f"{bytes_text(free)} free in /dev/shm",
+            text=f"{bytes_text(free)} free in /dev/shm",
             remedy=f"free or allow at least {bytes_text(SHARED_MEMORY_BYTES)} (in a container: --shm-size)",
         )
     ]
@@ -135,5 +135,5 @@ def _database(database: str | None) -> list[Finding]:
         with open_store(url) as store:
             store.jobs(limit=1)
     except StorageError as error:
-        return [Finding(name="database", good=False, told=str(error), remedy="give another with --db")]
-    return [Finding(name="database", good=True, told=url)]
+        return [Finding(name="database", good=False, text=str(error), remedy="give another with --db")]
+    return [Finding(name="database", good=True, text=url)]

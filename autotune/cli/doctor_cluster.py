@@ -26,9 +26,9 @@ def cluster_findings(ray_address: str | None, database: str | None) -> list[Find
             checkup = check_up(address)
     except RunnerError as error:
         text, _, remedy = str(error).rpartition("; ")
-        return [Finding(name="Ray", good=False, told=text or remedy, remedy=remedy if text else "")]
+        return [Finding(name="Ray", good=False, text=text or remedy, remedy=remedy if text else "")]
     living = sum(node.alive for node in checkup.nodes)
-    found = Finding(name="Ray", good=True, told=f"{living} node{'s' * (living != 1)} at {address}")
+    found = Finding(name="Ray", good=True, text=f"{living} node{'s' * (living != 1)} at {address}")
     nodes, pairs = node_findings(checkup, _versions_here()), pair_findings(checkup, _calibration(checkup, database))
     return [found, *nodes, *pairs]
 

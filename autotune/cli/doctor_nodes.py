@@ -34,10 +34,10 @@ def node_findings(checkup: Checkup, here: Mapping[str, str]) -> list[Finding]:
 def _silent(checkup: Checkup) -> Iterator[Finding]:
     for node in (node for node in checkup.nodes if not node.alive):
         remedy = "start Ray on it again; a supervisor does, see docs/deploy/by-hand.md"
-        yield Finding(name=f"node {node.name}", good=False, told=f"is gone: {node.why_gone}", remedy=remedy)
+        yield Finding(name=f"node {node.name}", good=False, text=f"is gone: {node.why_gone}", remedy=remedy)
     for name, why in checkup.silent:
         remedy = "look at /tmp/ray/session_latest/logs on it, or start its Ray again"
-        yield Finding(name=f"node {name}", good=False, told=f"is alive to Ray, but {why}", remedy=remedy)
+        yield Finding(name=f"node {name}", good=False, text=f"is alive to Ray, but {why}", remedy=remedy)
 
 
 def _versions(facts: Sequence[NodeFacts], here: Mapping[str, str]) -> Iterator[Finding]:
@@ -51,17 +51,17 @@ def _versions(facts: Sequence[NodeFacts], here: Mapping[str, str]) -> Iterator[F
         text = "; ".join(f"{version} on {', '.join(where)}" for version, where in nodes_of.items())
         equal = len(nodes_of) == 1
         remedy = f"install the same {name} on every node: ranks of one trial must not differ"
-        yield Finding(name=name, good=equal, told=f"{next(iter(nodes_of))} everywhere" if equal else text, remedy=remedy)
+        yield Finding(name=name, good=equal, text=f"{next(iter(nodes_of))} everywhere" if equal else text, remedy=remedy)
 
 
 def _installed(facts: Sequence[NodeFacts]) -> Iterator[Finding]:
     for name in NEEDED:
         if missing := [node.node for node in facts if name not in node.versions]:
             text = f"is not installed for Ray's Python on {', '.join(missing)}"
-            yield Finding(name=name, good=False, told=text, remedy=f"run pip install {name} there, then start Ray again")
+            yield Finding(name=name, good=False, text=text, remedy=f"run pip install {name} there, then start Ray again")
     if missing := [node.node for node in facts if "autotune" in node.versions and not node.rank_main]:
         text = f"is installed at another path on {', '.join(missing)}, so ranks do not start there"
-        yield Finding(name="autotune", good=False, told=text, remedy="install it at the same path on every node")
+        yield Finding(name="autotune", good=False, text=text, remedy="install it at the same path on every node")
 
 
 def _gloo(facts: Sequence[NodeFacts]) -> Iterator[Finding]:
@@ -74,7 +74,7 @@ def _gloo(facts: Sequence[NodeFacts]) -> Iterator[Finding]:
         if named is not None:
             there = all(name in node.interfaces for name in named.split(","))
             text = f"{variable}={named}" + ("" if there else f" is not among {', '.join(node.interfaces) or 'none'}")
-            yield Finding(name=f"gloo's interface on {node.node}", good=there, told=text, remedy=remedy)
+            yield Finding(name=f"gloo's interface on {node.node}", good=there, text=text, remedy=remedy)
         else:
             good = node.resolved == node.address
             found = (
@@ -83,7 +83,7 @@ def _gloo(facts: Sequence[NodeFacts]) -> Iterator[Finding]:
                 else "nothing"
             )
             text = f"the name {node.host} resolves to {found}, and Ray reaches it at {node.address} ({own or '?'})"
-            yield Finding(name=f"gloo's interface on {node.node}", good=good, told=text, remedy=remedy)
+            yield Finding(name=f"gloo's interface on {node.node}", good=good, text=text, remedy=remedy)
 
 
 def _nccl(facts: Sequence[NodeFacts]) -> Iterator[Finding]:
@@ -95,7 +95,7 @@ def _nccl(facts: Sequence[NodeFacts]) -> Iterator[Finding]:
         text = f"NCCL_SOCKET_IFNAME={named}: {', '.join(fits) or 'none of ' + ', '.join(node.interfaces)}"
         own = _interface_at(node, node.address)
         remedy = f"set it to {own or 'the interface of ' + node.address}, or leave it out, and start Ray there again"
-        yield Finding(name=f"NCCL's interface on {node.node}", good=bool(fits), told=text, remedy=remedy)
+        yield Finding(name=f"NCCL's interface on {node.node}", good=bool(fits), text=text, remedy=remedy)
 
 
 def _nccl_uses(named: str, interface: str) -> bool:
@@ -113,9 +113,9 @@ def _ports(unreached: Sequence[Unreached], facts: Sequence[NodeFacts]) -> Iterat
     for item in unreached:
         text = f"a rank's port on {item.listener} cannot be reached from {item.caller}: {item.problem}"
         remedy = "allow all TCP ports between the nodes: ranks listen at ports that the system chooses"
-        yield Finding(name="ports", good=False, told=text, remedy=remedy)
+        yield Finding(name="ports", good=False, text=text, remedy=remedy)
     if not unreached and len(facts) > 1:
-        yield Finding(name="ports", good=True, told="every node reaches every other")
+        yield Finding(name="ports", good=True, text="every node reaches every other")
 
 
 def _shared_memory(facts: Sequence[NodeFacts]) -> Iterator[Finding]:
@@ -127,7 +127,7 @@ def _shared_memory(facts: Sequence[NodeFacts]) -> Iterator[Finding]:
             f"allow at least {bytes_text(LEAST_SHARED_BYTES)} (a container's --shm-size; a pod's emptyDir of medium Memory)"
         )
         text = f"{bytes_text(node.shared_memory_bytes)} free in /dev/shm"
-        yield Finding(name=f"shared memory on {node.node}", good=good, told=text, remedy=remedy)
+        yield Finding(name=f"shared memory on {node.node}", good=good, text=text, remedy=remedy)
 
 
 def _locked_memory(facts: Sequence[NodeFacts]) -> Iterator[Finding]:
@@ -137,7 +137,7 @@ def _locked_memory(facts: Sequence[NodeFacts]) -> Iterator[Finding]:
         good = not node.infiniband or node.locked_memory_bytes is None
         text = f"{limit}, {'with' if node.infiniband else 'without'} InfiniBand"
         remedy = "start Ray there after `ulimit -l unlimited`, or with LimitMEMLOCK=infinity in its unit"
-        yield Finding(name=f"locked memory on {node.node}", good=good, told=text, remedy=remedy)
+        yield Finding(name=f"locked memory on {node.node}", good=good, text=text, remedy=remedy)
 
 
 def _topology(facts: Sequence[NodeFacts]) -> Iterator[Finding]:
@@ -151,10 +151,10 @@ def _topology(facts: Sequence[NodeFacts]) -> Iterator[Finding]:
         pairs = ", ".join(weak[:4]) + (", …" if len(weak) > 4 else "")
         text = f"{kinds}" + ("" if good else f": {pairs} communicate through the processors, others by NVLink")
         remedy = "keep tensor_parallel_size within the GPUs that NVLink connects, or choose other GPUs by CUDA_VISIBLE_DEVICES"
-        yield Finding(name=f"links of GPUs on {node}", good=good, told=text, remedy=remedy)
+        yield Finding(name=f"links of GPUs on {node}", good=good, text=text, remedy=remedy)
     if len({tuple(sorted(found.values())) for found in links.values()}) > 1:
         text = f"have different topologies on {', '.join(links)}"
-        yield Finding(name="links of GPUs", good=False, told=text, remedy="use identical nodes: the slowest sets the pace")
+        yield Finding(name="links of GPUs", good=False, text=text, remedy="use identical nodes: the slowest sets the pace")
 
 
 def links_of(topology: Sequence[str]) -> dict[str, str]:

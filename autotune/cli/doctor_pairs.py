@@ -62,13 +62,13 @@ def _finding(pair: Pair, expected: Expected | None, backend: str) -> Finding:
     name = f"all-reduce {pair.nodes[0]} - {pair.nodes[1]}"
     if pair.problem:
         remedy = "repair interface and ports first, and free a device on each node; then check the ranks' logs"
-        return Finding(name=name, good=False, told=f"{backend} fails: {pair.problem}", remedy=remedy)
+        return Finding(name=name, good=False, text=f"{backend} fails: {pair.problem}", remedy=remedy)
     rate = LARGE_BYTES / pair.large_seconds / 1e9
     text = f"{pair.small_seconds * 1e6:.0f} us for 4 KiB, {rate:.3g} GB/s for 16 MiB ({backend})"
     slow = list(_slower(pair, expected)) if expected is not None else []
     against = f", {' and '.join(slow)} of {expected.source}" if slow and expected is not None else ""
     remedy = "check link speed, cable and switch port (`ethtool`) of the node that is in every slow pair"
-    return Finding(name=name, good=not slow, told=text + against, remedy=remedy)
+    return Finding(name=name, good=not slow, text=text + against, remedy=remedy)
 
 
 def _slower(pair: Pair, expected: Expected) -> Iterator[str]:

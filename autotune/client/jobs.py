@@ -9,7 +9,7 @@ from typing import Unpack
 
 from autotune.client.errors import UnavailableError, UnreachableError, WaitTimeoutError
 from autotune.client.fields import Model, submission_body
-from autotune.client.problems import told
+from autotune.client.problems import quoted
 from autotune.client.submission_fields import SubmissionFields
 from autotune.client.transport import Transport
 from autotune.errors import RequestError
@@ -213,7 +213,7 @@ def job_path(job: str | JobSummary) -> str:
     """
     text = job_id(job)
     if re.fullmatch(r"[A-Za-z0-9-]{1,100}", text) is None:
-        raise RequestError("job", f"{told(text)!r} is no id of a job", "give a whole id, such as 20300131-120000-abcd")
+        raise RequestError("job", f"{quoted(text)!r} is no id of a job", "give a whole id, such as 20300131-120000-abcd")
     return f"{JOBS}/{text}"
 
 

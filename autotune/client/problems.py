@@ -45,7 +45,7 @@ def one_line(text: str) -> str:
     return "".join(char if char.isprintable() else " " for char in " ".join(text.split()))[:MOST_TEXT]
 
 
-def told(text: str) -> str:
+def quoted(text: str) -> str:
     """A text of the user's as a message may repeat it."""
     return one_line(text)[:100]
 

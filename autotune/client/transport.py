@@ -13,7 +13,7 @@ import httpx2
 
 from autotune.client.decoding import decode
 from autotune.client.errors import ServiceError, UnreachableError
-from autotune.client.problems import error_of, one_line, told
+from autotune.client.problems import error_of, one_line, quoted
 from autotune.errors import RequestError
 from autotune.ops.network import is_loopback
 
@@ -186,9 +186,9 @@ def checked_url(url: str) -> str:
     if "@" in parts.netloc:
         raise RequestError("url", "holds a user or a password", "leave them out, and give an API key (AUTOTUNE_API_KEY)")
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise RequestError("url", f"{told(url)!r} is no address of a service", remedy)
+        raise RequestError("url", f"{quoted(url)!r} is no address of a service", remedy)
     if parts.query or parts.fragment:
-        raise RequestError("url", f"{told(url)!r} has more than an address", remedy)
+        raise RequestError("url", f"{quoted(url)!r} has more than an address", remedy)
     return url.strip().rstrip("/")
 
 

@@ -1,4 +1,4 @@
-"""Webhooks: being told when a job ends."""
+"""Webhooks: calls of the user's addresses when a job ends."""
 
 from urllib.parse import quote
 
@@ -12,7 +12,7 @@ class WebhookCalls:
     _transport: Transport
 
     def create_webhook(self, url: str) -> NewWebhook:
-        """Let `url` be told when one of your jobs ends. Its secret is in the answer, this once.
+        """Have `url` called when one of your jobs ends. The secret is in the answer, only this once.
 
         Raises:
             InvalidRequestError: the service may not call that address.
@@ -25,7 +25,7 @@ class WebhookCalls:
         return self._transport.get(WebhookList, "/v1/webhooks").items
 
     def delete_webhook(self, webhook: Webhook | str) -> None:
-        """Let nothing more be told, and forget what was told.
+        """Send nothing more, and delete the record of what was sent.
 
         Raises:
             NotFoundError: there is none, or it is not yours.
@@ -33,7 +33,7 @@ class WebhookCalls:
         self._transport.send("DELETE", f"/v1/webhooks/{_id(webhook)}", repeatable=False)
 
     def deliveries(self, webhook: Webhook | str, limit: int = 50) -> tuple[Delivery, ...]:
-        """What a webhook was told, newest first, and how each try went.
+        """What was sent to a webhook, newest first, and the result of each try.
 
         Raises:
             NotFoundError: there is none, or it is not yours.

@@ -130,7 +130,7 @@ CASES: dict[str, tuple[Callable[[], Checkup], str, str, str]] = {
 def test_what_is_wrong_is_found_with_its_remedy(case: str) -> None:
     make, name, told, remedy = CASES[case]
     found = {item.name: item for item in bad(node_findings(make(), VERSIONS))}
-    assert told in found[name].told
+    assert told in found[name].text
     assert remedy in found[name].remedy
     assert len(found) == (2 if case == "mixed-links" else 3 if case == "nodes-unlike" else 1)
 
@@ -170,14 +170,14 @@ def test_without_a_calibration_a_pair_is_held_against_the_middle() -> None:
     pairs = (pair(1e-4, 0.1), pair(1e-4, 0.1, ("a", "c")), pair(3e-4, 0.4, ("b", "c")))
     found = pair_findings(checkup(pairs=pairs), None)
     assert [item.good for item in found] == [True, True, False]
-    assert found[2].told.endswith("3.0 times the latency and 25% of the bandwidth of the median of all pairs")
+    assert found[2].text.endswith("3.0 times the latency and 25% of the bandwidth of the median of all pairs")
     assert "cable" in found[2].remedy
     assert all(item.good for item in pair_findings(checkup(pairs=pairs[1:]), None))  # two do not say which is wrong
 
 
 def test_a_pair_that_fails_is_told_with_the_reason() -> None:
     (found,) = pair_findings(checkup(pairs=(Pair(nodes=("a", "b"), problem="connection refused"),)), None)
-    assert (found.good, found.told) == (False, "gloo fails: connection refused")
+    assert (found.good, found.text) == (False, "gloo fails: connection refused")
 
 
 def test_every_pair_of_few_nodes_and_a_ring_of_many() -> None:
