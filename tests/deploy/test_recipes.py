@@ -71,7 +71,6 @@ def test_scripts_are_sound(script: Path) -> None:
         assert script.stat().st_mode & 0o111, "is not executable"
 
 
-@pytest.mark.ray
 def test_options_of_ray_start_are_known_to_the_ray_that_is_pinned() -> None:
     from ray.scripts.scripts import start
 

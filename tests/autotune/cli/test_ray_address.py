@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -16,17 +16,22 @@ from tests.ports import free_port
 pytestmark = pytest.mark.ray
 
 MAIN = "import sys; from autotune.cli import main; sys.exit(main())"
-PUT = """
+VERSIONS = """
+import json
 import sys
 from ray._common.usage.usage_constants import CLUSTER_METADATA_KEY
 from ray._private.ray_constants import KV_NAMESPACE_CLUSTER
 from ray._raylet import GcsClient
 client = GcsClient(address=sys.argv[1])
-print(client.internal_kv_get(CLUSTER_METADATA_KEY, namespace=KV_NAMESPACE_CLUSTER).decode())
-if sys.argv[2]:
-    client.internal_kv_put(CLUSTER_METADATA_KEY, sys.argv[2].encode(), True, namespace=KV_NAMESPACE_CLUSTER)
+real = json.loads(client.internal_kv_get(CLUSTER_METADATA_KEY, namespace=KV_NAMESPACE_CLUSTER))
+for line in sys.stdin:
+    instead = json.dumps(real | json.loads(line)).encode()
+    client.internal_kv_put(CLUSTER_METADATA_KEY, instead, True, namespace=KV_NAMESPACE_CLUSTER)
+    print("written", flush=True)
 """
-"""Tells what a head has written down of its versions, and writes something else."""
+"""Replaces the versions that a head has written down: for each line of input, by its own and those that the line gives."""
+NO_PRESTART = {"RAY_enable_worker_prestart": "0", "RAY_prestart_worker_first_driver": "0"}
+"""Otherwise Ray starts a worker for every CPU when a driver connects, and most of them are never used."""
 JOURNEY = """
 import sys
 import ray
@@ -65,7 +70,7 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             [ray, *words, *options],
             stdout=told,
             stderr=told,
-            env=os.environ | {"RAY_AUTH_MODE": "disabled", "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0"},
+            env=os.environ | NO_PRESTART | {"RAY_AUTH_MODE": "disabled", "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0"},
         )
     try:
         limit = time.monotonic() + 120
@@ -78,8 +83,37 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         process.wait(120)
 
 
+@pytest.fixture(scope="module")
+def write_versions(head: str) -> Iterator[Callable[..., None]]:
+    """Gives the head another `ray_version` or `python_version`; without either, its own again.
+
+    Writes them from another process, whose Ray sends no token.
+    """
+    with subprocess.Popen(
+        [sys.executable, "-c", VERSIONS, head], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        env=os.environ | {"RAY_AUTH_MODE": "disabled"},
+    ) as process:  # fmt: skip
+        asked, told = process.stdin, process.stdout
+        assert asked is not None and told is not None
+
+        def write(**versions: str) -> None:
+            asked.write(json.dumps(versions) + "\n")
+            asked.flush()
+            assert told.readline() == "written\n"
+
+        yield write
+        asked.close()
+
+
 @pytest.fixture
-def command() -> Command:
+def own_version(write_versions: Callable[..., None]) -> Iterator[None]:
+    """Gives the head its own versions again after the test."""
+    yield
+    write_versions()
+
+
+@pytest.fixture
+def process() -> Command:
     """`autotune` in a process of its own, as users call it: what it leaves of Ray hinders no other test."""
 
     def run(*words: object) -> Answer:
@@ -98,14 +132,14 @@ def refused(command: Command, *words: object, says: tuple[str, ...], status: int
         assert part in lines[0]
 
 
-def test_a_cluster_is_shown_and_checked(command: Command, head: str) -> None:
-    shown = command("cluster", "--ray-address", head, "--json")
+def test_a_cluster_is_shown_and_checked(process: Command, head: str) -> None:
+    shown = process("cluster", "--ray-address", head, "--json")
     assert (shown.status, shown.err) == (0, "")
     found = json.loads(shown.out)
     (node,) = found["nodes"]
     assert (node["alive"], node["resources"]["CPU"], found["address"]) == (True, 2.0, head)
     assert (found["cluster"]["nodes"], found["cluster"]["devices_per_node"]) == (1, 2)
-    checked = command("doctor", "--cluster", "--ray-address", head, "--json")
+    checked = process("doctor", "--cluster", "--ray-address", head, "--json")
     findings = {item["name"]: item for item in json.loads(checked.out)}
     assert findings["Ray"]["told"] == f"1 node at {head}"
     for name in ("python", "ray", "torch"):
@@ -114,24 +148,24 @@ def test_a_cluster_is_shown_and_checked(command: Command, head: str) -> None:
     assert f"locked memory on {node['name']}" in findings
 
 
-def test_what_is_there_is_predicted_for(command: Command, head: str, folder: Path) -> None:
-    predicted = command("predict", "config.json", "--ray-address", head, "--json")
+def test_what_is_there_is_predicted_for(process: Command, head: str, folder: Path) -> None:
+    predicted = process("predict", "config.json", "--ray-address", head, "--json")
     assert (predicted.status, predicted.err) == (0, "")
     cluster = json.loads(predicted.out)["cluster"]
     assert (cluster["name"], cluster["nodes"], cluster["devices_per_node"]) == ("ray", 1, 2)
 
 
-def test_the_environment_names_the_cluster_too(command: Command, head: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_names_the_cluster_too(process: Command, head: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "192.0.2.1:1")
     monkeypatch.setenv("AUTOTUNE_RAY_ADDRESS", head)
-    assert json.loads(command("cluster", "--json").out)["address"] == head
+    assert json.loads(process("cluster", "--json").out)["address"] == head
 
 
-def test_a_cluster_without_GPUs_refuses_a_job_for_them(command: Command, head: str, folder: Path) -> None:
+def test_a_cluster_without_GPUs_refuses_a_job_for_them(process: Command, head: str, folder: Path) -> None:
     words = ("--cluster", "dgx-h100", "--ray-address", head, "--global-batch-size", 8)
-    refused(command, *SWEEP, *words, says=("cluster: dgx-h100 is 1 x 8 GPUs", f"Ray at {head} has no GPU; start Ray"), status=2)
+    refused(process, *SWEEP, *words, says=("cluster: dgx-h100 is 1 x 8 GPUs", f"Ray at {head} has no GPU; start Ray"), status=2)
     odd = (*SWEEP, "--ray-address", head, "--ranks", 3)
-    refused(command, *odd, says=("ranks: 3 cannot be laid out", "give at most 2"), status=2)
+    refused(process, *odd, says=("ranks: 3 cannot be laid out", "give at most 2"), status=2)
     assert not (folder / "best.json").exists()
 
 
@@ -148,31 +182,28 @@ def test_a_cluster_without_GPUs_refuses_a_job_for_them(command: Command, head: s
     ids=lambda words: words[0],
 )
 def test_an_address_that_does_not_answer_is_one_line(command: Command, folder: Path, words: tuple[object, ...]) -> None:
+    """Called in this process, because Ray is not asked."""
     address = f"127.0.0.1:{free_port()}"
     says = (f"the Ray cluster at {address} does not answer", "; check the address with `ray status`")
     refused(command, *words, "--ray-address", address, says=says, status=1)
     assert not (folder / "best.json").exists()
 
 
+@pytest.mark.usefixtures("own_version")
 @pytest.mark.parametrize(("name", "theirs"), [("ray_version", "2.1.0"), ("python_version", "3.9.1")])
-def test_another_version_on_the_cluster_is_one_line(command: Command, head: str, name: str, theirs: str) -> None:
+def test_another_version_on_the_cluster_is_one_line(
+    process: Command, head: str, write_versions: Callable[..., None], name: str, theirs: str
+) -> None:
     """As a head of that version would tell it: drivers and nodes compare theirs with what it has written down."""
-    real = written_down(head)
-    written_down(head, json.dumps(json.loads(real) | {name: theirs}))
-    try:
-        refused(command, "cluster", "--ray-address", head, says=(theirs, "use the same versions on every node"), status=1)
-    finally:
-        written_down(head, real)
+    write_versions(**{name: theirs})
+    refused(process, "cluster", "--ray-address", head, says=(theirs, "use the same versions on every node"), status=1)
 
 
-def test_a_process_that_was_refused_starts_a_ray_of_its_own(head: str) -> None:
+@pytest.mark.usefixtures("own_version")
+def test_a_process_that_was_refused_starts_a_ray_of_its_own(head: str, write_versions: Callable[..., None]) -> None:
     """As a worker does whose next job names no address."""
-    real = written_down(head)
-    written_down(head, json.dumps(json.loads(real) | {"ray_version": "2.1.0"}))
-    try:
-        assert journey(head, "here") == ["refused", "told"]
-    finally:
-        written_down(head, real)
+    write_versions(ray_version="2.1.0")
+    assert journey(head, "here") == ["refused", "told"]
 
 
 def test_a_process_that_has_started_a_ray_joins_one_that_has_no_token(head: str) -> None:
@@ -181,16 +212,8 @@ def test_a_process_that_has_started_a_ray_joins_one_that_has_no_token(head: str)
 
 def journey(*places: str) -> list[str]:
     """What was met, place by place."""
-    environment = {name: value for name, value in os.environ.items() if name != "RAY_AUTH_MODE"}
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_AUTH_MODE"} | NO_PRESTART
     words = [sys.executable, "-c", JOURNEY, *places]
     travelled = subprocess.run(words, capture_output=True, text=True, timeout=240, check=False, env=environment)
     assert travelled.returncode == 0, travelled.stderr
     return travelled.stdout.split()
-
-
-def written_down(head: str, instead: str = "") -> str:
-    """What the head has; with `instead` it has that from now on."""
-    return subprocess.run(
-        [sys.executable, "-c", PUT, head, instead], capture_output=True, text=True, timeout=180, check=True,
-        env=os.environ | {"RAY_AUTH_MODE": "disabled"},
-    ).stdout.strip()  # fmt: skip

@@ -136,6 +136,13 @@ class RunnerContract:
 class ProcessRunnerContract(RunnerContract):
     """What holds for runners of rank processes."""
 
+    fewest_ranks = WORLD_SIZE
+    """Ranks of a trial whose test does not need several. Each new rank imports torch, which takes three seconds of a core."""
+
+    def test_ranks_find_nothing_of_the_environment_but_what_is_listed(self, runner: Runner) -> None:
+        seen = run(runner).environment
+        assert (seen["secrets"], seen["secrets_of_parent"]) == ("", "0")
+
     def test_the_second_trial_is_warm(self, runner: Runner) -> None:
         first, second = run(runner), run(runner)
         assert second.warm
@@ -144,7 +151,8 @@ class ProcessRunnerContract(RunnerContract):
 
     def test_a_trial_of_another_environment_has_processes_started_for_it(self, runner: Runner) -> None:
         passive = TrialConfig(environment="OMP_WAIT_POLICY=passive")
-        ended = [run(runner), run(runner, config=passive), run(runner, config=passive), run(runner)]
+        configs = (TrialConfig(), passive, passive, TrialConfig())
+        ended = [run(runner, config=config, world_size=self.fewest_ranks) for config in configs]
         assert [result.environment["policy"] for result in ended] == ["", "passive", "passive", ""]
         assert [result.warm for result in ended[1:]] == [False, True, False]
         assert len({result.environment["pid"] for result in ended}) == 3
@@ -213,8 +221,7 @@ class ProcessRunnerContract(RunnerContract):
         assert gone(descendants())
 
     def test_a_hang_is_ended_with_all_that_it_started_and_the_next_trial_runs(self, runner: Runner) -> None:
-        request = request_for("spawn", timeout_seconds=5.0)
-        runner.submit(request)
+        runner.submit(request_for("spawn", timeout_seconds=5.0))
         seen = watch(runner, results)
         (child,) = {int(event.message) for _, event in seen if isinstance(event, Progress) and event.message}
         assert results(seen)[0].outcome is Outcome.TIMEOUT
@@ -232,25 +239,21 @@ class ProcessRunnerContract(RunnerContract):
         assert (cancelled.outcome, cancelled.message) == (Outcome.CANCELLED, "stopped by a person")
         assert gone(descendants())
 
-    def test_ranks_find_nothing_of_the_environment_but_what_is_listed(self, runner: Runner) -> None:
-        seen = run(runner).environment
-        assert (seen["secrets"], seen["secrets_of_parent"]) == ("", "0")
-
     def test_more_ranks_than_there_is_room_for_are_refused(self, runner: Runner) -> None:
         refused = run(runner, world_size=1000)
         assert (refused.outcome, refused.rule) == (Outcome.INVALID, "world_size")
 
     def test_users_packages_may_have_the_names_of_ours(self, runner: Runner, project: Path) -> None:
         model = FactoryModel(reference="project:build", parameter_count=1, python_path=(str(project),))
-        result = run(runner, "import_users", model=model)
+        result = run(runner, "import_users", model=model, world_size=self.fewest_ranks)
         assert result.outcome is Outcome.OK, result.traceback or result.message
 
     def test_close_leaves_no_process(self, make_runner: Callable[[], Runner]) -> None:
         with make_runner() as runner:
             before = descendants()
-            runner.submit(request_for("hang"))
+            runner.submit(request_for("hang", world_size=self.fewest_ranks))
             watch(runner, lambda events: any(isinstance(event, Progress) for _, event in events))
             mine = descendants() - before
-            assert len(mine) >= WORLD_SIZE
+            assert len(mine) >= self.fewest_ranks
         runner.close()
         assert gone(mine)

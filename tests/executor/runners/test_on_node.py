@@ -18,7 +18,6 @@ from executor.runners.ray.on_node import NodeProbe
 from executor.runners.ray.runner import _gpus
 from executor.runners.transport import RANK_MAIN
 
-pytestmark = pytest.mark.ray
 ROOT = Path(__file__).parents[3]
 END = """
 import json, sys

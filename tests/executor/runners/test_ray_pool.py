@@ -134,7 +134,7 @@ class TestEnds:
         assert time.monotonic() - began < 20.0
         assert (lost.attempt, lost.outcome, lost.node) == (dies, Outcome.LOST, "node-0")
 
-        goes = runner.submit(request_for("hang"))
+        goes = runner.submit(request_for("hang", world_size=1))
         watch(runner, lambda events: any(handle == goes for handle, _ in events))
         runner.cancel(goes, "not needed")
         (cancelled,) = results(watch(runner, results))
@@ -149,13 +149,13 @@ class TestEnds:
         assert runner.capacity() == 1
 
     def test_a_node_that_comes_is_used(self, runner: RayRunner, nodes: RayNodes) -> None:
-        wide = runner.submit(request_for(world_size=2 * SEATS))  # waits for room, for there was some once
+        wide = runner.submit(request_for(world_size=SEATS + 1))  # waits for room, for there was some once
         assert runner.events(0.5) == []
         name = nodes.add()
         seen = watch(runner, results)
         assert [(event.node, event.kind) for _, event in seen if isinstance(event, NodeEvent)] == [(name, "added")]
         (result,) = results(seen)
-        assert (result.attempt, result.outcome, result.losses) == (wide, Outcome.OK, (16.0,))
+        assert (result.attempt, result.outcome, result.losses) == (wide, Outcome.OK, (9.0,))
         assert runner.capacity() == 2
 
 
