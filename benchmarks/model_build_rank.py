@@ -1,12 +1,13 @@
 """One rank's build on a process group that sends nothing, or trials on two real ranks, with the code on PYTHONPATH.
 
-It also runs with the earlier code, so it imports only names that both versions have. The answer is one line of JSON.
+It also runs with the earlier code, some of whose modules had other names. The answer is one line of JSON.
 
 python benchmarks/model_build_rank.py '{"model": "llama-3-8b", "world": 8, "knobs": {"zero_stage": 3}}'
 """
 
 import dataclasses
 import gc
+import importlib
 import json
 import sys
 import time
@@ -20,19 +21,29 @@ import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-import executor.trial.run
 from executor.engine import EngineSession, RankContext
 from executor.engines.native.engine import NativeEngine
 from executor.engines.native.zero import ShardedModel
-from executor.measurement import trial_state
 from executor.measurement.memory import account_step, peak_resident_set, reset_peak_resident_set
-from executor.parallel import model as model_module
 from executor.runners.local import LocalRunner
-from search_spaces.models.huggingface import resolve_model
-from search_spaces.models.model import ModelSpec
 from search_spaces.outcome import Outcome
 from search_spaces.trial import Fidelity, Progress, TrialRequest, TrialResult, Workload
 from search_spaces.trial_config import TrialConfig
+
+
+def _moved(now: str, before: str) -> Any:
+    """The module, in the present or the earlier code."""
+    try:
+        return importlib.import_module(now)
+    except ModuleNotFoundError:
+        return importlib.import_module(before)
+
+
+trial_run = _moved("executor.trial.run", "executor.trial")
+trial_state = _moved("executor.measurement.trial_state", "executor.trial_state")
+model_module = _moved("executor.parallel.model", "executor.engines.native.model")
+resolve_model = _moved("search_spaces.models.huggingface", "search_spaces.huggingface").resolve_model
+ModelSpec = _moved("search_spaces.models.model", "search_spaces.model").ModelSpec
 
 CPU = torch.device("cpu")
 ONE_BILLION = ModelSpec(
@@ -61,7 +72,7 @@ class Built:
     """CPU seconds."""
 
 
-def build(model: ModelSpec, world: int, knobs: Mapping[str, Any], rank: int = 0, follow: bool = False) -> Built:
+def build(model: Any, world: int, knobs: Mapping[str, Any], rank: int = 0, follow: bool = False) -> Built:
     """Build one rank of the native engine as a trial does. `follow`: track every allocation, which takes time."""
     config = TrialConfig().replace(dict(knobs))
     workload = Workload(
@@ -143,9 +154,9 @@ def run_trial(context: RankContext, request: TrialRequest, progress: Callable[[P
     `setup`: since the last trial ended, or the process began; `close`: time outside all phases.
     """
     global _ended
-    trial_state.time = SimpleNamespace(monotonic=time.process_time)  # type: ignore[assignment]
+    trial_state.time = SimpleNamespace(monotonic=time.process_time)
     setup = time.process_time() - _ended
-    result = executor.trial.run.run_trial(context, request, progress)
+    result = trial_run.run_trial(context, request, progress)
     _ended, before = time.process_time(), _ended
     phases = {name: seconds for name, seconds in result.phase_seconds.items() if name in PHASES}
     close = _ended - before - setup - sum(phases.values())
