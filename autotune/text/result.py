@@ -92,7 +92,7 @@ def _probability_text(share: float) -> str:
 def _spent_text(spent: dict[str, Any]) -> str:
     text = f"  spent {spent['device_hours']:.2g} device-hours"
     if spent["break_even_device_hours"] is not None:
-        text += f"; won back by a run of {spent['break_even_device_hours']:.2g} with the baseline"
+        text += f"; pays off for runs of at least {spent['break_even_device_hours']:.2g} at the baseline's speed"
     if spent["saved_device_hours"] is not None:
         text += f"; a run of {spent['run_device_hours']:g} saves {spent['saved_device_hours']:.3g}"
     return text
