@@ -31,19 +31,20 @@ from search_spaces.trial import Fidelity, Progress, TrialRequest, TrialResult, W
 from search_spaces.trial_config import TrialConfig
 
 
-def _moved(now: str, before: str) -> Any:
-    """The module, in the present or the earlier code."""
+def _moved(before: str, now: str, attribute: str) -> Any:
+    """The module with the attribute. The earlier name first: an editable installation finds the present modules in any case."""
     try:
-        return importlib.import_module(now)
+        module = importlib.import_module(before)
     except ModuleNotFoundError:
-        return importlib.import_module(before)
+        return importlib.import_module(now)
+    return module if hasattr(module, attribute) else importlib.import_module(now)
 
 
-trial_run = _moved("executor.trial.run", "executor.trial")
-trial_state = _moved("executor.measurement.trial_state", "executor.trial_state")
-model_module = _moved("executor.parallel.model", "executor.engines.native.model")
-resolve_model = _moved("search_spaces.models.huggingface", "search_spaces.huggingface").resolve_model
-ModelSpec = _moved("search_spaces.models.model", "search_spaces.model").ModelSpec
+trial_run = _moved("executor.trial", "executor.trial.run", "run_trial")
+trial_state = _moved("executor.trial_state", "executor.measurement.trial_state", "time")
+model_module = _moved("executor.engines.native.model", "executor.parallel.model", "nn")
+resolve_model = _moved("search_spaces.huggingface", "search_spaces.models.huggingface", "resolve_model").resolve_model
+ModelSpec = _moved("search_spaces.model", "search_spaces.models.model", "ModelSpec").ModelSpec
 
 CPU = torch.device("cpu")
 ONE_BILLION = ModelSpec(
