@@ -56,7 +56,7 @@ lint: $(STAMP)
 	$(BIN)/lint-imports
 
 test: lint
-	$(PYTEST) -m "not nightly"
+	$(PYTEST) -m "not nightly and not hostile"
 
 nightly: $(STAMP)
 	$(PYTEST) -m "nightly and not chaos"
