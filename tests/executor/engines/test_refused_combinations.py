@@ -409,7 +409,7 @@ def listed(combination: Combination) -> Any:
     return pytest.param(combination, id=combination.rule, marks=pytest.mark.nightly if compiles else ())
 
 
-@pytest.mark.parametrize("combination", map(listed, COMBINATIONS))
+@pytest.mark.parametrize("combination", [listed(combination) for combination in COMBINATIONS])
 def test_what_is_refused_is_wrong(gang: Gang, combination: Combination) -> None:
     assert combination.rule in PROOFS, f"show here that what {combination.rule} refuses is wrong or fails"
     PROOFS[combination.rule](gang, combination.rule)
