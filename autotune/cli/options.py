@@ -279,11 +279,8 @@ def only_database(command: str, database: str | None, remedy: str = "") -> str |
 
 
 def given(**fields: Any) -> dict[str, Any]:
-    """The request fields that were given as options; an omitted flag is not given.
-
-    Only `racing` is None if omitted, since it can also be switched off.
-    """
-    return {name: value for name, value in fields.items() if value is not None and (value is not False or name == "racing")}
+    """The fields that were given as options: those that are not None."""
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

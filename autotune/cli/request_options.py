@@ -43,10 +43,8 @@ def with_request_options(command: str, script: bool = False) -> Callable[[Callab
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
         parameters = list(inspect.signature(function).parameters.values())
         position = next(index for index, parameter in enumerate(parameters) if parameter.name == "request")
-        fields = {_word(option.name): option.name for option in _field_options() if command in option.helps}
-        annotations = {
-            _word(option.name): _annotation(option, command) for option in _field_options() if command in option.helps
-        }
+        accepted = {_word(option.name): option for option in _field_options() if command in option.helps}
+        annotations = {word: _annotation(option, command) for word, option in accepted.items()}
         own = SCRIPT_OPTIONS if script else {}
         made = [
             inspect.Parameter(word, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None, annotation=annotation)
@@ -56,7 +54,7 @@ def with_request_options(command: str, script: bool = False) -> Callable[[Callab
 
         @functools.wraps(function)
         def called(context: typer.Context, **values: Any) -> None:
-            given = {field: value for word, field in fields.items() if (value := _read(field, values.pop(word))) is not None}
+            given = options.given(**{option.name: _read(option.name, values.pop(word)) for word, option in accepted.items()})
             if script:
                 words = {SCRIPT_FIELDS.get(word, word): values.pop(word) for word in own}
                 given |= options.given(command=command_of(context, **words))
