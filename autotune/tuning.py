@@ -6,7 +6,7 @@ import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from autotune.cluster.ray_cluster import with_address
 from autotune.errors import JobNotResumableError, MissingPackageError, NoBestError
@@ -19,6 +19,7 @@ from autotune.outcome.best_config import build_best_config
 from autotune.outcome.job_snapshot import JobSnapshot, read_snapshot
 from autotune.request.failures_field import read_failures
 from autotune.request.field_names import accepts_old_names
+from autotune.request.further_fields import FurtherFields
 from autotune.request.rows import request_from_fields, request_to_row
 from autotune.request.strategy_names import STRATEGIES
 from autotune.session.baselines import read_baseline
@@ -146,7 +147,7 @@ def tune(
     tags: Sequence[str] = (),
     note: str | None = None,
     progress: bool | None = None,
-    **further: Any,
+    **further: Unpack[FurtherFields],
 ) -> TuneResult:
     """Find the fastest configuration for a model by real trial runs; `autotune sweep` from Python.
 

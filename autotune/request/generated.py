@@ -3,6 +3,7 @@
     python -m autotune.request.generated
 
 - `autotune/client/submission_fields.py`: the fields of a submission as a TypedDict, for editors.
+- `autotune/request/further_fields.py`: the same for what `autotune.tune` takes beside its own parameters.
 - `autotune/cli/request_fields.json`: the options of commands, because the help of a command must appear at once.
 
 A test compares the files with the generated texts.
@@ -23,6 +24,7 @@ TYPES = {
     "pins": "Mapping[str, KnobValue | Sequence[KnobValue]] | None",
     "command": "Mapping[str, Any] | None",
     "document_lengths": "Sequence[int] | None",
+    "fidelity": "Mapping[str, Any] | None",
     "memory_limit": "int | str | None",
     "baseline": "Mapping[str, KnobValue] | None",
     "failures": "Mapping[str, Mapping[str, Any]] | None",
@@ -30,7 +32,7 @@ TYPES = {
     "tags": "Sequence[str] | None",
 }
 """Fields whose type differs from that of the request."""
-HEAD = '''"""The fields of a submission. Written by `python -m autotune.request.generated`; do not edit."""
+SUBMISSION = '''"""The fields of a submission. Written by `python -m autotune.request.generated`; do not edit."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
@@ -42,6 +44,22 @@ class SubmissionFields(TypedDict, total=False):
     """Budget and search settings of a job. Fields that are omitted or None have the default of `autotune sweep`."""
 
 '''
+FURTHER = '''"""More fields of `autotune.tune`. Written by `python -m autotune.request.generated`; do not edit."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypedDict
+
+
+class FurtherFields(TypedDict, total=False):
+    """Settings of a sweep beside the parameters of `autotune.tune`. Fields that are omitted or None have their defaults."""
+
+'''
+TUNE = (
+    "model", "cluster", "ranks", "space", "trials", "strategy", "objective", "seed", "global_batch_size", "sequence_length",
+    "memory_limit", "pins", "max_seconds", "trial_timeout", "data_path", "baseline", "runner", "ray_address", "python_path",
+    "failures", "name", "tags", "note",
+)  # fmt: skip
+"""Parameters of `autotune.tune`; a test compares them with the function."""
 TAIL = '''    priority: int
     """Jobs with higher priority run first; between -100 and 100."""
 '''
@@ -49,15 +67,25 @@ TAIL = '''    priority: int
 
 def submission_types() -> str:
     """The text of the generated file."""
-    lines = [HEAD]
+    return SUBMISSION + _typed_fields(lambda item, declared: declared.service and item.name != "model") + TAIL
+
+
+def further_types() -> str:
+    """The text of the generated file."""
+    return FURTHER + _typed_fields(lambda item, _: item.name not in TUNE)
+
+
+def _typed_fields(chosen: Callable[[dataclasses.Field[Any], RequestField], bool]) -> str:
+    """The chosen fields with their types and helps, as the body of a TypedDict."""
+    lines = []
     for item in dataclasses.fields(JobRequest):
         declared: RequestField | None = item.metadata.get("request")
-        if declared is None or not declared.service or item.name == "model":
+        if declared is None or not chosen(item, declared):
             continue
         kind = TYPES.get(item.name) or _optional(item.type)
         help_lines = textwrap.wrap(f'"""{declared.help_of(SERVICE)}"""', width=120, break_long_words=False)
         lines.append(f"    {item.name}: {kind}\n" + "".join(f"    {line}\n" for line in help_lines))
-    return "".join([*lines, TAIL])
+    return "".join(lines)
 
 
 KINDS = {"document_lengths": "text", "failures": "path", "data_path": "path", "memory_limit": "bytes"}
@@ -103,6 +131,7 @@ def _optional(kind: Any) -> str:
 PACKAGE = Path(__file__).parents[1]
 FILES: Mapping[Path, Callable[[], str]] = {
     PACKAGE / "client" / "submission_fields.py": submission_types,
+    PACKAGE / "request" / "further_fields.py": further_types,
     PACKAGE / "cli" / "request_fields.json": field_options,
 }
 """Generated file -> what generates its text."""

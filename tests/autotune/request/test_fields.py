@@ -1,5 +1,6 @@
 """A field of a request is declared once: every entry point has it from there."""
 
+import inspect
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,10 @@ from api.submission import JobSubmission
 from autotune.cli.request_app import request_app
 from autotune.client import SubmissionFields
 from autotune.request.field_names import option_name
-from autotune.request.generated import FILES
+from autotune.request.further_fields import FurtherFields
+from autotune.request.generated import FILES, TUNE
 from autotune.request.request import declared_fields
+from autotune.tuning import tune
 
 BEYOND = {"priority"}
 """Fields of a submission that no request has."""
@@ -27,6 +30,12 @@ def test_the_service_and_its_client_take_the_same_fields() -> None:
     declared = {name for name, field, _, _ in declared_fields() if field.service}
     assert set(JobSubmission.model_fields) == declared | BEYOND
     assert set(SubmissionFields.__annotations__) == declared - {"model"} | BEYOND
+
+
+def test_a_sweep_from_Python_takes_each_field_once() -> None:
+    own = {name for name, parameter in inspect.signature(tune).parameters.items() if parameter.kind is parameter.KEYWORD_ONLY}
+    assert set(TUNE) == {"model"} | own - {"out", "database", "resume", "listener", "progress"}
+    assert set(TUNE) | set(FurtherFields.__annotations__) == {name for name, *_ in declared_fields()}
 
 
 def test_commands_have_an_option_for_each_field_that_they_take() -> None:
