@@ -60,6 +60,8 @@ test: lint
 
 nightly: $(STAMP)
 	$(PYTEST) -m "nightly and not chaos"
+	AUTOTUNE_STALL_SECONDS=0.05 $(BIN)/python -m pytest tests/api -m "not nightly and not fuzz"
+	AUTOTUNE_FUZZ_EXAMPLES=5 $(BIN)/python -m pytest tests/api/schema_proofs.py
 	$(MAKE) chaos hostile
 
 # Of PyPI's torch, which is the CUDA build: it computes on CPUs as well.

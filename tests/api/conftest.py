@@ -40,7 +40,7 @@ def _no_collection_at_the_start() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _no_stalls() -> Iterator[None]:
-    """No callback of a service's event loop computes for longer than 50 ms, whatever a test asks of it."""
+    """No callback of a service's event loop computes for long (`stalls.LIMIT_SECONDS`), whatever a test asks of it."""
     with noticed_stalls() as stalls:
         yield
     assert stalls == []

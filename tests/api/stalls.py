@@ -4,6 +4,8 @@ CPU seconds of the loop's own thread count, not the clock's: beside other work o
 clock. Where there is more work than processors, CPU time grows too (caches emptied by others, time taken by a hypervisor), and
 the limit with it. Garbage collection is left out: in a process of tests there is far more to look through than in a service,
 which sets aside what it has imported.
+
+The limit of `make nightly` is 50 ms; that of other runs is coarse, because a busy machine must fail no test.
 """
 
 import asyncio
@@ -15,7 +17,7 @@ from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
-LIMIT_SECONDS = 0.050
+LIMIT_SECONDS = float(os.environ.get("AUTOTUNE_STALL_SECONDS", "0.5"))
 
 
 def limit_now() -> float:

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from tests.api.stalls import limit_now, noticed_stalls
+from tests.api.stalls import LIMIT_SECONDS, limit_now, noticed_stalls
 
 
 @pytest.fixture(autouse=True)
@@ -31,8 +31,8 @@ def test_a_callback_that_computes_is_noticed() -> None:
 
 def test_threads_and_waiting_are_no_stalls() -> None:
     async def work() -> None:
-        await asyncio.to_thread(computed, 0.06)
-        time.sleep(0.06)
+        await asyncio.to_thread(computed, 1.2 * LIMIT_SECONDS)
+        time.sleep(1.2 * LIMIT_SECONDS)
 
     with noticed_stalls() as stalls:
         asyncio.run(work())
