@@ -20,7 +20,7 @@ from tests.chaos.soak import Size, keep_logs, soak
 from tests.chaos.verify import verify
 from tests.storage.conftest import start_postgres
 
-pytestmark = pytest.mark.chaos
+pytestmark = [pytest.mark.chaos, pytest.mark.nightly]
 
 KILLS = int(os.environ.get("AUTOTUNE_CHAOS_KILLS", "0"))
 SEED = int(os.environ.get("AUTOTUNE_CHAOS_SEED", "0")) or random.SystemRandom().randrange(1, 10**6)

@@ -85,15 +85,17 @@ def test_a_trial_that_reaches_the_best_is_measured_to_its_end(run: Run) -> None:
     assert (result.outcome, len(result.step_seconds)) == (Outcome.OK, 30)
 
 
+INTERLEAVED = {"pipeline_parallel_size": 2, "pipeline_schedule": "interleaved_1f1b", "virtual_stages": 2}
+
+
 @pytest.mark.parametrize(
     "config",
     [
-        TrialConfig(zero_stage=2),
-        TrialConfig(zero_stage=3),
-        TrialConfig(pipeline_parallel_size=2, pipeline_schedule="1f1b"),
-        TrialConfig(pipeline_parallel_size=2, pipeline_schedule="interleaved_1f1b", virtual_stages=2),
+        pytest.param(TrialConfig(zero_stage=2), id="zero-2"),
+        pytest.param(TrialConfig(zero_stage=3), id="zero-3", marks=pytest.mark.nightly),
+        pytest.param(TrialConfig(pipeline_parallel_size=2, pipeline_schedule="1f1b"), id="1f1b"),
+        pytest.param(TrialConfig().replace(INTERLEAVED), id="interleaved", marks=pytest.mark.nightly),
     ],
-    ids=["zero-2", "zero-3", "1f1b", "interleaved"],
 )
 def test_what_is_extrapolated_is_marked_and_all_else_is_the_full_steps(run: Run, config: TrialConfig) -> None:
     batch = 8 * config.data_parallel_size(2)

@@ -9,6 +9,8 @@ from playwright.sync_api import Page, expect
 from tests.page.conftest import DESKTOP, PHONE, Open
 from tests.page.place import Place
 
+pytestmark = pytest.mark.nightly
+
 VIEWS = {
     "jobs": "#/",
     "form": "#/new",

@@ -19,6 +19,8 @@ from tests.autotune.served import start
 from tests.page.conftest import Open
 from tests.page.place import Place
 
+pytestmark = pytest.mark.nightly
+
 DIGITS = 2e-3
 """Relative error of what is written for people, in four digits."""
 

@@ -18,6 +18,8 @@ from storage.store import Store, open_store
 from tests.page.conftest import DESKTOP, Open
 from tests.page.place import SUBMITTED, Place
 
+pytestmark = pytest.mark.nightly
+
 MARKUP = """<img src=x onerror="window.hit='img'"><svg onload=window.hit='svg'></svg>"""
 SCRIPT = """</script><script>window.hit='script'</script>"""
 LINK = "javascript:window.hit='link'"

@@ -69,6 +69,7 @@ def test_chosen_trials_stand_beside_each_other(finished: str, open_page: Open) -
     expect(page).to_have_url(re.compile(f"trials={finished}(:|%3A)2$"))
 
 
+@pytest.mark.nightly
 def test_jobs_stand_beside_each_other(place: Place, finished: str, open_page: Open) -> None:
     other = place.finished(trials=4, seed=7)
     page = open_page("#/compare")
@@ -130,6 +131,7 @@ def test_a_running_job_is_cancelled(own_place: Place, open_page: Open) -> None:
     expect(page.get_by_role("button", name="Cancel")).to_have_count(0)
 
 
+@pytest.mark.nightly
 def test_the_page_goes_on_when_the_server_comes_back(own_place: Place, open_page: Open) -> None:
     job = own_place.submit(trials=12, strategy="grid")
     page = open_page(f"#/jobs/{job}", at=own_place, expected=("net::ERR_",))
@@ -144,6 +146,7 @@ def test_the_page_goes_on_when_the_server_comes_back(own_place: Place, open_page
     assert page.evaluate("window.loadedOnce"), "it was loaded anew"
 
 
+@pytest.mark.nightly
 def test_figures_are_drawn_when_their_code_comes_late(finished: str, open_page: Open) -> None:
     """As where the server is gone just when it is asked for."""
     page = open_page("#/jobs", expected=("net::ERR_",))
@@ -161,6 +164,7 @@ def test_figures_are_drawn_when_their_code_comes_late(finished: str, open_page: 
     assert len(asked) >= 2
 
 
+@pytest.mark.nightly
 def test_a_real_sweep(place: Place, open_page: Open) -> None:
     place.work_for_real()
     job = place.submit(

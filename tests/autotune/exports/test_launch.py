@@ -121,6 +121,7 @@ def stand_ins(folder: Path) -> Path:
     return tools
 
 
+@pytest.mark.nightly
 def test_layouts_train_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same losses by sharded data parallelism and by tensor x pipeline, under torchrun's line and under Slurm's script."""
     monkeypatch.setenv("SLURM_JOB_NODELIST", "here")

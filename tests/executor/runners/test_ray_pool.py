@@ -83,6 +83,7 @@ class TestSideBySide:
         assert after.warm
 
 
+@pytest.mark.nightly
 class TestTopology:
     """Which ranks are where."""
 
@@ -119,6 +120,7 @@ class TestTopology:
         )
 
 
+@pytest.mark.nightly
 class TestEnds:
     """What ends one of two trials, and nodes that go and come: the last of this module, for they change its cluster."""
 
@@ -159,6 +161,7 @@ class TestEnds:
         assert runner.capacity() == 2
 
 
+@pytest.mark.nightly
 def test_on_cpus_side_by_side_each_rank_has_its_own_core(started_cpus: Callable[[], RayRunner], tmp_path: Path) -> None:
     with started_cpus() as runner:
         assert runner.capacity() == 2
