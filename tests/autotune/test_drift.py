@@ -30,6 +30,7 @@ from search_spaces.trial import TrialRequest, TrialResult
 from search_spaces.trial_config import TrialConfig
 from storage.records import TrialRecord
 from storage.store import Store
+from tests.sampling import sampled
 
 CHANGES_AT = 15
 """The trial that is the first on the other machine."""
@@ -111,7 +112,7 @@ FASTER = {"best_at": 4, "speed": 1.6}
 
 
 @pytest.mark.parametrize("racing", [False, True])
-@pytest.mark.parametrize("rounds", [0, 1, 3])
+@pytest.mark.parametrize("rounds", sampled([3, 0, 1], every=3))
 @pytest.mark.parametrize("case", [SLOWER, FASTER], ids=["slower", "faster"])
 def test_the_right_one_wins_although_the_machine_changed(
     tmp_path: Path, store: Store, case: dict[str, Any], rounds: int, racing: bool
@@ -199,7 +200,7 @@ class Dies(LoopListener):
             raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("trials", [10, 11, 21, 22, 26, 28])
+@pytest.mark.parametrize("trials", sampled([10, 11, 21, 22, 26, 28], every=3))
 def test_a_process_that_takes_over_finds_the_same_and_tells_it_once(tmp_path: Path, store: Store, trials: int) -> None:
     def machine() -> Drifting:
         return Drifting(0.65, since=max(CHANGES_AT - trials, 0))

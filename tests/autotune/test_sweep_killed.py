@@ -19,7 +19,7 @@ from search_spaces.outcome import JobState, Purpose
 from storage.records import AttemptRecord
 from storage.store import open_store
 
-pytestmark = pytest.mark.chaos
+pytestmark = [pytest.mark.chaos, pytest.mark.nightly]
 
 ROOT = Path(__file__).parents[2]
 KILLS = int(os.environ.get("AUTOTUNE_CHAOS_KILLS", "2"))

@@ -93,7 +93,7 @@ INTERLEAVED = {"pipeline_parallel_size": 2, "pipeline_schedule": "interleaved_1f
     [
         pytest.param(TrialConfig(zero_stage=2), id="zero-2"),
         pytest.param(TrialConfig(zero_stage=3), id="zero-3", marks=pytest.mark.nightly),
-        pytest.param(TrialConfig(pipeline_parallel_size=2, pipeline_schedule="1f1b"), id="1f1b"),
+        pytest.param(TrialConfig(pipeline_parallel_size=2, pipeline_schedule="1f1b"), id="1f1b", marks=pytest.mark.nightly),
         pytest.param(TrialConfig().replace(INTERLEAVED), id="interleaved", marks=pytest.mark.nightly),
     ],
 )
@@ -132,6 +132,7 @@ def test_no_more_than_the_most_is_measured_in_full(run: Run) -> None:
     ],
     ids=["zero-2", "1f1b"],
 )
+@pytest.mark.nightly
 def test_a_deep_model_from_two_shallower_ones_is_marked_and_what_layers_add_is_exact(run: Run, config: TrialConfig) -> None:
     deep = dataclasses.replace(SPEC, num_layers=10)
     full = run(BRIEF, config=config, model=deep)

@@ -24,6 +24,7 @@ from search_spaces.clusters.presets import resolve_cluster
 from search_spaces.models.huggingface import resolve_model
 from search_spaces.spaces import resolve_space
 from search_spaces.trial import Workload
+from tests.sampling import sampled
 
 ROWS = 4000
 """Random configurations of each place."""
@@ -122,7 +123,7 @@ def require(good: Array, cases: Cases, told: str) -> None:
         pytest.fail(f"{told}: {len(bad)} of {len(cases)}, such as {example}")
 
 
-@pytest.mark.parametrize("name", PLACES)
+@pytest.mark.parametrize("name", sampled(PLACES, every=3))
 def test_what_is_predicted_is_a_number_and_sums_up(name: str) -> None:
     cases, prediction = made(name)
     assert tuple(prediction.parts) == PARTS
@@ -139,7 +140,7 @@ def test_what_is_predicted_is_a_number_and_sums_up(name: str) -> None:
         require((low < mean) & (mean < high), cases, "band")
 
 
-@pytest.mark.parametrize("name", PLACES)
+@pytest.mark.parametrize("name", sampled(PLACES, every=3))
 def test_memory_never_falls_when_the_micro_batch_grows(name: str) -> None:
     """At the same number of micro-batches."""
     cases, prediction = made(name)
@@ -149,7 +150,7 @@ def test_memory_never_falls_when_the_micro_batch_grows(name: str) -> None:
         require(after >= before * (1 - HAIR), cases, f"{factor} times the micro-batch")
 
 
-@pytest.mark.parametrize("name", PLACES)
+@pytest.mark.parametrize("name", sampled(PLACES, every=3))
 def test_the_share_of_states_never_rises_with_the_stage(name: str) -> None:
     """Of one and the same rank, the first, the last and one between; and of the fullest, unless another becomes the fullest.
 
@@ -182,7 +183,7 @@ def test_the_share_of_states_never_rises_with_the_stage(name: str) -> None:
         fullest = found[""].stage
 
 
-@pytest.mark.parametrize("name", PLACES)
+@pytest.mark.parametrize("name", sampled(PLACES, every=3))
 @pytest.mark.parametrize("link", ["intra", "inter", "host_link", "bandwidth", "host_bandwidth", "peak"])
 def test_no_step_is_faster_on_slower_hardware(name: str, link: str) -> None:
     cases, prediction = made(name)
@@ -194,7 +195,7 @@ def test_no_step_is_faster_on_slower_hardware(name: str, link: str) -> None:
         before = after
 
 
-@pytest.mark.parametrize("name", PLACES)
+@pytest.mark.parametrize("name", sampled(PLACES, every=3))
 def test_offloading_never_takes_device_memory(name: str) -> None:
     cases, _ = made(name)
     held = again(name, with_layouts(cases, offload_optimizer=np.zeros(len(cases)))).memory.total
@@ -204,7 +205,7 @@ def test_offloading_never_takes_device_memory(name: str) -> None:
         held = less
 
 
-@pytest.mark.parametrize("name", PLACES)
+@pytest.mark.parametrize("name", sampled(PLACES, every=3))
 def test_recomputing_more_never_keeps_more(name: str) -> None:
     cases, _ = made(name)
     kept = {}

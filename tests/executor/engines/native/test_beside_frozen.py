@@ -21,6 +21,9 @@ SPEC = ModelSpec(
     name="beside", family="llama", num_layers=3, hidden_size=64, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
     ffn_hidden_size=96, vocab_size=256, sequence_length=16,
 )  # fmt: skip
+
+pytestmark = pytest.mark.nightly
+"""`make oldest` runs these too."""
 WORKLOAD = Workload(global_batch_size=8, sequence_length=16)
 METHODS: dict[str, dict[str, int]] = {
     "bottleneck": {"adapter_size": 4}, "prefix": {"prefix_length": 4}, "prompt": {"prompt_length": 4},

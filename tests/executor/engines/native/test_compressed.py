@@ -28,6 +28,9 @@ SPEC = ModelSpec(
     name="compressed", family="llama", num_layers=2, hidden_size=64, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
     ffn_hidden_size=97, vocab_size=65, sequence_length=16,
 )  # fmt: skip
+
+pytestmark = pytest.mark.nightly
+"""`make oldest` runs these too."""
 """Tables and MLPs whose shares end in the midst of a block, and matrices of keys and values that are too small for blocks."""
 SHARDED: dict[str, Any] = {"zero_stage": 3}
 WAYS: dict[str, dict[str, Any]] = {

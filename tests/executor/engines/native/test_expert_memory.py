@@ -8,6 +8,9 @@ from closed_forms import BYTES, RANKS, SHORT, Layout
 
 from search_spaces.trial import TrialResult
 
+pytestmark = pytest.mark.nightly
+"""`make oldest` runs these too."""
+
 Count = Callable[..., TrialResult]
 
 SPEC = dataclasses.replace(SHORT, num_experts=4, experts_per_token=2)

@@ -7,6 +7,9 @@ from closed_forms import LONG, RANKS, Layout
 
 from search_spaces.trial import TrialResult
 
+pytestmark = pytest.mark.nightly
+"""`make oldest` runs these too."""
+
 Count = Callable[..., TrialResult]
 
 TWO = {"virtual_stages": 2}

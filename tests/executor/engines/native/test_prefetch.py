@@ -6,6 +6,9 @@ import pytest
 
 from benchmarks.prefetch import BLOCK, BLOCKS, MODEL, Row, claims, measure, ranks
 
+pytestmark = pytest.mark.nightly
+"""`make oldest` runs these too."""
+
 
 @pytest.fixture(scope="module")
 def rows(forked_ranks: None) -> Iterator[list[Row]]:
