@@ -137,7 +137,7 @@ _ENTRIES: dict[str, tuple[_Entry, ...]] = {
         ("attend_by_flex", (_FLEX,), "the compiled kernel is right, forward and backward", ("by-hand",)),
         ("_plain_flex", (f"{_PARALLEL}test_windowed.py::test_flex_attention_is_attention_under_a_mask",),
          "the compiled kernel is right, forward and backward", ("by-hand",)),
-        ("_block_mask", (f"{_PARALLEL}test_windowed.py::test_flex_attention_is_attention_under_a_mask",),
+        ("block_mask_of", (f"{_PARALLEL}test_windowed.py::test_flex_attention_is_attention_under_a_mask",),
          "the compiled kernel is right, forward and backward", ("by-hand",)),
     ),
     "engines/session.py": (

@@ -22,10 +22,12 @@ class Operators:
     linear_loss: LinearLoss | None = None
     """Replaces the output projection and its loss if a rank has the whole vocabulary; None: not replaced."""
 
-    def make_norm(self, spec: ModelSpec) -> nn.Module:
-        """A norm over the hidden width, with `weight` and, if the model's norm has one, `bias`."""
-        kind = nn.RMSNorm if spec.norm is Norm.RMSNORM else nn.LayerNorm
-        return kind(spec.hidden_size, eps=spec.norm_epsilon)
+    def make_norm(self, spec: ModelSpec, width: int = 0) -> nn.Module:
+        """A norm over `width`, or over the hidden width, with `weight` and, if the model's norm has one, `bias`."""
+        if spec.zero_centered_norms:
+            return ZeroCenteredNorm(width or spec.hidden_size, spec.norm_epsilon)
+        kind = nn.RMSNorm if width or spec.norm is Norm.RMSNORM else nn.LayerNorm
+        return kind(width or spec.hidden_size, eps=spec.norm_epsilon)
 
     def rotate(self, query: Tensor, key: Tensor, cosines: Tensor, sines: Tensor) -> tuple[Tensor, Tensor]:
         """Rotate queries and keys [batch, heads, tokens, head_dim] by the angles of their positions [tokens, rotated]."""
@@ -45,6 +47,19 @@ class Operators:
                 return functional.gelu(x, approximate="tanh")
             case _:
                 return functional.relu(x)
+
+
+class ZeroCenteredNorm(nn.Module):
+    """RMSNorm that multiplies by 1 + `weight`, in at least fp32 as Gemma does."""
+
+    def __init__(self, width: int, epsilon: float) -> None:
+        super().__init__()
+        self.weight, self.epsilon = nn.Parameter(torch.zeros(width)), epsilon
+
+    def forward(self, x: Tensor) -> Tensor:
+        precise = torch.promote_types(x.dtype, torch.float32)
+        weight = 1 + self.weight.to(precise)
+        return functional.rms_norm(x.to(precise), weight.shape, weight, self.epsilon).to(x.dtype)
 
 
 def rotate(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:

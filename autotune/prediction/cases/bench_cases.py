@@ -133,7 +133,7 @@ def _case(model: ModelSpec, samples: int, cluster: ClusterSpec, engine: str, pre
         shapes=shapes_of(model, model.sequence_length),
         hardware=hardware_of(cluster, precision),
         layouts=layouts_of([config], samples, 1),
-        software=engine_software(model, engine, {config.attention_backend}),
+        software=engine_software(model, engine, {config.attention_backend}, cluster.device.kind),
     )
 
 

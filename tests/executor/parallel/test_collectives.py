@@ -6,6 +6,7 @@ from collections.abc import Callable
 import pytest
 from closed_forms import BYTES, LONG, RANKS, SHORT, SPEC, TIED, Layout
 
+from search_spaces.models.model import NormPlace
 from search_spaces.trial import TrialResult
 from tests.sampling import sampled
 
@@ -15,7 +16,7 @@ SHORT_TIED = dataclasses.replace(SHORT, tied_embeddings=True)
 LONG_TIED = dataclasses.replace(LONG, tied_embeddings=True)
 EXPERTS = dataclasses.replace(SHORT, num_experts=4, experts_per_token=2)
 CAPPED = dataclasses.replace(EXPERTS, capacity_factor=1.25, load_balance=0.01)
-POST_NORM = dataclasses.replace(SHORT, pre_norm=False)
+POST_NORM = dataclasses.replace(SHORT, norm_place=NormPlace.SUM)
 
 PP2 = {"pipeline_parallel_size": 2, "micro_batch_size": 1}
 PP4 = {"pipeline_parallel_size": 4, "micro_batch_size": 1}

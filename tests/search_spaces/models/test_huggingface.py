@@ -155,9 +155,9 @@ def test_gpt2_defaults() -> None:
 
 def test_opt_defaults_and_its_350m_form() -> None:
     model = spec(OPT)
-    assert (model.tied_embeddings, model.position_offset, model.pre_norm, model.embedding_size) == (True, 2, True, 0)
+    assert (model.tied_embeddings, model.position_offset, model.final_norm, model.embedding_size) == (True, 2, True, 0)
     odd = spec(OPT, word_embed_proj_dim=16, do_layer_norm_before=False)
-    assert (odd.embedding_size, odd.pre_norm) == (16, False)
+    assert (odd.embedding_size, odd.final_norm) == (16, False)
     assert spec(OPT, word_embed_proj_dim=64).embedding_size == 0
     assert not spec(OPT, enable_bias=False).qkv_bias
 
