@@ -241,9 +241,9 @@ def _load_balance(keys: ConfigKeys, experts_per_token: int) -> float:
 
 
 def _window(keys: ConfigKeys, default: int) -> int:
-    """Window length in tokens; an explicit null means no window, an absent key means the class's default."""
+    """Window length in tokens; an explicit null (or 0) means no window, an absent key means the class's default."""
     if not keys.is_null("sliding_window"):
-        return keys.size("sliding_window")
+        return keys.count("sliding_window", default=default)
     return 0 if keys.has("sliding_window") else default
 
 

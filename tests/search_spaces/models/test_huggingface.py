@@ -143,7 +143,8 @@ def test_qwen2_has_biases_on_queries_keys_and_values_alone() -> None:
     config = {**LLAMA, "model_type": "qwen2", "num_key_value_heads": 2, "sliding_window": 16}
     model = spec(config)
     assert (model.qkv_bias, model.attention_output_bias, model.sliding_window) == (True, False, 0)
-    assert spec(config, use_sliding_window=True).sliding_window == 16
+    assert spec(config, use_sliding_window=True).sliding_window == 0, "the first 28 layers have none"
+    assert spec(config, use_sliding_window=True, max_window_layers=0).sliding_window == 16
 
 
 def test_gpt2_defaults() -> None:

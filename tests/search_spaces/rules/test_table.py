@@ -57,6 +57,7 @@ REFUSED = [
     ("world-divides", {"tensor_parallel_size": 4, "context_parallel_size": 4}, {}),
     ("tensor-divides", {"tensor_parallel_size": 3}, {}),
     ("tensor-divides", {"tensor_parallel_size": 4}, {}),
+    ("tensor-head-norms", {"tensor_parallel_size": 2}, {"model": "olmo-2-7b"}),
     ("tensor-in-node", {"tensor_parallel_size": 16}, {"model": "llama-2-7b", "cluster": "dgx-a100:2"}),
     ("batch-divides", {"micro_batch_size": 3}, {}),
     ("batch-divides", {"micro_batch_size": 8}, {}),
@@ -120,6 +121,7 @@ REFUSED = [
         {"attention_backend": "flash", "precision": "bf16"},
         {"cluster": "dgx-a100:1", "model": "mistral-7b", "sequence": 8192},
     ),
+    ("attention-kernel", {"attention_backend": "efficient"}, {"cluster": "dgx-a100:1", "model": "gemma-2-2b"}),
     ("float8-device", {"precision": "fp8"}, {"cluster": "local"}),
     ("float8-device", {"precision": "fp8"}, {"cluster": "dgx-a100"}),
     (
@@ -179,6 +181,7 @@ REFUSED = [
     ("graphs-model", {"cuda_graphs": True}, {"model": EXPERTS}),
     ("graphs-model", {"cuda_graphs": True}, {"model": "mistral-7b", "sequence": 8192}),
     ("graphs-model", {"cuda_graphs": True, "attention_window": 32}, {}),
+    ("graphs-model", {"cuda_graphs": True}, {"model": "gemma-2-2b"}),
     ("graphs-model", {"cuda_graphs": True}, {"model": FactoryModel(reference="m:f", parameter_count=10)}),
     ("engine-honours", {"zero_stage": 1}, {"capability": Capability(engine="small", knobs={})}),
     ("picky-reshard", {"zero_stage": 3, "reshard_after_forward": False}, {"capability": PICKY}),

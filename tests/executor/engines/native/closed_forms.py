@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from search_spaces.mesh import PIPELINE, make_mesh
-from search_spaces.models.model import HeadNorm, ModelSpec, NormPlace
+from search_spaces.models.model import ModelSpec, NormPlace
 from search_spaces.models.pipeline import ZERO_BUBBLE_SCHEDULES, rank_of_stage, split_layers, stages_of_rank
 from search_spaces.overlap import ROW_PARTS
 from search_spaces.trial import Workload
@@ -90,7 +90,8 @@ class Layout:
             yield "all_reduce", "tensor", losses, chunk
             yield "all_reduce", "tensor", losses, 2 * chunk
             # Parameters that are whole on every rank and have a summand of their gradient there, in one message a step.
-            summands = (self._norms(stage) if sequence else 0) + stage.layers * self._router
+            norms = self._norms(stage) if sequence else stage.layers * self._head_norms
+            summands = norms + stage.layers * self._router
             yield "all_reduce", "tensor", int(summands > 0), summands // self._owners
         yield "all_reduce", "tensor", 1, 1  # the squared norm
 
@@ -215,8 +216,11 @@ class Layout:
     @property
     def _layer_norms(self) -> int:
         """Elements of a layer's norms, which every tensor-parallel rank has whole."""
-        heads = 2 * self.spec.head_dim if self.spec.head_norm is HeadNorm.HEAD else 0
-        return self.spec.layer_norms * self.spec.hidden_size + heads
+        return self.spec.layer_norms * self.spec.hidden_size + self._head_norms
+
+    @property
+    def _head_norms(self) -> int:
+        return self.spec.head_norm_parameters
 
     @property
     def _own_experts(self) -> int:
