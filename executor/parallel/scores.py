@@ -49,10 +49,13 @@ def can_flex(query: Tensor) -> bool:
     return query.is_cuda and any_kernel() and query.dtype in FLEX_TYPES and query.shape[-1] >= FLEX_LEAST_WIDTH
 
 
-def by_flex(query: Tensor, key: Tensor, value: Tensor, scores: Scores, mask: BlockMask) -> Tensor:
-    """Attention under a block mask by torch's flex attention."""
+def by_flex(
+    query: Tensor, key: Tensor, value: Tensor, scores: Scores, mask: BlockMask, attend: Callable[..., Tensor] | None = None
+) -> Tensor:
+    """Attention under a block mask by torch's flex attention; `attend`: the function itself, None: compiled."""
     grouped = query.shape[1] != key.shape[1]
-    return compiled_flex()(query, key, value, score_mod=_capped(scores.softcap), block_mask=mask, enable_gqa=grouped)
+    attend = attend or compiled_flex()
+    return attend(query, key, value, score_mod=_capped(scores.softcap), block_mask=mask, enable_gqa=grouped)
 
 
 def attend_by_scores(query: Tensor, key: Tensor, value: Tensor, scores: Scores, seen: Tensor) -> Tensor:
