@@ -199,6 +199,12 @@ class ModelSpec:
                 raise ModelFormatError(field, f"{getattr(self, field)} is negative or not finite", "give a positive number")
         if self.zero_centered_norms and self.norm is not Norm.RMSNORM:
             raise ModelFormatError("zero_centered_norms", "belongs to RMSNorm", "leave it out, or use rmsnorm")
+        pairs = int(self.head_dim * self.rotary_fraction) // 2
+        for factors in (self.rope_scaling.short_factors, self.rope_scaling.long_factors) if self.rope_scaling else ():
+            if factors and len(factors) != pairs:
+                raise ModelFormatError(
+                    "rope_scaling", f"has {len(factors)} factors", f"give {pairs}, one for each pair of dimensions"
+                )
         if any(self.whole_layers) and not self.sliding_window:
             raise ModelFormatError("whole_layers", "there is no window", "leave it out, or give sliding_window")
 
