@@ -41,7 +41,7 @@ _STREAMED = (
     f"{_CUDA}streams_and_pinned_memory_are_asked_for_where_there_is_a_device",
 )
 _FLEX = f"{_PARALLEL}test_windowed.py::test_attention_of_a_device_takes_its_kernels_forms"
-_SCORES = f"{_PARALLEL}test_scores.py::test_flex_attention_limits_scores_alike"
+_SCORES = f"{_PARALLEL}test_scores.py::test_flex_attention_changes_scores_alike"
 _DEVICE = "tests/executor/measurement/test_device.py::test_"
 _ANSWERS = (f"{_DEVICE}the_answers_of_cuda",)
 _WINDOWS = ("tests/executor/test_step_windows.py::test_the_host_waits_once_a_window",)

@@ -16,7 +16,7 @@ BOUNDS = {torch.float32: 1e-2, torch.bfloat16: 3e-2}
 CASES = ((1024, Window(256), 0), (1024, Window(200, 16), 0), (1024, Window(256, 4), 512), (1000, Window(300), 0))
 """Tokens, window, position of the first query."""
 SMALL = ((64, Window(16), 0), (64, Window(12, 3), 32))
-LIMITED = Scores(softcap=1.0)
+LIMITED = Scores(softcap=1.0, sinks=torch.linspace(-1.0, 2.0, 8))
 HEADS, KEYS, WIDTH = 8, 2, 64
 
 
@@ -33,13 +33,15 @@ def prove_windows(proof: Proof) -> None:
             for scores in (None, LIMITED):
                 off = _off(length, window, start, dtype, device, scores)
                 text = f"{window.tokens} of {length} tokens and {window.global_tokens} global ones, queries from {start} on"
-                text += f", scores limited to {scores.softcap:g}" if scores else ""
+                text += f", scores limited to {scores.softcap:g}, with sinks" if scores else ""
                 proof.claim(off <= bound, f"{text}, {dtype}: {off:.1e} off a mask in float32 (bound {bound:g})")
 
 
 def _off(length: int, window: Window, start: int, dtype: torch.dtype, device: torch.device, scores: Scores | None) -> float:
     """The largest relative difference of results and gradients."""
     shapes = ((1, HEADS, length - start, WIDTH), (1, KEYS, length, WIDTH), (1, KEYS, length, WIDTH))
+    if scores is not None and scores.sinks is not None:
+        scores = Scores(scores.softcap, scores.sinks.to(device))
     rounded = [torch.randn(shape, device=device).to(dtype) for shape in shapes]
     weights = torch.randn(shapes[0], device=device).to(dtype)
     own = [x.clone().requires_grad_() for x in rounded]

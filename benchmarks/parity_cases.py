@@ -12,7 +12,7 @@ from executor.engines.native.capability import NATIVE
 from search_spaces.clusters.cluster import ClusterSpec, DeviceSpec
 from search_spaces.compression import INT8
 from search_spaces.context import SpaceContext
-from search_spaces.models.model import FactoryModel, HeadNorm, Model, ModelSpec, Norm, NormPlace, Position
+from search_spaces.models.model import CLAMPED, FactoryModel, HeadNorm, Model, ModelSpec, Norm, NormPlace, Position
 from search_spaces.models.rope import RopeKind, RopeScaling
 from search_spaces.rules.float8 import FLOAT8
 from search_spaces.trial import Workload
@@ -93,13 +93,18 @@ FAMILIES: Mapping[str, Mapping[str, object]] = {
         "family": "granite", "num_key_value_heads": 8, "ffn_hidden_size": 24, "attention_scale": 0.3, "embedding_scale": 6.0,
         "residual_scale": 0.3, "output_scale": 0.25, "rotated_layers": (True, False),
     },
+    "sinks": {
+        "family": "gpt_oss", "num_key_value_heads": 4, "ffn_hidden_size": 24, "attention_sinks": True, "num_experts": 4,
+        "experts_per_token": 2, "router_bias": True, "mlp_bias": True, "qkv_bias": True, "attention_output_bias": True,
+        "activation": CLAMPED, "sliding_window": 6, "whole_layers": (False, True),
+    },
     "qwen": {
         "family": "qwen3_moe", "num_key_value_heads": 4, "ffn_hidden_size": 24, "head_norm": HeadNorm.HEAD, "num_experts": 4,
         "experts_per_token": 2, "normalised_routing": False, "load_balance": 0.5,
     },
 }  # fmt: skip
 """Models that have what families do besides Llama: norms in other places and of heads, limits and factors of scores, windows
-and rotations in some layers, weights of experts that are shares of all."""
+and rotations in some layers, sinks, weights of experts that are shares of all."""
 HUGGING_FACE: Mapping[str, FactoryModel] = {
     f"hf-{name}": FactoryModel(
         reference=f"hf:benchmarks/huggingface/{name}", parameter_count=count, frozen_parameter_count=frozen,

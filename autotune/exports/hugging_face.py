@@ -17,6 +17,7 @@ DECODER_LAYERS: Mapping[str, str] = {
     "olmo3": "Olmo3DecoderLayer",
     "gemma2": "Gemma2DecoderLayer",
     "gemma3_text": "Gemma3DecoderLayer",
+    "gpt_oss": "GptOssDecoderLayer",
     "granite": "GraniteDecoderLayer",
     "smollm3": "SmolLM3DecoderLayer",
 }

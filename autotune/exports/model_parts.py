@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Mapping
 
-from search_spaces.models.model import HeadNorm, ModelSpec, NormPlace
+from search_spaces.models.model import CLAMPED, HeadNorm, ModelSpec, NormPlace
 
 PARTS: Mapping[str, Callable[[ModelSpec], bool]] = {
     "experts": lambda shape: shape.num_experts > 0,
@@ -15,6 +15,9 @@ PARTS: Mapping[str, Callable[[ModelSpec], bool]] = {
     "norms that multiply by 1 + their weight": lambda shape: shape.zero_centered_norms,
     "norms of queries and keys": lambda shape: shape.head_norm is not HeadNorm.NONE,
     "limits of scores": lambda shape: max(shape.attention_softcap, shape.output_softcap) > 0,
+    "sinks of attention": lambda shape: shape.attention_sinks,
+    "a bias of the router": lambda shape: shape.router_bias,
+    "a gate that is limited": lambda shape: shape.activation == CLAMPED,
     "factors of scores, embeddings, residuals or logits": lambda shape: (
         shape.attention_scale not in (0.0, shape.head_dim**-0.5)
         or not shape.embedding_scale == shape.residual_scale == shape.output_scale == 1

@@ -155,6 +155,8 @@ def _llama(spec: ModelSpec) -> Iterator[Weight]:
             for own, other in matrices.items():
                 yield from _pair(f"{theirs}.self_attn.{other}", f"{attention}.{own}", spec.qkv_bias)
         yield from _pair(f"{theirs}.self_attn.o_proj", f"{attention}.output", spec.attention_output_bias)
+        if spec.attention_sinks:
+            yield Weight(f"{theirs}.self_attn.sinks", (f"{attention}.sinks.weight",))
         if spec.head_norm is not HeadNorm.NONE:
             yield from _pair(f"{theirs}.self_attn.q_norm", f"{attention}.query_norm", bias=False)
             yield from _pair(f"{theirs}.self_attn.k_norm", f"{attention}.key_norm", bias=False)
@@ -177,11 +179,45 @@ def _llama_mlp(spec: ModelSpec, theirs: str, ours: str) -> Iterator[Weight]:
 def _llama_experts(spec: ModelSpec, theirs: str, ours: str) -> Iterator[Weight]:
     ffn, hidden = spec.ffn_hidden_size, spec.hidden_size
     experts = [f"{ours}.experts.{expert}" for expert in range(spec.num_experts)]
+    if spec.family == "gpt_oss":
+        yield from _gpt_oss_experts(spec, theirs, ours, experts)
+        return
     gates = tuple(f"{expert}.{matrix}.weight" for expert in experts for matrix in ("gate", "up"))
     downs = tuple(f"{expert}.down.weight" for expert in experts)
     yield from _pair(f"{theirs}.gate", f"{ours}.router", bias=False)
     yield Weight(f"{theirs}.experts.gate_up_proj", gates, (ffn, ffn), _of_experts(2))
     yield Weight(f"{theirs}.experts.down_proj", downs, (hidden,), _of_experts(1))
+
+
+def _gpt_oss_experts(spec: ModelSpec, theirs: str, ours: str, experts: Sequence[str]) -> Iterator[Weight]:
+    yield from _pair(f"{theirs}.router", f"{ours}.router", bias=True)
+    ffn, hidden = spec.ffn_hidden_size, spec.hidden_size
+    for kind, end in (("weight", ""), ("bias", "_bias")):
+        pairs = tuple(f"{expert}.{matrix}.{kind}" for expert in experts for matrix in ("gate", "up"))
+        yield Weight(f"{theirs}.experts.gate_up_proj{end}", pairs, (ffn, ffn), INTERLEAVED)
+        downs = tuple(f"{expert}.down.{kind}" for expert in experts)
+        yield Weight(f"{theirs}.experts.down_proj{end}", downs, (hidden,), TRANSPOSED)
+
+
+def _transposed(matrix: Tensor) -> Tensor:
+    return matrix.T if matrix.dim() == 2 else matrix
+
+
+def _interleave(parts: Sequence[Tensor]) -> Tensor:
+    pairs = zip(parts[::2], parts[1::2], strict=True)
+    return torch.stack([_transposed(torch.stack(pair, dim=1).flatten(0, 1)) for pair in pairs])
+
+
+def _part(tensor: Tensor, _: Sequence[int]) -> Sequence[Tensor]:
+    return [_transposed(expert)[first::2] for expert in tensor for first in (0, 1)]
+
+
+INTERLEAVED = Together(join=_interleave, split=_part)
+"""GPT-OSS: a row of the gate, one of the other matrix, and so on, transposed."""
+TRANSPOSED = Together(
+    join=lambda parts: torch.stack([_transposed(part) for part in parts]),
+    split=lambda tensor, _: [_transposed(expert) for expert in tensor],
+)
 
 
 def _gpt2(spec: ModelSpec) -> Iterator[Weight]:

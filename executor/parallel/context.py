@@ -77,7 +77,8 @@ class Ulysses(ContextParallel):
         own = torch.cat([_by_rank(x, self.size) for x in (query, key, value)], dim=2)
         whole: Tensor = _TokensForHeads.apply(own, self.group)  # type: ignore[no-untyped-call]
         query, key, value = torch.split(whole, heads, dim=1)
-        mixed = attend_local(query, key, value, window, grouped, prefix, self.group.rank * heads[1], scores)
+        own_scores = None if scores is None else scores.of_heads(self.group.rank * heads[0], heads[0])
+        mixed = attend_local(query, key, value, window, grouped, prefix, self.group.rank * heads[1], own_scores)
         result: Tensor = _HeadsForTokens.apply(mixed, self.group)  # type: ignore[no-untyped-call]
         return result
 

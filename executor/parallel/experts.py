@@ -48,7 +48,7 @@ class Experts(nn.Module):
         self.spec, self.tensor, self.group = spec, tensor, group
         self.loss_scale = 1.0
         """Factor of the loss of a micro-batch before backward."""
-        self.router = nn.Linear(spec.hidden_size, spec.num_experts, bias=False)
+        self.router = nn.Linear(spec.hidden_size, spec.num_experts, bias=spec.router_bias)
         own = spec.num_experts // group.size
         # Named by the expert's number in the whole model, because initial weights depend on their names.
         mine = range(group.rank * own, (group.rank + 1) * own)

@@ -21,7 +21,7 @@ from executor.parallel.operators import Operators
 from executor.parallel.packed import Documents, attend_in_documents, documents_in
 from executor.parallel.quantised import QuantisedMatrix, QuantisedValues
 from executor.parallel.rotary import Rotary, rotary_table
-from executor.parallel.scores import Scores, soft_cap
+from executor.parallel.scores import Scores, Sinks, soft_cap
 from executor.parallel.tensor import (
     ColumnLinear,
     RowLinear,
@@ -81,7 +81,7 @@ class Attention(nn.Module):
         self.query_norm, self.key_norm = (_head_norm(spec, part, width) for width in (queries, keys))
         # torch's kernels multiply scores by 1 / sqrt(head_dim).
         self.query_factor = spec.attention_scale * spec.head_dim**0.5 or 1.0
-        self.scores = Scores(softcap=spec.attention_softcap) if spec.attention_softcap else None
+        self.sinks = Sinks(spec.num_attention_heads // part.tensor.size) if spec.attention_sinks else None
 
     def forward(self, x: Tensor, rotary: Rotary, documents: Documents | None = None) -> Tensor:
         query, key, value = enter_through(x, self.tensor, (self.query, self.key, self.value))
@@ -94,11 +94,17 @@ class Attention(nn.Module):
             query = query * self.query_factor
         grouped = self.spec.num_key_value_heads != self.spec.num_attention_heads
         if documents is None:
-            mixed = self.context.attend(query, key, value, self.window, grouped, self.prefix, self.scores)
+            mixed = self.context.attend(query, key, value, self.window, grouped, self.prefix, self._scores())
         else:
-            mixed = attend_in_documents(query, key, value, documents, grouped, self.scores)
+            mixed = attend_in_documents(query, key, value, documents, grouped, self._scores())
         result: Tensor = self.output(mixed.transpose(1, 2).flatten(2))
         return result
+
+    def _scores(self) -> Scores | None:
+        """What is done with the scores; None: nothing beyond the kernel."""
+        if not self.spec.changes_scores:
+            return None
+        return Scores(self.spec.attention_softcap, None if self.sinks is None else self.sinks.weight)
 
     def _normed(self, norm: nn.Module, projected: Tensor) -> Tensor:
         """Projected queries or keys [..., width of this rank's heads], each head or all of them together normed."""
@@ -376,7 +382,7 @@ class Transformer(nn.Module):
         """Parameter -> the dimension that is sliced over tensor-parallel ranks; omitted parameters are whole on each rank."""
         found = {}
         for name, module in self.named_modules():
-            if isinstance(module, ColumnLinear | RowLinear | VocabularyEmbedding | LowRank | Prefix):
+            if isinstance(module, ColumnLinear | RowLinear | VocabularyEmbedding | LowRank | Prefix | Sinks):
                 own = (key for key, value in module.named_parameters(recurse=False) if value is not None)
                 found.update({f"{name}.{key}": module.split[key] for key in own if key in module.split})
         return found
@@ -481,6 +487,6 @@ def _first_values(name: str, parameter: Tensor, seed: int, split: int | None, te
     shape = [size * tensor.size if dimension == split else size for dimension, size in enumerate(parameter.shape)]
     own = 0 if split is None else parameter.shape[split]
     drawn = draw(name, shape, seed, parameter.dtype, split, tensor.rank * own, own)
-    if name.endswith(("bias", OUTWARD, WIDENING)):
+    if name.endswith(("bias", ".sinks.weight", OUTWARD, WIDENING)):
         return replace(drawn, kind=Kind.ZEROS)
     return replace(drawn, kind=Kind.ONES) if parameter.dim() == 1 else drawn

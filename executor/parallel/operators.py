@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from search_spaces.models.model import ModelSpec, Norm
+from search_spaces.models.model import CLAMPED, ModelSpec, Norm
 
 LinearLoss = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Summed cross-entropy of rows [n, hidden] times a weight [vocabulary, hidden] against targets [n], in at least fp32."""
@@ -35,6 +35,8 @@ class Operators:
 
     def gate(self, gate: Tensor, hidden: Tensor, kind: str) -> Tensor:
         """The activated gate [..., width] times `hidden`."""
+        if kind == CLAMPED:
+            return _clamped(gate, hidden)
         return self.activate(gate, kind) * hidden
 
     def activate(self, x: Tensor, kind: str) -> Tensor:
@@ -47,6 +49,15 @@ class Operators:
                 return functional.gelu(x, approximate="tanh")
             case _:
                 return functional.relu(x)
+
+
+ALPHA, LIMIT = 1.702, 7.0
+
+
+def _clamped(gate: Tensor, hidden: Tensor) -> Tensor:
+    """`CLAMPED` of a gate and `hidden` [..., width]."""
+    gate = gate.clamp(max=LIMIT)
+    return (hidden.clamp(-LIMIT, LIMIT) + 1) * (gate * torch.sigmoid(ALPHA * gate))
 
 
 class ZeroCenteredNorm(nn.Module):

@@ -3,23 +3,40 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
-from torch.nn.attention.flex_attention import BlockMask
+from torch import Tensor, nn
+from torch.nn.attention.flex_attention import AuxRequest, BlockMask
 
 from executor.parallel.attention_kernel import any_kernel
 from executor.parallel.windowed import FLEX_LEAST_WIDTH, FLEX_TYPES, block_mask_of, compiled_flex, sees
 from search_spaces.training.windows import Window
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Scores:
     """What a model does with its scores."""
 
-    softcap: float
-    """They are limited to c tanh(score / c)."""
+    softcap: float = 0.0
+    """They are limited to c tanh(score / c); 0: not limited."""
+    sinks: Tensor | None = None
+    """A score of each head [heads] that takes its share of the softmax and gives nothing [Agarwal et al. 2025, GPT-OSS]."""
+
+    def of_heads(self, first: int, count: int) -> "Scores":
+        """The same for some of the heads."""
+        return self if self.sinks is None else Scores(self.softcap, self.sinks[first : first + count])
+
+
+class Sinks(nn.Module):
+    """The trained scores of a rank's heads."""
+
+    split: ClassVar[dict[str, int]] = {"weight": 0}
+    """Parameter -> the dimension that is sliced over tensor-parallel ranks."""
+
+    def __init__(self, heads: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(heads))
 
 
 def soft_cap(x: Tensor, limit: float) -> Tensor:
@@ -50,12 +67,22 @@ def can_flex(query: Tensor) -> bool:
 
 
 def by_flex(
-    query: Tensor, key: Tensor, value: Tensor, scores: Scores, mask: BlockMask, attend: Callable[..., Tensor] | None = None
+    query: Tensor, key: Tensor, value: Tensor, scores: Scores, mask: BlockMask, attend: Callable[..., Any] | None = None
 ) -> Tensor:
     """Attention under a block mask by torch's flex attention; `attend`: the function itself, None: compiled."""
-    grouped = query.shape[1] != key.shape[1]
+    options: dict[str, Any] = {"block_mask": mask, "enable_gqa": query.shape[1] != key.shape[1]}
     attend = attend or compiled_flex()
-    return attend(query, key, value, score_mod=_capped(scores.softcap), block_mask=mask, enable_gqa=grouped)
+    if scores.softcap:
+        options["score_mod"] = _capped(scores.softcap)
+    mixed: Tensor
+    if scores.sinks is None:
+        mixed = attend(query, key, value, **options)
+        return mixed
+    mixed, auxiliary = attend(query, key, value, return_aux=AuxRequest(lse=True), **options)
+    # The share of the softmax that the sink leaves to the tokens.
+    share = torch.sigmoid(auxiliary.lse - scores.sinks[:, None])
+    shared: Tensor = mixed * share[..., None].to(mixed.dtype)
+    return shared
 
 
 def attend_by_scores(query: Tensor, key: Tensor, value: Tensor, scores: Scores, seen: Tensor) -> Tensor:
@@ -66,10 +93,16 @@ def attend_by_scores(query: Tensor, key: Tensor, value: Tensor, scores: Scores, 
     groups = key.shape[1]
     grouped = query.view(query.shape[0], groups, -1, *query.shape[2:])  # [batch, key-value heads, queries of each, n, head_dim]
     product = grouped @ key[:, :, None].transpose(-1, -2) * query.shape[-1] ** -0.5
-    product = soft_cap(product, scores.softcap).masked_fill(~seen, float("-inf"))
+    if scores.softcap:
+        product = soft_cap(product, scores.softcap)
+    product = product.masked_fill(~seen, float("-inf"))
+    if scores.sinks is not None:
+        sinks = scores.sinks.view(groups, -1, 1, 1).expand(*product.shape[:-1], 1)
+        product = torch.cat((product, sinks), dim=-1)
     precise = torch.promote_types(product.dtype, torch.float32)
-    weights = product.softmax(dim=-1, dtype=precise).to(query.dtype)
-    return (weights @ value[:, :, None]).flatten(1, 2)
+    weights = product.softmax(dim=-1, dtype=precise).to(query.dtype)[..., : key.shape[2]]
+    mixed: Tensor = (weights @ value[:, :, None]).flatten(1, 2)
+    return mixed
 
 
 @cache

@@ -13,7 +13,7 @@ from typing import Any
 from search_spaces.errors import ModelFormatError
 from search_spaces.file_kinds import MODEL_CONFIG, mistaken
 from search_spaces.models.config_keys import ConfigKeys
-from search_spaces.models.model import HeadNorm, ModelSpec, Norm, NormPlace, Position
+from search_spaces.models.model import CLAMPED, HeadNorm, ModelSpec, Norm, NormPlace, Position
 from search_spaces.models.rope import read_rope_scaling, rope_scaling_of
 from search_spaces.preset_files import preset_tables, unknown_name
 
@@ -247,6 +247,30 @@ def _window(keys: ConfigKeys, default: int) -> int:
     return 0 if keys.has("sliding_window") else default
 
 
+def _gpt_oss(keys: ConfigKeys, name: str) -> ModelSpec:
+    for key, only in (("swiglu_alpha", 1.702), ("swiglu_limit", 7.0)):
+        if keys.number(key, default=only) != only:
+            raise ModelFormatError(key, f"another factor than {only} is not supported", "leave it out, or give hf:CONFIG")
+    bias, experts_per_token = keys.flag("attention_bias", True), keys.size("num_experts_per_tok", default=4)
+    longest = keys.size("max_position_embeddings")
+    scaling = None if keys.given("rope_parameters") or keys.given("rope_scaling") else ROPE_OF_GPT_OSS
+    return _rotary_decoder(
+        keys, name, "gpt_oss", kv_heads=8, epsilon=1e-5, rope_theta=150_000.0, head_dim=64, activation=CLAMPED,
+        qkv_bias=bias, attention_output_bias=bias, mlp_bias=True, router_bias=True, attention_sinks=True,
+        num_experts=keys.size("num_local_experts", "num_experts", default=128), experts_per_token=experts_per_token,
+        load_balance=_load_balance(keys, experts_per_token),
+        rope_scaling=None if scaling is None else rope_scaling_of(ConfigKeys(scaling), longest),
+        **_windows(keys, _window(keys, 128), lambda layer: layer % 2 == 1),
+    )  # fmt: skip
+
+
+ROPE_OF_GPT_OSS: Mapping[str, Any] = {
+    "rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
+    "original_max_position_embeddings": 4096,
+}  # fmt: skip
+"""Where a config.json has no settings of the rotations."""
+
+
 def _late_windows(keys: ConfigKeys) -> dict[str, Any]:
     """Qwen: the layers from `max_window_layers` on have the window."""
     window = _window(keys, 4096) if keys.flag("use_sliding_window", False) else 0
@@ -419,6 +443,7 @@ FAMILIES: dict[str, Callable[[ConfigKeys, str], ModelSpec]] = {
     "olmo3": _olmo3,
     "gemma2": _gemma2,
     "gemma3_text": _gemma3,
+    "gpt_oss": _gpt_oss,
     "granite": _granite,
     "smollm3": _smollm3,
 }

@@ -14,6 +14,10 @@ LARGEST_SIZE = 2**31 - 1
 """Maximum of any other size: the largest dimension that kernels can index."""
 
 
+CLAMPED = "clamped_silu"
+"""The gate of GPT-OSS: (hidden + 1) x gate x sigmoid(1.702 gate), both limited to 7."""
+ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu", CLAMPED)
+
 LORA_TARGETS = ("query", "key", "value", "output", "gate", "up", "down")
 """Matrices of a layer that can carry a low-rank adapter."""
 
@@ -81,7 +85,7 @@ class ModelSpec:
     norm: Norm = Norm.RMSNORM
     norm_epsilon: float = 1e-5
     activation: str = "silu"
-    """silu, gelu, gelu_tanh or relu."""
+    """One of ACTIVATIONS."""
     gated_mlp: bool = True
     """Whether the MLP multiplies by a gate (three matrices instead of two)."""
     qkv_bias: bool = False
@@ -103,8 +107,10 @@ class ModelSpec:
     """Factor of the scores; 0: 1 / sqrt(head_dim)."""
     attention_softcap: float = 0.0
     """Scores are limited to c tanh(score / c) [Gemma Team 2024, 2.2]; 0: not limited."""
+    attention_sinks: bool = False
+    """Whether each head has a trained score that takes its share of the softmax and gives nothing (GPT-OSS)."""
     output_softcap: float = 0.0
-    """The same for the logits."""
+    """The same limit for the logits."""
     embedding_scale: float = 1.0
     """Factor of the embeddings (Gemma: the square root of the hidden size)."""
     residual_scale: float = 1.0
@@ -118,6 +124,7 @@ class ModelSpec:
     experts_per_token: int = 0
     capacity_factor: float = 0.0
     """Maximum tokens of a sequence per expert, as a multiple of its even share; 0: no limit, no token is dropped."""
+    router_bias: bool = False
     normalised_routing: bool = True
     """Whether the weights of a token's experts sum to 1: softmax over these, not over all experts."""
     load_balance: float = 0.0
@@ -169,8 +176,10 @@ class ModelSpec:
                 f"{self.num_key_value_heads} does not divide {self.num_attention_heads} attention heads",
                 "give a divisor of num_attention_heads",
             )
-        if self.activation not in ("silu", "gelu", "gelu_tanh", "relu"):
-            raise ModelFormatError("activation", f"{self.activation!r} is not known", "use silu, gelu, gelu_tanh or relu")
+        if self.activation not in ACTIVATIONS:
+            raise ModelFormatError("activation", f"{self.activation!r} is not known", f"use one of {', '.join(ACTIVATIONS)}")
+        if self.activation == CLAMPED and not self.gated_mlp:
+            raise ModelFormatError("activation", f"{CLAMPED} is a gate's", "use another one, or gated_mlp")
         if self.num_experts and not 1 <= self.experts_per_token <= self.num_experts:
             raise ModelFormatError(
                 "experts_per_token",
@@ -254,6 +263,11 @@ class ModelSpec:
         return sum(self.has_window(layer) for layer in range(self.num_layers)) / self.num_layers
 
     @property
+    def changes_scores(self) -> bool:
+        """Whether attention does more with its scores than the fused kernels of torch do."""
+        return self.attention_softcap > 0 or self.attention_sinks
+
+    @property
     def final_norm(self) -> bool:
         """Whether a norm precedes the output projection: none does if each layer ends with one."""
         return self.norm_place is not NormPlace.SUM
@@ -294,7 +308,7 @@ class ModelSpec:
     @property
     def expert_parameters(self) -> int:
         """Parameters of all experts, without routers."""
-        routers = self.num_experts * self.hidden_size
+        routers = self.num_experts * self.router_row
         return self.num_layers * (self._mlp_parameters(self.num_experts) - routers) if self.num_experts else 0
 
     @property
@@ -303,7 +317,7 @@ class ModelSpec:
         if not self.num_experts:
             return self.parameter_count
         idle = self._mlp_parameters(self.num_experts) - self._mlp_parameters(self.experts_per_token)
-        router_in_idle = (self.num_experts - self.experts_per_token) * self.hidden_size
+        router_in_idle = (self.num_experts - self.experts_per_token) * self.router_row
         return self.parameter_count - self.num_layers * (idle - router_in_idle)
 
     @property
@@ -394,7 +408,8 @@ class ModelSpec:
         keys_values = 2 * self.num_key_value_heads * self.head_dim
         weights = self.hidden_size * (2 * queries + keys_values)
         biases = (queries + keys_values if self.qkv_bias else 0) + (self.hidden_size if self.attention_output_bias else 0)
-        return weights + biases + self.head_norm_parameters
+        sinks = self.num_attention_heads if self.attention_sinks else 0
+        return weights + biases + sinks + self.head_norm_parameters
 
     @property
     def head_norm_parameters(self) -> int:
@@ -413,8 +428,12 @@ class ModelSpec:
         mlp = matrices * self.hidden_size * self.ffn_hidden_size
         if self.mlp_bias:
             mlp += (matrices - 1) * self.ffn_hidden_size + self.hidden_size
-        router = experts * self.hidden_size if self.num_experts else 0
-        return experts * mlp + router
+        return experts * (mlp + self.router_row)
+
+    @property
+    def router_row(self) -> int:
+        """Parameters of the router for one expert."""
+        return self.hidden_size + int(self.router_bias) if self.num_experts else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

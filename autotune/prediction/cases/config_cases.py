@@ -44,8 +44,8 @@ def cases_of(model: ModelSpec, cluster: ClusterSpec, workload: Workload, configs
 
 
 def engine_software(model: ModelSpec, engine: str, attention: set[str], device_kind: str) -> Software:
-    """The profile of an engine; `math` attention keeps the attention matrix, and on CPUs attention with limited scores."""
-    kept = attention == {"math"} or (model.attention_softcap > 0 and device_kind == "cpu")
+    """The profile of an engine; `math` attention keeps the attention matrix, and on CPUs attention that changes scores."""
+    kept = attention == {"math"} or (model.changes_scores and device_kind == "cpu")
     kernel = " kernel=torch" if kept else ""
     return software_named(f"engine={engine}{kernel}", gated=model.gated_mlp)[0]
 

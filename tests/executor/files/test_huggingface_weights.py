@@ -64,6 +64,7 @@ CASES: dict[str, dict[str, Any]] = {
             "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
         },
     },
+    "gpt_oss": {"model_type": "gpt_oss", "num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 16, "sliding_window": 8},
     "granite": {
         "model_type": "granite", "attention_multiplier": 0.2, "embedding_multiplier": 6.0, "residual_multiplier": 0.3,
         "logits_scaling": 4.0,

@@ -15,7 +15,9 @@ from executor.parallel.windowed import block_mask_of, sees
 from search_spaces.training.windows import Window
 
 TOKENS, WIDTH = 24, 16
-LIMITED = Scores(softcap=1.5)
+LIMITED, SINKS = Scores(softcap=1.5), Scores(sinks=torch.tensor([0.5, -1.0, 2.0, 0.0], dtype=torch.float64))
+BOTH = Scores(softcap=1.5, sinks=SINKS.sinks)
+KINDS = pytest.mark.parametrize("scores", [LIMITED, SINKS, BOTH], ids=["limited", "sinks", "both"])
 WINDOWS = [Window(0), Window(7), Window(5, 3)]
 
 
@@ -24,18 +26,23 @@ def drawn(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:
     return tuple(torch.randn(2, heads, TOKENS, WIDTH, dtype=dtype, requires_grad=True) for heads in (4, 2, 2))  # type: ignore[return-value]
 
 
-def by_formula(query: Tensor, key: Tensor, value: Tensor, window: Window) -> Tensor:
+def by_formula(query: Tensor, key: Tensor, value: Tensor, window: Window, scores: Scores) -> Tensor:
     key, value = (x.repeat_interleave(2, dim=1) for x in (key, value))
-    scores = soft_cap(query @ key.transpose(-1, -2) / WIDTH**0.5, LIMITED.softcap)
+    products = query @ key.transpose(-1, -2) / WIDTH**0.5
+    if scores.softcap:
+        products = scores.softcap * torch.tanh(products / scores.softcap)
     places = torch.arange(TOKENS)
     seen = sees(window)(places[:, None], places[None])
-    return scores.masked_fill(~seen, float("-inf")).softmax(-1) @ value
+    shares = products.masked_fill(~seen, float("-inf")).exp()
+    sinks = 0.0 if scores.sinks is None else scores.sinks.to(query.dtype).exp()[:, None, None]
+    return shares / (shares.sum(-1, keepdim=True) + sinks) @ value
 
 
+@KINDS
 @pytest.mark.parametrize("window", WINDOWS, ids=str)
-def test_scores_are_limited_before_the_softmax(window: Window) -> None:
+def test_scores_are_changed_before_the_softmax(window: Window, scores: Scores) -> None:
     query, key, value = drawn()
-    expected, result = by_formula(query, key, value, window), attend_with_scores(query, key, value, LIMITED, window)
+    expected, result = by_formula(query, key, value, window, scores), attend_with_scores(query, key, value, scores, window)
     torch.testing.assert_close(result, expected, rtol=1e-12, atol=1e-12)
     gradient = torch.randn_like(result)
     wanted = torch.autograd.grad(expected, (query, key, value), gradient)
@@ -51,6 +58,13 @@ def test_later_queries_see_what_they_see_in_the_whole(window: Window) -> None:
     torch.testing.assert_close(part, whole[:, :, 8:16], rtol=1e-12, atol=1e-12)
 
 
+def test_a_rank_with_some_heads_has_their_sinks() -> None:
+    query, key, value = drawn()
+    whole = attend_with_scores(query, key, value, BOTH, Window(0))
+    half = attend_with_scores(query[:, 2:], key[:, 1:], value[:, 1:], BOTH.of_heads(2, 2), Window(0))
+    torch.testing.assert_close(half, whole[:, 2:])
+
+
 def test_virtual_keys_are_seen_by_all() -> None:
     query, key, value = drawn()
     result = attend_with_scores(query[:, :, 2:], key, value, LIMITED, Window(4), virtual=2)
@@ -59,14 +73,17 @@ def test_virtual_keys_are_seen_by_all() -> None:
     torch.testing.assert_close(result, attend_by_scores(query[:, :, 2:], key, value, LIMITED, seen))
 
 
+@KINDS
 @pytest.mark.parametrize("window", WINDOWS, ids=str)
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-def test_flex_attention_limits_scores_alike(window: Window) -> None:
+def test_flex_attention_changes_scores_alike(window: Window, scores: Scores) -> None:
     with torch.no_grad():
         query, key, value = (x.detach() for x in drawn(torch.float32))
         mask = block_mask_of(window, 0, TOKENS, TOKENS, "cpu")
-        result = by_flex(query, key, value, LIMITED, mask, flex_attention)  # type: ignore[arg-type]
-        torch.testing.assert_close(result, by_formula(query, key, value, window), rtol=1e-5, atol=1e-5)
+        result = by_flex(query, key, value, scores, mask, flex_attention)
+        torch.testing.assert_close(
+            result, by_formula(query, key, value, window, scores), rtol=1e-5, atol=1e-5, check_dtype=False
+        )
 
 
 def test_a_chunked_loss_of_limited_logits_has_their_gradients() -> None:
