@@ -46,6 +46,11 @@ def device_preset(name: str) -> DeviceSpec:
     return _device(name, devices[name])
 
 
+def device_family(preset: str) -> frozenset[str]:
+    """The words that the name of such a device contains: those of the preset without its memory size and board."""
+    return frozenset(word for word in preset.split("-") if word != "pcie" and not re.fullmatch(r"[0-9]+gb", word))
+
+
 def resolve_cluster(
     text: str, ranks: int | None = None, memory_limit_bytes: int | None = None, live: ClusterSpec | None = None
 ) -> ClusterSpec:
@@ -283,7 +288,7 @@ def _with_limit(device: DeviceSpec, memory_limit_bytes: int) -> DeviceSpec:
 
 
 def _gpu(name: str, memory_bytes: int) -> DeviceSpec:
-    """The data sheet's figures if the driver's device name contains a preset's name; else only its memory.
+    """The data sheet's figures if the driver's device name contains a preset's words; else only its memory.
 
     PCIe boards have different peaks from the modules of the same name.
     """
@@ -291,7 +296,7 @@ def _gpu(name: str, memory_bytes: int) -> DeviceSpec:
     fitting = [
         device_preset(preset)
         for preset in preset_tables("devices")
-        if preset.split("-")[0] in words and ("pcie" in preset) == ("pcie" in words)
+        if device_family(preset) <= {*words} and ("pcie" in preset) == ("pcie" in words)
     ]
     if not fitting:
         return DeviceSpec(name=name, kind="cuda", memory_bytes=memory_bytes, peak_flops={}, source="the driver")

@@ -52,6 +52,29 @@ def test_published_figures() -> None:
     assert not resolve_cluster("dgx-1v").device.supports("bf16")
 
 
+@pytest.mark.parametrize(
+    ("name", "preset"),
+    [
+        ("NVIDIA B300 SXM6 AC", "b300"),
+        ("NVIDIA GB200", "gb200"),
+        ("NVIDIA GB300", "gb300"),
+        ("NVIDIA GH200 480GB", "gh200"),
+        ("NVIDIA H20", "h20"),
+        ("NVIDIA H800", "h800"),
+        ("NVIDIA L40S", "l40s"),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "rtx-pro-6000"),
+        ("NVIDIA GeForce RTX 4090", "4090"),
+        ("NVIDIA TITAN RTX", "titan-rtx"),
+        ("AMD Instinct MI325X", "mi325x"),
+        ("AMD Instinct MI355X", "mi355x"),
+    ],
+)
+def test_gpus_are_known_by_the_names_of_their_drivers(name: str, preset: str) -> None:
+    expected = device_preset(preset)
+    device = local_cluster(gpu_name=name, gpu_count=1, gpu_memory_bytes=expected.memory_bytes).device
+    assert device == dataclasses.replace(expected, name=name)
+
+
 def test_local_has_two_ranks_unless_told() -> None:
     assert local_cluster().world_size == 2
     cluster = resolve_cluster("local", ranks=8, memory_limit_bytes=10_000)
