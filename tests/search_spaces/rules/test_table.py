@@ -58,6 +58,7 @@ REFUSED = [
     ("tensor-divides", {"tensor_parallel_size": 3}, {}),
     ("tensor-divides", {"tensor_parallel_size": 4}, {}),
     ("tensor-in-node", {"tensor_parallel_size": 16}, {"model": "llama-2-7b", "cluster": "dgx-a100:2"}),
+    ("tensor-in-node", {"tensor_parallel_size": 16}, {"model": "llama-2-7b", "cluster": "gb200-nvl72:36"}),
     ("batch-divides", {"micro_batch_size": 3}, {}),
     ("batch-divides", {"micro_batch_size": 8}, {}),
     ("sequence-divides", {"context_parallel_size": 8}, {"sequence": 100}),
