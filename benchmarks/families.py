@@ -46,6 +46,7 @@ OWN: Mapping[str, Mapping[str, Any]] = {
 CLUSTERS = ("dgx-h100:8", "dgx-a100:16")
 PLAN_BATCH, PLAN_LENGTH = 1024, 2048
 """Of a plan; models of shorter sequences are planned for theirs."""
+ENDS = "trials: to the end, stopped as slower, out of memory"
 PLAN_SECONDS, MEMORY_BOUND = 10.0, 0.01
 QUICK = Fidelity(min_steps=1, max_steps=1, max_warmup_steps=2)
 DRY: tuple[Mapping[str, Any], ...] = (
@@ -157,8 +158,9 @@ def sweep_rows(problems: list[str]) -> Iterator[list[str]]:
             presets = sum(preset["model_type"] == family for preset in preset_tables("models").values())
             best = "" if result.best is None else shown(result.best)
             print(f"{family}: {len(ended)} of {len(result.trials)} trials, {difference:.2%}", flush=True)
+            ends = f"{len(ended)}, {len(pruned)}, {len(result.trials) - len(ended) - len(pruned)}"
             yield [
-                f"`{family}`", parts(spec), str(presets), f"{len(ended)}, {len(pruned)}, {len(result.trials) - len(ended) - len(pruned)}", f"`{best}`",
+                f"`{family}`", parts(spec), str(presets), ends, f"`{best}`",
                 f"{difference:.2%}",
             ]  # fmt: skip
 
@@ -200,10 +202,10 @@ def main() -> int:
         "",
         f"## Tiny models on {RANKS} CPU ranks",
         "",
-        f"{TRIALS} search trials of the space `3d` beside the baseline, and the largest difference between the dry run's peak of a rank and the",
-        "allocator's, at stage 1 and at stage 3 with full checkpointing.",
+        f"{TRIALS} search trials of the space `3d` beside the baseline, and the largest difference between the dry run's peak of",
+        "a rank and the allocator's, at stage 1 and at stage 3 with full checkpointing.",
         "",
-        *table(["family", "besides Llama", "presets", "trials: to the end, stopped as slower, out of memory", "best", "dry run"], sweeps),
+        *table(["family", "besides Llama", "presets", ENDS, "best", "dry run"], sweeps),
         "",
         "## Plans at the published sizes",
         "",

@@ -55,10 +55,11 @@ def _tensor_head_norms(config: TrialConfig, context: SpaceContext) -> str | None
 
 
 def _tensor_in_node(config: TrialConfig, context: SpaceContext) -> str | None:
-    size, devices = config.tensor_parallel_size, min(context.cluster.devices_per_node, context.world_size)
+    """Within the devices that the fast link joins, so that no group of consecutive ranks lies in two link domains."""
+    size, devices = config.tensor_parallel_size, min(context.cluster.linked_devices, context.world_size)
     if size <= devices and devices % size == 0:
         return None
-    return f"{size} tensor-parallel ranks do not fit evenly into a node of {devices} devices"
+    return f"{size} tensor-parallel ranks do not fit evenly into a {context.cluster.link_domain_text} of {devices} devices"
 
 
 def _factory_shape(config: TrialConfig, context: SpaceContext) -> str | None:
@@ -210,7 +211,12 @@ PARALLELISM_RULES: tuple[Rule, ...] = (
     Rule("world-divides", DEGREES, "choose degrees whose product divides the ranks", _world_divides),
     Rule("tensor-divides", (TP,), "choose a tensor_parallel_size that divides all of them", _tensor_divides),
     Rule("tensor-head-norms", (TP,), "set tensor_parallel_size=1", _tensor_head_norms),
-    Rule("tensor-in-node", (TP,), "choose a tensor_parallel_size that divides the devices of a node", _tensor_in_node),
+    Rule(
+        "tensor-in-node",
+        (TP,),
+        "choose a tensor_parallel_size that divides the devices of a node, or link domain",
+        _tensor_in_node,
+    ),
     Rule("factory-shape", FACTORY, "leave these degrees at 1, or have the factory return a plan", _factory_shape),
     Rule("batch-divides", BATCH, "change micro_batch_size, or the global batch", _batch_divides),
     Rule("sequence-divides", SEQUENCE, "choose degrees that divide the sequence", _sequence_divides),

@@ -59,6 +59,7 @@ REFUSED = [
     ("tensor-divides", {"tensor_parallel_size": 4}, {}),
     ("tensor-head-norms", {"tensor_parallel_size": 2}, {"model": "olmo-2-7b"}),
     ("tensor-in-node", {"tensor_parallel_size": 16}, {"model": "llama-2-7b", "cluster": "dgx-a100:2"}),
+    ("tensor-in-node", {"tensor_parallel_size": 16}, {"model": "llama-2-7b", "cluster": "gb200-nvl72:36"}),
     ("batch-divides", {"micro_batch_size": 3}, {}),
     ("batch-divides", {"micro_batch_size": 8}, {}),
     ("sequence-divides", {"context_parallel_size": 8}, {"sequence": 100}),
