@@ -43,7 +43,7 @@ OWN: Mapping[str, Mapping[str, Any]] = {
     "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 16},
     "olmo3": {"sliding_window": 16}, "granite": {"embedding_multiplier": 12.0, "residual_multiplier": 0.22},
 }  # fmt: skip
-CLUSTERS = ("dgx-h100:8", "dgx-a100:16")
+CLUSTERS = ("dgx-h100:8", "gb200-nvl72:16")
 PLAN_BATCH, PLAN_LENGTH = 1024, 2048
 """Of a plan; models of shorter sequences are planned for theirs."""
 ENDS = "trials: to the end, stopped as slower, out of memory"
@@ -202,8 +202,8 @@ def main() -> int:
         "",
         f"## Tiny models on {RANKS} CPU ranks",
         "",
-        f"{TRIALS} search trials of the space `3d` beside the baseline, and the largest difference between the dry run's peak of",
-        "a rank and the allocator's, at stage 1 and at stage 3 with full checkpointing.",
+        f"{TRIALS} search trials of the space `3d` beside the baseline, and the largest difference between the dry run's peak",
+        "of a rank and the allocator's, at stage 1 and at stage 3 with full checkpointing.",
         "",
         *table(["family", "besides Llama", "presets", ENDS, "best", "dry run"], sweeps),
         "",
