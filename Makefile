@@ -94,7 +94,7 @@ $(EXTRAS_STAMP): pyproject.toml constraints.txt
 # Every test that skips where a framework of others is missing, and the proofs that need them.
 extras: $(EXTRAS_STAMP)
 	$(EXTRAS_BIN)/python -m pytest tests/autotune/exports/test_targets.py tests/autotune/strategies \
-	    tests/executor/engines/test_user_modules.py tests/executor/engines/command/test_frameworks.py tests/executor/engines/deepspeed
+	    tests/search_spaces/models tests/executor/files tests/executor/engines/test_user_modules.py tests/executor/engines/command/test_frameworks.py tests/executor/engines/deepspeed
 	$(EXTRAS_BIN)/python -m benchmarks.torch_export --markdown docs/torch-export.md
 	$(EXTRAS_BIN)/python -m benchmarks.own_models --markdown docs/own-models.md
 	$(EXTRAS_BIN)/python -m benchmarks.own_scripts --markdown docs/own-scripts.md

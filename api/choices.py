@@ -93,7 +93,8 @@ def _clusters() -> tuple[Choice, ...]:
     found = [Choice(name="local", note="this server's own devices")]
     for name in preset_tables("clusters"):
         node = resolve_cluster(name)
-        found.append(Choice(name=name, note=f"{node.devices_per_node} x {node.device.name} a node"))
+        linked = f", {node.link_domain_size} in a link domain" if node.nodes_per_link_domain > 1 else ""
+        found.append(Choice(name=name, note=f"{node.devices_per_node} x {node.device.name} a node{linked}"))
     return tuple(found)
 
 

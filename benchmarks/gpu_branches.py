@@ -41,6 +41,7 @@ _STREAMED = (
     f"{_CUDA}streams_and_pinned_memory_are_asked_for_where_there_is_a_device",
 )
 _FLEX = f"{_PARALLEL}test_windowed.py::test_attention_of_a_device_takes_its_kernels_forms"
+_SCORES = f"{_PARALLEL}test_scores.py::test_flex_attention_changes_scores_alike"
 _DEVICE = "tests/executor/measurement/test_device.py::test_"
 _ANSWERS = (f"{_DEVICE}the_answers_of_cuda",)
 _WINDOWS = ("tests/executor/test_step_windows.py::test_the_host_waits_once_a_window",)
@@ -123,6 +124,10 @@ _ENTRIES: dict[str, tuple[_Entry, ...]] = {
         ("block_mask", (f"{_PARALLEL}test_packed.py::test_the_mask_of_flex_attention_is_of_documents",),
          "the mask is built without waiting for the device", ("by-hand",)),
     ),
+    "parallel/scores.py": (
+        ("can_flex", (_SCORES,), "scores are neither kept nor computed where the mask hides them", ("by-hand",)),
+        ("by_flex", (_SCORES,), "the compiled kernel with limited scores is right, forward and backward", ("by-hand",)),
+    ),
     "parallel/selective.py": (
         ("(module)", (f"{_PARALLEL}test_checkpointing.py::test_what_backward_runs_again_is_cheap",),
          "the results of these kernels are saved", ("by-hand",)),
@@ -137,7 +142,7 @@ _ENTRIES: dict[str, tuple[_Entry, ...]] = {
         ("attend_by_flex", (_FLEX,), "the compiled kernel is right, forward and backward", ("by-hand",)),
         ("_plain_flex", (f"{_PARALLEL}test_windowed.py::test_flex_attention_is_attention_under_a_mask",),
          "the compiled kernel is right, forward and backward", ("by-hand",)),
-        ("_block_mask", (f"{_PARALLEL}test_windowed.py::test_flex_attention_is_attention_under_a_mask",),
+        ("block_mask_of", (f"{_PARALLEL}test_windowed.py::test_flex_attention_is_attention_under_a_mask",),
          "the compiled kernel is right, forward and backward", ("by-hand",)),
     ),
     "engines/session.py": (

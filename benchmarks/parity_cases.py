@@ -12,7 +12,8 @@ from executor.engines.native.capability import NATIVE
 from search_spaces.clusters.cluster import ClusterSpec, DeviceSpec
 from search_spaces.compression import INT8
 from search_spaces.context import SpaceContext
-from search_spaces.models.model import FactoryModel, Model, ModelSpec, Norm, Position
+from search_spaces.models.model import CLAMPED, FactoryModel, HeadNorm, Model, ModelSpec, Norm, NormPlace, Position
+from search_spaces.models.rope import RopeKind, RopeScaling
 from search_spaces.rules.float8 import FLOAT8
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
@@ -76,6 +77,34 @@ EXPERTS: Mapping[str, Mapping[str, object]] = {
     },
 }  # fmt: skip
 """Models for expert parallelism: without a capacity limit, and with full experts, a balance loss and biases."""
+FAMILIES: Mapping[str, Mapping[str, object]] = {
+    "gemma": {
+        "family": "gemma3_text", "num_key_value_heads": 4, "ffn_hidden_size": 24, "norm_place": NormPlace.BOTH,
+        "zero_centered_norms": True, "head_norm": HeadNorm.HEAD, "activation": "gelu_tanh", "tied_embeddings": True,
+        "attention_scale": 0.4, "attention_softcap": 2.0, "output_softcap": 3.0, "embedding_scale": 4.2, "sliding_window": 6,
+        "whole_layers": (False, True), "window_rope_theta": 100.0,
+    },
+    "olmo": {
+        "family": "olmo3", "num_key_value_heads": 4, "ffn_hidden_size": 24, "norm_place": NormPlace.OUTPUT,
+        "head_norm": HeadNorm.WIDTH, "sliding_window": 6, "whole_layers": (False, False, True),
+        "rope_scaling": RopeScaling(kind=RopeKind.YARN, factor=4.0, original_length=8),
+    },
+    "granite": {
+        "family": "granite", "num_key_value_heads": 8, "ffn_hidden_size": 24, "attention_scale": 0.3, "embedding_scale": 6.0,
+        "residual_scale": 0.3, "output_scale": 0.25, "rotated_layers": (True, False),
+    },
+    "sinks": {
+        "family": "gpt_oss", "num_key_value_heads": 4, "ffn_hidden_size": 24, "attention_sinks": True, "num_experts": 4,
+        "experts_per_token": 2, "router_bias": True, "mlp_bias": True, "qkv_bias": True, "attention_output_bias": True,
+        "activation": CLAMPED, "sliding_window": 6, "whole_layers": (False, True),
+    },
+    "qwen": {
+        "family": "qwen3_moe", "num_key_value_heads": 4, "ffn_hidden_size": 24, "head_norm": HeadNorm.HEAD, "num_experts": 4,
+        "experts_per_token": 2, "normalised_routing": False, "load_balance": 0.5,
+    },
+}  # fmt: skip
+"""Models that have what families do besides Llama: norms in other places and of heads, limits and factors of scores, windows
+and rotations in some layers, sinks, weights of experts that are shares of all."""
 HUGGING_FACE: Mapping[str, FactoryModel] = {
     f"hf-{name}": FactoryModel(
         reference=f"hf:benchmarks/huggingface/{name}", parameter_count=count, frozen_parameter_count=frozen,
@@ -222,7 +251,7 @@ def make_model(name: str, layers: int) -> Model:
             reference=user_model.REFERENCE, parameter_count=USER_PARAMETERS, frozen_parameter_count=user_model.WIDTH,
             tensor_divisor=user_model.HEADS, pipeline_stages=user_model.BLOCKS,
         )  # fmt: skip
-    shape = WIDE_SHAPE if name == WIDE else {**MODELS, **EXPERTS, ROUTED: ROUTED_SHAPE}[name]
+    shape = WIDE_SHAPE if name == WIDE else {**MODELS, **EXPERTS, **FAMILIES, ROUTED: ROUTED_SHAPE}[name]
     return ModelSpec(name=name, num_layers=layers, **{**_COMMON, **shape})  # type: ignore[arg-type]
 
 

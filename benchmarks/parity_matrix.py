@@ -14,6 +14,7 @@ from benchmarks.parity_options import (
     beside_products,
     documents,
     experts,
+    families,
     integers,
     near,
     optimizers,
@@ -51,7 +52,7 @@ def matrix(ranks: int) -> list[Case]:
             sections += [compiled(engine, ranks)]
         if ranks <= 4 and engine == "native":
             sections += [adapters(engine, ranks), beside_frozen(engine, ranks), scheduled(engine, ranks)]
-            sections += [near(engine, ranks), integers(engine, ranks), warm_up(engine, ranks)]
+            sections += [near(engine, ranks), integers(engine, ranks), warm_up(engine, ranks), families(engine, ranks)]
         for section in sections:
             found.update(dict.fromkeys(case for case in section if case is not None))
     return list(dict.fromkeys(_here(case) for case in found))

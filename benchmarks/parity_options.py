@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from itertools import product
 
-from benchmarks.parity_cases import EXPERTS, MODELS, ROUTED, USER, WIDE, Case
+from benchmarks.parity_cases import EXPERTS, FAMILIES, MODELS, ROUTED, USER, WIDE, Case
 from benchmarks.parity_draw import (
     CHECKPOINTING,
     FROZEN,
@@ -40,6 +40,20 @@ def experts(engine: str, ranks: int) -> Iterator[Case | None]:
     for (turn, offload), stage in product(enumerate(OFFLOADS), stages_of(engine)):
         divided: Knobs = {"expert_parallel_size": min((2, 4)[(turn + stage) % 2], ranks), "micro_batch_size": 2}
         yield draw.case({**divided, "zero_stage": stage, **offload}, [*EXPERTS])
+
+
+def families(engine: str, ranks: int) -> Iterator[Case | None]:
+    """What newer families do: each model, layout and stage; schedules, checkpointing, offloads and context methods in turn."""
+    draw = Draw(engine, ranks, "families")
+    for turn, (name, layout, stage) in enumerate(product(FAMILIES, layouts(ranks), stages_of(engine))):
+        size = 2 if name in ("qwen", "sinks") and turn % 2 else 1
+        knobs = {**layout, "zero_stage": stage, "expert_parallel_size": size}
+        if layout["context_parallel_size"] != 1:
+            knobs["context_parallel_method"] = ("ulysses", "gather")[turn % 2]
+        runs = [run for run in pipelines(layout) if draw.case({**knobs, **run}, [name])]
+        if runs:
+            extra = {**draw.choose(CHECKPOINTING), **(draw.choose(OFFLOADS) if turn % 3 == 0 else {})}
+            yield draw.case({**knobs, **draw.choose(runs), **extra, "loss_chunk_size": (0, 5)[turn % 2]}, [name])
 
 
 def attention(engine: str, ranks: int) -> Iterator[Case | None]:

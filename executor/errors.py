@@ -6,6 +6,7 @@ ExecutorError
 ├── WrongResultError      (ArithmeticError) loss or gradient norm not finite or different from the reference
 ├── FactoryError          (ValueError)    a user's factory raises or violates the Protocol
 ├── DataError             (ValueError)    the training text cannot be read
+├── WeightsError          (ValueError)    weights do not belong to the model
 ├── RankLostError         (ConnectionError) a rank process has ended
 └── RunnerError           (RuntimeError)  a runner cannot start or place its ranks
 """
@@ -33,6 +34,10 @@ class MemoryLimitError(ExecutorError, MemoryError):
 
 class WrongResultError(ExecutorError, ArithmeticError):
     """A loss or a gradient norm is not finite, or the losses of the first steps differ from the job's reference."""
+
+
+class WeightsError(ExecutorError, ValueError):
+    """Weights do not belong to the model."""
 
 
 class FactoryError(ExecutorError, ValueError):

@@ -132,17 +132,17 @@ def replaced(name: str, model: ModelSpec, tensor_parallel_size: int) -> frozense
     """Which of our modules the kernels replace.
 
     Liger rotates whole heads, has no LayerNorm that is better than torch's, gates only with SiLU, and its loss needs the whole
-    vocabulary, so our own loss is kept if tensor ranks divide the vocabulary.
+    vocabulary, so our own loss is kept if tensor ranks divide the vocabulary. Norms of heads and zero-centred norms are ours.
     """
     if name == NONE:
         return frozenset()
     if name == TRANSFORMER_ENGINE:
-        return frozenset({NORM})
+        return frozenset() if model.zero_centered_norms else frozenset({NORM})
     found = {
-        NORM: model.norm is Norm.RMSNORM,
+        NORM: model.norm is Norm.RMSNORM and not model.zero_centered_norms,
         ROTATION: model.position is Position.ROTARY and model.rotary_fraction == 1,
         GATE: model.gated_mlp and model.activation == "silu",
-        LOSS: tensor_parallel_size == 1,
+        LOSS: tensor_parallel_size == 1 and not model.output_softcap,
     }
     return frozenset(what for what, holds in found.items() if holds)
 

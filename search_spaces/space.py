@@ -83,7 +83,8 @@ class SearchSpace:
     def hash(self) -> str:
         """16 hexadecimal digits, the same in every process for the same space, independent of its name."""
         plain = to_plain(dataclasses.replace(self.context, capability=None))
-        for name, default in (("groups", ()), ("kernel_packages", None)):  # added later: existing hashes must not change
+        later = (("groups", ()), ("kernel_packages", None), ("link_domain_size", None))
+        for name, default in later:  # existing hashes must not change
             if getattr(self.cluster, name) == default:
                 del plain["cluster"][name]
         for name in ("capacity_factor", "load_balance", "adapter_size", "prefix_length", "prompt_length"):  # likewise

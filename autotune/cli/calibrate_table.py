@@ -15,7 +15,7 @@ from autotune.session.calibrate import Calibration
 from autotune.text.console import Console
 from autotune.text.sizes import bytes_text
 from search_spaces.clusters.cluster import ClusterSpec
-from search_spaces.clusters.microbenchmark import COLLECTIVES, GroupShape, Measured, Operation
+from search_spaces.clusters.microbenchmark import COLLECTIVES, GroupShape, Measured, Operation, ranks_in_domain
 
 COEFFICIENT_TEXTS = {
     "matrix_efficiency": "of the stated peak that the largest products reach",
@@ -148,7 +148,8 @@ def _print_group(rows: Sequence[Measured], group: GroupShape, cluster: ClusterSp
     where = (
         f"{group.ranks} ranks of a node" if group.ranks == group.in_node else f"{group.ranks} ranks, {group.in_node} per node"
     )
-    stated = cluster.intra_node_bandwidth if group.ranks == group.in_node else cluster.inter_node_bandwidth
+    linked = group.ranks == ranks_in_domain(group, cluster)
+    stated = cluster.intra_node_bandwidth if linked else cluster.inter_node_bandwidth
     title = f"Collectives, {where}: ms and GB/s through a rank's link (stated: {stated / 1e9:.2f})"
     table = _table(title, "message", *(operation.replace("_", " ") for operation in COLLECTIVES))
     for size in sorted({row.shape[0] for row in mine}):

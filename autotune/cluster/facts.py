@@ -8,7 +8,7 @@ from autotune.prediction.planning.calibrated import fingerprint
 from executor.errors import RunnerError
 from executor.runners.ray.describe import RayNode, cluster_of
 from search_spaces.clusters.cluster import ClusterSpec
-from search_spaces.clusters.microbenchmark import Measured, Operation
+from search_spaces.clusters.microbenchmark import Measured, Operation, network_sharing, ranks_in_domain
 from storage.records import CalibrationRecord, QuarantineRecord
 from storage.store import Store
 
@@ -92,11 +92,13 @@ def _claims(cluster: ClusterSpec, rows: Sequence[Measured]) -> Iterator[Claim]:
         stated = cluster.device.memory_bandwidth
         yield Claim(what="memory of a device", unit="bytes/s", stated=stated, measured=max(copies))
     grouped = [row for row in rows if row.operation in _MESSAGES and row.group.ranks > 1]
-    inside = [link_volume(row) / row.seconds for row in grouped if row.group.ranks == row.group.in_node]
+    inside = [link_volume(row) / row.seconds for row in grouped if row.group.ranks == ranks_in_domain(row.group, cluster)]
     if inside:
-        yield Claim(what="links in a node", unit="bytes/s", stated=cluster.intra_node_bandwidth, measured=max(inside))
+        where, stated = f"links in a {cluster.link_domain_text}", cluster.intra_node_bandwidth
+        yield Claim(what=where, unit="bytes/s", stated=stated, measured=max(inside))
     # Groups that share a node's network each send their own volume over it at the same time.
-    across = [link_volume(row) * row.group.sharing / row.seconds for row in grouped if row.group.ranks > row.group.in_node]
+    crossing = [row for row in grouped if row.group.ranks > ranks_in_domain(row.group, cluster)]
+    across = [link_volume(row) * network_sharing(row.group, cluster) / row.seconds for row in crossing]
     if across:
         yield Claim(what="network of a node", unit="bytes/s", stated=cluster.inter_node_bandwidth, measured=max(across))
 

@@ -153,6 +153,7 @@ def _hardware(row: Row, found: RowHardware) -> Hardware:
         bandwidth=scalar(found.device.memory_bandwidth or 1e12),
         capacity=scalar(found.device.memory_bytes),
         devices_per_node=scalar(found.devices_per_node),
+        linked_devices=scalar(found.devices_per_node),
         intra=scalar(found.intra),
         inter=scalar(found.inter),
         host_link=scalar(HOST_LINK.get(found.family, 50e9)),

@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 
 from search_spaces.clusters.cluster import DeviceSpec
-from search_spaces.clusters.presets import device_preset
+from search_spaces.clusters.presets import device_family, device_preset
 from search_spaces.preset_files import preset_tables
 
 _NVL_DOMAIN = re.compile(r"NVL\s?(\d{2,3})", re.IGNORECASE)
@@ -16,7 +16,8 @@ _WORDS = re.compile(r"[a-z]*\d+[a-z]*|[a-z]+")
 
 _INTRA = {
     "v100": 150e9, "a100": 300e9, "a800": 200e9, "h100": 450e9, "h800": 200e9, "h20": 450e9, "h200": 450e9, "gh200": 450e9,
-    "b200": 900e9, "b300": 900e9, "gb200": 900e9, "gb300": 900e9, "mi250x": 350e9, "mi300x": 448e9,
+    "b200": 900e9, "b300": 900e9, "gb200": 900e9, "gb300": 900e9, "mi250x": 350e9, "mi300x": 448e9, "mi325x": 448e9,
+    "mi355x": 537.6e9,
 }  # fmt: skip
 """Family -> bytes/s that a device sends in its node over the family's own link [data sheets]; others: PCIe."""
 _PCIE = 25e9
@@ -38,8 +39,13 @@ class RowHardware:
 def find_device(name: str) -> tuple[str, DeviceSpec] | None:
     """The preset whose family the name contains, with the stated memory; None: unknown device."""
     words = _WORDS.findall(name.lower())
-    families = {key.partition("-")[0]: key for key in reversed(preset_tables("devices"))}
-    family = next((word for word in words if word in families), None) or ("titan" if "titan" in words else None)
+    several = [key for key in preset_tables("devices") if len(device_family(key)) > 1]
+    families = {key.partition("-")[0] for key in preset_tables("devices") if key not in several}
+    family = (
+        next((word for word in words if word in families), None)
+        or next((key.partition("-")[0] for key in several if device_family(key) <= {*words}), None)
+        or ("titan" if "titan" in words else None)
+    )
     if family is None:
         return None
     candidates = [key for key in preset_tables("devices") if key.partition("-")[0] == family]

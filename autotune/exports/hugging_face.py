@@ -10,5 +10,21 @@ DECODER_LAYERS: Mapping[str, str] = {
     "opt": "OPTDecoderLayer",
     "gpt_neox": "GPTNeoXLayer",
     "mixtral": "MixtralDecoderLayer",
+    "qwen3": "Qwen3DecoderLayer",
+    "qwen3_moe": "Qwen3MoeDecoderLayer",
+    "phi3": "Phi3DecoderLayer",
+    "olmo2": "Olmo2DecoderLayer",
+    "olmo3": "Olmo3DecoderLayer",
+    "gemma2": "Gemma2DecoderLayer",
+    "gemma3_text": "Gemma3DecoderLayer",
+    "gpt_oss": "GptOssDecoderLayer",
+    "granite": "GraniteDecoderLayer",
+    "smollm3": "SmolLM3DecoderLayer",
 }
 """Family -> the class of its layers, the unit in which FSDP gathers parameters."""
+
+
+def layer_module(family: str) -> str:
+    """The module of transformers that has the class of the family's layers."""
+    package = family.removesuffix("_text")
+    return f"transformers.models.{package}.modeling_{package}"

@@ -7,7 +7,7 @@ from autotune.exports.coverage import Target, unplaced_notes, unstated_note
 from autotune.exports.deepspeed import SAME, deepspeed_document, deepspeed_notes
 from autotune.exports.export import Export, header, python_text, remarks
 from autotune.exports.fsdp2 import bucket_megabytes, offload_notes, reduction_note
-from autotune.exports.hugging_face import DECODER_LAYERS
+from autotune.exports.hugging_face import DECODER_LAYERS, layer_module
 from autotune.exports.winner import Winner
 
 _SHARED = frozenset({"zero_stage", "micro_batch_size", "precision"})
@@ -111,7 +111,7 @@ def _fsdp(winner: Winner) -> _Strategy:
             arguments.append(f"activation_checkpointing_policy={{{layer}}}")
     imports = ["from lightning.pytorch.strategies import FSDPStrategy"]
     if layer is not None and winner.shape is not None:
-        imports.append(f"from transformers.models.{winner.shape.family}.modeling_{winner.shape.family} import {layer}")
+        imports.append(f"from {layer_module(winner.shape.family)} import {layer}")
     return _Strategy(imports=tuple(imports), made=_call("FSDPStrategy", arguments), notes=tuple(_fsdp_notes(winner)))
 
 

@@ -13,10 +13,17 @@ _LLAMA = {
     "query": "q_proj", "key": "k_proj", "value": "v_proj", "output": "o_proj",
     "gate": "gate_proj", "up": "up_proj", "down": "down_proj",
 }  # fmt: skip
+_EXPERTS = {**_LLAMA, "gate": "experts.gate_up_proj", "up": "experts.gate_up_proj", "down": "experts.down_proj"}
 TRANSFORMERS: Mapping[str, Mapping[str, str]] = {
     "llama": _LLAMA,
     "mistral": _LLAMA,
-    "qwen2": _LLAMA,
+    **dict.fromkeys(
+        ("qwen2", "qwen3", "olmo2", "olmo3", "gemma2", "gemma3_text", "granite", "smollm3"), _LLAMA
+    ),
+    "phi3": {
+        "query": "qkv_proj", "key": "qkv_proj", "value": "qkv_proj", "output": "o_proj",
+        "gate": "gate_up_proj", "up": "gate_up_proj", "down": "down_proj",
+    },
     "gpt2": {
         "query": "attn.c_attn", "key": "attn.c_attn", "value": "attn.c_attn", "output": "attn.c_proj",
         "up": "mlp.c_fc", "down": "mlp.c_proj",
@@ -28,9 +35,8 @@ TRANSFORMERS: Mapping[str, Mapping[str, str]] = {
         "query": "query_key_value", "key": "query_key_value", "value": "query_key_value", "output": "attention.dense",
         "up": "dense_h_to_4h", "down": "dense_4h_to_h",
     },
-    "mixtral": {
-        **_LLAMA, "gate": "experts.gate_up_proj", "up": "experts.gate_up_proj", "down": "experts.down_proj",
-    },
+    "mixtral": _EXPERTS,
+    "qwen3_moe": _EXPERTS,
 }  # fmt: skip
 """Family -> matrix -> its module name in Transformers; matrices with the same name are fused there."""
 PARAMETERS = frozenset({"experts.gate_up_proj", "experts.down_proj"})

@@ -4,7 +4,7 @@ import dataclasses
 import re
 
 from autotune.errors import RequestError
-from search_spaces.clusters.cluster import ClusterSpec
+from search_spaces.clusters.cluster import ClusterSpec, with_shape
 
 
 def parse_shape(name: str, shape: str) -> tuple[int, int]:
@@ -23,7 +23,7 @@ def reshaped(cluster: ClusterSpec, name: str, shape: str) -> ClusterSpec:
     """The cluster with the nodes and devices per node of `shape`. Raises as `parse_shape`."""
     nodes, devices = parse_shape(name, shape)
     label = f"{cluster.name.partition(':')[0]}:{nodes}"
-    return dataclasses.replace(cluster, name=label, nodes=nodes, devices_per_node=devices)
+    return dataclasses.replace(with_shape(cluster, nodes, devices), name=label)
 
 
 def shape_text(cluster: ClusterSpec) -> str:

@@ -28,7 +28,11 @@ def make_runner(session: Session) -> Runner:
     if request.command is not None:
         runner = _start_watchers(request.runner, session.world_size, kind, ray_address)
     else:
-        runner = start_ranks(request.runner, session.world_size, kind, request.python_path, ray_address)
+        # Ray does not know the link domains; if all nodes are in one, tensor-parallel ranks may lie on several of them.
+        linked = session.cluster.nodes > 1 and session.cluster.linked_devices == session.cluster.world_size
+        runner = start_ranks(
+            request.runner, session.world_size, kind, request.python_path, ray_address, tensor_across_nodes=linked
+        )
     if not session.environment:  # else its first trial starts new processes
         # The imports take seconds; meanwhile the job is opened and its first trial chosen.
         runner.warm_up(session.model)
@@ -36,9 +40,18 @@ def make_runner(session: Session) -> Runner:
 
 
 def start_ranks(
-    runner: str, ranks: int, kind: str, python_path: Sequence[str] = (), ray_address: str | None = None
+    runner: str,
+    ranks: int,
+    kind: str,
+    python_path: Sequence[str] = (),
+    ray_address: str | None = None,
+    *,
+    tensor_across_nodes: bool = False,
 ) -> GangsRunner:
     """Return the runner with this name, with this many ranks on devices of this kind.
+
+    Args:
+        tensor_across_nodes: whether a tensor-parallel group may lie on several nodes of Ray, because the fast link joins them.
 
     Raises:
         RequestError: no runner has that name.
@@ -49,7 +62,13 @@ def start_ranks(
     if runner == "ray":
         from executor.runners.ray.runner import RayRunner
 
-        return RayRunner(ranks, address=ray_address, python_path=python_path, device=kind)
+        return RayRunner(
+            ranks,
+            address=ray_address,
+            python_path=python_path,
+            device=kind,
+            tensor_across_nodes=tensor_across_nodes,
+        )
     if runner == "local":
         from executor.runners.local import LocalRunner
 

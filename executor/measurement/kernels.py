@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from executor.parallel.model import Block, Head, rotary_table, whole
+from executor.parallel.model import Block, Head, whole
+from executor.parallel.rotary import rotary_table
 from search_spaces.clusters.microbenchmark import SINGLE_RANK, GroupShape, Operation, layer_model
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -146,7 +147,7 @@ def _layer(device: torch.device, dtype: torch.dtype, precision: str, shape: tupl
 
     def make() -> Run:
         spec = layer_model(tokens, hidden, heads, ffn)
-        block = Block(spec, whole(spec)).to(device=device, dtype=dtype)
+        block = Block(spec, whole(spec), 0).to(device=device, dtype=dtype)
         cosines, sines = (table.to(device=device, dtype=dtype) for table in rotary_table(spec, tokens))
         x = torch.randn(samples, tokens, hidden, device=device, dtype=dtype, requires_grad=True)
         gradient, leaves = torch.randn_like(x), [x, *block.parameters()]

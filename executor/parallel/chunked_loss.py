@@ -10,10 +10,12 @@ from executor.parallel.tensor import TensorParallel, vocabulary_probabilities
 
 
 def chunked_loss(
-    rows: Tensor, weight: Tensor, targets: Tensor, chunk: int, tensor: TensorParallel, scale: float, padded: bool
-) -> Tensor:
+    rows: Tensor, weight: Tensor, targets: Tensor, chunk: int, tensor: TensorParallel, scale: float, padded: bool,
+    softcap: float = 0.0,
+) -> Tensor:  # fmt: skip
     """`scale` times the summed cross-entropy of `rows` [n, hidden] times the transpose of `weight` [vocabulary / ranks, hidden]
-    against `targets` [n], in at least fp32; if tokens are `padded`, negative targets are ignored.
+    against `targets` [n], in at least fp32; if tokens are `padded`, negative targets are ignored. `softcap`: logits are
+    limited to c tanh(logit / c); 0: not limited.
 
     1. Compute the logits of `chunk` tokens, then overwrite them with the gradient of the loss to them.
     2. Multiply this gradient into the gradients of the chunk's rows and of the weight. So logits are not recomputed, and tensor
@@ -23,22 +25,31 @@ def chunked_loss(
     This is the algorithm of Liger's FusedLinearCrossEntropy [Hsu et al. 2024, 3.2] in torch operators. From forward to backward
     it stores the gradients, which have the sizes and dtypes of rows and weight.
     """
-    result: Tensor = _ChunkedLoss.apply(rows, weight, targets, chunk, tensor, scale, padded)  # type: ignore[no-untyped-call]
+    result: Tensor = _ChunkedLoss.apply(rows, weight, targets, chunk, tensor, scale, padded, softcap)  # type: ignore[no-untyped-call]
     return result
 
 
 class _ChunkedLoss(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, rows: Tensor, weight: Tensor, targets: Tensor, chunk: int, tensor: TensorParallel, scale: float, padded: bool
-    ) -> Tensor:
+        ctx: Any, rows: Tensor, weight: Tensor, targets: Tensor, chunk: int, tensor: TensorParallel, scale: float, padded: bool,
+        softcap: float,
+    ) -> Tensor:  # fmt: skip
         of_rows, of_weight, *_ = ctx.needs_input_grad
         to_rows = torch.empty_like(rows) if of_rows else None
         to_weight = torch.empty_like(weight) if of_weight else None
         sums = []
         for first in range(0, len(rows), chunk):
             part = rows[first : first + chunk]
-            loss, gradient = _loss_and_gradient(part @ weight.T, targets[first : first + chunk], tensor, padded)
+            logits = part @ weight.T
+            if softcap:
+                logits = logits.div_(softcap).tanh_().mul_(softcap)
+            slope = 1 - (logits / softcap).square() if softcap else None
+            loss, gradient = _loss_and_gradient(logits, targets[first : first + chunk], tensor, padded)
+            del logits
+            if slope is not None:
+                gradient = gradient.mul_(slope)
+                del slope
             sums.append(loss)
             if to_rows is not None:
                 own = to_rows[first : first + chunk]
@@ -55,7 +66,7 @@ class _ChunkedLoss(torch.autograd.Function):
         (to_rows, to_weight), ctx.gradients = ctx.gradients, None
         scaled = (None if value is None else value.mul_(gradients[0]) for value in (to_rows, to_weight))
         del to_rows, to_weight
-        return *scaled, None, None, None, None, None
+        return *scaled, None, None, None, None, None, None
 
 
 def _loss_and_gradient(logits: Tensor, targets: Tensor, tensor: TensorParallel, padded: bool) -> tuple[Tensor, Tensor]:

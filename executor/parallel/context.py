@@ -8,6 +8,7 @@ from torch.nn import functional
 
 from executor.parallel.attention_kernel import scaled_attention
 from executor.parallel.collectives import Group
+from executor.parallel.scores import Scores, attend_with_scores
 from executor.parallel.selective import keep_collective
 from executor.parallel.virtual_tokens import Prefix
 from executor.parallel.windowed import attend_to_window, sees
@@ -35,19 +36,20 @@ class ContextParallel:
         return torch.cat((chunks[self.group.rank], chunks[-1 - self.group.rank]))
 
     def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, window: Window, grouped: bool, prefix: Prefix | None = None
-    ) -> Tensor:
+        self, query: Tensor, key: Tensor, value: Tensor, window: Window, grouped: bool, prefix: Prefix | None = None,
+        scores: Scores | None = None,
+    ) -> Tensor:  # fmt: skip
         """Causal attention of this rank's queries [batch, heads, own tokens, head_dim] to every rank's keys and values, and to
         a whole prefix."""
         if self.size == 1:
-            return attend_local(query, key, value, window, grouped, prefix)
+            return attend_local(query, key, value, window, grouped, prefix, scores=scores)
         gathered: Tensor = _GatherChunks.apply(torch.stack((key, value)), self.group)  # type: ignore[no-untyped-call]
         chunk, whole = query.shape[2] // CHUNKS_PER_RANK, gathered.shape[3]
         key, value = gathered if prefix is None else prefix(*gathered)
         virtual = 0 if prefix is None else prefix.length
         starts = (self.group.rank * chunk, whole - (self.group.rank + 1) * chunk)
         mixed = [
-            _attend_from(start, part, key, value, window, grouped, virtual)
+            _attend_from(start, part, key, value, window, grouped, virtual, scores)
             for start, part in zip(starts, query.chunk(CHUNKS_PER_RANK, dim=2), strict=True)
         ]
         return torch.cat(mixed, dim=2)
@@ -65,16 +67,18 @@ class Ulysses(ContextParallel):
         return torch.arange(length).chunk(self.size)[self.group.rank]
 
     def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, window: Window, grouped: bool, prefix: Prefix | None = None
-    ) -> Tensor:
+        self, query: Tensor, key: Tensor, value: Tensor, window: Window, grouped: bool, prefix: Prefix | None = None,
+        scores: Scores | None = None,
+    ) -> Tensor:  # fmt: skip
         if self.size == 1:
-            return attend_local(query, key, value, window, grouped, prefix)
+            return attend_local(query, key, value, window, grouped, prefix, scores=scores)
         heads = [x.shape[1] // self.size for x in (query, key, value)]
         # Concatenate each rank's heads of all three, so that they are sent in one message.
         own = torch.cat([_by_rank(x, self.size) for x in (query, key, value)], dim=2)
         whole: Tensor = _TokensForHeads.apply(own, self.group)  # type: ignore[no-untyped-call]
         query, key, value = torch.split(whole, heads, dim=1)
-        mixed = attend_local(query, key, value, window, grouped, prefix, self.group.rank * heads[1])
+        own_scores = None if scores is None else scores.of_heads(self.group.rank * heads[0], heads[0])
+        mixed = attend_local(query, key, value, window, grouped, prefix, self.group.rank * heads[1], own_scores)
         result: Tensor = _HeadsForTokens.apply(mixed, self.group)  # type: ignore[no-untyped-call]
         return result
 
@@ -85,22 +89,27 @@ METHODS = {"gather": ContextParallel, "ulysses": Ulysses}
 
 def attend_local(
     query: Tensor, key: Tensor, value: Tensor, window: Window, grouped: bool, prefix: Prefix | None = None,
-    first_head: int = 0,
+    first_head: int = 0, scores: Scores | None = None,
 ) -> Tensor:  # fmt: skip
     """Causal attention within whole sequences on this rank, and to a whole prefix, for the heads from `first_head` on."""
     if prefix is not None:
         key, value = prefix(key, value, first_head)
-        return _attend_from(0, query, key, value, window, grouped, prefix.length)
+        return _attend_from(0, query, key, value, window, grouped, prefix.length, scores)
+    if scores is not None:
+        return attend_with_scores(query, key, value, scores, window)
     if window.hides(key.shape[2]):
         return attend_to_window(query, key, value, window, 0, grouped)
     return scaled_attention(query, key, value, is_causal=True)
 
 
 def _attend_from(
-    start: int, query: Tensor, key: Tensor, value: Tensor, window: Window, grouped: bool, virtual: int = 0
-) -> Tensor:
+    start: int, query: Tensor, key: Tensor, value: Tensor, window: Window, grouped: bool, virtual: int = 0,
+    scores: Scores | None = None,
+) -> Tensor:  # fmt: skip
     """Causal attention of consecutive tokens from `start` on to the keys and values of whole sequences, which are preceded by
     `virtual` ones that every token attends to."""
+    if scores is not None:
+        return attend_with_scores(query, key, value, scores, window, start, virtual)
     hides = window.hides(key.shape[2] - virtual)
     if hides and not virtual:
         return attend_to_window(query, key, value, window, start, grouped)

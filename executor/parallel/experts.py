@@ -27,7 +27,8 @@ class Dispatch:
 
 
 class Experts(nn.Module):
-    """Routes each token to its best experts, weighted by the softmax over those [Jiang et al. 2024, Mixtral, 2.1].
+    """Routes each token to its best experts, weighted by the softmax over those [Jiang et al. 2024, Mixtral, 2.1]
+    or over all.
 
     1. With `expert_parallel_size` a rank holds its share of the experts, and tokens are sent to them and back in two
        all-to-alls [Lepikhin et al. 2021, GShard, 3.2]. Tensor ranks hold a slice of each expert. Between `enter` and `leave`
@@ -47,7 +48,7 @@ class Experts(nn.Module):
         self.spec, self.tensor, self.group = spec, tensor, group
         self.loss_scale = 1.0
         """Factor of the loss of a micro-batch before backward."""
-        self.router = nn.Linear(spec.hidden_size, spec.num_experts, bias=False)
+        self.router = nn.Linear(spec.hidden_size, spec.num_experts, bias=spec.router_bias)
         own = spec.num_experts // group.size
         # Named by the expert's number in the whole model, because initial weights depend on their names.
         mine = range(group.rank * own, (group.rank + 1) * own)
@@ -58,8 +59,13 @@ class Experts(nn.Module):
         scores = self.router(x)
         if self.spec.load_balance:
             scores = add_balance_gradient(scores, self.spec, self.loss_scale / self.tensor.size)
-        scores, chosen = scores.topk(self.spec.experts_per_token, dim=-1)
-        weights = scores.softmax(dim=-1, dtype=torch.promote_types(x.dtype, torch.float32)).to(x.dtype)
+        precise = torch.promote_types(x.dtype, torch.float32)
+        if self.spec.normalised_routing:
+            scores, chosen = scores.topk(self.spec.experts_per_token, dim=-1)
+            weights = scores.softmax(dim=-1, dtype=precise).to(x.dtype)
+        else:
+            shares, chosen = scores.softmax(dim=-1, dtype=precise).topk(self.spec.experts_per_token, dim=-1)
+            weights = shares.to(x.dtype)
         mixed = self._dispatch(x.flatten(0, -2), self._plan(chosen, weights))
         return self.tensor.leave(mixed.view_as(x))
 

@@ -20,6 +20,8 @@ from executor.parallel.initialization import Drawn, FirstValues, Kind, draw, mat
 from executor.parallel.operators import Operators
 from executor.parallel.packed import Documents, attend_in_documents, documents_in
 from executor.parallel.quantised import QuantisedMatrix, QuantisedValues
+from executor.parallel.rotary import Rotary, rotary_table
+from executor.parallel.scores import Scores, Sinks, soft_cap
 from executor.parallel.tensor import (
     ColumnLinear,
     RowLinear,
@@ -29,11 +31,9 @@ from executor.parallel.tensor import (
     vocabulary_cross_entropy,
 )
 from executor.parallel.virtual_tokens import Prefix, Prompt
-from search_spaces.models.model import ModelSpec, Position
+from search_spaces.models.model import HeadNorm, ModelSpec, NormPlace, Position
 from search_spaces.training.windows import window_of
 
-Rotary = tuple[Tensor, Tensor] | None
-"""Cosines and sines of tokens; None: positions are learned."""
 WHOLE_BITS = 16
 """Bits of a frozen weight that is kept in the dtype of computation."""
 
@@ -64,21 +64,12 @@ def whole(spec: ModelSpec) -> Part:
     return Part(layers=range(spec.num_layers), first=True, last=True, tensor=tensor, context=context)
 
 
-def rotary_table(spec: ModelSpec, length: int) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of shape [length, rotated dimensions], fp32. [Su et al. 2021, RoFormer, eq. 34]"""
-    rotated = int(spec.head_dim * spec.rotary_fraction) // 2 * 2
-    frequencies = spec.rope_theta ** (-torch.arange(0, rotated, 2, dtype=torch.float32) / rotated)
-    angles = torch.outer(torch.arange(length, dtype=torch.float32), frequencies)
-    both_halves = torch.cat((angles, angles), dim=-1)
-    return both_halves.cos(), both_halves.sin()
-
-
 class Attention(nn.Module):
     """Causal grouped-query attention: [batch, tokens, hidden] to the same shape. Tensor ranks divide the heads."""
 
-    def __init__(self, spec: ModelSpec, part: Part) -> None:
+    def __init__(self, spec: ModelSpec, part: Part, layer: int) -> None:
         super().__init__()
-        self.spec, self.tensor, self.context, self.window = spec, part.tensor, part.context, window_of(spec)
+        self.spec, self.tensor, self.context, self.window = spec, part.tensor, part.context, window_of(spec, layer)
         self.operators = part.operators
         queries, keys = spec.num_attention_heads * spec.head_dim, spec.num_key_value_heads * spec.head_dim
         self.query = ColumnLinear(spec.hidden_size, queries, part.tensor, bias=spec.qkv_bias)
@@ -87,19 +78,39 @@ class Attention(nn.Module):
         heads = spec.num_key_value_heads // part.tensor.size
         self.prefix = Prefix(heads, spec.prefix_length, spec.head_dim) if spec.prefix_length else None
         self.output = RowLinear(queries, spec.hidden_size, part.tensor, bias=spec.attention_output_bias)
+        self.query_norm, self.key_norm = (_head_norm(spec, part, width) for width in (queries, keys))
+        # torch's kernels multiply scores by 1 / sqrt(head_dim).
+        self.query_factor = spec.attention_scale * spec.head_dim**0.5 or 1.0
+        self.sinks = Sinks(spec.num_attention_heads // part.tensor.size) if spec.attention_sinks else None
 
     def forward(self, x: Tensor, rotary: Rotary, documents: Documents | None = None) -> Tensor:
-        heads = enter_through(x, self.tensor, (self.query, self.key, self.value))
-        query, key, value = (self._split(projected) for projected in heads)
+        query, key, value = enter_through(x, self.tensor, (self.query, self.key, self.value))
+        if self.query_norm is not None and self.key_norm is not None:
+            query, key = self._normed(self.query_norm, query), self._normed(self.key_norm, key)
+        query, key, value = (self._split(projected) for projected in (query, key, value))
         if rotary is not None:
             query, key = self.operators.rotate(query, key, *rotary)
+        if self.query_factor != 1:
+            query = query * self.query_factor
         grouped = self.spec.num_key_value_heads != self.spec.num_attention_heads
         if documents is None:
-            mixed = self.context.attend(query, key, value, self.window, grouped, self.prefix)
+            mixed = self.context.attend(query, key, value, self.window, grouped, self.prefix, self._scores())
         else:
-            mixed = attend_in_documents(query, key, value, documents, grouped)
+            mixed = attend_in_documents(query, key, value, documents, grouped, self._scores())
         result: Tensor = self.output(mixed.transpose(1, 2).flatten(2))
         return result
+
+    def _scores(self) -> Scores | None:
+        """What is done with the scores; None: nothing beyond the kernel."""
+        if not self.spec.changes_scores:
+            return None
+        return Scores(self.spec.attention_softcap, None if self.sinks is None else self.sinks.weight)
+
+    def _normed(self, norm: nn.Module, projected: Tensor) -> Tensor:
+        """Projected queries or keys [..., width of this rank's heads], each head or all of them together normed."""
+        each = self.spec.head_norm is HeadNorm.HEAD
+        normed: Tensor = norm(projected.view(*projected.shape[:-1], -1, self.spec.head_dim) if each else projected)
+        return normed.flatten(-2) if each else normed
 
     def _split(self, x: Tensor) -> Tensor:
         return x.view(*x.shape[:-1], -1, self.spec.head_dim).transpose(1, 2)
@@ -133,6 +144,13 @@ class FeedForward(nn.Module):
         return result
 
 
+def _head_norm(spec: ModelSpec, part: Part, width: int) -> nn.Module | None:
+    """The norm of queries or keys, which are `width` wide."""
+    if spec.head_norm is HeadNorm.NONE:
+        return None
+    return part.operators.make_norm(spec, spec.head_dim if spec.head_norm is HeadNorm.HEAD else width)
+
+
 def _experts(spec: ModelSpec, part: Part) -> Experts:
     return Experts(spec, part.tensor, part.expert, lambda: FeedForward(spec, part, expert=True))
 
@@ -144,25 +162,35 @@ def _bottleneck(spec: ModelSpec) -> Bottleneck | None:
 class Block(nn.Module):
     """One layer: [batch, tokens, hidden] to the same shape."""
 
-    def __init__(self, spec: ModelSpec, part: Part) -> None:
+    def __init__(self, spec: ModelSpec, part: Part, layer: int) -> None:
         super().__init__()
-        self.pre_norm, self.parallel_residual = spec.pre_norm, spec.parallel_residual
+        self.norm_place, self.parallel_residual, self.scale = spec.norm_place, spec.parallel_residual, spec.residual_scale
+        self.norms_inputs = spec.norm_place in (NormPlace.INPUT, NormPlace.BOTH)
+        makes_outer = spec.norm_place is NormPlace.BOTH
         self.attention_norm = part.operators.make_norm(spec)
-        self.attention = Attention(spec, part)
+        self.attention = Attention(spec, part, layer)
         self.attention_adapter = _bottleneck(spec)
+        self.attention_output_norm = part.operators.make_norm(spec) if makes_outer else None
         self.mlp_norm = part.operators.make_norm(spec)
         self.mlp: nn.Module = _experts(spec, part) if spec.num_experts else FeedForward(spec, part)
         self.mlp_adapter = _bottleneck(spec)
+        self.mlp_output_norm = part.operators.make_norm(spec) if makes_outer else None
 
     def forward(self, x: Tensor, rotary: Rotary, documents: Documents | None = None) -> Tensor:
-        if not self.pre_norm:
-            x = self.attention_norm(x + apply_adapter(self.attention_adapter, self.attention(x, rotary, documents)))
-            post: Tensor = self.mlp_norm(x + apply_adapter(self.mlp_adapter, self.mlp(x)))
-            return post
-        attended = x + apply_adapter(self.attention_adapter, self.attention(self.attention_norm(x), rotary, documents))
-        normed = self.mlp_norm(x if self.parallel_residual else attended)
-        result: Tensor = attended + apply_adapter(self.mlp_adapter, self.mlp(normed))
-        return result
+        read = self.attention_norm(x) if self.norms_inputs else x
+        added = apply_adapter(self.attention_adapter, self.attention(read, rotary, documents))
+        attended = self._sum(x, added, self.attention_norm, self.attention_output_norm)
+        read = self.mlp_norm(x if self.parallel_residual else attended) if self.norms_inputs else attended
+        return self._sum(attended, apply_adapter(self.mlp_adapter, self.mlp(read)), self.mlp_norm, self.mlp_output_norm)
+
+    def _sum(self, x: Tensor, added: Tensor, norm: nn.Module, output_norm: nn.Module | None) -> Tensor:
+        """The sum of a sub-layer's input and its output."""
+        if output_norm is not None:
+            added = output_norm(added)
+        elif self.norm_place is NormPlace.OUTPUT:
+            added = norm(added)
+        total = x + (added if self.scale == 1 else added * self.scale)
+        return norm(total) if self.norm_place is NormPlace.SUM else total
 
 
 class Embedding(nn.Module):
@@ -173,7 +201,7 @@ class Embedding(nn.Module):
 
     def __init__(self, spec: ModelSpec, part: Part) -> None:
         super().__init__()
-        self.offset, self.tensor = spec.position_offset, part.tensor
+        self.offset, self.tensor, self.scale = spec.position_offset, part.tensor, spec.embedding_scale
         self.prompt = Prompt(spec.prompt_length, spec.table_width) if spec.prompt_length else None
         self.tokens = VocabularyEmbedding(spec.vocab_size, spec.table_width, part.tensor)
         self.project = nn.Linear(spec.embedding_size, spec.hidden_size, bias=False) if spec.embedding_size else None
@@ -186,6 +214,9 @@ class Embedding(nn.Module):
         x: Tensor = self.tokens(tokens, self.prompt)
         if self.project is not None:
             x = self.project(x)
+        if self.scale != 1:
+            # The factor in the precision of the table, as the models were trained.
+            x = x * torch.tensor(self.scale, dtype=x.dtype, device=x.device)
         if self.positions is not None:
             x = x + self._positions(self.positions, places + self.offset)
         return x
@@ -218,11 +249,11 @@ class Head(nn.Module):
     def __init__(self, spec: ModelSpec, part: Part, chunk: int) -> None:
         super().__init__()
         self.chunk, self.tensor, self.virtual = chunk, part.tensor, spec.prompt_length
-        self.losses_wait = part.losses_wait
+        self.losses_wait, self.scale, self.softcap = part.losses_wait, spec.output_scale, spec.output_softcap
         self.targets = 0.0
         """Mean number of targets per micro-batch of the step; 0: the number of labels, since there is no padding."""
         self.linear_loss = part.operators.linear_loss
-        self.norm = part.operators.make_norm(spec) if spec.pre_norm else None
+        self.norm = part.operators.make_norm(spec) if spec.final_norm else None
         width = spec.embedding_size or spec.hidden_size
         self.project = nn.Linear(spec.hidden_size, width, bias=False) if spec.embedding_size else None
         self.output = OutputProjection(width, spec.vocab_size, part.tensor, bias=False)
@@ -232,6 +263,8 @@ class Head(nn.Module):
             x = self.norm(x)
         if self.project is not None:
             x = self.project(x)
+        if self.scale != 1:
+            x = x * self.scale
         x = self.tensor.enter(x)[:, self.virtual :]
         rows, targets = x.flatten(0, 1), labels.flatten()
         if self.linear_loss is not None:
@@ -240,8 +273,9 @@ class Head(nn.Module):
         if self.chunk and torch.is_grad_enabled() and not self.losses_wait and rows.dtype != torch.float16:
             scale, padded = 1 / (self.targets or targets.numel()), self.targets > 0
             use = functools.partial(
-                chunked_loss, rows, targets=targets, chunk=self.chunk, tensor=self.tensor, scale=scale, padded=padded
-            )
+                chunked_loss, rows, targets=targets, chunk=self.chunk, tensor=self.tensor, scale=scale, padded=padded,
+                softcap=self.softcap,
+            )  # fmt: skip
             loss: Tensor = self.output(rows, use)
             return loss
         if not self.chunk or self.chunk >= rows.shape[0]:
@@ -254,6 +288,8 @@ class Head(nn.Module):
     def _summed_loss(self, rows: Tensor, targets: Tensor) -> Tensor:
         logits = self.output(rows)
         precise = torch.promote_types(logits.dtype, torch.float32)
+        if self.softcap:
+            logits = soft_cap(logits, self.softcap)
         return vocabulary_cross_entropy(logits.to(precise), targets, self.tensor, padded=self.targets > 0)
 
 
@@ -267,8 +303,6 @@ class Transformer(nn.Module):
     sequence parallelism the hidden states are of a share of them.
     """
 
-    rotary_cosines: Tensor
-    rotary_sines: Tensor
     places: Tensor
 
     def __init__(self, spec: ModelSpec, sequence_length: int, loss_chunk_size: int = 0, part: Part | None = None) -> None:
@@ -277,7 +311,7 @@ class Transformer(nn.Module):
         self.part = part = part or whole(spec)
         self.embedding = Embedding(spec, part) if part.first else None
         # Named by the layer's number in the whole model, because initial weights depend on their names.
-        self.blocks = nn.ModuleDict({str(layer): Block(spec, part) for layer in part.layers})
+        self.blocks = nn.ModuleDict({str(layer): Block(spec, part, layer) for layer in part.layers})
         self.head = Head(spec, part, loss_chunk_size) if part.last else None
         self.adapt()
         self.tie()
@@ -324,10 +358,10 @@ class Transformer(nn.Module):
         self.register_buffer("places", self.part.context.positions(self.sequence_length), persistent=False)
         length = self.sequence_length + self.spec.prompt_length
         places = self.part.context.positions(length)
-        if self.rotary:
-            cosines, sines = rotary_table(self.spec, length)
-            self.register_buffer("rotary_cosines", cosines[places], persistent=False)
-            self.register_buffer("rotary_sines", sines[places], persistent=False)
+        for kind in ("rotary", "window_rotary") if self.spec.window_rope_theta else ("rotary",) if self.rotary else ():
+            cosines, sines = rotary_table(self.spec, length, windowed=kind == "window_rotary")
+            self.register_buffer(f"{kind}_cosines", cosines[places], persistent=False)
+            self.register_buffer(f"{kind}_sines", sines[places], persistent=False)
 
     def set_length(self, length: int) -> None:
         """Train on samples of `length` tokens from now on (curriculum)."""
@@ -348,7 +382,7 @@ class Transformer(nn.Module):
         """Parameter -> the dimension that is sliced over tensor-parallel ranks; omitted parameters are whole on each rank."""
         found = {}
         for name, module in self.named_modules():
-            if isinstance(module, ColumnLinear | RowLinear | VocabularyEmbedding | LowRank | Prefix):
+            if isinstance(module, ColumnLinear | RowLinear | VocabularyEmbedding | LowRank | Prefix | Sinks):
                 own = (key for key, value in module.named_parameters(recurse=False) if value is not None)
                 found.update({f"{name}.{key}": module.split[key] for key in own if key in module.split})
         return found
@@ -357,14 +391,15 @@ class Transformer(nn.Module):
         """Parameters that are whole on each tensor-parallel rank, but get only a summand of their gradient there.
 
         With sequence parallelism these are all whole parameters. Otherwise they are the router and the experts' last biases, if
-        ranks divide the experts' widths, and the whole factors of adapters (`LowRank`).
+        ranks divide the experts' widths, the whole factors of adapters (`LowRank`), and norms of heads.
         """
         if self.part.tensor.size == 1:
             return set()
         whole_ones = {name for name, _ in self.named_parameters()} - set(self.split_dimensions())
         if self.part.tensor.sequence_parallel:
             return whole_ones
-        return {name for name in whole_ones if any(part in name for part in (".router.", ".experts.", ".adapter."))}
+        parts = (".router.", ".experts.", ".adapter.", ".query_norm.", ".key_norm.")
+        return {name for name in whole_ones if any(part in name for part in parts)}
 
     def expert_parameters(self) -> set[str]:
         """Parameters of experts, if ranks hold different experts."""
@@ -374,19 +409,21 @@ class Transformer(nn.Module):
 
     def forward(self, tokens: Tensor, labels: Tensor | None = None, places: Tensor | None = None) -> Tensor:
         x = tokens if self.embedding is None else self.embedding(tokens, self.places if places is None else places)
-        rotary = self._rotations(x.dtype, places) if self.rotary else None
+        rotary = self._rotations("rotary", x.dtype, places) if self.rotary else None
+        near = self._rotations("window_rotary", x.dtype, places) if self.spec.window_rope_theta else rotary
         documents = None if places is None else documents_in(places, x.dtype, self.spec.head_dim)
         for name, block in self.blocks.items():
-            kept = self.kept.get(name)
-            x = block(x, rotary, documents) if kept is None else through_kept(block, x, rotary, kept)
+            kept, layer = self.kept.get(name), int(name)
+            own = None if not self.spec.is_rotated(layer) else near if self.spec.has_window(layer) else rotary
+            x = block(x, own, documents) if kept is None else through_kept(block, x, own, kept)
         if self.head is None:
             return x
         loss: Tensor = self.head(x, labels)
         return loss
 
-    def _rotations(self, dtype: torch.dtype, places: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _rotations(self, kind: str, dtype: torch.dtype, places: Tensor | None) -> tuple[Tensor, Tensor]:
         """Cosines and sines of the tokens, or of tokens at positions `places` [batch, tokens]."""
-        tables = self.rotary_cosines.to(dtype), self.rotary_sines.to(dtype)
+        tables = getattr(self, f"{kind}_cosines").to(dtype), getattr(self, f"{kind}_sines").to(dtype)
         return tables if places is None else (tables[0][places][:, None], tables[1][places][:, None])
 
 
@@ -408,7 +445,9 @@ def transformer_without_memory(
     splits, tensor = model.split_dimensions(), model.part.tensor
     values: dict[str, FirstValues] = {}
     for name, parameter in model.named_parameters():
-        values[name] = _first_values(_whole_name(name, spec), parameter, seed, splits.get(name), tensor)
+        drawn = _first_values(_whole_name(name, spec), parameter, seed, splits.get(name), tensor)
+        zeros = spec.zero_centered_norms and "norm" in name
+        values[name] = replace(drawn, kind=Kind.ZEROS) if zeros else drawn
     with torch.device("meta"):
         model.quantise()
     for name, module in model.named_modules():
@@ -448,6 +487,6 @@ def _first_values(name: str, parameter: Tensor, seed: int, split: int | None, te
     shape = [size * tensor.size if dimension == split else size for dimension, size in enumerate(parameter.shape)]
     own = 0 if split is None else parameter.shape[split]
     drawn = draw(name, shape, seed, parameter.dtype, split, tensor.rank * own, own)
-    if name.endswith(("bias", OUTWARD, WIDENING)):
+    if name.endswith(("bias", ".sinks.weight", OUTWARD, WIDENING)):
         return replace(drawn, kind=Kind.ZEROS)
     return replace(drawn, kind=Kind.ONES) if parameter.dim() == 1 else drawn

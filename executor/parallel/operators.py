@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from search_spaces.models.model import ModelSpec, Norm
+from search_spaces.models.model import CLAMPED, ModelSpec, Norm
 
 LinearLoss = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Summed cross-entropy of rows [n, hidden] times a weight [vocabulary, hidden] against targets [n], in at least fp32."""
@@ -22,10 +22,12 @@ class Operators:
     linear_loss: LinearLoss | None = None
     """Replaces the output projection and its loss if a rank has the whole vocabulary; None: not replaced."""
 
-    def make_norm(self, spec: ModelSpec) -> nn.Module:
-        """A norm over the hidden width, with `weight` and, if the model's norm has one, `bias`."""
-        kind = nn.RMSNorm if spec.norm is Norm.RMSNORM else nn.LayerNorm
-        return kind(spec.hidden_size, eps=spec.norm_epsilon)
+    def make_norm(self, spec: ModelSpec, width: int = 0) -> nn.Module:
+        """A norm over `width`, or over the hidden width, with `weight` and, if the model's norm has one, `bias`."""
+        if spec.zero_centered_norms:
+            return ZeroCenteredNorm(width or spec.hidden_size, spec.norm_epsilon)
+        kind = nn.RMSNorm if width or spec.norm is Norm.RMSNORM else nn.LayerNorm
+        return kind(width or spec.hidden_size, eps=spec.norm_epsilon)
 
     def rotate(self, query: Tensor, key: Tensor, cosines: Tensor, sines: Tensor) -> tuple[Tensor, Tensor]:
         """Rotate queries and keys [batch, heads, tokens, head_dim] by the angles of their positions [tokens, rotated]."""
@@ -33,6 +35,8 @@ class Operators:
 
     def gate(self, gate: Tensor, hidden: Tensor, kind: str) -> Tensor:
         """The activated gate [..., width] times `hidden`."""
+        if kind == CLAMPED:
+            return _clamped(gate, hidden)
         return self.activate(gate, kind) * hidden
 
     def activate(self, x: Tensor, kind: str) -> Tensor:
@@ -45,6 +49,28 @@ class Operators:
                 return functional.gelu(x, approximate="tanh")
             case _:
                 return functional.relu(x)
+
+
+ALPHA, LIMIT = 1.702, 7.0
+
+
+def _clamped(gate: Tensor, hidden: Tensor) -> Tensor:
+    """`CLAMPED` of a gate and `hidden` [..., width]."""
+    gate = gate.clamp(max=LIMIT)
+    return (hidden.clamp(-LIMIT, LIMIT) + 1) * (gate * torch.sigmoid(ALPHA * gate))
+
+
+class ZeroCenteredNorm(nn.Module):
+    """RMSNorm that multiplies by 1 + `weight`, in at least fp32 as Gemma does."""
+
+    def __init__(self, width: int, epsilon: float) -> None:
+        super().__init__()
+        self.weight, self.epsilon = nn.Parameter(torch.zeros(width)), epsilon
+
+    def forward(self, x: Tensor) -> Tensor:
+        precise = torch.promote_types(x.dtype, torch.float32)
+        weight = 1 + self.weight.to(precise)
+        return functional.rms_norm(x.to(precise), weight.shape, weight, self.epsilon).to(x.dtype)
 
 
 def rotate(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:

@@ -1,5 +1,6 @@
 """Causal attention within documents that are packed into a row, without attention between documents."""
 
+import functools
 from dataclasses import dataclass
 
 import torch
@@ -8,7 +9,9 @@ from torch.nn import functional
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
 from executor.parallel.attention_kernel import any_kernel, scaled_attention
+from executor.parallel.scores import Scores, attend_with_scores, by_flex
 from executor.parallel.windowed import FLEX_LEAST_WIDTH, FLEX_TYPES, compiled_flex
+from search_spaces.training.windows import Window
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -38,16 +41,20 @@ def documents_in(places: Tensor, dtype: torch.dtype, head_dim: int) -> Documents
     return Documents(tuple((ends - firsts).tolist()), None)
 
 
-def attend_in_documents(query: Tensor, key: Tensor, value: Tensor, documents: Documents, grouped: bool) -> Tensor:
+def attend_in_documents(
+    query: Tensor, key: Tensor, value: Tensor, documents: Documents, grouped: bool, scores: Scores | None = None
+) -> Tensor:
     """Causal attention of each token of [batch, heads, tokens, head_dim] to the tokens of its document."""
+    if documents.mask is not None and scores is not None:
+        return by_flex(query, key, value, scores, documents.mask)
     if documents.mask is not None:
         return compiled_flex()(query, key, value, block_mask=documents.mask, enable_gqa=grouped)
     rows, lengths = query.shape[0], documents.lengths
     queries, keys, values = (_in_documents(x, lengths) for x in (query, key, value))
-    mixed = [
-        scaled_attention(own, key, value, is_causal=True)[0].transpose(0, 1)
-        for own, key, value in zip(queries, keys, values, strict=True)
-    ]
+    attend = functools.partial(scaled_attention, is_causal=True)
+    if scores is not None:
+        attend = functools.partial(attend_with_scores, scores=scores, window=Window(0))
+    mixed = [attend(own, key, value)[0].transpose(0, 1) for own, key, value in zip(queries, keys, values, strict=True)]
     whole = torch.cat(mixed)
     return whole.view(rows, -1, *whole.shape[1:]).transpose(1, 2)
 

@@ -32,7 +32,7 @@ def attend_by_flex(
     query: Tensor, key: Tensor, value: Tensor, window: Window, start: int, grouped: bool, compiled: bool = True
 ) -> Tensor:
     """Attention by torch's flex attention; without `compiled` it computes every score, and has no backward on CPUs."""
-    mask = _block_mask(window, start, query.shape[2], key.shape[2], str(query.device))
+    mask = block_mask_of(window, start, query.shape[2], key.shape[2], str(query.device))
     attend = compiled_flex() if compiled else _plain_flex
     return attend(query, key, value, block_mask=mask, enable_gqa=grouped)
 
@@ -60,6 +60,8 @@ def attend_by_blocks(query: Tensor, key: Tensor, value: Tensor, window: Window, 
 
 def sees(window: Window) -> Callable[[Any, Any], Any]:
     """A predicate: whether a query attends to a key, by their positions in the sequence."""
+    if not window.tokens:
+        return lambda query, key: key <= query
     return lambda query, key: (key <= query) & ((query - key < window.tokens) | (key < window.global_tokens))
 
 
@@ -110,7 +112,7 @@ def compiled_flex() -> Callable[..., Tensor]:
 
 
 @lru_cache(MASKS_KEPT)
-def _block_mask(window: Window, start: int, queries: int, keys: int, device: str) -> BlockMask:
+def block_mask_of(window: Window, start: int, queries: int, keys: int, device: str) -> BlockMask:
     """The mask of visited blocks, created once for all layers and steps."""
     seen = sees(window)
     return create_block_mask(lambda _b, _h, query, key: seen(query + start, key), None, None, queries, keys, device=device)

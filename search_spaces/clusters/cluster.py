@@ -81,7 +81,7 @@ class ClusterSpec:
     devices_per_node: int
     device: DeviceSpec
     intra_node_bandwidth: float
-    """Bytes/s that one device sends to the others of its node, one direction."""
+    """Bytes/s that one device sends to the others of its link domain, one direction."""
     inter_node_bandwidth: float
     """Bytes/s that one node sends to other nodes over all its network cards together, one direction."""
     host_memory_bytes: int
@@ -92,6 +92,8 @@ class ClusterSpec:
     """NUMA nodes of a node; None: unknown."""
     kernel_packages: dict[str, str] | None = None
     """Module -> version, of the packages of fused kernels (`fused_kernels`) that every rank can import; None: unknown."""
+    link_domain_size: int | None = None
+    """Devices that the fast link joins: a multiple of `devices_per_node`, of consecutive nodes; None: those of a node."""
     groups: tuple[NodeGroup, ...] = ()
     """In the order of their ranks; empty if all nodes are alike."""
 
@@ -102,16 +104,44 @@ class ClusterSpec:
             _require_positive(getattr(self, field), field)
         if self.numa_nodes is not None:
             _require_positive(self.numa_nodes, "numa_nodes")
+        self._check_link_domain()
         if self.groups and sum(group.nodes for group in self.groups) != self.nodes:
             problem = f"{self.nodes} are not the {sum(group.nodes for group in self.groups)} of its groups, which differ"
             raise ClusterFormatError("nodes", problem, "describe a cluster of nodes that are alike, or all nodes of this one")
         if len({group.device.kind for group in self.groups}) > 1:
             raise ClusterFormatError("nodes", "some have GPUs and some do not", "describe either kind in a cluster of its own")
 
+    def _check_link_domain(self) -> None:
+        size = self.link_domain_size
+        if size is None:
+            return
+        _require_positive(size, "link_domain_size")
+        if size % self.devices_per_node:
+            problem = f"{size} is not a multiple of the {self.devices_per_node} devices of a node"
+            raise ClusterFormatError("link_domain_size", problem, "give the devices of the nodes that the fast link joins")
+        if any(group.nodes % self.nodes_per_link_domain for group in self.groups[:-1]):
+            problem = f"a link domain of {self.nodes_per_link_domain} nodes has nodes of two kinds"
+            raise ClusterFormatError("link_domain_size", problem, "give each kind, except the last, whole link domains")
+
     @property
     def world_size(self) -> int:
         """Ranks: one per device."""
         return self.nodes * self.devices_per_node
+
+    @property
+    def nodes_per_link_domain(self) -> int:
+        """Nodes that the fast link joins; 1: it ends at the node."""
+        return (self.link_domain_size or self.devices_per_node) // self.devices_per_node
+
+    @property
+    def linked_devices(self) -> int:
+        """Devices of a link domain; fewer than its size if the cluster has fewer."""
+        return min(self.nodes_per_link_domain, self.nodes) * self.devices_per_node
+
+    @property
+    def link_domain_text(self) -> str:
+        """What the fast link joins, for messages."""
+        return "node" if self.linked_devices == self.devices_per_node else "link domain"
 
     @property
     def most_memory_bytes(self) -> int:
@@ -131,6 +161,12 @@ class ClusterSpec:
                 return index
             node -= group.nodes
         return 0
+
+
+def with_shape(cluster: ClusterSpec, nodes: int, devices_per_node: int) -> ClusterSpec:
+    """The cluster with other numbers of nodes and of devices per node. A link domain keeps its number of nodes."""
+    linked = None if cluster.link_domain_size is None else cluster.nodes_per_link_domain * devices_per_node
+    return replace(cluster, nodes=nodes, devices_per_node=devices_per_node, link_domain_size=linked)
 
 
 def with_memory(cluster: ClusterSpec, factor: float) -> ClusterSpec:

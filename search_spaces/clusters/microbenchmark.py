@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
+from search_spaces.clusters.cluster import ClusterSpec
 from search_spaces.models.model import ModelSpec
 from search_spaces.trial import TrialResult
 
@@ -57,6 +58,16 @@ class GroupShape:
     """Ranks of the group on one node."""
     sharing: int = 1
     """Number of such groups that use a node's network at the same time."""
+
+
+def ranks_in_domain(group: GroupShape, cluster: ClusterSpec) -> int:
+    """Ranks of the group in one link domain: those of its nodes."""
+    return min(group.ranks, group.in_node * cluster.nodes_per_link_domain)
+
+
+def network_sharing(group: GroupShape, cluster: ClusterSpec) -> float:
+    """Number of such groups that share a node's network; less than 1: each uses several nodes' networks."""
+    return group.sharing * group.in_node / ranks_in_domain(group, cluster)
 
 
 SINGLE_RANK = GroupShape()

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from search_spaces.clusters.cards import CARDS_FORMAT, machine_of_cards
-from search_spaces.clusters.cluster import ClusterSpec, DeviceSpec, NodeGroup, mixed_cluster
+from search_spaces.clusters.cluster import ClusterSpec, DeviceSpec, NodeGroup, mixed_cluster, with_shape
 from search_spaces.clusters.numa import numa_nodes
 from search_spaces.errors import ClusterFormatError
 from search_spaces.file_kinds import CLUSTER_FILE, mistaken
@@ -44,6 +44,11 @@ def device_preset(name: str) -> DeviceSpec:
     if name not in devices:
         raise unknown_name("device preset", name, devices)
     return _device(name, devices[name])
+
+
+def device_family(preset: str) -> frozenset[str]:
+    """The words that the name of such a device contains: those of the preset without its memory size and board."""
+    return frozenset(word for word in preset.split("-") if word != "pcie" and not re.fullmatch(r"[0-9]+gb", word))
 
 
 def resolve_cluster(
@@ -168,7 +173,7 @@ def _part(cluster: ClusterSpec, ranks: int) -> ClusterSpec:
     if nodes is None:
         problem = f"{ranks} cannot be laid out evenly on {cluster.nodes} nodes of {most} devices"
         raise ClusterFormatError("ranks", problem, f"give at most {most}, or a multiple of it up to {cluster.world_size}")
-    return replace(cluster, nodes=nodes, devices_per_node=ranks // nodes)
+    return with_shape(cluster, nodes, ranks // nodes)
 
 
 def _mixed(name: str, table: Mapping[str, Any], nodes: list[Any]) -> ClusterSpec:
@@ -177,14 +182,16 @@ def _mixed(name: str, table: Mapping[str, Any], nodes: list[Any]) -> ClusterSpec
     for index, own in enumerate(nodes):
         if not isinstance(own, Mapping):
             raise ClusterFormatError("nodes", f"{own!r} is not a table", "write [[nodes]] and a count below it")
-        if "devices_per_node" in own:
-            problem = "nodes with different numbers of devices are not supported"
-            raise ClusterFormatError(f"nodes[{index}].devices_per_node", problem, "write it once, above the [[nodes]] tables")
+        for field, what in (("devices_per_node", "numbers of devices"), ("link_domain_size", "link domains")):
+            if field in own:
+                problem = f"nodes with different {what} are not supported"
+                raise ClusterFormatError(f"nodes[{index}].{field}", problem, "write it once, above the [[nodes]] tables")
         try:
             groups.append(_group(f"{name}-{index}", {**table, **own}))
         except ClusterFormatError as error:
             raise ClusterFormatError(f"nodes[{index}].{error.field}", error.problem, error.remedy) from None
-    return replace(mixed_cluster(name, _count(table, "devices_per_node"), groups), kernel_packages=_packages(table))
+    cluster = mixed_cluster(name, _count(table, "devices_per_node"), groups)
+    return replace(cluster, kernel_packages=_packages(table), link_domain_size=_optional_count(table, "link_domain_size"))
 
 
 def _group(name: str, table: Mapping[str, Any]) -> NodeGroup:
@@ -216,8 +223,9 @@ def _cluster(name: str, table: Mapping[str, Any], nodes: Any) -> ClusterSpec:
         inter_node_bandwidth=_number(table, "inter_node_bandwidth", Quantity.RATE),
         host_memory_bytes=_count(table, "host_memory_bytes", Quantity.BYTES),
         cores_per_node=_count(table, "cores_per_node"),
-        numa_nodes=_count(table, "numa_nodes") if "numa_nodes" in table else None,
+        numa_nodes=_optional_count(table, "numa_nodes"),
         kernel_packages=_packages(table),
+        link_domain_size=_optional_count(table, "link_domain_size"),
     )
 
 
@@ -268,6 +276,10 @@ def _count(table: Mapping[str, Any], key: str, quantity: Quantity | None = None)
     return int(value)
 
 
+def _optional_count(table: Mapping[str, Any], key: str) -> int | None:
+    return _count(table, key) if key in table else None
+
+
 def _limited(cluster: ClusterSpec, memory_limit_bytes: int | None) -> ClusterSpec:
     """The cluster with each device's memory lowered to the limit."""
     if memory_limit_bytes is None:
@@ -283,7 +295,7 @@ def _with_limit(device: DeviceSpec, memory_limit_bytes: int) -> DeviceSpec:
 
 
 def _gpu(name: str, memory_bytes: int) -> DeviceSpec:
-    """The data sheet's figures if the driver's device name contains a preset's name; else only its memory.
+    """The data sheet's figures if the driver's device name contains a preset's words; else only its memory.
 
     PCIe boards have different peaks from the modules of the same name.
     """
@@ -291,7 +303,7 @@ def _gpu(name: str, memory_bytes: int) -> DeviceSpec:
     fitting = [
         device_preset(preset)
         for preset in preset_tables("devices")
-        if preset.split("-")[0] in words and ("pcie" in preset) == ("pcie" in words)
+        if device_family(preset) <= {*words} and ("pcie" in preset) == ("pcie" in words)
     ]
     if not fitting:
         return DeviceSpec(name=name, kind="cuda", memory_bytes=memory_bytes, peak_flops={}, source="the driver")

@@ -54,7 +54,7 @@ class ParallelismKnobs:
         minimum=1,
         engines=("native", "fsdp2", "deepspeed"),
         spaces={"3d": "powers_of_two"},
-        counts_to=lambda context, _: min(context.cluster.devices_per_node, context.world_size),
+        counts_to=lambda context, _: min(context.cluster.linked_devices, context.world_size),
     )
     pipeline_parallel_size: int = knob(
         1,

@@ -39,12 +39,53 @@ class ConfigKeys:
             raise ModelFormatError(key, f"{value!r} is not a positive integer", "correct it in the config.json")
         return value
 
-    def number(self, *keys: str, default: float) -> float:
+    def count(self, key: str, default: int) -> int:
+        """An integer of at least 0."""
+        _, value = self._find((key,), default)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise ModelFormatError(key, f"{value!r} is not an integer of at least 0", "correct it in the config.json")
+        return value
+
+    def number(self, *keys: str, default: float | None = None) -> float:
         """A positive number."""
         key, value = self._find(keys, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        if not _is_positive(value):
             raise ModelFormatError(key, f"{value!r} is not a positive number", "correct it in the config.json")
         return float(value)
+
+    def numbers(self, key: str) -> tuple[float, ...]:
+        """A list of positive numbers."""
+        _, value = self._find((key,), None)
+        if not isinstance(value, list) or not all(_is_positive(item) for item in value):
+            raise ModelFormatError(key, "is not a list of positive numbers", "correct it in the config.json")
+        return tuple(float(item) for item in value)
+
+    def texts(self, key: str, most: int) -> tuple[str, ...] | None:
+        """A list of `most` strings, or of more, whose rest is left out; None: the key is absent."""
+        value = self._config.get(key)
+        if value is None:
+            return None
+        if not isinstance(value, list) or len(value) < most or not all(isinstance(item, str) for item in value):
+            raise ModelFormatError(key, f"is not a list of {most} strings, one for each layer", "correct it in the config.json")
+        return tuple(value[:most])
+
+    def flags(self, key: str, most: int) -> tuple[bool, ...] | None:
+        """A list of `most` values that are 0, 1, true or false, or of more, whose rest is left out; None: the key is absent."""
+        value = self._config.get(key)
+        if value is None:
+            return None
+        if not isinstance(value, list) or len(value) < most or not all(item in (0, 1) for item in value):
+            raise ModelFormatError(key, f"is not a list of {most} flags, one for each layer", "correct it in the config.json")
+        return tuple(bool(item) for item in value[:most])
+
+    def table(self, key: str) -> "ConfigKeys | None":
+        """The keys of a nested table; None: it is absent."""
+        value = self._config.get(key)
+        if value is None:
+            return None
+        if not isinstance(value, Mapping):
+            raise ModelFormatError(key, f"{value!r} is not a table", "correct it in the config.json")
+        return ConfigKeys(value)
 
     def flag(self, key: str, default: bool) -> bool:
         """True or false."""
@@ -83,6 +124,10 @@ class ConfigKeys:
         """Whether the key is present, even if it is null."""
         return key in self._config
 
+    def given(self, key: str) -> bool:
+        """Whether the key is present, neither null nor empty."""
+        return bool(self._config.get(key))
+
     def is_null(self, key: str) -> bool:
         """Whether the key is absent or null."""
         return self._config.get(key) is None
@@ -94,3 +139,7 @@ class ConfigKeys:
         if default is None:
             raise ModelFormatError(keys[0], "is missing", "add this key to the config.json")
         return keys[0], default
+
+
+def _is_positive(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf

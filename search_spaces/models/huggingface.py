@@ -1,4 +1,4 @@
-"""Models by name, and ModelSpec from the `config.json` of Hugging Face's Llama, Mistral, Qwen2, GPT-2, OPT, GPT-NeoX, Mixtral.
+"""Models by name, and ModelSpec from the `config.json` of Hugging Face's decoder-only families (`FAMILIES`).
 
 A config.json may omit keys with a default in the family's configuration class, so each reader has these defaults
 [transformers, `models/FAMILY/configuration_FAMILY.py`]. Sizes have no defaults.
@@ -13,7 +13,8 @@ from typing import Any
 from search_spaces.errors import ModelFormatError
 from search_spaces.file_kinds import MODEL_CONFIG, mistaken
 from search_spaces.models.config_keys import ConfigKeys
-from search_spaces.models.model import ModelSpec, Norm, Position
+from search_spaces.models.model import CLAMPED, HeadNorm, ModelSpec, Norm, NormPlace, Position
+from search_spaces.models.rope import read_rope_scaling, rope_scaling_of
 from search_spaces.preset_files import preset_tables, unknown_name
 
 BUILT = "hf:"
@@ -98,8 +99,122 @@ def _mistral(keys: ConfigKeys, name: str) -> ModelSpec:
 
 
 def _qwen2(keys: ConfigKeys, name: str) -> ModelSpec:
+    return _rotary_decoder(keys, name, "qwen2", kv_heads=32, epsilon=1e-6, qkv_bias=True, **_late_windows(keys))
+
+
+def _qwen3(keys: ConfigKeys, name: str) -> ModelSpec:
+    bias = keys.flag("attention_bias", False)
+    return _rotary_decoder(
+        keys, name, "qwen3", kv_heads=32, epsilon=1e-6, head_dim=128, qkv_bias=bias, attention_output_bias=bias,
+        head_norm=HeadNorm.HEAD, **_late_windows(keys),
+    )  # fmt: skip
+
+
+def _qwen3_moe(keys: ConfigKeys, name: str) -> ModelSpec:
+    if keys.size("decoder_sparse_step", default=1) > 1 or keys.given("mlp_only_layers"):
+        key = "mlp_only_layers" if keys.given("mlp_only_layers") else "decoder_sparse_step"
+        raise ModelFormatError(key, "layers with and without experts in one model are not supported", "give hf:CONFIG")
+    bias, experts_per_token = keys.flag("attention_bias", False), keys.size("num_experts_per_tok", default=8)
     window = _window(keys, 4096) if keys.flag("use_sliding_window", False) else 0
-    return _rotary_decoder(keys, name, "qwen2", kv_heads=32, epsilon=1e-6, qkv_bias=True, sliding_window=window)
+    return _rotary_decoder(
+        keys, name, "qwen3_moe", kv_heads=4, epsilon=1e-6, ffn=keys.size("moe_intermediate_size", default=768),
+        qkv_bias=bias, attention_output_bias=bias, head_norm=HeadNorm.HEAD, sliding_window=window,
+        num_experts=keys.size("num_experts", "num_local_experts", default=128), experts_per_token=experts_per_token,
+        normalised_routing=keys.flag("norm_topk_prob", False), load_balance=_load_balance(keys, experts_per_token),
+    )  # fmt: skip
+
+
+def _phi3(keys: ConfigKeys, name: str) -> ModelSpec:
+    return _rotary_decoder(keys, name, "phi3", kv_heads=None, epsilon=1e-5, sliding_window=_window(keys, 0))
+
+
+def _olmo2(keys: ConfigKeys, name: str) -> ModelSpec:
+    return _normed_outputs(keys, name, "olmo2")
+
+
+def _olmo3(keys: ConfigKeys, name: str) -> ModelSpec:
+    windows = _windows(keys, _window(keys, 4096), lambda layer: (layer + 1) % 4 == 0)
+    theta = keys.number("rope_theta", default=5e5)
+    return _normed_outputs(keys, name, "olmo3", **_rope_by_kind(keys, theta, theta), **windows)
+
+
+def _normed_outputs(keys: ConfigKeys, name: str, family: str, **more: Any) -> ModelSpec:
+    """OLMo: norms of the sub-layers' outputs, and of all queries and of all keys."""
+    bias = keys.flag("attention_bias", False)
+    return _rotary_decoder(
+        keys, name, family, kv_heads=None, epsilon=1e-5, qkv_bias=bias, attention_output_bias=bias,
+        norm_place=NormPlace.OUTPUT, head_norm=HeadNorm.WIDTH, **more,
+    )  # fmt: skip
+
+
+def _gemma2(keys: ConfigKeys, name: str) -> ModelSpec:
+    windows = _windows(keys, _window(keys, 4096), lambda layer: layer % 2 == 1)
+    return _gemma(keys, name, "gemma2", cap=50.0, output_cap=30.0, **windows)
+
+
+def _gemma3(keys: ConfigKeys, name: str) -> ModelSpec:
+    period = keys.size("sliding_window_pattern", default=6)
+    windows = _windows(keys, _window(keys, 4096), lambda layer: (layer + 1) % period == 0)
+    thetas = keys.number("rope_theta", default=1e6), keys.number("rope_local_base_freq", default=1e4)
+    return _gemma(
+        keys, name, "gemma3_text", cap=0.0, output_cap=0.0, head_norm=HeadNorm.HEAD, **_rope_by_kind(keys, *thetas), **windows
+    )
+
+
+def _rope_by_kind(keys: ConfigKeys, whole_theta: float, near_theta: float) -> dict[str, Any]:
+    """Rotations of whole layers, which alone are scaled, and of those with the window: nested since transformers 5."""
+    nested = keys.table("rope_parameters")
+    whole, near = (None if nested is None else nested.table(kind) for kind in ("full_attention", "sliding_attention"))
+    scaled = whole or keys.table("rope_scaling")
+    return {
+        "rope_theta": whole_theta if whole is None else whole.number("rope_theta", default=whole_theta),
+        "window_rope_theta": near_theta if near is None else near.number("rope_theta", default=near_theta),
+        "rope_scaling": None if scaled is None else rope_scaling_of(scaled, keys.size("max_position_embeddings")),
+    }
+
+
+def _gemma(keys: ConfigKeys, name: str, family: str, cap: float, output_cap: float, **more: Any) -> ModelSpec:
+    keys.must_be("use_bidirectional_attention", False, "a model whose tokens attend to later ones is not a decoder")
+    bias = keys.flag("attention_bias", False)
+    return _rotary_decoder(
+        keys, name, family, kv_heads=4, epsilon=1e-6, head_dim=256, tied=True,
+        activation=keys.activation("hidden_activation" if keys.given("hidden_activation") else "hidden_act", "gelu_tanh"),
+        qkv_bias=bias, attention_output_bias=bias, norm_place=NormPlace.BOTH, zero_centered_norms=True,
+        attention_scale=keys.number("query_pre_attn_scalar", default=256) ** -0.5,
+        attention_softcap=_softcap(keys, "attn_logit_softcapping", cap),
+        output_softcap=_softcap(keys, "final_logit_softcapping", output_cap),
+        embedding_scale=keys.size("hidden_size") ** 0.5, **more,
+    )  # fmt: skip
+
+
+def _softcap(keys: ConfigKeys, key: str, default: float) -> float:
+    """The limit of scores; an explicit null means none."""
+    if not keys.is_null(key):
+        return keys.number(key)
+    return 0.0 if keys.has(key) else default
+
+
+def _granite(keys: ConfigKeys, name: str) -> ModelSpec:
+    bias = keys.flag("attention_bias", False)
+    return _rotary_decoder(
+        keys, name, "granite", kv_heads=None, epsilon=1e-6, qkv_bias=bias, attention_output_bias=bias,
+        mlp_bias=keys.flag("mlp_bias", False), attention_scale=keys.number("attention_multiplier", default=1.0),
+        embedding_scale=keys.number("embedding_multiplier", default=1.0),
+        residual_scale=keys.number("residual_multiplier", default=1.0),
+        output_scale=1 / keys.number("logits_scaling", default=1.0),
+    )  # fmt: skip
+
+
+def _smollm3(keys: ConfigKeys, name: str) -> ModelSpec:
+    layers, bias = keys.size("num_hidden_layers"), keys.flag("attention_bias", False)
+    period = keys.size("no_rope_layer_interval", default=4)
+    rotated = keys.flags("no_rope_layers", layers) or tuple((layer + 1) % period != 0 for layer in range(layers))
+    window = _window(keys, 0) if keys.flag("use_sliding_window", False) else 0
+    windows = _windows(keys, window, lambda layer: rotated[layer])
+    return _rotary_decoder(
+        keys, name, "smollm3", kv_heads=4, epsilon=1e-6, rope_theta=2e6, tied=True, qkv_bias=bias,
+        attention_output_bias=bias, mlp_bias=keys.flag("mlp_bias", False), rotated_layers=rotated, **windows,
+    )  # fmt: skip
 
 
 def _mixtral(keys: ConfigKeys, name: str) -> ModelSpec:
@@ -126,18 +241,78 @@ def _load_balance(keys: ConfigKeys, experts_per_token: int) -> float:
 
 
 def _window(keys: ConfigKeys, default: int) -> int:
-    """Window length in tokens; an explicit null means no window, an absent key means the class's default."""
+    """Window length in tokens; an explicit null (or 0) means no window, an absent key means the class's default."""
     if not keys.is_null("sliding_window"):
-        return keys.size("sliding_window")
+        return keys.count("sliding_window", default=default)
     return 0 if keys.has("sliding_window") else default
 
 
+def _gpt_oss(keys: ConfigKeys, name: str) -> ModelSpec:
+    for key, only in (("swiglu_alpha", 1.702), ("swiglu_limit", 7.0)):
+        if keys.number(key, default=only) != only:
+            raise ModelFormatError(key, f"another factor than {only} is not supported", "leave it out, or give hf:CONFIG")
+    bias, experts_per_token = keys.flag("attention_bias", True), keys.size("num_experts_per_tok", default=4)
+    longest = keys.size("max_position_embeddings")
+    scaling = None if keys.given("rope_parameters") or keys.given("rope_scaling") else ROPE_OF_GPT_OSS
+    return _rotary_decoder(
+        keys, name, "gpt_oss", kv_heads=8, epsilon=1e-5, rope_theta=150_000.0, head_dim=64, activation=CLAMPED,
+        qkv_bias=bias, attention_output_bias=bias, mlp_bias=True, router_bias=True, attention_sinks=True,
+        num_experts=keys.size("num_local_experts", "num_experts", default=128), experts_per_token=experts_per_token,
+        load_balance=_load_balance(keys, experts_per_token),
+        rope_scaling=None if scaling is None else rope_scaling_of(ConfigKeys(scaling), longest),
+        **_windows(keys, _window(keys, 128), lambda layer: layer % 2 == 1),
+    )  # fmt: skip
+
+
+ROPE_OF_GPT_OSS: Mapping[str, Any] = {
+    "rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
+    "original_max_position_embeddings": 4096,
+}  # fmt: skip
+"""Where a config.json has no settings of the rotations."""
+
+
+def _late_windows(keys: ConfigKeys) -> dict[str, Any]:
+    """Qwen: the layers from `max_window_layers` on have the window."""
+    window = _window(keys, 4096) if keys.flag("use_sliding_window", False) else 0
+    first = keys.count("max_window_layers", default=28)
+    return _windows(keys, window, lambda layer: layer < first)
+
+
+def _windows(keys: ConfigKeys, window: int, is_whole: Callable[[int], bool]) -> dict[str, Any]:
+    """The window, and the layers without it: by `layer_types`, or by `is_whole` if the key is absent."""
+    layers = keys.size("num_hidden_layers")
+    kinds = keys.texts("layer_types", layers)
+    unknown = set(kinds or ()) - {"full_attention", "sliding_attention"}
+    if unknown:
+        raise ModelFormatError("layer_types", f"{min(unknown)!r} is not supported", "use full_attention and sliding_attention")
+    whole = tuple(is_whole(layer) if kinds is None else kinds[layer] == "full_attention" for layer in range(layers))
+    if not window or all(whole):
+        return {}
+    return {"sliding_window": window, "whole_layers": _shortest_pattern(whole) if any(whole) else ()}
+
+
+def _shortest_pattern(layers: tuple[bool, ...]) -> tuple[bool, ...]:
+    """The shortest beginning that repeated gives all layers."""
+    lengths = range(1, len(layers) + 1)
+    return next(layers[:length] for length in lengths if all(one == layers[i % length] for i, one in enumerate(layers)))
+
+
 def _rotary_decoder(
-    keys: ConfigKeys, name: str, family: str, *, kv_heads: int | None, epsilon: float, rope_theta: float = 1e4, **more: Any
-) -> ModelSpec:
-    """Llama and similar models. `kv_heads`: the class's default if the key is absent; None: the number of heads."""
+    keys: ConfigKeys, name: str, family: str, *, kv_heads: int | None, epsilon: float, rope_theta: float = 1e4,
+    head_dim: int = 0, ffn: int = 0, tied: bool = False, activation: str = "", **more: Any,
+) -> ModelSpec:  # fmt: skip
+    """Llama and similar models.
+
+    Args:
+        kv_heads: the class's default if the key is absent; None: the number of heads.
+        head_dim: the class's default; 0: the hidden size over the heads.
+        ffn: width of the MLP; 0: `intermediate_size`.
+        tied: the class's default of `tie_word_embeddings`.
+        activation: ours; empty: that of `hidden_act`.
+    """
     heads, hidden = keys.size("num_attention_heads"), keys.size("hidden_size")
     absent = kv_heads if kv_heads and not keys.has("num_key_value_heads") else heads
+    longest = keys.size("max_position_embeddings")
     return ModelSpec(
         name=name,
         family=family,
@@ -145,15 +320,16 @@ def _rotary_decoder(
         hidden_size=hidden,
         num_attention_heads=heads,
         num_key_value_heads=keys.size("num_key_value_heads", default=absent),
-        head_dim=_head_dim(keys, hidden, heads),
-        ffn_hidden_size=keys.size("intermediate_size"),
+        head_dim=head_dim if head_dim and keys.is_null("head_dim") else _head_dim(keys, hidden, heads),
+        ffn_hidden_size=ffn or keys.size("intermediate_size"),
         vocab_size=keys.size("vocab_size"),
-        sequence_length=keys.size("max_position_embeddings"),
-        tied_embeddings=keys.flag("tie_word_embeddings", False),
+        sequence_length=longest,
+        tied_embeddings=keys.flag("tie_word_embeddings", tied),
         norm_epsilon=keys.number("rms_norm_eps", default=epsilon),
-        activation=keys.activation("hidden_act", "silu"),
+        activation=activation or keys.activation("hidden_act", "silu"),
         rope_theta=keys.rope("rope_theta", rope_theta),
         rotary_fraction=keys.rope("partial_rotary_factor", 1.0),
+        rope_scaling=more.pop("rope_scaling", None) or read_rope_scaling(keys, longest),
         **more,
     )
 
@@ -220,7 +396,7 @@ def _opt(keys: ConfigKeys, name: str) -> ModelSpec:
         mlp_bias=bias,
         position=Position.LEARNED,
         position_offset=2,
-        pre_norm=keys.flag("do_layer_norm_before", True),
+        norm_place=NormPlace.INPUT if keys.flag("do_layer_norm_before", True) else NormPlace.SUM,
         embedding_size=0 if embedding == hidden else embedding,
     )
 
@@ -260,6 +436,16 @@ FAMILIES: dict[str, Callable[[ConfigKeys, str], ModelSpec]] = {
     "opt": _opt,
     "gpt_neox": _gpt_neox,
     "mixtral": _mixtral,
+    "qwen3": _qwen3,
+    "qwen3_moe": _qwen3_moe,
+    "phi3": _phi3,
+    "olmo2": _olmo2,
+    "olmo3": _olmo3,
+    "gemma2": _gemma2,
+    "gemma3_text": _gemma3,
+    "gpt_oss": _gpt_oss,
+    "granite": _granite,
+    "smollm3": _smollm3,
 }
 """`model_type` of a config.json -> its reader."""
 

@@ -6,12 +6,17 @@ from enum import StrEnum
 
 from search_spaces.errors import ModelFormatError
 from search_spaces.models.command import CommandModel
+from search_spaces.models.rope import RopeScaling
 
 MOST_LAYERS = 10_000
 """Maximum layers of a model, a hundred times that of real models, so that a typo is an error instead of a long computation."""
 LARGEST_SIZE = 2**31 - 1
 """Maximum of any other size: the largest dimension that kernels can index."""
 
+
+CLAMPED = "clamped_silu"
+"""The gate of GPT-OSS: (hidden + 1) x gate x sigmoid(1.702 gate), both limited to 7."""
+ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu", CLAMPED)
 
 LORA_TARGETS = ("query", "key", "value", "output", "gate", "up", "down")
 """Matrices of a layer that can carry a low-rank adapter."""
@@ -22,6 +27,29 @@ class Norm(StrEnum):
 
     RMSNORM = "rmsnorm"
     LAYERNORM = "layernorm"
+
+
+class NormPlace(StrEnum):
+    """Where a layer normalises, for each of its two sub-layers."""
+
+    INPUT = "input"
+    """The input of the sub-layer, and a final norm before the output projection."""
+    SUM = "sum"
+    """The sum of the sub-layer's output and its input, without a final norm (OPT-350M)."""
+    OUTPUT = "output"
+    """The output of the sub-layer, and a final norm (OLMo 2)."""
+    BOTH = "both"
+    """The input and the output of the sub-layer, and a final norm (Gemma 2 and 3)."""
+
+
+class HeadNorm(StrEnum):
+    """RMSNorm of projected queries and keys before they are rotated."""
+
+    NONE = "none"
+    HEAD = "head"
+    """Each head by itself, with one weight of `head_dim` elements for all heads (Qwen3, Gemma 3)."""
+    WIDTH = "width"
+    """All heads together (OLMo 2)."""
 
 
 class Position(StrEnum):
@@ -41,7 +69,7 @@ class ModelSpec:
 
     name: str
     family: str
-    """llama, mistral, qwen2, gpt2, opt, gpt_neox or mixtral."""
+    """`model_type` of its config.json."""
     num_layers: int
     hidden_size: int
     num_attention_heads: int
@@ -57,7 +85,7 @@ class ModelSpec:
     norm: Norm = Norm.RMSNORM
     norm_epsilon: float = 1e-5
     activation: str = "silu"
-    """silu, gelu, gelu_tanh or relu."""
+    """One of ACTIVATIONS."""
     gated_mlp: bool = True
     """Whether the MLP multiplies by a gate (three matrices instead of two)."""
     qkv_bias: bool = False
@@ -71,8 +99,24 @@ class ModelSpec:
     """Rows of the learned position table before position 0 (2 in OPT)."""
     parallel_residual: bool = False
     """Whether attention and MLP read the same input (GPT-NeoX)."""
-    pre_norm: bool = True
-    """Whether norms precede the sub-layers, with a final norm (False in OPT-350M: after them, no final norm)."""
+    norm_place: NormPlace = NormPlace.INPUT
+    zero_centered_norms: bool = False
+    """Whether an RMSNorm multiplies by 1 + its weight, which begins at 0 (Gemma)."""
+    head_norm: HeadNorm = HeadNorm.NONE
+    attention_scale: float = 0.0
+    """Factor of the scores; 0: 1 / sqrt(head_dim)."""
+    attention_softcap: float = 0.0
+    """Scores are limited to c tanh(score / c) [Gemma Team 2024, 2.2]; 0: not limited."""
+    attention_sinks: bool = False
+    """Whether each head has a trained score that takes its share of the softmax and gives nothing (GPT-OSS)."""
+    output_softcap: float = 0.0
+    """The same limit for the logits."""
+    embedding_scale: float = 1.0
+    """Factor of the embeddings (Gemma: the square root of the hidden size)."""
+    residual_scale: float = 1.0
+    """Factor of each sub-layer's output before it is added (Granite)."""
+    output_scale: float = 1.0
+    """Factor of the logits (Granite)."""
     embedding_size: int = 0
     """Width of the embedding table if it differs from `hidden_size` (OPT-350M), projected in and out; 0: the same."""
     num_experts: int = 0
@@ -80,10 +124,20 @@ class ModelSpec:
     experts_per_token: int = 0
     capacity_factor: float = 0.0
     """Maximum tokens of a sequence per expert, as a multiple of its even share; 0: no limit, no token is dropped."""
+    router_bias: bool = False
+    normalised_routing: bool = True
+    """Whether the weights of a token's experts sum to 1: softmax over these, not over all experts."""
     load_balance: float = 0.0
     """Weight of each router's load-balance loss; it affects gradients but is not part of the reported loss; 0: none."""
     sliding_window: int = 0
     """Length of the attention window in tokens; 0: no window."""
+    whole_layers: tuple[bool, ...] = ()
+    """Layers without the window: a pattern that repeats from the first layer on; empty: every layer has the window."""
+    rotated_layers: tuple[bool, ...] = ()
+    """Layers with rotary positions, as such a pattern; empty: every layer."""
+    window_rope_theta: float = 0.0
+    """`rope_theta` of layers with the window, without `rope_scaling` (Gemma 3); 0: that of the others."""
+    rope_scaling: RopeScaling | None = None
     global_tokens: int = 0
     """First tokens of a sequence that every token attends to in addition to its sliding window."""
     lora_rank: int = 0
@@ -122,8 +176,10 @@ class ModelSpec:
                 f"{self.num_key_value_heads} does not divide {self.num_attention_heads} attention heads",
                 "give a divisor of num_attention_heads",
             )
-        if self.activation not in ("silu", "gelu", "gelu_tanh", "relu"):
-            raise ModelFormatError("activation", f"{self.activation!r} is not known", "use silu, gelu, gelu_tanh or relu")
+        if self.activation not in ACTIVATIONS:
+            raise ModelFormatError("activation", f"{self.activation!r} is not known", f"use one of {', '.join(ACTIVATIONS)}")
+        if self.activation == CLAMPED and not self.gated_mlp:
+            raise ModelFormatError("activation", f"{CLAMPED} is a gate's", "use another one, or gated_mlp")
         if self.num_experts and not 1 <= self.experts_per_token <= self.num_experts:
             raise ModelFormatError(
                 "experts_per_token",
@@ -140,7 +196,26 @@ class ModelSpec:
                     field, "belongs to a router, and there are no experts", "leave it at 0, or give num_experts"
                 )
 
+        self._check_attention()
         self._check_adapters()
+
+    def _check_attention(self) -> None:
+        for field in (
+            "attention_scale", "attention_softcap", "output_softcap", "embedding_scale", "residual_scale", "output_scale",
+            "window_rope_theta",
+        ):  # fmt: skip
+            if not 0 <= getattr(self, field) < math.inf:
+                raise ModelFormatError(field, f"{getattr(self, field)} is negative or not finite", "give a positive number")
+        if self.zero_centered_norms and self.norm is not Norm.RMSNORM:
+            raise ModelFormatError("zero_centered_norms", "belongs to RMSNorm", "leave it out, or use rmsnorm")
+        pairs = int(self.head_dim * self.rotary_fraction) // 2
+        for factors in (self.rope_scaling.short_factors, self.rope_scaling.long_factors) if self.rope_scaling else ():
+            if factors and len(factors) != pairs:
+                raise ModelFormatError(
+                    "rope_scaling", f"has {len(factors)} factors", f"give {pairs}, one for each pair of dimensions"
+                )
+        if any(self.whole_layers) and not self.sliding_window:
+            raise ModelFormatError("whole_layers", "there is no window", "leave it out, or give sliding_window")
 
     def _check_adapters(self) -> None:
         for field in ("lora_rank", "adapter_size", "prefix_length", "prompt_length"):
@@ -166,6 +241,42 @@ class ModelSpec:
         even = tokens * self.experts_per_token / max(self.num_experts, 1)
         return min(math.ceil(even * self.capacity_factor), tokens)
 
+    def has_window(self, layer: int) -> bool:
+        """Whether attention of this layer is limited to the window."""
+        return self.sliding_window > 0 and not (self.whole_layers and self.whole_layers[layer % len(self.whole_layers)])
+
+    def is_rotated(self, layer: int) -> bool:
+        """Whether queries and keys of this layer are rotated by their positions."""
+        rotated = not self.rotated_layers or self.rotated_layers[layer % len(self.rotated_layers)]
+        return self.position is Position.ROTARY and rotated
+
+    @property
+    def layer_period(self) -> int:
+        """Layers after which the kinds of layers repeat."""
+        return math.lcm(len(self.whole_layers) or 1, len(self.rotated_layers) or 1)
+
+    @property
+    def window_share(self) -> float:
+        """The share of layers with the window."""
+        if not self.whole_layers:
+            return float(self.sliding_window > 0)
+        return sum(self.has_window(layer) for layer in range(self.num_layers)) / self.num_layers
+
+    @property
+    def changes_scores(self) -> bool:
+        """Whether attention does more with its scores than the fused kernels of torch do."""
+        return self.attention_softcap > 0 or self.attention_sinks
+
+    @property
+    def final_norm(self) -> bool:
+        """Whether a norm precedes the output projection: none does if each layer ends with one."""
+        return self.norm_place is not NormPlace.SUM
+
+    @property
+    def layer_norms(self) -> int:
+        """Norms over the hidden width in a layer."""
+        return 4 if self.norm_place is NormPlace.BOTH else 2
+
     @property
     def input_embedding_parameters(self) -> int:
         """Parameters of the lookup tables: tokens and learned positions."""
@@ -177,7 +288,11 @@ class ModelSpec:
     @property
     def layer_parameters(self) -> int:
         """Parameters of one layer, all experts included."""
-        return self._attention_parameters + self._mlp_parameters(max(self.num_experts, 1)) + 2 * self._norm_parameters
+        return (
+            self._attention_parameters
+            + self._mlp_parameters(max(self.num_experts, 1))
+            + self.layer_norms * self._norm_parameters
+        )
 
     @property
     def parameter_count(self) -> int:
@@ -186,14 +301,14 @@ class ModelSpec:
             self.input_embedding_parameters
             + self.num_layers * self.layer_parameters
             + self._projection_parameters
-            + (self._norm_parameters if self.pre_norm else 0)
+            + (self._norm_parameters if self.final_norm else 0)
             + (0 if self.tied_embeddings else self.vocab_size * self.table_width)
         )
 
     @property
     def expert_parameters(self) -> int:
         """Parameters of all experts, without routers."""
-        routers = self.num_experts * self.hidden_size
+        routers = self.num_experts * self.router_row
         return self.num_layers * (self._mlp_parameters(self.num_experts) - routers) if self.num_experts else 0
 
     @property
@@ -202,7 +317,7 @@ class ModelSpec:
         if not self.num_experts:
             return self.parameter_count
         idle = self._mlp_parameters(self.num_experts) - self._mlp_parameters(self.experts_per_token)
-        router_in_idle = (self.num_experts - self.experts_per_token) * self.hidden_size
+        router_in_idle = (self.num_experts - self.experts_per_token) * self.router_row
         return self.parameter_count - self.num_layers * (idle - router_in_idle)
 
     @property
@@ -255,17 +370,18 @@ class ModelSpec:
             multiplied += self.vocab_size * self.table_width
         attention = 12.0 * self.num_layers * self.num_attention_heads * self.head_dim
         if not self.adapts:
-            return 6.0 * multiplied + attention * self._attended(sequence_length)
+            return 6.0 * multiplied + attention * self.attended(sequence_length)
         # No gradient is computed for a frozen matrix.
         length = sequence_length + self.prompt_length
         passing = 6.0 * self.num_layers * (self._factor_parameters + self.bottleneck_parameters)
-        passing += attention * (self._attended(length) + self.prefix_length)
+        passing += attention * (self.attended(length) + self.prefix_length)
         head = 4.0 * self.vocab_size * self.table_width
         return head + (4.0 * multiplied - head + passing) * length / sequence_length
 
-    def _attended(self, length: int) -> int:
-        """Tokens that a token attends to in a sequence of this length, causality not discounted."""
-        return min(self.sliding_window + self.global_tokens, length) if self.sliding_window else length
+    def attended(self, length: int) -> float:
+        """Mean number of tokens that a token attends to in a sequence of this length, causality not discounted."""
+        near = min(self.sliding_window + self.global_tokens, length)
+        return length + self.window_share * (near - length)
 
     @property
     def _factor_parameters(self) -> int:
@@ -292,7 +408,19 @@ class ModelSpec:
         keys_values = 2 * self.num_key_value_heads * self.head_dim
         weights = self.hidden_size * (2 * queries + keys_values)
         biases = (queries + keys_values if self.qkv_bias else 0) + (self.hidden_size if self.attention_output_bias else 0)
-        return weights + biases
+        sinks = self.num_attention_heads if self.attention_sinks else 0
+        return weights + biases + sinks + self.head_norm_parameters
+
+    @property
+    def head_norm_parameters(self) -> int:
+        """Parameters of a layer's norms of queries and keys."""
+        match self.head_norm:
+            case HeadNorm.HEAD:
+                return 2 * self.head_dim
+            case HeadNorm.WIDTH:
+                return (self.num_attention_heads + self.num_key_value_heads) * self.head_dim
+            case _:
+                return 0
 
     def _mlp_parameters(self, experts: int) -> int:
         """Parameters of `experts` expert MLPs and their rows of the router; of one dense MLP if there is no router."""
@@ -300,8 +428,12 @@ class ModelSpec:
         mlp = matrices * self.hidden_size * self.ffn_hidden_size
         if self.mlp_bias:
             mlp += (matrices - 1) * self.ffn_hidden_size + self.hidden_size
-        router = experts * self.hidden_size if self.num_experts else 0
-        return experts * mlp + router
+        return experts * (mlp + self.router_row)
+
+    @property
+    def router_row(self) -> int:
+        """Parameters of the router for one expert."""
+        return self.hidden_size + int(self.router_bias) if self.num_experts else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -335,7 +467,9 @@ Model = ModelSpec | FactoryModel | CommandModel
 
 
 def attention_span(model: Model, sequence_length: int) -> int:
-    """Attention window of the model in tokens, at most the sequence length; 0: unknown, it is not our model."""
+    """Widest attention of a layer in tokens, at most the sequence length; 0: unknown, it is not our model."""
     if not isinstance(model, ModelSpec):
         return 0
+    if any(model.whole_layers):
+        return sequence_length
     return min(model.sliding_window or sequence_length, sequence_length)

@@ -1,6 +1,6 @@
 """Rules of computation in a rank: activation checkpointing, data types, kernels, environment variables."""
 
-from search_spaces.attention_kernels import verdict
+from search_spaces.attention_kernels import BEST, verdict
 from search_spaces.context import SpaceContext
 from search_spaces.environment import ENVIRONMENT, ENVIRONMENT_RULE, environment_problem
 from search_spaces.models.command import CommandModel
@@ -33,6 +33,8 @@ def _attention_kernel(config: TrialConfig, context: SpaceContext) -> str | None:
     kernel, model = config.attention_backend, context.model
     if isinstance(model, CommandModel):
         return None
+    if isinstance(model, ModelSpec) and model.changes_scores and kernel not in (BEST, "math"):
+        return f"the kernel {kernel} cannot change scores, as {model.name} does"
     precision = "bf16" if config.precision == float8.FLOAT8 else config.precision
     window = windowed(model, config).sliding_window if isinstance(model, ModelSpec) else 0
     masked = 0 < window < context.workload.sequence_length

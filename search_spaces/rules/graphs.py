@@ -24,6 +24,10 @@ def graphs_problem(config: TrialConfig, model: Model, workload: Workload) -> str
         return f"how many tokens the experts of {model.name} get changes from step to step, but a graph has fixed shapes"
     if workload.document_lengths:
         return "the attention mask depends on the documents of each row, but a graph replays the captured one"
+    if model.changes_scores:
+        return (
+            f"attention of {model.name}, which changes scores, is a kernel that torch compiles, which cannot be captured here"
+        )
     hides = window_of(windowed(model, config)).hides(workload.sequence_length)
     return f"window attention of {model.name} is a kernel that torch compiles, which cannot be captured here" if hides else None
 

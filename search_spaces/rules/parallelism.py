@@ -2,7 +2,7 @@
 
 from search_spaces.context import SpaceContext
 from search_spaces.models.command import CommandModel
-from search_spaces.models.model import FactoryModel, ModelSpec
+from search_spaces.models.model import FactoryModel, HeadNorm, ModelSpec
 from search_spaces.models.pipeline import FOLDED_SCHEDULES, ONE_STAGE_SCHEDULES, is_split
 from search_spaces.models.stage_layout import parse_layout, redundancy
 from search_spaces.rules.rule import Rule
@@ -46,11 +46,20 @@ def _tensor_divides(config: TrialConfig, context: SpaceContext) -> str | None:
     return f"{size} ranks do not divide {', '.join(wrong)} of {model.name}" if wrong else None
 
 
+def _tensor_head_norms(config: TrialConfig, context: SpaceContext) -> str | None:
+    """A rank that has some heads cannot norm all of them together."""
+    model, size = context.model, config.tensor_parallel_size
+    if size == 1 or not isinstance(model, ModelSpec) or model.head_norm is not HeadNorm.WIDTH:
+        return None
+    return f"the norms of queries and keys of {model.name} span all heads, which {size} ranks would divide"
+
+
 def _tensor_in_node(config: TrialConfig, context: SpaceContext) -> str | None:
-    size, devices = config.tensor_parallel_size, min(context.cluster.devices_per_node, context.world_size)
+    """Within the devices that the fast link joins, so that no group of consecutive ranks lies in two link domains."""
+    size, devices = config.tensor_parallel_size, min(context.cluster.linked_devices, context.world_size)
     if size <= devices and devices % size == 0:
         return None
-    return f"{size} tensor-parallel ranks do not fit evenly into a node of {devices} devices"
+    return f"{size} tensor-parallel ranks do not fit evenly into a {context.cluster.link_domain_text} of {devices} devices"
 
 
 def _factory_shape(config: TrialConfig, context: SpaceContext) -> str | None:
@@ -201,7 +210,13 @@ def _ulysses_heads(config: TrialConfig, context: SpaceContext) -> str | None:
 PARALLELISM_RULES: tuple[Rule, ...] = (
     Rule("world-divides", DEGREES, "choose degrees whose product divides the ranks", _world_divides),
     Rule("tensor-divides", (TP,), "choose a tensor_parallel_size that divides all of them", _tensor_divides),
-    Rule("tensor-in-node", (TP,), "choose a tensor_parallel_size that divides the devices of a node", _tensor_in_node),
+    Rule("tensor-head-norms", (TP,), "set tensor_parallel_size=1", _tensor_head_norms),
+    Rule(
+        "tensor-in-node",
+        (TP,),
+        "choose a tensor_parallel_size that divides the devices of a node, or link domain",
+        _tensor_in_node,
+    ),
     Rule("factory-shape", FACTORY, "leave these degrees at 1, or have the factory return a plan", _factory_shape),
     Rule("batch-divides", BATCH, "change micro_batch_size, or the global batch", _batch_divides),
     Rule("sequence-divides", SEQUENCE, "choose degrees that divide the sequence", _sequence_divides),

@@ -48,9 +48,9 @@ RULES: tuple[Rule, ...] = (
 )
 """The rules of every engine, in the order in which refusals are listed."""
 SHAPES = frozenset({
-    "world-divides", "tensor-divides", "batch-divides", "sequence-divides", "pipeline-layers", "pipeline-layout",
-    "virtual-stages", "pipeline-micro-batches", "experts-divide", "experts-context", "hsdp-shards", "secondary-shards",
-    "ulysses-heads", "attention-window", "curriculum-divides",
+    "world-divides", "tensor-divides", "tensor-head-norms", "batch-divides", "sequence-divides", "pipeline-layers",
+    "pipeline-layout", "virtual-stages", "pipeline-micro-batches", "experts-divide", "experts-context", "hsdp-shards",
+    "secondary-shards", "ulysses-heads", "attention-window", "curriculum-divides",
 })  # fmt: skip
 """Divisibility rules of model, data and ranks. Ignoring one would train a smaller model or batch."""
 

@@ -50,8 +50,8 @@ def fewer_layers(config: TrialConfig, model: Model, most: int | None) -> tuple[i
     A step is linear in the number of layers from the first depth to the full depth, because:
 
     0. There is no `pipeline_layout`, which applies only to the full depth.
-    1. Both give every pipeline stage the same number of layers, and a whole number of checkpointing groups of k layers, as must
-       the full depth.
+    1. Both give every pipeline stage the same number of layers, and a whole number of checkpointing groups of k layers and of
+       patterns of layers with and without a window, as must the full depth.
     2. Both have at least two layers.
 
     They are as far apart as possible. If both together have as many layers as the model, nothing is saved: None.
@@ -59,7 +59,9 @@ def fewer_layers(config: TrialConfig, model: Model, most: int | None) -> tuple[i
     if most is None or not isinstance(model, ModelSpec) or config.pipeline_layout:
         return None
     every = config.checkpoint_every_k if config.activation_checkpointing != "none" else 1
-    unit = math.lcm(config.pipeline_parallel_size * config.virtual_stages, every)
+    stages = config.pipeline_parallel_size * config.virtual_stages
+    unit = stages * model.layer_period if model.layer_period > 1 else stages
+    unit = math.lcm(unit, every)
     first, second = unit * -(-FEWEST // unit), most // unit * unit
     if model.num_layers % unit or second <= first or first + second >= model.num_layers:
         return None

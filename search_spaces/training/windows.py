@@ -86,8 +86,10 @@ class Window:
         return window * length - window * (window - 1) // 2 + first * beyond - first * (first - 1) // 2
 
 
-def window_of(model: ModelSpec) -> Window:
-    """The attention window of the model."""
+def window_of(model: ModelSpec, layer: int | None = None) -> Window:
+    """The attention window of the model, or of one of its layers."""
+    if layer is not None and not model.has_window(layer):
+        return Window(0)
     return Window(model.sliding_window, model.global_tokens)
 
 
@@ -106,6 +108,8 @@ def window_problem(config: TrialConfig, model: Model, sequence_length: int) -> s
         return None
     if isinstance(model, FactoryModel):
         return f"attention_window={window} needs our own attention, not that of {model.name}"
+    if any(model.whole_layers):
+        return f"{model.name} has layers with and without a window of its own"
     if first and window < sequence_length <= window + first:
         return f"a window of {window} and {first} global tokens hide nothing of {sequence_length} tokens"
     return None

@@ -62,12 +62,12 @@ class ExpertStrategy(ReplayStrategy):
 
 def _order(candidates: Candidates, combinations: Combinations) -> list[TrialConfig]:
     context = context_of(candidates)
-    node = context.cluster.devices_per_node if context else NODE
+    linked = context.cluster.linked_devices if context else NODE
     others = [name for name in candidates.domains if name not in KNOBS]
 
     def key(config: TrialConfig) -> tuple[int, ...]:
         return (
-            config.tensor_parallel_size > node or _starved(config, context),
+            config.tensor_parallel_size > linked or _starved(config, context),
             RECOMPUTATION.index(config.activation_checkpointing),
             config.model_parallel_size,
             config.micro_batch_size,

@@ -19,10 +19,10 @@ def limits_of(evidence: Evidence, step: Counterfactual, memory: tuple[MoreMemory
         "memory bandwidth": step.saved({"bandwidth": FREE}),
         "launch overhead": step.saved({}, LAUNCHES),
     }
-    if cluster.devices_per_node > 1:
-        saved["the link inside a node"] = step.saved({"intra": FREE}, INSIDE)
-    if cluster.nodes > 1:
-        saved["the network between nodes"] = step.saved({"inter": FREE}, BETWEEN)
+    if cluster.linked_devices > 1:
+        saved[f"the link inside a {cluster.link_domain_text}"] = step.saved({"intra": FREE}, INSIDE)
+    if cluster.world_size > cluster.linked_devices:
+        saved[f"the network between {cluster.link_domain_text}s"] = step.saved({"inter": FREE}, BETWEEN)
     if config.pipeline_parallel_size > 1:
         links = {"intra": FREE, "inter": FREE}
         saved["the pipeline's bubble"] = step.part("pipeline", links, (*INSIDE, *BETWEEN, "hop_seconds")) * step.scale
@@ -38,10 +38,10 @@ def upgrades_of(evidence: Evidence, step: Counterfactual, memory: tuple[MoreMemo
     """Each single change, the most helpful first. The configuration stays the same, except for more memory."""
     cluster = evidence.session.cluster
     changes = {"twice the peak FLOP/s": "peak", "twice the memory bandwidth": "bandwidth"}
-    if cluster.devices_per_node > 1:
-        changes["twice the link inside a node"] = "intra"
-    if cluster.nodes > 1:
-        changes["twice the network between nodes"] = "inter"
+    if cluster.linked_devices > 1:
+        changes[f"twice the link inside a {cluster.link_domain_text}"] = "intra"
+    if cluster.world_size > cluster.linked_devices:
+        changes[f"twice the network between {cluster.link_domain_text}s"] = "inter"
     if _offloads(evidence):
         changes["twice the link to the host"] = "host_link"
     found = [Upgrade(name=name, gain=step.gain({figure: 2.0}), config=None) for name, figure in changes.items()]

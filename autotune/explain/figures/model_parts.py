@@ -51,7 +51,7 @@ def _layer(spec: ModelSpec, sequence_length: int) -> list[ModulePart]:
     """The modules of all layers: attention, the MLP, the norms."""
     queries, keys = spec.num_attention_heads * spec.head_dim, spec.num_key_value_heads * spec.head_dim
     hidden, bias = spec.hidden_size, int(spec.qkv_bias)
-    products = 12.0 * spec.num_layers * queries * sequence_length
+    products = 12.0 * spec.num_layers * queries * spec.attended(sequence_length)
     matrices = {
         "query": queries * (hidden + bias),
         "key": keys * (hidden + bias),
@@ -64,7 +64,7 @@ def _layer(spec: ModelSpec, sequence_length: int) -> list[ModulePart]:
     scores = ModulePart(
         label="scores", depth=3, kind="layer", count=spec.num_layers, parameters=0, flops_per_token=products
     )  # fmt: skip
-    norms = spec.num_layers * 2 * _norm(spec)
+    norms = spec.num_layers * (spec.layer_norms * _norm(spec) + spec.head_norm_parameters)
     adapters = [_adapters(spec)] if spec.lora_rank else []
     mlp = _mlp(spec)
     return [
@@ -90,7 +90,7 @@ def _mlp(spec: ModelSpec) -> list[ModulePart]:
 
 
 def _end(spec: ModelSpec) -> list[ModulePart]:
-    found = [_part(spec, "final norm", 1, "head", _norm(spec), _norm(spec))] if spec.pre_norm else []
+    found = [_part(spec, "final norm", 1, "head", _norm(spec), _norm(spec))] if spec.final_norm else []
     size = spec.vocab_size * (spec.embedding_size or spec.hidden_size)
     label = "tied output projection" if spec.tied_embeddings else "output projection"
     return [*found, _part(spec, label, 1, "head", 0 if spec.tied_embeddings else size, size)]

@@ -14,7 +14,7 @@ from autotune.prediction.equations.mixed import hardware_of
 from autotune.prediction.equations.pipeline import split_layers
 from autotune.prediction.equations.step import _offload, _optimizer
 from search_spaces.clusters.cluster import ClusterSpec
-from search_spaces.clusters.microbenchmark import Measured, Operation, layer_model
+from search_spaces.clusters.microbenchmark import Measured, Operation, layer_model, network_sharing, ranks_in_domain
 from search_spaces.models.model import ModelSpec
 from search_spaces.trial_config import TrialConfig
 
@@ -96,14 +96,14 @@ def _collective_rows(rows: Sequence[Measured], cluster: ClusterSpec, engine: str
     volume = np.array([link_volume(row) for row in rows]) * np.where(scatters, cases.hardware.scatter_volume, 1.0)
     group = Group(
         ranks=np.array([float(row.group.ranks) for row in rows]),
-        in_node=np.array([float(row.group.in_node) for row in rows]),
-        sharing=np.array([float(row.group.sharing) for row in rows]),
+        in_domain=np.array([float(ranks_in_domain(row.group, cluster)) for row in rows]),
+        sharing=np.array([network_sharing(row.group, cluster) for row in rows]),
     )
     return lambda rates: collective_seconds(cases, group, volume, np.ones(len(rows)), rates)
 
 
 def _send_rows(rows: Sequence[Measured], cluster: ClusterSpec, engine: str) -> Predicted:
-    """Like a boundary between two pipeline stages, inside a node."""
+    """Like a boundary between two pipeline stages, inside a link domain."""
     cases = _case(layer_model(1, 8, 1, 8), 1, cluster, engine, "fp32")
     message = _column(rows, 0)
     return lambda rates: message / boundary_bandwidth(cases, rates) + rates.hop_seconds
@@ -133,7 +133,7 @@ def _case(model: ModelSpec, samples: int, cluster: ClusterSpec, engine: str, pre
         shapes=shapes_of(model, model.sequence_length),
         hardware=hardware_of(cluster, precision),
         layouts=layouts_of([config], samples, 1),
-        software=engine_software(model, engine, {config.attention_backend}),
+        software=engine_software(model, engine, {config.attention_backend}, cluster.device.kind),
     )
 
 

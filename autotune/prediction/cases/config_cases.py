@@ -17,13 +17,12 @@ from autotune.prediction.equations.cases import (
 from autotune.prediction.equations.mixed import devices_of, hardware_of
 from autotune.prediction.equations.schedules import scheduled
 from autotune.prediction.equations.software import software_named
-from autotune.prediction.equations.trained_shapes import adapted_shapes, documented, keys_read, windowed_shapes
+from autotune.prediction.equations.trained_shapes import adapted_shapes, documented, mean_keys_read, windowed_shapes
 from autotune.prediction.equations.uneven import layout_key, tabled
 from search_spaces.clusters.cluster import ClusterSpec
 from search_spaces.fused_kernels import GATE, LIGER, NORM, ROTATION, replaced
 from search_spaces.knob import Value
 from search_spaces.models.model import ModelSpec, Position
-from search_spaces.training.windows import window_of
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
 
@@ -38,15 +37,16 @@ def cases_of(model: ModelSpec, cluster: ClusterSpec, workload: Workload, configs
         shapes=documented(windowed_shapes(shapes, model, workload.sequence_length, configs), workload, configs),
         hardware=hardware_of(cluster, precision),
         layouts=dataclasses.replace(layouts, laid_out=laid_out) if ranks else layouts,
-        software=engine_software(model, engine, {config.attention_backend for config in configs}),
+        software=engine_software(model, engine, {config.attention_backend for config in configs}, cluster.device.kind),
         ranks=ranks,
         devices=devices_of(cluster, precision),
     )
 
 
-def engine_software(model: ModelSpec, engine: str, attention: set[str]) -> Software:
-    """The profile of an engine; `math` attention keeps the attention matrix."""
-    kernel = " kernel=torch" if attention == {"math"} else ""
+def engine_software(model: ModelSpec, engine: str, attention: set[str], device_kind: str) -> Software:
+    """The profile of an engine; `math` attention keeps the attention matrix, and on CPUs attention that changes scores."""
+    kept = attention == {"math"} or (model.changes_scores and device_kind == "cpu")
+    kernel = " kernel=torch" if kept else ""
     return software_named(f"engine={engine}{kernel}", gated=model.gated_mlp)[0]
 
 
@@ -64,7 +64,7 @@ def shapes_of(model: ModelSpec, sequence_length: int) -> Shapes:
         vocabulary=scalar(model.vocab_size),
         positions=scalar(sequence_length if model.position is Position.LEARNED else 0),
         sequence=scalar(sequence_length),
-        window=scalar(keys_read(window_of(model), sequence_length)),
+        window=scalar(mean_keys_read(model, sequence_length)),
         tied=scalar(float(model.tied_embeddings)),
         experts=scalar(model.num_experts),
         experts_per_token=scalar(_rows_per_token(model, sequence_length)),

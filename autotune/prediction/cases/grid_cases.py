@@ -48,7 +48,7 @@ class GridCases:
         shapes = windowed_shapes(adapted_shapes(shapes_of(model, length), model, alike), model, length, alike)
         self._shapes = documented(shapes, space.workload, alike)
         self._hardware = hardware_of(space.cluster, str(precision))
-        self._software: Software = engine_software(model, engine, {str(attention)})
+        self._software: Software = engine_software(model, engine, {str(attention)}, space.cluster.device.kind)
         self._space, self._model = space, model
         self._devices = devices_of(space.cluster, str(precision))
         written = space.domains.get("pipeline_layout", (space.base.pipeline_layout,)) != ("",)

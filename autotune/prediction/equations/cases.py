@@ -106,8 +106,11 @@ class Hardware:
     capacity: Array
     """Bytes of device memory."""
     devices_per_node: Array
+    """Devices that share a host: its memory, its link and its network."""
+    linked_devices: Array
+    """Devices that the fast link joins: a link domain, of one or several nodes."""
     intra: Array
-    """Bytes/s that a device sends within its node, one direction."""
+    """Bytes/s that a device sends within its link domain, one direction."""
     inter: Array
     """Bytes/s that a node sends to other nodes, one direction."""
     host_link: Array

@@ -34,17 +34,17 @@ class Coefficients:
     collective_launch: float = _known(4.0e-4, 1.0, "time", shared=False)
     """Seconds that launching tensor-parallel collectives adds to that."""
     link_efficiency: float = _known(0.75, 0.25, "time")
-    """Share of the stated bandwidth inside a node that a collective reaches."""
+    """Share of the stated bandwidth inside a link domain that a collective reaches."""
     network_efficiency: float = _known(0.7, 0.35, "time")
-    """Share of the stated bandwidth between nodes."""
+    """Share of the stated bandwidth of the network."""
     link_seconds: float = _known(1.2e-5, 0.6, "time")
-    """Latency of a collective inside a node."""
+    """Latency of a collective inside a link domain."""
     network_seconds: float = _known(3.0e-5, 0.7, "time")
-    """Latency of a collective across nodes, for each doubling of them."""
+    """Latency of a collective across link domains, for each doubling of them."""
     half_message: float = _known(2.0e7, 0.8, "time")
-    """Bytes of a message, across nodes, at which half of the bandwidth is reached."""
+    """Bytes of a message, across link domains, at which half of the bandwidth is reached."""
     crossed_seconds: float = _known(1.0e-5, 2.5, "time", shared=False)
-    """Seconds that a tensor-parallel collective waits per rank of its group if pipeline neighbours are on other nodes."""
+    """Seconds that a tensor-parallel collective waits per rank of its group if the next stage is in another link domain."""
     data_exposed: float = _known(0.15, 0.8, "time", shared=False)
     """Share of the data-parallel communication that could be hidden but is not."""
     hop_seconds: float = _known(2.0e-4, 0.8, "time")

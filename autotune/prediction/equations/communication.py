@@ -10,31 +10,33 @@ from autotune.prediction.equations.coefficients import Coefficients
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """A communication group: its ranks, its ranks per node, and the number of such groups that share a node's network."""
+    """A communication group."""
 
     ranks: Array
-    in_node: Array
+    in_domain: Array
+    """Its ranks in one link domain."""
     sharing: Array
+    """Number of such groups that share a node's network; less than 1: each uses the networks of several nodes."""
 
 
 def group_of(cases: Cases, ranks: Array, stride: Array) -> Group:
-    """The group of `ranks` ranks at a stride of `stride`; ranks of a node are numbered consecutively."""
-    per_node = cases.hardware.devices_per_node
-    in_node = np.clip(np.floor(per_node / np.minimum(stride, per_node)), 1, ranks)
-    in_node = np.where(stride >= per_node, 1.0, in_node)
-    sharing = np.maximum(per_node / in_node, 1.0)
-    return Group(ranks=ranks, in_node=in_node, sharing=sharing)
+    """The group of `ranks` ranks at a stride of `stride`; ranks of a link domain are numbered consecutively."""
+    linked = cases.hardware.linked_devices
+    in_domain = np.clip(np.floor(linked / np.minimum(stride, linked)), 1, ranks)
+    in_domain = np.where(stride >= linked, 1.0, in_domain)
+    return Group(ranks=ranks, in_domain=in_domain, sharing=cases.hardware.devices_per_node / in_domain)
 
 
 def collective_seconds(cases: Cases, group: Group, volume: Array, count: Array, rates: Coefficients) -> Array:
     """Seconds of `count` collectives that together move `volume` bytes through each rank.
 
     `volume` is what passes through a rank's link: (n - 1) / n of the message for all-gather and reduce-scatter, twice that for
-    all-reduce. Across nodes the ring is limited by the node's share of the network; small messages reach less of it.
+    all-reduce. Across link domains (nodes, if the fast link ends at the node) the rings are limited by the group's share of the
+    network: every rank adds its part of its node's network cards. Small messages reach less of it.
     """
     hardware = cases.hardware
-    crosses = group.ranks > group.in_node
-    nodes = np.maximum(group.ranks / group.in_node, 1.0)
+    crosses = group.ranks > group.in_domain
+    domains = np.maximum(group.ranks / group.in_domain, 1.0)
     message = volume / np.maximum(count, 1e-9)
     reached = message / (message + rates.half_message)
     inside = volume / (hardware.intra * rates.link_efficiency)
@@ -42,8 +44,8 @@ def collective_seconds(cases: Cases, group: Group, volume: Array, count: Array, 
     across = volume / np.maximum(share * rates.network_efficiency * np.maximum(reached, 1e-3), 1.0)
     latency = np.where(
         crosses,
-        rates.network_seconds * np.log2(1 + nodes) + rates.link_seconds,
-        rates.link_seconds * np.log2(1 + group.in_node),
+        rates.network_seconds * np.log2(1 + domains) + rates.link_seconds,
+        rates.link_seconds * np.log2(1 + group.in_domain),
     )
     seconds = count * latency + np.where(crosses, np.maximum(across, inside), inside)
     return np.where(group.ranks > 1, seconds, 0.0)
@@ -82,10 +84,10 @@ def replica_group(cases: Cases) -> Group:
     return group_of(cases, copies, layouts.tensor * layouts.shard)
 
 
-def crosses_nodes(cases: Cases) -> Flags:
-    """Whether a pipeline stage and the next are on different nodes."""
+def crosses_domains(cases: Cases) -> Flags:
+    """Whether a pipeline stage and the next are in different link domains."""
     layouts = cases.layouts
-    return (layouts.pipeline > 1) & (_replica(cases) * layouts.pipeline > cases.hardware.devices_per_node)
+    return (layouts.pipeline > 1) & (_replica(cases) * layouts.pipeline > cases.hardware.linked_devices)
 
 
 def _replica(cases: Cases) -> Array:
@@ -94,9 +96,9 @@ def _replica(cases: Cases) -> Array:
 
 
 def boundary_bandwidth(cases: Cases, rates: Coefficients) -> Array:
-    """Bytes/s between two neighbouring pipeline ranks; across nodes each rank has its share of the node's network."""
+    """Bytes/s between two neighbouring pipeline ranks; across link domains each rank has its share of the node's network."""
     hardware = cases.hardware
     per_stage = _replica(cases)
-    across = crosses_nodes(cases)
+    across = crosses_domains(cases)
     own = np.minimum(hardware.inter / np.minimum(hardware.devices_per_node, per_stage), hardware.intra)
     return np.where(across, own * rates.network_efficiency, hardware.intra * rates.link_efficiency)

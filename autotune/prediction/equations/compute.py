@@ -10,7 +10,7 @@ from autotune.prediction.equations.coefficients import Coefficients
 from autotune.prediction.equations.communication import (
     collective_seconds,
     context_group,
-    crosses_nodes,
+    crosses_domains,
     expert_group,
     tensor_group,
 )
@@ -229,7 +229,7 @@ def _layer_communication(cases: Cases, rates: Coefficients) -> Array:
     tensor = collective_seconds(cases, tensor_group(cases), volume, units / 2, rates)
     tensor = tensor - _hidden_behind_products(cases, rates, message)
     tensor = tensor * (1 - cases.software.tensor_hidden)
-    tensor = tensor + np.where((n > 1) & crosses_nodes(cases), units / 2 * n * rates.crossed_seconds, 0.0)
+    tensor = tensor + np.where((n > 1) & crosses_domains(cases), units / 2 * n * rates.crossed_seconds, 0.0)
     keys = 2 * _tokens(cases) * layouts.context * shapes.key_value * width / n
     passes = 2.0 + np.where(layouts.activation_checkpointing == 2, 1.0, 0.0) / layouts.checkpoint_every_k
     share = (layouts.context - 1) / layouts.context

@@ -38,6 +38,7 @@ def hardware_of(cluster: ClusterSpec, precision: str) -> Hardware:
         bandwidth=scalar(device.memory_bandwidth or peak / 100),
         capacity=scalar(device.memory_bytes),
         devices_per_node=scalar(cluster.devices_per_node),
+        linked_devices=scalar(cluster.nodes_per_link_domain * cluster.devices_per_node),
         intra=scalar(cluster.intra_node_bandwidth),
         inter=scalar(cluster.inter_node_bandwidth),
         host_link=scalar(HOST_LINK),

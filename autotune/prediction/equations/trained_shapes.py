@@ -61,6 +61,17 @@ def keys_read(window: Window, sequence_length: int) -> float:
     return min(window.visited_pairs(sequence_length) / sequence_length, sequence_length - 1.0)
 
 
+def mean_keys_read(model: ModelSpec, sequence_length: int) -> float:
+    """The value of `Shapes.window` of a model, of whose layers only some may have the window: the mean over its layers.
+
+    Layers without it attend to half of the sequence, causality counted, as `Shapes.window` does below the sequence.
+    """
+    near = keys_read(window_of(model), sequence_length)
+    if near >= sequence_length or model.window_share == 1:
+        return near
+    return model.window_share * near + (1 - model.window_share) * sequence_length / 2
+
+
 def documented(shapes: Shapes, workload: Workload, configs: Sequence[TrialConfig]) -> Shapes:
     """Add the rows that each configuration makes of a workload's documents to the shapes; unchanged without documents."""
     if not workload.document_lengths:

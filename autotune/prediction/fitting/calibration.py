@@ -14,7 +14,7 @@ from autotune.prediction.equations.rates import ON_A_PROCESSOR
 from autotune.prediction.fitting.fitting import fitted
 from autotune.prediction.fitting.trial_fit import spread_after
 from search_spaces.clusters.cluster import ClusterSpec
-from search_spaces.clusters.microbenchmark import Measured, Operation
+from search_spaces.clusters.microbenchmark import Measured, Operation, ranks_in_domain
 from storage.records import CalibrationRecord
 
 NOISE = 0.1
@@ -62,7 +62,7 @@ def coefficients_from_benchmark(
 
     1. Computation: products by shape, attention, whole layers and heads, forward and backward, all at once.
     2. Updates: by their largest rows, since small states fit in caches.
-    3. Links: collectives inside nodes, then those across nodes with the fitted links, then hops.
+    3. Links: collectives inside link domains, then those across them with the fitted links, then hops.
     4. The spread of times: the prior, and the errors of layers in this fit.
     5. The bandwidth of files, if a folder was given: total over the ranks of a node.
     6. Memory that is counted, not timed: the device's context and libraries' workspaces.
@@ -71,8 +71,8 @@ def coefficients_from_benchmark(
         precision: of the rows used for computation; None: the training precision, fp32 on a CPU, else bf16.
     """
     precision = precision or default_precision(cluster)
-    inside = [row for row in record.rows if row.group.ranks == row.group.in_node]
-    across = [row for row in record.rows if row.group.ranks > row.group.in_node]
+    inside = [row for row in record.rows if row.group.ranks == ranks_in_domain(row.group, cluster)]
+    across = [row for row in record.rows if row.group.ranks > ranks_in_domain(row.group, cluster)]
     computed = [row for row in inside if row.precision == precision]
     rates = _fit(_PARTS[0], computed, cluster, engine, before)
     for part in _PARTS[1:]:

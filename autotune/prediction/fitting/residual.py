@@ -103,9 +103,9 @@ def features(cases: Cases) -> Matrix:
     """Features that distinguish runs, one row per case: sizes and degrees in doublings, choices as steps."""
     layouts, shapes, software = cases.layouts, cases.shapes, cases.software
     world = layouts.tensor * layouts.pipeline * layouts.data * layouts.context
-    nodes = np.maximum(world / cases.hardware.devices_per_node, 1.0)
+    domains = np.maximum(world / cases.hardware.linked_devices, 1.0)
     piped, divided = layouts.pipeline > 1, layouts.tensor > 1
-    across = piped & (nodes > 1)
+    across = piped & (domains > 1)
     columns = (
         np.log2(layouts.tensor),
         np.log2(layouts.pipeline),
@@ -128,9 +128,9 @@ def features(cases: Cases) -> Matrix:
         2.0 * piped,
         2.0 * divided,
         1.0 * (layouts.accumulation == 1),
-        piped * np.log2(nodes),
+        piped * np.log2(domains),
         2.0 * (across & divided) * np.log2(layouts.tensor),
-        2.0 * (layouts.tensor > cases.hardware.devices_per_node),
+        2.0 * (layouts.tensor > cases.hardware.linked_devices),
         1.0 * (across & (layouts.zero_stage == 0) & (layouts.data > 1)),
     )
     return np.stack([np.broadcast_to(column, len(cases)) for column in columns], axis=1)

@@ -127,6 +127,7 @@ def hardware_key(cluster: ClusterSpec) -> dict[str, object]:
         "intra_node_bandwidth": cluster.intra_node_bandwidth,
         "inter_node_bandwidth": cluster.inter_node_bandwidth,
         "cores_per_node": cluster.cores_per_node,
+        **({"link_domain_size": cluster.link_domain_size} if cluster.nodes_per_link_domain > 1 else {}),
         **({"groups": to_plain(cluster.groups)} if cluster.groups else {}),
     }
 

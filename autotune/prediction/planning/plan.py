@@ -21,7 +21,7 @@ from autotune.prediction.planning.reasons import Cost, Goal, Reason, reasons_of,
 from autotune.prediction.planning.room import PROBABILITY, Room, room_of
 from autotune.prediction.planning.scan import Bounds, Leader, Scanned, require_within, scan
 from autotune.prediction.planning.simplicity import Group, grouped, plain_parts, resolution
-from search_spaces.clusters.cluster import ClusterSpec
+from search_spaces.clusters.cluster import ClusterSpec, with_shape
 from search_spaces.plain import to_plain
 from search_spaces.space import SearchSpace
 from search_spaces.trial_config import TrialConfig
@@ -361,8 +361,7 @@ def _part(cluster: ClusterSpec, devices: int) -> ClusterSpec:
     if devices == cluster.devices_per_node:
         return cluster
     return dataclasses.replace(
-        cluster,
-        devices_per_node=devices,
+        with_shape(cluster, cluster.nodes, devices),
         host_memory_bytes=cluster.host_memory_bytes * devices // cluster.devices_per_node,
         cores_per_node=max(cluster.cores_per_node * devices // cluster.devices_per_node, 1),
     )

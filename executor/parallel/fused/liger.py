@@ -48,9 +48,9 @@ class LigerOperators(Operators):
         if LOSS in replaces:
             self.linear_loss = self._summed_loss
 
-    def make_norm(self, spec: ModelSpec) -> nn.Module:
-        if NORM not in self._replaces:
-            return super().make_norm(spec)
+    def make_norm(self, spec: ModelSpec, width: int = 0) -> nn.Module:
+        if NORM not in self._replaces or width:
+            return super().make_norm(spec, width)
         return _Norm(spec.hidden_size, spec.norm_epsilon, self._functions.norm)
 
     def rotate(self, query: Tensor, key: Tensor, cosines: Tensor, sines: Tensor) -> tuple[Tensor, Tensor]:

@@ -21,7 +21,9 @@ class TransformerEngineOperators(Operators):
         """`dtype`: of the model. In the first releases a norm keeps the dtype that it was created with."""
         self._kinds, self._dtype = {Norm.RMSNORM: rms_norm, Norm.LAYERNORM: layer_norm}, dtype
 
-    def make_norm(self, spec: ModelSpec) -> nn.Module:
+    def make_norm(self, spec: ModelSpec, width: int = 0) -> nn.Module:
+        if width or spec.zero_centered_norms:
+            return super().make_norm(spec, width)
         kind = self._kinds[spec.norm]
         norm: nn.Module = kind(spec.hidden_size, eps=spec.norm_epsilon, device=torch.get_default_device(), dtype=self._dtype)
         return norm

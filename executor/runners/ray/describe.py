@@ -12,7 +12,7 @@ from executor.runners.ray.cluster import RayCluster
 from executor.runners.ray.nodes import node_name, own_name
 from executor.runners.ray.packages import kernel_packages
 from search_spaces.clusters.cluster import ClusterSpec, DeviceSpec
-from search_spaces.clusters.presets import CPU_MEMORY_BANDWIDTH, CPU_PEAK_FLOPS_PER_CORE, device_preset
+from search_spaces.clusters.presets import CPU_MEMORY_BANDWIDTH, CPU_PEAK_FLOPS_PER_CORE, device_family, device_preset
 from search_spaces.preset_files import preset_tables
 
 ACCELERATOR = "accelerator_type:"
@@ -126,9 +126,9 @@ def _name(node: Mapping[str, Any]) -> str:
 
 
 def _gpu(name: str) -> DeviceSpec:
-    """Return the preset of the device family that Ray names: H100, A100-40G, …"""
-    family = name.lower().partition("-")[0]
-    fitting = [key for key in preset_tables("devices") if key.partition("-")[0] == family]
+    """Return the preset of the device family that Ray names: H100, A100-40G, AMD-Instinct-MI325X-OAM, …"""
+    words = {*name.lower().split("-")}
+    fitting = [key for key in preset_tables("devices") if device_family(key) <= words]
     if not fitting:
         raise RunnerError(f"no device preset is known for Ray's {name or 'unnamed'} GPUs; describe them in a TOML file")
     size = "40" if name.endswith("40G") else "80"

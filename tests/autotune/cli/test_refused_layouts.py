@@ -36,7 +36,8 @@ EXPERTS = CONFIG | {
 CAPPED = EXPERTS | {"expert_capacity_factor": 1.25, "output_router_logits": True, "router_aux_loss_coef": 0.01}
 NARROW = CONFIG | {"intermediate_size": 144}
 """Half of which is no multiple of 16."""
-MODELS = {"config.json": CONFIG, "narrow.json": NARROW, "experts.json": EXPERTS, "capped.json": CAPPED}
+OLMO = CONFIG | {"model_type": "olmo2"}
+MODELS = {"config.json": CONFIG, "narrow.json": NARROW, "experts.json": EXPERTS, "capped.json": CAPPED, "olmo.json": OLMO}
 
 Case = tuple[str, Mapping[str, object], tuple[str, ...]]
 """The rule, the knobs, and the other words of the command (in place of `config.json`)."""
@@ -66,6 +67,7 @@ ZBV = {**PIPELINE, "pipeline_schedule": "zbv", "virtual_stages": 2}
 CASES: dict[str, Case] = {
     "degrees that do not divide the ranks": ("world-divides", {"pipeline_parallel_size": 3}, ()),
     "tensor ranks and key-value heads": ("tensor-divides", {"tensor_parallel_size": 4}, ()),
+    "tensor ranks and norms of all heads": ("tensor-head-norms", {"tensor_parallel_size": 2}, ("olmo.json",)),
     "tensor ranks across nodes": ("tensor-in-node", {"tensor_parallel_size": 2}, ("--ranks", "3", "--global-batch-size", "9")),
     "context ranks of a module of the user's": ("factory-shape", {"context_parallel_size": 2}, ("factory:build",)),
     "micro-batches of a replica": ("batch-divides", {"micro_batch_size": 4}, ()),

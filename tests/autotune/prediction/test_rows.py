@@ -29,7 +29,11 @@ ROW = Row(
         ("GB200-186GB", "gb200"),
         ("H800-SXM-80GB", "h800"),
         ("MI300X-192GB", "mi300x"),
+        ("MI325X-256GB", "mi325x"),
+        ("MI355X-288GB", "mi355x"),
         ("RTX-4090-24GB", "4090"),
+        ("NVIDIA RTX PRO 6000 Blackwell", "rtx-pro-6000"),
+        ("Titan RTX", "titan-rtx"),
     ],
 )
 def test_devices_are_found_by_family_and_memory(name: str, preset: str) -> None:

@@ -49,6 +49,7 @@ PLACES: dict[str, tuple[str, str, int, int, dict[str, Any]]] = {
     "experts": ("mixtral-8x7b", "dgx-a100:4", 64, 4096, {"engine": None, "expert_parallel_size": "1,2,8"}),
     "adapters": ("llama-3-8b", "gcp-a2-ultra", 32, 4096, {"lora_rank": 16, "frozen_bits": 4}),
     "narrow-network": ("llama-2-13b", "aws-p3dn:4", 64, 2048, {"precision": "fp16", "engine": None}),
+    "racks": ("llama-3-8b", "gb200-nvl72:36", 288, 8192, {"tensor_parallel_size": "1,2,8", "pipeline_parallel_size": "1,2,4"}),
     "windowed": ("mistral-7b", "azure-nd-h100-v5:2", 32, 8192, {}),
     "beside-computation": ("llama-3-8b", "dgx-h100:2", 64, 4096, {
         "overlap_param_gather": "true", "offload_activations": "true", "offload_optimizer": "none",

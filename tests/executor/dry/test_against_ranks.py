@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.parity_cases import make_model
 from executor.dry.dry_run import dry_run_places
 from executor.runners.local import LocalRunner
 from search_spaces.mesh import PIPELINE, make_mesh
@@ -14,6 +15,7 @@ from search_spaces.models.model import ModelSpec
 from search_spaces.outcome import Outcome
 from search_spaces.trial import Fidelity, TrialRequest, Workload
 from search_spaces.trial_config import TrialConfig
+from tests.sampling import sampled
 
 RANKS = 4
 BOUND = 0.01
@@ -53,6 +55,20 @@ def test_a_dry_run_foretells_what_real_ranks_measure(ranks: LocalRunner, case: s
     config, workload = TrialConfig().replace(CASES[case]), Workload(global_batch_size=16, sequence_length=32)
     spec = dataclasses.replace(SPEC, num_layers=4 if config.virtual_stages > 1 else 2)
     require_foretold(ranks, spec, config, workload, exact_memory=True)
+
+
+@pytest.mark.parametrize(
+    "knobs", [{"zero_stage": 1}, {**GATHERS, "context_parallel_size": 2, "context_parallel_method": "ulysses"}]
+)
+@pytest.mark.parametrize("family", sampled(["gemma", "olmo", "granite"], every=3))
+def test_families_are_foretold(ranks: LocalRunner, family: str, knobs: dict[str, Any]) -> None:
+    model = make_model(family, 2)
+    assert isinstance(model, ModelSpec)
+    config, workload = (
+        TrialConfig().replace({**knobs, "micro_batch_size": 4}),
+        Workload(global_batch_size=16, sequence_length=16),
+    )
+    require_foretold(ranks, model, config, workload, exact_memory=True)
 
 
 def test_experts_are_foretold_as_evenly_used(ranks: LocalRunner) -> None:

@@ -15,7 +15,7 @@ from executor.measurement import flop_counter
 from executor.measurement.flop_counter import FlopCounter
 from executor.measurement.flops import flops_utilization, hardware_tflops_per_device, tflops_per_device
 from executor.runners.local import LocalRunner
-from search_spaces.models.model import ModelSpec, Norm, Position
+from search_spaces.models.model import ModelSpec, Norm, NormPlace, Position
 from search_spaces.trial import Fidelity, TrialRequest, Workload
 from search_spaces.trial_config import TrialConfig
 
@@ -33,7 +33,7 @@ GPT2 = ModelSpec(
 )  # fmt: skip
 POST_NORM = ModelSpec(
     name="opt", family="opt", num_layers=2, hidden_size=48, num_attention_heads=3, num_key_value_heads=3, head_dim=16,
-    ffn_hidden_size=64, vocab_size=256, sequence_length=TOKENS, norm=Norm.LAYERNORM, gated_mlp=False, pre_norm=False,
+    ffn_hidden_size=64, vocab_size=256, sequence_length=TOKENS, norm=Norm.LAYERNORM, gated_mlp=False, norm_place=NormPlace.SUM,
     embedding_size=32, position=Position.LEARNED, position_offset=2, activation="relu",
 )  # fmt: skip
 MIXTRAL = ModelSpec(

@@ -6,6 +6,7 @@ from collections.abc import Callable
 import pytest
 from closed_forms import BYTES, LONG, RANKS, SHORT, SPEC, TIED, Layout
 
+from search_spaces.models.model import HeadNorm, NormPlace
 from search_spaces.trial import TrialResult
 from tests.sampling import sampled
 
@@ -15,7 +16,13 @@ SHORT_TIED = dataclasses.replace(SHORT, tied_embeddings=True)
 LONG_TIED = dataclasses.replace(LONG, tied_embeddings=True)
 EXPERTS = dataclasses.replace(SHORT, num_experts=4, experts_per_token=2)
 CAPPED = dataclasses.replace(EXPERTS, capacity_factor=1.25, load_balance=0.01)
-POST_NORM = dataclasses.replace(SHORT, pre_norm=False)
+POST_NORM = dataclasses.replace(SHORT, norm_place=NormPlace.SUM)
+GEMMA = dataclasses.replace(
+    SHORT, norm_place=NormPlace.BOTH, head_norm=HeadNorm.HEAD, zero_centered_norms=True,
+    attention_softcap=5.0, output_softcap=5.0, embedding_scale=4.0, sliding_window=4, whole_layers=(False, True),
+    window_rope_theta=100.0,
+)  # fmt: skip
+OLMO = dataclasses.replace(SHORT, norm_place=NormPlace.OUTPUT, head_norm=HeadNorm.WIDTH, rotated_layers=(True, False))
 
 PP2 = {"pipeline_parallel_size": 2, "micro_batch_size": 1}
 PP4 = {"pipeline_parallel_size": 4, "micro_batch_size": 1}
@@ -125,6 +132,17 @@ LAYOUTS = {
     "ep2 cp2 zero2": Layout(EXPERTS, **EP2, context_parallel_size=2, zero_stage=2),
     "ep2 pp2 zero1": Layout(EXPERTS, **PP2, expert_parallel_size=2, zero_stage=1),
     "ep2 held": Layout(EXPERTS, **EP2, **HELD),
+    # Norms in other places and of heads, limits of scores, windows in some layers: only norms send more, their gradients.
+    **{f"gemma dp4 zero{stage}": Layout(GEMMA, zero_stage=stage) for stage in (0, 2, 3)},
+    "gemma tp4": Layout(GEMMA, **TP4),
+    "gemma tp4 full": Layout(GEMMA, **TP4, **FULL),
+    "gemma tp2 sp full zero3": Layout(GEMMA, **TP2, **SP, **FULL, zero_stage=3),
+    "gemma tp2 chunked loss": Layout(GEMMA, **TP2, loss_chunk_size=32),
+    "gemma cp4": Layout(GEMMA, **CP4),
+    "gemma cp2 ulysses selective": Layout(GEMMA, **CP2, **ULYSSES, **SELECTIVE),
+    "gemma pp2 zero1": Layout(GEMMA, **PP2, zero_stage=1),
+    **{f"olmo dp4 zero{stage}": Layout(OLMO, zero_stage=stage) for stage in (0, 3)},
+    "olmo cp2 full zero2": Layout(OLMO, **CP2, **FULL, zero_stage=2),
     # Data parallelism alone, with accumulation.
     **{f"dp4 zero{stage}": Layout(SHORT, zero_stage=stage) for stage in range(4)},
     "tp2 sp zero1 gathered late": Layout(SHORT, **TP2, **SP, zero_stage=1, overlap_param_gather=True),

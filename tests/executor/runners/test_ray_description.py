@@ -25,6 +25,15 @@ def test_the_smaller_memory_of_a_family() -> None:
     assert "40" in cluster_of([node]).device.name
 
 
+@pytest.mark.parametrize(
+    ("name", "preset"), [("GB200", "gb200"), ("B300", "b300"), ("L40S", "l40s"), ("AMD-Instinct-MI325X-OAM", "mi325x")]
+)
+def test_devices_by_the_names_that_ray_gives_them(name: str, preset: str) -> None:
+    node = {**GPU_NODE, f"accelerator_type:{name}": 1.0}
+    del node["accelerator_type:H100"]
+    assert cluster_of([node]).device.name == preset
+
+
 def test_without_gpus_a_rank_is_a_core() -> None:
     found = cluster_of([CPU_NODE, CPU_NODE])
     assert (found.nodes, found.devices_per_node, found.device.kind, found.device.memory_bytes) == (2, 4, "cpu", 2**32)

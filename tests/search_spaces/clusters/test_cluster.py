@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from search_spaces.clusters import presets as clusters
-from search_spaces.clusters.cluster import ClusterSpec, DeviceSpec
+from search_spaces.clusters.cluster import ClusterSpec, DeviceSpec, with_shape
 from search_spaces.clusters.presets import cluster_preset_names, device_preset, is_cluster_name, local_cluster, resolve_cluster
 from search_spaces.errors import ClusterFormatError, SearchSpaceError, UnknownNameError
 from search_spaces.plain import from_plain, to_plain
@@ -50,6 +50,29 @@ def test_published_figures() -> None:
     assert (cluster.nodes, cluster.world_size, cluster.device.memory_bytes) == (4, 32, 80 * 2**30)
     assert cluster.device.peak_flops["bf16"] == 312e12
     assert not resolve_cluster("dgx-1v").device.supports("bf16")
+
+
+@pytest.mark.parametrize(
+    ("name", "preset"),
+    [
+        ("NVIDIA B300 SXM6 AC", "b300"),
+        ("NVIDIA GB200", "gb200"),
+        ("NVIDIA GB300", "gb300"),
+        ("NVIDIA GH200 480GB", "gh200"),
+        ("NVIDIA H20", "h20"),
+        ("NVIDIA H800", "h800"),
+        ("NVIDIA L40S", "l40s"),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "rtx-pro-6000"),
+        ("NVIDIA GeForce RTX 4090", "4090"),
+        ("NVIDIA TITAN RTX", "titan-rtx"),
+        ("AMD Instinct MI325X", "mi325x"),
+        ("AMD Instinct MI355X", "mi355x"),
+    ],
+)
+def test_gpus_are_known_by_the_names_of_their_drivers(name: str, preset: str) -> None:
+    expected = device_preset(preset)
+    device = local_cluster(gpu_name=name, gpu_count=1, gpu_memory_bytes=expected.memory_bytes).device
+    assert device == dataclasses.replace(expected, name=name)
 
 
 def test_local_has_two_ranks_unless_told() -> None:
@@ -177,6 +200,43 @@ def test_part_of_a_live_cluster_lies_evenly_on_as_few_nodes_as_possible() -> Non
             resolve_cluster("ray", ranks, live=live)
 
 
+RACKS = FILE.replace("nodes = 3", "nodes = 4").replace("cores_per_node", "link_domain_size = 8\ncores_per_node")
+
+
+def test_a_link_domain_has_several_nodes(tmp_path: Path) -> None:
+    file = tmp_path / "racks.toml"
+    file.write_text(RACKS)
+    cluster = resolve_cluster(str(file))
+    assert (cluster.link_domain_size, cluster.nodes_per_link_domain, cluster.linked_devices) == (8, 2, 8)
+    assert cluster.link_domain_text == "link domain"
+    assert from_plain(ClusterSpec, json.loads(json.dumps(to_plain(cluster)))) == cluster
+    part = resolve_cluster("ray", 4, live=dataclasses.replace(cluster, nodes=4))
+    assert (part.nodes, part.devices_per_node, part.linked_devices, part.link_domain_text) == (1, 4, 4, "node")
+    narrow = with_shape(cluster, 4, 1)
+    assert (narrow.link_domain_size, narrow.nodes_per_link_domain, narrow.linked_devices) == (2, 2, 2)
+    file.write_text(FILE)
+    plain = resolve_cluster(str(file))
+    assert (plain.link_domain_size, plain.nodes_per_link_domain, plain.linked_devices) == (None, 1, 4)
+    assert (plain.link_domain_text, with_shape(plain, 1, 2).link_domain_size) == ("node", None)
+
+
+@pytest.mark.parametrize(("nodes", "linked"), [(1, 4), (18, 72), (36, 72)])
+def test_a_rack_is_one_link_domain(nodes: int, linked: int) -> None:
+    cluster = resolve_cluster(f"gb200-nvl72:{nodes}")
+    assert (cluster.world_size, cluster.linked_devices, cluster.link_domain_size) == (4 * nodes, linked, 72)
+
+
+@pytest.mark.parametrize(
+    ("size", "message"),
+    [("6", "6 is not a multiple of the 4 devices of a node; give"), ("0", "link_domain_size: 0 is not a positive number")],
+)
+def test_a_link_domain_that_cannot_be_is_refused(tmp_path: Path, size: str, message: str) -> None:
+    file = tmp_path / "racks.toml"
+    file.write_text(RACKS.replace("link_domain_size = 8", f"link_domain_size = {size}"))
+    with pytest.raises(ClusterFormatError, match=message):
+        resolve_cluster(str(file))
+
+
 MIXED = """
 devices_per_node = 4
 intra_node_bandwidth = 300e9
@@ -227,6 +287,14 @@ def test_nodes_in_tables_that_are_alike_are_a_cluster_as_ever(tmp_path: Path) ->
         (
             ("count = 1", "count = 1\ndevices_per_node = 8"),
             r"nodes\[1\].devices_per_node: nodes with different numbers of devices",
+        ),
+        (
+            ("count = 1", "count = 1\nlink_domain_size = 8"),
+            r"nodes\[1\].link_domain_size: nodes with different link domains are not supported",
+        ),
+        (
+            ("cores_per_node = 64", "cores_per_node = 64\nlink_domain_size = 12"),
+            "a link domain of 3 nodes has nodes of two kinds",
         ),
         (("count = 1", "count = 0"), r"nodes\[1\].count: 0 is not a positive number"),
         (('device = "a100-40gb"', 'device = {kind = "cpu", memory_bytes = 1e9, peak_flops = {bf16 = 1e12}}'), "some have GPUs"),

@@ -143,7 +143,8 @@ def test_qwen2_has_biases_on_queries_keys_and_values_alone() -> None:
     config = {**LLAMA, "model_type": "qwen2", "num_key_value_heads": 2, "sliding_window": 16}
     model = spec(config)
     assert (model.qkv_bias, model.attention_output_bias, model.sliding_window) == (True, False, 0)
-    assert spec(config, use_sliding_window=True).sliding_window == 16
+    assert spec(config, use_sliding_window=True).sliding_window == 0, "the first 28 layers have none"
+    assert spec(config, use_sliding_window=True, max_window_layers=0).sliding_window == 16
 
 
 def test_gpt2_defaults() -> None:
@@ -155,9 +156,9 @@ def test_gpt2_defaults() -> None:
 
 def test_opt_defaults_and_its_350m_form() -> None:
     model = spec(OPT)
-    assert (model.tied_embeddings, model.position_offset, model.pre_norm, model.embedding_size) == (True, 2, True, 0)
+    assert (model.tied_embeddings, model.position_offset, model.final_norm, model.embedding_size) == (True, 2, True, 0)
     odd = spec(OPT, word_embed_proj_dim=16, do_layer_norm_before=False)
-    assert (odd.embedding_size, odd.pre_norm) == (16, False)
+    assert (odd.embedding_size, odd.final_norm) == (16, False)
     assert spec(OPT, word_embed_proj_dim=64).embedding_size == 0
     assert not spec(OPT, enable_bias=False).qkv_bias
 

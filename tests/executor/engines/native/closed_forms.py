@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from search_spaces.mesh import PIPELINE, make_mesh
-from search_spaces.models.model import ModelSpec
+from search_spaces.models.model import ModelSpec, NormPlace
 from search_spaces.models.pipeline import ZERO_BUBBLE_SCHEDULES, rank_of_stage, split_layers, stages_of_rank
 from search_spaces.overlap import ROW_PARTS
 from search_spaces.trial import Workload
@@ -74,7 +74,7 @@ class Layout:
         for stage in self.stages(place):
             again = self._runs_again(stage)
             # A block that runs again stops before its last reduction, but where a norm comes after that.
-            lasts = 0 if self.spec.pre_norm else again
+            lasts = 0 if self.spec.norm_place is NormPlace.INPUT else again
             sums = "reduce_scatter" if sequence else "all_reduce"
             if sequence:
                 yield "all_gather", "tensor", times * (4 * stage.layers + 2 * again + stage.first + stage.last), message
@@ -90,7 +90,8 @@ class Layout:
             yield "all_reduce", "tensor", losses, chunk
             yield "all_reduce", "tensor", losses, 2 * chunk
             # Parameters that are whole on every rank and have a summand of their gradient there, in one message a step.
-            summands = (self._norms(stage) if sequence else 0) + stage.layers * self._router
+            norms = self._norms(stage) if sequence else stage.layers * self._head_norms
+            summands = norms + stage.layers * self._router
             yield "all_reduce", "tensor", int(summands > 0), summands // self._owners
         yield "all_reduce", "tensor", 1, 1  # the squared norm
 
@@ -202,15 +203,24 @@ class Layout:
 
     def _units(self, stage: Stage) -> list[int]:
         """Elements that are gathered together, on a tensor-parallel rank: embedding, blocks, head."""
-        norm = self.spec.hidden_size if self.spec.pre_norm else 0
-        whole = 2 * self.spec.hidden_size + self._router
+        norm = self.spec.hidden_size if self.spec.final_norm else 0
+        whole = self._layer_norms + self._router
         block = (self.spec.layer_parameters - whole) // self.mesh.tensor + whole
         if self.mesh.expert > 1:
             block -= self._own_experts * self.mesh.expert
         return [*[self._table] * stage.first, *[block] * stage.layers, *[self._table + norm] * stage.last]
 
     def _norms(self, stage: Stage) -> int:
-        return (2 * stage.layers + stage.last * self.spec.pre_norm) * self.spec.hidden_size
+        return self._layer_norms * stage.layers + stage.last * self.spec.final_norm * self.spec.hidden_size
+
+    @property
+    def _layer_norms(self) -> int:
+        """Elements of a layer's norms, which every tensor-parallel rank has whole."""
+        return self.spec.layer_norms * self.spec.hidden_size + self._head_norms
+
+    @property
+    def _head_norms(self) -> int:
+        return self.spec.head_norm_parameters
 
     @property
     def _own_experts(self) -> int:

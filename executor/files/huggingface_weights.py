@@ -1,0 +1,273 @@
+"""Weights of Hugging Face's models as ours, and back: names, and tensors that one of them keeps together.
+
+Names are those of the module's `state_dict` in transformers 5, where the experts of a layer are one tensor.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from executor.errors import WeightsError
+from search_spaces.models.model import HeadNorm, ModelSpec, NormPlace
+
+
+@dataclass(frozen=True, slots=True)
+class Together:
+    """How one of Hugging Face's tensors is made of several of ours."""
+
+    join: Callable[[Sequence[Tensor]], Tensor]
+    split: Callable[[Tensor, Sequence[int]], Sequence[Tensor]]
+    """Takes the rows of each of ours."""
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """One of Hugging Face's tensors."""
+
+    theirs: str
+    ours: tuple[str, ...]
+    rows: tuple[int, ...] = ()
+    """Rows of each of ours; empty if they are equal."""
+    together: Together | None = None
+    """None: they are equal."""
+
+
+def from_huggingface(spec: ModelSpec, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Our weights, by the names of `Transformer.state_dict`, from those of Hugging Face's module.
+
+    Raises:
+        WeightsError: a tensor is missing, or one is left.
+    """
+    weights = list(_weights(spec))
+    _require_same(state, [weight.theirs for weight in weights], spec)
+    found: dict[str, Tensor] = {}
+    for weight in weights:
+        tensor = state[weight.theirs]
+        parts = [tensor] if weight.together is None else weight.together.split(tensor, weight.rows)
+        found.update(zip(weight.ours, parts, strict=True))
+    return found
+
+
+def to_huggingface(spec: ModelSpec, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The inverse of `from_huggingface`."""
+    weights = list(_weights(spec))
+    _require_same(state, [name for weight in weights for name in weight.ours], spec)
+    found: dict[str, Tensor] = {}
+    for weight in weights:
+        parts = [state[name] for name in weight.ours]
+        found[weight.theirs] = parts[0] if weight.together is None else weight.together.join(parts)
+    return found
+
+
+def _require_same(state: Mapping[str, Tensor], names: Sequence[str], spec: ModelSpec) -> None:
+    # Tied tables have two names in a state_dict.
+    tied = {"lm_head.weight", "head.output.weight"} if spec.tied_embeddings else set()
+    missing, left = sorted(set(names) - set(state)), sorted(set(state) - set(names) - tied)
+    if missing or left:
+        problem = f"{missing[0]} is missing" if missing else f"{left[0]} is not one of its weights"
+        raise WeightsError(f"{problem}: give the weights of a {spec.family} model of the shape of {spec.name}")
+
+
+def _rows(tensor: Tensor, rows: Sequence[int]) -> Sequence[Tensor]:
+    return torch.split(tensor, list(rows))
+
+
+ROWS = Together(join=lambda parts: torch.cat(list(parts)), split=_rows)
+COLUMNS = Together(
+    join=lambda parts: torch.cat(list(parts)).T.contiguous(), split=lambda tensor, rows: torch.split(tensor.T, list(rows))
+)
+"""GPT-2 keeps the transpose."""
+
+
+def _by_heads(heads: int) -> Together:
+    """GPT-NeoX: queries, keys and values of the first head, of the second, and so on."""
+
+    def join(parts: Sequence[Tensor]) -> Tensor:
+        return torch.stack([part.view(heads, -1, *part.shape[1:]) for part in parts], dim=1).flatten(0, 2)
+
+    def split(tensor: Tensor, rows: Sequence[int]) -> Sequence[Tensor]:
+        return [part.flatten(0, 1) for part in tensor.view(heads, len(rows), -1, *tensor.shape[1:]).unbind(1)]
+
+    return Together(join, split)
+
+
+def _of_experts(matrices: int) -> Together:
+    """Matrices of all experts in one tensor [experts, rows, columns], the rows of an expert's matrices together."""
+
+    def join(parts: Sequence[Tensor]) -> Tensor:
+        experts = [torch.cat(list(parts[first : first + matrices])) for first in range(0, len(parts), matrices)]
+        return torch.stack(experts)
+
+    def split(tensor: Tensor, rows: Sequence[int]) -> Sequence[Tensor]:
+        return [part for expert in tensor for part in torch.split(expert, list(rows))]
+
+    return Together(join, split)
+
+
+def _weights(spec: ModelSpec) -> Iterator[Weight]:
+    """Every tensor of Hugging Face's module."""
+    return {"gpt2": _gpt2, "opt": _opt, "gpt_neox": _gpt_neox}.get(spec.family, _llama)(spec)
+
+
+def _pair(theirs: str, ours: str, bias: bool) -> Iterator[Weight]:
+    for kind in ("weight", "bias") if bias else ("weight",):
+        yield Weight(f"{theirs}.{kind}", (f"{ours}.{kind}",))
+
+
+def _joined(theirs: str, ours: Sequence[str], rows: Sequence[int], bias: bool, together: Together) -> Iterator[Weight]:
+    for kind in ("weight", "bias") if bias else ("weight",):
+        # A bias has no columns to transpose.
+        own = ROWS if kind == "bias" and together is COLUMNS else together
+        yield Weight(f"{theirs}.{kind}", tuple(f"{name}.{kind}" for name in ours), tuple(rows), own)
+
+
+def _output_projection(spec: ModelSpec) -> Iterator[Weight]:
+    if not spec.tied_embeddings:
+        yield Weight("lm_head.weight", ("head.output.weight",))
+
+
+NORMS = {
+    NormPlace.INPUT: {"attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"},
+    NormPlace.OUTPUT: {"attention_norm": "post_attention_layernorm", "mlp_norm": "post_feedforward_layernorm"},
+    NormPlace.BOTH: {
+        "attention_norm": "input_layernorm", "attention_output_norm": "post_attention_layernorm",
+        "mlp_norm": "pre_feedforward_layernorm", "mlp_output_norm": "post_feedforward_layernorm",
+    },
+}  # fmt: skip
+"""Names of the norms of a layer, ours and theirs."""
+
+
+def _llama(spec: ModelSpec) -> Iterator[Weight]:
+    """Llama and similar models."""
+    yield Weight("model.embed_tokens.weight", ("embedding.tokens.weight",))
+    queries, keys = spec.num_attention_heads * spec.head_dim, spec.num_key_value_heads * spec.head_dim
+    for layer in range(spec.num_layers):
+        theirs, ours = f"model.layers.{layer}", f"blocks.{layer}"
+        for own, other in NORMS[spec.norm_place].items():
+            yield from _pair(f"{theirs}.{other}", f"{ours}.{own}", bias=False)
+        attention, matrices = f"{ours}.attention", {"query": "q_proj", "key": "k_proj", "value": "v_proj"}
+        if spec.family == "phi3":
+            names, rows = [f"{attention}.{own}" for own in matrices], (queries, keys, keys)
+            yield from _joined(f"{theirs}.self_attn.qkv_proj", names, rows, spec.qkv_bias, ROWS)
+        else:
+            for own, other in matrices.items():
+                yield from _pair(f"{theirs}.self_attn.{other}", f"{attention}.{own}", spec.qkv_bias)
+        yield from _pair(f"{theirs}.self_attn.o_proj", f"{attention}.output", spec.attention_output_bias)
+        if spec.attention_sinks:
+            yield Weight(f"{theirs}.self_attn.sinks", (f"{attention}.sinks.weight",))
+        if spec.head_norm is not HeadNorm.NONE:
+            yield from _pair(f"{theirs}.self_attn.q_norm", f"{attention}.query_norm", bias=False)
+            yield from _pair(f"{theirs}.self_attn.k_norm", f"{attention}.key_norm", bias=False)
+        yield from (_llama_experts if spec.num_experts else _llama_mlp)(spec, f"{theirs}.mlp", f"{ours}.mlp")
+    yield from _pair("model.norm", "head.norm", bias=False)
+    yield from _output_projection(spec)
+
+
+def _llama_mlp(spec: ModelSpec, theirs: str, ours: str) -> Iterator[Weight]:
+    bias = spec.mlp_bias
+    if spec.family == "phi3":
+        rows = (spec.ffn_hidden_size,) * 2
+        yield from _joined(f"{theirs}.gate_up_proj", [f"{ours}.gate", f"{ours}.up"], rows, bias, ROWS)
+    else:
+        yield from _pair(f"{theirs}.gate_proj", f"{ours}.gate", bias)
+        yield from _pair(f"{theirs}.up_proj", f"{ours}.up", bias)
+    yield from _pair(f"{theirs}.down_proj", f"{ours}.down", bias)
+
+
+def _llama_experts(spec: ModelSpec, theirs: str, ours: str) -> Iterator[Weight]:
+    ffn, hidden = spec.ffn_hidden_size, spec.hidden_size
+    experts = [f"{ours}.experts.{expert}" for expert in range(spec.num_experts)]
+    if spec.family == "gpt_oss":
+        yield from _gpt_oss_experts(spec, theirs, ours, experts)
+        return
+    gates = tuple(f"{expert}.{matrix}.weight" for expert in experts for matrix in ("gate", "up"))
+    downs = tuple(f"{expert}.down.weight" for expert in experts)
+    yield from _pair(f"{theirs}.gate", f"{ours}.router", bias=False)
+    yield Weight(f"{theirs}.experts.gate_up_proj", gates, (ffn, ffn), _of_experts(2))
+    yield Weight(f"{theirs}.experts.down_proj", downs, (hidden,), _of_experts(1))
+
+
+def _gpt_oss_experts(spec: ModelSpec, theirs: str, ours: str, experts: Sequence[str]) -> Iterator[Weight]:
+    yield from _pair(f"{theirs}.router", f"{ours}.router", bias=True)
+    ffn, hidden = spec.ffn_hidden_size, spec.hidden_size
+    for kind, end in (("weight", ""), ("bias", "_bias")):
+        pairs = tuple(f"{expert}.{matrix}.{kind}" for expert in experts for matrix in ("gate", "up"))
+        yield Weight(f"{theirs}.experts.gate_up_proj{end}", pairs, (ffn, ffn), INTERLEAVED)
+        downs = tuple(f"{expert}.down.{kind}" for expert in experts)
+        yield Weight(f"{theirs}.experts.down_proj{end}", downs, (hidden,), TRANSPOSED)
+
+
+def _transposed(matrix: Tensor) -> Tensor:
+    return matrix.T if matrix.dim() == 2 else matrix
+
+
+def _interleave(parts: Sequence[Tensor]) -> Tensor:
+    pairs = zip(parts[::2], parts[1::2], strict=True)
+    return torch.stack([_transposed(torch.stack(pair, dim=1).flatten(0, 1)) for pair in pairs])
+
+
+def _part(tensor: Tensor, _: Sequence[int]) -> Sequence[Tensor]:
+    return [_transposed(expert)[first::2] for expert in tensor for first in (0, 1)]
+
+
+INTERLEAVED = Together(join=_interleave, split=_part)
+"""GPT-OSS: a row of the gate, one of the other matrix, and so on, transposed."""
+TRANSPOSED = Together(
+    join=lambda parts: torch.stack([_transposed(part) for part in parts]),
+    split=lambda tensor, _: [_transposed(expert) for expert in tensor],
+)
+
+
+def _gpt2(spec: ModelSpec) -> Iterator[Weight]:
+    yield Weight("transformer.wte.weight", ("embedding.tokens.weight",))
+    yield Weight("transformer.wpe.weight", ("embedding.positions.weight",))
+    hidden, ffn = spec.hidden_size, spec.ffn_hidden_size
+    for layer in range(spec.num_layers):
+        theirs, ours = f"transformer.h.{layer}", f"blocks.{layer}"
+        yield from _pair(f"{theirs}.ln_1", f"{ours}.attention_norm", bias=True)
+        names = [f"{ours}.attention.{name}" for name in ("query", "key", "value")]
+        yield from _joined(f"{theirs}.attn.c_attn", names, (hidden,) * 3, True, COLUMNS)
+        yield from _joined(f"{theirs}.attn.c_proj", [f"{ours}.attention.output"], (hidden,), True, COLUMNS)
+        yield from _pair(f"{theirs}.ln_2", f"{ours}.mlp_norm", bias=True)
+        yield from _joined(f"{theirs}.mlp.c_fc", [f"{ours}.mlp.up"], (ffn,), True, COLUMNS)
+        yield from _joined(f"{theirs}.mlp.c_proj", [f"{ours}.mlp.down"], (hidden,), True, COLUMNS)
+    yield from _pair("transformer.ln_f", "head.norm", bias=True)
+    yield from _output_projection(spec)
+
+
+def _opt(spec: ModelSpec) -> Iterator[Weight]:
+    decoder = "model.decoder"
+    yield Weight(f"{decoder}.embed_tokens.weight", ("embedding.tokens.weight",))
+    yield Weight(f"{decoder}.embed_positions.weight", ("embedding.positions.weight",))
+    if spec.embedding_size:
+        yield Weight(f"{decoder}.project_in.weight", ("embedding.project.weight",))
+        yield Weight(f"{decoder}.project_out.weight", ("head.project.weight",))
+    for layer in range(spec.num_layers):
+        theirs, ours = f"{decoder}.layers.{layer}", f"blocks.{layer}"
+        for own, other in {"query": "q_proj", "key": "k_proj", "value": "v_proj", "output": "out_proj"}.items():
+            yield from _pair(f"{theirs}.self_attn.{other}", f"{ours}.attention.{own}", spec.qkv_bias)
+        yield from _pair(f"{theirs}.self_attn_layer_norm", f"{ours}.attention_norm", bias=True)
+        yield from _pair(f"{theirs}.fc1", f"{ours}.mlp.up", spec.mlp_bias)
+        yield from _pair(f"{theirs}.fc2", f"{ours}.mlp.down", spec.mlp_bias)
+        yield from _pair(f"{theirs}.final_layer_norm", f"{ours}.mlp_norm", bias=True)
+    if spec.final_norm:
+        yield from _pair(f"{decoder}.final_layer_norm", "head.norm", bias=True)
+    yield from _output_projection(spec)
+
+
+def _gpt_neox(spec: ModelSpec) -> Iterator[Weight]:
+    yield Weight("gpt_neox.embed_in.weight", ("embedding.tokens.weight",))
+    together, rows = _by_heads(spec.num_attention_heads), (spec.num_attention_heads * spec.head_dim,) * 3
+    for layer in range(spec.num_layers):
+        theirs, ours = f"gpt_neox.layers.{layer}", f"blocks.{layer}"
+        yield from _pair(f"{theirs}.input_layernorm", f"{ours}.attention_norm", bias=True)
+        yield from _pair(f"{theirs}.post_attention_layernorm", f"{ours}.mlp_norm", bias=True)
+        names = [f"{ours}.attention.{name}" for name in ("query", "key", "value")]
+        yield from _joined(f"{theirs}.attention.query_key_value", names, rows, spec.qkv_bias, together)
+        yield from _pair(f"{theirs}.attention.dense", f"{ours}.attention.output", spec.attention_output_bias)
+        yield from _pair(f"{theirs}.mlp.dense_h_to_4h", f"{ours}.mlp.up", bias=True)
+        yield from _pair(f"{theirs}.mlp.dense_4h_to_h", f"{ours}.mlp.down", bias=True)
+    yield from _pair("gpt_neox.final_layer_norm", "head.norm", bias=True)
+    yield from _output_projection(spec)

@@ -1,0 +1,109 @@
+"""What newer families' config.json files say: windows and rotations by layer, scaled rotations, limits, and what is refused."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from search_spaces.errors import ModelFormatError
+from search_spaces.models.huggingface import model_spec_from_config, resolve_model
+from search_spaces.models.model import HeadNorm, ModelSpec, NormPlace
+from search_spaces.models.rope import RopeKind, RopeScaling
+
+SIZES = {
+    "num_hidden_layers": 6, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "vocab_size": 64, "max_position_embeddings": 256, "head_dim": 16,
+}  # fmt: skip
+
+
+def spec(family: str, **more: Any) -> ModelSpec:
+    return model_spec_from_config({"model_type": family, **SIZES, **more}, "it")
+
+
+def windowed(model: ModelSpec) -> str:
+    return "".join("w" if model.has_window(layer) else "." for layer in range(model.num_layers))
+
+
+def test_windows_by_layer() -> None:
+    assert windowed(spec("gemma2", sliding_window=8)) == "w.w.w."
+    assert windowed(spec("gemma3_text", sliding_window=8)) == "wwwww."
+    assert windowed(spec("gemma3_text", sliding_window=8, sliding_window_pattern=3)) == "ww.ww."
+    assert windowed(spec("olmo3", sliding_window=8)) == "www.ww"
+    assert windowed(spec("qwen3", sliding_window=8)) == "......"
+    assert windowed(spec("qwen3", sliding_window=8, use_sliding_window=True, max_window_layers=4)) == "....ww"
+    stated = ["full_attention", "sliding_attention", "sliding_attention"] * 2
+    assert windowed(spec("gemma2", sliding_window=8, layer_types=stated)) == ".ww.ww"
+
+
+def test_a_pattern_is_the_shortest_and_goes_on_in_a_model_of_another_depth() -> None:
+    assert spec("gemma2", sliding_window=8).whole_layers == (False, True)
+    assert spec("olmo3", sliding_window=8).whole_layers == (False, False, False, True)
+    assert spec("olmo3", sliding_window=8).layer_period == 4
+    assert spec("phi3", sliding_window=8).whole_layers == ()
+
+
+def test_half_of_the_layers_with_a_window_save_half_of_the_scores() -> None:
+    half = spec("gemma2", sliding_window=64)
+    whole = dataclasses.replace(half, sliding_window=0, whole_layers=())
+    assert (half.attended(256), whole.attended(256)) == ((64 + 256) / 2, 256)
+    assert whole.flops_per_token(256) - half.flops_per_token(256) == 12 * 6 * 4 * 16 * (256 - 160)
+
+
+def test_rotations_by_layer() -> None:
+    model = spec("smollm3")
+    assert [model.is_rotated(layer) for layer in range(6)] == [True, True, True, False, True, True]
+    gemma = resolve_model("gemma-3-27b")
+    assert (gemma.rope_theta, gemma.window_rope_theta) == (1e6, 1e4)
+    assert gemma.rope_scaling == RopeScaling(kind=RopeKind.LINEAR, factor=8.0)
+
+
+def test_scaled_rotations() -> None:
+    scaling = resolve_model("llama-3.2-1b").rope_scaling
+    assert scaling == RopeScaling(
+        kind=RopeKind.LLAMA3, factor=32.0, original_length=8192, low_frequency_factor=1.0, high_frequency_factor=4.0
+    )
+    yarn = spec("qwen3", rope_scaling={"type": "yarn", "factor": 4.0}).rope_scaling
+    assert yarn is not None
+    assert (yarn.original_length, round(yarn.attention_factor, 4)) == (256, 1.1386)
+    assert spec("llama", rope_scaling={"rope_type": "dynamic", "factor": 2.0}).rope_scaling is None
+
+
+def test_norms_limits_and_factors() -> None:
+    gemma = spec("gemma2", attn_logit_softcapping=None)
+    assert (gemma.norm_place, gemma.zero_centered_norms, gemma.layer_norms) == (NormPlace.BOTH, True, 4)
+    assert (gemma.attention_softcap, gemma.output_softcap, gemma.embedding_scale) == (0.0, 30.0, 8.0)
+    assert spec("olmo2").head_norm is HeadNorm.WIDTH
+    assert spec("granite", logits_scaling=8.0).output_scale == 0.125
+
+
+@pytest.mark.parametrize(
+    ("family", "more", "line"),
+    [
+        (
+            "deepseek_v9",
+            {},
+            "model_type: 'deepseek_v9' is not a supported family; give hf:CONFIG for Hugging Face's own module",
+        ),
+        ("qwen3", {"num_key_value_heads": 3}, "num_key_value_heads: 3 does not divide 4 attention heads"),
+        ("gemma2", {"layer_types": ["full_attention"]}, "layer_types: is not a list of 6 strings, one for each layer"),
+        ("gemma2", {"layer_types": ["chunked_attention"] * 6}, "layer_types: 'chunked_attention' is not supported"),
+        ("smollm3", {"no_rope_layers": [1, 1]}, "no_rope_layers: is not a list of 6 flags"),
+        ("llama", {"rope_scaling": {"type": "ntk"}}, "rope_type: 'ntk' is not supported; use one of default, linear, llama3"),
+        ("llama", {"rope_scaling": {"type": "llama3"}}, "factor: is missing"),
+        ("llama", {"rope_scaling": 4}, "rope_scaling: 4 is not a table"),
+        (
+            "phi3",
+            {"rope_scaling": {"type": "longrope", "short_factor": [1.0] * 3, "long_factor": [1.0] * 8}},
+            "rope_scaling: has 3 factors; give 8, one for each pair of dimensions",
+        ),
+        ("qwen3_moe", {"mlp_only_layers": [1]}, "mlp_only_layers: layers with and without experts in one model"),
+        ("qwen3_moe", {"decoder_sparse_step": 2}, "decoder_sparse_step: layers with and without experts in one model"),
+        ("gemma3_text", {"use_bidirectional_attention": True}, "use_bidirectional_attention: a model whose tokens attend"),
+        ("granite", {"logits_scaling": 0}, "logits_scaling: 0 is not a positive number"),
+    ],
+)
+def test_what_contradicts_is_named_in_one_line(family: str, more: dict[str, Any], line: str) -> None:
+    with pytest.raises(ModelFormatError) as caught:
+        spec(family, **more)
+    assert str(caught.value).startswith(line)
+    assert "\n" not in str(caught.value)

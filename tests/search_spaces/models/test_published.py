@@ -1,0 +1,77 @@
+"""Presets against what was published, and readers against the configuration classes of transformers."""
+
+from typing import Any
+
+import pytest
+
+from search_spaces.models.huggingface import FAMILIES, model_preset_names, model_spec_from_config, resolve_model
+from search_spaces.preset_files import preset_tables
+
+OWN = ("llama-tiny", "llama-mini", "llama-small")
+PUBLISHED = {
+    "gpt2": 0.124, "gpt2-medium": 0.355, "gpt2-xl": 1.56, "opt-125m": 0.125, "opt-350m": 0.331, "opt-1.3b": 1.3,
+    "pythia-160m": 0.162, "gpt-neox-20b": 20.6, "llama-2-7b": 6.74, "llama-2-13b": 13.0, "llama-2-70b": 69.0,
+    "llama-3-8b": 8.03, "llama-3-70b": 70.6, "llama-3.1-405b": 406.0, "llama-3.2-1b": 1.24, "llama-3.2-3b": 3.21,
+    "mistral-7b": 7.24, "mistral-nemo-12b": 12.2, "mistral-small-24b": 23.6, "mixtral-8x7b": (46.7, 12.9),
+    "mixtral-8x22b": (141.0, 39.2), "qwen2-0.5b": 0.49, "qwen2-7b": 7.62, "qwen2.5-0.5b": 0.49, "qwen2.5-1.5b": 1.54,
+    "qwen2.5-3b": 3.09, "qwen2.5-7b": 7.62, "qwen2.5-14b": 14.8, "qwen2.5-32b": 32.8, "qwen2.5-72b": 72.7,
+    "qwen3-0.6b": 0.6, "qwen3-1.7b": 1.7, "qwen3-4b": 4.0, "qwen3-8b": 8.2, "qwen3-14b": 14.8, "qwen3-32b": 32.8,
+    "qwen3-30b-a3b": (30.5, 3.3), "qwen3-235b-a22b": (235.0, 22.0), "phi-3-mini": 3.8, "phi-3-medium": 14.0, "phi-4": 14.7,
+    "phi-4-mini": 3.8, "olmo-2-1b": 1.48, "olmo-2-7b": 7.3, "olmo-2-13b": 13.7, "olmo-2-32b": 32.2, "olmo-3-7b": 7.3,
+    "olmo-3-32b": 32.2, "gemma-2-2b": 2.61, "gemma-2-9b": 9.24, "gemma-2-27b": 27.2, "gemma-3-270m": 0.268, "gemma-3-1b": 1.0,
+    "gemma-3-4b": 3.88, "gemma-3-12b": 11.8, "gemma-3-27b": 27.0, "gpt-oss-20b": (20.9, 3.6), "gpt-oss-120b": (116.8, 5.1),
+    "granite-3-2b": 2.53, "granite-3-8b": 8.17,
+    "smollm3-3b": 3.08,
+}  # fmt: skip
+"""Preset -> billions of parameters on its model card or in its report; with experts, total and active ones."""
+SIZES = {
+    "num_hidden_layers": 30, "hidden_size": 256, "intermediate_size": 64, "num_attention_heads": 32, "vocab_size": 64,
+    "max_position_embeddings": 8192,
+}  # fmt: skip
+OF_FAMILY: dict[str, dict[str, Any]] = {
+    "opt": {"ffn_dim": 64},
+    "gpt2": {"n_layer": 30, "n_embd": 256, "n_head": 4, "n_positions": 8192, "vocab_size": 64},
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_preset_has_the_published_number_of_parameters(name: str) -> None:
+    published = PUBLISHED[name]
+    model = resolve_model(name)
+    # The report of GPT-OSS counts no input embedding among the active ones.
+    active = model.active_parameter_count - (model.input_embedding_parameters if model.family == "gpt_oss" else 0)
+    counted = (model.parameter_count, active)
+    for count, billions in zip(counted, published if isinstance(published, tuple) else (published, published), strict=True):
+        digits = len(f"{billions:g}".replace(".", "").lstrip("0"))
+        assert count / 1e9 == pytest.approx(billions, rel=max(0.6 * 10 ** (1 - digits), 0.005))
+
+
+def test_every_preset_of_others_is_compared() -> None:
+    assert {*PUBLISHED, *OWN} == set(model_preset_names())
+
+
+def test_every_family_has_presets() -> None:
+    assert {preset["model_type"] for preset in preset_tables("models").values()} == set(FAMILIES)
+
+
+@pytest.mark.parametrize("name", model_preset_names())
+def test_a_preset_has_as_many_parameters_as_its_class(name: str) -> None:
+    transformers = pytest.importorskip("transformers", reason="needs the extra transformers")
+    import torch
+
+    config = {**preset_tables("models")[name]}
+    if config.get("sliding_window") == 0:
+        config["sliding_window"] = None
+    with torch.device("meta"):
+        theirs = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**config))
+    assert resolve_model(name).parameter_count == sum(parameter.numel() for parameter in theirs.parameters())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_omitted_keys_have_the_defaults_of_the_class(family: str) -> None:
+    """Read from a file that states the sizes alone, and from the one that transformers writes, which states everything."""
+    transformers = pytest.importorskip("transformers", reason="needs the extra transformers")
+    short = {"model_type": family, **OF_FAMILY.get(family, {})}
+    short = short if family == "gpt2" else {**SIZES, **short}
+    whole = transformers.AutoConfig.for_model(**short).to_dict()
+    assert model_spec_from_config(whole, "it") == model_spec_from_config(short, "it")
