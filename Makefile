@@ -75,7 +75,7 @@ $(OLDEST_STAMP): locks/torch-oldest.txt
 oldest: $(OLDEST_STAMP)
 	$(OLDEST_BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder --junitxml $(OLDEST_VENV)/engines.xml \
 	    --ignore tests/executor/engines/deepspeed --ignore tests/executor/engines/command \
-	    tests/executor/engines tests/executor/measurement/test_memory.py
+	    tests/executor/engines tests/executor/parallel tests/executor/measurement/test_memory.py
 	rm -f $(OLDEST_VENV)/gpu.jsonl
 	for part in correctness grid by-hand; do $(OLDEST_BIN)/python -m benchmarks.gpu --device cpu --part $$part --out $(OLDEST_VENV)/gpu.jsonl \
 	    --resume $(OLDEST_VENV)/gpu.jsonl --seconds 520 || exit 1; done
