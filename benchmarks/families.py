@@ -4,7 +4,7 @@
 
 1. Sweep: `autotune.tune` of a tiny model of each family on four local ranks, over the space `3d`.
 2. Dry run: its peak of each of these ranks beside the allocator's, without and with checkpointing, at stages 1 and 3.
-3. Plan: every preset on two clusters, in a process of its own that is timed from start to end.
+3. Plan: the largest preset of each family on two clusters, in a process of its own that is timed from start to end.
 """
 
 import dataclasses
@@ -53,7 +53,6 @@ DRY: tuple[Mapping[str, Any], ...] = (
     {"zero_stage": 1, "micro_batch_size": 4},
     {"zero_stage": 3, "micro_batch_size": 4, "activation_checkpointing": "full"},
 )
-SKIPPED_PLANS = frozenset({"llama-tiny", "llama-mini", "llama-small"})
 
 
 def tiny(family: str) -> dict[str, Any]:
@@ -166,11 +165,12 @@ def sweep_rows(problems: list[str]) -> Iterator[list[str]]:
 
 
 def plan_rows(problems: list[str]) -> Iterator[list[str]]:
-    """A row of each preset and cluster."""
-    for preset in model_preset_names():
-        if preset in SKIPPED_PLANS:
-            continue
-        model = resolve_model(preset)
+    """A row of the largest preset of each family and cluster."""
+    for family in FAMILIES:
+        model = max(
+            (resolve_model(name) for name in model_preset_names()), key=lambda it: (it.family == family, it.parameter_count)
+        )
+        preset = model.name
         for cluster in CLUSTERS:
             document, seconds = plan(preset, cluster)
             best = document["plans"][0] if document["plans"] else None
