@@ -31,7 +31,7 @@ from search_spaces.preset_files import preset_tables
 from search_spaces.trial import Fidelity, TrialRequest, Workload
 from search_spaces.trial_config import TrialConfig
 
-RANKS, TRIALS, SEQUENCE, BATCH = 4, 6, 64, 16
+RANKS, TRIALS, SEQUENCE, BATCH = 4, 4, 64, 16
 SIZES: Mapping[str, Any] = {
     "num_hidden_layers": 4, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 4,
     "vocab_size": 512, "max_position_embeddings": 128,
@@ -102,6 +102,7 @@ def sweep(family: str, folder: Path) -> TuneResult:
     return tune(
         str(path), ranks=RANKS, space="3d", trials=TRIALS, runner="local", global_batch_size=BATCH, sequence_length=SEQUENCE,
         database=str(folder / "jobs.db"), confirm_repeats=0, progress=False,
+        control_every=0, fidelity={"max_seconds": 1.0},
     )  # fmt: skip
 
 
