@@ -215,8 +215,8 @@ class Embedding(nn.Module):
         if self.project is not None:
             x = self.project(x)
         if self.scale != 1:
-            # The factor in the precision of the table, as the models were trained.
-            x = x * torch.tensor(self.scale, dtype=x.dtype, device=x.device)
+            # The factor in the precision of the table, as the models were trained; rounded on the host, so that nothing is sent.
+            x = x * torch.tensor(self.scale, dtype=x.dtype, device="cpu").item()
         if self.positions is not None:
             x = x + self._positions(self.positions, places + self.offset)
         return x
