@@ -125,7 +125,6 @@ _ENTRIES: dict[str, tuple[_Entry, ...]] = {
          "the mask is built without waiting for the device", ("by-hand",)),
     ),
     "parallel/scores.py": (
-        ("can_flex", (_SCORES,), "scores are neither kept nor computed where the mask hides them", ("by-hand",)),
         ("by_flex", (_SCORES,), "the compiled kernel with limited scores is right, forward and backward", ("by-hand",)),
     ),
     "parallel/selective.py": (
@@ -138,7 +137,7 @@ _ENTRIES: dict[str, tuple[_Entry, ...]] = {
         ("is_on_host", _STREAMED, "nothing beyond the stream checker", ("correctness",)),
     ),
     "parallel/windowed.py": (
-        ("attend_to_window", (_FLEX,), "flex attention with a window is faster than a mask", ("by-hand",)),
+        ("can_flex", (_FLEX, _SCORES), "flex attention with a window is faster than a mask", ("by-hand",)),
         ("attend_by_flex", (_FLEX,), "the compiled kernel is right, forward and backward", ("by-hand",)),
         ("_plain_flex", (f"{_PARALLEL}test_windowed.py::test_flex_attention_is_attention_under_a_mask",),
          "the compiled kernel is right, forward and backward", ("by-hand",)),

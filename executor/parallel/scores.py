@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask
 
-from executor.parallel.attention_kernel import any_kernel
-from executor.parallel.windowed import FLEX_LEAST_WIDTH, FLEX_TYPES, block_mask_of, compiled_flex, sees
+from executor.parallel.windowed import block_mask_of, can_flex, compiled_flex, sees
 from search_spaces.training.windows import Window
 
 
@@ -59,11 +58,6 @@ def attend_with_scores(
     keys = torch.arange(key.shape[2] - virtual, device=query.device)
     seen = torch.nn.functional.pad(sees(window)(places[:, None], keys[None]), (virtual, 0), value=True)
     return attend_by_scores(query, key, value, scores, seen)
-
-
-def can_flex(query: Tensor) -> bool:
-    """Whether torch's flex attention computes this."""
-    return query.is_cuda and any_kernel() and query.dtype in FLEX_TYPES and query.shape[-1] >= FLEX_LEAST_WIDTH
 
 
 def by_flex(

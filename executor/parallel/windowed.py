@@ -23,9 +23,14 @@ def attend_to_window(query: Tensor, key: Tensor, value: Tensor, window: Window, 
     On CUDA this is torch's flex attention, whose kernel skips fully masked blocks. Its CPU version has no backward; there, and
     if a kernel is chosen by name, each block of queries attends to the range of keys that any of them sees.
     """
-    if query.is_cuda and any_kernel() and query.dtype in FLEX_TYPES and query.shape[-1] >= FLEX_LEAST_WIDTH:
+    if can_flex(query):
         return attend_by_flex(query, key, value, window, start, grouped)
     return attend_by_blocks(query, key, value, window, start)
+
+
+def can_flex(query: Tensor) -> bool:
+    """Whether torch's flex attention computes attention of these queries."""
+    return query.is_cuda and any_kernel() and query.dtype in FLEX_TYPES and query.shape[-1] >= FLEX_LEAST_WIDTH
 
 
 def attend_by_flex(
