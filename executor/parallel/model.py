@@ -215,7 +215,7 @@ class Embedding(nn.Module):
         if self.project is not None:
             x = self.project(x)
         if self.scale != 1:
-            # The factor in the precision of the table, as the models were trained; rounded on the host, so that nothing is sent.
+            # The factor in the precision of the table, as models were trained; rounded on the host, so that nothing is sent.
             x = x * torch.tensor(self.scale, dtype=x.dtype, device="cpu").item()
         if self.positions is not None:
             x = x + self._positions(self.positions, places + self.offset)
