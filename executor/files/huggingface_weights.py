@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from executor.errors import WeightsError
-from search_spaces.models.model import HeadNorm, ModelSpec, NormPlace
+from search_spaces.models.model import HeadNorm, Latent, ModelSpec, NormPlace
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,22 +147,55 @@ def _llama(spec: ModelSpec) -> Iterator[Weight]:
         theirs, ours = f"model.layers.{layer}", f"blocks.{layer}"
         for own, other in NORMS[spec.norm_place].items():
             yield from _pair(f"{theirs}.{other}", f"{ours}.{own}", bias=False)
-        attention, matrices = f"{ours}.attention", {"query": "q_proj", "key": "k_proj", "value": "v_proj"}
+        attention, mlp = f"{ours}.attention", _llama_experts if spec.has_experts(layer) else _llama_mlp
+        yield from mlp(spec, f"{theirs}.mlp", f"{ours}.mlp")
+        yield from _pair(f"{theirs}.self_attn.o_proj", f"{attention}.output", spec.attention_output_bias)
+        if spec.latent is not None:
+            yield from _latent(spec, spec.latent, f"{theirs}.self_attn", attention)
+            continue
+        matrices = {"query": "q_proj", "key": "k_proj", "value": "v_proj"}
         if spec.family == "phi3":
             names, rows = [f"{attention}.{own}" for own in matrices], (queries, keys, keys)
             yield from _joined(f"{theirs}.self_attn.qkv_proj", names, rows, spec.qkv_bias, ROWS)
         else:
             for own, other in matrices.items():
                 yield from _pair(f"{theirs}.self_attn.{other}", f"{attention}.{own}", spec.qkv_bias)
-        yield from _pair(f"{theirs}.self_attn.o_proj", f"{attention}.output", spec.attention_output_bias)
         if spec.attention_sinks:
             yield Weight(f"{theirs}.self_attn.sinks", (f"{attention}.sinks.weight",))
         if spec.head_norm is not HeadNorm.NONE:
             yield from _pair(f"{theirs}.self_attn.q_norm", f"{attention}.query_norm", bias=False)
             yield from _pair(f"{theirs}.self_attn.k_norm", f"{attention}.key_norm", bias=False)
-        yield from (_llama_experts if spec.num_experts else _llama_mlp)(spec, f"{theirs}.mlp", f"{ours}.mlp")
     yield from _pair("model.norm", "head.norm", bias=False)
     yield from _output_projection(spec)
+
+
+def _latent(spec: ModelSpec, latent: Latent, theirs: str, ours: str) -> Iterator[Weight]:
+    """DeepSeek rotates neighbours, we rotate halves: the rows of what is rotated have another order."""
+    bias, narrow = spec.qkv_bias, latent.key_value_rank
+    heads = _rotated_halves(spec.head_dim, latent.rotated)
+    if latent.query_rank:
+        yield from _pair(f"{theirs}.q_a_proj", f"{ours}.query_down", bias)
+        yield from _pair(f"{theirs}.q_a_layernorm", f"{ours}.query_latent_norm", bias=False)
+    name = "q_b_proj" if latent.query_rank else "q_proj"
+    yield from _joined(f"{theirs}.{name}", [f"{ours}.query"], (), False, heads)
+    one = _rotated_halves(narrow + latent.rotated, latent.rotated)
+    for kind in ("weight", "bias") if bias else ("weight",):
+        yield Weight(f"{theirs}.kv_a_proj_with_mqa.{kind}", (f"{ours}.key_value_down.{kind}",), (), one)
+    yield from _pair(f"{theirs}.kv_a_layernorm", f"{ours}.key_value_latent_norm", bias=False)
+    yield from _pair(f"{theirs}.kv_b_proj", f"{ours}.key_value", bias=False)
+
+
+def _rotated_halves(size: int, rotated: int) -> Together:
+    """Heads of `size` rows, of which the last `rotated` are in pairs of neighbours in theirs, in two halves in ours."""
+
+    def reordered(tensor: Tensor, pairs: tuple[int, int]) -> Tensor:
+        heads = tensor.view(-1, size, *tensor.shape[1:])
+        plain, last = heads.split((size - rotated, rotated), dim=1)
+        return torch.cat((plain, last.unflatten(1, pairs).transpose(1, 2).flatten(1, 2)), dim=1).flatten(0, 1)
+
+    return Together(
+        join=lambda parts: reordered(parts[0], (2, rotated // 2)), split=lambda tensor, _: [reordered(tensor, (rotated // 2, 2))]
+    )
 
 
 def _llama_mlp(spec: ModelSpec, theirs: str, ours: str) -> Iterator[Weight]:
@@ -185,6 +218,10 @@ def _llama_experts(spec: ModelSpec, theirs: str, ours: str) -> Iterator[Weight]:
     gates = tuple(f"{expert}.{matrix}.weight" for expert in experts for matrix in ("gate", "up"))
     downs = tuple(f"{expert}.down.weight" for expert in experts)
     yield from _pair(f"{theirs}.gate", f"{ours}.router", bias=False)
+    if spec.router_correction:
+        yield Weight(f"{theirs}.gate.e_score_correction_bias", (f"{ours}.correction",))
+    if spec.shared_expert_size:
+        yield from _llama_mlp(spec, f"{theirs}.shared_experts", f"{ours}.shared")
     yield Weight(f"{theirs}.experts.gate_up_proj", gates, (ffn, ffn), _of_experts(2))
     yield Weight(f"{theirs}.experts.down_proj", downs, (hidden,), _of_experts(1))
 

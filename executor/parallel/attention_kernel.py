@@ -40,8 +40,13 @@ def scaled_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | N
     kernel.
 
     If the kernel does not support grouped heads (`verdict`), keys and values are repeated for each query head: otherwise torch
-    would use its `math` kernel, which stores every score, or raise an error.
+    would use its `math` kernel, which stores every score, or raise an error. Values that are narrower than keys are padded for
+    the same reason.
     """
+    width = value.shape[-1]
+    if width < query.shape[-1]:
+        padded = functional.pad(value, (0, query.shape[-1] - width))
+        return scaled_attention(query, key, padded, mask, is_causal)[..., :width]
     grouped = query.shape[1] != key.shape[1]
     # torch's causal bias is not a mask: the kernels that support causal attention support it too.
     if grouped and repeats_heads(query, key, masked=type(mask) is Tensor):

@@ -43,9 +43,9 @@ class ContextParallel:
         a whole prefix."""
         if self.size == 1:
             return attend_local(query, key, value, window, grouped, prefix, scores=scores)
-        gathered: Tensor = _GatherChunks.apply(torch.stack((key, value)), self.group)  # type: ignore[no-untyped-call]
-        chunk, whole = query.shape[2] // CHUNKS_PER_RANK, gathered.shape[3]
-        key, value = gathered if prefix is None else prefix(*gathered)
+        key, value = self._gathered(key, value)
+        chunk, whole = query.shape[2] // CHUNKS_PER_RANK, key.shape[2]
+        key, value = (key, value) if prefix is None else prefix(key, value)
         virtual = 0 if prefix is None else prefix.length
         starts = (self.group.rank * chunk, whole - (self.group.rank + 1) * chunk)
         mixed = [
@@ -53,6 +53,16 @@ class ContextParallel:
             for start, part in zip(starts, query.chunk(CHUNKS_PER_RANK, dim=2), strict=True)
         ]
         return torch.cat(mixed, dim=2)
+
+    def _gathered(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values of the whole sequence, in one message."""
+        widths = key.shape[-1], value.shape[-1]
+        own = torch.stack((key, value)) if widths[0] == widths[1] else torch.cat((key, value), dim=-1)[None]
+        gathered: Tensor = _GatherChunks.apply(own, self.group)  # type: ignore[no-untyped-call]
+        if len(gathered) == 1:
+            keys, values = gathered[0].split(widths, dim=-1)
+            return keys, values
+        return gathered[0], gathered[1]
 
 
 class Ulysses(ContextParallel):
@@ -72,11 +82,13 @@ class Ulysses(ContextParallel):
     ) -> Tensor:  # fmt: skip
         if self.size == 1:
             return attend_local(query, key, value, window, grouped, prefix, scores=scores)
-        heads = [x.shape[1] // self.size for x in (query, key, value)]
-        # Concatenate each rank's heads of all three, so that they are sent in one message.
-        own = torch.cat([_by_rank(x, self.size) for x in (query, key, value)], dim=2)
+        heads, widths = ([x.shape[place] for x in (query, key, value)] for place in (1, 3))
+        heads = [count // self.size for count in heads]
+        # Concatenate each rank's heads of all three, so that they are sent in one message; if values are narrower, their widths.
+        place = 2 if widths[0] == widths[2] else 4
+        own = torch.cat([_by_rank(x, self.size) for x in (query, key, value)], dim=place)
         whole: Tensor = _TokensForHeads.apply(own, self.group)  # type: ignore[no-untyped-call]
-        query, key, value = torch.split(whole, heads, dim=1)
+        query, key, value = torch.split(whole, heads if place == 2 else widths, dim=place - 1)
         own_scores = None if scores is None else scores.of_heads(self.group.rank * heads[0], heads[0])
         mixed = attend_local(query, key, value, window, grouped, prefix, self.group.rank * heads[1], own_scores)
         result: Tensor = _HeadsForTokens.apply(mixed, self.group)  # type: ignore[no-untyped-call]

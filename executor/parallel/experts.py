@@ -43,7 +43,8 @@ class Experts(nn.Module):
     4. With `load_balance` the gradient of the balance loss is added at the router's scores (`add_balance_gradient`).
     """
 
-    def __init__(self, spec: ModelSpec, tensor: TensorParallel, group: Group, make_expert: Callable[[], nn.Module]) -> None:
+    def __init__(self, spec: ModelSpec, tensor: TensorParallel, group: Group, make_expert: Callable[[int], nn.Module]) -> None:
+        """`make_expert`: makes an MLP of a width; 0: that of an expert."""
         super().__init__()
         self.spec, self.tensor, self.group = spec, tensor, group
         self.loss_scale = 1.0
@@ -52,22 +53,40 @@ class Experts(nn.Module):
         own = spec.num_experts // group.size
         # Named by the expert's number in the whole model, because initial weights depend on their names.
         mine = range(group.rank * own, (group.rank + 1) * own)
-        self.experts = nn.ModuleDict({str(index): make_expert() for index in mine})
+        self.experts = nn.ModuleDict({str(index): make_expert(0) for index in mine})
+        self.shared = make_expert(spec.shared_expert_size) if spec.shared_expert_size else None
+        self.correction: Tensor | None
+        self.make_tables(self.router.weight.dtype)
+
+    def make_tables(self, dtype: torch.dtype) -> None:
+        """Create the bias of the choice of experts [experts], if the model has one; it stays 0 unless weights are loaded."""
+        correction = torch.zeros(self.spec.num_experts, dtype=dtype) if self.spec.router_correction else None
+        self.register_buffer("correction", correction)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.tensor.enter(x)
         scores = self.router(x)
         if self.spec.load_balance:
             scores = add_balance_gradient(scores, self.spec, self.loss_scale / self.tensor.size)
-        precise = torch.promote_types(x.dtype, torch.float32)
-        if self.spec.normalised_routing:
-            scores, chosen = scores.topk(self.spec.experts_per_token, dim=-1)
-            weights = scores.softmax(dim=-1, dtype=precise).to(x.dtype)
-        else:
-            shares, chosen = scores.softmax(dim=-1, dtype=precise).topk(self.spec.experts_per_token, dim=-1)
-            weights = shares.to(x.dtype)
-        mixed = self._dispatch(x.flatten(0, -2), self._plan(chosen, weights))
-        return self.tensor.leave(mixed.view_as(x))
+        chosen, weights = self._route(scores)
+        mixed = self._dispatch(x.flatten(0, -2), self._plan(chosen, weights.to(x.dtype))).view_as(x)
+        return self.tensor.leave(mixed if self.shared is None else mixed + self.shared(x))
+
+    def _route(self, scores: Tensor) -> tuple[Tensor, Tensor]:
+        """A token's experts and their weights [batch, tokens, choices] in at least fp32, by the router's scores."""
+        spec, precise = self.spec, torch.promote_types(scores.dtype, torch.float32)
+        if not (spec.sigmoid_routing or spec.router_correction or spec.router_groups > 1) and spec.normalised_routing:
+            best, chosen = scores.topk(spec.experts_per_token, dim=-1)
+            return chosen, best.softmax(dim=-1, dtype=precise) * spec.routing_scale
+        shares = scores.to(precise).sigmoid() if spec.sigmoid_routing else scores.softmax(dim=-1, dtype=precise)
+        ranked = shares.detach() if self.correction is None else shares.detach() + self.correction
+        if spec.router_groups > spec.router_groups_kept:
+            ranked = _in_best_groups(ranked, spec)
+        chosen = ranked.topk(spec.experts_per_token, dim=-1).indices
+        weights = shares.gather(-1, chosen)
+        if spec.normalised_routing:
+            weights = weights / weights.sum(dim=-1, keepdim=True)
+        return chosen, weights * spec.routing_scale
 
     def _plan(self, chosen: Tensor, weights: Tensor) -> Dispatch:
         if self.spec.capacity_factor:
@@ -133,6 +152,16 @@ class Experts(nn.Module):
             inputs = torch.cat(pieces[index::own]) if self.group.size > 1 else pieces[index]
             results.append(torch.split(expert(inputs), [sizes[index] for sizes in received]))
         return torch.cat([result[rank] for rank in range(len(received)) for result in results])
+
+
+def _in_best_groups(ranked: Tensor, spec: ModelSpec) -> Tensor:
+    """The values [..., experts], -inf outside of each token's best groups: those with the best expert, or with the best two
+    [DeepSeek-AI 2024, DeepSeek-V2, 2.2.2; DeepSeek-V3, 2.1.2].
+    """
+    grouped = ranked.unflatten(-1, (spec.router_groups, -1))
+    best = grouped.topk(min(2 if spec.sigmoid_routing else 1, grouped.shape[-1]), dim=-1).values.sum(-1)
+    kept = torch.zeros_like(best).scatter_(-1, best.topk(spec.router_groups_kept, dim=-1).indices, 1)
+    return grouped.masked_fill(kept[..., None] == 0, float("-inf")).flatten(-2)
 
 
 def dispatch_capped(chosen: Tensor, weights: Tensor, experts: int, capacity: int) -> Dispatch:

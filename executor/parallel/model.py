@@ -17,6 +17,7 @@ from executor.parallel.data_schedule import through_kept
 from executor.parallel.experts import Experts
 from executor.parallel.grouped import Multiply
 from executor.parallel.initialization import Drawn, FirstValues, Kind, draw, materialise
+from executor.parallel.latent import LatentAttention
 from executor.parallel.operators import Operators
 from executor.parallel.packed import Documents, attend_in_documents, documents_in
 from executor.parallel.quantised import QuantisedMatrix, QuantisedValues
@@ -122,10 +123,11 @@ class FeedForward(nn.Module):
     In an expert, the enclosing expert layer does the communication between tensor ranks.
     """
 
-    def __init__(self, spec: ModelSpec, part: Part, expert: bool = False) -> None:
+    def __init__(self, spec: ModelSpec, part: Part, expert: bool = False, width: int = 0) -> None:
+        """`width`: of the hidden layer; 0: `ffn_hidden_size`."""
         super().__init__()
         self.kind, self.tensor, self.expert, self.operators = spec.activation, part.tensor, expert, part.operators
-        hidden, width, bias = spec.hidden_size, spec.ffn_hidden_size, spec.mlp_bias
+        hidden, width, bias = spec.hidden_size, width or spec.ffn_hidden_size, spec.mlp_bias
         self.gate = ColumnLinear(hidden, width, part.tensor, bias=bias) if spec.gated_mlp else None
         self.up = ColumnLinear(hidden, width, part.tensor, bias=bias)
         self.down = RowLinear(width, hidden, part.tensor, bias=bias, leaves=not expert)
@@ -152,7 +154,17 @@ def _head_norm(spec: ModelSpec, part: Part, width: int) -> nn.Module | None:
 
 
 def _experts(spec: ModelSpec, part: Part) -> Experts:
-    return Experts(spec, part.tensor, part.expert, lambda: FeedForward(spec, part, expert=True))
+    return Experts(spec, part.tensor, part.expert, lambda width: FeedForward(spec, part, expert=True, width=width))
+
+
+def _attention(spec: ModelSpec, part: Part, layer: int) -> nn.Module:
+    if spec.latent is None:
+        return Attention(spec, part, layer)
+    return LatentAttention(spec, spec.latent, part.tensor, part.context, part.operators, window_of(spec, layer))
+
+
+def _mlp(spec: ModelSpec, part: Part, layer: int) -> nn.Module:
+    return _experts(spec, part) if spec.has_experts(layer) else FeedForward(spec, part, width=spec.dense_ffn_size)
 
 
 def _bottleneck(spec: ModelSpec) -> Bottleneck | None:
@@ -168,11 +180,11 @@ class Block(nn.Module):
         self.norms_inputs = spec.norm_place in (NormPlace.INPUT, NormPlace.BOTH)
         makes_outer = spec.norm_place is NormPlace.BOTH
         self.attention_norm = part.operators.make_norm(spec)
-        self.attention = Attention(spec, part, layer)
+        self.attention = _attention(spec, part, layer)
         self.attention_adapter = _bottleneck(spec)
         self.attention_output_norm = part.operators.make_norm(spec) if makes_outer else None
         self.mlp_norm = part.operators.make_norm(spec)
-        self.mlp: nn.Module = _experts(spec, part) if spec.num_experts else FeedForward(spec, part)
+        self.mlp = _mlp(spec, part, layer)
         self.mlp_adapter = _bottleneck(spec)
         self.mlp_output_norm = part.operators.make_norm(spec) if makes_outer else None
 
@@ -455,6 +467,8 @@ def transformer_without_memory(
             matrix = values.pop(f"{name.removesuffix('.quantised')}.weight")
             assert isinstance(matrix, Drawn)
             values[f"{name}.packed"] = QuantisedValues(matrix, module)
+            module.make_tables(dtype)
+        if isinstance(module, Experts):
             module.make_tables(dtype)
     model.make_tables()
     return model, values

@@ -19,7 +19,7 @@ def rotary_table(spec: ModelSpec, length: int, windowed: bool = False) -> tuple[
     """
     own = windowed and spec.window_rope_theta > 0
     theta, scaling = (spec.window_rope_theta, None) if own else (spec.rope_theta, spec.rope_scaling)
-    rotated = int(spec.head_dim * spec.rotary_fraction) // 2 * 2
+    rotated = spec.rotated_size
     frequencies = 1.0 / theta ** (torch.arange(0, rotated, 2, dtype=torch.float32) / rotated)
     if scaling is not None:
         frequencies = _scaled(frequencies, scaling, theta, rotated, length)

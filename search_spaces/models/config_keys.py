@@ -46,6 +46,13 @@ class ConfigKeys:
             raise ModelFormatError(key, f"{value!r} is not an integer of at least 0", "correct it in the config.json")
         return value
 
+    def counts(self, key: str) -> tuple[int, ...]:
+        """A list of integers of at least 0; empty if the key is absent."""
+        value = self._config.get(key) or []
+        if not isinstance(value, list) or not all(type(item) is int and item >= 0 for item in value):
+            raise ModelFormatError(key, "is not a list of integers of at least 0", "correct it in the config.json")
+        return tuple(value)
+
     def number(self, *keys: str, default: float | None = None) -> float:
         """A positive number."""
         key, value = self._find(keys, default)

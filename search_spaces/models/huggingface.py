@@ -13,8 +13,8 @@ from typing import Any
 from search_spaces.errors import ModelFormatError
 from search_spaces.file_kinds import MODEL_CONFIG, mistaken
 from search_spaces.models.config_keys import ConfigKeys
-from search_spaces.models.model import CLAMPED, HeadNorm, ModelSpec, Norm, NormPlace, Position
-from search_spaces.models.rope import read_rope_scaling, rope_scaling_of
+from search_spaces.models.model import CLAMPED, HeadNorm, Latent, ModelSpec, Norm, NormPlace, Position
+from search_spaces.models.rope import read_rope_scaling, rope_scaling_of, yarn_magnitude
 from search_spaces.preset_files import preset_tables, unknown_name
 
 BUILT = "hf:"
@@ -111,9 +111,8 @@ def _qwen3(keys: ConfigKeys, name: str) -> ModelSpec:
 
 
 def _qwen3_moe(keys: ConfigKeys, name: str) -> ModelSpec:
-    if keys.size("decoder_sparse_step", default=1) > 1 or keys.given("mlp_only_layers"):
-        key = "mlp_only_layers" if keys.given("mlp_only_layers") else "decoder_sparse_step"
-        raise ModelFormatError(key, "layers with and without experts in one model are not supported", "give hf:CONFIG")
+    step, only = keys.size("decoder_sparse_step", default=1), keys.counts("mlp_only_layers")
+    dense = _dense_layers(keys, lambda layer: layer in only or (layer + 1) % step != 0)
     bias, experts_per_token = keys.flag("attention_bias", False), keys.size("num_experts_per_tok", default=8)
     window = _window(keys, 4096) if keys.flag("use_sliding_window", False) else 0
     return _rotary_decoder(
@@ -121,6 +120,91 @@ def _qwen3_moe(keys: ConfigKeys, name: str) -> ModelSpec:
         qkv_bias=bias, attention_output_bias=bias, head_norm=HeadNorm.HEAD, sliding_window=window,
         num_experts=keys.size("num_experts", "num_local_experts", default=128), experts_per_token=experts_per_token,
         normalised_routing=keys.flag("norm_topk_prob", False), load_balance=_load_balance(keys, experts_per_token),
+        **dense,
+    )  # fmt: skip
+
+
+def _dense_layers(keys: ConfigKeys, is_dense: Callable[[int], bool]) -> dict[str, Any]:
+    """The layers with an MLP of `intermediate_size` instead of experts."""
+    dense = tuple(is_dense(layer) for layer in range(keys.size("num_hidden_layers")))
+    if not any(dense):
+        return {}
+    return {"dense_layers": _shortest_pattern(dense), "dense_ffn_size": keys.size("intermediate_size")}
+
+
+def _deepseek_v3(keys: ConfigKeys, name: str) -> ModelSpec:
+    keys.must_be("rope_interleave", True, "rotations of halves are not supported for this family")
+    return _deepseek(
+        keys, name, "deepseek_v3", kv_heads=128, first_dense=3, experts=256, shared=1, ffn=2048,
+        experts_per_token=keys.size("num_experts_per_tok", default=8), sigmoid_routing=True, router_correction=True,
+        router_groups=keys.size("n_group", default=8), router_groups_kept=keys.size("topk_group", default=4),
+        normalised_routing=keys.flag("norm_topk_prob", True), routing_scale=keys.number("routed_scaling_factor", default=2.5),
+    )  # fmt: skip
+
+
+def _deepseek_v2(keys: ConfigKeys, name: str) -> ModelSpec:
+    if keys.size("moe_layer_freq", default=1) > 1:
+        raise ModelFormatError("moe_layer_freq", "is not supported", "leave it out, or give hf:CONFIG")
+    groups, method = {}, keys.text("topk_method", default="greedy")
+    if method == "group_limited_greedy":
+        groups = {"router_groups": keys.size("n_group"), "router_groups_kept": keys.size("topk_group")}
+    elif method != "greedy":
+        raise ModelFormatError("topk_method", f"{method!r} is not supported", "use greedy or group_limited_greedy")
+    return _deepseek(
+        keys, name, "deepseek_v2", kv_heads=None, first_dense=0, experts=64, shared=2, ffn=1407,
+        experts_per_token=keys.size("num_experts_per_tok"), normalised_routing=False,
+        routing_scale=keys.number("routed_scaling_factor", default=1.0), **groups,
+    )  # fmt: skip
+
+
+def _deepseek(
+    keys: ConfigKeys, name: str, family: str, *, kv_heads: int | None, first_dense: int, experts: int, shared: int, ffn: int,
+    **more: Any,
+) -> ModelSpec:  # fmt: skip
+    """DeepSeek: latent attention, shared experts, and dense layers first. Its modules for multi-token prediction are not
+    counted: Hugging Face's class has none."""
+    latent = Latent(
+        key_value_rank=keys.size("kv_lora_rank", default=512), rotated=keys.size("qk_rope_head_dim", default=64),
+        value_size=keys.size("v_head_dim", default=128),
+        # Null and 0, which TOML has instead, mean that there is none; an absent key means the class's default.
+        query_rank=0 if keys.has("q_lora_rank") and keys.is_null("q_lora_rank") else keys.count("q_lora_rank", default=1536),
+    )  # fmt: skip
+    head_dim, bias = keys.size("qk_nope_head_dim", default=128) + latent.rotated, keys.flag("attention_bias", False)
+    return _rotary_decoder(
+        keys, name, family, kv_heads=kv_heads, epsilon=1e-6, exact_head_dim=head_dim, latent=latent, qkv_bias=bias,
+        attention_output_bias=bias, attention_scale=head_dim**-0.5 * _magnitude(keys) ** 2,
+        **_routed_and_shared(keys, first_dense, experts, shared, ffn), **more,
+    )  # fmt: skip
+
+
+def _routed_and_shared(keys: ConfigKeys, first_dense: int, experts: int, shared: int, ffn: int) -> dict[str, Any]:
+    """Experts of DeepSeek and GLM, by the defaults of their classes."""
+    width, first = keys.size("moe_intermediate_size", default=ffn), keys.count("first_k_dense_replace", default=first_dense)
+    return {
+        "ffn": width,
+        "num_experts": keys.size("n_routed_experts", "num_experts", "num_local_experts", default=experts),
+        "shared_expert_size": keys.count("n_shared_experts", default=shared) * width,
+        **_dense_layers(keys, lambda layer: layer < first),
+    }
+
+
+def _magnitude(keys: ConfigKeys) -> float:
+    """DeepSeek's factor of queries and keys in rotations stretched by YaRN."""
+    table = keys.table("rope_parameters") or keys.table("rope_scaling")
+    if table is None or not table.given("mscale_all_dim") or table.text("rope_type", "type", default="default") == "default":
+        return 1.0
+    return yarn_magnitude(table.number("factor"), table.number("mscale_all_dim"))
+
+
+def _glm4_moe(keys: ConfigKeys, name: str) -> ModelSpec:
+    return _rotary_decoder(
+        keys, name, "glm4_moe", kv_heads=8, epsilon=1e-5, qkv_bias=keys.flag("attention_bias", False),
+        rotary_fraction=0.5,
+        head_norm=HeadNorm.HEAD if keys.flag("use_qk_norm", False) else HeadNorm.NONE,
+        experts_per_token=keys.size("num_experts_per_tok", default=8), sigmoid_routing=True, router_correction=True,
+        router_groups=keys.size("n_group", default=1), router_groups_kept=keys.size("topk_group", default=1),
+        normalised_routing=keys.flag("norm_topk_prob", True), routing_scale=keys.number("routed_scaling_factor", default=1.0),
+        **_routed_and_shared(keys, 1, 128, 1, 1408),
     )  # fmt: skip
 
 
@@ -299,7 +383,7 @@ def _shortest_pattern(layers: tuple[bool, ...]) -> tuple[bool, ...]:
 
 def _rotary_decoder(
     keys: ConfigKeys, name: str, family: str, *, kv_heads: int | None, epsilon: float, rope_theta: float = 1e4,
-    head_dim: int = 0, ffn: int = 0, tied: bool = False, activation: str = "", **more: Any,
+    head_dim: int = 0, exact_head_dim: int = 0, ffn: int = 0, rotary_fraction: float = 1.0, tied: bool = False, activation: str = "", **more: Any,
 ) -> ModelSpec:  # fmt: skip
     """Llama and similar models.
 
@@ -307,6 +391,8 @@ def _rotary_decoder(
         kv_heads: the class's default if the key is absent; None: the number of heads.
         head_dim: the class's default; 0: the hidden size over the heads.
         ffn: width of the MLP; 0: `intermediate_size`.
+        exact_head_dim: the width of a head, whatever the key says; 0: that of the key.
+        rotary_fraction: the class's default.
         tied: the class's default of `tie_word_embeddings`.
         activation: ours; empty: that of `hidden_act`.
     """
@@ -320,7 +406,7 @@ def _rotary_decoder(
         hidden_size=hidden,
         num_attention_heads=heads,
         num_key_value_heads=keys.size("num_key_value_heads", default=absent),
-        head_dim=head_dim if head_dim and keys.is_null("head_dim") else _head_dim(keys, hidden, heads),
+        head_dim=exact_head_dim or (head_dim if head_dim and keys.is_null("head_dim") else _head_dim(keys, hidden, heads)),
         ffn_hidden_size=ffn or keys.size("intermediate_size"),
         vocab_size=keys.size("vocab_size"),
         sequence_length=longest,
@@ -328,7 +414,7 @@ def _rotary_decoder(
         norm_epsilon=keys.number("rms_norm_eps", default=epsilon),
         activation=activation or keys.activation("hidden_act", "silu"),
         rope_theta=keys.rope("rope_theta", rope_theta),
-        rotary_fraction=keys.rope("partial_rotary_factor", 1.0),
+        rotary_fraction=keys.rope("partial_rotary_factor", rotary_fraction),
         rope_scaling=more.pop("rope_scaling", None) or read_rope_scaling(keys, longest),
         **more,
     )
@@ -446,6 +532,10 @@ FAMILIES: dict[str, Callable[[ConfigKeys, str], ModelSpec]] = {
     "gpt_oss": _gpt_oss,
     "granite": _granite,
     "smollm3": _smollm3,
+    "deepseek_v2": _deepseek_v2,
+    "deepseek_v3": _deepseek_v3,
+    "kimi_k2": _deepseek_v3,
+    "glm4_moe": _glm4_moe,
 }
 """`model_type` of a config.json -> its reader."""
 

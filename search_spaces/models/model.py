@@ -60,6 +60,23 @@ class Position(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Latent:
+    """Latent attention: keys and values are projected from a narrow vector of each token [DeepSeek-AI 2024, DeepSeek-V2, 2.1].
+
+    A head's query and key have `head_dim` elements, of which the last `rotated` are rotated. That part of the key is the same
+    for all heads.
+    """
+
+    key_value_rank: int
+    """Elements of the vector that keys and values are projected from."""
+    rotated: int
+    value_size: int
+    """Elements of a head's value."""
+    query_rank: int = 0
+    """Elements of the vector that queries are projected from; 0: they are projected from the hidden state."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
     """A decoder-only transformer, described by its shape.
 
@@ -97,6 +114,7 @@ class ModelSpec:
     rope_theta: float = 10_000.0
     position_offset: int = 0
     """Rows of the learned position table before position 0 (2 in OPT)."""
+    latent: Latent | None = None
     parallel_residual: bool = False
     """Whether attention and MLP read the same input (GPT-NeoX)."""
     norm_place: NormPlace = NormPlace.INPUT
@@ -127,6 +145,21 @@ class ModelSpec:
     router_bias: bool = False
     normalised_routing: bool = True
     """Whether the weights of a token's experts sum to 1: softmax over these, not over all experts."""
+    sigmoid_routing: bool = False
+    """Whether an expert's weight is the sigmoid of its score, instead of the softmax over scores [DeepSeek-V3, 2.1.2]."""
+    router_correction: bool = False
+    """Whether experts are chosen by their weight plus a bias that balances their loads and is not trained by gradients."""
+    router_groups: int = 1
+    """Groups of consecutive experts; a token goes to experts of its best `router_groups_kept` groups."""
+    router_groups_kept: int = 1
+    routing_scale: float = 1.0
+    """Factor of the weights of a token's experts."""
+    shared_expert_size: int = 0
+    """Width of an MLP that every token passes through in addition to its experts; 0: none."""
+    dense_layers: tuple[bool, ...] = ()
+    """Layers with a dense MLP instead of experts: a pattern that repeats from the first layer on; empty: none."""
+    dense_ffn_size: int = 0
+    """Width of the MLP of these layers."""
     load_balance: float = 0.0
     """Weight of each router's load-balance loss; it affects gradients but is not part of the reported loss; 0: none."""
     sliding_window: int = 0
@@ -196,8 +229,25 @@ class ModelSpec:
                     field, "belongs to a router, and there are no experts", "leave it at 0, or give num_experts"
                 )
 
+        self._check_routing()
         self._check_attention()
         self._check_adapters()
+
+    def _check_routing(self) -> None:
+        for field in ("shared_expert_size", "dense_ffn_size"):
+            self._require_at_most(field, LARGEST_SIZE)
+        groups, kept = self.router_groups, self.router_groups_kept
+        if not 1 <= kept <= groups or self.num_experts % groups:
+            problem = f"{kept} of {groups} groups of {self.num_experts} experts cannot be chosen"
+            raise ModelFormatError("router_groups", problem, "give a divisor of the experts, and keep at most all groups")
+        if self.num_experts and self.experts_per_token > self.num_experts // groups * kept:
+            raise ModelFormatError(
+                "experts_per_token", f"{self.experts_per_token} are more than {kept} groups have", "keep more groups"
+            )
+        if self.load_balance and self.sigmoid_routing:
+            raise ModelFormatError("load_balance", "is that of softmax routers", "leave it at 0")
+        if any(self.dense_layers) and not (self.num_experts and self.dense_ffn_size):
+            raise ModelFormatError("dense_layers", "belongs to a model of experts", "give num_experts and dense_ffn_size")
 
     def _check_attention(self) -> None:
         for field in (
@@ -208,7 +258,11 @@ class ModelSpec:
                 raise ModelFormatError(field, f"{getattr(self, field)} is negative or not finite", "give a positive number")
         if self.zero_centered_norms and self.norm is not Norm.RMSNORM:
             raise ModelFormatError("zero_centered_norms", "belongs to RMSNorm", "leave it out, or use rmsnorm")
-        pairs = int(self.head_dim * self.rotary_fraction) // 2
+        latent, pairs = self.latent, self.rotated_size // 2
+        if latent is not None and not (0 < latent.rotated < self.head_dim and latent.key_value_rank > 0 < latent.value_size):
+            raise ModelFormatError("latent", f"its sizes do not fit heads of {self.head_dim}", "correct the config.json")
+        if latent is not None and self.num_key_value_heads != self.num_attention_heads:
+            raise ModelFormatError("num_key_value_heads", "latent attention has keys of every head", "give num_attention_heads")
         for factors in (self.rope_scaling.short_factors, self.rope_scaling.long_factors) if self.rope_scaling else ():
             if factors and len(factors) != pairs:
                 raise ModelFormatError(
@@ -250,10 +304,30 @@ class ModelSpec:
         rotated = not self.rotated_layers or self.rotated_layers[layer % len(self.rotated_layers)]
         return self.position is Position.ROTARY and rotated
 
+    def has_experts(self, layer: int) -> bool:
+        """Whether this layer has experts."""
+        return self.num_experts > 0 and not (self.dense_layers and self.dense_layers[layer % len(self.dense_layers)])
+
+    @property
+    def expert_layers(self) -> int:
+        """Number of layers with experts."""
+        return sum(self.has_experts(layer) for layer in range(self.num_layers))
+
     @property
     def layer_period(self) -> int:
         """Layers after which the kinds of layers repeat."""
-        return math.lcm(len(self.whole_layers) or 1, len(self.rotated_layers) or 1)
+        patterns = self.whole_layers, self.rotated_layers, self.dense_layers
+        return math.lcm(*(len(pattern) or 1 for pattern in patterns))
+
+    @property
+    def rotated_size(self) -> int:
+        """Elements of a head that rotary positions rotate."""
+        return int(self.head_dim * self.rotary_fraction) // 2 * 2 if self.latent is None else self.latent.rotated
+
+    @property
+    def value_size(self) -> int:
+        """Elements of a head's value."""
+        return self.head_dim if self.latent is None else self.latent.value_size
 
     @property
     def window_share(self) -> float:
@@ -287,38 +361,40 @@ class ModelSpec:
 
     @property
     def layer_parameters(self) -> int:
-        """Parameters of one layer, all experts included."""
-        return (
-            self._attention_parameters
-            + self._mlp_parameters(max(self.num_experts, 1))
-            + self.layer_norms * self._norm_parameters
-        )
+        """Parameters of the largest layer, all experts included."""
+        mlp = self._expert_mlp_parameters(self.num_experts) if self.num_experts else self._mlp_parameters(self.ffn_hidden_size)
+        if any(self.dense_layers):
+            mlp = max(mlp, self._mlp_parameters(self.dense_ffn_size))
+        return self._attention_parameters + mlp + self.layer_norms * self._norm_parameters
 
     @property
     def parameter_count(self) -> int:
         """Total parameters, tied tables counted once."""
-        return (
-            self.input_embedding_parameters
-            + self.num_layers * self.layer_parameters
-            + self._projection_parameters
-            + (self._norm_parameters if self.final_norm else 0)
-            + (0 if self.tied_embeddings else self.vocab_size * self.table_width)
-        )
+        return self._parameters_with(self.num_experts)
 
     @property
     def expert_parameters(self) -> int:
-        """Parameters of all experts, without routers."""
-        routers = self.num_experts * self.router_row
-        return self.num_layers * (self._mlp_parameters(self.num_experts) - routers) if self.num_experts else 0
+        """Parameters of all experts, without routers and shared experts."""
+        return self.expert_layers * self.num_experts * self._mlp_parameters(self.ffn_hidden_size)
 
     @property
     def active_parameter_count(self) -> int:
         """Parameters used for one token: all except those of the experts that it is not routed to."""
-        if not self.num_experts:
-            return self.parameter_count
-        idle = self._mlp_parameters(self.num_experts) - self._mlp_parameters(self.experts_per_token)
-        router_in_idle = (self.num_experts - self.experts_per_token) * self.router_row
-        return self.parameter_count - self.num_layers * (idle - router_in_idle)
+        return self._parameters_with(self.experts_per_token)
+
+    def _parameters_with(self, experts: int) -> int:
+        """Total parameters of the model with so many experts in a layer, but the whole router."""
+        mlps = self.expert_layers * self._expert_mlp_parameters(experts)
+        dense = self.num_layers - self.expert_layers
+        mlps += dense * self._mlp_parameters(self.dense_ffn_size or self.ffn_hidden_size)
+        return (
+            self.input_embedding_parameters
+            + self.num_layers * (self._attention_parameters + self.layer_norms * self._norm_parameters)
+            + mlps
+            + self._projection_parameters
+            + (self._norm_parameters if self.final_norm else 0)
+            + (0 if self.tied_embeddings else self.vocab_size * self.table_width)
+        )
 
     @property
     def adapts(self) -> bool:
@@ -368,7 +444,7 @@ class ModelSpec:
         multiplied = self.active_parameter_count - self.input_embedding_parameters
         if self.tied_embeddings:
             multiplied += self.vocab_size * self.table_width
-        attention = 12.0 * self.num_layers * self.num_attention_heads * self.head_dim
+        attention = 6.0 * self.num_layers * self.num_attention_heads * (self.head_dim + self.value_size)
         if not self.adapts:
             return 6.0 * multiplied + attention * self.attended(sequence_length)
         # No gradient is computed for a frozen matrix.
@@ -404,6 +480,8 @@ class ModelSpec:
 
     @property
     def _attention_parameters(self) -> int:
+        if self.latent is not None:
+            return self._latent_parameters(self.latent)
         queries = self.num_attention_heads * self.head_dim
         keys_values = 2 * self.num_key_value_heads * self.head_dim
         weights = self.hidden_size * (2 * queries + keys_values)
@@ -422,13 +500,27 @@ class ModelSpec:
             case _:
                 return 0
 
-    def _mlp_parameters(self, experts: int) -> int:
-        """Parameters of `experts` expert MLPs and their rows of the router; of one dense MLP if there is no router."""
+    def _latent_parameters(self, latent: Latent) -> int:
+        hidden, heads = self.hidden_size, self.num_attention_heads
+        queries = heads * self.head_dim
+        narrow = hidden * latent.query_rank + latent.query_rank + (latent.query_rank if self.qkv_bias else 0)
+        query = narrow + latent.query_rank * queries if latent.query_rank else hidden * queries
+        down = latent.key_value_rank + latent.rotated
+        keys_values = hidden * down + (down if self.qkv_bias else 0) + latent.key_value_rank
+        keys_values += latent.key_value_rank * heads * (self.head_dim - latent.rotated + latent.value_size)
+        output = heads * latent.value_size * hidden + (hidden if self.attention_output_bias else 0)
+        return query + keys_values + output
+
+    def _mlp_parameters(self, width: int) -> int:
+        """Parameters of an MLP."""
         matrices = 3 if self.gated_mlp else 2
-        mlp = matrices * self.hidden_size * self.ffn_hidden_size
-        if self.mlp_bias:
-            mlp += (matrices - 1) * self.ffn_hidden_size + self.hidden_size
-        return experts * (mlp + self.router_row)
+        biases = (matrices - 1) * width + self.hidden_size if self.mlp_bias else 0
+        return matrices * self.hidden_size * width + biases
+
+    def _expert_mlp_parameters(self, experts: int) -> int:
+        """Parameters of the MLPs of a layer with so many experts, of the whole router and of the shared experts."""
+        shared = self._mlp_parameters(self.shared_expert_size) if self.shared_expert_size else 0
+        return experts * self._mlp_parameters(self.ffn_hidden_size) + self.num_experts * self.router_row + shared
 
     @property
     def router_row(self) -> int:

@@ -85,13 +85,9 @@ def rope_scaling_of(table: ConfigKeys, longest: int, first: int = 0) -> RopeScal
 
 def _yarn(table: ConfigKeys, longest: int, original: int) -> RopeScaling:
     factor = table.number("factor", default=longest / original)
-
-    def magnitude(weight: float) -> float:
-        return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
-
-    default = magnitude(1.0)
+    default = yarn_magnitude(factor, 1.0)
     if table.given("mscale") and table.given("mscale_all_dim"):
-        default = magnitude(table.number("mscale")) / magnitude(table.number("mscale_all_dim"))
+        default = yarn_magnitude(factor, table.number("mscale")) / yarn_magnitude(factor, table.number("mscale_all_dim"))
     return RopeScaling(
         kind=RopeKind.YARN,
         factor=factor,
@@ -101,6 +97,11 @@ def _yarn(table: ConfigKeys, longest: int, original: int) -> RopeScaling:
         truncate=table.flag("truncate", True),
         attention_factor=table.number("attention_factor", default=default),
     )
+
+
+def yarn_magnitude(factor: float, weight: float) -> float:
+    """YaRN's factor of queries and keys [Peng et al. 2023, 3.4], weighted as in DeepSeek's configurations."""
+    return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
 
 
 def _longrope(table: ConfigKeys, longest: int, original: int) -> RopeScaling:

@@ -1,0 +1,81 @@
+"""Latent attention: keys and values of all heads are projected from one narrow vector of each token."""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from executor.parallel.operators import Operators
+from executor.parallel.packed import Documents, attend_in_documents
+from executor.parallel.rotary import Rotary
+from executor.parallel.context import ContextParallel
+from executor.parallel.tensor import ColumnLinear, RowLinear, TensorParallel
+from search_spaces.models.model import Latent, ModelSpec
+from search_spaces.training.windows import Window
+
+NORM_EPSILON = 1e-6
+"""Of the norms of the narrow vectors, whatever that of the other norms is [DeepSeek-AI 2024, their code]."""
+
+
+class LatentAttention(nn.Module):
+    """Causal attention [DeepSeek-AI 2024, DeepSeek-V2, 2.1]: [batch, tokens, hidden] to the same shape.
+
+    Tensor ranks divide the heads. Every rank computes the narrow vectors, of its share of the tokens with sequence parallelism:
+    what ranks then exchange is as wide as these vectors, not as the hidden state.
+    """
+
+    def __init__(
+        self, spec: ModelSpec, latent: Latent, tensor: TensorParallel, context: ContextParallel, operators: Operators,
+        window: Window,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.latent, self.tensor, self.context, self.operators, self.window = latent, tensor, context, operators, window
+        hidden, heads, self.plain = spec.hidden_size, spec.num_attention_heads, spec.head_dim - latent.rotated
+        norms = replace(spec, norm_epsilon=NORM_EPSILON)
+        rank, down = latent.query_rank, latent.key_value_rank + latent.rotated
+        self.query_down = nn.Linear(hidden, rank, bias=spec.qkv_bias) if rank else None
+        self.query_latent_norm = operators.make_norm(norms, rank) if rank else None
+        self.query = ColumnLinear(rank or hidden, heads * spec.head_dim, tensor, bias=False)
+        self.key_value_down = nn.Linear(hidden, down, bias=spec.qkv_bias)
+        self.key_value_latent_norm = operators.make_norm(norms, latent.key_value_rank)
+        self.key_value = ColumnLinear(latent.key_value_rank, heads * (self.plain + latent.value_size), tensor, bias=False)
+        self.output = RowLinear(heads * latent.value_size, hidden, tensor, bias=spec.attention_output_bias)
+        self.head_dim = spec.head_dim
+        # torch's kernels multiply scores by 1 / sqrt(head_dim).
+        self.query_factor = spec.attention_scale * spec.head_dim**0.5 or 1.0
+
+    def forward(self, x: Tensor, rotary: Rotary, documents: Documents | None = None) -> Tensor:
+        source, narrow, shared = self._narrow(x)
+        query = self._split(self.query(source), self.head_dim)
+        key, value = self._split(self.key_value(narrow), self.plain + self.latent.value_size).split(
+            (self.plain, self.latent.value_size), dim=-1
+        )
+        shared = shared[:, None]  # one head
+        if rotary is not None:
+            plain, rotated = query.split((self.plain, self.latent.rotated), dim=-1)
+            rotated, shared = self.operators.rotate(rotated, shared, *rotary)
+            query = torch.cat((plain, rotated), dim=-1)
+        key = torch.cat((key, shared.expand(-1, key.shape[1], -1, -1)), dim=-1)
+        if self.query_factor != 1:
+            query = query * self.query_factor
+        if documents is None:
+            mixed = self.context.attend(query, key, value, self.window, grouped=False)
+        else:
+            mixed = attend_in_documents(query, key, value, documents, grouped=False)
+        result: Tensor = self.output(mixed.transpose(1, 2).flatten(2))
+        return result
+
+    def _narrow(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """What queries are projected from, what keys and values are, and the rotated part of all keys, of all tokens."""
+        narrow, shared = self.key_value_down(x).split((self.latent.key_value_rank, self.latent.rotated), dim=-1)
+        parts = [self.key_value_latent_norm(narrow), shared]
+        if self.query_down is not None and self.query_latent_norm is not None:
+            parts.append(self.query_latent_norm(self.query_down(x)))
+        if self.tensor.size > 1:
+            # In one collective.
+            parts = list(self.tensor.enter(torch.cat(parts, dim=-1)).split([part.shape[-1] for part in parts], dim=-1))
+        narrow, shared, *source = parts
+        return source[0] if source else self.tensor.enter(x), narrow, shared
+
+    def _split(self, x: Tensor, width: int) -> Tensor:
+        return x.view(*x.shape[:-1], -1, width).transpose(1, 2)
