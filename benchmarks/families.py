@@ -37,10 +37,21 @@ SIZES: Mapping[str, Any] = {
     "vocab_size": 512, "max_position_embeddings": 128,
 }  # fmt: skip
 EXPERTS: Mapping[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "norm_topk_prob": True}
+LATENT: Mapping[str, Any] = {
+    "q_lora_rank": 24, "kv_lora_rank": 16, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16,
+    "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "n_shared_experts": 1, "n_group": 4,
+    "topk_group": 2, "first_k_dense_replace": 1,
+}  # fmt: skip
 OWN: Mapping[str, Mapping[str, Any]] = {
     "mistral": {"sliding_window": 16}, "mixtral": {"num_local_experts": 4}, "opt": {"ffn_dim": 96}, "qwen3_moe": EXPERTS,
     "gemma2": {"sliding_window": 16}, "gemma3_text": {"sliding_window": 16, "sliding_window_pattern": 2},
     "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 16},
+    "deepseek_v2": {**LATENT, "topk_method": "group_limited_greedy"}, "deepseek_v3": LATENT,
+    "kimi_k2": {**LATENT, "q_lora_rank": None, "n_group": 1, "topk_group": 1},
+    "glm4_moe": {
+        "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "first_k_dense_replace": 1,
+        "use_qk_norm": True,
+    },
     "olmo3": {"sliding_window": 16}, "granite": {"embedding_multiplier": 12.0, "residual_multiplier": 0.22},
 }  # fmt: skip
 CLUSTERS = ("dgx-h100:8", "gb200-nvl72:16")
@@ -82,7 +93,12 @@ def parts(spec: ModelSpec) -> str:
         "window in some layers": any(spec.whole_layers),
         "layers without positions": not all(spec.rotated_layers),
         "factors of embeddings or residuals": spec.embedding_scale != 1 or spec.residual_scale != 1,
+        "latent attention": spec.latent is not None,
         "experts": spec.num_experts > 0,
+        "shared experts": spec.shared_expert_size > 0,
+        "dense layers": any(spec.dense_layers),
+        "sigmoid routing": spec.sigmoid_routing,
+        "groups of experts": spec.router_groups > 1,
     }
     return ", ".join(name for name, has in found.items() if has)
 

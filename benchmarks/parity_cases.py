@@ -12,7 +12,7 @@ from executor.engines.native.capability import NATIVE
 from search_spaces.clusters.cluster import ClusterSpec, DeviceSpec
 from search_spaces.compression import INT8
 from search_spaces.context import SpaceContext
-from search_spaces.models.model import CLAMPED, FactoryModel, HeadNorm, Model, ModelSpec, Norm, NormPlace, Position
+from search_spaces.models.model import CLAMPED, FactoryModel, HeadNorm, Latent, Model, ModelSpec, Norm, NormPlace, Position
 from search_spaces.models.rope import RopeKind, RopeScaling
 from search_spaces.rules.float8 import FLOAT8
 from search_spaces.trial import Workload
@@ -102,9 +102,21 @@ FAMILIES: Mapping[str, Mapping[str, object]] = {
         "family": "qwen3_moe", "num_key_value_heads": 4, "ffn_hidden_size": 24, "head_norm": HeadNorm.HEAD, "num_experts": 4,
         "experts_per_token": 2, "normalised_routing": False, "load_balance": 0.5,
     },
+    "latent": {
+        "family": "deepseek_v3", "num_key_value_heads": 8, "head_dim": 8, "ffn_hidden_size": 12, "attention_scale": 0.4,
+        "latent": Latent(key_value_rank=5, rotated=4, value_size=6, query_rank=7), "num_experts": 8, "experts_per_token": 3,
+        "sigmoid_routing": True, "router_correction": True, "router_groups": 4, "router_groups_kept": 2, "routing_scale": 2.5,
+        "shared_expert_size": 12, "dense_layers": (True, False), "dense_ffn_size": 24,
+    },
+    "latent keys": {
+        "family": "deepseek_v2", "num_key_value_heads": 8, "head_dim": 8, "ffn_hidden_size": 12, "num_experts": 4,
+        "latent": Latent(key_value_rank=5, rotated=4, value_size=6), "experts_per_token": 2, "normalised_routing": False,
+        "router_groups": 2, "shared_expert_size": 8,
+    },
 }  # fmt: skip
 """Models that have what families do besides Llama: norms in other places and of heads, limits and factors of scores, windows
-and rotations in some layers, sinks, weights of experts that are shares of all."""
+and rotations in some layers, sinks, weights of experts that are shares of all, latent attention, shared experts, dense layers
+beside those with experts, sigmoid routing, groups of experts."""
 HUGGING_FACE: Mapping[str, FactoryModel] = {
     f"hf-{name}": FactoryModel(
         reference=f"hf:benchmarks/huggingface/{name}", parameter_count=count, frozen_parameter_count=frozen,

@@ -46,7 +46,7 @@ def families(engine: str, ranks: int) -> Iterator[Case | None]:
     """What newer families do: each model, layout and stage; schedules, checkpointing, offloads and context methods in turn."""
     draw = Draw(engine, ranks, "families")
     for turn, (name, layout, stage) in enumerate(product(FAMILIES, layouts(ranks), stages_of(engine))):
-        size = 2 if name in ("qwen", "sinks") and turn % 2 else 1
+        size = 2 if "num_experts" in FAMILIES[name] and turn % 2 else 1
         knobs = {**layout, "zero_stage": stage, "expert_parallel_size": size}
         if layout["context_parallel_size"] != 1:
             knobs["context_parallel_method"] = ("ulysses", "gather")[turn % 2]

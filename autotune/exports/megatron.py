@@ -44,7 +44,11 @@ SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
 """ZeRO stage -> Megatron-FSDP's sharding strategy."""
 ATTENTION = {"flash": "flash", "cudnn": "fused", "math": "unfused"}
 """Attention kernel -> its name in Transformer Engine, which runs attention there."""
-BUILT_IN = ("experts", "a capacity of experts", "a load-balance loss", "tied embeddings")
+BUILT_IN = (
+    "experts", "a capacity of experts", "a load-balance loss", "tied embeddings", "latent attention", "shared experts",
+    "dense layers beside those with experts", "weights of experts that are sigmoids", "a bias of the choice of experts",
+    "groups of experts", "a factor of experts' weights",
+)  # fmt: skip
 LOOPED = ("1f1b", "interleaved_1f1b")
 """Pipeline schedules that Megatron-LM has."""
 
@@ -195,7 +199,7 @@ def _model(winner: Winner) -> list[str]:
     lines = [
         f"--num-layers {shape.num_layers}",
         f"--hidden-size {shape.hidden_size}",
-        f"--ffn-hidden-size {shape.ffn_hidden_size}",
+        f"--ffn-hidden-size {shape.dense_ffn_size or shape.ffn_hidden_size}",
         f"--num-attention-heads {shape.num_attention_heads}",
         f"--kv-channels {shape.head_dim}",
         f"--max-position-embeddings {max(shape.sequence_length, winner.workload.sequence_length)}",
@@ -204,7 +208,37 @@ def _model(winner: Winner) -> list[str]:
         "--attention-dropout 0",
         "--hidden-dropout 0",
     ]
-    return [*lines, *_kinds(shape)]
+    return [*lines, *_kinds(shape), *_latent(shape), *_routing(shape)]
+
+
+def _latent(shape: ModelSpec) -> list[str]:
+    """Latent attention; `rotary-base` and the scaling of rotations are given with the other arguments."""
+    latent = shape.latent
+    if latent is None:
+        return []
+    query = [f"--q-lora-rank {latent.query_rank}"] if latent.query_rank else []
+    return [
+        "--multi-latent-attention", *query, f"--kv-lora-rank {latent.key_value_rank}",
+        f"--qk-head-dim {shape.head_dim - latent.rotated}", f"--qk-pos-emb-head-dim {latent.rotated}",
+        f"--v-head-dim {latent.value_size}",
+    ]  # fmt: skip
+
+
+def _routing(shape: ModelSpec) -> list[str]:
+    """What experts have besides Mixtral's."""
+    dense = [int(shape.has_experts(layer)) for layer in range(shape.num_layers)]
+    frequency = "([" + ",".join(map(str, dense)) + "])"
+    options = {
+        f"--moe-ffn-hidden-size {shape.ffn_hidden_size} --moe-layer-freq '{frequency}'": any(shape.dense_layers),
+        f"--moe-shared-expert-intermediate-size {shape.shared_expert_size}": shape.shared_expert_size > 0,
+        "--moe-router-score-function sigmoid": shape.sigmoid_routing,
+        "--moe-router-enable-expert-bias": shape.router_correction,
+        f"--moe-router-num-groups {shape.router_groups} --moe-router-group-topk {shape.router_groups_kept}": (
+            shape.router_groups > 1
+        ),
+        f"--moe-router-topk-scaling-factor {shape.routing_scale}": shape.routing_scale != 1,
+    }
+    return [line for line, holds in options.items() if holds]
 
 
 def _kinds(shape: ModelSpec) -> list[str]:

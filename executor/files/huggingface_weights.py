@@ -190,11 +190,14 @@ def _rotated_halves(size: int, rotated: int) -> Together:
 
     def reordered(tensor: Tensor, pairs: tuple[int, int]) -> Tensor:
         heads = tensor.view(-1, size, *tensor.shape[1:])
-        plain, last = heads.split((size - rotated, rotated), dim=1)
-        return torch.cat((plain, last.unflatten(1, pairs).transpose(1, 2).flatten(1, 2)), dim=1).flatten(0, 1)
+        plain, last = torch.split(heads, [size - rotated, rotated], dim=1)
+        return torch.cat(
+            (plain, last.reshape(len(last), *pairs, *last.shape[2:]).transpose(1, 2).flatten(1, 2)), dim=1
+        ).flatten(0, 1)
 
     return Together(
-        join=lambda parts: reordered(parts[0], (2, rotated // 2)), split=lambda tensor, _: [reordered(tensor, (rotated // 2, 2))]
+        join=lambda parts: reordered(parts[0], (2, rotated // 2)),
+        split=lambda tensor, _: [reordered(tensor, (rotated // 2, 2))],
     )
 
 

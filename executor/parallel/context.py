@@ -56,11 +56,11 @@ class ContextParallel:
 
     def _gathered(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of the whole sequence, in one message."""
-        widths = key.shape[-1], value.shape[-1]
+        widths = [key.shape[-1], value.shape[-1]]
         own = torch.stack((key, value)) if widths[0] == widths[1] else torch.cat((key, value), dim=-1)[None]
         gathered: Tensor = _GatherChunks.apply(own, self.group)  # type: ignore[no-untyped-call]
         if len(gathered) == 1:
-            keys, values = gathered[0].split(widths, dim=-1)
+            keys, values = torch.split(gathered[0], widths, dim=-1)
             return keys, values
         return gathered[0], gathered[1]
 
@@ -84,7 +84,7 @@ class Ulysses(ContextParallel):
             return attend_local(query, key, value, window, grouped, prefix, scores=scores)
         heads, widths = ([x.shape[place] for x in (query, key, value)] for place in (1, 3))
         heads = [count // self.size for count in heads]
-        # Concatenate each rank's heads of all three, so that they are sent in one message; if values are narrower, their widths.
+        # Each rank's heads of all three in one message: concatenated, or beside each other if values are narrower.
         place = 2 if widths[0] == widths[2] else 4
         own = torch.cat([_by_rank(x, self.size) for x in (query, key, value)], dim=place)
         whole: Tensor = _TokensForHeads.apply(own, self.group)  # type: ignore[no-untyped-call]

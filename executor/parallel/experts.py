@@ -158,7 +158,7 @@ def _in_best_groups(ranked: Tensor, spec: ModelSpec) -> Tensor:
     """The values [..., experts], -inf outside of each token's best groups: those with the best expert, or with the best two
     [DeepSeek-AI 2024, DeepSeek-V2, 2.2.2; DeepSeek-V3, 2.1.2].
     """
-    grouped = ranked.unflatten(-1, (spec.router_groups, -1))
+    grouped = ranked.view(*ranked.shape[:-1], spec.router_groups, -1)
     best = grouped.topk(min(2 if spec.sigmoid_routing else 1, grouped.shape[-1]), dim=-1).values.sum(-1)
     kept = torch.zeros_like(best).scatter_(-1, best.topk(spec.router_groups_kept, dim=-1).indices, 1)
     return grouped.masked_fill(kept[..., None] == 0, float("-inf")).flatten(-2)

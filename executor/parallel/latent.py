@@ -5,10 +5,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from executor.parallel.context import ContextParallel
 from executor.parallel.operators import Operators
 from executor.parallel.packed import Documents, attend_in_documents
 from executor.parallel.rotary import Rotary
-from executor.parallel.context import ContextParallel
 from executor.parallel.tensor import ColumnLinear, RowLinear, TensorParallel
 from search_spaces.models.model import Latent, ModelSpec
 from search_spaces.training.windows import Window
@@ -47,12 +47,11 @@ class LatentAttention(nn.Module):
     def forward(self, x: Tensor, rotary: Rotary, documents: Documents | None = None) -> Tensor:
         source, narrow, shared = self._narrow(x)
         query = self._split(self.query(source), self.head_dim)
-        key, value = self._split(self.key_value(narrow), self.plain + self.latent.value_size).split(
-            (self.plain, self.latent.value_size), dim=-1
-        )
+        sizes = [self.plain, self.latent.value_size]
+        key, value = torch.split(self._split(self.key_value(narrow), sum(sizes)), sizes, dim=-1)
         shared = shared[:, None]  # one head
         if rotary is not None:
-            plain, rotated = query.split((self.plain, self.latent.rotated), dim=-1)
+            plain, rotated = torch.split(query, [self.plain, self.latent.rotated], dim=-1)
             rotated, shared = self.operators.rotate(rotated, shared, *rotary)
             query = torch.cat((plain, rotated), dim=-1)
         key = torch.cat((key, shared.expand(-1, key.shape[1], -1, -1)), dim=-1)
@@ -67,13 +66,14 @@ class LatentAttention(nn.Module):
 
     def _narrow(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """What queries are projected from, what keys and values are, and the rotated part of all keys, of all tokens."""
-        narrow, shared = self.key_value_down(x).split((self.latent.key_value_rank, self.latent.rotated), dim=-1)
+        narrow, shared = torch.split(self.key_value_down(x), [self.latent.key_value_rank, self.latent.rotated], dim=-1)
         parts = [self.key_value_latent_norm(narrow), shared]
         if self.query_down is not None and self.query_latent_norm is not None:
             parts.append(self.query_latent_norm(self.query_down(x)))
         if self.tensor.size > 1:
             # In one collective.
-            parts = list(self.tensor.enter(torch.cat(parts, dim=-1)).split([part.shape[-1] for part in parts], dim=-1))
+            widths = [part.shape[-1] for part in parts]
+            parts = list(torch.split(self.tensor.enter(torch.cat(parts, dim=-1)), widths, dim=-1))
         narrow, shared, *source = parts
         return source[0] if source else self.tensor.enter(x), narrow, shared
 

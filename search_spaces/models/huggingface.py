@@ -383,7 +383,8 @@ def _shortest_pattern(layers: tuple[bool, ...]) -> tuple[bool, ...]:
 
 def _rotary_decoder(
     keys: ConfigKeys, name: str, family: str, *, kv_heads: int | None, epsilon: float, rope_theta: float = 1e4,
-    head_dim: int = 0, exact_head_dim: int = 0, ffn: int = 0, rotary_fraction: float = 1.0, tied: bool = False, activation: str = "", **more: Any,
+    head_dim: int = 0, exact_head_dim: int = 0, ffn: int = 0, rotary_fraction: float = 1.0, tied: bool = False,
+    activation: str = "", **more: Any,
 ) -> ModelSpec:  # fmt: skip
     """Llama and similar models.
 
@@ -391,7 +392,7 @@ def _rotary_decoder(
         kv_heads: the class's default if the key is absent; None: the number of heads.
         head_dim: the class's default; 0: the hidden size over the heads.
         ffn: width of the MLP; 0: `intermediate_size`.
-        exact_head_dim: the width of a head, whatever the key says; 0: that of the key.
+        exact_head_dim: the width of a head with latent attention, whatever the keys of heads say; 0: those of the keys.
         rotary_fraction: the class's default.
         tied: the class's default of `tie_word_embeddings`.
         activation: ours; empty: that of `hidden_act`.
@@ -405,7 +406,7 @@ def _rotary_decoder(
         num_layers=keys.size("num_hidden_layers"),
         hidden_size=hidden,
         num_attention_heads=heads,
-        num_key_value_heads=keys.size("num_key_value_heads", default=absent),
+        num_key_value_heads=heads if exact_head_dim else keys.size("num_key_value_heads", default=absent),
         head_dim=exact_head_dim or (head_dim if head_dim and keys.is_null("head_dim") else _head_dim(keys, hidden, heads)),
         ffn_hidden_size=ffn or keys.size("intermediate_size"),
         vocab_size=keys.size("vocab_size"),

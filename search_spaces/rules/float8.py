@@ -43,3 +43,9 @@ def _sizes(model: ModelSpec, ranks: int) -> Iterator[tuple[str, int]]:
     yield "queries", model.num_attention_heads * model.head_dim // ranks
     yield "keys", model.num_key_value_heads * model.head_dim // ranks
     yield "MLP's width", model.ffn_hidden_size // ranks
+    yield "dense layers' MLP", model.dense_ffn_size // ranks
+    yield "shared experts' width", model.shared_expert_size // ranks
+    if model.latent is not None:
+        yield "values", model.num_attention_heads * model.latent.value_size // ranks
+        yield "latent keys and values", model.latent.key_value_rank
+        yield "latent queries", model.latent.query_rank

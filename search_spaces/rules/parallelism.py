@@ -40,6 +40,8 @@ def _tensor_divides(config: TrialConfig, context: SpaceContext) -> str | None:
         "attention heads": model.num_attention_heads,
         "key-value heads": model.num_key_value_heads,
         "an expert's width" if model.num_experts else "the MLP's width": model.ffn_hidden_size,
+        "the dense layers' MLP": model.dense_ffn_size,
+        "the shared experts' width": model.shared_expert_size,
         "the vocabulary": model.vocab_size,
     }
     wrong = [f"{name} ({value})" for name, value in sizes.items() if value % size]

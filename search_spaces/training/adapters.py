@@ -71,6 +71,11 @@ def adapters_problem(config: TrialConfig, model: Model) -> str | None:
         return f"{model.name} has adapters{rank} already"
     if config.adapter_size > model.hidden_size:
         return f"bottlenecks of {config.adapter_size} columns are wider than {model.name}, which has {model.hidden_size}"
+    if config.prefix_length and model.latent is not None:
+        return f"keys and values of a prefix are those of whole heads, and {model.name} has latent attention"
+    if config.lora_rank and (model.latent is not None or model.shared_expert_size or any(model.dense_layers)):
+        kind = "latent attention" if model.latent is not None else "shared experts or dense layers beside those with experts"
+        return f"low-rank adapters are not supported for {kind}, which {model.name} has"
     return _rank_problem(config, model) if config.lora_rank else None
 
 

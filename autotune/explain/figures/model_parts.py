@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from search_spaces.models.model import ModelSpec, Norm, Position
+from search_spaces.models.model import Latent, ModelSpec, Norm, Position
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +58,10 @@ def _layer(spec: ModelSpec, sequence_length: int) -> list[ModulePart]:
         "value": keys * (hidden + bias),
         "output": queries * hidden + hidden * spec.attention_output_bias,
     }
+    if spec.latent is not None:
+        matrices = _latent_matrices(spec, spec.latent)
+        products = 6.0 * spec.num_layers * spec.num_attention_heads * (spec.head_dim + spec.value_size)
+        products *= spec.attended(sequence_length)
     attention = [
         _part(spec, name, 3, "layer", spec.num_layers * size, spec.num_layers * size) for name, size in matrices.items()
     ]
@@ -74,18 +78,42 @@ def _layer(spec: ModelSpec, sequence_length: int) -> list[ModulePart]:
     ]  # fmt: skip
 
 
+def _latent_matrices(spec: ModelSpec, latent: Latent) -> dict[str, int]:
+    """Parameters of the parts of latent attention, with the norms of the narrow vectors."""
+    hidden, heads, bias = spec.hidden_size, spec.num_attention_heads, int(spec.qkv_bias)
+    down = latent.key_value_rank + latent.rotated
+    source = latent.query_rank or hidden
+    found = {"query down": latent.query_rank * (hidden + bias + 1)} if latent.query_rank else {}
+    return {
+        **found,
+        "query": source * heads * spec.head_dim,
+        "keys and values down": down * (hidden + bias) + latent.key_value_rank,
+        "keys and values": latent.key_value_rank * heads * (spec.head_dim - latent.rotated + latent.value_size),
+        "output": heads * latent.value_size * hidden + hidden * spec.attention_output_bias,
+    }
+
+
 def _mlp(spec: ModelSpec) -> list[ModulePart]:
-    experts, active = max(spec.num_experts, 1), max(spec.experts_per_token, 1)
-    sides = {"gate": spec.gated_mlp, "up": True, "down": True}
-    found = []
-    for name in (name for name, there in sides.items() if there):
-        size = spec.hidden_size * spec.ffn_hidden_size
-        if spec.mlp_bias:
-            size += spec.hidden_size if name == "down" else spec.ffn_hidden_size
-        found.append(_part(spec, name, 3, "layer", spec.num_layers * experts * size, spec.num_layers * active * size))
+    layers = spec.expert_layers or spec.num_layers
+    found = _matrices(spec, "", layers, spec.ffn_hidden_size, max(spec.num_experts, 1), max(spec.experts_per_token, 1))
     if spec.num_experts:
-        router = spec.num_layers * spec.num_experts * spec.hidden_size
+        router = layers * spec.num_experts * spec.router_row
         found.append(_part(spec, "router", 3, "layer", router, router))
+    if spec.shared_expert_size:
+        found += _matrices(spec, "shared ", layers, spec.shared_expert_size)
+    if layers < spec.num_layers:
+        found += _matrices(spec, "dense ", spec.num_layers - layers, spec.dense_ffn_size)
+    return found
+
+
+def _matrices(spec: ModelSpec, kind: str, layers: int, width: int, copies: int = 1, active: int = 1) -> list[ModulePart]:
+    """The matrices of MLPs of a width in so many layers, of which a token uses `active` of `copies`."""
+    found = []
+    for name in ("gate", "up", "down") if spec.gated_mlp else ("up", "down"):
+        size = spec.hidden_size * width
+        if spec.mlp_bias:
+            size += spec.hidden_size if name == "down" else width
+        found.append(_part(spec, f"{kind}{name}", 3, "layer", layers * copies * size, layers * active * size))
     return found
 
 

@@ -68,6 +68,10 @@ def shapes_of(model: ModelSpec, sequence_length: int) -> Shapes:
         tied=scalar(float(model.tied_embeddings)),
         experts=scalar(model.num_experts),
         experts_per_token=scalar(_rows_per_token(model, sequence_length)),
+        expert_share=scalar(model.expert_layers / model.num_layers if model.num_experts else 1.0),
+        dense_ffn=scalar(model.dense_ffn_size),
+        shared_ffn=scalar(model.shared_expert_size),
+        **_latent_shapes(model),
         adapter=scalar(model.adapter_parameters / model.num_layers),
         adapter_divided=scalar(0.0),
         frozen_bytes=scalar(model.frozen_bytes),
@@ -76,6 +80,18 @@ def shapes_of(model: ModelSpec, sequence_length: int) -> Shapes:
         rotates_whole=scalar(ROTATION in by_liger),
         silu_gated=scalar(GATE in by_liger),
     )
+
+
+def _latent_shapes(model: ModelSpec) -> dict[str, Array]:
+    latent = model.latent
+    if latent is None:
+        return {}
+    return {
+        "query_rank": scalar(latent.query_rank),
+        "key_value_rank": scalar(latent.key_value_rank),
+        "rotated": scalar(latent.rotated),
+        "value": scalar(model.num_attention_heads * latent.value_size),
+    }
 
 
 def layouts_of(configs: Sequence[TrialConfig], global_batch_size: int, world_size: int) -> Layouts:

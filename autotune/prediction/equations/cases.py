@@ -62,6 +62,20 @@ class Shapes:
     """Bytes of a frozen parameter; 0: nothing is frozen, every parameter is trained."""
     dropout: Array
     """1 if dropout stores its masks."""
+    expert_share: Array = field(default_factory=lambda: scalar(1.0))
+    """Layers with experts, as a share of all layers, if there are experts."""
+    dense_ffn: Array = field(default_factory=lambda: np.zeros(1))
+    """Width of the MLP of the other layers."""
+    shared_ffn: Array = field(default_factory=lambda: np.zeros(1))
+    """Width of the MLP that tokens pass through in addition to their experts."""
+    query_rank: Array = field(default_factory=lambda: np.zeros(1))
+    """Latent attention: width of what queries are projected from; 0: they are projected from the hidden state."""
+    key_value_rank: Array = field(default_factory=lambda: np.zeros(1))
+    """Width of what keys and values are projected from; 0: attention is not latent."""
+    rotated: Array = field(default_factory=lambda: np.zeros(1))
+    """Elements of a key that all heads of latent attention share."""
+    value: Array = field(default_factory=lambda: np.zeros(1))
+    """Width of all values of latent attention."""
     copied: Array = field(default_factory=lambda: np.zeros(1))
     """Keys copied for blocks of queries, per token: for a window with global tokens."""
     low_rank: Array = field(default_factory=lambda: scalar(1.0))
@@ -87,6 +101,18 @@ class Shapes:
     def inside(self) -> Array:
         """Tokens of a sample that pass through the layers."""
         return self.sequence + self.prompt
+
+    @property
+    def routed(self) -> Array:
+        """Rows of experts for each token, as a mean over the layers; 1 if no model of the cases has experts."""
+        return np.where(self.experts > 0, self.expert_share * self.experts_per_token, 1.0)
+
+    @property
+    def mlp_width(self) -> Array:
+        """Width of the MLPs that a token passes through in a layer, as a mean over the layers."""
+        experts = self.experts_per_token * self.ffn + self.shared_ffn
+        mean = self.expert_share * experts + (1 - self.expert_share) * self.dense_ffn
+        return np.where(self.experts > 0, mean, self.ffn)
 
     @property
     def attended(self) -> Array:

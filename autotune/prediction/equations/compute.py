@@ -110,14 +110,43 @@ def _layer_forward(cases: Cases, rates: Coefficients) -> Array:
 
 def _products(cases: Cases, rates: Coefficients) -> Array:
     shapes, tensor, tokens = cases.shapes, cases.layouts.tensor, _tokens(cases)
-    routed = np.maximum(shapes.experts_per_token, 1)
-    mlp_rows = tokens * routed
-    fan_in = shapes.matrices - 1
+    whole = _product(cases, rates, tokens, shapes.hidden, (shapes.query + 2 * shapes.key_value) / tensor) + _product(
+        cases, rates, tokens, shapes.query / tensor, shapes.hidden
+    )
+    attention = np.where(shapes.key_value_rank > 0, _latent_products(cases, rates), whole)
+    routed = np.where(shapes.experts > 0, shapes.experts_per_token, 1.0)
+    mlp = _mlp_products(cases, rates, tokens * np.maximum(routed, 1.0), shapes.ffn)
+    if not np.any(shapes.shared_ffn + shapes.dense_ffn > 0):
+        return attention + mlp
+    shared, dense = (
+        _mlp_products(cases, rates, tokens, np.maximum(width, 1.0)) for width in (shapes.shared_ffn, shapes.dense_ffn)
+    )
+    beside = np.where(shapes.shared_ffn > 0, shared, 0.0)
+    share = shapes.expert_share
+    return attention + share * (mlp + beside) + (1 - share) * np.where(shapes.dense_ffn > 0, dense, 0.0)
+
+
+def _mlp_products(cases: Cases, rates: Coefficients, rows: Array, width: Array) -> Array:
+    shapes, tensor = cases.shapes, cases.layouts.tensor
+    return _product(cases, rates, rows, shapes.hidden, (shapes.matrices - 1) * width / tensor) + _product(
+        cases, rates, rows, width / tensor, shapes.hidden
+    )
+
+
+def _latent_products(cases: Cases, rates: Coefficients) -> Array:
+    """Products of latent attention; those to narrow vectors are of a rank's share of the tokens, or of all."""
+    shapes, tensor, tokens = cases.shapes, cases.layouts.tensor, _tokens(cases)
+    if not np.any(shapes.key_value_rank > 0):
+        return np.zeros(1)
+    own = tokens / np.where(cases.layouts.sequence_parallel > 0, tensor, 1.0)
+    down = shapes.query_rank + shapes.key_value_rank + shapes.rotated
+    source = np.where(shapes.query_rank > 0, shapes.query_rank, shapes.hidden)
+    keys = shapes.query - shapes.heads * shapes.rotated + shapes.value
     return (
-        _product(cases, rates, tokens, shapes.hidden, (shapes.query + 2 * shapes.key_value) / tensor)
-        + _product(cases, rates, tokens, shapes.query / tensor, shapes.hidden)
-        + _product(cases, rates, mlp_rows, shapes.hidden, fan_in * shapes.ffn / tensor)
-        + _product(cases, rates, mlp_rows, shapes.ffn / tensor, shapes.hidden)
+        _product(cases, rates, own, shapes.hidden, down)
+        + _product(cases, rates, tokens, source, shapes.query / tensor)
+        + _product(cases, rates, tokens, np.maximum(shapes.key_value_rank, 1.0), keys / tensor)
+        + _product(cases, rates, tokens, shapes.value / tensor, shapes.hidden)
     )
 
 
@@ -153,7 +182,7 @@ def _elementwise(cases: Cases, rates: Coefficients) -> Array:
     """Norms, residuals and dropout over the hidden width, divided only under sequence parallelism; the MLP's activations."""
     shapes, layouts = cases.shapes, cases.layouts
     divided = np.where(layouts.sequence_parallel > 0, layouts.tensor, 1.0)
-    wide = (shapes.matrices + 0.0) * shapes.ffn * np.maximum(shapes.experts_per_token, 1) / layouts.tensor
+    wide = (shapes.matrices + 0.0) * shapes.mlp_width / layouts.tensor
     norms, rotations = (
         (8 + 2 * shapes.dropout) * shapes.hidden / divided,
         4 * (shapes.query + shapes.key_value) / layouts.tensor,
@@ -239,7 +268,7 @@ def _layer_communication(cases: Cases, rates: Coefficients) -> Array:
     once = passes + np.where(exchanged, 0.0, beyond)
     context = collective_seconds(cases, context_group(cases), once * sent * share, passes * times, rates)
     e = layouts.expert
-    routed = message * np.maximum(shapes.experts_per_token, 1) * (e - 1) / e
+    routed = message * shapes.routed * (e - 1) / e
     travels = 2 * (passes + 0 * e)
     expert = collective_seconds(cases, expert_group(cases), travels * routed, travels, rates)
     return tensor + context + expert

@@ -37,9 +37,9 @@ def rounding_seconds(cases: Cases, tokens: Array) -> Array:
     """
     shapes, layouts, layer = cases.shapes, cases.layouts, layer_parameters(cases)
     matrices = (layer.attention + np.where(shapes.experts > 0, layer.experts, layer.dense)) / layouts.tensor
-    fan_in, routed = shapes.matrices - 1, np.maximum(shapes.experts_per_token, 1)
-    inputs = (3 + fan_in * routed) * shapes.hidden + (shapes.query + shapes.ffn * routed) / layouts.tensor
-    results = (shapes.query + 2 * shapes.key_value + fan_in * shapes.ffn * routed) / layouts.tensor
+    fan_in, routed = shapes.matrices - 1, shapes.routed
+    inputs = (3 + fan_in * routed) * shapes.hidden + (shapes.query + shapes.mlp_width) / layouts.tensor
+    results = (shapes.query + 2 * shapes.key_value + fan_in * shapes.mlp_width) / layouts.tensor
     results = results + (1 + routed) * shapes.hidden
     again = np.where(layouts.activation_checkpointing > 0, 1.0, 0.0) / layouts.checkpoint_every_k
     operands = matrices + tokens * inputs

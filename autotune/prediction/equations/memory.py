@@ -464,7 +464,6 @@ def layer_bytes(cases: Cases) -> Array:
     """
     shapes, layouts, software = cases.shapes, cases.layouts, cases.software
     width, t = layouts.parameter_bytes, layouts.tensor
-    routed = np.maximum(shapes.experts_per_token, 1)
     masks = shapes.dropout * 2 * shapes.hidden
     norms = (2 * width + norm_extra(cases)) * shapes.hidden + masks
     frozen = shapes.frozen_bytes > 0
@@ -474,9 +473,13 @@ def layer_bytes(cases: Cases) -> Array:
     least = np.where(frozen, np.minimum(hidden, width * (2 * shapes.matrices - 3)), hidden)
     outputs = width * (shapes.query + 2 * shapes.key_value + 2 * shapes.hidden + (shapes.matrices - 1) * shapes.ffn)
     attention = attention + software.frozen_outputs * outputs
-    mlp = least * shapes.ffn * routed + np.where(routed > 1, 2 * width * routed * shapes.hidden, 0.0)
+    routed = np.where((shapes.experts > 0) & (shapes.experts_per_token > 1), shapes.routed, 0.0)
+    mlp = least * shapes.mlp_width + 2 * width * routed * shapes.hidden
     gathered = np.where(gathered_kept(layouts, software), 1.0, _divided(cases))
     attention = attention + width * 2 * shapes.key_value * shapes.prefix / shapes.sequence
+    # Narrow vectors before and after their norms; the results of the products are as wide as queries, padded values too.
+    norms = norms + width * (2 * (shapes.query_rank + shapes.key_value_rank) + shapes.rotated)
+    attention = attention + width * shapes.value
     norms = norms + np.where(shapes.bottleneck > 0, width * (2 * shapes.hidden + 4 * shapes.bottleneck), 0.0)
     return norms / _divided(cases) + inputs / gathered + (attention + _scores(cases) + mlp) / t
 

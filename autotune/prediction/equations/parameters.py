@@ -35,13 +35,23 @@ class StageParameters:
 def layer_parameters(cases: Cases) -> LayerParameters:
     """Matrices of a layer; biases and norms, about 1/10,000 of it, are not counted."""
     shapes = cases.shapes
-    mlp = shapes.matrices * shapes.hidden * shapes.ffn
+    mlp, share = shapes.matrices * shapes.hidden, shapes.expert_share
     attention = shapes.hidden * (2 * shapes.query + 2 * shapes.key_value)
+    beside = share * (shapes.experts * shapes.hidden + mlp * shapes.shared_ffn) + (1 - share) * mlp * shapes.dense_ffn
     return LayerParameters(
-        attention=attention + 2 * shapes.hidden,
-        dense=np.where(shapes.experts > 0, shapes.experts * shapes.hidden, mlp),
-        experts=shapes.experts * mlp,
+        attention=np.where(shapes.key_value_rank > 0, _latent_attention(cases), attention) + 2 * shapes.hidden,
+        dense=np.where(shapes.experts > 0, beside, mlp * shapes.ffn),
+        experts=share * shapes.experts * mlp * shapes.ffn,
     )
+
+
+def _latent_attention(cases: Cases) -> Array:
+    """Every tensor rank has the projections to narrow vectors whole: they count once for each rank."""
+    shapes, latent = cases.shapes, cases.shapes.key_value_rank
+    whole = shapes.hidden * (shapes.query_rank + latent + shapes.rotated)
+    query = np.where(shapes.query_rank > 0, shapes.query_rank, shapes.hidden) * shapes.query
+    keys = latent * (shapes.query - shapes.heads * shapes.rotated + shapes.value)
+    return whole * cases.layouts.tensor + query + keys + shapes.value * shapes.hidden
 
 
 def is_quantised(cases: Cases) -> Flags:
@@ -75,13 +85,20 @@ def persistent_parameters(cases: Cases, layers: Array) -> Array:
         (2.0, shapes.hidden + 0 * layouts.tensor),
         (2.0, shapes.hidden * shapes.query / layouts.tensor),
         (2.0, shapes.hidden * shapes.key_value / layouts.tensor),
-        (shapes.matrices * np.maximum(shapes.experts, 1.0) / layouts.expert, shapes.hidden * shapes.ffn / layouts.tensor),
+        (_mean_matrices(cases), shapes.hidden * shapes.ffn / layouts.tensor),
     )
     kept = sum(
         (count * size * (counted_elements(cases) * size < layouts.param_persistence_threshold) for count, size in matrices),
         np.zeros(1),
     )
     return np.where(layouts.zero_stage >= 3, layers * kept, 0.0)
+
+
+def _mean_matrices(cases: Cases) -> Array:
+    """Matrices of `ffn` width of a layer on a rank, as a mean over the layers."""
+    shapes = cases.shapes
+    experts = np.where(shapes.experts > 0, shapes.expert_share * shapes.experts, 1.0)
+    return shapes.matrices * experts / cases.layouts.expert
 
 
 def divided(cases: Cases, held: StageParameters, ranks: Array) -> Array:

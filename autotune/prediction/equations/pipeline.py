@@ -29,7 +29,7 @@ class Split:
 def head_in_layers(cases: Cases) -> Array:
     """FLOPs of the output projection as a multiple of a layer's."""
     shapes = cases.shapes
-    mlp = shapes.matrices * shapes.hidden * shapes.ffn * np.maximum(shapes.experts_per_token, 1)
+    mlp = shapes.matrices * shapes.hidden * shapes.mlp_width
     layer = shapes.hidden * (2 * shapes.query + 2 * shapes.key_value) + mlp + 2 * shapes.query * shapes.sequence
     return shapes.vocabulary * shapes.hidden / layer
 

@@ -34,9 +34,19 @@ LONG = {
     "rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [1.0, 1.1, 1.2, 1.3], "long_factor": [1.5, 2.0, 3.0, 4.0],
 }  # fmt: skip
 DEEPSEEK: dict[str, Any] = {
-    **SHARED, "q_lora_rank": 12, "kv_lora_rank": 8, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 6,
-    "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "n_shared_experts": 2, "n_group": 4,
-    "topk_group": 2, "first_k_dense_replace": 1,
+    **SHARED,
+    "q_lora_rank": 12,
+    "kv_lora_rank": 8,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 6,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "n_shared_experts": 2,
+    "n_group": 4,
+    "topk_group": 2,
+    "first_k_dense_replace": 1,
 }
 CASES: dict[str, dict[str, Any]] = {
     "llama": {"model_type": "llama", "attention_bias": True, "mlp_bias": True},
@@ -113,7 +123,11 @@ class ByCosine:
     """The module torch, whose polar form rounds cosines and sines as their functions do."""
 
     def __getattr__(self, name: str) -> Any:
-        return (lambda size, angle: torch.complex(size * angle.cos(), size * angle.sin())) if name == "polar" else getattr(torch, name)
+        return (
+            (lambda size, angle: torch.complex(size * angle.cos(), size * angle.sin()))
+            if name == "polar"
+            else getattr(torch, name)
+        )
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """What newer families' config.json files say: windows and rotations by layer, scaled rotations, limits, and what is refused."""
 
 import dataclasses
+import math
 from typing import Any
 
 import pytest
@@ -68,6 +69,22 @@ def test_scaled_rotations() -> None:
     assert spec("llama", rope_scaling={"rope_type": "dynamic", "factor": 2.0}).rope_scaling is None
 
 
+def test_layers_with_experts_and_dense_layers() -> None:
+    model = spec("qwen3_moe", mlp_only_layers=[1], decoder_sparse_step=2)
+    assert [model.has_experts(layer) for layer in range(6)] == [False, False, False, True, False, True]
+    assert (model.expert_layers, model.dense_ffn_size, model.ffn_hidden_size) == (2, 96, 768)
+    kimi = resolve_model("kimi-k2")
+    assert (kimi.expert_layers, kimi.router_groups, kimi.shared_expert_size, kimi.has_experts(0)) == (60, 1, 2048, False)
+
+
+def test_latent_attention() -> None:
+    model = resolve_model("deepseek-v3")
+    assert (model.head_dim, model.value_size, model.rotated_size, model.num_key_value_heads) == (192, 128, 64, 128)
+    assert model.attention_scale == pytest.approx(192**-0.5 * (0.1 * math.log(40) + 1) ** 2)
+    products = 6 * model.num_layers * 128 * (192 + 128)
+    assert model.flops_per_token(2048) - model.flops_per_token(1024) == pytest.approx(products * 1024)
+
+
 def test_norms_limits_and_factors() -> None:
     gemma = spec("gemma2", attn_logit_softcapping=None)
     assert (gemma.norm_place, gemma.zero_centered_norms, gemma.layer_norms) == (NormPlace.BOTH, True, 4)
@@ -96,8 +113,14 @@ def test_norms_limits_and_factors() -> None:
             {"rope_scaling": {"type": "longrope", "short_factor": [1.0] * 3, "long_factor": [1.0] * 8}},
             "rope_scaling: has 3 factors; give 8, one for each pair of dimensions",
         ),
-        ("qwen3_moe", {"mlp_only_layers": [1]}, "mlp_only_layers: layers with and without experts in one model"),
-        ("qwen3_moe", {"decoder_sparse_step": 2}, "decoder_sparse_step: layers with and without experts in one model"),
+        ("qwen3_moe", {"mlp_only_layers": ["1"]}, "mlp_only_layers: is not a list of integers of at least 0"),
+        ("deepseek_v2", {"num_experts_per_tok": 2, "topk_method": "noaux_tc"}, "topk_method: 'noaux_tc' is not supported"),
+        ("deepseek_v2", {"num_experts_per_tok": 2, "moe_layer_freq": 2}, "moe_layer_freq: is not supported; leave it out"),
+        ("deepseek_v3", {"n_group": 7}, "router_groups: 4 of 7 groups of 256 experts cannot be chosen; give a divisor"),
+        ("deepseek_v3", {"topk_group": 9}, "router_groups: 9 of 8 groups of 256 experts cannot be chosen"),
+        ("deepseek_v3", {"topk_group": 1, "n_group": 64}, "experts_per_token: 8 are more than 1 groups have"),
+        ("deepseek_v3", {"rope_interleave": False}, "rope_interleave: rotations of halves are not supported"),
+        ("deepseek_v3", {"q_lora_rank": -1}, "q_lora_rank: -1 is not an integer of at least 0"),
         ("gemma3_text", {"use_bidirectional_attention": True}, "use_bidirectional_attention: a model whose tokens attend"),
         ("granite", {"logits_scaling": 0}, "logits_scaling: 0 is not a positive number"),
     ],
