@@ -55,6 +55,8 @@ OWN: Mapping[str, Mapping[str, Any]] = {
     "olmo3": {"sliding_window": 16}, "granite": {"embedding_multiplier": 12.0, "residual_multiplier": 0.22},
 }  # fmt: skip
 CLUSTERS = ("dgx-h100:8", "gb200-nvl72:16")
+LARGE, LARGE_CLUSTERS = 300e9, ("dgx-h100:64", "gb200-nvl72:64")
+"""Models of more parameters are planned on these."""
 PLAN_BATCH, PLAN_LENGTH = 1024, 2048
 """Of a plan; models of shorter sequences are planned for theirs."""
 ENDS = "trials: to the end, stopped as slower, out of memory"
@@ -188,7 +190,7 @@ def plan_rows(problems: list[str]) -> Iterator[list[str]]:
             (resolve_model(name) for name in model_preset_names()), key=lambda it: (it.family == family, it.parameter_count)
         )
         preset = model.name
-        for cluster in CLUSTERS:
+        for cluster in LARGE_CLUSTERS if model.parameter_count > LARGE else CLUSTERS:
             document, seconds = plan(preset, cluster)
             best = document["plans"][0] if document["plans"] else None
             if seconds > PLAN_SECONDS:

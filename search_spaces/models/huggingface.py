@@ -135,7 +135,7 @@ def _dense_layers(keys: ConfigKeys, is_dense: Callable[[int], bool]) -> dict[str
 def _deepseek_v3(keys: ConfigKeys, name: str) -> ModelSpec:
     keys.must_be("rope_interleave", True, "rotations of halves are not supported for this family")
     return _deepseek(
-        keys, name, "deepseek_v3", kv_heads=128, first_dense=3, experts=256, shared=1, ffn=2048,
+        keys, name, keys.text("model_type"), kv_heads=128, first_dense=3, experts=256, shared=1, ffn=2048,
         experts_per_token=keys.size("num_experts_per_tok", default=8), sigmoid_routing=True, router_correction=True,
         router_groups=keys.size("n_group", default=8), router_groups_kept=keys.size("topk_group", default=4),
         normalised_routing=keys.flag("norm_topk_prob", True), routing_scale=keys.number("routed_scaling_factor", default=2.5),
