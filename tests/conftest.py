@@ -33,7 +33,7 @@ settings.load_profile("without deadlines")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest chain first, which is Ray's; then the long modules of this folder. Short ones fill the end, where one waits."""
+    """The longest chain first, which is Ray's; then the long modules of this folder. Short ones fill the end."""
     items.sort(key=lambda item: 0 if _starts_ray(str(item.path)) else 1 if item.path.parent == HERE else 2)
 
 
