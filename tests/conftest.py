@@ -17,6 +17,11 @@ from xdist.scheduler import LoadFileScheduling, LoadScopeScheduling
 
 from tests.forked_ranks import ForkServer
 
+HERE = Path(__file__).parent
+# Small models gain nothing from threads, which wait for each other where another process of the tests computes. torch and NumPy
+# read this when they are imported, here and in processes that tests start. Ranks have as many threads as their runner says:
+# those do not compute while they wait.
+os.environ |= {"OMP_NUM_THREADS": "1", "GOMP_SPINCOUNT": "0"}
 # Predictions on this machine would start ranks to measure it: the tests of that switch it on.
 os.environ["AUTOTUNE_QUICK_CALIBRATION"] = "off"
 # No test reads or writes the database of whoever runs it.
@@ -25,6 +30,11 @@ os.environ["XDG_DATA_HOME"] = _data_home.name
 # How long an example takes is the machine's business: beside other work some would miss any deadline.
 settings.register_profile("without deadlines", deadline=None)
 settings.load_profile("without deadlines")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest chain first, which is Ray's; then the long modules of this folder. Short ones fill the end."""
+    items.sort(key=lambda item: 0 if _starts_ray(str(item.path)) else 1 if item.path.parent == HERE else 2)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -67,17 +77,6 @@ def one_seed() -> None:
     random.seed(0)
     if "torch" in sys.modules:
         sys.modules["torch"].manual_seed(0)
-
-
-@pytest.fixture(scope="module")
-def one_thread() -> Iterator[None]:
-    """So small models gain nothing from threads, which wait for each other where another process of the tests computes."""
-    import torch  # most tests do without it
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="session")

@@ -164,6 +164,7 @@ def _become(order: dict[str, Any], connection: int, output: int) -> None:
     for descriptor in (1, 2):
         os.dup2(output, descriptor)
     os.close(output)
+    Path("/proc/self/comm").write_text("rank_main", encoding="utf-8")  # it has the command line of the server
     os.environ.clear()
     os.environ.update(order["environment"])
     os.chdir(order["folder"])

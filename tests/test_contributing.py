@@ -29,7 +29,7 @@ def recipe(name: str) -> str:
 def copy(tmp_path: Path) -> Path:
     """A copy of the source."""
     for package in PACKAGES:
-        shutil.copytree(ROOT / package, tmp_path / "source" / package, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / package, tmp_path / "source" / package)  # with its compiled modules: they keep their dates
     return tmp_path / "source"
 
 

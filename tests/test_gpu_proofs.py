@@ -61,7 +61,7 @@ import autotune.cli.app, autotune.cli.sweep, autotune.cli.calibrate, benchmarks.
 """
 
 
-pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.nightly]
+pytestmark = pytest.mark.nightly
 
 
 @pytest.fixture

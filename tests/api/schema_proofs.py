@@ -188,6 +188,7 @@ def test_who_has_no_key_is_refused_as_the_document_says(case: Case, service: Ser
         assert answer.status_code in {401, 400, 405, 415} or no_path
 
 
+@pytest.mark.nightly
 @LOOPBACK.parametrize()
 def test_on_loopback_all_is_answered_as_the_document_says(case: Case, loopback: Service) -> None:
     loopback.choose_job(case)

@@ -137,7 +137,7 @@ LARGE: tuple[dict[str, Any], ...] = (
 def test_spaces_that_take_long_are_refused_by_their_field(
     client: TestClient, store: Store, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("api.computing.CALL_SECONDS", 2.0)  # one of them uses all the time that it gets
+    monkeypatch.setattr("api.computing.CALL_SECONDS", 0.5)  # one of them uses all the time that it gets
     for url, more in (
         ("/v1/jobs", {}),
         ("/v1/spaces/count", {}),

@@ -16,6 +16,7 @@ from autotune.outcome.job_snapshot import JobSnapshot, read_snapshot
 from autotune.request.rows import request_to_row
 from search_spaces.outcome import JobState, Purpose
 from storage.store import open_store
+from tests.sampling import sampled
 
 pytestmark = pytest.mark.chaos
 
@@ -35,7 +36,7 @@ def start(folder: Path, strategy: str) -> subprocess.Popen[str]:
     return process
 
 
-@pytest.mark.parametrize("strategy", ["guided", "random", "grid", "tpe"])
+@pytest.mark.parametrize("strategy", sampled(["guided", "random", "grid", "tpe"], every=2))
 def test_killed_and_resumed(tmp_path: Path, strategy: str) -> None:
     moments = random.Random(f"{strategy}:{KILLS}")
     for _ in range(KILLS):

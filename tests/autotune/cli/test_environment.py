@@ -22,7 +22,10 @@ SWEEP = (
 )  # fmt: skip
 
 
-def test_ranks_have_the_variables_of_their_trial_and_no_others(command: Command, folder: Path) -> None:
+def test_ranks_have_the_variables_of_their_trial_and_no_others(
+    command: Command, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("GOMP_SPINCOUNT")  # of the tests
     answer = command(*SWEEP)
     assert answer.status == 0
     with open_store(str(folder / "jobs.db")) as store:

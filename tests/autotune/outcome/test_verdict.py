@@ -26,6 +26,7 @@ from search_spaces.trial import TrialRequest, TrialResult
 from search_spaces.trial_config import TrialConfig
 from storage.records import TrialRecord
 from storage.store import Store
+from tests.sampling import sampled
 
 Rates = dict[tuple[int, int], tuple[float, float]]
 """(stage, micro-batch) -> samples/s in the search, and in every repeat."""
@@ -129,7 +130,7 @@ class KilledAt(Scripted):
         return super().submit(request)
 
 
-@pytest.mark.parametrize("killed_at", [25, 26, 28])
+@pytest.mark.parametrize("killed_at", sampled([26, 25, 28], every=3))
 def test_a_round_goes_on_in_another_process(tmp_path: Path, store: Store, killed_at: int) -> None:
     rates = {(0, 1): (100.0, 100.0), (1, 2): (104.0, 103.0), (2, 2): (103.5, 103.5), (1, 4): (103.0, 104.0)}
     session = table.session(tmp_path, trials=24)

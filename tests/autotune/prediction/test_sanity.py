@@ -217,6 +217,7 @@ def test_recomputing_more_never_keeps_more(name: str) -> None:
     require(kept[2].memory.total <= kept[0].memory.total * (1 + HAIR), cases, "full recomputation keeps more than none")
 
 
+@pytest.mark.nightly
 def test_every_schedule_and_stage_is_among_them() -> None:
     schedules, stages, contexts, experts, near = set[int](), set[int](), set[int](), set[int](), set[int]()
     for name in PLACES:

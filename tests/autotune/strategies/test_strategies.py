@@ -135,34 +135,33 @@ def test_the_genetic_algorithm_breeds_from_the_generation_before() -> None:
     assert sum(child["micro_batch_size"] == 3 for child in children) >= 8
 
 
-PRINT_PROPOSAL = """
+PRINT_PROPOSALS = """
 import sys
-sys.path.insert(0, sys.argv[1])
+sys.path[:0] = sys.argv[1:3]
 from pathlib import Path
-import table
-import test_strategies as case
-session = table.session(Path(sys.argv[2]))
-for name in case.INSTALLED:
-    history = case.walk(session, name, steps=9 if name in case.SLOW else 11)
-    pending = [history.pop().config]
-    print([config.hash for config in case.strategy(name, session.space).propose(session.space, history, pending, 2, seed=3)])
+import test_strategies
+print(*test_strategies.proposals(Path(sys.argv[3])), sep="\\n")
 """
 
 
+def proposals(folder: Path) -> list[str]:
+    """What each strategy proposes after some trials, while one is pending."""
+    small, found = table.session(folder), []
+    for name in INSTALLED:
+        history = walk(small, name, steps=9 if name in SLOW else 11)
+        pending = [history.pop().config]
+        found += [config.hash for config in strategy(name, small.space).propose(small.space, history, pending, 2, seed=3)]
+    return found
+
+
 def test_another_process_proposes_the_same(tmp_path: Path) -> None:
+    """One with another seed of its hashes: this one's is drawn when it starts."""
     here = Path(__file__).parent
-    script = f"import sys; sys.path.insert(0, {str(here)!r})" + PRINT_PROPOSAL
-    # One thread: the Gaussian process is several times slower where threads wait for each other.
-    places = {"PYTHONPATH": str(here.parents[2]), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", script, str(here.parent), str(tmp_path)]
-    processes = [
-        subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={"PYTHONHASHSEED": seed, **places})
-        for seed in ("1", "2")
-    ]
-    answers = {process.communicate()[0] for process in processes}
-    assert [process.returncode for process in processes] == [0, 0]
-    assert len(answers) == 1
-    assert answers.pop().count("\n") == len(INSTALLED)
+    places = {"PYTHONPATH": str(here.parents[2]), "PYTHONHASHSEED": "1", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", PRINT_PROPOSALS, str(here), str(here.parent), str(tmp_path)]
+    printed = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=places, check=True).stdout
+    assert printed.split() == proposals(tmp_path)
+    assert len(printed.split()) == 2 * len(INSTALLED)
 
 
 def test_the_seed_decides_the_random_order_and_not_the_grid(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from search_spaces.knob_values import KNOBS
 from search_spaces.rules.table import check_config
 
 PARITY = Path(__file__).parents[3] / "benchmarks" / "parity.py"
-SAMPLES = [(4, 157), *(pytest.param(*fine, marks=pytest.mark.nightly) for fine in ((2, 41), (4, 47)))]
+SAMPLES = [(4, 613), *(pytest.param(*fine, marks=pytest.mark.nightly) for fine in ((2, 41), (4, 47)))]
 """Ranks, and which part of the matrix is run: every so many-th case."""
 
 
@@ -64,6 +64,7 @@ def test_every_case_is_legal(cases: dict[int, list[Case]]) -> None:
         assert check_config(case.config, case.context()) == []
 
 
+@pytest.mark.nightly
 def test_the_command_runs_and_writes_its_table(tmp_path: Path) -> None:
     table = tmp_path / "parity.md"
     command = [sys.executable, str(PARITY), "--ranks", "2", "--every", "1000", "--only", "ddp", "--markdown", str(table)]

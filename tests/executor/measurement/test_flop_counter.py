@@ -18,6 +18,7 @@ from executor.runners.local import LocalRunner
 from search_spaces.models.model import ModelSpec, Norm, NormPlace, Position
 from search_spaces.trial import Fidelity, TrialRequest, Workload
 from search_spaces.trial_config import TrialConfig
+from tests.sampling import sampled
 
 TOKENS, SAMPLES = 16, 4
 WORKLOAD = Workload(global_batch_size=SAMPLES, sequence_length=TOKENS)
@@ -102,7 +103,9 @@ def test_without_checkpointing_each_product_counts_once_forward_and_twice_backwa
     assert executed(spec) == once(spec)
 
 
-@pytest.mark.parametrize("knobs", [{"zero_stage": 3}, {"precision": "bf16"}, {"precision": "fp64"}, {"micro_batch_size": 4}])
+@pytest.mark.parametrize(
+    "knobs", sampled([{"zero_stage": 3}, {"precision": "bf16"}, {"precision": "fp64"}, {"micro_batch_size": 4}], every=3)
+)
 def test_what_computes_the_same_counts_the_same(knobs: dict[str, Any]) -> None:
     assert executed(LLAMA, **knobs) == once(LLAMA)
 
@@ -159,7 +162,7 @@ def ranks(forked_ranks: None) -> Iterator[LocalRunner]:
         yield runner
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", sampled(LAYOUTS, every=2))
 def test_ranks_execute_together_what_one_does_alone(ranks: LocalRunner, layout: str) -> None:
     knobs, expected = LAYOUTS[layout]
     request = TrialRequest(

@@ -69,7 +69,7 @@ def packages(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         del sys.modules[name]
 
 
-@pytest.mark.parametrize(("model", "knobs"), sampled(CASES, every=3), ids=str)
+@pytest.mark.parametrize(("model", "knobs"), sampled(CASES, every=5), ids=str)
 @pytest.mark.parametrize("kernels", ["liger", "transformer_engine"])
 def test_numbers_are_those_of_one_process_without_them(gang: Gang, kernels: str, model: str, knobs: Knobs) -> None:
     tried = case(kernels, knobs, model)
