@@ -74,7 +74,7 @@ def profile_module(reference: str, workload: Workload, precisions: Sequence[str]
     traces: dict[str, Trace] = {}
     mode = _Recorder(reference)
     with FakeTensorMode(allow_non_fake_inputs=True) as fake, mode.running():
-        user = load_factory(reference, workload)
+        user = _build(reference, workload, fake)
         batches = {size: _batch(user, workload, size, fake) for size in SIZES}
         blocks = blocks_of(user)
         model = described(user, batches[SIZES[0]])
@@ -114,6 +114,31 @@ def _flops_per_sample(profile: ModuleProfile) -> float | None:
     trace = next(iter(profile.traces.values()))
     works = [work for part in (trace.outer, *trace.blocks) for work in (part.forward, part.backward)]
     return sum(at(work.flops, SIZES[0]) for work in works) / SIZES[0] or None
+
+
+def _build(reference: str, workload: Workload, fake: FakeTensorMode) -> UserModule:
+    """The module with parameters without data: made without data, or if its factory reads values, on the meta device."""
+    try:
+        return load_factory(reference, workload)
+    except FactoryError as error:
+        if not isinstance(error.__cause__, _READS_VALUES):
+            raise
+    with unset_fake_temporarily(), torch.device("meta"):
+        user = load_factory(reference, workload)
+    made: dict[int, Tensor] = {}
+
+    def without_data(value: Tensor) -> Tensor:
+        if id(value) not in made:
+            empty = torch.empty(value.shape, dtype=value.dtype, device="cpu")
+            made[id(value)] = nn.Parameter(empty, value.requires_grad) if isinstance(value, nn.Parameter) else empty
+        return made[id(value)]
+
+    for inner in user.module.modules():
+        for store in (inner._parameters, inner._buffers):
+            for name, value in store.items():
+                if value is not None and value.is_meta:
+                    store[name] = without_data(value)  # type: ignore[assignment]
+    return user
 
 
 def _batch(user: UserModule, workload: Workload, size: int, fake: FakeTensorMode) -> dict[str, Tensor]:
@@ -195,7 +220,7 @@ class _Recorder(DryMode):  # type: ignore[no-untyped-call]
             if ATTENTION in func._schema.name:
                 part.attention_flops += flops
             else:
-                part.products += products_of(func._overloadpacket, args, kwargs, flops)
+                part.products += products_of(func._overloadpacket, args, flops)
             return
         tensors = {id(leaf): leaf for leaf in tree_leaves((args, kwargs, result)) if isinstance(leaf, Tensor)}
         part.moved_bytes += sum(value.numel() * value.element_size() for value in tensors.values())

@@ -1,7 +1,6 @@
 """The matrix products of an operator, from the shapes of its arguments."""
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ ATTENTION = "scaled_dot_product"
 """Part of the name of fused attention operators."""
 
 
-def products_of(packet: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], flops: int) -> list[Shape]:
+def products_of(packet: Any, args: tuple[Any, ...], flops: int) -> list[Shape]:
     """The products of one call of a counted operator; one cube of equal FLOPs if its shapes are not known here.
 
     A convolution multiplies rows of (samples x positions of the output) by its kernels; its backward computes as many FLOPs for
@@ -26,15 +25,15 @@ def products_of(packet: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], f
         *batch, rows, inner = one.shape
         return [(math.prod(batch) * rows, inner, other.shape[-1])]
     if packet in (aten.convolution, aten._convolution):
-        return [_convolution(args[0], args[1], args[6], args[8], flops)]
+        return [_convolution(args[1], args[6], args[8], flops)]
     if packet is aten.convolution_backward:
         wanted = max(sum(map(bool, args[10][:2])), 1)
-        return [_convolution(args[1], args[2], args[7], args[9], flops // wanted)] * wanted
+        return [_convolution(args[2], args[7], args[9], flops // wanted)] * wanted
     side = max(round((flops / 2) ** (1 / 3)), 1)
     return [(side, side, side)]
 
 
-def _convolution(x: Any, weight: Any, transposed: bool, groups: int, flops: int) -> Shape:
+def _convolution(weight: Any, transposed: bool, groups: int, flops: int) -> Shape:
     """From the weight [outputs, inputs / groups, …], or [inputs, outputs / groups, …] if transposed; rows from the FLOPs."""
     first, second, *kernel = weight.shape
     taps = math.prod(kernel)

@@ -1,7 +1,8 @@
 """Models: decoder-only transformers described by their shape, a user's module, or a user's script."""
 
 import math
-from dataclasses import dataclass, field
+import dataclasses
+from dataclasses import dataclass
 from enum import StrEnum
 
 from search_spaces.errors import ModelFormatError
@@ -457,9 +458,9 @@ class FactoryModel:
     """Why there is only one stage, in a clause."""
     flops_per_sample: float | None = None
     """FLOPs of a sample, forward and backward, counted on the module; None: not counted."""
-    profile: ModuleProfile | None = field(default=None, compare=False, repr=False)
+    profile: ModuleProfile | None = dataclasses.field(default=None, compare=False, repr=False)
     """What predictions read; None: not derived."""
-    no_profile: str = field(default="", compare=False, repr=False)
+    no_profile: str = dataclasses.field(default="", compare=False, repr=False)
     """Why it could not be derived, in one line with the remedy."""
 
     @property
