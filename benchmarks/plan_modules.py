@@ -1,6 +1,7 @@
 """Users' modules of different kinds, which `benchmarks.module_plans` predicts and measures."""
 
 from collections.abc import Callable, Mapping
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -75,7 +76,7 @@ class ConvBlock(nn.Module):
 def mlp() -> tuple[nn.Module, Batch]:
     """A multi-layer perceptron."""
     sizes = (784, 512, 512, 512, 10)
-    layers = [part for one, two in zip(sizes, sizes[1:], strict=False) for part in (nn.Linear(one, two), nn.ReLU())]
+    layers = [part for one, two in pairwise(sizes) for part in (nn.Linear(one, two), nn.ReLU())]
     return Classifier(nn.Sequential(*layers[:-1])), _vectors
 
 

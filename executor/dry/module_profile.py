@@ -2,11 +2,13 @@
 
 import dataclasses
 import functools
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -74,14 +76,15 @@ def profile_module(reference: str, workload: Workload, precisions: Sequence[str]
     traces: dict[str, Trace] = {}
     mode = _Recorder(reference)
     with FakeTensorMode(allow_non_fake_inputs=True) as fake, mode.running():
-        user = _build(reference, workload, fake)
+        user = _build(reference, workload)
         batches = {size: _batch(user, workload, size, fake) for size in SIZES}
         blocks = blocks_of(user)
         model = described(user, batches[SIZES[0]])
         runs = _Runs(user, blocks, mode)
         for precision in precisions:
             user.module.to(DTYPES[precision])
-            traces[precision] = runs.trace({size: _cast(batch, DTYPES[precision]) for size, batch in batches.items()})
+            cast = {size: _cast(batch, DTYPES[precision]) for size, batch in batches.items()}
+            traces[precision] = runs.trace(cast)
     names = {id(inner): name for name, inner in user.module.named_modules()}
     holders: dict[int, int] = {}
     for index, block in reversed([*enumerate(blocks)]):
@@ -116,7 +119,7 @@ def _flops_per_sample(profile: ModuleProfile) -> float | None:
     return sum(at(work.flops, SIZES[0]) for work in works) / SIZES[0] or None
 
 
-def _build(reference: str, workload: Workload, fake: FakeTensorMode) -> UserModule:
+def _build(reference: str, workload: Workload) -> UserModule:
     """The module with parameters without data: made without data, or if its factory reads values, on the meta device."""
     try:
         return load_factory(reference, workload)
@@ -156,6 +159,27 @@ def _batch(user: UserModule, workload: Workload, size: int, fake: FakeTensorMode
 
 def _cast(batch: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
     return {name: value.to(dtype) if value.is_floating_point() else value for name, value in batch.items()}
+
+
+class _ReadsValueError(FactoryError):
+    """The module reads the value of a tensor."""
+
+
+@contextmanager
+def _unpacked() -> Iterator[None]:
+    """Hide from Hugging Face's models that tensors have no data, and let them find that samples are not packed."""
+    with ExitStack() as stack:
+        for module, name, found in (
+            ("transformers.utils.import_utils", "is_fake_tensor", False),
+            ("transformers.masking_utils", "find_packed_sequence_indices", None),
+        ):
+            if hasattr(sys.modules.get(module), name):
+                stack.enter_context(patch.object(sys.modules[module], name, functools.partial(_found, found)))
+        yield
+
+
+def _found(value: object, *_: object, **__: object) -> Any:
+    return value
 
 
 @dataclass(slots=True)
@@ -236,7 +260,18 @@ class _Runs:
         self._positions: list[int] = []
 
     def trace(self, batches: Mapping[int, Mapping[str, Tensor]]) -> Trace:
-        """The trace in the precision that the module has now."""
+        """The trace in the precision that the module has now.
+
+        Hugging Face's models make a mask of all pairs of tokens if they find themselves traced, because they cannot read
+        whether samples are packed. A trial reads that they are not, so that this is assumed first.
+        """
+        try:
+            with _unpacked():
+                return self._trace(batches)
+        except _ReadsValueError:
+            return self._trace(batches)
+
+    def _trace(self, batches: Mapping[int, Mapping[str, Tensor]]) -> Trace:
         found = {
             policy: tuple(self._run(batches[size], policy) for size in SIZES)
             for policy in (POLICIES if self.blocks else POLICIES[:1])
@@ -372,9 +407,9 @@ class _Runs:
             return "it"
         return f"its module {names[at]} ({type(at).__name__})"
 
-    def _reads_value(self, error: Exception) -> FactoryError:
+    def _reads_value(self, error: Exception) -> "_ReadsValueError":
         operator = str(getattr(error, "func", "")) or type(error).__name__
-        return FactoryError(
+        return _ReadsValueError(
             f"{self.user.reference}: {self._where()} reads the value of a tensor ({operator}), which shapes do not determine; "
             "measure it by trials (`autotune sweep`), or compute without reading values"
         )

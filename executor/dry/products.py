@@ -10,6 +10,8 @@ Shape = tuple[int, int, int]
 """(rows, inner, outer): 2 x rows x inner x outer FLOPs."""
 _MATRICES = {aten.mm: 0, aten.bmm: 0, aten.addmm: 1, aten.baddbmm: 1}
 """Operator -> index of the first of its two factors."""
+LEAST_CHANNELS = 16
+"""Channels from which the CPU's convolutions (oneDNN) reorder their operands in memory of their own."""
 ATTENTION = "scaled_dot_product"
 """Part of the name of fused attention operators."""
 
@@ -39,3 +41,14 @@ def _convolution(weight: Any, transposed: bool, groups: int, flops: int) -> Shap
     taps = math.prod(kernel)
     inner, outer = (first // groups * taps, second * groups) if transposed else (second * taps, first)
     return max(round(flops / (2 * inner * outer)), 1), inner, outer
+
+
+def workspace_bytes(packet: Any, args: tuple[Any, ...]) -> int:
+    """Temporary memory of a CPU's kernel beside its results: reordered operands of convolutions [counted, torch 2.13]."""
+    if packet in (aten.convolution, aten._convolution):
+        copied = args[:2]
+    elif packet is aten.convolution_backward:
+        copied = args[:3]
+    else:
+        return 0
+    return sum(value.numel() * value.element_size() for value in copied if value.shape[1] >= LEAST_CHANNELS)

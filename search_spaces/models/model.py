@@ -1,7 +1,7 @@
 """Models: decoder-only transformers described by their shape, a user's module, or a user's script."""
 
-import math
 import dataclasses
+import math
 from dataclasses import dataclass
 from enum import StrEnum
 
