@@ -6,11 +6,11 @@ import sys
 from dataclasses import dataclass
 
 from autotune.cli.capacity_table import print_capacity
-from autotune.cli.predict import named, question_document, with_calibration
+from autotune.cli.predict import asked_model, question_document, with_calibration
 from autotune.cli.status import Status
 from autotune.cluster.ray_cluster import asked_cluster
 from autotune.prediction.planning.capacity import capacity
-from autotune.prediction.planning.question import cluster_of, model_of, question_of
+from autotune.prediction.planning.question import cluster_of, question_of
 from autotune.prediction.planning.room import PROBABILITY
 from autotune.text.console import Console
 from search_spaces.spaces import parse_pins
@@ -44,12 +44,13 @@ def capacity_command(options: CapacityOptions) -> Status:
     cluster = cluster_of(name, options.ranks, options.memory_limit, live)
     if options.host_memory is not None:
         cluster = dataclasses.replace(cluster, host_memory_bytes=options.host_memory)
+    pins = parse_pins(options.pins)
     question = question_of(
-        model_of(options.model, options.lora_rank, named(options.lora_targets), options.frozen_bits),
+        asked_model(options, cluster, pins),
         cluster,
         sequence_length=options.sequence_length,
         engine=options.engine,
-        pins=parse_pins(options.pins),
+        pins=pins,
     )
     probability = PROBABILITY if options.fit_probability is None else options.fit_probability
     found = capacity(with_calibration(question, options.database), probability)

@@ -5,7 +5,9 @@ from rich.table import Table
 from autotune.prediction.planning.capacity import Capacity, Remedy, Way
 from autotune.prediction.planning.ladder import Rung, RungAnswer
 from autotune.text.console import Console
+from autotune.text.prediction_table import trained_text
 from autotune.text.sizes import bytes_text
+from search_spaces.models.model import ModelSpec
 from search_spaces.trial_config import TrialConfig
 
 
@@ -78,8 +80,9 @@ def way_text(way: Way) -> str:
 def _question_text(found: Capacity) -> str:
     question = found.question
     model, cluster = question.model, question.cluster
-    adapters = f", LoRA of rank {model.lora_rank}" if model.lora_rank else ", all trained"
-    bits = f", base in {model.frozen_bits} bits" if model.lora_rank and model.frozen_bits != 16 else ""
+    adapters, bits = trained_text(model) or ", all trained", ""
+    if isinstance(model, ModelSpec) and model.lora_rank and model.frozen_bits != 16:
+        bits = f", base in {model.frozen_bits} bits"
     return (
         f"{model.name} ({model.parameter_count:,} parameters{adapters}{bits}) on {cluster.name}: {cluster.world_size} x "
         f"{bytes_text(cluster.device.memory_bytes)}, {bytes_text(cluster.host_memory_bytes)} of main memory per node, "
@@ -89,7 +92,7 @@ def _question_text(found: Capacity) -> str:
 
 def _answers(found: Capacity) -> list[str]:
     needed, most, longest = found.needed, found.most_samples, found.longest
-    if needed is None or most is None or longest is None:
+    if needed is None:
         nearest = found.nearest
         ways = "; or ".join(way_text(way) for way in found.ways_out)
         return [
@@ -102,9 +105,9 @@ def _answers(found: Capacity) -> list[str]:
         f"{1 - needed.needed / limit:.0%} left free{f', and {bytes_text(host)} of main memory per node' if host else ''}"
     )
     lines = [requirement]
-    if most.micro_batch is not None:
+    if most is not None and most.micro_batch is not None:
         lines.append(f"largest micro-batch: {most.micro_batch_size:,} samples per card, with {config_text(most.micro_batch)}")
-    if longest.sequence_config is not None:
+    if longest is not None and longest.sequence_config is not None:
         size = f"{longest.sequence_length:,} tokens at micro-batch {found.micro_batch_size}"
         lines.append(f"longest samples: {size}, with {config_text(longest.sequence_config)}")
     return lines

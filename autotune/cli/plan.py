@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from autotune.cli.plan_table import print_largest, print_plans
-from autotune.cli.predict import named, question_document, with_calibration
+from autotune.cli.predict import asked_model, question_document, with_calibration
 from autotune.cli.status import Status
 from autotune.cluster.ray_cluster import asked_cluster
 from autotune.prediction.planning.largest import largest
 from autotune.prediction.planning.plan import PlanOptions, plan
-from autotune.prediction.planning.question import cluster_of, model_of, question_of
+from autotune.prediction.planning.question import cluster_of, question_of
 from autotune.prediction.planning.room import PROBABILITY
 from autotune.request.documents_field import read_lengths
 from autotune.text.console import Console
@@ -65,16 +65,17 @@ def plan_command(options: PlanCommandOptions) -> Status:
         rate=options.rate,
     )
     name, live = asked_cluster(options.cluster, options.ray_address)
+    cluster, pins = cluster_of(name, options.ranks, options.memory_limit, live), parse_pins(options.pins)
     question = question_of(
-        model_of(options.model, options.lora_rank, named(options.lora_targets), options.frozen_bits),
-        cluster_of(name, options.ranks, options.memory_limit, live),
+        asked_model(options, cluster, pins),
+        cluster,
         global_batch_size=options.global_batch_size,
         sequence_length=options.sequence_length,
         training_steps=options.training_steps,
         document_lengths=read_lengths(options.document_lengths),
         engine=options.engine,
         space=options.space,
-        pins=parse_pins(options.pins),
+        pins=pins,
         nvme_path=options.nvme_path,
         simple=options.simple,
     )

@@ -9,6 +9,7 @@ from autotune.text.console import Console
 from autotune.text.prediction_table import asked_text, bar_text, seconds_text
 from autotune.text.sizes import bytes_text
 from search_spaces.knob_values import value_text
+from search_spaces.models.model import ModelSpec
 from search_spaces.trial_config import TrialConfig
 
 TIME_BAR, MEMORY_BAR = 24, 12
@@ -71,11 +72,19 @@ def print_largest(found: Largest, console: Console) -> None:
     what = {
         Dimension.SEQUENCE_LENGTH: f"longest sequence: {found.value:,} tokens",
         Dimension.MICRO_BATCH_SIZE: f"largest micro-batch: {found.value:,} samples",
-        Dimension.MODEL: f"largest model: {found.value / 1e9:,.4g} billion parameters ({model.num_layers} layers, hidden "
-        f"{model.hidden_size}, {model.num_attention_heads} heads, MLP {model.ffn_hidden_size})",
-    }[found.dimension]
+    }
+    if isinstance(model, ModelSpec):
+        what[Dimension.MODEL] = (
+            f"largest model: {found.value / 1e9:,.4g} billion parameters ({model.num_layers} layers, hidden "
+            f"{model.hidden_size}, {model.num_attention_heads} heads, MLP {model.ffn_hidden_size})"
+        )
     size = f"{found.next / 1e9:,.4g} billion" if found.next and found.dimension is Dimension.MODEL else f"{found.next or 0:,}"
-    console.print(f"{what}{f'; {size} does not fit' if found.next else ''}", style="bold", highlight=False, soft_wrap=True)
+    console.print(
+        f"{what[found.dimension]}{f'; {size} does not fit' if found.next else ''}",
+        style="bold",
+        highlight=False,
+        soft_wrap=True,
+    )
 
 
 def time_bar(breakdown: dict[str, float], width: int = TIME_BAR) -> Text:

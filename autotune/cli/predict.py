@@ -1,20 +1,24 @@
 """`autotune predict`: predict time and memory of one configuration."""
 
+import dataclasses
 import json
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
+from autotune.cli.fields import import_folders
 from autotune.cli.status import Status
 from autotune.cluster.ray_cluster import asked_cluster
 from autotune.prediction.planning.estimate import Estimate, estimates
-from autotune.prediction.planning.question import Question, cluster_of, model_of, question_of
+from autotune.prediction.planning.question import Question, cluster_of, described_model, precisions_of, question_of
 from autotune.request.documents_field import read_lengths
 from autotune.text.console import Console
 from autotune.text.prediction_table import print_estimate
+from search_spaces.clusters.cluster import ClusterSpec
+from search_spaces.models.model import FactoryModel, ModelSpec
 from search_spaces.plain import to_plain
-from search_spaces.spaces import parse_pins
+from search_spaces.spaces import Pin, parse_pins
 from storage.folder import has_default_database
 
 
@@ -46,15 +50,16 @@ class PredictOptions:
 def predict_command(options: PredictOptions) -> Status:
     """Resolve the question, predict and print."""
     name, live = asked_cluster(options.cluster, options.ray_address)
+    cluster, pins = cluster_of(name, options.ranks, options.memory_limit, live), parse_pins(options.pins)
     question = question_of(
-        model_of(options.model, options.lora_rank, named(options.lora_targets), options.frozen_bits),
-        cluster_of(name, options.ranks, options.memory_limit, live),
+        asked_model(options, cluster, pins),
+        cluster,
         global_batch_size=options.global_batch_size,
         sequence_length=options.sequence_length,
         training_steps=options.training_steps,
         document_lengths=read_lengths(options.document_lengths),
         engine=options.engine,
-        pins=parse_pins(options.pins),
+        pins=pins,
         nvme_path=options.nvme_path,
     )
     question = with_calibration(question, options.database)
@@ -64,6 +69,32 @@ def predict_command(options: PredictOptions) -> Status:
     else:
         print_estimate(question, estimate, Console(), stages=options.stages)
     return Status.OK
+
+
+class ModelOptions(Protocol):
+    """The options that name a model."""
+
+    @property
+    def model(self) -> str | None: ...
+    @property
+    def sequence_length(self) -> int | None: ...
+    @property
+    def engine(self) -> str: ...
+    @property
+    def lora_rank(self) -> int | None: ...
+    @property
+    def lora_targets(self) -> str | None: ...
+    @property
+    def frozen_bits(self) -> int | None: ...
+
+
+def asked_model(options: ModelOptions, cluster: ClusterSpec, pins: Mapping[str, Pin]) -> ModelSpec | FactoryModel:
+    """The model that the options name; a user's module is described in the precisions that the pins allow."""
+    return described_model(
+        options.model, options.lora_rank, named(options.lora_targets), options.frozen_bits,
+        sequence_length=options.sequence_length, precisions=precisions_of(cluster, options.engine, pins),
+        python_path=import_folders(),
+    )  # fmt: skip
 
 
 def with_calibration(question: Question, database: str | None) -> Question:
@@ -100,7 +131,7 @@ def question_document(question: Question) -> Mapping[str, Any]:
         "model": {
             "name": question.model.name,
             "parameter_count": question.model.parameter_count,
-            "spec": to_plain(question.model),
+            "spec": to_plain(_without_profile(question.model)),
         },
         "cluster": to_plain(question.cluster),
         "engine": question.engine,
@@ -109,3 +140,7 @@ def question_document(question: Question) -> Mapping[str, Any]:
         "sequence_length": question.sequence_length,
         "rests_on": question.rests_on,
     }
+
+
+def _without_profile(model: ModelSpec | FactoryModel) -> ModelSpec | FactoryModel:
+    return dataclasses.replace(model, profile=None) if isinstance(model, FactoryModel) else model

@@ -7,6 +7,7 @@ from autotune.prediction.planning.question import Question
 from autotune.text.console import Console
 from autotune.text.sizes import bytes_text
 from search_spaces.knob_values import value_text
+from search_spaces.models.model import FactoryModel, ModelSpec
 from search_spaces.trial import Interval
 from search_spaces.trial_config import TrialConfig
 
@@ -65,12 +66,20 @@ def point_text(point: PointEstimate) -> str:
 def asked_text(question: Question) -> str:
     """The subject of the prediction, in one line."""
     model, cluster, count = question.model, question.cluster, question.cluster.world_size
-    adapters = f", LoRA of rank {model.lora_rank}" if model.lora_rank else ""
+    adapters = trained_text(model)
     return (
         f"{model.name} ({model.parameter_count:,} parameters{adapters}) on {cluster.name}: {count} "
         f"rank{'s' if count > 1 else ''} on {cluster.device.name}, {question.engine} engine, global batch "
         f"{question.global_batch_size} of {question.sequence_length} tokens"
     )
+
+
+def trained_text(model: ModelSpec | FactoryModel) -> str:
+    """Which parameters are trained, if not all are."""
+    if isinstance(model, FactoryModel):
+        frozen = model.frozen_parameter_count
+        return f", {model.parameter_count - frozen:,} of them trained" if frozen else ""
+    return f", LoRA of rank {model.lora_rank}" if model.lora_rank else ""
 
 
 def config_text(question: Question, config: TrialConfig) -> str:

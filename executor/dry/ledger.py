@@ -106,6 +106,15 @@ class Ledger:
         self._host = sum(host.values())
         self._is_open = True
 
+    @property
+    def changes(self) -> list[int]:
+        """Bytes allocated (positive) and released (negative) since `open`, in order."""
+        return [size for size, _ in self._changes]
+
+    def position(self) -> int:
+        """Number of changes so far."""
+        return len(self._changes)
+
     def close(self) -> StepMemory:
         """Stop accounting and return the peak."""
         self._is_open = False

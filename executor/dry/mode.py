@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from executor.dry.backends import Backend
 from executor.dry.flops import FORMULAS
 from executor.dry.ledger import Ledger
+from executor.dry.products import workspace_bytes
 from executor.dry.quick import QUICK, quick
 from executor.dry.sends import keep_sent_tensors
 from executor.dry.traffic import FULL_MESSAGE, Traffic
@@ -66,6 +67,8 @@ class DryMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             operation, size = self.traffic.add(func, args, kwargs, result)
             self._copy = self.ledger.allocate(size, "buffers") if operation in self.backend.copies else None
         self._track(result)
+        if formula is not None and self.backend.device_kind == "cpu" and (size := workspace_bytes(func._overloadpacket, args)):
+            self.ledger.allocate(size, "activations")  # released at once
         return result
 
     def marked(self, tag: str, value: Tensor) -> None:

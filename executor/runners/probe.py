@@ -17,8 +17,21 @@ PROBE_SECONDS = 300.0
 """Time for a fresh process to import its code and the user's, and to build the module."""
 
 
-def describe_factory(reference: str, workload: Workload, python_path: Sequence[str] = ()) -> FactoryModel:
+def describe_factory(
+    reference: str,
+    workload: Workload,
+    python_path: Sequence[str] = (),
+    precisions: Sequence[str] = ("fp32", "bf16"),
+    without_data: bool = False,
+) -> FactoryModel:
     """Build `module:factory` once on the CPU, in its own process, and return its description, with `python_path`.
+
+    Args:
+        reference: `module:factory` or `hf:CONFIG`.
+        workload: the workload whose batches `hf:CONFIG` gets.
+        python_path: folders that are prepended to the process's `sys.path`.
+        precisions: those of the profile's traces.
+        without_data: build it without memory for its parameters, and refuse it if it has no profile.
 
     Raises:
         FactoryError: the factory violates the Protocol, or raises; in that case its traceback follows the message.
@@ -28,7 +41,8 @@ def describe_factory(reference: str, workload: Workload, python_path: Sequence[s
     transport = LocalTransport(1, environment={"CUDA_VISIBLE_DEVICES": ""})
     try:
         transport.start(python_path)
-        transport.send(0, {"kind": Kind.DESCRIBE, "reference": reference, "workload": to_plain(workload)})
+        transport.send(0, {"kind": Kind.DESCRIBE, "reference": reference, "workload": to_plain(workload),
+                           "precisions": [*precisions], "without_data": without_data})  # fmt: skip
         return replace(_model(reference, _answer(transport)), python_path=tuple(python_path))
     finally:
         transport.close()

@@ -16,6 +16,7 @@ from multiprocessing.connection import Connection
 import torch
 
 from executor.detect import local_gpus
+from executor.dry.module_profile import profile_module, with_profile
 from executor.engine import RankContext
 from executor.failures import failure_table
 from executor.measurement.device import DeviceCounters, counters_of
@@ -29,6 +30,7 @@ from executor.runners.verdict import CLEAN
 from executor.runners.wear import process_usage
 from executor.user_module.description import describe
 from search_spaces.clusters.microbenchmark import MicrobenchmarkRequest
+from search_spaces.models.model import FactoryModel
 from search_spaces.plain import from_plain, to_plain
 from search_spaces.trial import Progress, TrialRequest, TrialResult, Workload
 
@@ -132,8 +134,7 @@ class RankLoop:
                 self._table = failure_table()
                 return _result_message(run_microbenchmark(self._begin(benchmark.attempt), benchmark, self._heartbeat.report))
             case _:
-                workload = from_plain(Workload, message["workload"])
-                return {"kind": Kind.DESCRIBED, "model": to_plain(describe(message["reference"], workload))}
+                return {"kind": Kind.DESCRIBED, "model": to_plain(_described(message))}
 
     def _join(self, message: Message) -> Message:
         self._context, self._aborted = None, ""  # an earlier abort was for a previous gang
@@ -173,6 +174,14 @@ class RankLoop:
 
 def _result_message(result: TrialResult) -> Message:
     return {"kind": Kind.RESULT, "result": to_plain(result)}
+
+
+def _described(message: Message) -> FactoryModel:
+    """A user's module with its profile: built with memory, or (`without_data`) never."""
+    reference, workload = message["reference"], from_plain(Workload, message["workload"])
+    if message["without_data"]:
+        return profile_module(reference, workload, message["precisions"])
+    return with_profile(describe(reference, workload), workload, message["precisions"])
 
 
 def _ready() -> Message:

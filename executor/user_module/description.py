@@ -26,16 +26,20 @@ def describe(reference: str, workload: Workload) -> FactoryModel:
     """
     user = load_factory(reference, workload)
     batch = FactoryData(batch=user.batch, workload=replace(workload, global_batch_size=LEAST_SAMPLES)).global_batch(0)
+    return replace(described(user, batch), flops_per_sample=flops_per_sample(user.module, batch))
+
+
+def described(user: UserModule, batch: Mapping[str, Tensor]) -> FactoryModel:
+    """The parameters of a module, which may have no memory, and where it can be divided; `batch`: of a few samples."""
     parameters = list(user.module.parameters())
     stages, why = _stages(user, batch)
     return FactoryModel(
-        reference=reference,
+        reference=user.reference,
         parameter_count=sum(parameter.numel() for parameter in parameters),
         frozen_parameter_count=sum(parameter.numel() for parameter in parameters if not parameter.requires_grad),
         tensor_divisor=tensor_divisor(user),
         pipeline_stages=stages,
         no_stages=why,
-        flops_per_sample=flops_per_sample(user.module, batch),
     )
 
 

@@ -26,8 +26,11 @@ IGNORED = -100
 def make_huggingface(reference: str, workload: Workload) -> tuple[nn.Module, BatchFunction]:
     """The model of `hf:FOLDER` or `hf:FOLDER/config.json`, with the adapters of an adapter_config.json in the same folder.
 
-    It is trained on bytes of text, to predict the next byte (`…ForCausalLM`) or masked bytes (`…ForMaskedLM`). For a
-    `…ForConditionalGeneration` with a `text_config`, the model is the text tower: batches have no images or sound.
+    It is trained on bytes of text: to predict the next byte (`…ForCausalLM`), masked bytes (`…ForMaskedLM`), the same text from
+    the text or from noise as sound (`…ForConditionalGeneration`), or classes (`…ForSequenceClassification`,
+    `…ForTokenClassification`); or on noise as images (`…ForImageClassification`). For a `…ForConditionalGeneration` with a
+    `text_config`, the model is the text tower: batches have no images or sound. A model without a head (`BertModel`) gets the
+    head that transformers has for its family. Code that a config.json names (`auto_map`) is never run.
 
     Raises:
         FactoryError: the file does not exist, a package is missing, or the architecture is not one of these.
@@ -35,25 +38,39 @@ def make_huggingface(reference: str, workload: Workload) -> tuple[nn.Module, Bat
     """
     file = _find(reference)
     transformers = _import("transformers", reference)
-    config = transformers.AutoConfig.from_pretrained(str(file))
-    named = (config.architectures or ["AutoModelForCausalLM"])[0]
+    config = transformers.AutoConfig.from_pretrained(str(file), trust_remote_code=False)
+    named = _architecture(transformers, config)
+    for part in (config, getattr(config, "text_config", None)):
+        if hasattr(part, "use_cache"):
+            part.use_cache = False  # the cache of keys and values is for generation only; a decoder copies the config
     kind = getattr(transformers, named, None)
     text = getattr(config, "text_config", None)
+    task = next((task for task in _BATCHES if named.endswith(task)), None)
     if text is not None and named.endswith("ForConditionalGeneration"):
-        model = _text_tower(transformers, config)
-    elif kind is not None and named.endswith(("ForCausalLM", "ForMaskedLM")):
+        model, task = _text_tower(transformers, config), "ForCausalLM"
+    elif kind is not None and task is not None:
         model = kind.from_config(config) if named.startswith("Auto") else kind._from_config(config)
     else:
         raise FactoryError(
-            f"{reference}: architectures {named!r} is not a …ForCausalLM or …ForMaskedLM of transformers "
+            f"{reference}: architectures {named!r} is not a {', '.join(f'…{task}' for task in _BATCHES)} of transformers "
             f"{transformers.__version__} and has no text_config; write a factory that returns the model and its batches"
         )
-    if hasattr(model.config, "use_cache"):
-        model.config.use_cache = False  # the cache of keys and values is for generation only
     adapter = file.parent / ADAPTER
     if adapter.is_file():
         model = _with_adapters(model, adapter, reference)
-    return model, _Text(workload, (text or config).vocab_size, masked=named.endswith("ForMaskedLM")).draw
+    return model, _BATCHES[task](workload, text or config, reference).draw
+
+
+def _architecture(transformers: Any, config: Any) -> str:
+    """The class of the model; for one without a head the first class with a head that its family has."""
+    named = (config.architectures or ["AutoModelForCausalLM"])[0]
+    if not named.endswith(("Model", "EncoderModel")) or named.startswith("Auto"):
+        return str(named)
+    for mapping in ("MASKED_LM", "CAUSAL_LM", "SEQ_TO_SEQ_CAUSAL_LM", "SPEECH_SEQ_2_SEQ", "IMAGE_CLASSIFICATION"):
+        found = getattr(transformers, f"MODEL_FOR_{mapping}_MAPPING", {}).get(type(config), None)
+        if found is not None:
+            return str((found[0] if isinstance(found, tuple | list) else found).__name__)
+    return str(named)
 
 
 def _text_tower(transformers: Any, config: Any) -> Any:
@@ -84,22 +101,93 @@ class _TextTower(nn.Module):
 
 
 class _Text:
-    """Bytes of text as samples of a language model."""
+    """Bytes of text as samples of a language model, from left to right or from text to text."""
 
-    def __init__(self, workload: Workload, vocab_size: int, masked: bool) -> None:
-        self.length, self.vocab_size, self.masked = workload.sequence_length, vocab_size, masked
+    def __init__(self, workload: Workload, config: Any, reference: str) -> None:
+        self.length, self.config, self.reference = workload.sequence_length, config, reference
         self.text = long_text(workload)
 
     def draw(self, size: int, generator: torch.Generator) -> Mapping[str, Tensor]:
         """`input_ids` and `labels` [size, tokens], int64."""
-        starts = torch.randint(0, self.text.numel() - self.length, (size, 1), generator=generator)
-        tokens = self.text[starts + torch.arange(self.length)].long() % self.vocab_size
-        if not self.masked:
-            return {"input_ids": tokens, "labels": tokens.clone()}
+        tokens = self._tokens(size, self.length, generator)
+        return {"input_ids": tokens, "labels": tokens.clone()}
+
+    def _tokens(self, size: int, length: int, generator: torch.Generator) -> Tensor:
+        starts = torch.randint(0, self.text.numel() - length, (size, 1), generator=generator)
+        return self.text[starts + torch.arange(length)].long() % self.config.vocab_size
+
+    def _size(self, *names: str) -> int:
+        """The first of these sizes that the config has."""
+        for name in names:
+            value = getattr(self.config, name, None)
+            value = value[0] if isinstance(value, list | tuple) else value
+            if isinstance(value, int):
+                return value
+        raise FactoryError(f"{self.reference}: its config has no {' or '.join(names)}; write a factory that makes its batches")
+
+
+class _Masked(_Text):
+    """Bytes of text, some of which are masked."""
+
+    def draw(self, size: int, generator: torch.Generator) -> Mapping[str, Tensor]:
+        tokens = self._tokens(size, self.length, generator)
         count = max(round(MASKED_SHARE * self.length), 1)
         places = torch.rand(size, self.length, generator=generator).argsort(dim=1)[:, :count]
         labels = torch.full_like(tokens, IGNORED).scatter(1, places, tokens.gather(1, places))
         return {"input_ids": tokens.scatter(1, places, 0), "labels": labels}
+
+
+class _Classes(_Text):
+    """Bytes of text with a class for each sample."""
+
+    def draw(self, size: int, generator: torch.Generator) -> Mapping[str, Tensor]:
+        labels = torch.randint(0, self._size("num_labels"), self._label_shape(size), generator=generator)
+        return {"input_ids": self._tokens(size, self.length, generator), "labels": labels}
+
+    def _label_shape(self, size: int) -> tuple[int, ...]:
+        return (size,)
+
+
+class _TokenClasses(_Classes):
+    """Bytes of text with a class for each token."""
+
+    def _label_shape(self, size: int) -> tuple[int, ...]:
+        return size, self.length
+
+
+class _Images(_Text):
+    """Noise as images, with a class for each."""
+
+    def draw(self, size: int, generator: torch.Generator) -> Mapping[str, Tensor]:
+        """`pixel_values` [size, channels, height, width], fp32; `labels` [size], int64."""
+        side, channels = self._size("image_size"), self._size("num_channels")
+        pixels = torch.randn(size, channels, side, side, generator=generator)
+        return {"pixel_values": pixels, "labels": torch.randint(0, self._size("num_labels"), (size,), generator=generator)}
+
+
+class _TextOrSound(_Text):
+    """Text to the same text; for a model of sound, noise to text."""
+
+    def draw(self, size: int, generator: torch.Generator) -> Mapping[str, Tensor]:
+        """`input_features` [size, mel bins, frames] fp32, and `labels` [size, tokens] int64; or as `_Text`."""
+        if not hasattr(self.config, "num_mel_bins"):
+            return super().draw(size, generator)
+        frames = 2 * self._size("max_source_positions")
+        length = min(self.length, self._size("max_target_positions"))
+        sound = torch.randn(size, self._size("num_mel_bins"), frames, generator=generator)
+        return {"input_features": sound, "labels": self._tokens(size, length, generator)}
+
+
+_BATCHES: Mapping[str, type[_Text]] = {
+    "ForCausalLM": _Text,
+    "LMHeadModel": _Text,
+    "ForMaskedLM": _Masked,
+    "ForConditionalGeneration": _TextOrSound,
+    "ForSequenceClassification": _Classes,
+    "ForTokenClassification": _TokenClasses,
+    "ForImageClassification": _Images,
+}
+"""End of an architecture's name -> its batches."""
 
 
 def _with_adapters(model: nn.Module, file: Path, reference: str) -> nn.Module:

@@ -1,11 +1,13 @@
 """Models: decoder-only transformers described by their shape, a user's module, or a user's script."""
 
+import dataclasses
 import math
 from dataclasses import dataclass
 from enum import StrEnum
 
 from search_spaces.errors import ModelFormatError
 from search_spaces.models.command import CommandModel
+from search_spaces.models.module_profile import ModuleProfile
 from search_spaces.models.rope import RopeScaling
 
 MOST_LAYERS = 10_000
@@ -548,6 +550,10 @@ class FactoryModel:
     """Why there is only one stage, in a clause."""
     flops_per_sample: float | None = None
     """FLOPs of a sample, forward and backward, counted on the module; None: not counted."""
+    profile: ModuleProfile | None = dataclasses.field(default=None, compare=False, repr=False)
+    """What predictions read; None: not derived."""
+    no_profile: str = dataclasses.field(default="", compare=False, repr=False)
+    """Why it could not be derived, in one line with the remedy."""
 
     @property
     def name(self) -> str:

@@ -26,7 +26,7 @@ def module_tree(source: Source) -> Figure:
         return Figure(name=NAME, title=TITLE, summary=source.lacking())
     question = evidence.question
     estimate = estimates(question, [evidence.config])[0]
-    parts = parts_of_model(question.model, question.sequence_length)
+    parts = parts_of_model(question.shape, question.sequence_length)
     seconds = _seconds(evidence, question, parts, estimate)
     bytes_per_parameter = _bytes_per_parameter(estimate, question)
     flops = [part.flops_per_token * question.tokens for part in parts]
@@ -74,7 +74,7 @@ def _seconds(evidence: Evidence, question: Question, parts: Sequence[ModulePart]
     scale = min(1.0, evidence.step_seconds / estimate.step_seconds.mean) * float(cases.layouts.accumulation[0])
     whole = {
         "embedding": float(batch.embedding[0]) * scale,
-        "layer": float((batch.layer + batch.layer_communication)[0]) * question.model.num_layers * scale,
+        "layer": float((batch.layer + batch.layer_communication)[0]) * question.shape.num_layers * scale,
         "head": float(batch.head[0]) * scale,
     }
     tops = [part for part in parts if part.depth == 1]

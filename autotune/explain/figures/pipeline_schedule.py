@@ -62,7 +62,7 @@ def pipeline_schedule(source: Source) -> Figure:
 def _drawn(evidence: Evidence, config: TrialConfig, question: Question) -> Figure:
     request = evidence.session.request
     batches = config.gradient_accumulation_steps(request.global_batch_size, evidence.session.world_size)
-    layers = split_layers(question.model, config, question.sequence_length)
+    layers = split_layers(question.shape, config, question.sequence_length)
     placed = place(actions_of(config, batches), durations_of(config, question, [len(stage) for stage in layers]))
     stages = {rank: list(stages_of_rank(config, rank)) for rank in range(config.pipeline_parallel_size)}
     whole = max(one.end for one in placed)

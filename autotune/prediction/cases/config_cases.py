@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from autotune.prediction.cases.layouts import layouts_from
+from autotune.prediction.cases.module_cases import described, module_shapes, transformer_of
 from autotune.prediction.equations.cases import (
     Array,
     Cases,
@@ -22,14 +23,28 @@ from autotune.prediction.equations.uneven import layout_key, tabled
 from search_spaces.clusters.cluster import ClusterSpec
 from search_spaces.fused_kernels import GATE, LIGER, NORM, ROTATION, replaced
 from search_spaces.knob import Value
-from search_spaces.models.model import ModelSpec, Position
+from search_spaces.models.model import FactoryModel, ModelSpec, Position
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
 
 
-def cases_of(model: ModelSpec, cluster: ClusterSpec, workload: Workload, configs: Sequence[TrialConfig], engine: str) -> Cases:
-    """The cases of `configs`, in their order. `engine` names the profile of `software.toml` that keeps the memory."""
+def cases_of(
+    model: ModelSpec | FactoryModel, cluster: ClusterSpec, workload: Workload, configs: Sequence[TrialConfig], engine: str
+) -> Cases:
+    """The cases of `configs`, in their order. `engine` names the profile of `software.toml` that keeps the memory.
+
+    A user's module needs a profile in the configurations' precision.
+    """
     precision = configs[0].precision
+    if isinstance(model, FactoryModel):
+        return Cases(
+            shapes=shapes_of(model, workload.sequence_length),
+            hardware=hardware_of(cluster, precision),
+            layouts=layouts_of(configs, workload.global_batch_size, cluster.world_size),
+            software=engine_software(model, engine, set(), cluster.device.kind),
+            devices=devices_of(cluster, precision),
+            module=described(model, precision, cluster.device.kind),
+        )
     laid_out, ranks = tabled([layout_key(config, model, cluster, workload.sequence_length) for config in configs])
     shapes = adapted_shapes(shapes_of(model, workload.sequence_length), model, configs)
     layouts = scheduled(layouts_of(configs, workload.global_batch_size, cluster.world_size), configs, workload)
@@ -43,15 +58,19 @@ def cases_of(model: ModelSpec, cluster: ClusterSpec, workload: Workload, configs
     )
 
 
-def engine_software(model: ModelSpec, engine: str, attention: set[str], device_kind: str) -> Software:
+def engine_software(model: ModelSpec | FactoryModel, engine: str, attention: set[str], device_kind: str) -> Software:
     """The profile of an engine; `math` attention keeps the attention matrix, and on CPUs attention that changes scores."""
+    if isinstance(model, FactoryModel):  # its trace counts what it keeps
+        return software_named(f"engine={engine}", gated=False)[0]
     kept = attention == {"math"} or (model.changes_scores and device_kind == "cpu")
     kernel = " kernel=torch" if kept else ""
     return software_named(f"engine={engine}{kernel}", gated=model.gated_mlp)[0]
 
 
-def shapes_of(model: ModelSpec, sequence_length: int) -> Shapes:
+def shapes_of(model: ModelSpec | FactoryModel, sequence_length: int) -> Shapes:
     """The shape of a model that is trained on samples of so many tokens."""
+    if isinstance(model, FactoryModel):
+        return module_shapes(shapes_of(transformer_of(model, sequence_length), sequence_length), model)
     by_liger = replaced(LIGER, model, tensor_parallel_size=1)
     return Shapes(
         layers=scalar(model.num_layers),

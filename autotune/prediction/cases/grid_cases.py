@@ -8,6 +8,7 @@ import numpy as np
 from autotune.prediction.cases.config_cases import engine_software, shapes_of
 from autotune.prediction.cases.grid import Codes, Grid, Rows
 from autotune.prediction.cases.layouts import layouts_from
+from autotune.prediction.cases.module_cases import described
 from autotune.prediction.equations.cases import (
     Array,
     Cases,
@@ -22,7 +23,7 @@ from autotune.prediction.equations.uneven import layout_key, tabled
 from search_spaces.canonical import SEARCH_ORDER
 from search_spaces.knob import Planning, Value
 from search_spaces.knob_values import KNOBS
-from search_spaces.models.model import ModelSpec
+from search_spaces.models.model import FactoryModel, ModelSpec
 from search_spaces.space import SearchSpace
 from search_spaces.trial_config import TrialConfig
 
@@ -39,14 +40,17 @@ _ON_DEVICES = ("pipeline_split", "tensor_parallel_size", "context_parallel_size"
 class GridCases:
     """Makes the cases of a grid's rows."""
 
-    def __init__(self, space: SearchSpace, model: ModelSpec, engine: str, grid: Grid) -> None:
+    def __init__(self, space: SearchSpace, model: ModelSpec | FactoryModel, engine: str, grid: Grid) -> None:
         self._world, self._batch, self._grid = space.world_size, space.workload.global_batch_size, grid
         same = {name: _only(space, name) for name in UNIFORM}
         precision, attention = same["precision"], same["attention_backend"]
         self._alike = space.base.replace(same)
         length, alike = space.workload.sequence_length, [self._alike]
-        shapes = windowed_shapes(adapted_shapes(shapes_of(model, length), model, alike), model, length, alike)
-        self._shapes = documented(shapes, space.workload, alike)
+        self._shapes = shapes_of(model, length)
+        if isinstance(model, ModelSpec):
+            shapes = windowed_shapes(adapted_shapes(self._shapes, model, alike), model, length, alike)
+            self._shapes = documented(shapes, space.workload, alike)
+        self._module = described(model, str(precision), space.cluster.device.kind)
         self._hardware = hardware_of(space.cluster, str(precision))
         self._software: Software = engine_software(model, engine, {str(attention)}, space.cluster.device.kind)
         self._space, self._model = space, model
@@ -64,12 +68,12 @@ class GridCases:
 
     def _cases(self, codes_of: Callable[[str], Codes]) -> Cases:
         layouts, ranks = scheduled(self._layouts(codes_of), [self._alike], self._space.workload), None
-        if self._placing:
+        if self._placing and isinstance(self._model, ModelSpec):
             laid_out, ranks = self._laid_out(codes_of)
             layouts = dataclasses.replace(layouts, laid_out=laid_out)
         return Cases(
             shapes=self._shapes, hardware=self._hardware, layouts=layouts, software=self._software, ranks=ranks,
-            devices=self._devices,
+            devices=self._devices, module=self._module,
         )  # fmt: skip
 
     def _layouts(self, codes_of: Callable[[str], Codes]) -> Layouts:
@@ -83,6 +87,7 @@ class GridCases:
         combined = np.zeros(1, dtype=np.int64)
         for name in self._placing:
             combined = combined * len(self._values(name)) + codes_of(name)
+        assert isinstance(self._model, ModelSpec)
         met, inverse = np.unique(combined, return_inverse=True)
         length = self._space.workload.sequence_length
         keys = [layout_key(self._config(int(number)), self._model, self._space.cluster, length) for number in met]

@@ -12,6 +12,8 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from search_spaces.models.module_profile import ModuleProfile, Trace
+
 Array = NDArray[np.float64]
 """float64; shape (configurations,) or (1,)."""
 
@@ -328,6 +330,22 @@ class RankTable:
     """1 if the layout states what is offloaded; else the configuration does."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class DescribedModule:
+    """A user's module, of which a profile takes the place of most of `Shapes`. Compared and hashed by identity."""
+
+    profile: ModuleProfile
+    precision: str
+    """Of the trace in use."""
+    copies: bool
+    """Whether the communication backend copies messages, as gloo does."""
+
+    @property
+    def trace(self) -> Trace:
+        """A micro-batch in that precision."""
+        return self.profile.traces[self.precision]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cases:
     """All inputs of a prediction besides the coefficients."""
@@ -340,6 +358,8 @@ class Cases:
     """None: no layers are given explicitly."""
     devices: tuple[Hardware, ...] = ()
     """Devices of pipeline ranks if a cluster's devices differ, arrays of one element each; `hardware` is their minimum."""
+    module: DescribedModule | None = None
+    """None: the model is a transformer of the given shapes."""
 
     def __len__(self) -> int:
         return max(len(value) for part in self._parts() for value in _arrays(part))
@@ -353,6 +373,7 @@ class Cases:
             software=_taken(self.software, index),
             ranks=self.ranks,
             devices=self.devices,
+            module=self.module,
         )
 
     def _parts(self) -> tuple[Any, ...]:

@@ -18,6 +18,7 @@ from autotune.prediction.equations.float8 import rounding_seconds
 from autotune.prediction.equations.frozen import unpacking_seconds
 from autotune.prediction.equations.fused_kernels import loss_fused, loss_moved, moved_elements, pieces
 from autotune.prediction.equations.graphs import copy_seconds, launches
+from autotune.prediction.equations.module_compute import module_seconds
 from autotune.prediction.equations.schedules import (
     attended_tokens,
     drops_tokens,
@@ -44,7 +45,16 @@ class MicroBatch:
 
 
 def micro_batch(cases: Cases, rates: Coefficients) -> MicroBatch:
-    """For a mean layer. If middle layers process a part of the tokens, selecting and reinserting them takes a pass each."""
+    """For a mean layer. If middle layers process a part of the tokens, selecting and reinserting them takes a pass each.
+
+    A user's module is divided evenly over its blocks; of its communication inside of blocks, that of tensor parallelism is
+    assumed to be a transformer's.
+    """
+    if cases.module is not None:
+        nothing = np.zeros(1)
+        communication = _layer_communication(cases, rates) if np.any(cases.layouts.tensor > 1) else nothing
+        each = module_seconds(cases, rates) / cases.shapes.layers
+        return MicroBatch(layer=each, layer_communication=communication, head=nothing, embedding=nothing)
     whole = _micro_batch(cases, rates)
     if not drops_tokens(cases):
         return whole

@@ -5,7 +5,7 @@ from functools import reduce
 
 import numpy as np
 
-from autotune.prediction.equations.cases import CONTEXT_METHODS, Array, Cases, Flags, gathered_kept
+from autotune.prediction.equations.cases import CONTEXT_METHODS, Array, Cases, DescribedModule, Flags, gathered_kept
 from autotune.prediction.equations.coefficients import Coefficients
 from autotune.prediction.equations.compressed import frozen_share, gathered_share, near_bytes, sends_integers
 from autotune.prediction.equations.files import host_elements, host_parameter_bytes
@@ -13,6 +13,7 @@ from autotune.prediction.equations.float8 import rounded_bytes
 from autotune.prediction.equations.frozen import frozen_bytes, frozen_width, unpacked_bytes
 from autotune.prediction.equations.fused_kernels import loss_fused, loss_kept, loss_peak, mlp_bytes, norm_extra, trained_head
 from autotune.prediction.equations.graphs import shared_memory, static_gradients, static_messages
+from autotune.prediction.equations.module_memory import kept_bytes, module_bytes
 from autotune.prediction.equations.offloaded_activations import host_bytes, on_device
 from autotune.prediction.equations.overlap_param_gather import buffer_bytes, refill_bytes, standing_bytes
 from autotune.prediction.equations.parameters import (
@@ -196,6 +197,8 @@ def rank_memory(
     again: Recomputation | None = None,
 ) -> Memory:
     """Bytes by tag of the rank at `place` of the pipeline with `layers` layers; `first`, `last`: 1 if it has the tables."""
+    if cases.module is not None:
+        return _module_memory(cases, rates, layers, place)
     held = stage_parameters(cases, layers, first, last)
     kept = _activations(cases, rates, layers, place, first, last, again)
     tags = _tags(cases, rates, held, layers, kept)
@@ -514,6 +517,8 @@ def kept_layer_bytes(cases: Cases) -> Array:
 
     Full: the layer's input. Selective: results that are expensive to recompute stay, scores and cheap inputs are dropped.
     """
+    if cases.module is not None:
+        return _module_kept_bytes(cases, cases.module)
     shapes, layouts, software = cases.shapes, cases.layouts, cases.software
     whole = layer_bytes(cases)
     full = layouts.parameter_bytes * shapes.hidden / _divided(cases)
@@ -522,6 +527,30 @@ def kept_layer_bytes(cases: Cases) -> Array:
         [layouts.activation_checkpointing == 2, layouts.activation_checkpointing == 1], [full, selective], default=whole
     )
     return whole + (kept - whole) / layouts.checkpoint_every_k
+
+
+def _module_memory(cases: Cases, rates: Coefficients, layers: Array, place: Array) -> Memory:
+    """Of a user's module. Its trace counts every tensor, so that workspaces are those of a GPU's libraries only."""
+    assert cases.module is not None
+    layouts = cases.layouts
+    found = module_bytes(cases, np.where(layouts.pipeline > 1, layers / cases.shapes.layers, 1.0), in_flight(cases, place))
+    workspace = 0.0 if cases.module.copies else rates.workspace_bytes
+    tags = {**found, "activations": rates.activation_scale * found["activations"] + workspace}
+    used = reduce(np.add, (tags[tag] for tag in TAGS[:5]))
+    reserved = np.maximum(rates.fragmentation, (1 + cases.software.fragments) / 2)
+    tags["reserved"], tags["context"] = (reserved - 1) * used, rates.context_bytes + 0 * used
+    return Memory(by_tag={tag: tags[tag] for tag in TAGS}, host=found["host"], stage=place + 0 * used)
+
+
+def _module_kept_bytes(cases: Cases, module: DescribedModule) -> Array:
+    """Mean bytes that a block of a user's module keeps, per token of the micro-batch."""
+    layouts = cases.layouts
+    if not np.any(layouts.offload_activations > 0):  # only then is it read
+        return np.zeros(1)
+    columns = (layouts.activation_checkpointing, layouts.checkpoint_every_k, layouts.micro_batch_size)
+    kept = np.vectorize(lambda policy, every, batch: kept_bytes(module, int(policy), every, batch), otypes=[np.float64])
+    found: Array = kept(*columns) / (layouts.micro_batch_size * cases.shapes.sequence)
+    return found
 
 
 def _where(chosen: Flags, one: Memory, other: Memory) -> Memory:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from autotune.prediction.equations.cases import Array, Cases, Flags
+from search_spaces.models.module_profile import ModuleProfile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +70,8 @@ def gathered_units(cases: Cases) -> tuple[Array, Array]:
     """Elements of a layer that stage 3 gathers on a rank: those sharded over all data ranks, and those of its experts, which
     are gathered separately if ranks divide them, else (0) with the rest.
     """
+    if cases.module is not None:
+        return _module_unit(cases.module.profile) / cases.layouts.tensor, np.zeros(1)
     layouts, layer = cases.layouts, layer_parameters(cases)
     divides, experts = layouts.expert > 1, layer.experts / layouts.expert / layouts.tensor
     common = (layer.attention + layer.dense) / layouts.tensor + np.where(divides, 0.0, experts)
@@ -81,6 +84,11 @@ def persistent_parameters(cases: Cases, layers: Array) -> Array:
     Adapters are not counted: they are few compared to the frozen parameters, and regathered after each update anyway.
     """
     shapes, layouts = cases.shapes, cases.layouts
+    if cases.module is not None:
+        sizes = np.array([parameter.elements for parameter in cases.module.profile.trained], dtype=np.float64)
+        below = [float(sizes[sizes <= least].sum()) for least in layouts.param_persistence_threshold.reshape(-1)]
+        small = np.array(below).reshape(layouts.param_persistence_threshold.shape) * layers / shapes.layers / layouts.tensor
+        return np.where(layouts.zero_stage >= 3, small, 0.0)
     matrices = (
         (2.0, shapes.hidden + 0 * layouts.tensor),
         (2.0, shapes.hidden * shapes.query / layouts.tensor),
@@ -110,6 +118,8 @@ def divided(cases: Cases, held: StageParameters, ranks: Array) -> Array:
 def stage_parameters(cases: Cases, layers: Array, first: Array, last: Array) -> StageParameters:
     """Parameters of a rank of a stage with `layers` layers; `first` and `last` are 1 if the stage has the tables."""
     shapes, layouts = cases.shapes, cases.layouts
+    if cases.module is not None:
+        return _module_parameters(cases, cases.module.profile, layers, first, last)
     layer, table = layer_parameters(cases), shapes.vocabulary * shapes.hidden / layouts.tensor
     second_copy = np.where((shapes.tied > 0) & (first > 0), 0.0, last)
     tables = (first + second_copy) * table + first * shapes.positions * shapes.hidden
@@ -125,3 +135,22 @@ def stage_parameters(cases: Cases, layers: Array, first: Array, last: Array) -> 
         trained_tables=np.where(frozen, 0.0, tables),
         expert_trained=np.where(frozen, 0.0, experts),
     )
+
+
+def _module_parameters(cases: Cases, profile: ModuleProfile, layers: Array, first: Array, last: Array) -> StageParameters:
+    """Of a user's module. What is outside of its blocks is at both ends; frozen parameters are never sent."""
+    blocks = sum(parameter.elements for parameter in profile.trained if parameter.block >= 0)
+    ends = profile.trained_elements - blocks
+    outside = np.where(cases.layouts.pipeline > 1, (first + last) / 2, 1.0) * ends
+    inside = np.where(cases.layouts.pipeline > 1, layers / cases.shapes.layers, 1.0) * blocks
+    nothing = np.zeros(1)
+    return StageParameters(
+        trained=(inside + outside) / cases.layouts.tensor, frozen=nothing, frozen_tables=nothing,
+        trained_tables=outside / cases.layouts.tensor, expert_trained=nothing,
+    )  # fmt: skip
+
+
+def _module_unit(profile: ModuleProfile) -> Array:
+    """Mean trained elements of a block; all if there are no blocks."""
+    blocks = sum(parameter.elements for parameter in profile.trained if parameter.block >= 0)
+    return np.array([blocks / len(profile.block_names) if blocks else profile.trained_elements], dtype=np.float64)

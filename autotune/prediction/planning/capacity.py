@@ -9,6 +9,7 @@ from typing import Any
 from autotune.prediction.planning.ladder import Ladder, RungAnswer
 from autotune.prediction.planning.question import Question, with_adapters
 from autotune.prediction.planning.room import PROBABILITY
+from search_spaces.models.model import FactoryModel
 from search_spaces.plain import to_plain
 from search_spaces.trial_config import TrialConfig
 
@@ -145,6 +146,8 @@ def _ways_out(question: Question, found: Capacity) -> Iterator[Way]:
 def _smaller(question: Question, probability: float) -> Iterator[Way]:
     """Fewer trained parameters, or fewer bits per frozen one."""
     model = question.model
+    if isinstance(model, FactoryModel):
+        return
     if not model.adapts:
         way, smaller = Way(remedy=Remedy.ADAPTERS, value=ADAPTER_RANK), with_adapters(model, ADAPTER_RANK)
     elif model.frozen_bits > QUANTISED_BITS:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from autotune.prediction.cases.config_cases import cases_of
+from autotune.prediction.cases.module_cases import module_flops
 from autotune.prediction.equations.cases import Array, Cases, scalar
 from autotune.prediction.equations.memory import rank_memory, share_memory
 from autotune.prediction.equations.schedules import at_point
@@ -17,7 +18,8 @@ from autotune.prediction.fitting.knob_features import config_features
 from autotune.prediction.fitting.lessons import Lessons
 from autotune.prediction.planning.question import Question
 from autotune.prediction.planning.room import fit_probability, ranks_of_node
-from search_spaces.models.pipeline import split_layers, stages_of_rank
+from search_spaces.models.model import FactoryModel, ModelSpec
+from search_spaces.models.pipeline import split_blocks, split_layers, stages_of_rank
 from search_spaces.plain import to_plain
 from search_spaces.training.configured import configured
 from search_spaces.training.data_schedule import flops_per_sample, points_of
@@ -166,7 +168,7 @@ def _estimate(
     peak = fullest.total
     factor = math.exp(Z90 * prediction.memory_spread)
     host = _at(prediction.memory.host, row)
-    flops = flops_per_sample(configured(question.model, config), config, question.workload) * batch
+    flops = _flops_of_sample(question, config) * batch
     tflops = flops / seconds / question.cluster.world_size / 1e12
     peak_flops = question.cluster.device.peak_flops.get(config.precision)
     return Estimate(
@@ -184,6 +186,13 @@ def _estimate(
         fit_probability=fit_probability(question, max(rank.needed for rank in ranks), host),
         schedule=_schedule(question, config, cases, longer),
     )
+
+
+def _flops_of_sample(question: Question, config: TrialConfig) -> float:
+    """Useful FLOPs of a sample."""
+    if isinstance(question.model, FactoryModel):
+        return module_flops(question.model, config.micro_batch_size)
+    return flops_per_sample(configured(question.model, config), config, question.workload)
 
 
 def _schedule(question: Question, config: TrialConfig, cases: Cases, longer: float) -> tuple[PointEstimate, ...]:
@@ -215,10 +224,15 @@ def _at(values: Array, row: int) -> float:
 
 def _ranks(question: Question, config: TrialConfig, cases: Cases) -> tuple[RankEstimate, ...]:
     """Memory of each pipeline rank, by its actual layers."""
-    places = config.pipeline_parallel_size
-    held = split_layers(question.model, config, question.sequence_length) if places > 1 else ()
+    places, model = config.pipeline_parallel_size, question.model
+    held: Sequence[Sequence[int]] = ()
+    if places > 1 and isinstance(model, ModelSpec):
+        held = split_layers(model, config, question.sequence_length)
+    elif places > 1:
+        blocks = int(cases.shapes.layers[0])
+        held = split_blocks(config, blocks, range(blocks))
     stages = [stages_of_rank(config, place) for place in range(places)] if places > 1 else [(0,)]
-    layers = [sum(len(held[stage]) for stage in own) for own in stages] if held else [question.model.num_layers]
+    layers = [sum(len(held[stage]) for stage in own) for own in stages] if held else [int(cases.shapes.layers[0])]
     last = len(held) - 1 if held else 0
     if has_explicit_layers(cases):
         overrides = layout_overrides(cases)

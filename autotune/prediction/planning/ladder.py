@@ -19,7 +19,7 @@ from autotune.request.engines import capability_of
 from search_spaces.context import SpaceContext
 from search_spaces.errors import IllegalConfigError
 from search_spaces.knob import Value
-from search_spaces.models.model import Position
+from search_spaces.models.model import FactoryModel, ModelSpec, Position
 from search_spaces.rules.table import check_config
 from search_spaces.spaces import device_defaults, settled
 from search_spaces.trial import Workload
@@ -86,7 +86,7 @@ class RungAnswer:
     micro_batch: TrialConfig | None
     """With the largest micro-batch of such samples; None: not even one sample fits."""
     sequence_length: int
-    """Tokens of the longest samples; 0: not even `TOKENS`."""
+    """Tokens of the longest samples; 0: not even `TOKENS`, or (a user's module) only one length is known."""
     sequence_config: TrialConfig | None
     """The configuration for the longest samples."""
 
@@ -120,7 +120,13 @@ class Ladder:
         self._question, self._capability = question, capability_of(question.engine)
         self._room, self._rates = room_of(question, probability), question.rates
         self._pins = single_values(question.pins)
-        self._base = device_defaults(question.cluster, self._capability).replace(self._pins)
+        module = question.model if isinstance(question.model, FactoryModel) else None
+        self._base = device_defaults(question.cluster, self._capability, module).replace(self._pins)
+
+    @property
+    def fixed_length(self) -> bool:
+        """Whether samples have only the requested length: a user's module is described for its own batches."""
+        return isinstance(self._question.model, FactoryModel)
 
     @property
     def micro_batch_size(self) -> int:
@@ -149,7 +155,9 @@ class Ladder:
         held, host = self._needs(ways, question.sequence_length)
         at = _chosen(self._room, held, host)
         samples = _most(lambda count: self.first_way(rung, count, question.sequence_length) is not None, MOST_SAMPLES)
-        steps = _most(lambda count: self.first_way(rung, size, self._tokens(count)) is not None, -(-self._longest // TOKENS))
+        steps = 0 if self.fixed_length else _most(
+            lambda count: self.first_way(rung, size, self._tokens(count)) is not None, -(-self._longest // TOKENS)
+        )  # fmt: skip
         tokens = self._tokens(steps) if steps else 0
         (estimate,) = estimates(self.asked(ways[at], question.sequence_length), [ways[at]])
         cluster = question.cluster
@@ -201,7 +209,7 @@ class Ladder:
     @property
     def _longest(self) -> int:
         model = self._question.model
-        return model.sequence_length if model.position is Position.LEARNED else LONGEST
+        return model.sequence_length if isinstance(model, ModelSpec) and model.position is Position.LEARNED else LONGEST
 
     def _tokens(self, steps: int) -> int:
         return min(steps * TOKENS, self._longest)

@@ -18,7 +18,7 @@ from autotune.prediction.planning.question_space import space_of
 from autotune.prediction.planning.room import Room, room_of
 from autotune.prediction.planning.scan import Bounds, require_within, uniform_parts, without_buckets
 from search_spaces.errors import IllegalConfigError
-from search_spaces.models.model import MOST_LAYERS, ModelSpec, Position
+from search_spaces.models.model import MOST_LAYERS, FactoryModel, ModelSpec, Position
 
 SHORTEST, LONGEST = 128, 1 << 24
 """Range of sequence lengths that are tried, in tokens."""
@@ -105,10 +105,14 @@ def _last_that_fits(sizes: Sequence[Question], probability: float, bounds: Bound
 
 def _sizes(question: Question, dimension: Dimension) -> list[Question]:
     """The question at every size, smallest first."""
+    model = question.model
     match dimension:
-        case Dimension.SEQUENCE_LENGTH:
+        case Dimension.SEQUENCE_LENGTH | Dimension.MODEL if isinstance(model, FactoryModel):
+            problem = f"{model.name} is described as it is, with its own batches"
+            raise RequestError("max", problem, f"use {Dimension.MICRO_BATCH_SIZE}, or give a preset or a config.json")
+        case Dimension.SEQUENCE_LENGTH if isinstance(model, ModelSpec):
             longest = max(question.document_lengths, default=0)
-            lengths = [length for length in _lengths(question.model) if length >= longest]
+            lengths = [length for length in _lengths(model) if length >= longest]
             return [dataclasses.replace(question, sequence_length=length) for length in lengths]
         case Dimension.MICRO_BATCH_SIZE:
             pins = dict(question.pins)
@@ -116,8 +120,9 @@ def _sizes(question: Question, dimension: Dimension) -> list[Question]:
                 dataclasses.replace(question, pins=pins | {"micro_batch_size": (size,)})
                 for size in _divisors(question.global_batch_size)
             ]
-        case Dimension.MODEL:
-            every = [scaled(question.model, scale) for scale in SCALES]
+        case _:
+            assert isinstance(model, ModelSpec)
+            every = [scaled(model, scale) for scale in SCALES]
             models = {(model.num_layers, model.num_attention_heads): model for model in every}
             ordered = sorted(models.values(), key=lambda model: model.parameter_count)
             return [dataclasses.replace(question, model=model) for model in ordered]

@@ -1,7 +1,7 @@
 """The input of a prediction or plan: a model on a cluster under a workload, and the space to choose from."""
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from autotune.errors import RequestError
@@ -17,7 +17,8 @@ from search_spaces.domains import parse_domain
 from search_spaces.errors import IllegalConfigError
 from search_spaces.knob import Value
 from search_spaces.models.huggingface import is_factory_reference, resolve_model
-from search_spaces.models.model import ModelSpec, Position
+from search_spaces.models.model import FactoryModel, ModelSpec, Position
+from search_spaces.models.module_profile import traced_precision
 from search_spaces.space import SearchSpace
 from search_spaces.spaces import Pin, device_defaults, settled
 from search_spaces.training.documents import documents_problem
@@ -25,6 +26,9 @@ from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
 
 SHIPPED = "shipped coefficients; `autotune calibrate` measures this cluster's own"
+MODULE_SEQUENCE = 128
+"""Tokens per sample of a user's module if none are given: of the batches of `hf:CONFIG`; elsewhere only a unit of rates."""
+MODULE_PRECISIONS = ("fp64", "fp32", "bf16", "fp16")
 SMALL_BATCH = 8
 """Default samples per step on clusters with fewer devices than this."""
 LOCAL_SEQUENCE = 128
@@ -39,7 +43,8 @@ class Question:
         RequestError: a size is not positive, documents do not fit into samples, or samples exceed the model's positions.
     """
 
-    model: ModelSpec
+    model: ModelSpec | FactoryModel
+    """A user's module has a profile."""
     cluster: ClusterSpec
     engine: str = "native"
     global_batch_size: int
@@ -77,9 +82,22 @@ class Question:
         if (found := documents_problem(self.document_lengths, self.sequence_length)) is not None:
             raise RequestError("document_lengths", *found)
         model = self.model
-        if model.position is Position.LEARNED and self.sequence_length > model.sequence_length:
+        if isinstance(model, FactoryModel):
+            require_described(model, self.sequence_length)
+        elif model.position is Position.LEARNED and self.sequence_length > model.sequence_length:
             beyond = f"{self.sequence_length} tokens are beyond the {model.sequence_length} positions that {model.name} learns"
             raise RequestError("sequence_length", beyond, f"give at most {model.sequence_length}")
+
+    @property
+    def shape(self) -> ModelSpec:
+        """The model's shape.
+
+        Raises:
+            RequestError: the model is a user's module.
+        """
+        if isinstance(self.model, FactoryModel):
+            raise RequestError("model", f"{self.model.name} is a module, not a shape", "give a preset or a config.json")
+        return self.model
 
     @property
     def workload(self) -> Workload:
@@ -111,7 +129,8 @@ class Question:
         """
         capability = capability_of(self.engine)
         pinned = single_values(self.pins)
-        base = device_defaults(self.cluster, capability).replace(pinned)
+        module = self.model if isinstance(self.model, FactoryModel) else None
+        base = device_defaults(self.cluster, capability, module).replace(pinned)
         space = SearchSpace(
             model=self.model, cluster=self.cluster, workload=self.workload, world_size=self.cluster.world_size, domains={},
             base=base, capability=capability,
@@ -123,14 +142,15 @@ class Question:
 
 
 def question_of(
-    model: ModelSpec, cluster: ClusterSpec, *, global_batch_size: int | None = None, sequence_length: int | None = None,
+    model: ModelSpec | FactoryModel, cluster: ClusterSpec, *, global_batch_size: int | None = None,
+    sequence_length: int | None = None,
     engine: str = "native", space: str = "parallel", pins: Mapping[str, Pin] | None = None, most_steps: int | None = None,
     nvme_path: str | None = None, training_steps: int | None = None, document_lengths: Iterable[int] = (),
     simple: str | None = None,
 ) -> Question:  # fmt: skip
     """Create a question; values not given get their defaults."""
     capability_of(engine)
-    longest = min(model.sequence_length, LOCAL_SEQUENCE) if cluster.name == "local" else model.sequence_length
+    longest = _longest(model, cluster)
     batch = global_batch_size if global_batch_size is not None else max(SMALL_BATCH, cluster.world_size)
     return Question(
         model=model, cluster=cluster, engine=engine, global_batch_size=batch,
@@ -148,10 +168,78 @@ def model_of(text: str | None, lora_rank: int | None, lora_targets: Iterable[str
         SearchSpaceError: it cannot be resolved, or the adapters are invalid.
     """
     if not text:
-        raise RequestError("model", "is missing", "give a preset or a config.json")
+        raise RequestError("model", "is missing", "give a preset, a config.json or module:factory")
     if is_factory_reference(text):
-        raise RequestError("model", "a factory has no shape to predict from", "use `autotune sweep`, or give a config.json")
+        raise RequestError("model", f"{text} is code, which is not run here", "give a preset or a config.json")
     return with_adapters(resolve_model(text), lora_rank, lora_targets, frozen_bits)
+
+
+def _longest(model: ModelSpec | FactoryModel, cluster: ClusterSpec) -> int:
+    """The default number of tokens per sample."""
+    if isinstance(model, FactoryModel):
+        return (model.profile.sequence_length if model.profile else 0) or MODULE_SEQUENCE
+    return min(model.sequence_length, LOCAL_SEQUENCE) if cluster.name == "local" else model.sequence_length
+
+
+def described_model(
+    text: str | None,
+    lora_rank: int | None = None,
+    lora_targets: Iterable[str] | None = None,
+    frozen_bits: int | None = None,
+    *,
+    sequence_length: int | None = None,
+    precisions: Sequence[str] = (),
+    python_path: Sequence[str] = (),
+) -> ModelSpec | FactoryModel:
+    """`model_of`, or a user's module (`module:factory`, `hf:CONFIG`), described in a process of its own.
+
+    Args:
+        text: the model.
+        lora_rank, lora_targets, frozen_bits: see `model_of`; not for modules, whose factory adds its adapters itself.
+        sequence_length: tokens per sample of the batches of `hf:CONFIG`; None: `MODULE_SEQUENCE`.
+        precisions: precisions of the configurations that will be predicted.
+        python_path: folders that the process prepends to `sys.path`.
+
+    Raises:
+        RequestError, SearchSpaceError: as `model_of`.
+        FactoryError: the module cannot be described.
+    """
+    if not text or not is_factory_reference(text):
+        return model_of(text, lora_rank, lora_targets, frozen_bits)
+    for name, value in (("lora_rank", lora_rank), ("lora_targets", lora_targets), ("frozen_bits", frozen_bits)):
+        if value:
+            raise RequestError(name, f"{text} has its own parameters", "leave it out; the factory adds adapters itself")
+    # Only modules need a process with torch.
+    from executor.runners.probe import describe_factory
+
+    workload = Workload(global_batch_size=SMALL_BATCH, sequence_length=sequence_length or MODULE_SEQUENCE)
+    traced = dict.fromkeys(traced_precision(precision) for precision in precisions or ("fp32",))
+    return describe_factory(text, workload, python_path, tuple(traced), without_data=True)
+
+
+def precisions_of(cluster: ClusterSpec, engine: str, pins: Mapping[str, Pin]) -> tuple[str, ...]:
+    """The precisions that configurations of a user's module may have: the pinned ones, or the device's default."""
+    pin = pins.get("precision")
+    if pin is None:
+        return (device_defaults(cluster, capability_of(engine)).precision,)
+    parsed = parse_domain("precision", pin) if isinstance(pin, str) else pin
+    values = parsed if isinstance(parsed, list | tuple) else (parsed,)
+    return tuple(str(value) for value in values if str(value) in MODULE_PRECISIONS)
+
+
+def require_described(model: FactoryModel, sequence_length: int) -> None:
+    """Check that predictions for a module are possible at this length.
+
+    Raises:
+        RequestError: they are not.
+    """
+    profile = model.profile
+    if profile is None:
+        remedy = "measure it by trials (`autotune sweep`)"
+        raise RequestError("model", f"{model.name} cannot be predicted: {model.no_profile or 'it has no profile'}", remedy)
+    if profile.sequence_length and profile.sequence_length != sequence_length:
+        known = f"{model.name} is described for {profile.sequence_length} tokens, not for {sequence_length}"
+        raise RequestError("sequence_length", known, f"give {profile.sequence_length}, or describe it again")
 
 
 def with_adapters(

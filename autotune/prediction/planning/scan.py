@@ -20,7 +20,7 @@ from search_spaces.canonical import SEARCH_ORDER, canonical_value
 from search_spaces.errors import SpaceTooLargeError
 from search_spaces.knob import Planning, Value
 from search_spaces.knob_values import KNOBS
-from search_spaces.models.model import ModelSpec
+from search_spaces.models.model import FactoryModel, Model, ModelSpec
 from search_spaces.space import SearchSpace
 from search_spaces.trial_config import TrialConfig
 
@@ -134,13 +134,25 @@ def without_buckets(space: SearchSpace) -> SearchSpace:
     """
     excluded = {name: values for name, values in space.domains.items() if name in NOT_SCANNED}
     standing = {name: _nearest(getattr(space.base, name), values) for name, values in excluded.items()}
-    sizes, model = [int(size) for size in excluded.get("prefetch_bucket_size", ())], space.context.model
-    if sizes and isinstance(model, ModelSpec) and space.base.prefetch_bucket_size < model.layer_parameters:
-        standing["prefetch_bucket_size"] = min((size for size in sizes if size >= model.layer_parameters), default=max(sizes))
+    sizes, layer = [int(size) for size in excluded.get("prefetch_bucket_size", ())], _layer_parameters(space.context.model)
+    if sizes and space.base.prefetch_bucket_size < layer:
+        standing["prefetch_bucket_size"] = min((size for size in sizes if size >= layer), default=max(sizes))
     if False in excluded.get("compile_blocks", ()):  # false excludes no other value
         standing["compile_blocks"] = False
     domains = {name: values for name, values in space.domains.items() if name not in excluded}
     return dataclasses.replace(space, domains=domains, base=space.base.replace(standing))
+
+
+def _layer_parameters(model: Model) -> int:
+    """Parameters of a layer, or of the largest block of a module; 0: unknown."""
+    if isinstance(model, ModelSpec):
+        return model.layer_parameters
+    if not isinstance(model, FactoryModel) or model.profile is None:
+        return 0
+    blocks: dict[int, int] = {}
+    for parameter in model.profile.trained:
+        blocks[parameter.block] = blocks.get(parameter.block, 0) + parameter.elements
+    return max((size for block, size in blocks.items() if block >= 0), default=0)
 
 
 def _nearest(value: Value, values: Sequence[Value]) -> Value:

@@ -67,10 +67,10 @@ def solved(question: Question, config: TrialConfig, room: Room, menu: Menu | Non
         The canonical configuration; None: no choice of stages fits or exists, or there are too many.
     """
     ranks, virtual = config.pipeline_parallel_size, config.virtual_stages
-    if ranks == 1 or ranks * virtual > question.model.num_layers:
+    if ranks == 1 or ranks * virtual > question.shape.num_layers:
         return None
     menu = menu or Menu()
-    if too_many(question.model.num_layers, ranks, virtual, menu):
+    if too_many(question.shape.num_layers, ranks, virtual, menu):
         return None
     plain: dict[str, Value] = {"pipeline_layout": "", "activation_checkpointing": "none", "checkpoint_every_k": 1}
     config = config.replace(plain | ({"offload_optimizer": "none"} if menu.offloads else {}))
@@ -84,7 +84,7 @@ def solved(question: Question, config: TrialConfig, room: Room, menu: Menu | Non
     def after(options: Options, pace: float) -> Array:
         return seconds_after(cases, question.rates, options, pace)
 
-    chosen = best_choice(offered, after, ranks, question.model.num_layers, _program(cases))
+    chosen = best_choice(offered, after, ranks, question.shape.num_layers, _program(cases))
     return None if chosen is None else _as_config(question, config, held, chosen)
 
 
@@ -184,7 +184,7 @@ def _matrix(rows: NDArray[np.int64], columns: NDArray[np.int64], values: Array, 
 
 def _as_config(question: Question, config: TrialConfig, held: Sequence[tuple[int, ...]], chosen: Options) -> TrialConfig:
     """The configuration that expresses the choice with the fewest knobs."""
-    head = head_in_layers(question.model, question.sequence_length)
+    head = head_in_layers(question.shape, question.sequence_length)
     last = config.pipeline_parallel_size * config.virtual_stages - 1
     stages: dict[int, Stage] = {}
     for place, own in enumerate(held):

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autotune.objective.ranking import Ranking
+from autotune.prediction.cases.module_cases import transformer_of
 from autotune.prediction.equations.memory import USABLE
 from autotune.prediction.planning.room import ranks_of_node
 from autotune.request.request import Objective
@@ -15,17 +16,13 @@ from search_spaces.space import SearchSpace
 from search_spaces.trial import Fidelity, Workload
 from search_spaces.trial_config import TrialConfig
 
-PARAMETERS_OF_WIDTH = 12
-"""Of a layer of width h: 12 h² [Kaplan 2020, 2.1]."""
-LAYERS_OF_WIDTH = 64
-"""Approximate ratio of width to number of layers in transformers of all sizes."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
     """The setting of a job; constant while it runs."""
 
-    model: ModelSpec
+    model: ModelSpec | FactoryModel
+    """A user's module has a profile."""
     space: SearchSpace
     engine: str
     ranking: Ranking
@@ -63,29 +60,14 @@ class Setting:
 
 
 def setting_of(model: Model, space: SearchSpace, engine: str, ranking: Ranking, fidelity: Fidelity) -> Setting:
-    """Return the setting of a job; a user's own module or script is predicted as a transformer of its size."""
-    stages = _most_stages(space) if isinstance(model, CommandModel) else 1
-    spec = model if isinstance(model, ModelSpec) else transformer_of(model, space.workload.sequence_length, stages)
-    return Setting(model=spec, space=space, engine=engine, ranking=ranking, fidelity=fidelity)
-
-
-def transformer_of(model: FactoryModel | CommandModel, sequence_length: int, least_layers: int = 1) -> ModelSpec:
-    """A transformer with about as many parameters: the only fact known of a module, and for a script sometimes not even that.
-
-    Trials correct what it predicts.
-    """
-    count = model.parameter_count / PARAMETERS_OF_WIDTH
-    if isinstance(model, FactoryModel) and model.pipeline_stages > 1:
-        layers = model.pipeline_stages
-        width = max(round(math.sqrt(count / layers) / 64), 1) * 64
+    """Return the setting of a job; a script, or a module without a profile, is predicted as a transformer of its size."""
+    known: ModelSpec | FactoryModel
+    if isinstance(model, ModelSpec) or (isinstance(model, FactoryModel) and model.profile is not None):
+        known = model
     else:
-        width = max(round((count * LAYERS_OF_WIDTH) ** (1 / 3) / 64), 1) * 64
-        layers = max(round(count / width**2), least_layers)
-    return ModelSpec(
-        name=model.name, family="factory", num_layers=layers, hidden_size=width, num_attention_heads=width // 64,
-        num_key_value_heads=width // 64, head_dim=64, ffn_hidden_size=4 * width, vocab_size=max(math.isqrt(width), 2),
-        sequence_length=sequence_length, tied_embeddings=True, gated_mlp=False,
-    )  # fmt: skip
+        stages = _most_stages(space) if isinstance(model, CommandModel) else 1
+        known = transformer_of(model, space.workload.sequence_length, stages)
+    return Setting(model=known, space=space, engine=engine, ranking=ranking, fidelity=fidelity)
 
 
 def _most_stages(space: SearchSpace) -> int:

@@ -1,0 +1,93 @@
+"""Seconds of a micro-batch of a user's module, from the products, the bytes and the operators that its profile counts."""
+
+import numpy as np
+
+from autotune.prediction.equations.cases import Array, Cases, DescribedModule
+from autotune.prediction.equations.coefficients import Coefficients
+from search_spaces.models.module_profile import Affine, BlockWork, Product, Work
+
+LAUNCHES = 20.0
+"""Operators of a layer's forward, to which `Coefficients.kernel_seconds` refers."""
+_SHARP = 4.0
+POLICIES = ("none", "selective", "full")
+"""Index in `cases.RECOMPUTE` -> name."""
+
+
+def module_seconds(cases: Cases, rates: Coefficients) -> Array:
+    """Seconds of forward and backward of a micro-batch on one rank that holds the whole module, recomputation included.
+
+    Each part of the module takes its products by their shapes, attention by its kernel, and the bytes of all other operators;
+    or as long as launching its operators. Tensor-parallel ranks divide all of it.
+    """
+    module = _module(cases)
+    trace, layouts = module.trace, cases.layouts
+    total = _part(cases, rates, trace.outer)
+    for work, count in _alike(trace.blocks):
+        total = total + count * _part(cases, rates, work)
+    again = np.zeros(1)
+    for policy, name in enumerate(POLICIES):
+        if name in trace.again:
+            chosen = layouts.activation_checkpointing == policy
+            again = again + np.where(chosen, _again(cases, rates, name), 0.0)
+    return (total + again / layouts.checkpoint_every_k) / layouts.tensor
+
+
+def _module(cases: Cases) -> DescribedModule:
+    assert cases.module is not None
+    return cases.module
+
+
+def _alike(blocks: tuple[BlockWork, ...]) -> list[tuple[BlockWork, int]]:
+    """Equal blocks counted, in order."""
+    counts: dict[BlockWork, int] = {}
+    for block in blocks:
+        counts[block] = counts.get(block, 0) + 1
+    return [*counts.items()]
+
+
+def _part(cases: Cases, rates: Coefficients, work: BlockWork) -> Array:
+    ratio = rates.backward_ratio / 2
+    return _seconds(cases, rates, work.forward) + ratio * _seconds(cases, rates, work.backward)
+
+
+def _seconds(cases: Cases, rates: Coefficients, work: Work) -> Array:
+    hardware = cases.hardware
+    computed = np.zeros(1)
+    for product in work.products:
+        computed = computed + product.count * _product(cases, rates, product)
+    speed = hardware.peak * rates.attention_efficiency * cases.software.attention_speed
+    computed = computed + _at(cases, work.attention_flops) / speed
+    computed = computed + _at(cases, work.moved_bytes) * rates.traffic / hardware.bandwidth
+    launched = work.operators * rates.kernel_seconds / LAUNCHES
+    return np.asarray((np.maximum(computed, 0.0) ** _SHARP + launched**_SHARP) ** (1 / _SHARP), dtype=np.float64)
+
+
+def _product(cases: Cases, rates: Coefficients, product: Product) -> Array:
+    """By FLOPs at the efficiency of its shape, or by its bytes, as `compute` for our own model."""
+    hardware = cases.hardware
+    rows, inner, outer = (_at(cases, size) for size in (product.rows, product.inner, product.outer))
+    # The efficiency falls with few rows; in gradients of weights the rows are the inner size.
+    most = np.maximum(np.maximum(rows, inner), outer)
+    width = np.minimum(np.minimum(rows, inner), outer)
+    middle = rows * inner * outer / np.maximum(most * width, 1.0)
+    shape = most / (most + rates.rows_half) * width / (width + rates.width_half) * middle / (middle + rates.width_half)
+    flops = 2 * rows * inner * outer / (hardware.peak * rates.matrix_efficiency * shape)
+    moved = (rows * inner + inner * outer + rows * outer) * cases.layouts.parameter_bytes
+    return np.asarray(np.maximum(flops, moved / hardware.bandwidth), dtype=np.float64)
+
+
+def _again(cases: Cases, rates: Coefficients, policy: str) -> Array:
+    """Seconds of recomputing every block: a forward as far as its FLOPs are computed again, and its other operators whole."""
+    trace = _module(cases).trace
+    total = np.zeros(1)
+    for block, flops in zip(trace.blocks, trace.again[policy], strict=True):
+        whole = _at(cases, block.forward.flops)
+        share = np.where(whole > 0, _at(cases, flops) / np.maximum(whole, 1.0), 1.0)
+        cheap = Work(moved_bytes=block.forward.moved_bytes, operators=block.forward.operators)
+        rest = _seconds(cases, rates, cheap)
+        total = total + rest + share * np.maximum(_seconds(cases, rates, block.forward) - rest, 0.0)
+    return total
+
+
+def _at(cases: Cases, value: Affine) -> Array:
+    return value[0] + value[1] * cases.layouts.micro_batch_size

@@ -1,0 +1,487 @@
+"""Memory that the native engine adds to a module's activations at each moment of a micro-batch, in bytes.
+
+The engine's own steps are followed, without tensors: `executor.engines.native.buckets` (gradients) and
+`executor.engines.native.prefetch` (parameters of stage 3). Predictions import no torch, so that the steps are repeated here, in
+bytes; `tests/autotune/prediction/test_module_plans.py` compares the two.
+"""
+
+import itertools
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from search_spaces.models.module_profile import OUTER, Mark, ModuleProfile, Moment
+
+IN_FLIGHT = 2
+"""Buckets in flight at once if communication overlaps."""
+PIECE_ELEMENTS = 4_000_000
+"""Most elements of adjacent gradients that are moved into a bucket at once."""
+Item = TypeVar("Item")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateKnobs:
+    """What decides how states are sharded and sent. Sizes in elements, widths in bytes."""
+
+    zero_stage: int
+    ranks: int
+    """Ranks over which states are sharded: 1 at stage 0."""
+    sends: bool
+    """Whether gradients are sent to other ranks."""
+    width: float
+    """Of a parameter in computation, and of a gradient as backward makes it."""
+    master_width: float
+    reduce_width: float
+    sum_width: float
+    """Of an element of gradients that are summed over micro-batches."""
+    accumulates: bool
+    """Whether a step has several micro-batches."""
+    overlaps: bool
+    defers: bool
+    """Whether stage 2 reduces once per step."""
+    reshards: bool
+    bucket: float
+    prefetch: float
+    persistence: float
+    max_live: float
+    copies: bool
+    """Whether the backend copies the messages of gathers and of reduce-scatters, as gloo does."""
+    shard_beside_master: bool = False
+    """Whether stage 3 keeps a share of the parameters on the device besides the (offloaded) master."""
+    shard_on_host: bool = False
+    """Whether stage 3 reads its share of the parameters from the host."""
+
+
+@dataclass(slots=True)
+class Held:
+    """Bytes by tag."""
+
+    parameters: float = 0.0
+    gradients: float = 0.0
+    buffers: float = 0.0
+
+    @property
+    def total(self) -> float:
+        """Sum over the tags."""
+        return self.parameters + self.gradients + self.buffers
+
+    def copy(self) -> "Held":
+        """A copy that does not change."""
+        return Held(self.parameters, self.gradients, self.buffers)
+
+
+@dataclass(slots=True)
+class Step:
+    """The states at each moment of a micro-batch: arrays as long as the moments."""
+
+    during: list[Held] = field(default_factory=list)
+    """While the module computes what ends with the moment."""
+    acting: list[Held] = field(default_factory=list)
+    """The most while the engine acts at the moment."""
+
+
+def micro_batches(profile: ModuleProfile, moments: Sequence[Moment], knobs: StateKnobs) -> tuple[list[Step], Held]:
+    """The states in the first and, if there are several, the last micro-batch of a step; and what is held after it."""
+    step = _Engine(profile, moments, knobs)
+    first = step.run(last=not knobs.accumulates)
+    return ([first, step.run(last=True)] if knobs.accumulates else [first]), step.held.copy()
+
+
+@dataclass(slots=True)
+class _Sent:
+    bucket: int
+    rows: float
+    """Bytes of the rows, of the backend's copy and of an output of its own: freed when it has landed."""
+    share: float
+    """Bytes of the share that landing creates."""
+
+
+class _Engine:
+    """Gradients and, at stage 3, gathered parameters of one rank."""
+
+    def __init__(self, profile: ModuleProfile, moments: Sequence[Moment], knobs: StateKnobs) -> None:
+        self.knobs, self.moments, self.held = knobs, moments, Held()
+        self.elements = [parameter.elements for parameter in profile.trained]
+        self.shares = [-(-elements // knobs.ranks) for elements in self.elements]
+        order = list(reversed(range(len(self.elements))))
+        self.buckets = cut(order, self.elements, knobs.bucket)
+        self.bucket_of = {slot: index for index, bucket in enumerate(self.buckets) for slot in bucket}
+        most = min(PIECE_ELEMENTS, max(self.elements, default=0))
+        self.pieces = [piece for bucket in self.buckets for piece in cut(bucket, self.elements, most)]
+        self.piece_of = {slot: index for index, piece in enumerate(self.pieces) for slot in piece}
+        self.every = knobs.zero_stage == 3 or (knobs.zero_stage == 2 and not knobs.defers)
+        self.rows_width = knobs.sum_width if knobs.accumulates and not self.every else knobs.reduce_width
+        self.in_share = knobs.ranks == 1 and not self.every and knobs.reduce_width == self.rows_width == knobs.master_width
+        self.columns = [sum(self.shares[slot] for slot in bucket) for bucket in self.buckets]
+        self.rows: dict[int, float] = {}
+        self.share: dict[int, float] = {}
+        self.waiting: dict[int, set[int]] = {}
+        self.filled: set[int] = set()
+        self.sent: deque[_Sent] = deque()
+        self.next, self.ready, self.reduces, self.last = 0, set[int](), True, True
+        self.most = Held()
+        self.gatherer = _Gatherer(profile, moments, self) if knobs.zero_stage == 3 else None
+
+    def run(self, last: bool) -> Step:
+        """One micro-batch."""
+        self.last, self.reduces = last, last or self.every
+        self.next = 0
+        self.ready.clear()
+        if self.gatherer is not None:
+            self.gatherer.begin(last)
+        found = Step()
+        for moment in self.moments:
+            found.during.append(self.held.copy())
+            self.most = self.held.copy()
+            self._act(moment)
+            found.acting.append(self.most)
+        return found
+
+    def add(self, tag: str, size: float) -> None:
+        """Allocate (or free) bytes, and note the most."""
+        setattr(self.held, tag, getattr(self.held, tag) + size)
+        if self.held.total > self.most.total:
+            self.most = self.held.copy()
+
+    def declare_ready(self, slots: Iterable[int]) -> None:
+        """See `GradientReducer.declare_ready`."""
+        self.ready.update(slots)
+        while self.reduces and self.next < len(self.buckets) and self.ready.issuperset(self.buckets[self.next]):
+            self._send_next()
+
+    def _act(self, moment: Moment) -> None:
+        gatherer = self.gatherer
+        match moment.mark:
+            case Mark.GRADIENT:
+                self._take(moment.index)
+                if gatherer is None:
+                    self.declare_ready((moment.index,))
+                else:
+                    gatherer.gradient_done(moment.index)
+            case Mark.END:
+                while self.reduces and self.next < len(self.buckets):
+                    self._send_next()
+                while self.sent:
+                    self._land()
+                if gatherer is not None:
+                    gatherer.end()
+            case Mark.FORWARD if gatherer is not None:
+                gatherer.use(moment.index)
+            case Mark.LEFT if gatherer is not None:
+                gatherer.left(moment.index)
+            case Mark.LOSS if gatherer is not None:
+                gatherer.use_backward(OUTER)
+            case Mark.BACKWARD if gatherer is not None:
+                gatherer.use_backward(moment.index)
+
+    def _take(self, slot: int) -> None:
+        width = self.knobs.width
+        self.add("gradients", self.elements[slot] * width)
+        index = self.piece_of[slot]
+        waiting = self.waiting.setdefault(index, set())
+        waiting.add(slot)
+        if len(waiting) == len(self.pieces[index]):
+            self._collect(index)
+
+    def _collect(self, index: int) -> None:
+        slots = self.waiting.pop(index, set())
+        if not slots:
+            return
+        bucket, knobs = self.bucket_of[next(iter(slots))], self.knobs
+        tag = "gradients" if self.in_share or not self.every else "buffers"
+        if bucket not in self.rows:
+            self.rows[bucket] = self.columns[bucket] * knobs.ranks * self.rows_width
+            if not (self.in_share and bucket in self.share):
+                self.add(tag, self.rows[bucket])
+            if self.in_share:
+                self.share[bucket] = self.rows[bucket]
+        adds = bool(self.filled & slots)
+        padded = sum(self.shares[slot] for slot in slots) * knobs.ranks
+        own = sum(self.elements[slot] for slot in slots)
+        if len(slots) == 1:
+            extra = padded * knobs.width if padded != own else 0.0
+        elif knobs.ranks == 1 and (not adds or knobs.width == self.rows_width):
+            extra = 0.0
+        else:
+            whole = len(slots) == len(self.buckets[bucket]) or knobs.ranks == 1
+            direct = not adds and whole and knobs.width <= self.rows_width
+            extra = 0.0 if direct else padded * knobs.width
+        self.add("buffers", extra)
+        self.add("buffers", -extra)
+        self.add("gradients", -own * knobs.width)
+        self.filled |= slots
+
+    def _send_next(self) -> None:
+        bucket, knobs = self.next, self.knobs
+        self.next += 1
+        for index in {self.piece_of[slot] for slot in self.buckets[bucket]}:
+            self._collect(index)
+        if bucket not in self.rows:  # no parameter of it had a gradient
+            self.rows[bucket] = self.columns[bucket] * knobs.ranks * self.rows_width
+            self.add("gradients" if not self.every else "buffers", self.rows[bucket])
+        self.filled.difference_update(self.buckets[bucket])
+        rows, tag = self.rows.pop(bucket), "gradients" if self.in_share or not self.every else "buffers"
+        if self.rows_width != knobs.reduce_width:
+            cast = rows / self.rows_width * knobs.reduce_width
+            becomes_share = knobs.ranks == 1 and knobs.reduce_width == knobs.master_width
+            self.add("gradients" if becomes_share else "buffers", cast)
+            self.add(tag, -rows)
+            rows, tag = cast, "gradients" if becomes_share else "buffers"
+            if becomes_share:
+                self.share[bucket] = cast
+        columns = self.columns[bucket]
+        if knobs.ranks == 1:
+            if bucket in self.share:  # reduced in place
+                self.sent.append(_Sent(bucket, 0.0, 0.0))
+            else:
+                self._move(tag, rows)
+                self.sent.append(_Sent(bucket, rows, columns * self._share_width(bucket)))
+        else:
+            copy = rows if knobs.copies else 0.0
+            self._move(tag, rows)
+            output = 0.0
+            if knobs.reduce_width == self._share_width(bucket):
+                self._make_share(bucket)
+            else:
+                output = columns * knobs.reduce_width
+            self.add("buffers", copy + output)
+            self.sent.append(_Sent(bucket, rows + copy + output, columns * self._share_width(bucket)))
+        while len(self.sent) > (IN_FLIGHT if knobs.overlaps else 0):
+            self._land()
+
+    def _move(self, tag: str, size: float) -> None:
+        """Rows that are sent count as buffers."""
+        if tag != "buffers":
+            self.held.gradients -= size
+            self.held.buffers += size
+
+    def _share_width(self, bucket: int) -> float:
+        if bucket in self.share:
+            return self.share[bucket] / max(self.columns[bucket], 1)
+        return self.knobs.master_width if self.last or not self.every else self.knobs.sum_width
+
+    def _make_share(self, bucket: int) -> None:
+        if bucket not in self.share:
+            self.share[bucket] = self.columns[bucket] * self._share_width(bucket)
+            self.add("gradients", self.share[bucket])
+
+    def _land(self) -> None:
+        sent, knobs = self.sent.popleft(), self.knobs
+        self._make_share(sent.bucket)
+        if self.last and self.share[sent.bucket] != self.columns[sent.bucket] * knobs.master_width:
+            master = self.columns[sent.bucket] * knobs.master_width
+            self.add("gradients", master)
+            self.add("gradients", -self.share[sent.bucket])
+            self.share[sent.bucket] = master
+        self.add("buffers", -sent.rows)
+
+
+@dataclass(slots=True, eq=False)
+class _Unit:
+    block: int
+    slots: tuple[int, ...]
+
+    @property
+    def encloses(self) -> bool:
+        return self.block == OUTER
+
+
+@dataclass(slots=True, eq=False)
+class _Gather:
+    slots: tuple[int, ...]
+    rows: float
+    copy: float
+
+
+class _Gatherer:
+    """Parameters of stage 3, after the trace of uses has been recorded: `ParameterGatherer`."""
+
+    def __init__(self, profile: ModuleProfile, moments: Sequence[Moment], engine: _Engine) -> None:
+        self.engine, self.knobs = engine, engine.knobs
+        by_block: dict[int, list[int]] = {}
+        for slot, parameter in enumerate(profile.trained):
+            by_block.setdefault(parameter.block, []).append(slot)
+        only = len(by_block) == 1
+        self.units = {block: _Unit(block, tuple(slots)) for block, slots in by_block.items()}
+        self.encloses = OUTER in self.units and not only
+        self.trace = [unit for moment in moments if (unit := self._used(moment)) is not None]
+        self.offset = {slot: place for place, slot in enumerate(reversed(range(len(engine.elements))))}
+        self.live: set[int] = set()
+        self.live_elements = 0.0
+        self.pending: dict[int, _Gather] = {}
+        self.ahead: set[int] = set()
+        self.allocated = {slot for slot, elements in enumerate(engine.elements) if elements <= self.knobs.persistence}
+        self.position = -1
+        self.in_backward: _Unit | None = None
+        self.holds = not self.knobs.reshards
+        self.left_units: dict[int, int] = {}
+        engine.held.parameters += sum(engine.elements[slot] for slot in self.allocated) * self.knobs.width
+
+    def begin(self, last: bool) -> None:
+        """See `ParameterGatherer.begin_backward`."""
+        self.holds = not self.knobs.reshards and not last
+
+    def use(self, block: int) -> None:
+        """Before a unit runs."""
+        unit = self.units.get(block)
+        if unit is not None:
+            self._use(unit)
+
+    def left(self, block: int) -> None:
+        """After a unit's forward."""
+        unit = self.units.get(block)
+        if unit is not None and self.knobs.reshards and not self._used_soon(unit):
+            for slot in unit.slots:
+                self._release(slot)
+
+    def use_backward(self, block: int) -> None:
+        """Before a unit's backward."""
+        if block == OUTER:
+            # The hook of the module's forward has run by now.
+            self.left(OUTER)
+        unit = self.units.get(block)
+        if unit is None:
+            return
+        if not (unit.encloses and self.encloses):
+            previous, self.in_backward = self.in_backward, unit
+            if previous is not None:
+                for slot in previous.slots:
+                    if slot not in unit.slots and not self.holds:
+                        self._release(slot)
+                self.engine.declare_ready(previous.slots)
+        self._use(unit)
+
+    def gradient_done(self, slot: int) -> None:
+        """See `ParameterGatherer.gradient_done`."""
+        if self.engine.elements[slot] > self.knobs.persistence and not self.holds:
+            self._free(slot)
+
+    def end(self) -> None:
+        """After backward."""
+        for gather in dict.fromkeys(self.pending.values()):
+            self._finish(gather)
+        if not self.holds:
+            for slot in [*self.live]:
+                self._release(slot)
+        if self.engine.last:
+            self.live.clear()
+            self.live_elements = 0.0
+        self.in_backward = None
+        self.ahead.clear()
+        if self.knobs.reshards or self.engine.last:
+            self.position = -1
+
+    def _used(self, moment: Moment) -> _Unit | None:
+        if moment.mark in (Mark.FORWARD, Mark.BACKWARD):
+            return self.units.get(moment.index)
+        return self.units.get(OUTER) if moment.mark is Mark.LOSS else None
+
+    def _use(self, unit: _Unit) -> None:
+        found = self._find(unit, self.position + 1)
+        reached = self.position if found is None else found
+        for passed in (unit, *self.trace[self.position + 1 : reached]):
+            self.ahead.difference_update(passed.slots)
+        self.position = reached
+        missing = tuple(slot for slot in unit.slots if slot not in self.live and slot not in self.pending)
+        prefetches = self.knobs.prefetch > 0
+        if missing:
+            self._issue((*missing, *(self._candidates(missing) if prefetches and not self.knobs.overlaps else ())))
+        for gather in dict.fromkeys(self.pending[slot] for slot in unit.slots if slot in self.pending):
+            self._finish(gather)
+        if prefetches and (ahead := self._candidates(())):
+            gather = self._issue(ahead)
+            if not self.knobs.overlaps:
+                self._finish(gather)
+
+    def _find(self, unit: _Unit, start: int) -> int | None:
+        return next((index for index in range(start, len(self.trace)) if self.trace[index] is unit), None)
+
+    def _candidates(self, fetched: Sequence[int]) -> tuple[int, ...]:
+        elements, knobs = self.engine.elements, self.knobs
+        present = {*fetched, *self.live, *self.pending}
+        live = self.live_elements + sum(elements[slot] for slot in {*fetched, *self.pending})
+        ahead = sum(elements[slot] for slot in self.ahead)
+        found: list[int] = []
+        if ahead >= knobs.prefetch:
+            return ()
+        for unit in self.trace[self.position + 1 :]:
+            for slot in unit.slots:
+                if slot in present:
+                    continue
+                if ahead >= knobs.prefetch or live + elements[slot] > knobs.max_live:
+                    self.ahead.update(found)
+                    return tuple(found)
+                found.append(slot)
+                present.add(slot)
+                ahead += elements[slot]
+                live += elements[slot]
+        self.ahead.update(found)
+        return tuple(found)
+
+    def _issue(self, slots: tuple[int, ...]) -> _Gather:
+        engine, knobs = self.engine, self.knobs
+        ordered = sorted(slots, key=self.offset.__getitem__)
+        columns = sum(engine.shares[slot] for slot in ordered)
+        places = [self.offset[slot] for slot in ordered]
+        joined = any(second != first + 1 for first, second in itertools.pairwise(places))
+        casts = knobs.width < knobs.master_width and not (knobs.shard_beside_master or knobs.shard_on_host)
+        shard = columns * knobs.width if joined or casts or knobs.shard_on_host else 0.0
+        if joined and casts:
+            engine.add("buffers", columns * knobs.master_width + shard)
+            engine.add("buffers", -columns * knobs.master_width - shard)
+        rows = columns * knobs.ranks * knobs.width
+        copy = rows if knobs.copies and knobs.ranks > 1 else 0.0
+        gather = _Gather(tuple(ordered), rows + shard, copy)
+        engine.add("buffers", rows + shard + copy)
+        self.pending.update(dict.fromkeys(slots, gather))
+        return gather
+
+    def _finish(self, gather: _Gather) -> None:
+        engine = self.engine
+        engine.add("buffers", -gather.copy)
+        for slot in gather.slots:
+            if slot not in self.allocated:
+                self.allocated.add(slot)
+                engine.add("parameters", engine.elements[slot] * self.knobs.width)
+            self.pending.pop(slot, None)
+            self.live.add(slot)
+            self.live_elements += engine.elements[slot]
+        engine.add("buffers", -gather.rows)
+
+    def _release(self, slot: int) -> None:
+        if slot in self.live and self.engine.elements[slot] > self.knobs.persistence:
+            self._free(slot)
+            self.live.remove(slot)
+            self.live_elements -= self.engine.elements[slot]
+
+    def _free(self, slot: int) -> None:
+        if slot in self.allocated:
+            self.allocated.remove(slot)
+            self.engine.add("parameters", -self.engine.elements[slot] * self.knobs.width)
+
+    def _used_soon(self, unit: _Unit) -> bool:
+        now = self._find(unit, max(self.position, 0))
+        later = None if now is None else self._find(unit, now + 1)
+        if now is None or later is None:
+            return False
+        others = {slot for other in self.trace[now + 1 : later] for slot in other.slots} - set(unit.slots)
+        elements = sum(self.engine.elements[slot] for slot in others)
+        missing = sum(self.engine.elements[slot] for slot in others - self.live)
+        return elements <= self.knobs.prefetch and (not missing or self.live_elements + missing <= self.knobs.max_live)
+
+
+def cut(items: Sequence[int], elements: Sequence[int], limit: float) -> list[tuple[int, ...]]:
+    """See `executor.engines.native.layout.cut`."""
+    found: list[tuple[int, ...]] = []
+    group: list[int] = []
+    filled = 0
+    for item in items:
+        if group and filled + elements[item] > limit:
+            found.append(tuple(group))
+            group, filled = [], 0
+        group.append(item)
+        filled += elements[item]
+    if group:
+        found.append(tuple(group))
+    return found

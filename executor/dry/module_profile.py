@@ -1,0 +1,498 @@
+"""Profiles a user's module: one micro-batch of it on tensors without data, with every operator recorded."""
+
+import dataclasses
+import functools
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses import FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    unset_fake_temporarily,
+)
+from torch.autograd.graph import register_multi_grad_hook
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.utils._pytree import tree_leaves
+
+from executor.data.batches import FactoryData, read_text
+from executor.dry.backends import backend_of
+from executor.dry.mode import DryMode
+from executor.dry.products import ATTENTION, Shape, products_of
+from executor.engines.sources import DTYPES, blocks_of
+from executor.errors import ExecutorError, FactoryError
+from executor.parallel.checkpointing import checkpoint_blocks
+from executor.parallel.pipeline import precise
+from executor.user_module.description import described
+from executor.user_module.factory import UserModule, load_factory
+from executor.user_module.survey import loss_of
+from search_spaces.models.huggingface import BUILT
+from search_spaces.models.model import FactoryModel
+from search_spaces.models.module_profile import (
+    OUTER,
+    Affine,
+    BlockWork,
+    Mark,
+    ModuleProfile,
+    Moment,
+    Product,
+    Trace,
+    TrainedParameter,
+    Work,
+    at,
+)
+from search_spaces.trial import Workload
+from search_spaces.trial_config import TrialConfig
+
+SIZES = (2, 3)
+"""Samples of the two micro-batches from which everything is extrapolated; some modules squeeze a batch of one sample."""
+POLICIES = ("none", "selective", "full")
+_READS_VALUES = (DataDependentOutputException, DynamicOutputShapeException)
+_NO_TRAFFIC = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"})
+
+
+def profile_module(reference: str, workload: Workload, precisions: Sequence[str]) -> FactoryModel:
+    """Describe a module, with its profile, without memory for its parameters: run micro-batches of it without data.
+
+    1. The factory runs on tensors without data, in each of the precisions of the profile.
+    2. Forward and backward run under a dispatch mode that records every allocation, release, product and byte moved, with marks
+       where blocks begin and end and where gradients are complete.
+    3. This is done for micro-batches of two sizes, and with every kind of activation checkpointing: values are affine in the
+       samples, and an engine may checkpoint any of the blocks.
+
+    Raises:
+        FactoryError: the factory violates the Protocol, or its module reads the value of a tensor or fails without data.
+    """
+    if reference.startswith(BUILT):
+        read_text(workload.data_path)  # before tensors lose their data
+    traces: dict[str, Trace] = {}
+    mode = _Recorder(reference)
+    with FakeTensorMode(allow_non_fake_inputs=True) as fake, mode.running():
+        user = _build(reference, workload)
+        batches = {size: _batch(user, workload, size, fake) for size in SIZES}
+        blocks = blocks_of(user)
+        model = described(user, batches[SIZES[0]])
+        runs = _Runs(user, blocks, mode)
+        for precision in precisions:
+            user.module.to(DTYPES[precision])
+            cast = {size: _cast(batch, DTYPES[precision]) for size, batch in batches.items()}
+            traces[precision] = runs.trace(cast)
+    names = {id(inner): name for name, inner in user.module.named_modules()}
+    holders: dict[int, int] = {}
+    for index, block in reversed([*enumerate(blocks)]):
+        holders |= {id(parameter): index for parameter in block.parameters()}
+    parameters = list(user.module.parameters())
+    profile = ModuleProfile(
+        trained=tuple(
+            TrainedParameter(elements=parameter.numel(), block=holders.get(id(parameter), OUTER))
+            for parameter in parameters
+            if parameter.requires_grad
+        ),
+        frozen=sum(parameter.numel() for parameter in parameters if not parameter.requires_grad),
+        block_names=tuple(names[id(block)] for block in blocks),
+        traces=traces,
+        sequence_length=workload.sequence_length if reference.startswith(BUILT) else 0,
+    )
+    return dataclasses.replace(model, flops_per_sample=_flops_per_sample(profile), profile=profile)
+
+
+def with_profile(model: FactoryModel, workload: Workload, precisions: Sequence[str]) -> FactoryModel:
+    """The described module with its profile, or with the reason why there is none."""
+    try:
+        found = profile_module(model.reference, workload, precisions)
+    except ExecutorError as error:
+        return dataclasses.replace(model, no_profile=str(error))
+    return dataclasses.replace(model, profile=found.profile)
+
+
+def _flops_per_sample(profile: ModuleProfile) -> float | None:
+    trace = next(iter(profile.traces.values()))
+    works = [work for part in (trace.outer, *trace.blocks) for work in (part.forward, part.backward)]
+    return sum(at(work.flops, SIZES[0]) for work in works) / SIZES[0] or None
+
+
+def _build(reference: str, workload: Workload) -> UserModule:
+    """The module with parameters without data: made without data, or if its factory reads values, on the meta device."""
+    try:
+        return load_factory(reference, workload)
+    except FactoryError as error:
+        if not isinstance(error.__cause__, _READS_VALUES):
+            raise
+    with unset_fake_temporarily(), torch.device("meta"):
+        user = load_factory(reference, workload)
+    made: dict[int, Tensor] = {}
+
+    def without_data(value: Tensor) -> Tensor:
+        if id(value) not in made:
+            empty = torch.empty(value.shape, dtype=value.dtype, device="cpu")
+            made[id(value)] = nn.Parameter(empty, value.requires_grad) if isinstance(value, nn.Parameter) else empty
+        return made[id(value)]
+
+    for inner in user.module.modules():
+        for store in (inner._parameters, inner._buffers):
+            for name, value in store.items():
+                if value is not None and value.is_meta:
+                    store[name] = without_data(value)  # type: ignore[assignment]
+    return user
+
+
+def _batch(user: UserModule, workload: Workload, size: int, fake: FakeTensorMode) -> dict[str, Tensor]:
+    """A micro-batch; drawn with data if the factory's function can."""
+    data = FactoryData(batch=user.batch, workload=dataclasses.replace(workload, global_batch_size=size))
+    try:
+        with unset_fake_temporarily():
+            drawn = data.global_batch(0)
+    except ExecutorError:
+        raise
+    except Exception:  # it uses tensors that the factory made, which have no data
+        drawn = data.global_batch(0)
+    return {name: value if isinstance(value, FakeTensor) else fake.from_tensor(value) for name, value in drawn.items()}
+
+
+def _cast(batch: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+    return {name: value.to(dtype) if value.is_floating_point() else value for name, value in batch.items()}
+
+
+class _ReadsValueError(FactoryError):
+    """The module reads the value of a tensor."""
+
+
+@contextmanager
+def _unpacked() -> Iterator[None]:
+    """Hide from Hugging Face's models that tensors have no data, and let them find that samples are not packed."""
+    with ExitStack() as stack:
+        for module, name, found in (
+            ("transformers.utils.import_utils", "is_fake_tensor", False),
+            ("transformers.masking_utils", "find_packed_sequence_indices", None),
+        ):
+            if hasattr(sys.modules.get(module), name):
+                stack.enter_context(patch.object(sys.modules[module], name, functools.partial(_found, found)))
+        yield
+
+
+def _found(value: object, *_: object, **__: object) -> Any:
+    return value
+
+
+@dataclass(slots=True)
+class _Part:
+    """What a part of a micro-batch computes."""
+
+    products: list[Shape] = field(default_factory=list)
+    flops: int = 0
+    attention_flops: int = 0
+    moved_bytes: int = 0
+    operators: int = 0
+
+
+@dataclass(slots=True)
+class _Micro:
+    """One recorded micro-batch."""
+
+    marks: list[tuple[Mark, int]] = field(default_factory=list)
+    peaks: list[int] = field(default_factory=list)
+    levels: list[int] = field(default_factory=list)
+    parts: dict[tuple[str, int], _Part] = field(default_factory=dict)
+
+
+class _Recorder(DryMode):  # type: ignore[no-untyped-call]
+    """A dry run's mode that also attributes work to the part of the micro-batch that runs."""
+
+    def __init__(self, reference: str) -> None:
+        super().__init__(backend_of("gloo"))
+        self.reference = reference
+        self.part: _Part | None = None
+        self.running_modules: list[nn.Module] = []
+        self.reader: nn.Module | None = None
+        """The innermost module that ran when a value was read."""
+        self._views: dict[Any, bool] = {}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        before = self.flops
+        try:
+            result = super().__torch_dispatch__(func, types, args, kwargs)
+        except _READS_VALUES:
+            self.reader = self.running_modules[-1] if self.running_modules else None
+            raise
+        if self.part is not None and result is not NotImplemented and getattr(func, "namespace", "") == "aten":
+            self._record(self.part, func, args, kwargs or {}, result, before)
+        return result
+
+    def _record(
+        self, part: _Part, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any, before: int | None
+    ) -> None:
+        if func not in self._views:
+            returned = [item.alias_info for item in func._schema.returns]
+            views = bool(returned) and all(info is not None and not info.is_write for info in returned)
+            self._views[func] = views or func._schema.name.removeprefix("aten::") in _NO_TRAFFIC
+        if self._views[func]:
+            return
+        part.operators += 1
+        flops = (self.flops or 0) - (before or 0)
+        if flops:
+            part.flops += flops
+            if ATTENTION in func._schema.name:
+                part.attention_flops += flops
+            else:
+                part.products += products_of(func._overloadpacket, args, flops)
+            return
+        tensors = {id(leaf): leaf for leaf in tree_leaves((args, kwargs, result)) if isinstance(leaf, Tensor)}
+        part.moved_bytes += sum(value.numel() * value.element_size() for value in tensors.values())
+
+
+class _Runs:
+    """Runs micro-batches of one module."""
+
+    def __init__(self, user: UserModule, blocks: Sequence[nn.Module], mode: _Recorder) -> None:
+        self.user, self.blocks, self.mode = user, blocks, mode
+        self.trained = [parameter for parameter in user.module.parameters() if parameter.requires_grad]
+        self._micro = _Micro()
+        self._positions: list[int] = []
+
+    def trace(self, batches: Mapping[int, Mapping[str, Tensor]]) -> Trace:
+        """The trace in the precision that the module has now.
+
+        Hugging Face's models make a mask of all pairs of tokens if they find themselves traced, because they cannot read
+        whether samples are packed. A trial reads that they are not, so that this is assumed first.
+        """
+        try:
+            with _unpacked():
+                return self._trace(batches)
+        except _ReadsValueError:
+            return self._trace(batches)
+
+    def _trace(self, batches: Mapping[int, Mapping[str, Tensor]]) -> Trace:
+        found = {
+            policy: tuple(self._run(batches[size], policy) for size in SIZES)
+            for policy in (POLICIES if self.blocks else POLICIES[:1])
+        }
+        none = found[POLICIES[0]]
+        count = len(self.blocks)
+        again = {
+            policy: tuple(_affine(*(_flops(one, index) - _flops(other, index) for one, other in zip(pair, none, strict=True)))
+                          for index in range(count))
+            for policy, pair in found.items()
+            if policy != POLICIES[0]
+        }  # fmt: skip
+        parameters = list(self.user.module.parameters())
+        return Trace(
+            moments={policy: _moments(self.user.reference, *pair) for policy, pair in found.items()},
+            outer=_block_work(none, OUTER),
+            blocks=tuple(_block_work(none, index) for index in range(count)),
+            again=again,
+            batch_bytes=_affine(*(_bytes(batches[size].values()) for size in SIZES)),
+            buffer_bytes=_bytes(self.user.module.buffers()),
+            frozen_bytes=_bytes(parameter for parameter in parameters if not parameter.requires_grad),
+        )
+
+    def _run(self, batch: Mapping[str, Tensor], policy: str) -> _Micro:
+        self._micro, self._positions = _Micro(), []
+        mode, module = self.mode, self.user.module
+        for parameter in module.parameters():
+            parameter.grad = None
+            mode.ledger.track(parameter.data)
+        for value in (*module.buffers(), *batch.values()):
+            mode.ledger.track(value)
+        with self._policy(policy), self._watched():
+            mode.flops = 0
+            mode.ledger.open(())
+            self._mark(Mark.FORWARD, OUTER)
+            try:
+                loss = loss_of(module(**batch))
+                if loss is None:
+                    raise FactoryError(
+                        f"{self.user.reference}: its call must return the loss (one number) or an object with .loss"
+                    )
+                self._mark(Mark.LOSS, OUTER)
+                (precise(loss) * 1.0).backward()  # type: ignore[no-untyped-call]
+            except ExecutorError:
+                raise
+            except _READS_VALUES as error:
+                raise self._reads_value(error) from None
+            except Exception as error:
+                raise self._failed(error) from error
+            self._mark(Mark.END, OUTER)
+            mode.part = None
+            del loss
+        changes = mode.ledger.changes
+        mode.ledger.close()
+        return _with_levels(self._micro, self._positions, changes)
+
+    @contextmanager
+    def _policy(self, policy: str) -> Iterator[None]:
+        """With every block checkpointed."""
+        own = {block: vars(block).get("forward") for block in self.blocks}
+        checkpoint_blocks(self.blocks, TrialConfig(activation_checkpointing=policy))
+        try:
+            yield
+        finally:
+            for block, forward in own.items():
+                if forward is not None:
+                    block.forward = forward
+                else:
+                    vars(block).pop("forward", None)
+
+    @contextmanager
+    def _watched(self) -> Iterator[None]:
+        """With hooks that mark the moments, and that note which module runs."""
+        running = self.mode.running_modules
+
+        def enter(module: nn.Module, _: object) -> None:
+            running.append(module)
+
+        def leave(module: nn.Module, _: object, __: object) -> None:
+            while running and running.pop() is not module:
+                pass
+
+        with ExitStack() as stack:
+            running.clear()
+            stack.callback(register_module_forward_pre_hook(enter).remove)
+            stack.callback(register_module_forward_hook(leave).remove)
+            for index, block in enumerate(self.blocks):
+                before = block.register_forward_pre_hook(functools.partial(self._begins, index))
+                after = block.register_forward_hook(functools.partial(self._ends, index))
+                stack.callback(before.remove)
+                stack.callback(after.remove)
+            for index, parameter in enumerate(self.trained):
+                stack.callback(_on_gradient(parameter, self._done(index)).remove)
+            yield
+
+    def _begins(self, index: int, *_: object) -> None:
+        self._mark(Mark.FORWARD, index)
+
+    def _ends(self, index: int, _module: nn.Module, _inputs: object, output: object) -> None:
+        self._mark(Mark.LEFT, index)
+        leaves = tree_leaves(output if not hasattr(output, "__dict__") or isinstance(output, Tensor) else vars(output))
+        outputs = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.requires_grad]
+        if outputs:
+            register_multi_grad_hook(outputs, lambda _: self._mark(Mark.BACKWARD, index), mode="any")
+
+    def _done(self, index: int) -> Callable[[Tensor], None]:
+        def accumulated(parameter: Tensor) -> None:
+            parameter.grad = None
+            self._mark(Mark.GRADIENT, index)
+
+        return accumulated
+
+    def _mark(self, mark: Mark, index: int) -> None:
+        self._micro.marks.append((mark, index))
+        self._positions.append(self.mode.ledger.position())
+        match mark:
+            case Mark.FORWARD:
+                part = ("forward", index)
+            case Mark.LEFT:
+                part = ("forward", OUTER)
+            case Mark.LOSS:
+                part = ("backward", OUTER)
+            case Mark.BACKWARD:
+                part = ("backward", index)
+            case _:
+                return
+        self.mode.part = self._micro.parts.setdefault(part, _Part())
+
+    def _where(self) -> str:
+        names = {inner: name for name, inner in self.user.module.named_modules()}
+        at = self.mode.reader or (self.mode.running_modules[-1] if self.mode.running_modules else None)
+        if at is None or not names.get(at):
+            return "it"
+        return f"its module {names[at]} ({type(at).__name__})"
+
+    def _reads_value(self, error: Exception) -> "_ReadsValueError":
+        operator = str(getattr(error, "func", "")) or type(error).__name__
+        return _ReadsValueError(
+            f"{self.user.reference}: {self._where()} reads the value of a tensor ({operator}), which shapes do not determine; "
+            "measure it by trials (`autotune sweep`), or compute without reading values"
+        )
+
+    def _failed(self, error: Exception) -> FactoryError:
+        first = (str(error).strip().splitlines() or [""])[0]
+        return FactoryError(
+            f"{self.user.reference}: {self._where()} does not run on tensors without data ({type(error).__name__}: {first}); "
+            "measure it by trials (`autotune sweep`)"
+        )
+
+
+def _on_gradient(parameter: nn.Parameter, done: Callable[[Tensor], None]) -> torch.utils.hooks.RemovableHandle:
+    handle: torch.utils.hooks.RemovableHandle = parameter.register_post_accumulate_grad_hook(done)  # type: ignore[no-untyped-call]
+    return handle
+
+
+def _with_levels(micro: _Micro, positions: Sequence[int], changes: Sequence[int]) -> _Micro:
+    level = start = 0
+    for position in positions:
+        peak = level
+        for change in changes[start:position]:
+            level += change
+            peak = max(peak, level)
+        micro.peaks.append(peak)
+        micro.levels.append(level)
+        start = position
+    return micro
+
+
+def _moments(reference: str, one: _Micro, other: _Micro) -> tuple[Moment, ...]:
+    if one.marks != other.marks:
+        problem = "its blocks run in another order, or other ones run, with another number of samples"
+        raise FactoryError(f"{reference}: {problem}; measure it by trials (`autotune sweep`)")
+    return tuple(
+        Moment(mark=mark, index=index, peak=_affine(*peaks), level=_affine(*levels))
+        for (mark, index), peaks, levels in zip(
+            one.marks, zip(one.peaks, other.peaks, strict=True), zip(one.levels, other.levels, strict=True), strict=True
+        )
+    )
+
+
+def _block_work(pair: tuple[_Micro, ...], index: int) -> BlockWork:
+    one, other = pair
+    return BlockWork(
+        forward=_work(one.parts.get(("forward", index), _Part()), other.parts.get(("forward", index), _Part())),
+        backward=_work(one.parts.get(("backward", index), _Part()), other.parts.get(("backward", index), _Part())),
+    )
+
+
+def _work(one: _Part, other: _Part) -> Work:
+    counted = Counter(_products(one.products, other.products))
+    return Work(
+        products=tuple(
+            Product(rows=rows, inner=inner, outer=outer, count=count) for (rows, inner, outer), count in counted.items()
+        ),
+        flops=_affine(one.flops, other.flops),
+        attention_flops=_affine(one.attention_flops, other.attention_flops),
+        moved_bytes=_affine(one.moved_bytes, other.moved_bytes),
+        operators=max(one.operators, other.operators),
+    )
+
+
+def _products(one: Sequence[Shape], other: Sequence[Shape]) -> Iterator[tuple[Affine, Affine, Affine]]:
+    """Shapes that are affine in the samples; if the numbers of products differ, rows are assumed to be proportional to them."""
+    if len(one) != len(other):
+        for rows, inner, outer in other:
+            yield (0.0, rows / SIZES[1]), (float(inner), 0.0), (float(outer), 0.0)
+        return
+    for first, second in zip(one, other, strict=True):
+        yield _affine(first[0], second[0]), _affine(first[1], second[1]), _affine(first[2], second[2])
+
+
+def _flops(micro: _Micro, index: int) -> int:
+    part = micro.parts.get(("backward", index))
+    return 0 if part is None else part.flops
+
+
+def _affine(one: float, other: float) -> Affine:
+    slope = (other - one) / (SIZES[1] - SIZES[0])
+    return float(one - slope * SIZES[0]), float(slope)
+
+
+def _bytes(values: Any) -> int:
+    unique = {value.untyped_storage()._cdata: value for value in values}
+    return sum(value.untyped_storage().size() for value in unique.values())

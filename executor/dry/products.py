@@ -1,0 +1,54 @@
+"""The matrix products of an operator, from the shapes of its arguments."""
+
+import math
+from typing import Any
+
+import torch
+
+aten = torch.ops.aten
+Shape = tuple[int, int, int]
+"""(rows, inner, outer): 2 x rows x inner x outer FLOPs."""
+_MATRICES = {aten.mm: 0, aten.bmm: 0, aten.addmm: 1, aten.baddbmm: 1}
+"""Operator -> index of the first of its two factors."""
+LEAST_CHANNELS = 16
+"""Channels from which the CPU's convolutions (oneDNN) reorder their operands in memory of their own."""
+ATTENTION = "scaled_dot_product"
+"""Part of the name of fused attention operators."""
+
+
+def products_of(packet: Any, args: tuple[Any, ...], flops: int) -> list[Shape]:
+    """The products of one call of a counted operator; one cube of equal FLOPs if its shapes are not known here.
+
+    A convolution multiplies rows of (samples x positions of the output) by its kernels; its backward computes as many FLOPs for
+    each gradient that is wanted.
+    """
+    if packet in _MATRICES:
+        one, other = args[_MATRICES[packet] : _MATRICES[packet] + 2]
+        *batch, rows, inner = one.shape
+        return [(math.prod(batch) * rows, inner, other.shape[-1])]
+    if packet in (aten.convolution, aten._convolution):
+        return [_convolution(args[1], args[6], args[8], flops)]
+    if packet is aten.convolution_backward:
+        wanted = max(sum(map(bool, args[10][:2])), 1)
+        return [_convolution(args[2], args[7], args[9], flops // wanted)] * wanted
+    side = max(round((flops / 2) ** (1 / 3)), 1)
+    return [(side, side, side)]
+
+
+def _convolution(weight: Any, transposed: bool, groups: int, flops: int) -> Shape:
+    """From the weight [outputs, inputs / groups, …], or [inputs, outputs / groups, …] if transposed; rows from the FLOPs."""
+    first, second, *kernel = weight.shape
+    taps = math.prod(kernel)
+    inner, outer = (first // groups * taps, second * groups) if transposed else (second * taps, first)
+    return max(round(flops / (2 * inner * outer)), 1), inner, outer
+
+
+def workspace_bytes(packet: Any, args: tuple[Any, ...]) -> int:
+    """Temporary memory of a CPU's kernel beside its results: reordered operands of convolutions [counted, torch 2.13]."""
+    if packet in (aten.convolution, aten._convolution):
+        copied = args[:2]
+    elif packet is aten.convolution_backward:
+        copied = args[:3]
+    else:
+        return 0
+    return sum(value.numel() * value.element_size() for value in copied if value.shape[1] >= LEAST_CHANNELS)

@@ -1,0 +1,136 @@
+"""What a step of a user's module does, derived from one micro-batch without computing it. Plain data.
+
+The executor records it (`executor.user_module.profile`); the equations for modules read it (`autotune.prediction.equations`).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+Affine = tuple[float, float]
+"""(constant, per sample of a micro-batch): the value for a micro-batch of b samples is constant + b x per sample."""
+
+OUTER = -1
+"""Index that stands for everything outside of the blocks."""
+
+
+class Mark(StrEnum):
+    """Points of a micro-batch at which an engine may act."""
+
+    FORWARD = "forward"
+    """A block begins its forward; `OUTER`: the module does."""
+    LEFT = "left"
+    """A block has ended its forward."""
+    LOSS = "loss"
+    """The loss is computed, and backward begins."""
+    BACKWARD = "backward"
+    """The gradient of a block's output is about to enter the block."""
+    GRADIENT = "gradient"
+    """A parameter's gradient is complete."""
+    END = "end"
+    """Backward has ended."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moment:
+    """The memory of activations at one point of a micro-batch: everything but parameters, buffers and finished gradients."""
+
+    mark: Mark
+    index: int = OUTER
+    """Index of the block, or (`GRADIENT`) of the trained parameter."""
+    peak: Affine
+    """Most bytes since the previous moment."""
+    level: Affine
+    """Bytes at this point. A finished gradient counts in `peak`, not here."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Product:
+    """Matrix products of one shape, convolutions included: 2 x rows x inner x outer FLOPs each."""
+
+    rows: Affine
+    inner: Affine
+    outer: Affine
+    count: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """The computation of a part of a micro-batch."""
+
+    products: tuple[Product, ...] = ()
+    flops: Affine = (0.0, 0.0)
+    """FLOPs of products, convolutions and attention."""
+    attention_flops: Affine = (0.0, 0.0)
+    """The part of `flops` in fused attention kernels."""
+    moved_bytes: Affine = (0.0, 0.0)
+    """Bytes that the other operators read and write."""
+    operators: int = 0
+    """Operators that are launched."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockWork:
+    """The computation of one block, or of everything outside of the blocks."""
+
+    forward: Work
+    backward: Work
+    """Without recomputation."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Trace:
+    """A micro-batch in one precision. Compared and hashed by identity."""
+
+    moments: Mapping[str, tuple[Moment, ...]]
+    """Value of `activation_checkpointing`, applied to every block -> the moments of a micro-batch, in order."""
+    outer: BlockWork
+    blocks: tuple[BlockWork, ...]
+    again: Mapping[str, tuple[Affine, ...]] = field(default_factory=dict)
+    """Value of `activation_checkpointing` -> FLOPs that each block computes again in backward."""
+    batch_bytes: Affine = (0.0, 0.0)
+    """Of a micro-batch's inputs."""
+    buffer_bytes: int = 0
+    """Of the module's buffers."""
+    frozen_bytes: int = 0
+    """Of the parameters that are not trained."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainedParameter:
+    """A trained parameter; tied ones occur once."""
+
+    elements: int
+    block: int
+    """Index of the first block that holds it; `OUTER`: none does."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ModuleProfile:
+    """A user's module: its parameters, and a micro-batch of it. Compared and hashed by identity."""
+
+    trained: tuple[TrainedParameter, ...]
+    """In the order of `named_parameters`."""
+    frozen: int
+    """Elements of parameters that are not trained."""
+    block_names: tuple[str, ...]
+    """Names of the blocks, in order; the units of checkpointing and of gathering at stage 3."""
+    traces: Mapping[str, Trace]
+    """Precision -> the trace: `fp32`, `bf16` (as wide as fp16), `fp64`."""
+    sequence_length: int = 0
+    """Tokens per sample of the traces if the module's batches follow the workload (`hf:`); 0: they are the factory's own."""
+
+    @property
+    def trained_elements(self) -> int:
+        """Elements of all trained parameters."""
+        return sum(parameter.elements for parameter in self.trained)
+
+
+def at(value: Affine, samples: float) -> float:
+    """The value for a micro-batch of so many samples."""
+    return value[0] + value[1] * samples
+
+
+def traced_precision(precision: str) -> str:
+    """The precision whose trace serves a configuration: element widths are what matters."""
+    return "bf16" if precision == "fp16" else precision
