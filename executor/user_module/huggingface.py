@@ -41,7 +41,7 @@ def make_huggingface(reference: str, workload: Workload) -> tuple[nn.Module, Bat
     config = transformers.AutoConfig.from_pretrained(str(file), trust_remote_code=False)
     named = _architecture(transformers, config)
     for part in (config, getattr(config, "text_config", None)):
-        if hasattr(part, "use_cache"):
+        if part is not None and hasattr(part, "use_cache"):
             part.use_cache = False  # the cache of keys and values is for generation only; a decoder copies the config
     kind = getattr(transformers, named, None)
     text = getattr(config, "text_config", None)
@@ -114,7 +114,8 @@ class _Text:
 
     def _tokens(self, size: int, length: int, generator: torch.Generator) -> Tensor:
         starts = torch.randint(0, self.text.numel() - length, (size, 1), generator=generator)
-        return self.text[starts + torch.arange(length)].long() % self.config.vocab_size
+        tokens: Tensor = self.text[starts + torch.arange(length)].long() % self._size("vocab_size")
+        return tokens
 
     def _size(self, *names: str) -> int:
         """The first of these sizes that the config has."""

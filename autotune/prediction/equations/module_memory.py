@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotune.prediction.equations.cases import Array, Cases, DescribedModule
-from autotune.prediction.equations.module_states import Held, StateKnobs, cut, micro_batches
+from autotune.prediction.equations.module_states import GRADIENTS, Held, Marks, StateKnobs, cut, micro_batches
 from search_spaces.models.module_profile import Affine, Mark, ModuleProfile, Moment, Trace, at
 
 POLICIES = ("none", "selective", "full")
@@ -59,7 +59,7 @@ def _peak(module: DescribedModule, row: tuple[float, ...]) -> tuple[float, ...]:
     every = int(knobs["checkpoint_every_k"])
     offloads = knobs["offload_activations"] > 0
     standing = _standing(profile, trace, knobs, states)
-    steps = _steps(profile, trace, policy, every, states)
+    steps = _steps(profile, _marks(trace, policy, every), states)
     curve = _curve(trace, policy, every, offloads)
     batch = knobs["micro_batch_size"]
     inputs = knobs["accumulation"] * at(trace.batch_bytes, batch)
@@ -73,54 +73,71 @@ def _peak(module: DescribedModule, row: tuple[float, ...]) -> tuple[float, ...]:
     best = moments[int(moments.sum(axis=1).argmax())]
     activations, parameters, gradients, buffers = (float(value) for value in best)
     activations += waiting
-    update = _update(profile, knobs, states)
-    after = np.array([0.0, 0.0, steps.after.gradients, update.stepping]) * part
+    update = _update(profile, states, knobs["allgather_bucket_size"], knobs["offload_optimizer"] > 0)
+    after = np.array([0.0, 0.0, steps.after[GRADIENTS], update.stepping]) * part
     refill = np.array([0.0, 0.0, 0.0, update.refilling]) * part
     for other in (after, refill):
         if other.sum() > activations + parameters + gradients + buffers:
             activations, parameters, gradients, buffers = (float(value) for value in other)
     return (
-        parameters + standing.parameters * part,
+        parameters + standing * part,
         gradients,
         _state_bytes(profile, knobs, states) * part,
         activations + inputs,
-        buffers + standing.buffers,
+        buffers + trace.buffer_bytes,
         _host_bytes(profile, knobs, states) * part + (_offloaded(trace, policy, batch) * share if offloads else 0.0),
     )
 
 
 def _knobs(module: DescribedModule, knobs: dict[str, float]) -> StateKnobs:
+    """The knobs that matter at the stage; others, and sizes beyond the module's, have one value."""
     stage, width = int(knobs["zero_stage"]), knobs["parameter_bytes"]
-    master = max(width, 4.0)
-    reduce = min(knobs["reduce_bytes"], master) if knobs["reduce_bytes"] < 4 else master
-    ranks = int(knobs["shard"]) if stage else 1
+    master, three = max(width, 4.0), stage == 3
+    elements, accumulates = float(sum(_shared_elements(module.profile, 1))), knobs["accumulation"] > 1
+    summed = knobs["accumulation_bytes"] if knobs["accumulation_bytes"] < 4 else master
     return StateKnobs(
-        zero_stage=stage, ranks=ranks, sends=knobs["data"] * knobs["context"] > 1, width=width, master_width=master,
-        reduce_width=reduce, sum_width=knobs["accumulation_bytes"] if knobs["accumulation_bytes"] < 4 else master,
-        accumulates=knobs["accumulation"] > 1, overlaps=knobs["overlap_comm"] > 0, defers=knobs["defer_gradient_reduction"] > 0,
-        reshards=knobs["reshard_after_forward"] > 0, bucket=knobs["reduce_bucket_size"], prefetch=knobs["prefetch_bucket_size"],
-        persistence=knobs["param_persistence_threshold"], max_live=knobs["max_live_parameters"], copies=module.copies,
-        shard_beside_master=stage == 3 and knobs["offload_optimizer"] > 0 and not knobs["offload_parameters"],
-        shard_on_host=stage == 3 and knobs["offload_parameters"] > 0,
+        zero_stage=stage, ranks=int(knobs["shard"]) if stage else 1, width=width, master_width=master,
+        reduce_width=knobs["reduce_bytes"] if knobs["reduce_bytes"] < 4 else master,
+        sum_width=summed if accumulates else master, accumulates=accumulates, overlaps=knobs["overlap_comm"] > 0,
+        defers=stage == 2 and accumulates and knobs["defer_gradient_reduction"] > 0,
+        reshards=not three or knobs["reshard_after_forward"] > 0,
+        bucket=min(knobs["reduce_bucket_size"], elements),
+        prefetch=min(knobs["prefetch_bucket_size"], elements) if three else 0.0,
+        persistence=_largest_below(module.profile, knobs["param_persistence_threshold"]) if three else 0.0,
+        max_live=min(knobs["max_live_parameters"], elements) if three else 0.0, copies=module.copies,
+        shard_beside_master=three and knobs["offload_optimizer"] > 0 and not knobs["offload_parameters"],
+        shard_on_host=three and knobs["offload_parameters"] > 0,
     )  # fmt: skip
 
 
+@lru_cache(maxsize=4096)
+def _largest_below(profile: ModuleProfile, threshold: float) -> float:
+    """Elements of the largest parameter that a threshold keeps whole."""
+    return float(max((parameter.elements for parameter in profile.trained if parameter.elements <= threshold), default=0))
+
+
+@lru_cache(maxsize=4096)
+def _shared_elements(profile: ModuleProfile, ranks: int) -> tuple[int, int]:
+    """Elements of a rank's share of the trained parameters, with padding: inside and outside of blocks."""
+    inside = sum(-(-parameter.elements // ranks) for parameter in profile.trained if parameter.block >= 0)
+    return inside, sum(-(-parameter.elements // ranks) for parameter in profile.trained) - inside
+
+
 def _share_elements(profile: ModuleProfile, states: StateKnobs) -> int:
-    """Elements of a rank's share of all trained parameters, with padding."""
-    return sum(-(-parameter.elements // states.ranks) for parameter in profile.trained)
+    return sum(_shared_elements(profile, states.ranks))
 
 
-def _standing(profile: ModuleProfile, trace: Trace, knobs: dict[str, float], states: StateKnobs) -> Held:
-    """Parameters and buffers that are there throughout; what stage 3 gathers is counted with the moments."""
+def _standing(profile: ModuleProfile, trace: Trace, knobs: dict[str, float], states: StateKnobs) -> float:
+    """Bytes of parameters that are there throughout; what stage 3 gathers is counted with the moments."""
     parameters = float(trace.frozen_bytes)
     if states.zero_stage < 3:
-        parameters += profile.trained_elements * states.width
+        parameters += sum(_shared_elements(profile, 1)) * states.width
     elif states.shard_beside_master:
         parameters += _share_elements(profile, states) * states.width
     late = knobs["overlap_param_gather"] > 0 and states.zero_stage in (1, 2) and states.ranks > 1
     if late and knobs["offload_optimizer"] > 0:
         parameters += _share_elements(profile, states) * states.width
-    return Held(parameters=parameters, buffers=float(trace.buffer_bytes))
+    return parameters
 
 
 def _state_bytes(profile: ModuleProfile, knobs: dict[str, float], states: StateKnobs) -> float:
@@ -128,11 +145,9 @@ def _state_bytes(profile: ModuleProfile, knobs: dict[str, float], states: StateK
     views = states.zero_stage == 0 and states.width == states.master_width
     master = 0.0 if views else states.master_width
     scale = states.master_width / 4
-    total = 0.0
-    for parameter in profile.trained:
-        moments = knobs["moment_bytes"] if parameter.block >= 0 else knobs["other_moment_bytes"]
-        total += -(-parameter.elements // states.ranks) * (master + moments * scale)
-    return total * (1 - knobs["offload_optimizer"])
+    inside, outside = _shared_elements(profile, states.ranks)
+    moments = inside * knobs["moment_bytes"] + outside * knobs["other_moment_bytes"]
+    return ((inside + outside) * master + moments * scale) * (1 - knobs["offload_optimizer"])
 
 
 def _host_bytes(profile: ModuleProfile, knobs: dict[str, float], states: StateKnobs) -> float:
@@ -150,15 +165,16 @@ class _Update:
         self.stepping, self.refilling = stepping, refilling
 
 
-def _update(profile: ModuleProfile, knobs: dict[str, float], states: StateKnobs) -> _Update:
+@lru_cache(maxsize=4096)
+def _update(profile: ModuleProfile, states: StateKnobs, bucket: float, offloaded: bool) -> _Update:
     """While the optimizer steps, beside the gradients; and while updated parameters are gathered (stages 1 and 2)."""
     own = _share_elements(profile, states) * states.width
-    offloads = knobs["offload_optimizer"] > 0 and states.zero_stage < 3
+    offloads = offloaded and states.zero_stage < 3
     stepping = own if offloads else 0.0
     if states.zero_stage not in (1, 2) or states.ranks == 1:
         return _Update(stepping, stepping)
     sizes = [parameter.elements for parameter in reversed(profile.trained)]
-    groups = cut(range(len(sizes)), sizes, knobs["allgather_bucket_size"])
+    groups = cut(range(len(sizes)), sizes, bucket)
     casts = states.width < states.master_width and not offloads
     rows = []
     for group in groups:
@@ -183,14 +199,14 @@ class _Steps:
 
 
 @lru_cache(maxsize=4096)
-def _steps(profile: ModuleProfile, trace_of: Trace, policy: str, every: int, states: StateKnobs) -> _Steps:
-    moments = composed(trace_of, policy, every)
-    steps, after = micro_batches(profile, moments, states)
-    return _Steps([_table(step.during) for step in steps], [_table(step.acting) for step in steps], after)
+def _steps(profile: ModuleProfile, marks: Marks, states: StateKnobs) -> _Steps:
+    steps, after = micro_batches(profile, marks, states)
+    return _Steps([np.array(step.during) for step in steps], [np.array(step.acting) for step in steps], after)
 
 
-def _table(held: Sequence[Held]) -> Array:
-    return np.array([(item.parameters, item.gradients, item.buffers) for item in held])
+@lru_cache(maxsize=1024)
+def _marks(trace: Trace, policy: str, every: int) -> Marks:
+    return tuple((moment.mark, moment.index) for moment in composed(trace, policy, every))
 
 
 @lru_cache(maxsize=1024)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from search_spaces.models.module_profile import OUTER, Mark, ModuleProfile, Moment
+from search_spaces.models.module_profile import OUTER, Mark, ModuleProfile
 
 IN_FLIGHT = 2
 """Buckets in flight at once if communication overlaps."""
@@ -27,8 +27,6 @@ class StateKnobs:
     zero_stage: int
     ranks: int
     """Ranks over which states are sharded: 1 at stage 0."""
-    sends: bool
-    """Whether gradients are sent to other ranks."""
     width: float
     """Of a parameter in computation, and of a gradient as backward makes it."""
     master_width: float
@@ -53,22 +51,11 @@ class StateKnobs:
     """Whether stage 3 reads its share of the parameters from the host."""
 
 
-@dataclass(slots=True)
-class Held:
-    """Bytes by tag."""
-
-    parameters: float = 0.0
-    gradients: float = 0.0
-    buffers: float = 0.0
-
-    @property
-    def total(self) -> float:
-        """Sum over the tags."""
-        return self.parameters + self.gradients + self.buffers
-
-    def copy(self) -> "Held":
-        """A copy that does not change."""
-        return Held(self.parameters, self.gradients, self.buffers)
+Held = tuple[float, float, float]
+"""Bytes of parameters, gradients and buffers."""
+PARAMETERS, GRADIENTS, BUFFERS = range(3)
+Marks = tuple[tuple[Mark, int], ...]
+"""The moments of a micro-batch: mark and index."""
 
 
 @dataclass(slots=True)
@@ -81,11 +68,11 @@ class Step:
     """The most while the engine acts at the moment."""
 
 
-def micro_batches(profile: ModuleProfile, moments: Sequence[Moment], knobs: StateKnobs) -> tuple[list[Step], Held]:
+def micro_batches(profile: ModuleProfile, marks: Marks, knobs: StateKnobs) -> tuple[list[Step], Held]:
     """The states in the first and, if there are several, the last micro-batch of a step; and what is held after it."""
-    step = _Engine(profile, moments, knobs)
+    step = _Engine(profile, marks, knobs)
     first = step.run(last=not knobs.accumulates)
-    return ([first, step.run(last=True)] if knobs.accumulates else [first]), step.held.copy()
+    return ([first, step.run(last=True)] if knobs.accumulates else [first]), step.now()
 
 
 @dataclass(slots=True)
@@ -100,8 +87,12 @@ class _Sent:
 class _Engine:
     """Gradients and, at stage 3, gathered parameters of one rank."""
 
-    def __init__(self, profile: ModuleProfile, moments: Sequence[Moment], knobs: StateKnobs) -> None:
-        self.knobs, self.moments, self.held = knobs, moments, Held()
+    def __init__(self, profile: ModuleProfile, marks: Marks, knobs: StateKnobs) -> None:
+        self.knobs, self.marks = knobs, marks
+        self.held = [0.0, 0.0, 0.0]
+        self.total = self.highest = 0.0
+        self.most: Held = (0.0, 0.0, 0.0)
+        """The fullest since the last moment, of `highest` bytes in total."""
         self.elements = [parameter.elements for parameter in profile.trained]
         self.shares = [-(-elements // knobs.ranks) for elements in self.elements]
         order = list(reversed(range(len(self.elements))))
@@ -120,45 +111,64 @@ class _Engine:
         self.filled: set[int] = set()
         self.sent: deque[_Sent] = deque()
         self.next, self.ready, self.reduces, self.last = 0, set[int](), True, True
-        self.most = Held()
-        self.gatherer = _Gatherer(profile, moments, self) if knobs.zero_stage == 3 else None
+        self.missing: list[int] = []
+        self.tag = GRADIENTS if self.in_share or not self.every else BUFFERS
+        """Of full gradients."""
+        self.gatherer = _Gatherer(profile, marks, self) if knobs.zero_stage == 3 else None
 
     def run(self, last: bool) -> Step:
         """One micro-batch."""
         self.last, self.reduces = last, last or self.every
         self.next = 0
         self.ready.clear()
+        self.missing = [len(bucket) for bucket in self.buckets]
         if self.gatherer is not None:
             self.gatherer.begin(last)
         found = Step()
-        for moment in self.moments:
-            found.during.append(self.held.copy())
-            self.most = self.held.copy()
-            self._act(moment)
+        for mark, index in self.marks:
+            now = self.now()
+            found.during.append(now)
+            self.most, self.highest = now, self.total
+            self._act(mark, index)
             found.acting.append(self.most)
         return found
 
-    def add(self, tag: str, size: float) -> None:
+    def now(self) -> Held:
+        """What is held."""
+        parameters, gradients, buffers = self.held
+        return parameters, gradients, buffers
+
+    def add(self, tag: int, size: float) -> None:
         """Allocate (or free) bytes, and note the most."""
-        setattr(self.held, tag, getattr(self.held, tag) + size)
-        if self.held.total > self.most.total:
-            self.most = self.held.copy()
+        self.held[tag] += size
+        self.total += size
+        if self.total > self.highest:
+            self.most, self.highest = self.now(), self.total
+
+    def pass_by(self, size: float) -> None:
+        """Allocate and free buffers."""
+        if size and self.total + size > self.highest:
+            parameters, gradients, buffers = self.held
+            self.most, self.highest = (parameters, gradients, buffers + size), self.total + size
 
     def declare_ready(self, slots: Iterable[int]) -> None:
         """See `GradientReducer.declare_ready`."""
-        self.ready.update(slots)
-        while self.reduces and self.next < len(self.buckets) and self.ready.issuperset(self.buckets[self.next]):
+        for slot in slots:
+            if slot not in self.ready:
+                self.ready.add(slot)
+                self.missing[self.bucket_of[slot]] -= 1
+        while self.reduces and self.next < len(self.buckets) and not self.missing[self.next]:
             self._send_next()
 
-    def _act(self, moment: Moment) -> None:
+    def _act(self, mark: Mark, index: int) -> None:
         gatherer = self.gatherer
-        match moment.mark:
+        match mark:
             case Mark.GRADIENT:
-                self._take(moment.index)
+                self._take(index)
                 if gatherer is None:
-                    self.declare_ready((moment.index,))
+                    self.declare_ready((index,))
                 else:
-                    gatherer.gradient_done(moment.index)
+                    gatherer.gradient_done(index)
             case Mark.END:
                 while self.reduces and self.next < len(self.buckets):
                     self._send_next()
@@ -167,17 +177,17 @@ class _Engine:
                 if gatherer is not None:
                     gatherer.end()
             case Mark.FORWARD if gatherer is not None:
-                gatherer.use(moment.index)
+                gatherer.use(index)
             case Mark.LEFT if gatherer is not None:
-                gatherer.left(moment.index)
+                gatherer.left(index)
             case Mark.LOSS if gatherer is not None:
                 gatherer.use_backward(OUTER)
             case Mark.BACKWARD if gatherer is not None:
-                gatherer.use_backward(moment.index)
+                gatherer.use_backward(index)
 
     def _take(self, slot: int) -> None:
         width = self.knobs.width
-        self.add("gradients", self.elements[slot] * width)
+        self.add(GRADIENTS, self.elements[slot] * width)
         index = self.piece_of[slot]
         waiting = self.waiting.setdefault(index, set())
         waiting.add(slot)
@@ -189,7 +199,7 @@ class _Engine:
         if not slots:
             return
         bucket, knobs = self.bucket_of[next(iter(slots))], self.knobs
-        tag = "gradients" if self.in_share or not self.every else "buffers"
+        tag = self.tag
         if bucket not in self.rows:
             self.rows[bucket] = self.columns[bucket] * knobs.ranks * self.rows_width
             if not (self.in_share and bucket in self.share):
@@ -197,8 +207,8 @@ class _Engine:
             if self.in_share:
                 self.share[bucket] = self.rows[bucket]
         adds = bool(self.filled & slots)
-        padded = sum(self.shares[slot] for slot in slots) * knobs.ranks
         own = sum(self.elements[slot] for slot in slots)
+        padded = own if knobs.ranks == 1 else sum(self.shares[slot] for slot in slots) * knobs.ranks
         if len(slots) == 1:
             extra = padded * knobs.width if padded != own else 0.0
         elif knobs.ranks == 1 and (not adds or knobs.width == self.rows_width):
@@ -207,27 +217,27 @@ class _Engine:
             whole = len(slots) == len(self.buckets[bucket]) or knobs.ranks == 1
             direct = not adds and whole and knobs.width <= self.rows_width
             extra = 0.0 if direct else padded * knobs.width
-        self.add("buffers", extra)
-        self.add("buffers", -extra)
-        self.add("gradients", -own * knobs.width)
+        self.pass_by(extra)
+        self.add(GRADIENTS, -own * knobs.width)
         self.filled |= slots
 
     def _send_next(self) -> None:
         bucket, knobs = self.next, self.knobs
         self.next += 1
-        for index in {self.piece_of[slot] for slot in self.buckets[bucket]}:
+        for index in [index for index in self.waiting if self.bucket_of[self.pieces[index][0]] == bucket]:
             self._collect(index)
         if bucket not in self.rows:  # no parameter of it had a gradient
             self.rows[bucket] = self.columns[bucket] * knobs.ranks * self.rows_width
-            self.add("gradients" if not self.every else "buffers", self.rows[bucket])
+            self.add(self.tag, self.rows[bucket])
         self.filled.difference_update(self.buckets[bucket])
-        rows, tag = self.rows.pop(bucket), "gradients" if self.in_share or not self.every else "buffers"
+        rows, tag = self.rows.pop(bucket), self.tag
         if self.rows_width != knobs.reduce_width:
             cast = rows / self.rows_width * knobs.reduce_width
             becomes_share = knobs.ranks == 1 and knobs.reduce_width == knobs.master_width
-            self.add("gradients" if becomes_share else "buffers", cast)
+            other = GRADIENTS if becomes_share else BUFFERS
+            self.add(other, cast)
             self.add(tag, -rows)
-            rows, tag = cast, "gradients" if becomes_share else "buffers"
+            rows, tag = cast, other
             if becomes_share:
                 self.share[bucket] = cast
         columns = self.columns[bucket]
@@ -245,16 +255,16 @@ class _Engine:
                 self._make_share(bucket)
             else:
                 output = columns * knobs.reduce_width
-            self.add("buffers", copy + output)
+            self.add(BUFFERS, copy + output)
             self.sent.append(_Sent(bucket, rows + copy + output, columns * self._share_width(bucket)))
         while len(self.sent) > (IN_FLIGHT if knobs.overlaps else 0):
             self._land()
 
-    def _move(self, tag: str, size: float) -> None:
+    def _move(self, tag: int, size: float) -> None:
         """Rows that are sent count as buffers."""
-        if tag != "buffers":
-            self.held.gradients -= size
-            self.held.buffers += size
+        if tag != BUFFERS:
+            self.held[GRADIENTS] -= size
+            self.held[BUFFERS] += size
 
     def _share_width(self, bucket: int) -> float:
         if bucket in self.share:
@@ -264,17 +274,17 @@ class _Engine:
     def _make_share(self, bucket: int) -> None:
         if bucket not in self.share:
             self.share[bucket] = self.columns[bucket] * self._share_width(bucket)
-            self.add("gradients", self.share[bucket])
+            self.add(GRADIENTS, self.share[bucket])
 
     def _land(self) -> None:
         sent, knobs = self.sent.popleft(), self.knobs
         self._make_share(sent.bucket)
         if self.last and self.share[sent.bucket] != self.columns[sent.bucket] * knobs.master_width:
             master = self.columns[sent.bucket] * knobs.master_width
-            self.add("gradients", master)
-            self.add("gradients", -self.share[sent.bucket])
+            self.add(GRADIENTS, master)
+            self.add(GRADIENTS, -self.share[sent.bucket])
             self.share[sent.bucket] = master
-        self.add("buffers", -sent.rows)
+        self.add(BUFFERS, -sent.rows)
 
 
 @dataclass(slots=True, eq=False)
@@ -297,7 +307,7 @@ class _Gather:
 class _Gatherer:
     """Parameters of stage 3, after the trace of uses has been recorded: `ParameterGatherer`."""
 
-    def __init__(self, profile: ModuleProfile, moments: Sequence[Moment], engine: _Engine) -> None:
+    def __init__(self, profile: ModuleProfile, marks: Marks, engine: _Engine) -> None:
         self.engine, self.knobs = engine, engine.knobs
         by_block: dict[int, list[int]] = {}
         for slot, parameter in enumerate(profile.trained):
@@ -305,7 +315,7 @@ class _Gatherer:
         only = len(by_block) == 1
         self.units = {block: _Unit(block, tuple(slots)) for block, slots in by_block.items()}
         self.encloses = OUTER in self.units and not only
-        self.trace = [unit for moment in moments if (unit := self._used(moment)) is not None]
+        self.trace = [unit for mark, index in marks if (unit := self._used(mark, index)) is not None]
         self.offset = {slot: place for place, slot in enumerate(reversed(range(len(engine.elements))))}
         self.live: set[int] = set()
         self.live_elements = 0.0
@@ -315,8 +325,9 @@ class _Gatherer:
         self.position = -1
         self.in_backward: _Unit | None = None
         self.holds = not self.knobs.reshards
-        self.left_units: dict[int, int] = {}
-        engine.held.parameters += sum(engine.elements[slot] for slot in self.allocated) * self.knobs.width
+        self.between: dict[tuple[int, int], tuple[set[int], int]] = {}
+        """Positions of a use of a unit and its next one in the trace -> other slots used in between, and their elements."""
+        engine.add(PARAMETERS, sum(engine.elements[slot] for slot in self.allocated) * self.knobs.width)
 
     def begin(self, last: bool) -> None:
         """See `ParameterGatherer.begin_backward`."""
@@ -372,10 +383,10 @@ class _Gatherer:
         if self.knobs.reshards or self.engine.last:
             self.position = -1
 
-    def _used(self, moment: Moment) -> _Unit | None:
-        if moment.mark in (Mark.FORWARD, Mark.BACKWARD):
-            return self.units.get(moment.index)
-        return self.units.get(OUTER) if moment.mark is Mark.LOSS else None
+    def _used(self, mark: Mark, index: int) -> _Unit | None:
+        if mark in (Mark.FORWARD, Mark.BACKWARD):
+            return self.units.get(index)
+        return self.units.get(OUTER) if mark is Mark.LOSS else None
 
     def _use(self, unit: _Unit) -> None:
         found = self._find(unit, self.position + 1)
@@ -399,12 +410,14 @@ class _Gatherer:
 
     def _candidates(self, fetched: Sequence[int]) -> tuple[int, ...]:
         elements, knobs = self.engine.elements, self.knobs
-        present = {*fetched, *self.live, *self.pending}
-        live = self.live_elements + sum(elements[slot] for slot in {*fetched, *self.pending})
         ahead = sum(elements[slot] for slot in self.ahead)
-        found: list[int] = []
         if ahead >= knobs.prefetch:
             return ()
+        present = {*fetched, *self.live, *self.pending}
+        if len(present) == len(elements):
+            return ()
+        live = self.live_elements + sum(elements[slot] for slot in {*fetched, *self.pending})
+        found: list[int] = []
         for unit in self.trace[self.position + 1 :]:
             for slot in unit.slots:
                 if slot in present:
@@ -428,26 +441,25 @@ class _Gatherer:
         casts = knobs.width < knobs.master_width and not (knobs.shard_beside_master or knobs.shard_on_host)
         shard = columns * knobs.width if joined or casts or knobs.shard_on_host else 0.0
         if joined and casts:
-            engine.add("buffers", columns * knobs.master_width + shard)
-            engine.add("buffers", -columns * knobs.master_width - shard)
+            engine.pass_by(columns * knobs.master_width + shard)
         rows = columns * knobs.ranks * knobs.width
         copy = rows if knobs.copies and knobs.ranks > 1 else 0.0
         gather = _Gather(tuple(ordered), rows + shard, copy)
-        engine.add("buffers", rows + shard + copy)
+        engine.add(BUFFERS, rows + shard + copy)
         self.pending.update(dict.fromkeys(slots, gather))
         return gather
 
     def _finish(self, gather: _Gather) -> None:
         engine = self.engine
-        engine.add("buffers", -gather.copy)
+        engine.add(BUFFERS, -gather.copy)
         for slot in gather.slots:
             if slot not in self.allocated:
                 self.allocated.add(slot)
-                engine.add("parameters", engine.elements[slot] * self.knobs.width)
+                engine.add(PARAMETERS, engine.elements[slot] * self.knobs.width)
             self.pending.pop(slot, None)
             self.live.add(slot)
             self.live_elements += engine.elements[slot]
-        engine.add("buffers", -gather.rows)
+        engine.add(BUFFERS, -gather.rows)
 
     def _release(self, slot: int) -> None:
         if slot in self.live and self.engine.elements[slot] > self.knobs.persistence:
@@ -458,17 +470,22 @@ class _Gatherer:
     def _free(self, slot: int) -> None:
         if slot in self.allocated:
             self.allocated.remove(slot)
-            self.engine.add("parameters", -self.engine.elements[slot] * self.knobs.width)
+            self.engine.add(PARAMETERS, -self.engine.elements[slot] * self.knobs.width)
 
     def _used_soon(self, unit: _Unit) -> bool:
         now = self._find(unit, max(self.position, 0))
         later = None if now is None else self._find(unit, now + 1)
         if now is None or later is None:
             return False
-        others = {slot for other in self.trace[now + 1 : later] for slot in other.slots} - set(unit.slots)
-        elements = sum(self.engine.elements[slot] for slot in others)
+        key = (now, later)
+        if key not in self.between:
+            between = {slot for other in self.trace[now + 1 : later] for slot in other.slots} - set(unit.slots)
+            self.between[key] = between, sum(self.engine.elements[slot] for slot in between)
+        others, elements = self.between[key]
+        if elements > self.knobs.prefetch:
+            return False
         missing = sum(self.engine.elements[slot] for slot in others - self.live)
-        return elements <= self.knobs.prefetch and (not missing or self.live_elements + missing <= self.knobs.max_live)
+        return not missing or self.live_elements + missing <= self.knobs.max_live
 
 
 def cut(items: Sequence[int], elements: Sequence[int], limit: float) -> list[tuple[int, ...]]:

@@ -14,7 +14,7 @@ import pytest
 import table
 from called import Command
 
-from autotune.cli import serve, sweep
+from autotune.cli import foreground, serve
 from executor.runners import rank_process
 from storage.store import open_store
 
@@ -203,7 +203,7 @@ def test_rotary_positions_have_no_end(command: Command) -> None:
 
 
 def test_a_locked_database(command: Command, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sweep, "open_store", partial(open_store, busy_seconds=0.2))  # in place of 5 s
+    monkeypatch.setattr(foreground, "open_store", partial(open_store, busy_seconds=0.2))  # in place of 5 s
     with open_store(str(folder / "jobs.db")) as store:
         assert store.jobs() == []
     with closing(sqlite3.connect(folder / "jobs.db", isolation_level=None)) as connection:

@@ -112,7 +112,7 @@ def test_matrices_are_dealt_out_evenly_and_completely() -> None:
 
 def test_sums_in_the_precision_take_two_bytes_instead_of_four(measure: Measure) -> None:
     """Stage 1 holds full gradients over the micro-batches; stage 2 shares, which become fp32 for the update."""
-    knobs: dict[str, Any] = {"precision": "bf16", "micro_batch_size": 1, "reduce_bucket_size": 1}
+    knobs: dict[str, Any] = {"precision": "bf16", "micro_batch_size": 2, "reduce_bucket_size": 1}
     for stage, saved in ((1, 2 * P), (2, 0)):
         wide, narrow = (
             measure(**knobs, zero_stage=stage, accumulation_dtype=kind).ranks[0].tag_peak_bytes["gradients"]
