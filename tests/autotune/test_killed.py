@@ -36,7 +36,7 @@ def start(folder: Path, strategy: str) -> subprocess.Popen[str]:
     return process
 
 
-@pytest.mark.parametrize("strategy", sampled(["guided", "random", "grid", "tpe"], every=2))
+@pytest.mark.parametrize("strategy", sampled(["guided", "random", "grid", "tpe"], every=4))
 def test_killed_and_resumed(tmp_path: Path, strategy: str) -> None:
     moments = random.Random(f"{strategy}:{KILLS}")
     for _ in range(KILLS):

@@ -91,7 +91,7 @@ INTERLEAVED = {"pipeline_parallel_size": 2, "pipeline_schedule": "interleaved_1f
 @pytest.mark.parametrize(
     "config",
     [
-        pytest.param(TrialConfig(zero_stage=2), id="zero-2"),
+        pytest.param(TrialConfig(zero_stage=2), id="zero-2", marks=pytest.mark.nightly),
         pytest.param(TrialConfig(zero_stage=3), id="zero-3", marks=pytest.mark.nightly),
         pytest.param(TrialConfig(pipeline_parallel_size=2, pipeline_schedule="1f1b"), id="1f1b", marks=pytest.mark.nightly),
         pytest.param(TrialConfig().replace(INTERLEAVED), id="interleaved", marks=pytest.mark.nightly),

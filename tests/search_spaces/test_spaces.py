@@ -58,6 +58,7 @@ def test_presets_grow() -> None:
     assert counts["zero"] < counts["zero-buckets"] < counts["full"]
 
 
+@pytest.mark.nightly
 def test_full_on_64_devices_is_counted_fast() -> None:
     start = time.process_time()
     space = resolve("full", "llama-3-70b", "dgx-h100:8", 1024)

@@ -3,7 +3,8 @@
 import dataclasses
 import io
 import os
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from autotune.session.session import Session
 from search_spaces.outcome import Outcome
 from search_spaces.trial import Interval, TrialResult
 from search_spaces.trial_config import TrialConfig
-from storage.store import Store
+from storage.store import Store, open_store
 
 GOLDEN = Path(__file__).parent / "golden"
 LIMIT = 6_000_000
@@ -42,15 +43,27 @@ def answer(config: TrialConfig) -> TrialResult:
     return result
 
 
+def ran(folder: Path, store: Store, result: Any = answer, **changes: Any) -> tuple[Session, JobSnapshot]:
+    session = table.session(folder, **{"trials": 24, "memory_limit": LIMIT, "strategy": "grid", **changes})
+    job = store.create_job(request_to_row(session.request))
+    run_job(session, store, job.id, table.runner(result))
+    return session, read_snapshot(store, job.id)
+
+
+@pytest.fixture(scope="module")
+def usual(tmp_path_factory: pytest.TempPathFactory, migrated: Path) -> Iterator[tuple[Session, JobSnapshot]]:
+    """The job that most tests look at, which is run once."""
+    folder = tmp_path_factory.mktemp("usual")
+    with open_store(str(shutil.copy(migrated, folder / "jobs.db"))) as store:
+        yield ran(folder, store)
+
+
 @pytest.fixture
-def made(tmp_path: Path, store: Store) -> Made:
+def made(tmp_path: Path, store: Store, usual: tuple[Session, JobSnapshot]) -> Made:
     """A job that has run."""
 
-    def run(result: Any = answer, **changes: Any) -> tuple[Session, JobSnapshot]:
-        session = table.session(tmp_path, **{"trials": 24, "memory_limit": LIMIT, "strategy": "grid", **changes})
-        job = store.create_job(request_to_row(session.request))
-        run_job(session, store, job.id, table.runner(result))
-        return session, read_snapshot(store, job.id)
+    def run(*result: Any, **changes: Any) -> tuple[Session, JobSnapshot]:
+        return ran(tmp_path, store, *result, **changes) if result or changes else usual
 
     return run
 

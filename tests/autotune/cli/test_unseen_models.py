@@ -12,6 +12,7 @@ from autotune import tune, tuning
 from executor.runners.local import LocalRunner
 from executor.runners.runner import Runner
 from search_spaces.outcome import JobState
+from tests.sampling import sampled
 
 ROTARY = {"num_hidden_layers": 3, "hidden_size": 48, "num_attention_heads": 6, "intermediate_size": 112, "vocab_size": 307,
           "max_position_embeddings": 80}  # fmt: skip
@@ -33,7 +34,7 @@ def ranks(forked_ranks: None) -> Iterator[Runner]:
         yield runner
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", sampled(FAMILIES, every=3))
 def test_a_model_never_seen_is_tuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: Runner, family: str) -> None:
     monkeypatch.setattr(tuning, "make_runner", lambda session: contextlib.nullcontext(ranks))
     path = tmp_path / "config.json"

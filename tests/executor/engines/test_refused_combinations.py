@@ -405,7 +405,7 @@ def gang() -> Iterator[Gang]:
 
 def listed(combination: Combination) -> Any:
     """As a parameter; `make nightly` and `make oldest` run those that `make test` leaves out."""
-    sample = "compile_blocks" not in combination.reads and COMBINATIONS.index(combination) % 4 == 0
+    sample = "compile_blocks" not in combination.reads and COMBINATIONS.index(combination) % 8 == 0
     return pytest.param(combination, id=combination.rule, marks=() if sample else pytest.mark.nightly)
 
 

@@ -4,6 +4,7 @@ import mmap
 import subprocess
 import sys
 
+import pytest
 import torch
 
 from executor.engine import HOST, TAGS, RankContext
@@ -71,9 +72,16 @@ for knobs in KNOBS:
 """
 
 
-def test_the_account_equals_the_allocators_own_total() -> None:
+@pytest.mark.parametrize(
+    "knobs",
+    [
+        [{"zero_stage": 3, "activation_checkpointing": "full"}],
+        pytest.param([{}, {"precision": "bf16"}], marks=pytest.mark.nightly),
+    ],
+    ids=("stage 3", "stage 0"),
+)
+def test_the_account_equals_the_allocators_own_total(knobs: list[dict[str, object]]) -> None:
     """The allocator counts from before the model is built; the account knows one step and the engine's names."""
-    knobs = [{}, {"precision": "bf16"}, {"zero_stage": 3, "activation_checkpointing": "full"}]
     script = AGAINST_THE_ALLOCATOR.replace("KNOBS", repr(knobs))
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
