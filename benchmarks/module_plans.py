@@ -235,8 +235,8 @@ def order_table() -> tuple[list[str], float | None]:
     ratio = statistics.median(seconds / real for seconds, real in zip(predicted, measured, strict=True))
     claim = (
         f"The transformer on {RANKS} hosts joined by {RATE[:-4]} Mbit/s, with coefficients from a micro-benchmark of the same "
-        f"ranks. Spearman's rank correlation of {len(rows)} configurations: {found:.2f} (bound {LEAST_CORRELATION}). The median "
-        f"of predicted / measured is {ratio:.2g}: only the order is claimed.\n"
+        f"ranks. Spearman's rank correlation of {len(rows)} configurations: {found:.2f} (bound {LEAST_CORRELATION}). The "
+        f"median of predicted / measured is {ratio:.2g}: only the order is claimed.\n"
     )
     lines = [
         "\n## Order of step times\n",
