@@ -97,6 +97,7 @@ extras: $(EXTRAS_STAMP)
 	    tests/search_spaces/models tests/executor/files tests/executor/engines/test_user_modules.py tests/executor/engines/command/test_frameworks.py tests/executor/engines/deepspeed
 	$(EXTRAS_BIN)/python -m benchmarks.torch_export --markdown docs/torch-export.md
 	$(EXTRAS_BIN)/python -m benchmarks.own_models --markdown docs/own-models.md
+	$(EXTRAS_BIN)/python -m benchmarks.module_plans --markdown docs/module-plans.md
 	$(EXTRAS_BIN)/python -m benchmarks.own_scripts --markdown docs/own-scripts.md
 	$(EXTRAS_BIN)/python -m benchmarks.prefetch --markdown docs/prefetch.md
 

@@ -19,7 +19,7 @@ from executor.runners.quick import measure_processors
 from search_spaces.clusters.cluster import ClusterSpec
 from search_spaces.clusters.presets import local_cluster
 from search_spaces.errors import ClusterFormatError
-from search_spaces.models.model import ModelSpec
+from search_spaces.models.model import FactoryModel, ModelSpec
 from storage.records import PROVENANCE, QUICK, CalibrationRecord
 
 if TYPE_CHECKING:
@@ -62,5 +62,7 @@ def calibrate_quickly(store: "Store", cluster: ClusterSpec) -> CalibrationRecord
 
 def calibrate_for(store: "Store", session: Session) -> None:
     """`calibrate_quickly` for a job. Call it before the job's ranks start, because they would use the measured cores."""
-    if isinstance(session.model, ModelSpec) and address_of(session.request) is None:
+    model = session.model
+    predicted = isinstance(model, ModelSpec) or (isinstance(model, FactoryModel) and model.profile is not None)
+    if predicted and address_of(session.request) is None:
         calibrate_quickly(store, session.cluster)

@@ -10,6 +10,7 @@ from autotune.cluster.ray_cluster import address_of, found_cluster
 from autotune.errors import JobNotResumableError, RequestError
 from autotune.objective.intervals import CPU_SPREAD, Spread
 from autotune.objective.ranking import Ranking
+from autotune.prediction.planning.question import precisions_of
 from autotune.prediction.planning.question_space import layouts_of
 from autotune.request.engines import capability_of, require_usable
 from autotune.request.request import JobRequest
@@ -29,6 +30,7 @@ from search_spaces.knob import Value
 from search_spaces.knob_values import value_text
 from search_spaces.models.huggingface import is_factory_reference, resolve_model
 from search_spaces.models.model import MOST_LAYERS, FactoryModel, Model, ModelSpec
+from search_spaces.models.module_profile import traced_precision
 from search_spaces.plain import from_plain, to_plain
 from search_spaces.space import SearchSpace
 from search_spaces.spaces import device_defaults, resolve_space
@@ -101,7 +103,7 @@ def _resolve(request: JobRequest, live: ClusterSpec | None = None, most_steps: i
             pipeline_stages=MOST_LAYERS,
         )  # fmt: skip
         resolve_space(request.space, placeholder, cluster, workload, capability, request.pins)
-    model = request.resolved_model or _resolve_model(request)
+    model = request.resolved_model or _resolve_model(request, cluster)
     space = (
         _stored_space(request, model, cluster)
         if request.resolved_domains is not None
@@ -259,7 +261,7 @@ def _extrapolation(request: JobRequest, space: SearchSpace, model: Model) -> "Ex
     return extrapolation_to(request.answer_for, space, model, request.engine)
 
 
-def _resolve_model(request: JobRequest) -> Model:
+def _resolve_model(request: JobRequest, cluster: ClusterSpec) -> Model:
     if request.command is not None:
         return request.command
     if not is_factory_reference(request.model):
@@ -267,7 +269,8 @@ def _resolve_model(request: JobRequest) -> Model:
     # Only factories need a rank process for inspection.
     from executor.runners.probe import describe_factory
 
-    return describe_factory(request.model, request.workload, request.python_path)
+    precisions = dict.fromkeys(map(traced_precision, precisions_of(cluster, request.engine, request.pins)))
+    return describe_factory(request.model, request.workload, request.python_path, tuple(precisions))
 
 
 def _stored_space(request: JobRequest, model: Model, cluster: ClusterSpec) -> SearchSpace:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Iterable
 from functools import lru_cache
 
 from autotune.errors import RequestError
@@ -46,6 +47,11 @@ def module_shapes(shapes: Shapes, model: FactoryModel) -> Shapes:
     """The shapes of `transformer_of(model)` with as many layers as the module has blocks; what is frozen is in the profile."""
     blocks = max(_blocks(model), 1)
     return dataclasses.replace(shapes, layers=scalar(blocks), frozen_bytes=scalar(0.0), vocabulary=scalar(0.0))
+
+
+def is_described(model: FactoryModel, precisions: Iterable[str]) -> bool:
+    """Whether the module has a profile in all of these precisions."""
+    return model.profile is not None and all(traced_precision(precision) in model.profile.traces for precision in precisions)
 
 
 def described(model: Model, precision: str, device_kind: str) -> DescribedModule | None:

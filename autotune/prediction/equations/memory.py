@@ -535,7 +535,7 @@ def _module_memory(cases: Cases, rates: Coefficients, layers: Array, place: Arra
     layouts = cases.layouts
     found = module_bytes(cases, np.where(layouts.pipeline > 1, layers / cases.shapes.layers, 1.0), in_flight(cases, place))
     workspace = 0.0 if cases.module.copies else rates.workspace_bytes
-    tags = {**found, "activations": rates.activation_scale * found["activations"] + workspace}
+    tags = {**{tag: found[tag] for tag in TAGS[:5]}, "activations": rates.activation_scale * found["activations"] + workspace}
     used = reduce(np.add, (tags[tag] for tag in TAGS[:5]))
     reserved = np.maximum(rates.fragmentation, (1 + cases.software.fragments) / 2)
     tags["reserved"], tags["context"] = (reserved - 1) * used, rates.context_bytes + 0 * used

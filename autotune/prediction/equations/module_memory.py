@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotune.prediction.equations.cases import Array, Cases, DescribedModule
-from autotune.prediction.equations.module_states import GRADIENTS, Held, Marks, StateKnobs, cut, micro_batches
+from autotune.prediction.equations.module_states import GRADIENTS, Held, Marks, StateKnobs, Step, cut, micro_batches
 from search_spaces.models.module_profile import Affine, Mark, ModuleProfile, Moment, Trace, at
 
 POLICIES = ("none", "selective", "full")
@@ -20,10 +20,16 @@ COLUMNS = (
     "offload_activations", "overlap_param_gather",
 )  # fmt: skip
 """Fields of `Layouts` on which the memory depends."""
-PEAK = ("parameters", "gradients", "optimizer_state", "activations", "buffers", "host")
+PEAK = ("parameters", "gradients", "optimizer_state", "activations", "buffers", "host", "gathers", "gathered_bytes")
 """The result by column."""
 NEAR_BLOCKS = 2
 """Blocks whose activations are on the device if they are offloaded."""
+
+
+def gathers_of_step(cases: Cases) -> tuple[Array, Array]:
+    """Gathers of parameters in a step of stage 3, and the bytes of their messages."""
+    found = module_bytes(cases, np.ones(1), np.ones(1))
+    return found["gathers"], found["gathered_bytes"]
 
 
 def module_bytes(cases: Cases, share: Array, in_flight: Array) -> dict[str, Array]:
@@ -86,6 +92,7 @@ def _peak(module: DescribedModule, row: tuple[float, ...]) -> tuple[float, ...]:
         activations + inputs,
         buffers + trace.buffer_bytes,
         _host_bytes(profile, knobs, states) * part + (_offloaded(trace, policy, batch) * share if offloads else 0.0),
+        *steps.gathered(knobs["accumulation"]),
     )
 
 
@@ -194,14 +201,22 @@ def _update(profile: ModuleProfile, states: StateKnobs, bucket: float, offloaded
 class _Steps:
     """The states as arrays of shape (moments, 3), for each micro-batch."""
 
-    def __init__(self, during: list[Array], acting: list[Array], after: Held) -> None:
-        self.during, self.acting, self.after = during, acting, after
+    def __init__(self, steps: Sequence[Step], after: Held) -> None:
+        self.during = [np.array(step.during) for step in steps]
+        self.acting = [np.array(step.acting) for step in steps]
+        self.after, self._steps = after, steps
+
+    def gathered(self, micro_batches: float) -> tuple[float, float]:
+        """Gathers of a step and the bytes of their messages: every micro-batch but the last is like the first."""
+        first, last = self._steps[0], self._steps[-1]
+        before = micro_batches - 1
+        return before * first.gathers + last.gathers, before * first.gathered_bytes + last.gathered_bytes
 
 
 @lru_cache(maxsize=4096)
 def _steps(profile: ModuleProfile, marks: Marks, states: StateKnobs) -> _Steps:
     steps, after = micro_batches(profile, marks, states)
-    return _Steps([np.array(step.during) for step in steps], [np.array(step.acting) for step in steps], after)
+    return _Steps(steps, after)
 
 
 @lru_cache(maxsize=1024)

@@ -66,6 +66,10 @@ class Step:
     """While the module computes what ends with the moment."""
     acting: list[Held] = field(default_factory=list)
     """The most while the engine acts at the moment."""
+    gathers: int = 0
+    """Gathers of parameters (stage 3)."""
+    gathered_bytes: float = 0.0
+    """Their messages."""
 
 
 def micro_batches(profile: ModuleProfile, marks: Marks, knobs: StateKnobs) -> tuple[list[Step], Held]:
@@ -131,6 +135,8 @@ class _Engine:
             self.most, self.highest = now, self.total
             self._act(mark, index)
             found.acting.append(self.most)
+        if self.gatherer is not None:
+            found.gathers, found.gathered_bytes = self.gatherer.gathers, self.gatherer.gathered_bytes
         return found
 
     def now(self) -> Held:
@@ -323,6 +329,7 @@ class _Gatherer:
         self.ahead: set[int] = set()
         self.allocated = {slot for slot, elements in enumerate(engine.elements) if elements <= self.knobs.persistence}
         self.position = -1
+        self.gathers, self.gathered_bytes = 0, 0.0
         self.in_backward: _Unit | None = None
         self.holds = not self.knobs.reshards
         self.between: dict[tuple[int, int], tuple[set[int], int]] = {}
@@ -331,6 +338,7 @@ class _Gatherer:
 
     def begin(self, last: bool) -> None:
         """See `ParameterGatherer.begin_backward`."""
+        self.gathers, self.gathered_bytes = 0, 0.0
         self.holds = not self.knobs.reshards and not last
 
     def use(self, block: int) -> None:
@@ -446,6 +454,7 @@ class _Gatherer:
         copy = rows if knobs.copies and knobs.ranks > 1 else 0.0
         gather = _Gather(tuple(ordered), rows + shard, copy)
         engine.add(BUFFERS, rows + shard + copy)
+        self.gathers, self.gathered_bytes = self.gathers + 1, self.gathered_bytes + rows
         self.pending.update(dict.fromkeys(slots, gather))
         return gather
 
