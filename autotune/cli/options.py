@@ -230,7 +230,6 @@ Config = Annotated[
 
 # Options that `predict` and `plan` share.
 
-ShapedModel = Annotated[str | None, typer.Argument(metavar="MODEL", help="A preset or a Hugging Face config.json.")]
 AnyCluster = Annotated[
     str | None,
     typer.Option("--cluster", metavar="NAME", help="local, ray, a preset as NAME:NODES, or a TOML file. [default: local]"),

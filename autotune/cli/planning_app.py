@@ -15,7 +15,7 @@ app = typer.Typer()
 
 @app.command()
 def predict(
-    model: options.ShapedModel = None,
+    model: options.Model = None,
     cluster: options.AnyCluster = None,
     ray_address: options.RayToDescribe = None,
     ranks: options.EveryRank = None,
@@ -65,7 +65,7 @@ def predict(
 
 @app.command()
 def plan(
-    model: options.ShapedModel = None,
+    model: options.Model = None,
     cluster: options.AnyCluster = None,
     ray_address: options.RayToDescribe = None,
     ranks: options.EveryRank = None,
@@ -147,7 +147,7 @@ def plan(
 
 @app.command()
 def capacity(
-    model: options.ShapedModel = None,
+    model: options.Model = None,
     cluster: Annotated[
         str | None,
         typer.Option(

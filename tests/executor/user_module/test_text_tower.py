@@ -53,7 +53,7 @@ def transformers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     package.config = SimpleNamespace(
         architectures=["AnyForConditionalGeneration"], text_config=TextConfig(), tie_word_embeddings=True
     )
-    package.AutoConfig = SimpleNamespace(from_pretrained=lambda _: package.config)
+    package.AutoConfig = SimpleNamespace(from_pretrained=lambda _, trust_remote_code: package.config)
     package.AutoModel = SimpleNamespace(from_config=TextModel)
     package.AutoModelForCausalLM = SimpleNamespace(from_config=CausalModel)
     package.MODEL_FOR_CAUSAL_LM_MAPPING = {}
