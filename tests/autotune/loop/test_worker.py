@@ -182,7 +182,7 @@ def test_what_is_asked_of_a_running_job(
 def test_a_worker_that_ends_gives_its_job_back(store: Store, tmp_path: Path) -> None:
     job_id = submit(store, tmp_path)
     with Running(store, seconds=1.0) as running:
-        until(lambda: store.attempts(job_id))
+        until(lambda: running.ranks._running)  # with the time that it takes: an attempt is written before it is submitted
         running.ranks._seconds = 600.0  # those that are begun from here on do not end by themselves
         until(lambda: len(store.attempts(job_id)) > 1)
     job = store.job(job_id)
