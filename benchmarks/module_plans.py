@@ -271,8 +271,8 @@ def main() -> int:
     summary = (
         f"{len(checked.errors)} configurations: the peak is within {BOUND:.0%} in {within}, largest error "
         f"{max(map(abs, checked.errors)):.2%}, median {statistics.median(map(abs, checked.errors)):.3%}. Trained and frozen "
-        f"parameters (`named_parameters`) and the FLOPs of a micro-batch (counted operator by operator while it runs with data, in "
-        f"training mode) are {counts}.\n"
+        "parameters (`named_parameters`) and the FLOPs of a micro-batch (counted operator by operator while the module itself runs "
+        f"in training mode) are {counts}.\n"
     )
     text = "\n".join([PROSE, summary, *tables, *order]) + "\n"
     print(summary)
