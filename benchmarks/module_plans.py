@@ -271,7 +271,7 @@ def main() -> int:
     summary = (
         f"{len(checked.errors)} configurations: the peak is within {BOUND:.0%} in {within}, largest error "
         f"{max(map(abs, checked.errors)):.2%}, median {statistics.median(map(abs, checked.errors)):.3%}. Trained and frozen "
-        "parameters (`named_parameters`) and the FLOPs of a micro-batch (counted operator by operator while the module itself runs "
+        "parameters (`named_parameters`) and the FLOPs of a micro-batch (counted operator by operator, of the module itself "
         f"in training mode) are {counts}.\n"
     )
     text = "\n".join([PROSE, summary, *tables, *order]) + "\n"
