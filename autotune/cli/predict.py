@@ -1,6 +1,5 @@
 """`autotune predict`: predict time and memory of one configuration."""
 
-import dataclasses
 import json
 import sys
 from collections.abc import Mapping
@@ -16,7 +15,7 @@ from autotune.request.documents_field import read_lengths
 from autotune.text.console import Console
 from autotune.text.prediction_table import print_estimate
 from search_spaces.clusters.cluster import ClusterSpec
-from search_spaces.models.model import FactoryModel, ModelSpec
+from search_spaces.models.model import FactoryModel, ModelSpec, without_profile
 from search_spaces.plain import to_plain
 from search_spaces.spaces import Pin, parse_pins
 from storage.folder import has_default_database
@@ -131,7 +130,7 @@ def question_document(question: Question) -> Mapping[str, Any]:
         "model": {
             "name": question.model.name,
             "parameter_count": question.model.parameter_count,
-            "spec": to_plain(_without_profile(question.model)),
+            "spec": to_plain(without_profile(question.model)),
         },
         "cluster": to_plain(question.cluster),
         "engine": question.engine,
@@ -140,7 +139,3 @@ def question_document(question: Question) -> Mapping[str, Any]:
         "sequence_length": question.sequence_length,
         "rests_on": question.rests_on,
     }
-
-
-def _without_profile(model: ModelSpec | FactoryModel) -> ModelSpec | FactoryModel:
-    return dataclasses.replace(model, profile=None) if isinstance(model, FactoryModel) else model

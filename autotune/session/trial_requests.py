@@ -8,7 +8,7 @@ from search_spaces.compression import INT8
 from search_spaces.knob import Value
 from search_spaces.knobs.conditions import VIRTUAL_TOKENS
 from search_spaces.models.command import CommandModel
-from search_spaces.models.model import FactoryModel, Model
+from search_spaces.models.model import without_profile
 from search_spaces.rules.packing import PACK
 from search_spaces.trial import TrialRequest
 from search_spaces.trial_config import TrialConfig
@@ -30,7 +30,7 @@ def trial_request(
     request = session.request
     return TrialRequest(
         attempt=attempt,
-        model=_without_profile(session.model),
+        model=without_profile(session.model),
         config=config,
         workload=request.workload,
         world_size=session.world_size,
@@ -78,8 +78,3 @@ def _files(session: Session, config: TrialConfig) -> tuple[tuple[str, str], ...]
     if not isinstance(session.model, CommandModel):
         return ()
     return rendered_files(session, config)
-
-
-def _without_profile(model: Model) -> Model:
-    """The model as ranks need it: they do not predict."""
-    return dataclasses.replace(model, profile=None, no_profile="") if isinstance(model, FactoryModel) else model

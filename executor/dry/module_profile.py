@@ -47,7 +47,6 @@ from search_spaces.models.module_profile import (
     Trace,
     TrainedParameter,
     Work,
-    at,
 )
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
@@ -101,7 +100,7 @@ def profile_module(reference: str, workload: Workload, precisions: Sequence[str]
         traces=traces,
         sequence_length=workload.sequence_length if reference.startswith(BUILT) else 0,
     )
-    return dataclasses.replace(model, flops_per_sample=_flops_per_sample(profile), profile=profile)
+    return dataclasses.replace(model, flops_per_sample=profile.flops_per_sample(SIZES[0]) or None, profile=profile)
 
 
 def with_profile(model: FactoryModel, workload: Workload, precisions: Sequence[str]) -> FactoryModel:
@@ -111,12 +110,6 @@ def with_profile(model: FactoryModel, workload: Workload, precisions: Sequence[s
     except ExecutorError as error:
         return dataclasses.replace(model, no_profile=str(error))
     return dataclasses.replace(model, profile=found.profile)
-
-
-def _flops_per_sample(profile: ModuleProfile) -> float | None:
-    trace = next(iter(profile.traces.values()))
-    works = [work for part in (trace.outer, *trace.blocks) for work in (part.forward, part.backward)]
-    return sum(at(work.flops, SIZES[0]) for work in works) / SIZES[0] or None
 
 
 def _build(reference: str, workload: Workload) -> UserModule:

@@ -179,8 +179,7 @@ def _latent(spec: ModelSpec, latent: Latent, theirs: str, ours: str) -> Iterator
     name = "q_b_proj" if latent.query_rank else "q_proj"
     yield from _joined(f"{theirs}.{name}", [f"{ours}.query"], (), False, heads)
     one = _rotated_halves(narrow + latent.rotated, latent.rotated)
-    for kind in ("weight", "bias") if bias else ("weight",):
-        yield Weight(f"{theirs}.kv_a_proj_with_mqa.{kind}", (f"{ours}.key_value_down.{kind}",), (), one)
+    yield from _joined(f"{theirs}.kv_a_proj_with_mqa", [f"{ours}.key_value_down"], (), bias, one)
     yield from _pair(f"{theirs}.kv_a_layernorm", f"{ours}.key_value_latent_norm", bias=False)
     yield from _pair(f"{theirs}.kv_b_proj", f"{ours}.key_value", bias=False)
 
@@ -191,9 +190,8 @@ def _rotated_halves(size: int, rotated: int) -> Together:
     def reordered(tensor: Tensor, pairs: tuple[int, int]) -> Tensor:
         heads = tensor.view(-1, size, *tensor.shape[1:])
         plain, last = torch.split(heads, [size - rotated, rotated], dim=1)
-        return torch.cat(
-            (plain, last.reshape(len(last), *pairs, *last.shape[2:]).transpose(1, 2).flatten(1, 2)), dim=1
-        ).flatten(0, 1)
+        turned = last.reshape(len(last), *pairs, *last.shape[2:]).transpose(1, 2).flatten(1, 2)
+        return torch.cat((plain, turned), dim=1).flatten(0, 1)
 
     return Together(
         join=lambda parts: reordered(parts[0], (2, rotated // 2)),

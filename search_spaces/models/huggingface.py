@@ -135,10 +135,8 @@ def _dense_layers(keys: ConfigKeys, is_dense: Callable[[int], bool]) -> dict[str
 def _deepseek_v3(keys: ConfigKeys, name: str) -> ModelSpec:
     keys.must_be("rope_interleave", True, "rotations of halves are not supported for this family")
     return _deepseek(
-        keys, name, keys.text("model_type"), kv_heads=128, first_dense=3, experts=256, shared=1, ffn=2048,
-        experts_per_token=keys.size("num_experts_per_tok", default=8), sigmoid_routing=True, router_correction=True,
-        router_groups=keys.size("n_group", default=8), router_groups_kept=keys.size("topk_group", default=4),
-        normalised_routing=keys.flag("norm_topk_prob", True), routing_scale=keys.number("routed_scaling_factor", default=2.5),
+        keys, name, keys.text("model_type"), first_dense=3, experts=256, shared=1, ffn=2048,
+        **_sigmoid_routing(keys, groups=8, kept=4, scale=2.5),
     )  # fmt: skip
 
 
@@ -151,14 +149,14 @@ def _deepseek_v2(keys: ConfigKeys, name: str) -> ModelSpec:
     elif method != "greedy":
         raise ModelFormatError("topk_method", f"{method!r} is not supported", "use greedy or group_limited_greedy")
     return _deepseek(
-        keys, name, "deepseek_v2", kv_heads=None, first_dense=0, experts=64, shared=2, ffn=1407,
+        keys, name, "deepseek_v2", first_dense=0, experts=64, shared=2, ffn=1407,
         experts_per_token=keys.size("num_experts_per_tok"), normalised_routing=False,
         routing_scale=keys.number("routed_scaling_factor", default=1.0), **groups,
     )  # fmt: skip
 
 
 def _deepseek(
-    keys: ConfigKeys, name: str, family: str, *, kv_heads: int | None, first_dense: int, experts: int, shared: int, ffn: int,
+    keys: ConfigKeys, name: str, family: str, *, first_dense: int, experts: int, shared: int, ffn: int,
     **more: Any,
 ) -> ModelSpec:  # fmt: skip
     """DeepSeek: latent attention, shared experts, and dense layers first. Its modules for multi-token prediction are not
@@ -171,7 +169,7 @@ def _deepseek(
     )  # fmt: skip
     head_dim, bias = keys.size("qk_nope_head_dim", default=128) + latent.rotated, keys.flag("attention_bias", False)
     return _rotary_decoder(
-        keys, name, family, kv_heads=kv_heads, epsilon=1e-6, exact_head_dim=head_dim, latent=latent, qkv_bias=bias,
+        keys, name, family, kv_heads=None, epsilon=1e-6, exact_head_dim=head_dim, latent=latent, qkv_bias=bias,
         attention_output_bias=bias, attention_scale=head_dim**-0.5 * _magnitude(keys) ** 2,
         **_routed_and_shared(keys, first_dense, experts, shared, ffn), **more,
     )  # fmt: skip
@@ -188,6 +186,19 @@ def _routed_and_shared(keys: ConfigKeys, first_dense: int, experts: int, shared:
     }
 
 
+def _sigmoid_routing(keys: ConfigKeys, groups: int, kept: int, scale: float) -> dict[str, Any]:
+    """Routing of DeepSeek-V3 and GLM, by the defaults of their classes."""
+    return {
+        "experts_per_token": keys.size("num_experts_per_tok", default=8),
+        "sigmoid_routing": True,
+        "router_correction": True,
+        "router_groups": keys.size("n_group", default=groups),
+        "router_groups_kept": keys.size("topk_group", default=kept),
+        "normalised_routing": keys.flag("norm_topk_prob", True),
+        "routing_scale": keys.number("routed_scaling_factor", default=scale),
+    }
+
+
 def _magnitude(keys: ConfigKeys) -> float:
     """DeepSeek's factor of queries and keys in rotations stretched by YaRN."""
     table = keys.table("rope_parameters") or keys.table("rope_scaling")
@@ -201,9 +212,7 @@ def _glm4_moe(keys: ConfigKeys, name: str) -> ModelSpec:
         keys, name, "glm4_moe", kv_heads=8, epsilon=1e-5, qkv_bias=keys.flag("attention_bias", False),
         rotary_fraction=0.5,
         head_norm=HeadNorm.HEAD if keys.flag("use_qk_norm", False) else HeadNorm.NONE,
-        experts_per_token=keys.size("num_experts_per_tok", default=8), sigmoid_routing=True, router_correction=True,
-        router_groups=keys.size("n_group", default=1), router_groups_kept=keys.size("topk_group", default=1),
-        normalised_routing=keys.flag("norm_topk_prob", True), routing_scale=keys.number("routed_scaling_factor", default=1.0),
+        **_sigmoid_routing(keys, groups=1, kept=1, scale=1.0),
         **_routed_and_shared(keys, 1, 128, 1, 1408),
     )  # fmt: skip
 

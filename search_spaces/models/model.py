@@ -482,14 +482,26 @@ class ModelSpec:
 
     @property
     def _attention_parameters(self) -> int:
-        if self.latent is not None:
-            return self._latent_parameters(self.latent)
-        queries = self.num_attention_heads * self.head_dim
-        keys_values = 2 * self.num_key_value_heads * self.head_dim
-        weights = self.hidden_size * (2 * queries + keys_values)
-        biases = (queries + keys_values if self.qkv_bias else 0) + (self.hidden_size if self.attention_output_bias else 0)
         sinks = self.num_attention_heads if self.attention_sinks else 0
-        return weights + biases + sinks + self.head_norm_parameters
+        return sum(self.attention_matrices.values()) + sinks + self.head_norm_parameters
+
+    @property
+    def attention_matrices(self) -> dict[str, int]:
+        """Parameters of a layer's projections of attention by name, with their biases and the norms of narrow vectors."""
+        hidden, heads, bias = self.hidden_size, self.num_attention_heads, int(self.qkv_bias)
+        queries, latent = heads * self.head_dim, self.latent
+        output = {"output": heads * self.value_size * hidden + hidden * self.attention_output_bias}
+        if latent is None:
+            keys = self.num_key_value_heads * self.head_dim * (hidden + bias)
+            return {"query": queries * (hidden + bias), "key": keys, "value": keys, **output}
+        down, rank = latent.key_value_rank + latent.rotated, latent.query_rank
+        return {
+            **({"query down": rank * (hidden + bias + 1)} if rank else {}),
+            "query": (rank or hidden) * queries,
+            "keys and values down": down * (hidden + bias) + latent.key_value_rank,
+            "keys and values": latent.key_value_rank * heads * (self.head_dim - latent.rotated + latent.value_size),
+            **output,
+        }
 
     @property
     def head_norm_parameters(self) -> int:
@@ -501,17 +513,6 @@ class ModelSpec:
                 return (self.num_attention_heads + self.num_key_value_heads) * self.head_dim
             case _:
                 return 0
-
-    def _latent_parameters(self, latent: Latent) -> int:
-        hidden, heads = self.hidden_size, self.num_attention_heads
-        queries = heads * self.head_dim
-        narrow = hidden * latent.query_rank + latent.query_rank + (latent.query_rank if self.qkv_bias else 0)
-        query = narrow + latent.query_rank * queries if latent.query_rank else hidden * queries
-        down = latent.key_value_rank + latent.rotated
-        keys_values = hidden * down + (down if self.qkv_bias else 0) + latent.key_value_rank
-        keys_values += latent.key_value_rank * heads * (self.head_dim - latent.rotated + latent.value_size)
-        output = heads * latent.value_size * hidden + (hidden if self.attention_output_bias else 0)
-        return query + keys_values + output
 
     def _mlp_parameters(self, width: int) -> int:
         """Parameters of an MLP."""
@@ -562,6 +563,11 @@ class FactoryModel:
 
 
 Model = ModelSpec | FactoryModel | CommandModel
+
+
+def without_profile(model: Model) -> Model:
+    """The model without what only predictions read."""
+    return dataclasses.replace(model, profile=None, no_profile="") if isinstance(model, FactoryModel) else model
 
 
 def attention_span(model: Model, sequence_length: int) -> int:

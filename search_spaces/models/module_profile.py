@@ -1,6 +1,6 @@
 """What a step of a user's module does, derived from one micro-batch without computing it. Plain data.
 
-The executor records it (`executor.user_module.profile`); the equations for modules read it (`autotune.prediction.equations`).
+The executor records it (`executor.dry.module_profile`); the equations for modules read it (`autotune.prediction.equations`).
 """
 
 from collections.abc import Mapping
@@ -124,6 +124,17 @@ class ModuleProfile:
     def trained_elements(self) -> int:
         """Elements of all trained parameters."""
         return sum(parameter.elements for parameter in self.trained)
+
+    @property
+    def block_elements(self) -> int:
+        """Elements of the trained parameters of all blocks."""
+        return sum(parameter.elements for parameter in self.trained if parameter.block != OUTER)
+
+    def flops_per_sample(self, samples: int) -> float:
+        """FLOPs of a sample, forward and backward without recomputation, in micro-batches of so many samples."""
+        trace = next(iter(self.traces.values()))
+        works = [work for part in (trace.outer, *trace.blocks) for work in (part.forward, part.backward)]
+        return sum(at(work.flops, samples) for work in works) / samples
 
 
 def at(value: Affine, samples: float) -> float:

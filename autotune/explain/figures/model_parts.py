@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from search_spaces.models.model import Latent, ModelSpec, Norm, Position
+from search_spaces.models.model import ModelSpec, Norm, Position
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,21 +49,11 @@ def _tables(spec: ModelSpec) -> list[ModulePart]:
 
 def _layer(spec: ModelSpec, sequence_length: int) -> list[ModulePart]:
     """The modules of all layers: attention, the MLP, the norms."""
-    queries, keys = spec.num_attention_heads * spec.head_dim, spec.num_key_value_heads * spec.head_dim
-    hidden, bias = spec.hidden_size, int(spec.qkv_bias)
-    products = 12.0 * spec.num_layers * queries * spec.attended(sequence_length)
-    matrices = {
-        "query": queries * (hidden + bias),
-        "key": keys * (hidden + bias),
-        "value": keys * (hidden + bias),
-        "output": queries * hidden + hidden * spec.attention_output_bias,
-    }
-    if spec.latent is not None:
-        matrices = _latent_matrices(spec, spec.latent)
-        products = 6.0 * spec.num_layers * spec.num_attention_heads * (spec.head_dim + spec.value_size)
-        products *= spec.attended(sequence_length)
+    products = 6.0 * spec.num_layers * spec.num_attention_heads * (spec.head_dim + spec.value_size)
+    products *= spec.attended(sequence_length)
     attention = [
-        _part(spec, name, 3, "layer", spec.num_layers * size, spec.num_layers * size) for name, size in matrices.items()
+        _part(spec, name, 3, "layer", spec.num_layers * size, spec.num_layers * size)
+        for name, size in spec.attention_matrices.items()
     ]
     scores = ModulePart(
         label="scores", depth=3, kind="layer", count=spec.num_layers, parameters=0, flops_per_token=products
@@ -76,21 +66,6 @@ def _layer(spec: ModelSpec, sequence_length: int) -> list[ModulePart]:
         _sum("mlp", 2, "layer", spec.num_layers, mlp), *mlp,
         _part(spec, "norms", 2, "layer", norms, norms), *adapters,
     ]  # fmt: skip
-
-
-def _latent_matrices(spec: ModelSpec, latent: Latent) -> dict[str, int]:
-    """Parameters of the parts of latent attention, with the norms of the narrow vectors."""
-    hidden, heads, bias = spec.hidden_size, spec.num_attention_heads, int(spec.qkv_bias)
-    down = latent.key_value_rank + latent.rotated
-    source = latent.query_rank or hidden
-    found = {"query down": latent.query_rank * (hidden + bias + 1)} if latent.query_rank else {}
-    return {
-        **found,
-        "query": source * heads * spec.head_dim,
-        "keys and values down": down * (hidden + bias) + latent.key_value_rank,
-        "keys and values": latent.key_value_rank * heads * (spec.head_dim - latent.rotated + latent.value_size),
-        "output": heads * latent.value_size * hidden + hidden * spec.attention_output_bias,
-    }
 
 
 def _mlp(spec: ModelSpec) -> list[ModulePart]:

@@ -9,7 +9,7 @@ from autotune.errors import RequestError
 from autotune.prediction.equations.cases import DescribedModule, Shapes, scalar
 from search_spaces.models.command import CommandModel
 from search_spaces.models.model import FactoryModel, Model, ModelSpec
-from search_spaces.models.module_profile import ModuleProfile, at, traced_precision
+from search_spaces.models.module_profile import ModuleProfile, traced_precision
 
 PARAMETERS_OF_WIDTH = 12
 """Of a layer of width h: 12 h² [Kaplan 2020, 2.1]."""
@@ -72,11 +72,3 @@ def described(model: Model, precision: str, device_kind: str) -> DescribedModule
 @lru_cache(maxsize=64)
 def _described(profile: ModuleProfile, precision: str, copies: bool) -> DescribedModule:
     return DescribedModule(profile=profile, precision=precision, copies=copies)
-
-
-def module_flops(model: FactoryModel, samples: int) -> float:
-    """FLOPs of a sample, forward and backward without recomputation, in micro-batches of so many samples."""
-    assert model.profile is not None
-    trace = next(iter(model.profile.traces.values()))
-    parts = (trace.outer, *trace.blocks)
-    return sum(at(work.flops, samples) for part in parts for work in (part.forward, part.backward)) / samples

@@ -120,12 +120,12 @@ def _layer_forward(cases: Cases, rates: Coefficients) -> Array:
 
 def _products(cases: Cases, rates: Coefficients) -> Array:
     shapes, tensor, tokens = cases.shapes, cases.layouts.tensor, _tokens(cases)
-    whole = _product(cases, rates, tokens, shapes.hidden, (shapes.query + 2 * shapes.key_value) / tensor) + _product(
+    attention = _product(cases, rates, tokens, shapes.hidden, (shapes.query + 2 * shapes.key_value) / tensor) + _product(
         cases, rates, tokens, shapes.query / tensor, shapes.hidden
     )
-    attention = np.where(shapes.key_value_rank > 0, _latent_products(cases, rates), whole)
-    routed = np.where(shapes.experts > 0, shapes.experts_per_token, 1.0)
-    mlp = _mlp_products(cases, rates, tokens * np.maximum(routed, 1.0), shapes.ffn)
+    if np.any(shapes.key_value_rank > 0):
+        attention = np.where(shapes.key_value_rank > 0, _latent_products(cases, rates), attention)
+    mlp = _mlp_products(cases, rates, tokens * np.maximum(shapes.experts_per_token, 1), shapes.ffn)
     if not np.any(shapes.shared_ffn + shapes.dense_ffn > 0):
         return attention + mlp
     shared, dense = (
@@ -146,8 +146,6 @@ def _mlp_products(cases: Cases, rates: Coefficients, rows: Array, width: Array) 
 def _latent_products(cases: Cases, rates: Coefficients) -> Array:
     """Products of latent attention; those to narrow vectors are of a rank's share of the tokens, or of all."""
     shapes, tensor, tokens = cases.shapes, cases.layouts.tensor, _tokens(cases)
-    if not np.any(shapes.key_value_rank > 0):
-        return np.zeros(1)
     own = tokens / np.where(cases.layouts.sequence_parallel > 0, tensor, 1.0)
     down = shapes.query_rank + shapes.key_value_rank + shapes.rotated
     source = np.where(shapes.query_rank > 0, shapes.query_rank, shapes.hidden)

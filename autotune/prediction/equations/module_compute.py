@@ -2,15 +2,13 @@
 
 import numpy as np
 
-from autotune.prediction.equations.cases import Array, Cases, DescribedModule
+from autotune.prediction.equations.cases import RECOMPUTE, Array, Cases, DescribedModule
 from autotune.prediction.equations.coefficients import Coefficients
 from search_spaces.models.module_profile import Affine, BlockWork, Product, Work
 
 LAUNCHES = 20.0
 """Operators of a layer's forward, to which `Coefficients.kernel_seconds` refers."""
 _SHARP = 4.0
-POLICIES = ("none", "selective", "full")
-"""Index in `cases.RECOMPUTE` -> name."""
 
 
 def module_seconds(cases: Cases, rates: Coefficients) -> Array:
@@ -25,7 +23,7 @@ def module_seconds(cases: Cases, rates: Coefficients) -> Array:
     for work, count in _alike(trace.blocks):
         total = total + count * _part(cases, rates, work)
     again = np.zeros(1)
-    for policy, name in enumerate(POLICIES):
+    for policy, name in enumerate(RECOMPUTE):
         if name in trace.again:
             chosen = layouts.activation_checkpointing == policy
             again = again + np.where(chosen, _again(cases, rates, name), 0.0)

@@ -7,11 +7,11 @@ from itertools import groupby
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.prediction.equations.cases import Array, Cases, DescribedModule
-from autotune.prediction.equations.module_states import GRADIENTS, Held, Marks, StateKnobs, Step, cut, micro_batches
+from autotune.prediction.equations.cases import RECOMPUTE, Array, Cases, DescribedModule
+from autotune.prediction.equations.module_states import GRADIENTS, Held, Marks, StateKnobs, Step, micro_batches
 from search_spaces.models.module_profile import Affine, Mark, ModuleProfile, Moment, Trace, at
+from search_spaces.overlap import cut
 
-POLICIES = ("none", "selective", "full")
 COLUMNS = (
     "data", "tensor", "context", "shard", "zero_stage", "micro_batch_size", "accumulation", "activation_checkpointing",
     "checkpoint_every_k", "offload_optimizer", "offload_parameters", "parameter_bytes", "reduce_bytes", "accumulation_bytes",
@@ -61,7 +61,7 @@ def _peak(module: DescribedModule, row: tuple[float, ...]) -> tuple[float, ...]:
     profile, trace, divisor = module.profile, module.trace, knobs["tensor"]
     part = share / divisor
     states = _knobs(module, knobs)
-    policy = POLICIES[int(knobs["activation_checkpointing"])] if profile.block_names else POLICIES[0]
+    policy = RECOMPUTE[int(knobs["activation_checkpointing"])] if profile.block_names else RECOMPUTE[0]
     every = int(knobs["checkpoint_every_k"])
     offloads = knobs["offload_activations"] > 0
     standing = _standing(profile, trace, knobs, states)
@@ -181,7 +181,7 @@ def _update(profile: ModuleProfile, states: StateKnobs, bucket: float, offloaded
     if states.zero_stage not in (1, 2) or states.ranks == 1:
         return _Update(stepping, stepping)
     sizes = [parameter.elements for parameter in reversed(profile.trained)]
-    groups = cut(range(len(sizes)), sizes, bucket)
+    groups = cut(range(len(sizes)), sizes.__getitem__, bucket)
     casts = states.width < states.master_width and not offloads
     rows = []
     for group in groups:
@@ -267,7 +267,7 @@ def _offloaded(trace: Trace, policy: str, batch: float) -> float:
 
 def kept_bytes(module: DescribedModule, policy: int, every: float, batch: float) -> float:
     """Bytes that a mean block keeps for backward."""
-    name = POLICIES[policy] if module.profile.block_names else POLICIES[0]
+    name = RECOMPUTE[policy] if module.profile.block_names else RECOMPUTE[0]
     kept = _kept_by_block(composed(module.trace, name, int(every)))
     return sum(max(at(value, batch), 0.0) for value in kept.values()) / max(len(kept), 1)
 
@@ -284,14 +284,14 @@ def composed(trace: Trace, policy: str, every: int) -> tuple[Moment, ...]:
     The traces of both policies are cut at their marks. What runs in a checkpointed block comes from the one, everything else
     from the other; levels continue where the last piece ended.
     """
-    if policy == POLICIES[0] or every == 1 or policy not in trace.moments:
-        return trace.moments.get(policy, trace.moments[POLICIES[0]])
-    pieces = {name: _pieces(trace.moments[name]) for name in (POLICIES[0], policy)}
+    if policy == RECOMPUTE[0] or every == 1 or policy not in trace.moments:
+        return trace.moments.get(policy, trace.moments[RECOMPUTE[0]])
+    pieces = {name: _pieces(trace.moments[name]) for name in (RECOMPUTE[0], policy)}
     found: list[Moment] = []
     level: Affine = (0.0, 0.0)
     running = -1
     for place, (plain, other) in enumerate(zip(*pieces.values(), strict=True)):
-        chosen = policy if running >= 0 and running % every == 0 else POLICIES[0]
+        chosen = policy if running >= 0 and running % every == 0 else RECOMPUTE[0]
         piece = other if chosen == policy else plain
         start = (0.0, 0.0) if not place else pieces[chosen][place - 1][-1].level
         shift = (level[0] - start[0], level[1] - start[1])

@@ -9,15 +9,9 @@ import itertools
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 from search_spaces.models.module_profile import OUTER, Mark, ModuleProfile
-
-IN_FLIGHT = 2
-"""Buckets in flight at once if communication overlaps."""
-PIECE_ELEMENTS = 4_000_000
-"""Most elements of adjacent gradients that are moved into a bucket at once."""
-Item = TypeVar("Item")
+from search_spaces.overlap import IN_FLIGHT, PIECE_ELEMENTS, cut
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,10 +94,10 @@ class _Engine:
         self.elements = [parameter.elements for parameter in profile.trained]
         self.shares = [-(-elements // knobs.ranks) for elements in self.elements]
         order = list(reversed(range(len(self.elements))))
-        self.buckets = cut(order, self.elements, knobs.bucket)
+        self.buckets = [*cut(order, self.elements.__getitem__, knobs.bucket)]
         self.bucket_of = {slot: index for index, bucket in enumerate(self.buckets) for slot in bucket}
         most = min(PIECE_ELEMENTS, max(self.elements, default=0))
-        self.pieces = [piece for bucket in self.buckets for piece in cut(bucket, self.elements, most)]
+        self.pieces = [piece for bucket in self.buckets for piece in cut(bucket, self.elements.__getitem__, most)]
         self.piece_of = {slot: index for index, piece in enumerate(self.pieces) for slot in piece}
         self.every = knobs.zero_stage == 3 or (knobs.zero_stage == 2 and not knobs.defers)
         self.rows_width = knobs.sum_width if knobs.accumulates and not self.every else knobs.reduce_width
@@ -495,19 +489,3 @@ class _Gatherer:
             return False
         missing = sum(self.engine.elements[slot] for slot in others - self.live)
         return not missing or self.live_elements + missing <= self.knobs.max_live
-
-
-def cut(items: Sequence[int], elements: Sequence[int], limit: float) -> list[tuple[int, ...]]:
-    """See `executor.engines.native.layout.cut`."""
-    found: list[tuple[int, ...]] = []
-    group: list[int] = []
-    filled = 0
-    for item in items:
-        if group and filled + elements[item] > limit:
-            found.append(tuple(group))
-            group, filled = [], 0
-        group.append(item)
-        filled += elements[item]
-    if group:
-        found.append(tuple(group))
-    return found

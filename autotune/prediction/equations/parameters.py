@@ -38,9 +38,11 @@ def layer_parameters(cases: Cases) -> LayerParameters:
     shapes = cases.shapes
     mlp, share = shapes.matrices * shapes.hidden, shapes.expert_share
     attention = shapes.hidden * (2 * shapes.query + 2 * shapes.key_value)
+    if np.any(shapes.key_value_rank > 0):
+        attention = np.where(shapes.key_value_rank > 0, _latent_attention(cases), attention)
     beside = share * (shapes.experts * shapes.hidden + mlp * shapes.shared_ffn) + (1 - share) * mlp * shapes.dense_ffn
     return LayerParameters(
-        attention=np.where(shapes.key_value_rank > 0, _latent_attention(cases), attention) + 2 * shapes.hidden,
+        attention=attention + 2 * shapes.hidden,
         dense=np.where(shapes.experts > 0, beside, mlp * shapes.ffn),
         experts=share * shapes.experts * mlp * shapes.ffn,
     )
@@ -139,7 +141,7 @@ def stage_parameters(cases: Cases, layers: Array, first: Array, last: Array) -> 
 
 def _module_parameters(cases: Cases, profile: ModuleProfile, layers: Array, first: Array, last: Array) -> StageParameters:
     """Of a user's module. What is outside of its blocks is at both ends; frozen parameters are never sent."""
-    blocks = sum(parameter.elements for parameter in profile.trained if parameter.block >= 0)
+    blocks = profile.block_elements
     ends = profile.trained_elements - blocks
     outside = np.where(cases.layouts.pipeline > 1, (first + last) / 2, 1.0) * ends
     inside = np.where(cases.layouts.pipeline > 1, layers / cases.shapes.layers, 1.0) * blocks
@@ -152,5 +154,5 @@ def _module_parameters(cases: Cases, profile: ModuleProfile, layers: Array, firs
 
 def _module_unit(profile: ModuleProfile) -> Array:
     """Mean trained elements of a block; all if there are no blocks."""
-    blocks = sum(parameter.elements for parameter in profile.trained if parameter.block >= 0)
+    blocks = profile.block_elements
     return np.array([blocks / len(profile.block_names) if blocks else profile.trained_elements], dtype=np.float64)

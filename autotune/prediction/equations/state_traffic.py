@@ -154,17 +154,15 @@ def _gather_seconds(cases: Cases, rates: Coefficients, split: Split, held: Stage
     pieces = np.where(gathers_late(cases), gathers(most), frequency.pieces)
     messages = np.where((layouts.zero_stage == 3) & is_quantised(cases), 2.0, 1.0)
     message, far = _gathered_bytes(cases, held, most), np.where(has_near(cases), 1.0, frequency.gathers)
-    message, count = message * far, far * pieces * messages
+    volume, count = message * far, far * pieces * messages
     if cases.module is not None:
         times, sizes = gathers_of_step(cases)
         at_three, share = layouts.zero_stage == 3, gathered_share(cases) / layouts.tensor
-        message, count = np.where(at_three, sizes * share, message), np.where(at_three, times, count)
-    seconds = _along(cases, rates, shard_group(cases), message, count)
+        volume, count = np.where(at_three, sizes * share, volume), np.where(at_three, times, count)
+    seconds = _along(cases, rates, shard_group(cases), volume, count)
     if cases.module is None and np.any(has_near(cases)):
         again = frequency.gathers - far
-        seconds = seconds + _along(
-            cases, rates, near_group(cases), _gathered_bytes(cases, held, most) * again, again * pieces * messages
-        )
+        seconds = seconds + _along(cases, rates, near_group(cases), message * again, again * pieces * messages)
     width = np.where(layouts.zero_stage == 0, layouts.reduce_bytes, layouts.parameter_bytes * gathered_share(cases))
     of_experts = _of_experts(cases, held) * width * frequency.gathers
     return seconds + _along(cases, rates, expert_data_group(cases), of_experts, frequency.gathers * pieces)

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from autotune.prediction.cases.config_cases import cases_of
-from autotune.prediction.cases.module_cases import module_flops
 from autotune.prediction.equations.cases import Array, Cases, scalar
 from autotune.prediction.equations.memory import rank_memory, share_memory
 from autotune.prediction.equations.schedules import at_point
@@ -191,7 +190,8 @@ def _estimate(
 def _flops_of_sample(question: Question, config: TrialConfig) -> float:
     """Useful FLOPs of a sample."""
     if isinstance(question.model, FactoryModel):
-        return module_flops(question.model, config.micro_batch_size)
+        assert question.model.profile is not None
+        return question.model.profile.flops_per_sample(config.micro_batch_size)
     return flops_per_sample(configured(question.model, config), config, question.workload)
 
 

@@ -8,19 +8,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from executor.engines.native.layout import Layout, Slot, as_rows, cut
+from executor.engines.native.layout import Layout, Slot, as_rows
 from executor.engines.native.quantised_sums import QuantisedAllReduce, QuantisedReduceScatter
 from executor.parallel.collectives import Group, InFlight, mark, shares_memory
 from search_spaces.compression import INT8
+from search_spaces.overlap import IN_FLIGHT, PIECE_ELEMENTS, cut
 from search_spaces.trial_config import TrialConfig
 
 NARROW = {"bf16": torch.bfloat16, "fp16": torch.float16}
 """Dtypes in which gradients may be sent or summed, besides the master's, which `fp32` stands for."""
-IN_FLIGHT = 2
-"""Buckets in flight at once if communication overlaps: one is sent while the next one fills."""
-PIECE_ELEMENTS = 4_000_000
-"""Maximum number of elements moved by one operation. Moving more takes a GPU longer than launching the operation, so larger
-pieces would cost memory and gain nothing."""
 CASTS = {(torch.bfloat16, torch.float32)}
 """Pairs of dtypes between which `_chunk_cat` casts on every device."""
 

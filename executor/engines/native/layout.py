@@ -2,13 +2,12 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-Item = TypeVar("Item")
+from search_spaces.overlap import cut
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -83,20 +82,6 @@ def make_layout(
         buckets.append(tuple(bucket))
     slots = tuple(slot for bucket in buckets for slot in bucket)
     return Layout(ranks=ranks, slots=slots, buckets=tuple(buckets), master_elements=offset)
-
-
-def cut(items: Sequence[Item], elements: Callable[[Item], int], limit: int) -> Iterator[tuple[Item, ...]]:
-    """Adjacent items in groups of at most `limit` elements; a larger item forms its own group."""
-    group: list[Item] = []
-    filled = 0
-    for item in items:
-        if group and filled + elements(item) > limit:
-            yield tuple(group)
-            group, filled = [], 0
-        group.append(item)
-        filled += elements(item)
-    if group:
-        yield tuple(group)
 
 
 def as_rows(value: Tensor, slot: Slot, ranks: int) -> Tensor:

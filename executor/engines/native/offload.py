@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from executor.engines.native.layout import cut
 from executor.engines.native.parameter_shard import ParameterShard
 from executor.parallel.copies import CopyEngine, Staging
 from executor.parallel.host_pool import HostPool
 from executor.parallel.initialization import FirstValues
+from search_spaces.overlap import cut
 from search_spaces.training.offload_files import CHUNK_ELEMENTS
 
 
