@@ -8,9 +8,17 @@ from search_spaces.clusters.presets import device_family, device_preset
 from search_spaces.preset_files import preset_tables
 
 _NVL_DOMAIN = re.compile(r"NVL\s?(\d{2,3})", re.IGNORECASE)
-_LINKS = re.compile(
-    r"(?:\b(\d+)\s*(?:x|×|links?|Omni-Path)\s*)?(?<![\d.])(\d+(?:\.\d+)?)\s*(Gb/s|Gbps|Gbit/s|GB/s)", re.IGNORECASE
+_RATE = re.compile(r"(?<![\d.])(\d+(?:\.\d+)?)\s*([TtGg])(?:(b(?:it)?(?:/s|ps)|bE\b|igabit|\b)|B(?:/s|ps))")
+"""400 Gb/s, 400Gbps, 3.2 Tb/s, 400G, 100GbE, or bytes: 50 GB/s."""
+_GENERATION = re.compile(r"\b(EDR|HDR|NDR|XDR)(\d{3})?\b", re.IGNORECASE)
+_GENERATION_RATES = {"edr": 12.5e9, "hdr": 25e9, "ndr": 50e9, "xdr": 100e9}
+"""Bytes/s of an InfiniBand port of four lanes, by its generation."""
+_COUNT = re.compile(
+    r"(?<![\w.-])(\d{1,2})\s*(?:[x×*](?!\w)|[x×*](?=\d)|links?\b|ports?\b|rails?\b|NICs?\b|HCAs?\b|cards?\b|Omni-Path)"
+    r"|[x×*]\s*(\d{1,2})(?![\w.])",
+    re.IGNORECASE,
 )
+_PER_DEVICE = re.compile(r"(?:per|/)\s*(?:GPU|device|accelerator)\b", re.IGNORECASE)
 _SIZE = re.compile(r"(\d{2,3})\s*G(?:i?B)?\b", re.IGNORECASE)
 _WORDS = re.compile(r"[a-z]*\d+[a-z]*|[a-z]+")
 
@@ -76,14 +84,28 @@ def row_hardware(
     return RowHardware(device=device, family=family, devices_per_node=per_node, intra=link, inter=network)
 
 
+def network_understood(text: str | None) -> bool:
+    """Whether a description of the network states a rate that is read; nothing stated: yes."""
+    return not text or _rate(text, 1) is not None
+
+
 def _rate(text: str | None, per_node: int) -> float | None:
-    """Bytes/s of a node from `1600 Gb/s per node`, `8x400 Gb/s IB per node`, `4 Omni-Path 100 Gb/s links per node`, EFA."""
+    """Bytes/s of a node; None: not stated, or not understood.
+
+    `1600 Gb/s per node`, `8x400 Gb/s IB per node`, `8x ConnectX-7 400 Gb/s`, `400 Gb/s per GPU`, `4 Omni-Path 100 Gb/s links`,
+    `400G x 8`, `8x NDR`, `3.2 Tb/s`, `EFA` (400 Gb/s for each device).
+    """
     if not text:
         return None
-    if "efa" in text.lower() and not _LINKS.search(text):
-        return 50e9 * per_node
-    found = _LINKS.search(text)
-    if not found:
-        return None
-    rate = float(found[2]) * (1e9 if found[3] == "GB/s" else 1e9 / 8)
-    return rate * int(found[1] or 1)
+    found = _RATE.search(text) or _GENERATION.search(text)
+    if found is None:
+        return 50e9 * per_node if re.search(r"\befa", text, re.IGNORECASE) else None
+    if found.re is _RATE:
+        one = float(found[1]) * (1e12 if found[2] in "Tt" else 1e9) / (1 if found[3] is None else 8)
+    else:
+        one = float(found[2]) * 1e9 / 8 if found[2] else _GENERATION_RATES[found[1].lower()]
+    beside = text[: found.start()] + " " + text[found.end() :]
+    if _PER_DEVICE.search(beside):
+        return one * per_node
+    count = _COUNT.search(beside)
+    return one * int(count[1] or count[2]) if count else one

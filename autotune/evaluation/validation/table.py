@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.errors import MeasurementsError
+from autotune.evaluation.row_hardware import network_understood
 from autotune.evaluation.validation.columns import COLUMNS, TIME_COLUMNS, CellError, lost_without
 from autotune.evaluation.validation.contradictions import batch_contradiction, device_contradiction, filled_in, outcome_of
 from autotune.evaluation.validation.csv_file import CsvFile, Record, open_csv
@@ -120,6 +121,9 @@ class _Reading:
         if batch_problem:
             self._report(record, row_id, f"{batch_problem}: left out of times and ranks")
         measured = any(name in values for name in (*TIME_COLUMNS, "peak_mem_gb"))
+        if not network_understood(values.get("inter_bw")):
+            assumed = "the device's usual network is assumed; say 8x 400 Gb/s per node, or 400 Gb/s per GPU"
+            self._report(record, row_id, f"inter_bw {_short(values['inter_bw'])} states no rate that is understood: {assumed}")
         values["outcome"], problem = outcome_of(values, measured)
         if problem:
             self._report(record, row_id, problem)

@@ -257,6 +257,8 @@ class Software:
     waits_for_bucket: Array
     """1 if a reduction begins when a bucket of `Layouts.reduce_bucket_size` is ready, so that the last one is never hidden; 0:
     in pieces of unknown size."""
+    reduces_last: Array
+    """1 if, with sharded states, gradients are reduced after the last backward, so that nothing hides it."""
     state_bytes: Array
     """Bytes of optimizer state per parameter: 12 for fp32 master and two moments."""
     kept_logit_bytes: Array

@@ -61,7 +61,8 @@ def exposed_state_seconds(cases: Cases, rates: Coefficients, slowest: Array, spl
     """Seconds of a step: 2 P sent, (m + 1) P at stage 2, 3 m P at stage 3 [Rajbhandari 2020], minus the hidden part.
 
     1. Reductions are hidden by the backward of the preceding micro-batch, gathers of stage 3 by computation.
-    2. If a reduction waits for its bucket, the last one begins after backward, as does the sum over copies of the shards. The
+    2. If a reduction waits for its bucket, the last one begins after backward, as does the sum over copies of the shards; with
+       software that reduces sharded gradients at the end of a step, all do. The
        part of each layer's gather that exceeds the prefetch bucket begins when the layer is used.
     3. Updated parameters gathered late are hidden by one forward. Signs of momenta are sent after backward. Packing and
        unpacking of integers is not hidden.
@@ -83,6 +84,8 @@ def exposed_state_seconds(cases: Cases, rates: Coefficients, slowest: Array, spl
     all_reduced = (layouts.zero_stage == 0) & ~signs
     reduction = np.where(all_reduced, seconds.scatter + seconds.gather, seconds.scatter) + seconds.copies
     last = np.where(_waits(cases), 1 / frequency.buckets, 0.0)
+    sharded_once = (layouts.zero_stage > 0) & (frequency.reductions == 1) & ~at_three
+    last = np.where((cases.software.reduces_last > 0) & sharded_once, 1.0, last)
     ahead = np.where(_waits(cases), _ahead(cases, held), 1.0)
     late = exposed_seconds(cases, rates, seconds.gather, slowest, split.before_last, held)
     after = np.where(gathers_late(cases), late, seconds.gather)

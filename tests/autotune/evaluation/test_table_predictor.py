@@ -13,10 +13,12 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "validation"))
 
 from predictor_case import PredictorCase
 
-from autotune.evaluation.table_predictor import TablePredictor
+from autotune.evaluation.table_predictor import TablePredictor, cases_of_rows
 from autotune.evaluation.validation.contract import Predictor
 from autotune.evaluation.validation.row import Row, RowOutcome
 from autotune.evaluation.validation.table import read_table
+from autotune.prediction.equations.rates import shipped_rates
+from autotune.prediction.equations.step import predict
 
 DATA = Path(os.environ.get("AUTOTUNE_DATA", Path(__file__).parents[4] / "shared" / "data"))
 
@@ -61,6 +63,21 @@ def test_another_source_is_told_less_than_ones_own() -> None:
     from_own = TablePredictor().calibrated(table).forecast(table).step_seconds
     from_other = TablePredictor().calibrated(others).forecast(table).step_seconds
     assert np.median(np.abs(from_own / truth - 1)) < np.median(np.abs(from_other / truth - 1))
+
+
+def test_software_that_reduces_at_the_end_of_a_step_hides_no_reduction_of_sharded_gradients() -> None:
+    """Only at stages 1 and 2: an all-reduce of stage 0 runs beside backward. More backward per step hides no more of it."""
+    one = rows(1.0)[0]
+    sharded, whole, longer = one, replace(one, zero_stage=0), replace(one, global_batch=4 * 512)
+
+    def communication(row: Row, *, at_the_end: bool) -> float:
+        cases = cases_of_rows([row])
+        software = replace(cases.software, reduces_last=np.array([float(at_the_end)]))
+        return float(predict(replace(cases, software=software), shipped_rates()).parts["data"][0])
+
+    assert communication(whole, at_the_end=True) == communication(whole, at_the_end=False)
+    assert communication(sharded, at_the_end=True) > 1.5 * communication(sharded, at_the_end=False)
+    assert communication(longer, at_the_end=True) == communication(sharded, at_the_end=True)
 
 
 def test_shipped_coefficients_say_what_they_have_seen() -> None:

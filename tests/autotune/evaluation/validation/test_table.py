@@ -105,6 +105,7 @@ TOLD = {
     "outcome": ({"outcome": "fine"}, "outcome 'fine' is none of ok, oom, error, fail_unknown, unknown: the row"),
     "oom": ({"oom": "true"}, "outcome ok and oom true contradict each other: the row counts as unknown"),
     "batch": ({"notes": "grad_acc=3"}, "micro_batch 1 x dp 8 x accumulation 3 is 24, not global_batch 64: left out"),
+    "network": ({"inter_bw": "InfiniBand"}, "inter_bw 'InfiniBand' states no rate that is understood: the device"),
     "rest": ({"micro_batch": 3}, "micro_batch 3 x dp 8 does not divide global_batch 64: left out of times and ranks"),
 }  # fmt: skip
 
