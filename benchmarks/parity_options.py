@@ -220,7 +220,7 @@ def documents(engine: str, ranks: int) -> Iterator[Case | None]:
     """
     draw = Draw(engine, ranks, "documents", documents=True)
     packed: Knobs = {"pack_sequences": True}
-    models = ["llama", "gpt2", ROUTED]
+    models = ["llama", "gpt2", ROUTED, "cut chunks"]
     turn = 0
     for layout, stage in product(layouts(ranks), stages_of(engine)):
         for run in pipelines(layout):

@@ -49,7 +49,7 @@ def cases_of(
     shapes = adapted_shapes(shapes_of(model, workload.sequence_length), model, configs)
     layouts = scheduled(layouts_of(configs, workload.global_batch_size, cluster.world_size), configs, workload)
     return Cases(
-        shapes=documented(windowed_shapes(shapes, model, workload.sequence_length, configs), workload, configs),
+        shapes=documented(windowed_shapes(shapes, model, workload.sequence_length, configs), model, workload, configs),
         hardware=hardware_of(cluster, precision),
         layouts=dataclasses.replace(layouts, laid_out=laid_out) if ranks else layouts,
         software=engine_software(model, engine, {config.attention_backend for config in configs}, cluster.device.kind),
