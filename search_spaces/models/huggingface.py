@@ -398,9 +398,7 @@ def _late_windows(keys: ConfigKeys) -> dict[str, Any]:
     return _windows(keys, window, lambda layer: layer < first)
 
 
-def _windows(
-    keys: ConfigKeys, window: int, is_whole: Callable[[int], bool], near: str = "sliding_attention"
-) -> dict[str, Any]:
+def _windows(keys: ConfigKeys, window: int, is_whole: Callable[[int], bool], near: str = "sliding_attention") -> dict[str, Any]:
     """The window, and the layers without it: by `layer_types`, in which `near` is its name, or by `is_whole` if the key is
     absent."""
     layers = keys.size("num_hidden_layers")
