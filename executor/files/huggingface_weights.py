@@ -191,8 +191,9 @@ def _latent(spec: ModelSpec, latent: Latent, theirs: str, ours: str) -> Iterator
 
 
 def _rotated_halves(size: int, rotated: int) -> Together:
-    """Heads of `size` rows, of which the last `rotated` are in pairs of neighbours in theirs, in two halves in ours: DeepSeek and
-    Llama 4 rotate neighbours, we rotate halves.
+    """Heads of `size` rows, of which the last `rotated` are in pairs of neighbours in theirs, in two halves in ours.
+
+    DeepSeek and Llama 4 rotate neighbours, we rotate halves.
     """
 
     def reordered(tensor: Tensor, pairs: tuple[int, int]) -> Tensor:

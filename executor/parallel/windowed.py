@@ -1,5 +1,4 @@
-"""Causal attention to a window of tokens and to the first tokens, or within chunks; fully masked blocks are neither computed nor
-saved."""
+"""Causal attention to a window and to the first tokens, or within chunks; fully masked blocks are neither computed nor saved."""
 
 from collections.abc import Callable, Sequence
 from functools import cache, lru_cache
@@ -22,8 +21,8 @@ def attend_to_window(query: Tensor, key: Tensor, value: Tensor, window: Window, 
     """Attention of queries [batch, heads, n, head_dim] at positions from `start` on, to keys from the first token on.
 
     On CUDA this is torch's flex attention, whose kernel skips fully masked blocks. Its CPU version has no backward; there, and
-    if a kernel is chosen by name, each block of queries attends to the range of keys that any of them sees. Whole chunks need no
-    mask at all.
+    if a kernel is chosen by name, each block of queries attends to the range of keys that any of them sees. Whole chunks need
+    no mask at all.
     """
     if window.has_whole_chunks(start, query.shape[2]):
         return attend_in_chunks(query, key, value, window.tokens, start)
@@ -40,11 +39,11 @@ def attend_in_chunks(query: Tensor, key: Tensor, value: Tensor, tokens: int, sta
     samples, end = query.shape[0], start + query.shape[2]
 
     def chunks(x: Tensor) -> Tensor:
-        return x.unflatten(2, (-1, tokens)).transpose(1, 2).flatten(0, 1)
+        return x.view(samples, x.shape[1], -1, tokens, x.shape[3]).transpose(1, 2).flatten(0, 1)
 
     key, value = (x if x.shape[2] == end - start else x[:, :, start:end] for x in (key, value))
     mixed = scaled_attention(chunks(query), chunks(key), chunks(value), is_causal=True)
-    return mixed.unflatten(0, (samples, -1)).transpose(1, 2).flatten(2, 3)
+    return mixed.view(samples, -1, *mixed.shape[1:]).transpose(1, 2).flatten(2, 3)
 
 
 def can_flex(query: Tensor) -> bool:

@@ -108,7 +108,8 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "smollm3": {"model_type": "smollm3", "num_hidden_layers": 5},
     "llama4_text": {
-        **LLAMA4, "attention_bias": True, "interleave_moe_layer_step": 2, "rope_parameters": {**LLAMA3, "high_freq_factor": 1.0},
+        **LLAMA4, "attention_bias": True, "interleave_moe_layer_step": 2,
+        "rope_parameters": {**LLAMA3, "high_freq_factor": 1.0},
     },
     "llama4_text, several experts": {
         **LLAMA4, "num_experts_per_tok": 2, "use_qk_norm": False, "attention_chunk_size": 10, "moe_layers": [0, 1],

@@ -115,16 +115,17 @@ def test_chunks_are_whole_where_ranks_cut_between_them() -> None:
     assert not Window(16).has_whole_chunks(0, 64)
 
 
+FLASH = {"attention_backend": "flash", "precision": "bf16"}
 CHUNKED = dataclasses.replace(MODEL, sliding_window=16, chunked_attention=True)
 
 
 @pytest.mark.parametrize(
     ("knobs", "refused"),
     [
-        ({"attention_backend": "flash", "precision": "bf16"}, []),
-        ({"attention_backend": "flash", "precision": "bf16", "context_parallel_size": 2}, []),
-        ({"attention_backend": "flash", "precision": "bf16", "context_parallel_size": 4}, ["attention-kernel"]),
-        ({"attention_backend": "flash", "precision": "bf16", "context_parallel_size": 4, "context_parallel_method": "ulysses"}, []),
+        ({**FLASH}, []),
+        ({**FLASH, "context_parallel_size": 2}, []),
+        ({**FLASH, "context_parallel_size": 4}, ["attention-kernel"]),
+        ({**FLASH, "context_parallel_size": 4, "context_parallel_method": "ulysses"}, []),
         ({"attention_window": 8}, ["attention-window"]),
     ],
 )  # fmt: skip
