@@ -1,4 +1,4 @@
-"""Causal attention to a window and to the first tokens, or within chunks; fully masked blocks are neither computed nor saved."""
+"""Causal attention to a window and the first tokens, or within chunks; fully masked blocks are neither computed nor saved."""
 
 from collections.abc import Callable, Sequence
 from functools import cache, lru_cache
