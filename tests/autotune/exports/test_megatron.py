@@ -105,6 +105,14 @@ def test_no_format_drops_a_mark_in_silence(target: str) -> None:
         ("opt-1.3b", ["the model's activation relu"]),
         ("gpt-neox-20b", ["pretrain_gpt.py's model is written without parallel residuals"]),
         ("mistral-7b", ["pretrain_gpt.py's model is written without a sliding window"]),
+        (
+            "llama-4-scout-17b-16e",
+            [
+                "pretrain_gpt.py's model is written without norms of queries and keys, factors of queries by position, layers "
+                "without rotary positions, scaled rotary positions, router weights of which the sum is not 1, experts whose "
+                "weights multiply their inputs, attention within chunks: add them"
+            ],
+        ),
     ],
 )
 def test_what_no_argument_says_of_a_shape_is_told(model: str, told: list[str]) -> None:
