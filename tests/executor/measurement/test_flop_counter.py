@@ -106,8 +106,8 @@ def test_without_checkpointing_each_product_counts_once_forward_and_twice_backwa
 def test_attention_within_chunks_counts_the_pairs_of_each_chunk() -> None:
     """In the first of two layers, which is dense; the other has one expert for each token, and a shared one."""
     spec = dataclasses.replace(
-        MIXTRAL, experts_per_token=1, sigmoid_routing=True, normalised_routing=False, weighted_inputs=True,
-        head_norm=HeadNorm.ROTATED, rotated_layers=(True, False), query_temperature=0.1, temperature_span=4, sliding_window=4,
+        MIXTRAL, experts_per_token=1, sigmoid_routing=True, normalised_routing=False, weighted_inputs=True, sliding_window=4,
+        head_norm=HeadNorm.ROTATED, rotated_layers=(True, False), query_temperature=0.1, temperature_span=4,
         chunked_attention=True, whole_layers=(False, True), shared_expert_size=40, dense_layers=(True, False), dense_ffn_size=80,
     )  # fmt: skip
     widths = spec.ffn_hidden_size + spec.shared_expert_size + spec.dense_ffn_size
