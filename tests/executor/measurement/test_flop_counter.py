@@ -108,7 +108,8 @@ def test_attention_within_chunks_counts_the_pairs_of_each_chunk() -> None:
     spec = dataclasses.replace(
         MIXTRAL, experts_per_token=1, sigmoid_routing=True, normalised_routing=False, weighted_inputs=True, sliding_window=4,
         head_norm=HeadNorm.ROTATED, rotated_layers=(True, False), query_temperature=0.1, temperature_span=4,
-        chunked_attention=True, whole_layers=(False, True), shared_expert_size=40, dense_layers=(True, False), dense_ffn_size=80,
+        chunked_attention=True, whole_layers=(False, True), shared_expert_size=40, dense_layers=(True, False),
+        dense_ffn_size=80,
     )  # fmt: skip
     widths = spec.ffn_hidden_size + spec.shared_expert_size + spec.dense_ffn_size
     matrices = 2 * product(32, 4 * 32) + 3 * product(32, widths) + product(32, spec.num_experts) + logits(spec)

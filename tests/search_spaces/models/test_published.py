@@ -24,7 +24,8 @@ PUBLISHED = {
     "smollm3-3b": 3.08, "deepseek-v2-lite": (15.7, 2.4), "deepseek-v2": (236.0, 21.0), "deepseek-v3": (671.0, 37.0),
     "llama-4-scout-17b-16e": (108.0, 17.0), "llama-4-maverick-17b-128e": (400.0, 17.0),
 }  # fmt: skip
-"""Preset -> billions of parameters on its model card or in its report; with experts, total and active ones."""
+"""Preset -> billions of parameters on its model card or in its report; with experts, total and active ones. Llama 4
+without the 0.87 of its vision encoder, with which Scout has the published 109."""
 BY_THEIR_CLASS = ("kimi-k2", "glm-4.5", "glm-4.5-air")
 """Published figures are rounded (1T, 32B active) or include the layers of multi-token prediction (355B, 106B)."""
 SIZES = {
