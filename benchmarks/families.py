@@ -52,6 +52,10 @@ OWN: Mapping[str, Mapping[str, Any]] = {
         "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "first_k_dense_replace": 1,
         "use_qk_norm": True,
     },
+    "llama4_text": {
+        "num_local_experts": 4, "interleave_moe_layer_step": 2, "intermediate_size_mlp": 128, "attention_chunk_size": 16,
+        "floor_scale": 16,
+    },
     "olmo3": {"sliding_window": 16}, "granite": {"embedding_multiplier": 12.0, "residual_multiplier": 0.22},
 }  # fmt: skip
 CLUSTERS = ("dgx-h100:8", "gb200-nvl72:16")
@@ -89,17 +93,21 @@ def parts(spec: ModelSpec) -> str:
         "zero-centred norms": spec.zero_centered_norms,
         "norms of heads": spec.head_norm is HeadNorm.HEAD,
         "norms over all heads": spec.head_norm is HeadNorm.WIDTH,
+        "norms of rotated heads": spec.head_norm is HeadNorm.ROTATED,
         "limited scores": spec.attention_softcap > 0,
         "sinks": spec.attention_sinks,
         "window": spec.sliding_window > 0 and not any(spec.whole_layers),
-        "window in some layers": any(spec.whole_layers),
+        "window in some layers": any(spec.whole_layers) and not spec.chunked_attention,
+        "chunks in some layers": any(spec.whole_layers) and spec.chunked_attention,
         "layers without positions": not all(spec.rotated_layers),
+        "factors of queries by position": spec.query_temperature > 0,
         "factors of embeddings or residuals": spec.embedding_scale != 1 or spec.residual_scale != 1,
         "latent attention": spec.latent is not None,
         "experts": spec.num_experts > 0,
         "shared experts": spec.shared_expert_size > 0,
         "dense layers": any(spec.dense_layers),
         "sigmoid routing": spec.sigmoid_routing,
+        "weights of experts' inputs": spec.weighted_inputs,
         "groups of experts": spec.router_groups > 1,
     }
     return ", ".join(name for name, has in found.items() if has)

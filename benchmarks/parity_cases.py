@@ -113,10 +113,22 @@ FAMILIES: Mapping[str, Mapping[str, object]] = {
         "latent": Latent(key_value_rank=5, rotated=4, value_size=6), "experts_per_token": 2, "normalised_routing": False,
         "router_groups": 2, "shared_expert_size": 8,
     },
+    "chunks": {
+        "family": "llama4_text", "num_key_value_heads": 4, "ffn_hidden_size": 24, "head_norm": HeadNorm.ROTATED,
+        "chunked_attention": True, "sliding_window": 4, "whole_layers": (False, True), "rotated_layers": (True, False),
+        "query_temperature": 0.5, "temperature_span": 3, "num_experts": 4, "experts_per_token": 1, "sigmoid_routing": True,
+        "normalised_routing": False, "weighted_inputs": True, "shared_expert_size": 24, "dense_layers": (True, False),
+        "dense_ffn_size": 32,
+    },
+    "cut chunks": {
+        "family": "llama4_text", "num_key_value_heads": 4, "ffn_hidden_size": 24, "chunked_attention": True,
+        "sliding_window": 6, "num_experts": 4, "experts_per_token": 2, "sigmoid_routing": True, "normalised_routing": False,
+        "weighted_inputs": True, "rotated_layers": (False, True), "query_temperature": 0.5, "temperature_span": 3,
+    },
 }  # fmt: skip
 """Models that have what families do besides Llama: norms in other places and of heads, limits and factors of scores, windows
 and rotations in some layers, sinks, weights of experts that are shares of all, latent attention, shared experts, dense layers
-beside those with experts, sigmoid routing, groups of experts."""
+beside those with experts, sigmoid routing, groups of experts, attention within chunks that ranks divide, factors of queries."""
 HUGGING_FACE: Mapping[str, FactoryModel] = {
     f"hf-{name}": FactoryModel(
         reference=f"hf:benchmarks/huggingface/{name}", parameter_count=count, frozen_parameter_count=frozen,

@@ -49,7 +49,8 @@ def families(engine: str, ranks: int) -> Iterator[Case | None]:
         size = 2 if "num_experts" in FAMILIES[name] and turn % 2 else 1
         knobs = {**layout, "zero_stage": stage, "expert_parallel_size": size}
         if layout["context_parallel_size"] != 1:
-            knobs["context_parallel_method"] = ("ulysses", "gather")[turn % 2]
+            # By pairs, so that either method is combined with whole and with divided experts.
+            knobs["context_parallel_method"] = ("ulysses", "gather")[turn // 2 % 2]
         runs = [run for run in pipelines(layout) if draw.case({**knobs, **run}, [name])]
         if runs:
             extra = {**draw.choose(CHECKPOINTING), **(draw.choose(OFFLOADS) if turn % 3 == 0 else {})}
@@ -220,7 +221,7 @@ def documents(engine: str, ranks: int) -> Iterator[Case | None]:
     """
     draw = Draw(engine, ranks, "documents", documents=True)
     packed: Knobs = {"pack_sequences": True}
-    models = ["llama", "gpt2", ROUTED]
+    models = ["llama", "gpt2", ROUTED, "cut chunks"]
     turn = 0
     for layout, stage in product(layouts(ranks), stages_of(engine)):
         for run in pipelines(layout):

@@ -20,6 +20,7 @@ DECODER_LAYERS: Mapping[str, str] = {
     "gpt_oss": "GptOssDecoderLayer",
     "granite": "GraniteDecoderLayer",
     "smollm3": "SmolLM3DecoderLayer",
+    "llama4_text": "Llama4TextDecoderLayer",
 }
 """Family -> the class of its layers, the unit in which FSDP gathers parameters."""
 

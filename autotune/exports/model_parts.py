@@ -22,6 +22,7 @@ PARTS: Mapping[str, Callable[[ModelSpec], bool]] = {
         shape.attention_scale not in (0.0, shape.head_dim**-0.5)
         or not shape.embedding_scale == shape.residual_scale == shape.output_scale == 1
     ),
+    "factors of queries by position": lambda shape: shape.query_temperature > 0,
     "layers without rotary positions": lambda shape: not all(shape.rotated_layers),
     "scaled rotary positions": lambda shape: shape.rope_scaling is not None,
     "router weights of which the sum is not 1": lambda shape: shape.num_experts > 0 and not shape.normalised_routing,
@@ -32,7 +33,9 @@ PARTS: Mapping[str, Callable[[ModelSpec], bool]] = {
     "a bias of the choice of experts": lambda shape: shape.router_correction,
     "groups of experts": lambda shape: shape.router_groups > 1,
     "a factor of experts' weights": lambda shape: shape.routing_scale != 1,
-    "a sliding window": lambda shape: shape.sliding_window > 0,
+    "experts whose weights multiply their inputs": lambda shape: shape.weighted_inputs,
+    "a sliding window": lambda shape: shape.sliding_window > 0 and not shape.chunked_attention,
+    "attention within chunks": lambda shape: shape.chunked_attention,
     "projected embeddings": lambda shape: shape.embedding_size > 0,
     "adapters": lambda shape: shape.adapts,
 }

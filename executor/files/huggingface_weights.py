@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from executor.errors import WeightsError
-from search_spaces.models.model import HeadNorm, Latent, ModelSpec, NormPlace
+from search_spaces.models.model import Latent, ModelSpec, NormPlace
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +128,7 @@ def _output_projection(spec: ModelSpec) -> Iterator[Weight]:
         yield Weight("lm_head.weight", ("head.output.weight",))
 
 
+LLAMA4 = "llama4_text"
 NORMS = {
     NormPlace.INPUT: {"attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"},
     NormPlace.OUTPUT: {"attention_norm": "post_attention_layernorm", "mlp_norm": "post_feedforward_layernorm"},
@@ -148,7 +149,7 @@ def _llama(spec: ModelSpec) -> Iterator[Weight]:
         for own, other in NORMS[spec.norm_place].items():
             yield from _pair(f"{theirs}.{other}", f"{ours}.{own}", bias=False)
         attention, mlp = f"{ours}.attention", _llama_experts if spec.has_experts(layer) else _llama_mlp
-        yield from mlp(spec, f"{theirs}.mlp", f"{ours}.mlp")
+        yield from mlp(spec, f"{theirs}.{'feed_forward' if spec.family == LLAMA4 else 'mlp'}", f"{ours}.mlp")
         yield from _pair(f"{theirs}.self_attn.o_proj", f"{attention}.output", spec.attention_output_bias)
         if spec.latent is not None:
             yield from _latent(spec, spec.latent, f"{theirs}.self_attn", attention)
@@ -159,10 +160,15 @@ def _llama(spec: ModelSpec) -> Iterator[Weight]:
             yield from _joined(f"{theirs}.self_attn.qkv_proj", names, rows, spec.qkv_bias, ROWS)
         else:
             for own, other in matrices.items():
-                yield from _pair(f"{theirs}.self_attn.{other}", f"{attention}.{own}", spec.qkv_bias)
+                name = f"{theirs}.self_attn.{other}"
+                if spec.family == LLAMA4 and own != "value" and spec.is_rotated(layer):
+                    heads = _rotated_halves(spec.head_dim, spec.head_dim)
+                    yield from _joined(name, [f"{attention}.{own}"], (), spec.qkv_bias, heads)
+                else:
+                    yield from _pair(name, f"{attention}.{own}", spec.qkv_bias)
         if spec.attention_sinks:
             yield Weight(f"{theirs}.self_attn.sinks", (f"{attention}.sinks.weight",))
-        if spec.head_norm is not HeadNorm.NONE:
+        if spec.head_norm_parameters:
             yield from _pair(f"{theirs}.self_attn.q_norm", f"{attention}.query_norm", bias=False)
             yield from _pair(f"{theirs}.self_attn.k_norm", f"{attention}.key_norm", bias=False)
     yield from _pair("model.norm", "head.norm", bias=False)
@@ -170,7 +176,7 @@ def _llama(spec: ModelSpec) -> Iterator[Weight]:
 
 
 def _latent(spec: ModelSpec, latent: Latent, theirs: str, ours: str) -> Iterator[Weight]:
-    """DeepSeek rotates neighbours, we rotate halves: the rows of what is rotated have another order."""
+    """The rows of what is rotated have another order (`_rotated_halves`)."""
     bias, narrow = spec.qkv_bias, latent.key_value_rank
     heads = _rotated_halves(spec.head_dim, latent.rotated)
     if latent.query_rank:
@@ -185,7 +191,10 @@ def _latent(spec: ModelSpec, latent: Latent, theirs: str, ours: str) -> Iterator
 
 
 def _rotated_halves(size: int, rotated: int) -> Together:
-    """Heads of `size` rows, of which the last `rotated` are in pairs of neighbours in theirs, in two halves in ours."""
+    """Heads of `size` rows, of which the last `rotated` are in pairs of neighbours in theirs, in two halves in ours.
+
+    DeepSeek and Llama 4 rotate neighbours, we rotate halves.
+    """
 
     def reordered(tensor: Tensor, pairs: tuple[int, int]) -> Tensor:
         heads = tensor.view(-1, size, *tensor.shape[1:])
@@ -216,6 +225,9 @@ def _llama_experts(spec: ModelSpec, theirs: str, ours: str) -> Iterator[Weight]:
     if spec.family == "gpt_oss":
         yield from _gpt_oss_experts(spec, theirs, ours, experts)
         return
+    if spec.family == LLAMA4:
+        yield from _llama4_experts(spec, theirs, ours, experts)
+        return
     gates = tuple(f"{expert}.{matrix}.weight" for expert in experts for matrix in ("gate", "up"))
     downs = tuple(f"{expert}.down.weight" for expert in experts)
     yield from _pair(f"{theirs}.gate", f"{ours}.router", bias=False)
@@ -235,6 +247,26 @@ def _gpt_oss_experts(spec: ModelSpec, theirs: str, ours: str, experts: Sequence[
         yield Weight(f"{theirs}.experts.gate_up_proj{end}", pairs, (ffn, ffn), INTERLEAVED)
         downs = tuple(f"{expert}.down.{kind}" for expert in experts)
         yield Weight(f"{theirs}.experts.down_proj{end}", downs, (hidden,), TRANSPOSED)
+
+
+def _llama4_experts(spec: ModelSpec, theirs: str, ours: str, experts: Sequence[str]) -> Iterator[Weight]:
+    """As Llama's, but the rows of an expert's tensors are its inputs."""
+    ffn, hidden = spec.ffn_hidden_size, spec.hidden_size
+    yield from _pair(f"{theirs}.router", f"{ours}.router", bias=False)
+    yield from _llama_mlp(spec, f"{theirs}.shared_expert", f"{ours}.shared")
+    pairs = tuple(f"{expert}.{matrix}.weight" for expert in experts for matrix in ("gate", "up"))
+    yield Weight(f"{theirs}.experts.gate_up_proj", pairs, (ffn, ffn), _transposed_experts(2))
+    downs = tuple(f"{expert}.down.weight" for expert in experts)
+    yield Weight(f"{theirs}.experts.down_proj", downs, (hidden,), _transposed_experts(1))
+
+
+def _transposed_experts(matrices: int) -> Together:
+    """`_of_experts` with transposed matrices."""
+    plain = _of_experts(matrices)
+    return Together(
+        join=lambda parts: plain.join(parts).transpose(1, 2).contiguous(),
+        split=lambda tensor, rows: plain.split(tensor.transpose(1, 2), rows),
+    )
 
 
 def _transposed(matrix: Tensor) -> Tensor:

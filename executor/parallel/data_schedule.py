@@ -41,11 +41,11 @@ def kept_tokens(config: TrialConfig, workload: Workload, spec: ModelSpec, step: 
     return chosen
 
 
-def through_kept(block: nn.Module, x: Tensor, rotary: tuple[Tensor, Tensor] | None, kept: Tensor) -> Tensor:
+def through_kept(block: nn.Module, x: Tensor, rotary: tuple[Tensor, ...] | None, kept: Tensor) -> Tensor:
     """Apply a block to the `kept` tokens of x [batch, tokens, hidden]; the others bypass it.
 
     Kept tokens stay in order, so that causality among them is that of the whole sequence, and rotations are those of their
     positions.
     """
-    rows = None if rotary is None else (rotary[0][kept], rotary[1][kept])
+    rows = None if rotary is None else tuple(table[kept] for table in rotary)
     return x.index_copy(1, kept, block(x.index_select(1, kept), rows))

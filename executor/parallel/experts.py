@@ -21,7 +21,7 @@ class Dispatch:
     rows: Tensor
     """Token of each row, int64 [rows]."""
     weights: Tensor
-    """Factor of the expert's result [rows]; 0 if the row is an empty slot."""
+    """Factor of the expert's result, or of its input, [rows]; 0 if the row is an empty slot."""
     counts: Tensor | None
     """Rows of each expert, int64 [experts]; None: all have the same number."""
 
@@ -98,6 +98,8 @@ class Experts(nn.Module):
 
     def _dispatch(self, tokens: Tensor, plan: Dispatch) -> Tensor:
         rows = tokens.index_select(0, plan.rows)
+        if self.spec.weighted_inputs:
+            rows = rows * plan.weights[:, None]
         experts = list(self.experts.values())
         groups = can_group(experts, rows)
         if self.group.size == 1 and groups:
@@ -110,7 +112,8 @@ class Experts(nn.Module):
         return self._combine(tokens, plan, exchange(own, self.group, incoming, outgoing, returns=True))
 
     def _combine(self, tokens: Tensor, plan: Dispatch, results: Tensor) -> Tensor:
-        return torch.zeros_like(tokens).index_add(0, plan.rows, results * plan.weights[:, None])
+        weighted = results if self.spec.weighted_inputs else results * plan.weights[:, None]
+        return torch.zeros_like(tokens).index_add(0, plan.rows, weighted)
 
     def _counts(self, plan: Dispatch) -> Tensor:
         """Number of this rank's rows for each expert [experts]."""

@@ -21,7 +21,7 @@ from executor.parallel.latent import LatentAttention
 from executor.parallel.operators import Operators
 from executor.parallel.packed import Documents, attend_in_documents, documents_in
 from executor.parallel.quantised import QuantisedMatrix, QuantisedValues
-from executor.parallel.rotary import Rotary, rotary_table
+from executor.parallel.rotary import Rotary, query_factors, rotary_table
 from executor.parallel.scores import Scores, Sinks, soft_cap
 from executor.parallel.tensor import (
     ColumnLinear,
@@ -79,6 +79,7 @@ class Attention(nn.Module):
         heads = spec.num_key_value_heads // part.tensor.size
         self.prefix = Prefix(heads, spec.prefix_length, spec.head_dim) if spec.prefix_length else None
         self.output = RowLinear(queries, spec.hidden_size, part.tensor, bias=spec.attention_output_bias)
+        self.rotated = spec.is_rotated(layer)
         self.query_norm, self.key_norm = (_head_norm(spec, part, width) for width in (queries, keys))
         # torch's kernels multiply scores by 1 / sqrt(head_dim).
         self.query_factor = spec.attention_scale * spec.head_dim**0.5 or 1.0
@@ -90,7 +91,7 @@ class Attention(nn.Module):
             query, key = self._normed(self.query_norm, query), self._normed(self.key_norm, key)
         query, key, value = (self._split(projected) for projected in (query, key, value))
         if rotary is not None:
-            query, key = self.operators.rotate(query, key, *rotary)
+            query, key = self._placed(query, key, rotary)
         if self.query_factor != 1:
             query = query * self.query_factor
         grouped = self.spec.num_key_value_heads != self.spec.num_attention_heads
@@ -100,6 +101,17 @@ class Attention(nn.Module):
             mixed = attend_in_documents(query, key, value, documents, grouped, self._scores())
         result: Tensor = self.output(mixed.transpose(1, 2).flatten(2))
         return result
+
+    def _placed(self, query: Tensor, key: Tensor, rotary: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+        """Queries and keys [batch, heads, tokens, head_dim] after what depends on their positions."""
+        if not self.rotated:
+            (factors,) = rotary
+            return (query * factors).to(query.dtype), key
+        query, key = self.operators.rotate(query, key, *rotary)
+        if self.spec.head_norm is not HeadNorm.ROTATED:
+            return query, key
+        width, epsilon = (self.spec.head_dim,), self.spec.norm_epsilon
+        return functional.rms_norm(query, width, eps=epsilon), functional.rms_norm(key, width, eps=epsilon)
 
     def _scores(self) -> Scores | None:
         """What is done with the scores; None: nothing beyond the kernel."""
@@ -148,7 +160,7 @@ class FeedForward(nn.Module):
 
 def _head_norm(spec: ModelSpec, part: Part, width: int) -> nn.Module | None:
     """The norm of queries or keys, which are `width` wide."""
-    if spec.head_norm is HeadNorm.NONE:
+    if spec.head_norm in (HeadNorm.NONE, HeadNorm.ROTATED):
         return None
     return part.operators.make_norm(spec, spec.head_dim if spec.head_norm is HeadNorm.HEAD else width)
 
@@ -316,6 +328,7 @@ class Transformer(nn.Module):
     """
 
     places: Tensor
+    query_factors: Tensor
 
     def __init__(self, spec: ModelSpec, sequence_length: int, loss_chunk_size: int = 0, part: Part | None = None) -> None:
         super().__init__()
@@ -374,6 +387,8 @@ class Transformer(nn.Module):
             cosines, sines = rotary_table(self.spec, length, windowed=kind == "window_rotary")
             self.register_buffer(f"{kind}_cosines", cosines[places], persistent=False)
             self.register_buffer(f"{kind}_sines", sines[places], persistent=False)
+        if self.spec.query_temperature:
+            self.register_buffer("query_factors", query_factors(self.spec, length)[places], persistent=False)
 
     def set_length(self, length: int) -> None:
         """Train on samples of `length` tokens from now on (curriculum)."""
@@ -423,15 +438,26 @@ class Transformer(nn.Module):
         x = tokens if self.embedding is None else self.embedding(tokens, self.places if places is None else places)
         rotary = self._rotations("rotary", x.dtype, places) if self.rotary else None
         near = self._rotations("window_rotary", x.dtype, places) if self.spec.window_rope_theta else rotary
-        documents = None if places is None else documents_in(places, x.dtype, self.spec.head_dim)
+        factors = self._query_factors(x.dtype, places)
+        documents = near_documents = None if places is None else documents_in(places, x.dtype, self.spec.head_dim)
+        if places is not None and (window := window_of(self.spec)).chunked and window.hides(self.sequence_length):
+            near_documents = documents_in(places, x.dtype, self.spec.head_dim, window.tokens)
         for name, block in self.blocks.items():
             kept, layer = self.kept.get(name), int(name)
-            own = None if not self.spec.is_rotated(layer) else near if self.spec.has_window(layer) else rotary
-            x = block(x, own, documents) if kept is None else through_kept(block, x, own, kept)
+            windowed = self.spec.has_window(layer)
+            own = factors if not self.spec.is_rotated(layer) else near if windowed else rotary
+            x = block(x, own, near_documents if windowed else documents) if kept is None else through_kept(block, x, own, kept)
         if self.head is None:
             return x
         loss: Tensor = self.head(x, labels)
         return loss
+
+    def _query_factors(self, dtype: torch.dtype, places: Tensor | None) -> tuple[Tensor] | None:
+        """Factors of the queries of layers that are not rotated, in at least fp32; None: there are none, or all are 1."""
+        if not self.spec.query_temperature or self.sequence_length + self.spec.prompt_length < self.spec.temperature_span:
+            return None
+        factors = self.query_factors.to(torch.promote_types(dtype, torch.float32))
+        return (factors if places is None else factors[places][:, None],)
 
     def _rotations(self, kind: str, dtype: torch.dtype, places: Tensor | None) -> tuple[Tensor, Tensor]:
         """Cosines and sines of the tokens, or of tokens at positions `places` [batch, tokens]."""

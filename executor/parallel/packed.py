@@ -27,13 +27,15 @@ class Documents:
     """Mask for flex attention; None: attention is computed separately for each document."""
 
 
-def documents_in(places: Tensor, dtype: torch.dtype, head_dim: int) -> Documents:
+def documents_in(places: Tensor, dtype: torch.dtype, head_dim: int, chunk: int = 0) -> Documents:
     """The documents of rows, from the positions `places` [batch, tokens] of tokens in their documents, which start at 0.
+
+    `chunk`: tokens of the chunks that attention stays in, each of which counts as a document of its own; 0: no chunks.
 
     On CUDA torch's flex attention skips blocks in which no query attends to a key, without reading the lengths of documents on
     the host. Its CPU version has no backward; there, and if a kernel is chosen by name, each document is a separate call.
     """
-    begins = places == 0
+    begins = (places % chunk if chunk else places) == 0
     if places.is_cuda and any_kernel() and dtype in FLEX_TYPES and head_dim >= FLEX_LEAST_WIDTH:
         return Documents((), block_mask(begins.cumsum(1)))
     firsts = begins.flatten().nonzero().flatten()

@@ -8,8 +8,8 @@ from torch import Tensor
 from search_spaces.models.model import ModelSpec
 from search_spaces.models.rope import RopeKind, RopeScaling
 
-Rotary = tuple[Tensor, Tensor] | None
-"""Cosines and sines of tokens; None: queries and keys are not rotated."""
+Rotary = tuple[Tensor, ...] | None
+"""Cosines and sines of tokens; in layers that are not rotated, factors of their queries; None: there are none."""
 
 
 def rotary_table(spec: ModelSpec, length: int, windowed: bool = False) -> tuple[Tensor, Tensor]:
@@ -27,6 +27,12 @@ def rotary_table(spec: ModelSpec, length: int, windowed: bool = False) -> tuple[
     both_halves = torch.cat((angles, angles), dim=-1)
     factor = 1.0 if scaling is None else scaling.attention_factor
     return both_halves.cos() * factor, both_halves.sin() * factor
+
+
+def query_factors(spec: ModelSpec, length: int) -> Tensor:
+    """Factors [length, 1] of queries by their positions, in fp64 (`ModelSpec.query_temperature`)."""
+    spans = (torch.arange(length, dtype=torch.float64) + 1).div(spec.temperature_span).floor()
+    return (1 + spec.query_temperature * spans.log1p())[:, None]
 
 
 def _scaled(frequencies: Tensor, scaling: RopeScaling, theta: float, rotated: int, length: int) -> Tensor:

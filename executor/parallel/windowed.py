@@ -1,4 +1,4 @@
-"""Causal attention to a window of tokens and to the first tokens; fully masked blocks are neither computed nor saved."""
+"""Causal attention to a window and the first tokens, or within chunks; fully masked blocks are neither computed nor saved."""
 
 from collections.abc import Callable, Sequence
 from functools import cache, lru_cache
@@ -21,11 +21,29 @@ def attend_to_window(query: Tensor, key: Tensor, value: Tensor, window: Window, 
     """Attention of queries [batch, heads, n, head_dim] at positions from `start` on, to keys from the first token on.
 
     On CUDA this is torch's flex attention, whose kernel skips fully masked blocks. Its CPU version has no backward; there, and
-    if a kernel is chosen by name, each block of queries attends to the range of keys that any of them sees.
+    if a kernel is chosen by name, each block of queries attends to the range of keys that any of them sees. Whole chunks need
+    no mask at all.
     """
+    if window.has_whole_chunks(start, query.shape[2]):
+        return attend_in_chunks(query, key, value, window.tokens, start)
     if can_flex(query):
         return attend_by_flex(query, key, value, window, start, grouped)
     return attend_by_blocks(query, key, value, window, start)
+
+
+def attend_in_chunks(query: Tensor, key: Tensor, value: Tensor, tokens: int, start: int) -> Tensor:
+    """Causal attention within chunks of `tokens` tokens: a batch of chunks, of which queries and keys are views.
+
+    `start` and the number of queries are multiples of `tokens`.
+    """
+    samples, end = query.shape[0], start + query.shape[2]
+
+    def chunks(x: Tensor) -> Tensor:
+        return x.view(samples, x.shape[1], -1, tokens, x.shape[3]).transpose(1, 2).flatten(0, 1)
+
+    key, value = (x if x.shape[2] == end - start else x[:, :, start:end] for x in (key, value))
+    mixed = scaled_attention(chunks(query), chunks(key), chunks(value), is_causal=True)
+    return mixed.view(samples, -1, *mixed.shape[1:]).transpose(1, 2).flatten(2, 3)
 
 
 def can_flex(query: Tensor) -> bool:
@@ -67,6 +85,8 @@ def sees(window: Window) -> Callable[[Any, Any], Any]:
     """A predicate: whether a query attends to a key, by their positions in the sequence."""
     if not window.tokens:
         return lambda query, key: key <= query
+    if window.chunked:
+        return lambda query, key: (key <= query) & (query // window.tokens == key // window.tokens)
     return lambda query, key: (key <= query) & ((query - key < window.tokens) | (key < window.global_tokens))
 
 

@@ -124,12 +124,12 @@ def _qwen3_moe(keys: ConfigKeys, name: str) -> ModelSpec:
     )  # fmt: skip
 
 
-def _dense_layers(keys: ConfigKeys, is_dense: Callable[[int], bool]) -> dict[str, Any]:
-    """The layers with an MLP of `intermediate_size` instead of experts."""
+def _dense_layers(keys: ConfigKeys, is_dense: Callable[[int], bool], width: int = 0) -> dict[str, Any]:
+    """The layers with an MLP of this width, 0: of `intermediate_size`, instead of experts."""
     dense = tuple(is_dense(layer) for layer in range(keys.size("num_hidden_layers")))
     if not any(dense):
         return {}
-    return {"dense_layers": _shortest_pattern(dense), "dense_ffn_size": keys.size("intermediate_size")}
+    return {"dense_layers": _shortest_pattern(dense), "dense_ffn_size": width or keys.size("intermediate_size")}
 
 
 def _deepseek_v3(keys: ConfigKeys, name: str) -> ModelSpec:
@@ -214,6 +214,33 @@ def _glm4_moe(keys: ConfigKeys, name: str) -> ModelSpec:
         head_norm=HeadNorm.HEAD if keys.flag("use_qk_norm", False) else HeadNorm.NONE,
         **_sigmoid_routing(keys, groups=1, kept=1, scale=1.0),
         **_routed_and_shared(keys, 1, 128, 1, 1408),
+    )  # fmt: skip
+
+
+def _llama4(keys: ConfigKeys, name: str) -> ModelSpec:
+    """The text model. Its classes do not compute the balance loss that `router_aux_loss_coef` weights."""
+    layers, step = keys.size("num_hidden_layers"), keys.size("interleave_moe_layer_step", default=1)
+    period = keys.size("no_rope_layer_interval", default=4)
+    stated = keys.flags("no_rope_layers", layers) if keys.given("no_rope_layers") else None
+    rotated = stated or tuple((layer + 1) % period != 0 for layer in range(layers))
+    with_experts = range(step - 1, layers, step) if keys.is_null("moe_layers") else keys.counts("moe_layers")
+    dense = _dense_layers(keys, lambda layer: layer not in with_experts, keys.size("intermediate_size_mlp", default=16384))
+    windows = _windows(keys, _window(keys, 8192, "attention_chunk_size"), lambda layer: not rotated[layer], "chunked_attention")
+    bias = keys.flag("attention_bias", False)
+    # A number in older files.
+    tuned = keys.given("attn_temperature_tuning") or not keys.has("attn_temperature_tuning")
+    if tuned and not all(rotated):
+        windows |= {
+            "query_temperature": keys.number("attn_scale", default=0.1),
+            "temperature_span": keys.size("floor_scale", default=8192),
+        }
+    return _rotary_decoder(
+        keys, name, "llama4_text", kv_heads=8, epsilon=1e-5, rope_theta=5e5, head_dim=128, qkv_bias=bias,
+        attention_output_bias=bias, rotated_layers=() if all(rotated) else _shortest_pattern(rotated),
+        head_norm=HeadNorm.ROTATED if keys.flag("use_qk_norm", True) else HeadNorm.NONE,
+        chunked_attention=bool(windows.get("sliding_window")), num_experts=keys.size("num_local_experts", default=16),
+        experts_per_token=keys.size("num_experts_per_tok", default=1), sigmoid_routing=True, normalised_routing=False,
+        weighted_inputs=True, shared_expert_size=keys.size("intermediate_size"), **dense, **windows,
     )  # fmt: skip
 
 
@@ -333,11 +360,11 @@ def _load_balance(keys: ConfigKeys, experts_per_token: int) -> float:
     return keys.number("router_aux_loss_coef", default=1e-3) * experts_per_token / keys.size("num_hidden_layers")
 
 
-def _window(keys: ConfigKeys, default: int) -> int:
+def _window(keys: ConfigKeys, default: int, key: str = "sliding_window") -> int:
     """Window length in tokens; an explicit null (or 0) means no window, an absent key means the class's default."""
-    if not keys.is_null("sliding_window"):
-        return keys.count("sliding_window", default=default)
-    return 0 if keys.has("sliding_window") else default
+    if not keys.is_null(key):
+        return keys.count(key, default=default)
+    return 0 if keys.has(key) else default
 
 
 def _gpt_oss(keys: ConfigKeys, name: str) -> ModelSpec:
@@ -371,13 +398,14 @@ def _late_windows(keys: ConfigKeys) -> dict[str, Any]:
     return _windows(keys, window, lambda layer: layer < first)
 
 
-def _windows(keys: ConfigKeys, window: int, is_whole: Callable[[int], bool]) -> dict[str, Any]:
-    """The window, and the layers without it: by `layer_types`, or by `is_whole` if the key is absent."""
+def _windows(keys: ConfigKeys, window: int, is_whole: Callable[[int], bool], near: str = "sliding_attention") -> dict[str, Any]:
+    """The window, and the layers without it: by `layer_types`, in which `near` is its name, or by `is_whole` if the key is
+    absent."""
     layers = keys.size("num_hidden_layers")
     kinds = keys.texts("layer_types", layers)
-    unknown = set(kinds or ()) - {"full_attention", "sliding_attention"}
+    unknown = set(kinds or ()) - {"full_attention", near}
     if unknown:
-        raise ModelFormatError("layer_types", f"{min(unknown)!r} is not supported", "use full_attention and sliding_attention")
+        raise ModelFormatError("layer_types", f"{min(unknown)!r} is not supported", f"use full_attention and {near}")
     whole = tuple(is_whole(layer) if kinds is None else kinds[layer] == "full_attention" for layer in range(layers))
     if not window or all(whole):
         return {}
@@ -546,6 +574,7 @@ FAMILIES: dict[str, Callable[[ConfigKeys, str], ModelSpec]] = {
     "deepseek_v3": _deepseek_v3,
     "kimi_k2": _deepseek_v3,
     "glm4_moe": _glm4_moe,
+    "llama4_text": _llama4,
 }
 """`model_type` of a config.json -> its reader."""
 

@@ -45,13 +45,15 @@ class NormPlace(StrEnum):
 
 
 class HeadNorm(StrEnum):
-    """RMSNorm of projected queries and keys before they are rotated."""
+    """RMSNorm of projected queries and keys, before they are rotated unless a kind says otherwise."""
 
     NONE = "none"
     HEAD = "head"
     """Each head by itself, with one weight of `head_dim` elements for all heads (Qwen3, Gemma 3)."""
     WIDTH = "width"
     """All heads together (OLMo 2)."""
+    ROTATED = "rotated"
+    """Each head by itself after it is rotated, without weights, in layers that are rotated (Llama 4)."""
 
 
 class Position(StrEnum):
@@ -127,6 +129,11 @@ class ModelSpec:
     """Factor of the scores; 0: 1 / sqrt(head_dim)."""
     attention_softcap: float = 0.0
     """Scores are limited to c tanh(score / c) [Gemma Team 2024, 2.2]; 0: not limited."""
+    query_temperature: float = 0.0
+    """In layers without rotary positions, a query at position p is multiplied by 1 + t log(1 + floor((p + 1) / s)): t is this
+    number and s `temperature_span` (Llama 4) [Nakanishi 2025, Scalable-Softmax]; 0: it is not multiplied."""
+    temperature_span: int = 0
+    """Tokens over which this factor does not change."""
     attention_sinks: bool = False
     """Whether each head has a trained score that takes its share of the softmax and gives nothing (GPT-OSS)."""
     output_softcap: float = 0.0
@@ -156,6 +163,8 @@ class ModelSpec:
     router_groups_kept: int = 1
     routing_scale: float = 1.0
     """Factor of the weights of a token's experts."""
+    weighted_inputs: bool = False
+    """Whether an expert's weight multiplies its input instead of its result (Llama 4)."""
     shared_expert_size: int = 0
     """Width of an MLP that every token passes through in addition to its experts; 0: none."""
     dense_layers: tuple[bool, ...] = ()
@@ -166,6 +175,9 @@ class ModelSpec:
     """Weight of each router's load-balance loss; it affects gradients but is not part of the reported loss; 0: none."""
     sliding_window: int = 0
     """Length of the attention window in tokens; 0: no window."""
+    chunked_attention: bool = False
+    """Whether the window is the chunk that a token is in: a sequence is cut every `sliding_window` tokens, and attention does
+    not cross the cuts (Llama 4)."""
     whole_layers: tuple[bool, ...] = ()
     """Layers without the window: a pattern that repeats from the first layer on; empty: every layer has the window."""
     rotated_layers: tuple[bool, ...] = ()
@@ -248,13 +260,15 @@ class ModelSpec:
             )
         if self.load_balance and self.sigmoid_routing:
             raise ModelFormatError("load_balance", "is that of softmax routers", "leave it at 0")
+        if self.weighted_inputs and self.mlp_bias:
+            raise ModelFormatError("weighted_inputs", "is for experts without biases", "leave it out, or mlp_bias")
         if any(self.dense_layers) and not (self.num_experts and self.dense_ffn_size):
             raise ModelFormatError("dense_layers", "belongs to a model of experts", "give num_experts and dense_ffn_size")
 
     def _check_attention(self) -> None:
         for field in (
             "attention_scale", "attention_softcap", "output_softcap", "embedding_scale", "residual_scale", "output_scale",
-            "window_rope_theta",
+            "window_rope_theta", "query_temperature",
         ):  # fmt: skip
             if not 0 <= getattr(self, field) < math.inf:
                 raise ModelFormatError(field, f"{getattr(self, field)} is negative or not finite", "give a positive number")
@@ -265,6 +279,10 @@ class ModelSpec:
             raise ModelFormatError("latent", f"its sizes do not fit heads of {self.head_dim}", "correct the config.json")
         if latent is not None and self.num_key_value_heads != self.num_attention_heads:
             raise ModelFormatError("num_key_value_heads", "latent attention has keys of every head", "give num_attention_heads")
+        if latent is not None and (self.head_norm is not HeadNorm.NONE or self.query_temperature):
+            raise ModelFormatError("latent", "has no norms or factors of queries", "leave out head_norm and query_temperature")
+        if self.query_temperature and self.temperature_span < 1:
+            raise ModelFormatError("temperature_span", f"{self.temperature_span} is not positive", "give a positive integer")
         for factors in (self.rope_scaling.short_factors, self.rope_scaling.long_factors) if self.rope_scaling else ():
             if factors and len(factors) != pairs:
                 raise ModelFormatError(
@@ -272,6 +290,9 @@ class ModelSpec:
                 )
         if any(self.whole_layers) and not self.sliding_window:
             raise ModelFormatError("whole_layers", "there is no window", "leave it out, or give sliding_window")
+        if self.chunked_attention and not (self.sliding_window and not self.global_tokens):
+            problem = "needs a sliding_window as its length, and no global_tokens"
+            raise ModelFormatError("chunked_attention", problem, "give sliding_window, and leave out global_tokens")
 
     def _check_adapters(self) -> None:
         for field in ("lora_rank", "adapter_size", "prefix_length", "prompt_length"):
@@ -458,7 +479,10 @@ class ModelSpec:
 
     def attended(self, length: int) -> float:
         """Mean number of tokens that a token attends to in a sequence of this length, causality not discounted."""
-        near = min(self.sliding_window + self.global_tokens, length)
+        near: float = min(self.sliding_window + self.global_tokens, length)
+        if self.chunked_attention and length > near:
+            # The last chunk may be shorter.
+            near -= (near - length % near) * (length % near) / length
         return length + self.window_share * (near - length)
 
     @property

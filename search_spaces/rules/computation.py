@@ -6,13 +6,14 @@ from search_spaces.environment import ENVIRONMENT, ENVIRONMENT_RULE, environment
 from search_spaces.models.command import CommandModel
 from search_spaces.models.model import ModelSpec
 from search_spaces.rules import float8
-from search_spaces.rules.parallelism import TP
+from search_spaces.rules.parallelism import CP, METHOD, TP
 from search_spaces.rules.rule import Rule
-from search_spaces.training.windows import windowed
+from search_spaces.training.windows import window_of, windowed
 from search_spaces.trial_config import TrialConfig
 
 _DEFAULTS = TrialConfig()
 EVERY, WINDOW = "checkpoint_every_k", "attention_window"
+KERNEL = ("attention_backend", "precision", WINDOW, CP, METHOD, "prefix_length")
 
 
 def _checkpointed_layers(config: TrialConfig, context: SpaceContext) -> str | None:
@@ -36,11 +37,19 @@ def _attention_kernel(config: TrialConfig, context: SpaceContext) -> str | None:
     if isinstance(model, ModelSpec) and model.changes_scores and kernel not in (BEST, "math"):
         return f"the kernel {kernel} cannot change scores, as {model.name} does"
     precision = "bf16" if config.precision == float8.FLOAT8 else config.precision
+    length = context.workload.sequence_length
     window = windowed(model, config).sliding_window if isinstance(model, ModelSpec) else 0
-    masked = 0 < window < context.workload.sequence_length
+    masked = 0 < window < length and not (isinstance(model, ModelSpec) and _has_whole_chunks(model, config, length))
     # Grouped heads are no obstacle: the engine repeats keys and values for a kernel that does not support them.
     problem = verdict(kernel, precision, 1, 1, context.cluster.device.kind, masked).problem
-    return f"{problem}, which the sliding window of {window} tokens needs" if problem and problem.endswith("mask") else problem
+    return f"{problem}, which the window of {window} tokens needs" if problem and problem.endswith("mask") else problem
+
+
+def _has_whole_chunks(model: ModelSpec, config: TrialConfig, length: int) -> bool:
+    """Whether ranks attend to whole chunks, which need no mask."""
+    if config.context_parallel_size > 1 and config.context_parallel_method == "gather":
+        length //= 2 * config.context_parallel_size
+    return window_of(model).has_whole_chunks(0, length) and not config.prefix_length
 
 
 def _accumulation_type(config: TrialConfig, _: SpaceContext) -> str | None:
@@ -57,7 +66,7 @@ def _environment(config: TrialConfig, context: SpaceContext) -> str | None:
 COMPUTATION_RULES: tuple[Rule, ...] = (
     Rule("checkpoint-layers", ("activation_checkpointing", EVERY), "lower checkpoint_every_k", _checkpointed_layers),
     Rule("precision-supported", ("precision",), "choose a precision that the device computes in", _precision_supported),
-    Rule("attention-kernel", ("attention_backend", "precision", WINDOW), "leave attention_backend at best", _attention_kernel),
+    Rule("attention-kernel", KERNEL, "leave attention_backend at best", _attention_kernel),
     Rule("float8-device", ("precision",), float8.DEVICE_REMEDY, float8.float8_device),
     Rule("float8-model", ("precision",), float8.MODEL_REMEDY, float8.float8_model),
     Rule("float8-sizes", ("precision", TP), float8.SIZES_REMEDY, float8.float8_sizes),

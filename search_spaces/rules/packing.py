@@ -60,11 +60,12 @@ def pack_context(config: TrialConfig, _: SpaceContext) -> str | None:
 
 
 def pack_window(config: TrialConfig, context: SpaceContext) -> str | None:
-    """The blocks of a window's mask span a whole row."""
+    """The blocks of a window's mask span a whole row; chunks are documents of their own."""
     model = context.model
     if not config.pack_sequences or not isinstance(model, ModelSpec):
         return None
-    hides = window_of(windowed(model, config)).hides(context.workload.sequence_length)
+    window = window_of(windowed(model, config))
+    hides = window.hides(context.workload.sequence_length) and not window.chunked
     return f"the window of {model.name} spans a whole row, not one document in it" if hides else None
 
 

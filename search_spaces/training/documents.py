@@ -58,13 +58,16 @@ def mean_flops(model: ModelSpec, workload: Workload) -> float:
 
 
 @functools.lru_cache(maxsize=64)
-def attended_tokens(lengths: tuple[int, ...], sequence_length: int) -> float:
+def attended_tokens(lengths: tuple[int, ...], sequence_length: int, chunk: int = 0) -> float:
     """Mean number of tokens of its own document that a token of a packed row attends to, causality not discounted; the padding
-    after the last document counts as one more document, because it is computed too.
+    after the last document counts as one more document, because it is computed too. `chunk`: tokens that a document is cut
+    after, if attention stays within chunks; 0: it is not cut.
     """
     rows = packed_rows(lengths, sequence_length)
     padding = [sequence_length - sum(lengths[document] for document in row) for row in rows]
-    return _over_tokens((*lengths, *padding), float)
+    whole = (*lengths, *padding)
+    pieces = [min(chunk, length - first) for length in whole for first in range(0, length, chunk)] if chunk else whole
+    return _over_tokens(tuple(pieces), float)
 
 
 def documents_problem(lengths: object, sequence_length: int) -> tuple[str, str] | None:

@@ -1,4 +1,4 @@
-"""Sliding-window attention: the tokens that a token attends to, and the keys that a block of queries reads."""
+"""Attention to a window, or within chunks: the tokens that a token attends to, and the keys that a block of queries reads."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -40,15 +40,21 @@ class Visit:
 @dataclass(frozen=True, slots=True)
 class Window:
     """Causal attention to the last `tokens` tokens, including itself [Beltagy et al. 2020, Longformer, 3.1], and to the first
-    `global_tokens` of the sequence [Xiao et al. 2024, StreamingLLM, 3.2]."""
+    `global_tokens` of the sequence [Xiao et al. 2024, StreamingLLM, 3.2]; or, `chunked`, to the tokens of its own chunk."""
 
     tokens: int
     """0: no limit."""
     global_tokens: int = 0
+    chunked: bool = False
+    """Whether the sequence is cut into chunks of `tokens` tokens, and attention stays within each of them."""
 
     def hides(self, length: int) -> bool:
         """Whether the window masks tokens of a sequence of this length that causal attention would not."""
         return 0 < self.tokens < length - self.global_tokens
+
+    def has_whole_chunks(self, start: int, queries: int) -> bool:
+        """Whether `queries` queries from `start` on are whole chunks: their attention is causal and needs no further mask."""
+        return self.chunked and start % self.tokens == queries % self.tokens == 0
 
     @property
     def block(self) -> int:
@@ -62,7 +68,12 @@ class Window:
         return max(_power_of_two(share if self.tokens >= USUAL_BLOCK else self.tokens), least)
 
     def visits(self, start: int, queries: int) -> Iterator[Visit]:
-        """The blocks of `queries` queries from `start` on, in order."""
+        """The blocks of `queries` queries from `start` on, in order. A block of chunked attention is a chunk."""
+        if self.chunked:
+            for chunk in range(start - start % self.tokens, start + queries, self.tokens):
+                first = max(chunk, start)
+                yield Visit(first, min(chunk + self.tokens, start + queries) - first, chunk, 0)
+            return
         for first in range(start, start + queries, self.block):
             count, first_key = min(self.block, start + queries - first), max(first - self.tokens + 1, 0)
             near = first_key <= self.global_tokens
@@ -78,8 +89,11 @@ class Window:
 
     def visible_pairs(self, length: int) -> int:
         """Unmasked query-key pairs: w s - w (w - 1) / 2 from the window w in a sequence s, plus g n - g (g - 1) / 2 from the
-        n = s - w queries that do not have all of the g global tokens in their window, g at most n.
+        n = s - w queries that do not have all of the g global tokens in their window, g at most n. Of a chunk of c tokens:
+        c (c + 1) / 2.
         """
+        if self.chunked:
+            return sum(visit.queries * (visit.queries + 1) // 2 for visit in self.visits(0, length))
         window = min(self.tokens, length) or length
         beyond = length - window
         first = min(self.global_tokens, beyond)
@@ -90,7 +104,7 @@ def window_of(model: ModelSpec, layer: int | None = None) -> Window:
     """The attention window of the model, or of one of its layers."""
     if layer is not None and not model.has_window(layer):
         return Window(0)
-    return Window(model.sliding_window, model.global_tokens)
+    return Window(model.sliding_window, model.global_tokens, model.chunked_attention)
 
 
 def windowed(model: Trained, config: TrialConfig) -> Trained:
@@ -110,6 +124,8 @@ def window_problem(config: TrialConfig, model: Model, sequence_length: int) -> s
         return f"attention_window={window} needs our own attention, not that of {model.name}"
     if any(model.whole_layers):
         return f"{model.name} has layers with and without a window of its own"
+    if model.chunked_attention:
+        return f"attention of {model.name} is limited to chunks, which a window would cross"
     if first and window < sequence_length <= window + first:
         return f"a window of {window} and {first} global tokens hide nothing of {sequence_length} tokens"
     return None

@@ -23,7 +23,8 @@ from autotune.prediction.equations.uneven import layout_key, tabled
 from search_spaces.clusters.cluster import ClusterSpec
 from search_spaces.fused_kernels import GATE, LIGER, NORM, ROTATION, replaced
 from search_spaces.knob import Value
-from search_spaces.models.model import FactoryModel, ModelSpec, Position
+from search_spaces.models.model import FactoryModel, HeadNorm, ModelSpec, Position
+from search_spaces.training.windows import window_of
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
 
@@ -49,7 +50,7 @@ def cases_of(
     shapes = adapted_shapes(shapes_of(model, workload.sequence_length), model, configs)
     layouts = scheduled(layouts_of(configs, workload.global_batch_size, cluster.world_size), configs, workload)
     return Cases(
-        shapes=documented(windowed_shapes(shapes, model, workload.sequence_length, configs), workload, configs),
+        shapes=documented(windowed_shapes(shapes, model, workload.sequence_length, configs), model, workload, configs),
         hardware=hardware_of(cluster, precision),
         layouts=dataclasses.replace(layouts, laid_out=laid_out) if ranks else layouts,
         software=engine_software(model, engine, {config.attention_backend for config in configs}, cluster.device.kind),
@@ -91,6 +92,8 @@ def shapes_of(model: ModelSpec | FactoryModel, sequence_length: int) -> Shapes:
         dense_ffn=scalar(model.dense_ffn_size),
         shared_ffn=scalar(model.shared_expert_size),
         **_latent_shapes(model),
+        normed_heads=scalar(_normed_heads(model)),
+        whole_chunks=scalar(window_of(model).has_whole_chunks(0, sequence_length)),
         adapter=scalar(model.adapter_parameters / model.num_layers),
         adapter_divided=scalar(0.0),
         frozen_bytes=scalar(model.frozen_bytes),
@@ -111,6 +114,15 @@ def _latent_shapes(model: ModelSpec) -> dict[str, Array]:
         "rotated": scalar(latent.rotated),
         "value": scalar(model.num_attention_heads * latent.value_size),
     }
+
+
+def _normed_heads(model: ModelSpec) -> float:
+    """The value of `Shapes.normed_heads`."""
+    if model.head_norm is HeadNorm.NONE:
+        return 0.0
+    rotated = sum(model.is_rotated(layer) for layer in range(model.num_layers)) / model.num_layers
+    width = (model.num_attention_heads + model.num_key_value_heads) * model.head_dim
+    return width * (rotated if model.head_norm is HeadNorm.ROTATED else 1.0)
 
 
 def layouts_of(configs: Sequence[TrialConfig], global_batch_size: int, world_size: int) -> Layouts:

@@ -49,7 +49,7 @@ class GridCases:
         self._shapes = shapes_of(model, length)
         if isinstance(model, ModelSpec):
             shapes = windowed_shapes(adapted_shapes(self._shapes, model, alike), model, length, alike)
-            self._shapes = documented(shapes, space.workload, alike)
+            self._shapes = documented(shapes, model, space.workload, alike)
         self._module = described(model, str(precision), space.cluster.device.kind)
         self._hardware = hardware_of(space.cluster, str(precision))
         self._software: Software = engine_software(model, engine, {str(attention)}, space.cluster.device.kind)

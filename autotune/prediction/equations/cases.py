@@ -78,6 +78,10 @@ class Shapes:
     """Elements of a key that all heads of latent attention share."""
     value: Array = field(default_factory=lambda: np.zeros(1))
     """Width of all values of latent attention."""
+    normed_heads: Array = field(default_factory=lambda: np.zeros(1))
+    """Width of the queries and keys that are normed, as a mean over the layers."""
+    whole_chunks: Array = field(default_factory=lambda: np.zeros(1))
+    """1 if the window is that of chunks, whose results are not put together from parts."""
     copied: Array = field(default_factory=lambda: np.zeros(1))
     """Keys copied for blocks of queries, per token: for a window with global tokens."""
     low_rank: Array = field(default_factory=lambda: scalar(1.0))

@@ -173,7 +173,8 @@ def attention_forward(cases: Cases, rates: Coefficients) -> Array:
     """
     shapes, layouts, hardware = cases.shapes, cases.layouts, cases.hardware
     attended = attended_tokens(cases)
-    causal = attended * np.where(shapes.window < trained_tokens(cases), 1.0, 0.5) + shapes.prefix
+    visited = (shapes.window < trained_tokens(cases)) & (shapes.document == 0)
+    causal = attended * np.where(visited, 1.0, 0.5) + shapes.prefix
     attended = attended + shapes.prefix
     products = 4 * _tokens(cases) * attended * shapes.query / layouts.tensor
     elements = _tokens(cases) * attended * shapes.heads / layouts.tensor

@@ -476,7 +476,8 @@ def layer_bytes(cases: Cases) -> Array:
     least = np.where(frozen, np.minimum(hidden, width * (2 * shapes.matrices - 3)), hidden)
     outputs = width * (shapes.query + 2 * shapes.key_value + 2 * shapes.hidden + (shapes.matrices - 1) * shapes.ffn)
     attention = attention + software.frozen_outputs * outputs
-    routed = np.where((shapes.experts > 0) & (shapes.experts_per_token > 1), shapes.routed, 0.0)
+    attention = attention + (width + software.norm_extra / 2) * shapes.normed_heads
+    routed = np.where(shapes.experts > 0, shapes.routed, 0.0)
     mlp = least * shapes.mlp_width + 2 * width * routed * shapes.hidden
     gathered = np.where(gathered_kept(layouts, software), 1.0, _divided(cases))
     attention = attention + width * 2 * shapes.key_value * shapes.prefix / shapes.sequence
@@ -491,7 +492,7 @@ def _outputs(cases: Cases) -> Array:
     """Factor for queries and attention results: results count once if the kernel's output is used directly, else twice."""
     layouts, shapes = cases.layouts, cases.shapes
     in_parts = (
-        (shapes.window < shapes.sequence)
+        ((shapes.window < shapes.sequence) & (shapes.whole_chunks == 0))
         | (shapes.document > 0)
         | ((layouts.context > 1) & (layouts.context_parallel_method > 0))
     )

@@ -55,9 +55,12 @@ def keys_copied(window: Window, sequence_length: int) -> float:
 
 @lru_cache(maxsize=1024)
 def keys_read(window: Window, sequence_length: int) -> float:
-    """The value of `Shapes.window`: by the visited blocks if the window hides anything, else the sequence."""
+    """The value of `Shapes.window`: by the visited blocks if the window hides anything, else the sequence. Within chunks the
+    kernels skip what causality hides."""
     if not window.hides(sequence_length):
         return float(sequence_length)
+    if window.chunked:
+        return window.visible_pairs(sequence_length) / sequence_length
     return min(window.visited_pairs(sequence_length) / sequence_length, sequence_length - 1.0)
 
 
@@ -72,11 +75,14 @@ def mean_keys_read(model: ModelSpec, sequence_length: int) -> float:
     return model.window_share * near + (1 - model.window_share) * sequence_length / 2
 
 
-def documented(shapes: Shapes, workload: Workload, configs: Sequence[TrialConfig]) -> Shapes:
+def documented(shapes: Shapes, model: ModelSpec, workload: Workload, configs: Sequence[TrialConfig]) -> Shapes:
     """Add the rows that each configuration makes of a workload's documents to the shapes; unchanged without documents."""
     if not workload.document_lengths:
         return shapes
-    looked = attended_tokens(workload.document_lengths, workload.sequence_length)
+    lengths, window = (workload.document_lengths, workload.sequence_length), window_of(model)
+    looked = attended_tokens(*lengths)
+    if window.chunked:
+        looked += model.window_share * (attended_tokens(*lengths, window.tokens) - looked)
     packed = np.array([config.pack_sequences for config in configs], dtype=np.float64)
     useful = np.array([rows_share(config, workload) for config in configs], dtype=np.float64)
     return dataclasses.replace(shapes, document=packed * looked, useful=useful)

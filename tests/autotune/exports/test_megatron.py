@@ -105,6 +105,10 @@ def test_no_format_drops_a_mark_in_silence(target: str) -> None:
         ("opt-1.3b", ["the model's activation relu"]),
         ("gpt-neox-20b", ["pretrain_gpt.py's model is written without parallel residuals"]),
         ("mistral-7b", ["pretrain_gpt.py's model is written without a sliding window"]),
+        (
+            "llama-4-scout-17b-16e",
+            ["pretrain_gpt.py's model is written without norms of queries and keys, factors of queries by position, layers"],
+        ),
     ],
 )
 def test_what_no_argument_says_of_a_shape_is_told(model: str, told: list[str]) -> None:
@@ -112,6 +116,13 @@ def test_what_no_argument_says_of_a_shape_is_told(model: str, told: list[str]) -
     of_shape = [note for note in notes if note.startswith(("the model's", "pretrain_gpt.py", "only some"))]
     assert len(of_shape) == len(told)
     assert all(note.startswith(start) for note, start in zip(of_shape, told, strict=True))
+
+
+def test_what_llama_4_has_besides_is_named() -> None:
+    notes = exporter("megatron")(exported.document(exported.large("llama-4-scout-17b-16e", sequence_length=2048))).notes
+    lacks = next(note for note in notes if note.startswith("pretrain_gpt.py"))
+    assert "experts whose weights multiply their inputs, attention within chunks: add them" in lacks
+    assert "a sliding window" not in lacks
 
 
 def test_the_layers_of_a_model_that_is_not_known_are_left_to_its_user() -> None:

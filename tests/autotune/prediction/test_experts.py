@@ -13,6 +13,7 @@ from executor.dry.dry_run import dry_run
 from search_spaces.clusters.presets import resolve_cluster
 from search_spaces.knob import Value
 from search_spaces.models.huggingface import resolve_model
+from search_spaces.models.model import HeadNorm
 from search_spaces.training.states import states_lower_bound_bytes
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
@@ -63,6 +64,15 @@ def test_memory_is_what_the_engine_takes_on_tensors_without_data(knobs: dict[str
     real = dry_run(MODEL, config, WORKLOAD, RANKS, backend="nccl").peak_memory_bytes
     assert float(predicted(**knobs).memory.allocated[0]) == pytest.approx(real, rel=within)
     assert states_lower_bound_bytes(config, MODEL, RANKS) <= real
+
+
+def test_memory_of_one_expert_of_normed_heads_and_of_chunks() -> None:
+    whole = dataclasses.replace(resolve_model("llama-4-scout-17b-16e"), num_layers=4, vocab_size=32000, sliding_window=256)
+    for model in (whole, dataclasses.replace(whole, head_norm=HeadNorm.NONE)):
+        config = TrialConfig(precision="bf16").replace({"zero_stage": 1, "expert_parallel_size": 8, "micro_batch_size": 2})
+        real = dry_run(model, config, WORKLOAD, RANKS, backend="nccl").peak_memory_bytes
+        found = predict(cases_of(model, CLUSTER, WORKLOAD, [config], "native"), Coefficients()).memory.allocated[0]
+        assert float(found) == pytest.approx(real, rel=0.06)
 
 
 def test_more_expert_ranks_move_more_tokens_and_reduce_less() -> None:

@@ -48,6 +48,10 @@ DEEPSEEK: dict[str, Any] = {
     "topk_group": 2,
     "first_k_dense_replace": 1,
 }
+LLAMA4: dict[str, Any] = {
+    "model_type": "llama4_text", "head_dim": 16, "num_hidden_layers": 5, "num_local_experts": 4, "intermediate_size_mlp": 56,
+    "attention_chunk_size": 8, "floor_scale": 6, "attn_scale": 0.3,
+}  # fmt: skip
 CASES: dict[str, dict[str, Any]] = {
     "llama": {"model_type": "llama", "attention_bias": True, "mlp_bias": True},
     "llama, stretched": {"model_type": "llama", "rope_parameters": LLAMA3},
@@ -103,6 +107,14 @@ CASES: dict[str, dict[str, Any]] = {
         "num_experts_per_tok": 3, "moe_intermediate_size": 16, "routed_scaling_factor": 1.5,
     },
     "smollm3": {"model_type": "smollm3", "num_hidden_layers": 5},
+    "llama4_text": {
+        **LLAMA4, "attention_bias": True, "interleave_moe_layer_step": 2,
+        "rope_parameters": {**LLAMA3, "high_freq_factor": 1.0},
+    },
+    "llama4_text, several experts": {
+        **LLAMA4, "num_experts_per_tok": 2, "use_qk_norm": False, "attention_chunk_size": 10, "moe_layers": [0, 1],
+        "no_rope_layers": [0, 1, 1, 0, 1], "attn_temperature_tuning": False, "rope_parameters": LLAMA3,
+    },
     "gpt2": {"model_type": "gpt2", **SHARED},
     "opt": {"model_type": "opt", "ffn_dim": 48, "dropout": 0.0, **SHARED},
     "opt, norms after": {

@@ -15,7 +15,7 @@ from executor.measurement import flop_counter
 from executor.measurement.flop_counter import FlopCounter
 from executor.measurement.flops import flops_utilization, hardware_tflops_per_device, tflops_per_device
 from executor.runners.local import LocalRunner
-from search_spaces.models.model import ModelSpec, Norm, NormPlace, Position
+from search_spaces.models.model import HeadNorm, ModelSpec, Norm, NormPlace, Position
 from search_spaces.trial import Fidelity, TrialRequest, Workload
 from search_spaces.trial_config import TrialConfig
 from tests.sampling import sampled
@@ -101,6 +101,20 @@ def once(spec: ModelSpec) -> int:
 @pytest.mark.parametrize("spec", [LLAMA, GPT2, POST_NORM, MIXTRAL], ids=lambda spec: spec.name)
 def test_without_checkpointing_each_product_counts_once_forward_and_twice_backward(spec: ModelSpec) -> None:
     assert executed(spec) == once(spec)
+
+
+def test_attention_within_chunks_counts_the_pairs_of_each_chunk() -> None:
+    """In the first of two layers, which is dense; the other has one expert for each token, and a shared one."""
+    spec = dataclasses.replace(
+        MIXTRAL, experts_per_token=1, sigmoid_routing=True, normalised_routing=False, weighted_inputs=True, sliding_window=4,
+        head_norm=HeadNorm.ROTATED, rotated_layers=(True, False), query_temperature=0.1, temperature_span=4,
+        chunked_attention=True, whole_layers=(False, True), shared_expert_size=40, dense_layers=(True, False),
+        dense_ffn_size=80,
+    )  # fmt: skip
+    widths = spec.ffn_hidden_size + spec.shared_expert_size + spec.dense_ffn_size
+    matrices = 2 * product(32, 4 * 32) + 3 * product(32, widths) + product(32, spec.num_experts) + logits(spec)
+    assert executed(spec) == 3 * matrices + attention(spec) * 7 // 2 * (1 + spec.sliding_window / TOKENS)
+    assert spec.attended(TOKENS) == (spec.sliding_window + TOKENS) / 2
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from executor.parallel import packed, windowed
 from executor.parallel.attention_kernel import choose_attention_kernel
 from executor.parallel.collectives import Group
 from executor.parallel.context import Ulysses, _causal_mask, attend_local
-from executor.parallel.windowed import attend_by_blocks, attend_by_flex, sees
+from executor.parallel.windowed import attend_by_blocks, attend_by_flex, attend_to_window, sees
 from search_spaces.training.windows import Window
 
 CASES = [
@@ -25,6 +25,10 @@ CASES = [
     (300, Window(130, 5), 2, 0),
     (40, Window(6, 3), 2, 24),
     (600, Window(129, 140), 2, 500),
+    (40, Window(8, chunked=True), 2, 0),
+    (40, Window(8, chunked=True), 4, 24),
+    (40, Window(12, chunked=True), 2, 0),
+    (40, Window(16, chunked=True), 4, 24),
 ]
 """Tokens, window, key-value heads, where queries begin."""
 
@@ -73,7 +77,7 @@ def test_flex_attention_has_still_no_backward_on_CPUs() -> None:
         attend_by_flex(*tensors(40, 4, 0), Window(6), 0, False, compiled=False)
 
 
-@pytest.mark.parametrize("window", [Window(16), Window(16, 4), Window(256), Window(0)], ids=str)
+@pytest.mark.parametrize("window", [Window(16), Window(16, 4), Window(256), Window(0), Window(64, chunked=True)], ids=str)
 def test_flops_are_those_of_the_pairs_that_are_visited(window: Window) -> None:
     length = 512
     inputs = tensors(length, 4, 0, torch.float32)
@@ -101,6 +105,19 @@ def test_a_window_keeps_less_than_every_score() -> None:
         return sum(sizes.values())
 
     assert kept(2048, Window(64)) < 2.2 * kept(1024, Window(64))
+
+
+def test_whole_chunks_are_attention_under_a_mask_and_copy_nothing() -> None:
+    for length, window, heads, start in CASES[-4:-2]:
+        # As projections make them: the tokens of a sample are rows.
+        inputs = [x.detach().transpose(1, 2).contiguous().transpose(1, 2) for x in tensors(length, heads, start)]
+        inputs = [x.requires_grad_() for x in inputs]
+        found, wanted = attend_to_window(*inputs, window, start, heads != 4), by_a_mask(*inputs, window, start)
+        weights = torch.randn_like(wanted)
+        gradients = [torch.autograd.grad((one * weights).sum(), inputs) for one in (found, wanted)]
+        assert (found - wanted).abs().max() < 1e-13
+        assert max((one - other).abs().max() for one, other in zip(*gradients, strict=True)) < 1e-13
+        assert found._base is not None and found.transpose(1, 2).is_contiguous()
 
 
 def test_one_rank_exchanges_nothing() -> None:

@@ -77,6 +77,23 @@ def test_layers_with_experts_and_dense_layers() -> None:
     assert (kimi.expert_layers, kimi.router_groups, kimi.shared_expert_size, kimi.has_experts(0)) == (60, 1, 2048, False)
 
 
+def test_llama_4() -> None:
+    scout, maverick = resolve_model("llama-4-scout-17b-16e"), resolve_model("llama-4-maverick-17b-128e")
+    assert windowed(scout) == "www." * 12
+    assert scout.chunked_attention and scout.sliding_window == 8192
+    assert [scout.is_rotated(layer) for layer in range(4)] == [True, True, True, False]
+    assert (scout.query_temperature, scout.temperature_span, scout.rope_theta) == (0.1, 8192, 5e5)
+    assert (scout.head_norm, maverick.head_norm) == (HeadNorm.ROTATED, HeadNorm.NONE)
+    assert (scout.expert_layers, maverick.expert_layers, maverick.dense_ffn_size) == (48, 24, 16384)
+    assert [maverick.has_experts(layer) for layer in range(4)] == [False, True, False, True]
+    plain = spec("llama4_text", attn_temperature_tuning=False, attention_chunk_size=None, moe_layers=[1, 3], no_rope_layers=[])
+    assert (plain.query_temperature, plain.chunked_attention, windowed(plain)) == (0.0, False, "......")
+    assert [plain.has_experts(layer) for layer in range(6)] == [False, True, False, True, False, False]
+    assert spec("llama4_text", attn_temperature_tuning=4).query_temperature == 0.1
+    kinds = ["full_attention", "chunked_attention", "chunked_attention"] * 2
+    assert windowed(spec("llama4_text", layer_types=kinds)) == ".ww.ww"
+
+
 def test_latent_attention() -> None:
     model = resolve_model("deepseek-v3")
     assert (model.head_dim, model.value_size, model.rotated_size, model.num_key_value_heads) == (192, 128, 64, 128)
@@ -104,6 +121,8 @@ def test_norms_limits_and_factors() -> None:
         ("qwen3", {"num_key_value_heads": 3}, "num_key_value_heads: 3 does not divide 4 attention heads"),
         ("gemma2", {"layer_types": ["full_attention"]}, "layer_types: is not a list of 6 strings, one for each layer"),
         ("gemma2", {"layer_types": ["chunked_attention"] * 6}, "layer_types: 'chunked_attention' is not supported"),
+        ("llama4_text", {"layer_types": ["sliding_attention"] * 6}, "layer_types: 'sliding_attention' is not supported"),
+        ("llama4_text", {"attention_chunk_size": -1}, "attention_chunk_size: -1 is not an integer of at least 0"),
         ("smollm3", {"no_rope_layers": [1, 1]}, "no_rope_layers: is not a list of 6 flags"),
         ("llama", {"rope_scaling": {"type": "ntk"}}, "rope_type: 'ntk' is not supported; use one of default, linear, llama3"),
         ("llama", {"rope_scaling": {"type": "llama3"}}, "factor: is missing"),

@@ -22,8 +22,10 @@ PUBLISHED = {
     "gemma-3-4b": 3.88, "gemma-3-12b": 11.8, "gemma-3-27b": 27.0, "gpt-oss-20b": (20.9, 3.6), "gpt-oss-120b": (116.8, 5.1),
     "granite-3-2b": 2.53, "granite-3-8b": 8.17,
     "smollm3-3b": 3.08, "deepseek-v2-lite": (15.7, 2.4), "deepseek-v2": (236.0, 21.0), "deepseek-v3": (671.0, 37.0),
+    "llama-4-scout-17b-16e": (108.0, 17.0), "llama-4-maverick-17b-128e": (400.0, 17.0),
 }  # fmt: skip
-"""Preset -> billions of parameters on its model card or in its report; with experts, total and active ones."""
+"""Preset -> billions of parameters on its model card or in its report; with experts, total and active ones. Llama 4
+without the 0.87 of its vision encoder, with which Scout has the published 109."""
 BY_THEIR_CLASS = ("kimi-k2", "glm-4.5", "glm-4.5-air")
 """Published figures are rounded (1T, 32B active) or include the layers of multi-token prediction (355B, 106B)."""
 SIZES = {

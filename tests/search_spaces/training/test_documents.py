@@ -49,6 +49,14 @@ def test_it_packs_where_two_documents_fit_into_a_row(lengths: tuple[int, ...]) -
     assert padded <= share <= 1.0
 
 
+@given(lengths=Lengths, chunk=st.integers(1, 40))
+def test_chunks_cut_documents_and_padding(lengths: tuple[int, ...], chunk: int) -> None:
+    rows = packed_rows(lengths, 40)
+    whole = [*lengths, *(40 - sum(lengths[document] for document in row) for row in rows)]
+    seen = sum(min(chunk, length - token // chunk * chunk) for length in whole for token in range(length))
+    assert attended_tokens(lengths, 40, chunk) == pytest.approx(seen / (40 * len(rows)))
+
+
 def test_what_counts_are_tokens_of_documents() -> None:
     total = sum(WORK.document_lengths)
     assert useful_samples(PACKED, WORK) == pytest.approx(4 * total / (4 * 16))

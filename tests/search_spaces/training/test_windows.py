@@ -1,6 +1,7 @@
 """What a token sees through a window, which keys a block of queries visits, and what a configuration may ask for."""
 
 import dataclasses
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -28,13 +29,17 @@ def place(model: Model = MODEL, cluster: str = "local") -> SpaceContext:
 
 
 def seen(window: Window, query: int, key: int) -> bool:
+    if window.chunked:
+        return key <= query and query // window.tokens == key // window.tokens
     near = not window.tokens or query - key < window.tokens
     return key <= query and (near or key < window.global_tokens)
 
 
-@given(st.integers(1, 400), st.integers(0, 400), st.integers(0, 400), st.integers(0, 300))
-def test_blocks_cover_all_that_is_seen_and_nothing_twice(length: int, tokens: int, first: int, start: int) -> None:
-    window, start = Window(max(tokens, 1), first), min(start, length - 1)
+@given(st.integers(1, 400), st.integers(0, 400), st.integers(0, 400), st.integers(0, 300), st.booleans())
+def test_blocks_cover_all_that_is_seen_and_nothing_twice(
+    length: int, tokens: int, first: int, start: int, chunked: bool
+) -> None:
+    window, start = Window(max(tokens, 1), 0 if chunked else first, chunked), min(start, length - 1)
     visits = [*window.visits(start, length - start)]
     assert [row for visit in visits for row in range(visit.first_query, visit.end)] == [*range(start, length)]
     for visit in visits:
@@ -44,9 +49,9 @@ def test_blocks_cover_all_that_is_seen_and_nothing_twice(length: int, tokens: in
             assert {key for key in range(length) if seen(window, query, key)} <= {*keys}
 
 
-@given(st.integers(1, 80), st.integers(0, 80), st.integers(0, 80))
-def test_visible_pairs_are_those_that_are_seen(length: int, tokens: int, first: int) -> None:
-    window = Window(tokens, first)
+@given(st.integers(1, 80), st.integers(0, 80), st.integers(0, 80), st.booleans())
+def test_visible_pairs_are_those_that_are_seen(length: int, tokens: int, first: int, chunked: bool) -> None:
+    window = Window(max(tokens, 1), 0, chunked) if chunked else Window(tokens, first)
     pairs = sum(seen(window, query, key) for query in range(length) for key in range(length))
     assert window.visible_pairs(length) == pairs
     assert window.hides(length) == (pairs < length * (length + 1) // 2)
@@ -104,9 +109,36 @@ def test_a_named_kernel_that_takes_no_mask_is_refused() -> None:
     assert refused_by(config.replace({"attention_backend": "efficient"}), place(cluster="dgx-a100")) == []
 
 
+def test_chunks_are_whole_where_ranks_cut_between_them() -> None:
+    window = Window(16, chunked=True)
+    assert [window.has_whole_chunks(*piece) for piece in ((0, 64), (16, 32), (8, 16), (16, 24))] == [True, True, False, False]
+    assert not Window(16).has_whole_chunks(0, 64)
+
+
+FLASH = {"attention_backend": "flash", "precision": "bf16"}
+CHUNKED = dataclasses.replace(MODEL, sliding_window=16, chunked_attention=True)
+
+
+@pytest.mark.parametrize(
+    ("knobs", "refused"),
+    [
+        ({**FLASH}, []),
+        ({**FLASH, "context_parallel_size": 2}, []),
+        ({**FLASH, "context_parallel_size": 4}, ["attention-kernel"]),
+        ({**FLASH, "context_parallel_size": 4, "context_parallel_method": "ulysses"}, []),
+        ({"attention_window": 8}, ["attention-window"]),
+    ],
+)  # fmt: skip
+def test_chunks_need_a_mask_only_where_ranks_cut_them(knobs: dict[str, Any], refused: list[str]) -> None:
+    assert refused_by(TrialConfig().replace(knobs), place(CHUNKED, "dgx-a100")) == refused
+
+
 def test_flops_are_those_of_the_tokens_that_are_seen() -> None:
     def attention(model: ModelSpec) -> float:
         return model.flops_per_token(LENGTH) - model.flops_per_token(0)
 
     narrow = configured(MODEL, TrialConfig(attention_window=12, attention_global_tokens=4))
     assert attention(narrow) == attention(MODEL) / 4
+    assert attention(CHUNKED) == attention(MODEL) / 4
+    cut = dataclasses.replace(CHUNKED, sliding_window=24)
+    assert attention(cut) == pytest.approx(attention(MODEL) * (24**2 + 24**2 + 16**2) / LENGTH**2)

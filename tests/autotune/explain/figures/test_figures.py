@@ -190,7 +190,7 @@ def test_what_a_stage_needs_is_there_before_it_runs(tmp_path: Path, store: Store
             assert all(before.end <= after.start + 1e-12 for before, after in itertools.pairwise(own))
 
 
-@pytest.mark.parametrize("name", ["llama-tiny", "gpt2", "llama-3-8b", "mixtral-8x7b"])
+@pytest.mark.parametrize("name", ["llama-tiny", "gpt2", "mixtral-8x7b", "llama-4-maverick-17b-128e"])
 def test_modules_sum_to_the_model(name: str) -> None:
     spec = resolve_model(name)
     parts = parts_of_model(spec, 128)

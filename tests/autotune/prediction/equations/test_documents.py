@@ -55,6 +55,13 @@ def test_attention_of_packed_rows_is_of_documents() -> None:
     assert padded == pytest.approx(float(attention_forward(cases(PADDED, workload=WHOLE), RATES)[0]))
 
 
+def test_attention_within_chunks_of_packed_rows_is_of_pieces_of_documents() -> None:
+    chunked = dataclasses.replace(MODEL, sliding_window=1000, chunked_attention=True, whole_layers=(False, False, False, True))
+    packed = cases_of(chunked, CLUSTER, WORK, [PACKED], "native")
+    seen = 0.75 * attended_tokens(LENGTHS, 4096, 1000) + 0.25 * attended_tokens(LENGTHS, 4096)
+    assert attention_forward(packed, RATES) / attention_forward(cases(PADDED), RATES) == pytest.approx(seen / 4096)
+
+
 def test_packing_is_faster_by_more_than_its_rows_are_fewer() -> None:
     rows = len(LENGTHS) / 4  # 4096; 3000 + 1024; 2048 + 1024 + 700 + 256; 512
     assert seconds(PADDED) / seconds(PACKED) > rows

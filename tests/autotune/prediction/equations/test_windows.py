@@ -41,6 +41,17 @@ def test_a_model_with_a_window_of_its_own_is_predicted_as_one_that_is_given_it()
     assert attention_forward(plain, RATES) == attention_forward(cases({"attention_window": 512}), RATES)
 
 
+def test_attention_within_chunks_takes_as_long_as_the_pairs_that_are_seen() -> None:
+    """In some of the layers; the others attend to everything before them."""
+    chunked = dataclasses.replace(MODEL, sliding_window=1000, chunked_attention=True, whole_layers=(False, False, False, True))
+    whole, within = (
+        attention_forward(cases_of(model, CLUSTER, WORK, [TrialConfig(precision="bf16")], "native"), RATES)[0]
+        for model in (MODEL, chunked)
+    )
+    pairs = 8 * 1000 * 1001 / 2 + 192 * 193 / 2
+    assert within / whole == pytest.approx(0.25 + 0.75 * pairs / (WORK.sequence_length**2 / 2))
+
+
 def test_global_tokens_cost_something() -> None:
     few, more = attention_forward(
         cases({"attention_window": 512}, {"attention_window": 512, "attention_global_tokens": 256}), RATES
