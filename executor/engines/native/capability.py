@@ -3,6 +3,7 @@
 from executor.engines.native.rules import (
     FLOAT8_COMBINATIONS,
     FUSED,
+    MTP_ZERO_BUBBLE,
     OVERLAPPED,
     RANDOM_LTD_CURRICULUM,
     RANDOM_LTD_DIVIDED,
@@ -98,6 +99,7 @@ NATIVE = Capability(
             holds=_updates_another_on_host,
         ),
         SCHEDULE_COMPILED,
+        MTP_ZERO_BUBBLE,
         RANDOM_LTD_CURRICULUM,
         RANDOM_LTD_DIVIDED,
         ONEBIT_STAGE,
