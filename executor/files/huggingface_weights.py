@@ -1,6 +1,7 @@
 """Weights of Hugging Face's models as ours, and back: names, and tensors that one of them keeps together.
 
-Names are those of the module's `state_dict` in transformers 5, where the experts of a layer are one tensor.
+Names are those of the module's `state_dict` in transformers 5, where the experts of a layer are one tensor. Its modules have
+no multi-token prediction, whose weights published checkpoints keep as further layers, each with copies of the tables.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -38,10 +39,13 @@ def from_huggingface(spec: ModelSpec, state: Mapping[str, Tensor]) -> dict[str, 
     """Our weights, by the names of `Transformer.state_dict`, from those of Hugging Face's module.
 
     Raises:
-        WeightsError: a tensor is missing, or one is left.
+        WeightsError: a tensor is missing, or one is left, or a copy of a table differs from it.
     """
-    weights = list(_weights(spec))
-    _require_same(state, [weight.theirs for weight in weights], spec)
+    weights, copies = list(_weights(spec)), _table_copies(spec)
+    _require_same({name: value for name, value in state.items() if name not in copies}, [one.theirs for one in weights], spec)
+    for name, table in copies.items():
+        if name in state and not torch.equal(state[name], state[table]):
+            raise WeightsError(f"{name} differs from {table}: modules for multi-token prediction share it; leave it out")
     found: dict[str, Tensor] = {}
     for weight in weights:
         tensor = state[weight.theirs]
@@ -58,7 +62,7 @@ def to_huggingface(spec: ModelSpec, state: Mapping[str, Tensor]) -> dict[str, Te
     for weight in weights:
         parts = [state[name] for name in weight.ours]
         found[weight.theirs] = parts[0] if weight.together is None else weight.together.join(parts)
-    return found
+    return found | {name: found[table] for name, table in _table_copies(spec).items()}
 
 
 def _require_same(state: Mapping[str, Tensor], names: Sequence[str], spec: ModelSpec) -> None:
@@ -68,6 +72,15 @@ def _require_same(state: Mapping[str, Tensor], names: Sequence[str], spec: Model
     if missing or left:
         problem = f"{missing[0]} is missing" if missing else f"{left[0]} is not one of its weights"
         raise WeightsError(f"{problem}: give the weights of a {spec.family} model of the shape of {spec.name}")
+
+
+def _table_copies(spec: ModelSpec) -> dict[str, str]:
+    """Names of the copies of tables in modules for multi-token prediction -> name of the table."""
+    table, copies = "model.embed_tokens.weight", {}
+    for layer in range(spec.num_layers, spec.num_layers + spec.mtp_layers):
+        copies[f"model.layers.{layer}.embed_tokens.weight"] = table
+        copies[f"model.layers.{layer}.shared_head.head.weight"] = table if spec.tied_embeddings else "lm_head.weight"
+    return copies
 
 
 def _rows(tensor: Tensor, rows: Sequence[int]) -> Sequence[Tensor]:
@@ -142,31 +155,47 @@ NORMS = {
 def _llama(spec: ModelSpec) -> Iterator[Weight]:
     """Llama and similar models."""
     yield Weight("model.embed_tokens.weight", ("embedding.tokens.weight",))
-    queries, keys = spec.num_attention_heads * spec.head_dim, spec.num_key_value_heads * spec.head_dim
     for layer in range(spec.num_layers):
-        theirs, ours = f"model.layers.{layer}", f"blocks.{layer}"
-        for own, other in NORMS[spec.norm_place].items():
-            yield from _pair(f"{theirs}.{other}", f"{ours}.{own}", bias=False)
-        attention, mlp = f"{ours}.attention", _llama_experts if spec.has_experts(layer) else _llama_mlp
-        yield from mlp(spec, f"{theirs}.mlp", f"{ours}.mlp")
-        yield from _pair(f"{theirs}.self_attn.o_proj", f"{attention}.output", spec.attention_output_bias)
-        if spec.latent is not None:
-            yield from _latent(spec, spec.latent, f"{theirs}.self_attn", attention)
-            continue
-        matrices = {"query": "q_proj", "key": "k_proj", "value": "v_proj"}
-        if spec.family == "phi3":
-            names, rows = [f"{attention}.{own}" for own in matrices], (queries, keys, keys)
-            yield from _joined(f"{theirs}.self_attn.qkv_proj", names, rows, spec.qkv_bias, ROWS)
-        else:
-            for own, other in matrices.items():
-                yield from _pair(f"{theirs}.self_attn.{other}", f"{attention}.{own}", spec.qkv_bias)
-        if spec.attention_sinks:
-            yield Weight(f"{theirs}.self_attn.sinks", (f"{attention}.sinks.weight",))
-        if spec.head_norm is not HeadNorm.NONE:
-            yield from _pair(f"{theirs}.self_attn.q_norm", f"{attention}.query_norm", bias=False)
-            yield from _pair(f"{theirs}.self_attn.k_norm", f"{attention}.key_norm", bias=False)
+        yield from _llama_layer(spec, layer, f"blocks.{layer}")
+    for depth in range(spec.mtp_layers):
+        yield from _prediction_module(spec, spec.num_layers + depth, f"predictions.{depth}")
     yield from _pair("model.norm", "head.norm", bias=False)
     yield from _output_projection(spec)
+
+
+def _llama_layer(spec: ModelSpec, layer: int, ours: str) -> Iterator[Weight]:
+    theirs, attention = f"model.layers.{layer}", f"{ours}.attention"
+    queries, keys = spec.num_attention_heads * spec.head_dim, spec.num_key_value_heads * spec.head_dim
+    for own, other in NORMS[spec.norm_place].items():
+        yield from _pair(f"{theirs}.{other}", f"{ours}.{own}", bias=False)
+    mlp = _llama_experts if spec.has_experts(layer) else _llama_mlp
+    yield from mlp(spec, f"{theirs}.mlp", f"{ours}.mlp")
+    yield from _pair(f"{theirs}.self_attn.o_proj", f"{attention}.output", spec.attention_output_bias)
+    if spec.latent is not None:
+        yield from _latent(spec, spec.latent, f"{theirs}.self_attn", attention)
+        return
+    matrices = {"query": "q_proj", "key": "k_proj", "value": "v_proj"}
+    if spec.family == "phi3":
+        names, rows = [f"{attention}.{own}" for own in matrices], (queries, keys, keys)
+        yield from _joined(f"{theirs}.self_attn.qkv_proj", names, rows, spec.qkv_bias, ROWS)
+    else:
+        for own, other in matrices.items():
+            yield from _pair(f"{theirs}.self_attn.{other}", f"{attention}.{own}", spec.qkv_bias)
+    if spec.attention_sinks:
+        yield Weight(f"{theirs}.self_attn.sinks", (f"{attention}.sinks.weight",))
+    if spec.head_norm is not HeadNorm.NONE:
+        yield from _pair(f"{theirs}.self_attn.q_norm", f"{attention}.query_norm", bias=False)
+        yield from _pair(f"{theirs}.self_attn.k_norm", f"{attention}.key_norm", bias=False)
+
+
+def _prediction_module(spec: ModelSpec, layer: int, ours: str) -> Iterator[Weight]:
+    """A module for multi-token prediction, as DeepSeek-V3's checkpoint keeps it: a layer after the model's."""
+    names = {
+        "enorm": "embedding_norm", "hnorm": "hidden_norm", "eh_proj": "project", "shared_head.norm": "norm",
+    }  # fmt: skip
+    for other, own in names.items():
+        yield from _pair(f"model.layers.{layer}.{other}", f"{ours}.{own}", bias=False)
+    yield from _llama_layer(spec, layer, f"{ours}.block")
 
 
 def _latent(spec: ModelSpec, latent: Latent, theirs: str, ours: str) -> Iterator[Weight]:

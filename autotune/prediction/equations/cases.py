@@ -78,6 +78,8 @@ class Shapes:
     """Elements of a key that all heads of latent attention share."""
     value: Array = field(default_factory=lambda: np.zeros(1))
     """Width of all values of latent attention."""
+    modules: Array = field(default_factory=lambda: np.zeros(1))
+    """Modules for multi-token prediction, on the last stage: each has a mean layer, and the output projection again."""
     copied: Array = field(default_factory=lambda: np.zeros(1))
     """Keys copied for blocks of queries, per token: for a window with global tokens."""
     low_rank: Array = field(default_factory=lambda: scalar(1.0))
