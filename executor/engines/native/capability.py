@@ -99,7 +99,6 @@ NATIVE = Capability(
             holds=_updates_another_on_host,
         ),
         SCHEDULE_COMPILED,
-        MTP_ZERO_BUBBLE,
         RANDOM_LTD_CURRICULUM,
         RANDOM_LTD_DIVIDED,
         ONEBIT_STAGE,
@@ -108,5 +107,6 @@ NATIVE = Capability(
         *FUSED,
         *GRAPHED,
         *FLOAT8_COMBINATIONS,
+        MTP_ZERO_BUBBLE,
     ),
 )
