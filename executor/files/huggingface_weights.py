@@ -18,6 +18,28 @@ def huggingface_names(spec: ModelSpec) -> Names:
     return Names(weights=tuple(_weights(spec)), copies=_table_copies(spec))
 
 
+def checkpoint_names(spec: ModelSpec) -> Names:
+    """The tensors of published checkpoint files, where each expert has tensors of its own."""
+    weights = [one for weight in _weights(spec) for one in _of_files(spec, weight)]
+    return Names(weights=tuple(weights), copies=_table_copies(spec))
+
+
+def _of_files(spec: ModelSpec, weight: Weight) -> Iterator[Weight]:
+    """A tensor of the module as in files."""
+    mixtral = spec.family == "mixtral"
+    theirs = weight.theirs.replace(".mlp.", ".block_sparse_moe.") if mixtral else weight.theirs
+    place, _, kind = theirs.rpartition(".experts.")
+    if not place or spec.family == "gpt_oss":
+        yield Weight(theirs, weight.ours, weight.rows, weight.together)
+        return
+    matrices = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}[kind]
+    if mixtral:
+        matrices = {"gate_up_proj": ("w1", "w3"), "down_proj": ("w2",)}[kind]
+    for index, own in enumerate(weight.ours):
+        expert, matrix = divmod(index, len(matrices))
+        yield Weight(f"{place}.experts.{expert}.{matrices[matrix]}.weight", (own,))
+
+
 def from_huggingface(spec: ModelSpec, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Our weights, by the names of `Transformer.state_dict`, from those of Hugging Face's module.
 

@@ -5,61 +5,23 @@ import importlib.util
 import sys
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
 import torch
-from torch import Tensor
 
 from executor.errors import WeightsError
-from executor.files.huggingface_weights import to_huggingface
+from executor.files.huggingface_weights import checkpoint_names, to_huggingface
 from executor.files.megatron_weights import megatron_names
 from executor.files.torchtitan_weights import torchtitan_names
 from executor.files.weights import Names
 from executor.parallel.model import build_transformer
-from search_spaces.models.huggingface import model_spec_from_config
 from search_spaces.models.model import ModelSpec
+from tests.executor.files.framework_models import CONFIGS, spec_of, weights_of
 
-SHAPE = {
-    "num_hidden_layers": 3, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2,
-    "vocab_size": 64, "max_position_embeddings": 64,
-}  # fmt: skip
-DEEPSEEK = {
-    "num_key_value_heads": 4, "q_lora_rank": 12, "kv_lora_rank": 8, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4,
-    "v_head_dim": 6, "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "n_shared_experts": 2,
-    "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1,
-}  # fmt: skip
-CONFIGS: dict[str, dict[str, Any]] = {
-    "llama": {"model_type": "llama"},
-    "llama, tied": {"model_type": "llama", "tie_word_embeddings": True},
-    "mistral": {"model_type": "mistral"},
-    "qwen2": {"model_type": "qwen2"},
-    "qwen3": {"model_type": "qwen3", "head_dim": 16},
-    "qwen3_moe": {
-        "model_type": "qwen3_moe", "head_dim": 16, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
-        "mlp_only_layers": [0],
-    },
-    "deepseek_v2": {**DEEPSEEK, "model_type": "deepseek_v2", "q_lora_rank": None},
-    "deepseek_v3": {**DEEPSEEK, "model_type": "deepseek_v3"},
-    "kimi_k2": {**DEEPSEEK, "model_type": "kimi_k2"},
-}  # fmt: skip
 TITAN = ("llama", "llama, tied", "qwen3", "qwen3_moe", "deepseek_v3", "kimi_k2")
 CASES = [("megatron", name) for name in CONFIGS] + [("torchtitan", name) for name in TITAN]
 NAMES: dict[str, Callable[[ModelSpec], Names]] = {"megatron": megatron_names, "torchtitan": torchtitan_names}
-
-
-def spec_of(name: str, modules: int = 0) -> ModelSpec:
-    return dataclasses.replace(model_spec_from_config({**SHAPE, **CONFIGS[name]}, "small"), mtp_layers=modules)
-
-
-def weights_of(spec: ModelSpec) -> dict[str, Tensor]:
-    state = build_transformer(spec, 16, seed=0, dtype=torch.float64).state_dict()
-    generator = torch.Generator().manual_seed(0)
-    drawn = {name: torch.randn(value.shape, dtype=value.dtype, generator=generator) for name, value in state.items()}
-    if spec.tied_embeddings:
-        drawn["head.output.weight"] = drawn["embedding.tokens.weight"]
-    return drawn
 
 
 @pytest.mark.parametrize(("target", "name"), CASES)
@@ -132,7 +94,8 @@ def test_torchtitan_converts_hugging_faces_weights_to_the_same(name: str, monkey
     state = weights_of(spec)
     adapter = kind(_config(spec), None)
     adapter._validate_hf_rope_config = lambda _: None
-    made = adapter.from_hf(_in_files(spec, to_huggingface(spec, state)))
+    files = checkpoint_names(spec)
+    made = adapter.from_hf({key: value for key, value in files.theirs(spec, state).items() if key not in files.copies})
     own = torchtitan_names(spec).theirs(spec, state)
     assert made.keys() == own.keys()
     assert all(torch.equal(value, own[key]) for key, value in made.items())
@@ -149,23 +112,6 @@ def _config(spec: ModelSpec) -> SimpleNamespace:
         dim=spec.hidden_size, layers=[layer] * spec.num_layers, mtp_layers=[layer] * spec.mtp_layers,
         enable_weight_tying=spec.tied_embeddings,
     )  # fmt: skip
-
-
-def _in_files(spec: ModelSpec, state: dict[str, Tensor]) -> dict[str, Tensor]:
-    found: dict[str, Tensor] = {}
-    for name, value in state.items():
-        if any(part in name for part in ("shared_head.head", "embed_tokens")) and name != "model.embed_tokens.weight":
-            continue
-        place, _, kind = name.rpartition(".experts.")
-        if kind == "gate_up_proj":
-            for expert, both in enumerate(value):
-                for matrix, own in zip(("gate_proj", "up_proj"), both.split(spec.ffn_hidden_size), strict=True):
-                    found[f"{place}.experts.{expert}.{matrix}.weight"] = own
-        elif kind == "down_proj" and place:
-            found |= {f"{place}.experts.{expert}.down_proj.weight": own for expert, own in enumerate(value)}
-        else:
-            found[name] = value
-    return found
 
 
 def test_models_that_a_framework_has_not_are_refused() -> None:
