@@ -103,6 +103,10 @@ def summary(rows: Sequence[Row], seconds: float) -> str:
         if others:
             lines += ["", f"## {engine}: optimizers", ""]
             lines += _table(("ranks", "optimizer"), others, lambda case: (case.ranks, case.config.optimizer))
+        predicting = [row for row in mine if row.case.config.mtp_layers]
+        if predicting:
+            lines += ["", f"## {engine}: multi-token prediction", ""]
+            lines += _table(("ranks", "layout"), predicting, lambda case: (case.ranks, case.layout))
     lines += ["", "## Other types", "", *_types([row for row in rows if not row.case.exact])]
     return "\n".join(lines) + "\n"
 

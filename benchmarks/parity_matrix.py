@@ -19,6 +19,7 @@ from benchmarks.parity_options import (
     near,
     optimizers,
     scheduled,
+    token_prediction,
     warm_up,
 )
 from benchmarks.parity_sections import compiled, copies, crossed, data_parallel, micro_batches, offloads, precisions, written
@@ -53,6 +54,7 @@ def matrix(ranks: int) -> list[Case]:
         if ranks <= 4 and engine == "native":
             sections += [adapters(engine, ranks), beside_frozen(engine, ranks), scheduled(engine, ranks)]
             sections += [near(engine, ranks), integers(engine, ranks), warm_up(engine, ranks), families(engine, ranks)]
+            sections += [token_prediction(engine, ranks)]
         for section in sections:
             found.update(dict.fromkeys(case for case in section if case is not None))
     return list(dict.fromkeys(_here(case) for case in found))

@@ -1,4 +1,5 @@
-"""Sections of the parity matrix beyond layouts and stages: experts, attention, training methods, communication, memory."""
+"""Sections of the parity matrix beyond layouts and stages: experts, families, multi-token prediction, attention, training
+methods, communication, memory."""
 
 from collections.abc import Iterator, Sequence
 from itertools import product
@@ -55,6 +56,35 @@ def families(engine: str, ranks: int) -> Iterator[Case | None]:
         if runs:
             extra = {**draw.choose(CHECKPOINTING), **(draw.choose(OFFLOADS) if turn % 3 == 0 else {})}
             yield draw.case({**knobs, **draw.choose(runs), **extra, "loss_chunk_size": (0, 5)[turn % 2]}, [name])
+
+
+PREDICTING = ("llama", "experts", "latent", "qwen", "gemma", "latent keys", "sinks", "olmo")
+"""Models with modules for multi-token prediction: also with tied embeddings, a balance loss, and windows in some layers."""
+
+
+def token_prediction(engine: str, ranks: int) -> Iterator[Case | None]:
+    """Multi-token prediction: each layout and stage; models, experts on different ranks, schedules, checkpointing and offloads
+    in turn."""
+    draw = Draw(engine, ranks, "token prediction")
+    for turn, (layout, stage) in enumerate(product(layouts(ranks), stages_of(engine))):
+        modules: Knobs = {"mtp_layers": 1 + turn % 2, "mtp_loss_weight": (0.3, 0.7)[turn // 2 % 2]}
+        knobs = {**layout, "zero_stage": stage, **modules}
+        models = [PREDICTING[(turn + way) % len(PREDICTING)] for way in range(len(PREDICTING))]
+        if layout["context_parallel_size"] != 1:
+            knobs["context_parallel_method"] = ("ulysses", "gather")[turn % 2]
+        runs = [run for run in pipelines(layout) if draw.case({**knobs, **run}, models)]
+        if runs:
+            extra = {**CHECKPOINTING[turn % len(CHECKPOINTING)], **(draw.choose(OFFLOADS) if turn % 3 == 0 else {})}
+            yield draw.case({**knobs, **draw.choose(runs), **extra, "loss_chunk_size": (0, 5)[turn % 2]}, models)
+            yield draw.case({**knobs, **draw.choose(runs), "expert_parallel_size": 2}, ["latent", "experts"])
+    pipeline: Knobs = {"pipeline_parallel_size": 2, "mtp_layers": 2}
+    for run, model in product(pipelines(pipeline), ("llama", "gemma")):
+        yield draw.case({**pipeline, **run, "loss_chunk_size": 20}, [model])
+    for extra in ({"optimizer": "muon"}, {"offload_activations": True}, {"precision": "bf16"}, {"reduce_dtype": "int8"}):
+        yield draw.case({"mtp_layers": 1, **extra}, ["llama"])
+    for packed, modules in product((False, True), (1, 3)):
+        documents = Draw(engine, ranks, "token prediction of documents", documents=True)
+        yield documents.case({"mtp_layers": modules, "pack_sequences": packed, "loss_chunk_size": 20}, ["llama", ROUTED])
 
 
 def attention(engine: str, ranks: int) -> Iterator[Case | None]:

@@ -39,9 +39,12 @@ def reference_optimizers(name: str, module: nn.Module, workload: Workload) -> li
 
 
 def _matrices(module: nn.Module) -> list[nn.Parameter]:
-    """Matrices of our transformer's blocks, or of the module lists of a user's module."""
+    """Matrices of our transformer's blocks, or of the module lists of a user's module. The projection of a module for
+    multi-token prediction is outside of its block.
+    """
     lists = [inner for inner in module.modules() if isinstance(inner, nn.ModuleList | nn.ModuleDict)]
-    found = {id(value): value for one in lists for value in one.parameters() if value.dim() == 2 and value.requires_grad}
+    named = [pair for one in lists for pair in one.named_parameters() if not pair[0].endswith(".project.weight")]
+    found = {id(value): value for _, value in named if value.dim() == 2 and value.requires_grad}
     return list(found.values())
 
 

@@ -90,6 +90,9 @@ class SearchSpace:
         for name in ("capacity_factor", "load_balance", "adapter_size", "prefix_length", "prompt_length"):  # likewise
             if not plain["model"].get(name):
                 plain["model"].pop(name, None)
+        if not plain["model"].get("mtp_layers"):
+            for name in ("mtp_layers", "mtp_loss_weight"):
+                plain["model"].pop(name, None)
         engine = self.capability.plain() if self.capability else None
         return stable_hash([plain, engine, to_plain(self.domains), to_plain(self.base)])
 

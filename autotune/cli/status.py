@@ -55,7 +55,7 @@ def status_of(error: Exception) -> Status | None:
     """The status of one of our errors; None: it is not ours."""
     # Imported here because `autotune --help` must not load these packages.
     from autotune.errors import AutotuneError, NoBestError, NothingFeasibleError
-    from executor.errors import DataError, ExecutorError, FactoryError
+    from executor.errors import DataError, ExecutorError, FactoryError, WeightsError
     from search_spaces.errors import SearchSpaceError
     from storage.errors import LeaseHeldError, LeaseLostError, StorageError
 
@@ -64,7 +64,7 @@ def status_of(error: Exception) -> Status | None:
             return Status.NOTHING_FEASIBLE
         case NoBestError() | LeaseHeldError() | LeaseLostError():
             return Status.FAILURE
-        case AutotuneError() | SearchSpaceError() | StorageError() | FactoryError() | DataError():
+        case AutotuneError() | SearchSpaceError() | StorageError() | FactoryError() | DataError() | WeightsError():
             return Status.USAGE
         case ExecutorError():
             return Status.FAILURE

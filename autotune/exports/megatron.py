@@ -24,6 +24,7 @@ TARGET = Target(
         "virtual_stages", "pipeline_schedule", "pipeline_split", "context_parallel_size", "expert_parallel_size",
         "activation_checkpointing", "checkpoint_every_k", "precision", "rank_order", "attention_backend", "expandable_segments",
         "pipeline_layout", "accumulation_dtype", "optimizer", "environment", "context_parallel_method", "attention_window",
+        "mtp_loss_weight",
         *spelled("megatron"), "overlap_param_gather", "offload_activations", "async_tensor_parallel", "cuda_graphs",
         *peft.KNOBS,
     }),
@@ -83,6 +84,8 @@ def _layout(winner: Winner) -> list[str]:
     if not winner.on_gpus:
         lines.append("--distributed-backend gloo")
     lines += spelled_words(config, "megatron")
+    if config.mtp_layers:  # Megatron-LM has another default
+        lines.append(f"--mtp-loss-scaling-factor {config.mtp_loss_weight}")
     if _captures(config):
         lines += ["--cuda-graph-impl local", "--te-rng-tracker"]
     if _offloads_activations(winner) and winner.shape is not None:
@@ -140,12 +143,13 @@ def _parallel(winner: Winner) -> list[str]:
 
 
 def pipeline_layout(shape: ModelSpec, config: TrialConfig, sequence_length: int) -> str:
-    """The layers of every stage as `Ett|tt|tt|tL`: E is the embedding, t a layer and L the loss.
+    """The layers of every stage as `Ett|tt|tt|tmL`: E is the embedding, t a layer, m a module for multi-token prediction and
+    L the loss.
 
     Megatron-LM assigns the stages to the ranks in turn, as the schedules of `LOOPED` do.
     """
     parts = ["t" * len(layers) for layers in split_layers(shape, config, sequence_length)]
-    parts[0], parts[-1] = f"E{parts[0]}", f"{parts[-1]}L"
+    parts[0], parts[-1] = f"E{parts[0]}", f"{parts[-1]}{'m' * config.mtp_layers}L"
     return "|".join(parts)
 
 

@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor, nn
 
+from executor.data.ahead import AHEAD, DataAhead
 from executor.data.batches import Data, FactoryData, text_data
 from executor.data.documents import PLACES, document_data
 from executor.errors import EngineRefusalError, FactoryError
@@ -32,8 +33,8 @@ DTYPES = {
     "fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, FLOAT8: torch.bfloat16,
 }  # fmt: skip
 """Precision -> dtype of parameters and activations."""
-TIED_NAMES = frozenset({"embedding.tokens.weight", "head.output.weight"})
-"""The two names of the tied weight of our Transformer."""
+TABLE, OUTPUT = "embedding.tokens.weight", "head.output.weight"
+"""The names of the tables of our Transformer, which may be tied."""
 
 
 class Source(ABC):
@@ -83,14 +84,18 @@ class _Shape(Source):
         super().__init__(config, workload)
         if spec.adapts:
             raise EngineRefusalError("adapters", "the model's fields configure adapters; set the knobs instead")
+        if spec.mtp_layers:
+            raise EngineRefusalError("mtp-model", "the model has mtp_layers; set the knob of that name instead")
         if config.precision == FLOAT8 and torch.version.hip:
             raise EngineRefusalError("float8-device", "AMD devices have other 8-bit types than NVIDIA's; use precision=bf16")
         self.spec = configured(spec, config)
-        self.data = _data(spec, config, workload)
+        data = _data(spec, config, workload)
+        self.data = DataAhead(data=data, modules=self.spec.mtp_layers) if self.spec.mtp_layers else data
 
     @property
     def is_tied(self) -> bool:
-        return self.spec.tied_embeddings and not self.spec.adapts
+        # Modules for multi-token prediction, in the last stage, read the embedding.
+        return (self.spec.tied_embeddings or self.spec.mtp_layers > 0) and not self.spec.adapts
 
     def parts(self, groups: ParallelGroups) -> list[ModelPart]:
         tensor = TensorParallel(groups.tensor, self.config.sequence_parallel, self.config.async_tensor_parallel)
@@ -124,13 +129,19 @@ class _Shape(Source):
             module=module, values=values, blocks=module.layers(), units=module.sharding_units(),
             split=module.split_dimensions(), summands=frozenset(module.summand_parameters()),
             experts=frozenset(module.expert_parameters()),
-            tied=TIED_NAMES if self.is_tied else frozenset(), reads_in_units=True, enters="tokens",
+            tied=self._tied_names(), reads_in_units=True, enters="tokens",
             reads=self._reads(part), entry=self._entry(module), hidden=self._hidden(module), stage=stage,
         )  # fmt: skip
 
     def _reads(self, part: Part) -> tuple[str, ...]:
         places = (PLACES,) if self.config.pack_sequences and self.workload.document_lengths else ()
-        return ("labels", *places) if part.last else places
+        ahead = (AHEAD,) if self.spec.mtp_layers else ()
+        return ("labels", *places, *ahead) if part.last else places
+
+    def _tied_names(self) -> frozenset[str]:
+        if not self.is_tied:
+            return frozenset()
+        return frozenset({TABLE, OUTPUT}) if self.spec.tied_embeddings else frozenset({TABLE})
 
     def _entry(self, module: Transformer) -> Tensor:
         return torch.empty(self.config.micro_batch_size, len(module.places), dtype=torch.int64, device="meta")

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from executor.parallel.model import Block, Head, whole
+from executor.parallel.head import Head
+from executor.parallel.model import Block, whole
 from executor.parallel.rotary import rotary_table
 from search_spaces.clusters.microbenchmark import SINGLE_RANK, GroupShape, Operation, layer_model
 
@@ -164,7 +165,8 @@ def _head(device: torch.device, dtype: torch.dtype, precision: str, shape: tuple
 
     def make() -> Run:
         spec = layer_model(tokens, hidden, 1, hidden, vocabulary)
-        head = Head(spec, whole(spec), 0).to(device=device, dtype=dtype)
+        part = whole(spec)
+        head = Head(spec, part.tensor, part.operators, False, 0).to(device=device, dtype=dtype)
         x = torch.randn(samples, tokens, hidden, device=device, dtype=dtype, requires_grad=True)
         labels = torch.randint(vocabulary, (samples, tokens), device=device)
         leaves = [x, *head.parameters()]

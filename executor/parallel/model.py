@@ -1,36 +1,35 @@
 """A decoder-only transformer of any shape that a ModelSpec describes, or one rank's part of it."""
 
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
 
+from executor.data.ahead import labels_ahead
 from executor.parallel.adapters import OUTWARD, WIDENING, Bottleneck, LowRank, apply_adapter
-from executor.parallel.chunked_loss import chunked_loss
 from executor.parallel.collectives import Group
 from executor.parallel.context import ContextParallel
 from executor.parallel.data_schedule import through_kept
 from executor.parallel.experts import Experts
 from executor.parallel.grouped import Multiply
+from executor.parallel.head import Head
 from executor.parallel.initialization import Drawn, FirstValues, Kind, draw, materialise
 from executor.parallel.latent import LatentAttention
 from executor.parallel.operators import Operators
 from executor.parallel.packed import Documents, attend_in_documents, documents_in
 from executor.parallel.quantised import QuantisedMatrix, QuantisedValues
 from executor.parallel.rotary import Rotary, query_factors, rotary_table
-from executor.parallel.scores import Scores, Sinks, soft_cap
+from executor.parallel.scores import Scores, Sinks
 from executor.parallel.tensor import (
     ColumnLinear,
     RowLinear,
     TensorParallel,
     VocabularyEmbedding,
     enter_through,
-    vocabulary_cross_entropy,
 )
+from executor.parallel.token_prediction import PredictionModule
 from executor.parallel.virtual_tokens import Prefix, Prompt
 from search_spaces.models.model import HeadNorm, ModelSpec, NormPlace, Position
 from search_spaces.training.windows import window_of
@@ -253,70 +252,6 @@ class Embedding(nn.Module):
         return self.tensor.own_tokens(functional.pad(table(rows), (0, 0, self.prompt.length, 0)))
 
 
-class OutputProjection(ColumnLinear):
-    """A slice of the vocabulary: weight [vocabulary / ranks, width]."""
-
-    def forward(self, x: Tensor, use: Callable[[Tensor], Tensor] | None = None) -> Tensor:
-        """The logits of `x`, or `use(weight)`. It runs within this module's call, so that hooks on the module apply."""
-        return super().forward(x) if use is None else use(self.weight)
-
-
-class Head(nn.Module):
-    """Final norm, output projection and mean cross-entropy in at least fp32. Tensor ranks divide the vocabulary.
-
-    With `chunk` > 0 the logits exist for that many tokens at a time, and forward computes their gradients (`chunked_loss`).
-    Instead, logits are recomputed in backward if losses of many micro-batches wait for their backward, since each would store a
-    gradient of the weight, and in fp16, which cannot represent unscaled gradients. If samples contain padding (`targets`), the
-    loss is not a mean over its own targets, but weights them as those of the whole step.
-    """
-
-    def __init__(self, spec: ModelSpec, part: Part, chunk: int) -> None:
-        super().__init__()
-        self.chunk, self.tensor, self.virtual = chunk, part.tensor, spec.prompt_length
-        self.losses_wait, self.scale, self.softcap = part.losses_wait, spec.output_scale, spec.output_softcap
-        self.targets = 0.0
-        """Mean number of targets per micro-batch of the step; 0: the number of labels, since there is no padding."""
-        self.linear_loss = part.operators.linear_loss
-        self.norm = part.operators.make_norm(spec) if spec.final_norm else None
-        width = spec.embedding_size or spec.hidden_size
-        self.project = nn.Linear(spec.hidden_size, width, bias=False) if spec.embedding_size else None
-        self.output = OutputProjection(width, spec.vocab_size, part.tensor, bias=False)
-
-    def forward(self, x: Tensor, labels: Tensor) -> Tensor:
-        if self.norm is not None:
-            x = self.norm(x)
-        if self.project is not None:
-            x = self.project(x)
-        if self.scale != 1:
-            x = x * self.scale
-        x = self.tensor.enter(x)[:, self.virtual :]
-        rows, targets = x.flatten(0, 1), labels.flatten()
-        if self.linear_loss is not None:
-            return self.linear_loss(rows, self.output.weight, targets) / (self.targets or targets.numel())
-        # Even for a single chunk: the gradient overwrites the logits, so that fewer tokens never take more memory.
-        if self.chunk and torch.is_grad_enabled() and not self.losses_wait and rows.dtype != torch.float16:
-            scale, padded = 1 / (self.targets or targets.numel()), self.targets > 0
-            use = functools.partial(
-                chunked_loss, rows, targets=targets, chunk=self.chunk, tensor=self.tensor, scale=scale, padded=padded,
-                softcap=self.softcap,
-            )  # fmt: skip
-            loss: Tensor = self.output(rows, use)
-            return loss
-        if not self.chunk or self.chunk >= rows.shape[0]:
-            return self._summed_loss(rows, targets) / (self.targets or targets.numel())
-        parts = zip(torch.split(rows, self.chunk), torch.split(targets, self.chunk), strict=True)
-        recomputed_loss = functools.partial(checkpoint, self._summed_loss, use_reentrant=False, preserve_rng_state=False)
-        sums = [recomputed_loss(part, target) for part, target in parts]
-        return torch.stack(sums).sum() / (self.targets or targets.numel())
-
-    def _summed_loss(self, rows: Tensor, targets: Tensor) -> Tensor:
-        logits = self.output(rows)
-        precise = torch.promote_types(logits.dtype, torch.float32)
-        if self.softcap:
-            logits = soft_cap(logits, self.softcap)
-        return vocabulary_cross_entropy(logits.to(precise), targets, self.tensor, padded=self.targets > 0)
-
-
 class Transformer(nn.Module):
     """The model, or one rank's part of it.
 
@@ -325,6 +260,9 @@ class Transformer(nn.Module):
     tokens], the others their hidden states. With packed rows every part also takes `places` [batch, tokens]: the positions of
     the tokens in their documents, starting at 0. With context parallelism the tokens are those of the rank's positions; with
     sequence parallelism the hidden states are of a share of them.
+
+    Modules for multi-token prediction are in the last part, which then also has the embedding, and takes `ahead`
+    (`labels_ahead`); without it, labels are those of whole samples.
     """
 
     places: Tensor
@@ -334,10 +272,14 @@ class Transformer(nn.Module):
         super().__init__()
         self.spec, self.sequence_length = spec, sequence_length
         self.part = part = part or whole(spec)
-        self.embedding = Embedding(spec, part) if part.first else None
+        self.embedding = Embedding(spec, part) if part.first or (part.last and spec.mtp_layers) else None
         # Named by the layer's number in the whole model, because initial weights depend on their names.
         self.blocks = nn.ModuleDict({str(layer): Block(spec, part, layer) for layer in part.layers})
-        self.head = Head(spec, part, loss_chunk_size) if part.last else None
+        modules = range(spec.mtp_layers if part.last else 0)
+        self.predictions = nn.ModuleDict({
+            str(depth): PredictionModule(spec, part.operators, Block(spec, part, spec.num_layers + depth)) for depth in modules
+        })  # fmt: skip
+        self.head = Head(spec, part.tensor, part.operators, part.losses_wait, loss_chunk_size) if part.last else None
         self.adapt()
         self.tie()
         self.rotary = spec.position is Position.ROTARY
@@ -375,7 +317,7 @@ class Transformer(nn.Module):
 
     def matrices(self) -> list[tuple[str, ColumnLinear | RowLinear]]:
         """Names and matrices of the layers, without routers."""
-        named = self.blocks.named_modules()
+        named = [pair for block in self.layers() for pair in block.named_modules()]
         return [(name, module) for name, module in named if isinstance(module, ColumnLinear | RowLinear)]
 
     def make_tables(self) -> None:
@@ -398,12 +340,13 @@ class Transformer(nn.Module):
             setattr(self, name, table.to(device))
 
     def layers(self) -> list[nn.Module]:
-        """The blocks in order."""
-        return list(self.blocks.values())
+        """The blocks in order, those of modules for multi-token prediction last."""
+        return [*self.blocks.values(), *(module.get_submodule("block") for module in self.predictions.values())]
 
     def sharding_units(self) -> list[nn.Module]:
-        """The modules that stage 3 gathers as units; every rank calls them in the same order."""
-        return [unit for unit in (self.embedding, *self.layers(), self.head) if unit is not None]
+        """The modules that stage 3 gathers as units; every rank calls them in the same order, each once."""
+        further = () if not self.predictions or self.head is None else (self.head.norm, *self.predictions.values())
+        return [unit for unit in (self.embedding, *self.blocks.values(), *further, self.head) if unit is not None]
 
     def split_dimensions(self) -> dict[str, int]:
         """Parameter -> the dimension that is sliced over tensor-parallel ranks; omitted parameters are whole on each rank."""
@@ -434,22 +377,39 @@ class Transformer(nn.Module):
             return set()
         return {name for name, _ in self.named_parameters() if ".experts." in name}
 
-    def forward(self, tokens: Tensor, labels: Tensor | None = None, places: Tensor | None = None) -> Tensor:
-        x = tokens if self.embedding is None else self.embedding(tokens, self.places if places is None else places)
+    def forward(
+        self, tokens: Tensor, labels: Tensor | None = None, places: Tensor | None = None, ahead: Tensor | None = None
+    ) -> Tensor:
+        if self.predictions and ahead is None and labels is not None:
+            ahead = labels_ahead(labels, self.spec.mtp_layers, places)
+        x, *embedded = self._embedded(tokens, labels, places, ahead)
         rotary = self._rotations("rotary", x.dtype, places) if self.rotary else None
         near = self._rotations("window_rotary", x.dtype, places) if self.spec.window_rope_theta else rotary
         factors = self._query_factors(x.dtype, places)
         documents = near_documents = None if places is None else documents_in(places, x.dtype, self.spec.head_dim)
         if places is not None and (window := window_of(self.spec)).chunked and window.hides(self.sequence_length):
             near_documents = documents_in(places, x.dtype, self.spec.head_dim, window.tokens)
+
+        def positions(layer: int) -> Rotary:
+            return factors if not self.spec.is_rotated(layer) else near if self.spec.has_window(layer) else rotary
+
+        def documents_of(layer: int) -> Documents | None:
+            return near_documents if self.spec.has_window(layer) else documents
+
         for name, block in self.blocks.items():
             kept, layer = self.kept.get(name), int(name)
-            windowed = self.spec.has_window(layer)
-            own = factors if not self.spec.is_rotated(layer) else near if windowed else rotary
-            x = block(x, own, near_documents if windowed else documents) if kept is None else through_kept(block, x, own, kept)
+            own = positions(layer)
+            x = block(x, own, documents_of(layer)) if kept is None else through_kept(block, x, own, kept)
         if self.head is None:
             return x
-        loss: Tensor = self.head(x, labels)
+        further: list[Tensor] = []
+        if self.predictions and self.head.norm is not None:
+            x, layer = self.head.norm(x), self.spec.num_layers
+            hidden = x
+            for module, own_embedded in zip(self.predictions.values(), embedded, strict=True):
+                hidden = module(hidden, own_embedded, positions(layer), documents_of(layer))
+                further.append(hidden)
+        loss: Tensor = self.head(x, labels, further, ahead)
         return loss
 
     def _query_factors(self, dtype: torch.dtype, places: Tensor | None) -> tuple[Tensor] | None:
@@ -458,6 +418,20 @@ class Transformer(nn.Module):
             return None
         factors = self.query_factors.to(torch.promote_types(dtype, torch.float32))
         return (factors if places is None else factors[places][:, None],)
+
+    def _embedded(self, tokens: Tensor, labels: Tensor | None, places: Tensor | None, ahead: Tensor | None) -> Sequence[Tensor]:
+        """The input of the layers, and of each module for multi-token prediction the embeddings of the tokens that were
+        predicted before it. One lookup for all, because stage 3 gathers the table once for each call.
+        """
+        if self.embedding is None:
+            return (tokens,)
+        ids = [tokens] if self.part.first else []
+        if labels is not None and ahead is not None:
+            # A token without a target there contributes to no loss; any id will do.
+            ids += [one.clamp(min=0) for one in (labels, *ahead.unbind(-1)[:-1])]
+        found = self.embedding(torch.cat(ids) if len(ids) > 1 else ids[0], self.places if places is None else places)
+        parts = found.chunk(len(ids))
+        return parts if self.part.first else (tokens, *parts)
 
     def _rotations(self, kind: str, dtype: torch.dtype, places: Tensor | None) -> tuple[Tensor, Tensor]:
         """Cosines and sines of the tokens, or of tokens at positions `places` [batch, tokens]."""

@@ -75,6 +75,7 @@ CONTEXT_PARALLEL = Condition(
     "context_parallel_size > 1", ("context_parallel_size",), lambda config, _: config.context_parallel_size > 1
 )
 WINDOWED = Condition("attention_window > 0", ("attention_window",), lambda config, _: config.attention_window > 0)
+PREDICTS_TOKENS = Condition("mtp_layers > 0", ("mtp_layers",), lambda config, _: config.mtp_layers > 0)
 LENGTHENS = Condition(
     "curriculum_start_length > 0", ("curriculum_start_length",), lambda config, _: config.curriculum_start_length > 0
 )

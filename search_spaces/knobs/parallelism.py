@@ -132,7 +132,7 @@ class ParallelismKnobs:
         plain=("",),
         remedy="it lays no stages out layer by layer",
         normalise=lambda text: layout_text(parse_layout(text)),
-        canonical=Canonical(("pipeline_parallel_size", "virtual_stages"), _written_layout),
+        canonical=Canonical(("pipeline_parallel_size", "virtual_stages", "mtp_layers"), _written_layout),
     )
     pipeline_split: str = knob(
         "balanced",
@@ -145,7 +145,7 @@ class ParallelismKnobs:
         condition=conditions.SPLITS,
         engines=("native", "fsdp2", "deepspeed"),
         spaces={"full": "all"},
-        canonical=Canonical(("pipeline_parallel_size", "virtual_stages"), _split),
+        canonical=Canonical(("pipeline_parallel_size", "virtual_stages", "mtp_layers"), _split),
     )
     sequence_parallel: bool = knob(
         False,

@@ -1,4 +1,4 @@
-"""Knobs that change training results: optimizer, adapters, attention windows, data schedules.
+"""Knobs that change training results: optimizer, multi-token prediction, adapters, attention windows, data schedules.
 
 They are searched only if the user names them.
 """
@@ -76,6 +76,30 @@ class TrainingKnobs:
         distance=Distance.DOUBLINGS,
         remedy="add them to the mask of the window",
     )
+    mtp_layers: int = knob(
+        0,
+        "Number of modules for multi-token prediction after the model, each predicting one token further; 0: none.",
+        number=62,
+        unit="layers",
+        numerics=Numerics.CHANGES,
+        applies=Applies.REBUILD,
+        searched_after="cuda_graphs",
+        planning=Planning.FIXED,
+        distance=Distance.DOUBLINGS,
+        remedy="add modules that predict further tokens to the model, and their losses to its loss",
+        exports={"megatron": "--mtp-num-layers {value}"},
+    )
+    mtp_loss_weight: float = knob(
+        0.3,
+        "Weight of the mean loss of the modules for multi-token prediction, which is not part of the reported loss.",
+        number=63,
+        numerics=Numerics.CHANGES,
+        applies=Applies.REBUILD,
+        condition=conditions.PREDICTS_TOKENS,
+        planning=Planning.FIXED,
+        distance=Distance.DOUBLINGS,
+        remedy="multiply the mean loss of those modules by it",
+    )
     lora_rank: int = knob(
         0,
         "Rank of low-rank adapters (LoRA); all other parameters are frozen; 0: no adapters, all parameters are trained.",
@@ -83,6 +107,7 @@ class TrainingKnobs:
         unit="columns",
         numerics=Numerics.CHANGES,
         applies=Applies.REBUILD,
+        searched_after="attention_global_tokens",
         planning=Planning.FIXED,
         distance=Distance.DOUBLINGS,
         remedy="freeze the model and put adapters of that rank beside its matrices, alpha twice the rank",

@@ -173,6 +173,11 @@ class ModelSpec:
     """Width of the MLP of these layers."""
     load_balance: float = 0.0
     """Weight of each router's load-balance loss; it affects gradients but is not part of the reported loss; 0: none."""
+    mtp_layers: int = 0
+    """Modules for multi-token prediction after the model, each with a layer of the last one's kind [DeepSeek-AI 2024,
+    DeepSeek-V3, 2.2]."""
+    mtp_loss_weight: float = 0.3
+    """Weight of the mean loss of these modules; it affects gradients but is not part of the reported loss."""
     sliding_window: int = 0
     """Length of the attention window in tokens; 0: no window."""
     chunked_attention: bool = False
@@ -244,6 +249,7 @@ class ModelSpec:
                 )
 
         self._check_routing()
+        self._check_prediction()
         self._check_attention()
         self._check_adapters()
 
@@ -264,6 +270,21 @@ class ModelSpec:
             raise ModelFormatError("weighted_inputs", "is for experts without biases", "leave it out, or mlp_bias")
         if any(self.dense_layers) and not (self.num_experts and self.dense_ffn_size):
             raise ModelFormatError("dense_layers", "belongs to a model of experts", "give num_experts and dense_ffn_size")
+
+    def _check_prediction(self) -> None:
+        if not 0 <= self.mtp_layers <= MOST_LAYERS:
+            raise ModelFormatError("mtp_layers", f"{self.mtp_layers} is not a number of modules", "give 0 for none, or 1")
+        if not 0 <= self.mtp_loss_weight < math.inf:
+            raise ModelFormatError("mtp_loss_weight", f"{self.mtp_loss_weight} is no weight", "give a positive number, as 0.3")
+        if self.mtp_layers and (problem := self.mtp_problem):
+            raise ModelFormatError("mtp_layers", problem, "leave it at 0")
+
+    @property
+    def mtp_problem(self) -> str:
+        """Why the model cannot have modules for multi-token prediction, in a clause; empty: it can."""
+        if self.position is Position.LEARNED or self.embedding_size or not self.final_norm:
+            return f"{self.name} has learned positions, projected embeddings or no final norm, which the modules cannot share"
+        return f"{self.name} is frozen, and its adapters have no place in the modules" if self.adapts else ""
 
     def _check_attention(self) -> None:
         for field in (
@@ -320,16 +341,19 @@ class ModelSpec:
 
     def has_window(self, layer: int) -> bool:
         """Whether attention of this layer is limited to the window."""
-        return self.sliding_window > 0 and not (self.whole_layers and self.whole_layers[layer % len(self.whole_layers)])
+        return self.sliding_window > 0 and not self._listed(self.whole_layers, layer)
 
     def is_rotated(self, layer: int) -> bool:
         """Whether queries and keys of this layer are rotated by their positions."""
-        rotated = not self.rotated_layers or self.rotated_layers[layer % len(self.rotated_layers)]
-        return self.position is Position.ROTARY and rotated
+        return self.position is Position.ROTARY and (not self.rotated_layers or self._listed(self.rotated_layers, layer))
 
     def has_experts(self, layer: int) -> bool:
         """Whether this layer has experts."""
-        return self.num_experts > 0 and not (self.dense_layers and self.dense_layers[layer % len(self.dense_layers)])
+        return self.num_experts > 0 and not self._listed(self.dense_layers, layer)
+
+    def _listed(self, pattern: tuple[bool, ...], layer: int) -> bool:
+        """Whether a pattern names this layer. Layers after the last one, of multi-token prediction, are of its kind."""
+        return bool(pattern) and pattern[min(layer, self.num_layers - 1) % len(pattern)]
 
     @property
     def expert_layers(self) -> int:
@@ -398,7 +422,8 @@ class ModelSpec:
     @property
     def expert_parameters(self) -> int:
         """Parameters of all experts, without routers and shared experts."""
-        return self.expert_layers * self.num_experts * self._mlp_parameters(self.ffn_hidden_size)
+        layers = self.expert_layers + self.mtp_layers * self.has_experts(self.num_layers)
+        return layers * self.num_experts * self._mlp_parameters(self.ffn_hidden_size)
 
     @property
     def active_parameter_count(self) -> int:
@@ -417,7 +442,21 @@ class ModelSpec:
             + self._projection_parameters
             + (self._norm_parameters if self.final_norm else 0)
             + (0 if self.tied_embeddings else self.vocab_size * self.table_width)
+            + self.mtp_layers * self._module_parameters_with(experts)
         )
+
+    def _module_parameters_with(self, experts: int) -> int:
+        """Parameters of a module for multi-token prediction: a layer, the projection of its two inputs, and three norms."""
+        mlp = self._mlp_parameters(self.dense_ffn_size or self.ffn_hidden_size)
+        if self.has_experts(self.num_layers):
+            mlp = self._expert_mlp_parameters(experts)
+        norms = (self.layer_norms + 3) * self._norm_parameters
+        return self._attention_parameters + mlp + 2 * self.hidden_size**2 + norms
+
+    @property
+    def mtp_parameters(self) -> int:
+        """Parameters of all modules for multi-token prediction, without the tables that they share with the model."""
+        return self.mtp_layers * self._module_parameters_with(self.num_experts)
 
     @property
     def adapts(self) -> bool:
@@ -462,20 +501,32 @@ class ModelSpec:
         6 N + 12 L H Q T [Chowdhery et al. 2022, PaLM, appendix B]. N: active parameters in matrix products (a tied table counts
         once, as the output projection; lookup tables do not count). T: `sequence_length` or, if that is less, the tokens of the
         sliding window plus the global ones. Causality is not discounted. Virtual tokens of a prompt pass through the layers,
-        and every token attends to a prefix.
+        and every token attends to a prefix. Modules for multi-token prediction count for every token, although the last ones
+        of a sequence have no target.
         """
         multiplied = self.active_parameter_count - self.input_embedding_parameters
         if self.tied_embeddings:
             multiplied += self.vocab_size * self.table_width
         attention = 6.0 * self.num_layers * self.num_attention_heads * (self.head_dim + self.value_size)
         if not self.adapts:
-            return 6.0 * multiplied + attention * self.attended(sequence_length)
+            return 6.0 * multiplied + attention * self.attended(sequence_length) + self._mtp_products(sequence_length)
         # No gradient is computed for a frozen matrix.
         length = sequence_length + self.prompt_length
         passing = 6.0 * self.num_layers * (self._factor_parameters + self.bottleneck_parameters)
         passing += attention * (self.attended(length) + self.prefix_length)
         head = 4.0 * self.vocab_size * self.table_width
         return head + (4.0 * multiplied - head + passing) * length / sequence_length
+
+    def mtp_flops_per_token(self, sequence_length: int) -> float:
+        """The part of `flops_per_token` in modules for multi-token prediction, their logits included."""
+        multiplied = self.mtp_layers * self._module_parameters_with(self.experts_per_token)
+        return 6.0 * multiplied + self._mtp_products(sequence_length)
+
+    def _mtp_products(self, sequence_length: int) -> float:
+        """The FLOPs for each token of scores and logits in these modules."""
+        near = self.sliding_window + self.global_tokens if self.has_window(self.num_layers) else sequence_length
+        pairs = self.num_attention_heads * (self.head_dim + self.value_size) * min(near, sequence_length)
+        return 6.0 * self.mtp_layers * (pairs + self.vocab_size * self.table_width)
 
     def attended(self, length: int) -> float:
         """Mean number of tokens that a token attends to in a sequence of this length, causality not discounted."""

@@ -1,12 +1,13 @@
 """Which layers a pipeline stage holds, and on which rank a stage is."""
 
+import dataclasses
 import heapq
 import itertools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from search_spaces.knob import Config
-from search_spaces.models.model import ModelSpec
+from search_spaces.models.model import Model, ModelSpec
 from search_spaces.models.stage_layout import Stage, layout_text, parse_layout
 
 ONE_STAGE_SCHEDULES = ("gpipe", "1f1b")
@@ -17,6 +18,16 @@ FOLDED_SCHEDULES = ("zbv", "dualpipev")
 """Schedules that fold the stages into a V, so that the first rank holds the first and the last stage."""
 ZERO_BUBBLE_SCHEDULES = ("interleaved_zero_bubble", "zbv", "dualpipev")
 """Schedules that compute input gradients and weight gradients separately."""
+
+
+Trained = TypeVar("Trained", bound=Model)
+
+
+def predicting(model: Trained, config: Config) -> Trained:
+    """The model with the configuration's modules for multi-token prediction; unchanged if it has none."""
+    if not config.mtp_layers or not isinstance(model, ModelSpec):
+        return model
+    return dataclasses.replace(model, mtp_layers=config.mtp_layers, mtp_loss_weight=config.mtp_loss_weight)
 
 
 def losses_wait(config: Config) -> bool:
@@ -41,14 +52,15 @@ def split_layers(spec: ModelSpec, config: Config, sequence_length: int) -> tuple
     """The layers of every stage, at least one each: from `pipeline_layout`, else divided as `pipeline_split` says.
 
     `pipeline_split` even: as equal as possible, later stages take the remainder. balanced: as equal as possible in FLOPs,
-    including the output projection on the last stage. Embedding lookups need almost no FLOPs.
+    including the output projection and the modules for multi-token prediction, which are on the last stage in any case.
+    Embedding lookups need almost no FLOPs.
     """
     if config.pipeline_layout and config.pipeline_parallel_size > 1:
         return _ranges([stage.layers for stage in parse_layout(config.pipeline_layout)])
     stages = config.pipeline_parallel_size * config.virtual_stages
     costs = [0.0] * stages
     if config.pipeline_split == "balanced":
-        costs[-1] = head_in_layers(spec, sequence_length)
+        costs[-1] = head_in_layers(predicting(spec, config), sequence_length)
     return _ranges(fill(costs, spec.num_layers))
 
 
@@ -73,11 +85,14 @@ def split_blocks(config: Config, blocks: int, starts: Sequence[int]) -> tuple[ra
 
 
 def head_in_layers(spec: ModelSpec, sequence_length: int) -> float:
-    """FLOPs of the output projection as a multiple of a layer's [Chowdhery et al. 2022, PaLM, appendix B]."""
+    """FLOPs of what follows the layers as a multiple of a layer's [Chowdhery et al. 2022, PaLM, appendix B]: of the output
+    projection, and of modules for multi-token prediction."""
+    modules = spec.mtp_flops_per_token(sequence_length)
+    spec = dataclasses.replace(spec, mtp_layers=0)
     idle = spec.parameter_count - spec.active_parameter_count
     layer = 6.0 * (spec.layer_parameters - idle / spec.num_layers)
     layer += 12.0 * spec.num_attention_heads * spec.head_dim * sequence_length
-    return 6.0 * spec.vocab_size * (spec.embedding_size or spec.hidden_size) / layer
+    return (6.0 * spec.vocab_size * (spec.embedding_size or spec.hidden_size) + modules) / layer
 
 
 def fill(costs: Sequence[float], layers: int) -> list[int]:

@@ -3,6 +3,7 @@
 from typing import TypeVar
 
 from search_spaces.models.model import Model
+from search_spaces.models.pipeline import predicting
 from search_spaces.training.adapters import adapted
 from search_spaces.training.windows import windowed
 from search_spaces.trial_config import TrialConfig
@@ -11,5 +12,5 @@ Trained = TypeVar("Trained", bound=Model)
 
 
 def configured(model: Trained, config: TrialConfig) -> Trained:
-    """The model with the configuration's adapters and attention window."""
-    return windowed(adapted(model, config), config)
+    """The model with the configuration's adapters, attention window and modules for multi-token prediction."""
+    return predicting(windowed(adapted(model, config), config), config)

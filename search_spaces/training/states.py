@@ -5,7 +5,8 @@ from search_spaces.models.command import CommandModel
 from search_spaces.models.model import Model, ModelSpec
 from search_spaces.models.stage_layout import marks_offloading
 from search_spaces.optimizers import moment_bytes
-from search_spaces.training.adapters import adapted, adapts
+from search_spaces.training.adapters import adapts
+from search_spaces.training.configured import configured
 from search_spaces.trial_config import TrialConfig
 
 PARAMETER_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp64": 8, "fp8": 2}
@@ -40,7 +41,7 @@ def states_lower_bound_bytes(config: TrialConfig, model: Model, world_size: int,
     Args:
         capability: of the engine; None: any engine, which gives the lowest bound.
     """
-    model = adapted(model, config)
+    model = configured(model, config)
     trainable, frozen = _elements(config, model)
     frozen *= _frozen_bytes(config, model)
     shards = _shards(config, world_size, capability)

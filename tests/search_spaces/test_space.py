@@ -326,7 +326,15 @@ def test_a_field_of_models_that_came_later_leaves_the_hash_of_models_without_it(
     model = resolve_model("mixtral-8x7b")
     plain, capped = make_space({}, model=model), make_space({}, model=dataclasses.replace(model, capacity_factor=1.0))
     assert plain.hash != capped.hash
-    later = {"capacity_factor", "load_balance", "adapter_size", "prefix_length", "prompt_length"}
+    later = {
+        "capacity_factor",
+        "load_balance",
+        "adapter_size",
+        "prefix_length",
+        "prompt_length",
+        "mtp_layers",
+        "mtp_loss_weight",
+    }
     place = to_plain(dataclasses.replace(plain.context, capability=None))
     for name in ("groups", "kernel_packages", "link_domain_size"):
         del place["cluster"][name]

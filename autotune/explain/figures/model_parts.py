@@ -29,7 +29,7 @@ def parts_of_model(spec: ModelSpec, sequence_length: int) -> list[ModulePart]:
     FLOPs are as in `ModelSpec.flops_per_token`: 6 per multiplied parameter and token (4 if the parameter is frozen), and
     12 H Q T per layer for attention's products.
     """
-    tables, layers, end = _tables(spec), _layer(spec, sequence_length), _end(spec)
+    tables, layers, end = _tables(spec), _layer(spec, sequence_length), [*_predictions(spec, sequence_length), *_end(spec)]
     inside = [*tables, _sum("layers", 1, "layer", spec.num_layers, layers), *layers, *end]
     whole = [part for part in inside if part.depth == 1]
     return [_sum("model", 0, "model", 1, whole), *inside]
@@ -90,6 +90,18 @@ def _matrices(spec: ModelSpec, kind: str, layers: int, width: int, copies: int =
             size += spec.hidden_size if name == "down" else width
         found.append(_part(spec, f"{kind}{name}", 3, "layer", layers * copies * size, layers * active * size))
     return found
+
+
+def _predictions(spec: ModelSpec, sequence_length: int) -> list[ModulePart]:
+    """The modules for multi-token prediction, after the layers; they share the tables."""
+    if not spec.mtp_layers:
+        return []
+    return [
+        ModulePart(
+            label="multi-token prediction", depth=1, kind="head", count=spec.mtp_layers, parameters=spec.mtp_parameters,
+            flops_per_token=spec.mtp_flops_per_token(sequence_length),
+        )
+    ]  # fmt: skip
 
 
 def _end(spec: ModelSpec) -> list[ModulePart]:

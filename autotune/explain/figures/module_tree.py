@@ -12,6 +12,7 @@ from autotune.prediction.equations.compute import micro_batch
 from autotune.prediction.planning.estimate import Estimate, estimates
 from autotune.prediction.planning.question import Question
 from autotune.wire.figures import Figure
+from search_spaces.training.configured import configured
 
 NAME, TITLE = "module_tree", "Modules of the model"
 STATES = ("parameters", "gradients", "optimizer_state")
@@ -26,7 +27,7 @@ def module_tree(source: Source) -> Figure:
         return Figure(name=NAME, title=TITLE, summary=source.lacking())
     question = evidence.question
     estimate = estimates(question, [evidence.config])[0]
-    parts = parts_of_model(question.shape, question.sequence_length)
+    parts = parts_of_model(configured(question.shape, evidence.config), question.sequence_length)
     seconds = _seconds(evidence, question, parts, estimate)
     bytes_per_parameter = _bytes_per_parameter(estimate, question)
     flops = [part.flops_per_token * question.tokens for part in parts]
@@ -75,7 +76,7 @@ def _seconds(evidence: Evidence, question: Question, parts: Sequence[ModulePart]
     whole = {
         "embedding": float(batch.embedding[0]) * scale,
         "layer": float((batch.layer + batch.layer_communication)[0]) * question.shape.num_layers * scale,
-        "head": float(batch.head[0]) * scale,
+        "head": float((batch.head + batch.head_communication)[0]) * scale,
     }
     tops = [part for part in parts if part.depth == 1]
     found = []

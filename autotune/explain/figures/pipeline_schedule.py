@@ -123,7 +123,7 @@ def durations_of(config: TrialConfig, question: Question, layers: Sequence[int])
     batch, ratio = micro_batch(cases, question.rates), question.rates.backward_ratio
     recomputed = RECOMPUTED_SHARE[config.activation_checkpointing] / config.checkpoint_every_k
     layer = float((batch.layer + batch.layer_communication)[0]) / (1 + ratio + recomputed)
-    head = float(batch.head[0]) / (1 + ratio)
+    head = float((batch.head + batch.head_communication)[0]) / (1 + ratio)
     last = len(layers) - 1
     forward = [count * layer + head * (stage == last) for stage, count in enumerate(layers)]
     rerun = [count * layer * recomputed for count in layers]

@@ -18,7 +18,7 @@ from autotune.prediction.equations.cases import (
 )
 from autotune.prediction.equations.mixed import devices_of, hardware_of
 from autotune.prediction.equations.schedules import scheduled
-from autotune.prediction.equations.trained_shapes import adapted_shapes, documented, windowed_shapes
+from autotune.prediction.equations.trained_shapes import documented, trained_shapes
 from autotune.prediction.equations.uneven import layout_key, tabled
 from search_spaces.canonical import SEARCH_ORDER
 from search_spaces.knob import Planning, Value
@@ -48,7 +48,7 @@ class GridCases:
         length, alike = space.workload.sequence_length, [self._alike]
         self._shapes = shapes_of(model, length)
         if isinstance(model, ModelSpec):
-            shapes = windowed_shapes(adapted_shapes(self._shapes, model, alike), model, length, alike)
+            shapes = trained_shapes(self._shapes, model, length, alike)
             self._shapes = documented(shapes, model, space.workload, alike)
         self._module = described(model, str(precision), space.cluster.device.kind)
         self._hardware = hardware_of(space.cluster, str(precision))

@@ -82,6 +82,8 @@ class Shapes:
     """Width of the queries and keys that are normed, as a mean over the layers."""
     whole_chunks: Array = field(default_factory=lambda: np.zeros(1))
     """1 if the window is that of chunks, whose results are not put together from parts."""
+    modules: Array = field(default_factory=lambda: np.zeros(1))
+    """Modules for multi-token prediction, on the last stage: each has a mean layer, and the output projection again."""
     copied: Array = field(default_factory=lambda: np.zeros(1))
     """Keys copied for blocks of queries, per token: for a window with global tokens."""
     low_rank: Array = field(default_factory=lambda: scalar(1.0))

@@ -40,7 +40,9 @@ class MicroBatch:
     layer_communication: Array
     """Tensor, context and expert communication of a layer."""
     head: Array
-    """Output projection and loss, only on the last stage."""
+    """Output projection and loss, and modules for multi-token prediction, only on the last stage."""
+    head_communication: Array
+    """Communication of these modules."""
     embedding: Array
 
 
@@ -54,7 +56,9 @@ def micro_batch(cases: Cases, rates: Coefficients) -> MicroBatch:
         nothing = np.zeros(1)
         communication = _layer_communication(cases, rates) if np.any(cases.layouts.tensor > 1) else nothing
         each = module_seconds(cases, rates) / cases.shapes.layers
-        return MicroBatch(layer=each, layer_communication=communication, head=nothing, embedding=nothing)
+        return MicroBatch(
+            layer=each, layer_communication=communication, head=nothing, head_communication=nothing, embedding=nothing
+        )
     whole = _micro_batch(cases, rates)
     if not drops_tokens(cases):
         return whole
@@ -85,15 +89,22 @@ def _micro_batch(cases: Cases, rates: Coefficients) -> MicroBatch:
     computed = forward * (1 + backward_only) + trained * (1 + rates.backward_ratio) + again + unpacking_seconds(cases)
     computed = computed + copy_seconds(cases) + rounding_seconds(cases, _tokens(cases))
     layer = _smooth_maximum(computed + communication, launched) - communication
-    head_forward = _head_forward(cases, rates)
-    width = cases.shapes.hidden
-    embedding = 3 * _tokens(cases) * width * layouts.parameter_bytes / cases.hardware.bandwidth
+    head = _head_forward(cases, rates) * (1 + rates.backward_ratio)
+    embedding = 2 * 3 * _tokens(cases) * cases.shapes.hidden * layouts.parameter_bytes / cases.hardware.bandwidth
+    modules = cases.shapes.modules
+    if np.any(modules > 0):
+        head = head + modules * (head + layer + embedding + _joining(cases, rates) * (1 + rates.backward_ratio))
     return MicroBatch(
-        layer=layer,
-        layer_communication=communication,
-        head=head_forward * (1 + rates.backward_ratio),
-        embedding=embedding * 2,
-    )
+        layer=layer, layer_communication=communication, head=head, head_communication=modules * communication,
+        embedding=embedding,
+    )  # fmt: skip
+
+
+def _joining(cases: Cases, rates: Coefficients) -> Array:
+    """Seconds in which a module for multi-token prediction projects its two inputs: all tokens on each tensor rank, or its
+    share of them."""
+    rows = _tokens(cases) / np.where(cases.layouts.sequence_parallel > 0, cases.layouts.tensor, 1.0)
+    return _product(cases, rates, rows, 2 * cases.shapes.hidden, cases.shapes.hidden)
 
 
 def _smooth_maximum(one: Array, other: Array) -> Array:

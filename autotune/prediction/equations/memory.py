@@ -140,8 +140,9 @@ def share_memory(cases: Cases, rates: Coefficients, share: RankShare, overrides:
     most = np.maximum((share.selective > 0) * (whole - kept[0]), (share.full > 0) * (whole - kept[1]))
     own = kept_layer_bytes(cases)
     knobs = np.where(cases.layouts.activation_checkpointing > 0, whole - own, 0.0)
+    layers = share.layers + share.last * cases.shapes.modules
     again = Recomputation(
-        kept=np.where(overrides[0] > 0, share.layers * whole - saved, share.layers * own),
+        kept=np.where(overrides[0] > 0, layers * whole - saved, layers * own),
         working=np.where(overrides[0] > 0, most, knobs),
     )
     held = offloading(cases, share, overrides[1])
@@ -200,6 +201,7 @@ def rank_memory(
     if cases.module is not None:
         return _module_memory(cases, rates, layers, place)
     held = stage_parameters(cases, layers, first, last)
+    layers = layers + last * cases.shapes.modules
     kept = _activations(cases, rates, layers, place, first, last, again)
     tags = _tags(cases, rates, held, layers, kept)
     used = reduce(np.add, tags.values())
@@ -412,13 +414,17 @@ def _activations(
     working = (
         np.where(layouts.activation_checkpointing > 0, whole - kept, 0.0) if again is None else again.working
     ) + transient
+    modules = last * shapes.modules
+    all_kept = all_kept + modules * _module_kept(cases)
     unpacked = unpacked_bytes(cases) + rounded_bytes(cases) + _grouped_matrix_bytes(cases)
     shared, static = shared_memory(layouts), static_messages(cases, layers)
     pool = static + (1 - shared) * (tokens * (all_kept + transient) + unpacked)
-    loss, waiting = logits * cases.software.logit_bytes, np.zeros(1)
+    # Of each further loss the logarithms of probabilities are kept until backward, in at least fp32.
+    further = logits * shapes.modules * np.maximum(layouts.parameter_bytes, 4.0)
+    loss, waiting = logits * cases.software.logit_bytes + further, np.zeros(1)
     if np.any(fused := loss_fused(cases)):
-        loss = np.where(fused, last * loss_peak(cases, targets), loss)
-        waiting = np.where(fused, last * (ahead - 1) * loss_kept(cases, targets), 0.0)
+        loss = np.where(fused, last * loss_peak(cases, targets) + modules * loss_kept(cases, targets), loss)
+        waiting = np.where(fused, (last + modules) * (ahead - 1) * loss_kept(cases, targets), 0.0)
     if np.any(chunked := (layouts.loss_chunk_size > 0) & ~losses_wait(layouts)):
         # Gradients computed in forward coexist with the logits of a chunk.
         gradients = (
@@ -426,7 +432,7 @@ def _activations(
         )
         # The logits, and their probabilities in at least fp32, which become the gradient.
         made = layouts.parameter_bytes + np.maximum(layouts.parameter_bytes, 4.0)
-        loss = np.where(chunked, logits * made + last * gradients, loss)
+        loss = np.where(chunked, logits * made + (last + modules) * gradients, loss)
     peak = np.maximum(shared * (tokens * working + unpacked), loss) + logits * outlive + waiting
     return Activations(
         begins=shared * tokens * on_device(cases, layers, all_kept, ahead) + ahead * embedded + peak + pool,
@@ -434,6 +440,13 @@ def _activations(
         forward=tokens * (on_device(cases, layers, all_kept, np.ones(1)) + transient) + embedded + unpacked + static,
         host=host_bytes(cases, layers, all_kept, ahead),
     )
+
+
+def _module_kept(cases: Cases) -> Array:
+    """Bytes per token that a module for multi-token prediction keeps besides its layer: inputs and results of its three norms,
+    those of the first two joined for their projection. `norm_extra` is that of a layer's two."""
+    elements = cases.layouts.parameter_bytes * 6 + 1.5 * norm_extra(cases)
+    return elements * cases.shapes.hidden / _divided(cases)
 
 
 def _grouped_matrix_bytes(cases: Cases) -> Array:

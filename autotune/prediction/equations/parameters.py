@@ -118,14 +118,21 @@ def divided(cases: Cases, held: StageParameters, ranks: Array) -> Array:
 
 
 def stage_parameters(cases: Cases, layers: Array, first: Array, last: Array) -> StageParameters:
-    """Parameters of a rank of a stage with `layers` layers; `first` and `last` are 1 if the stage has the tables."""
+    """Parameters of a rank of a stage with `layers` layers; `first` and `last` are 1 if the stage has the tables.
+
+    The last stage also has the modules for multi-token prediction, whose projection every tensor rank holds whole, and which
+    read the table of the first.
+    """
     shapes, layouts = cases.shapes, cases.layouts
     if cases.module is not None:
         return _module_parameters(cases, cases.module.profile, layers, first, last)
     layer, table = layer_parameters(cases), shapes.vocabulary * shapes.hidden / layouts.tensor
     second_copy = np.where((shapes.tied > 0) & (first > 0), 0.0, last)
-    tables = (first + second_copy) * table + first * shapes.positions * shapes.hidden
-    dense = layers * (layer.attention + layer.dense) / layouts.tensor + tables
+    modules = last * shapes.modules
+    read_copy = np.where((modules > 0) & (shapes.tied == 0), 1 - first, 0.0)
+    tables = (first + second_copy + read_copy) * table + first * shapes.positions * shapes.hidden
+    layers = layers + modules
+    dense = layers * (layer.attention + layer.dense) / layouts.tensor + tables + modules * 2 * shapes.hidden**2
     experts = layers * layer.experts / (layouts.tensor * layouts.expert)
     adapters = layers * (shapes.adapter + shapes.adapter_divided / layouts.tensor)
     adapters = adapters + first * shapes.prompt * shapes.hidden

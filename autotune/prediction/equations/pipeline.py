@@ -27,11 +27,12 @@ class Split:
 
 
 def head_in_layers(cases: Cases) -> Array:
-    """FLOPs of the output projection as a multiple of a layer's."""
+    """FLOPs of the output projection as a multiple of a layer's, and of modules for multi-token prediction."""
     shapes = cases.shapes
     mlp = shapes.matrices * shapes.hidden * shapes.mlp_width
     layer = shapes.hidden * (2 * shapes.query + 2 * shapes.key_value) + mlp + 2 * shapes.query * shapes.sequence
-    return shapes.vocabulary * shapes.hidden / layer
+    head = shapes.vocabulary * shapes.hidden
+    return (head + shapes.modules * (head + layer + 2 * shapes.hidden**2)) / layer
 
 
 def split_layers(cases: Cases) -> Split:

@@ -1,5 +1,6 @@
 """A prediction: the seconds of a step by part, and the memory of the fullest rank."""
 
+import dataclasses
 from dataclasses import dataclass
 from functools import reduce
 
@@ -103,7 +104,7 @@ def _even_parts(cases: Cases, rates: Coefficients) -> dict[str, Array]:
     batch, split = micro_batch(cases, rates), split_layers(cases)
     layers, has_head = _slowest(cases, batch, split)
     compute = layers * batch.layer + has_head * batch.head + batch.embedding
-    tensor = layers * batch.layer_communication
+    tensor = layers * batch.layer_communication + has_head * batch.head_communication
     m, whole = cases.layouts.accumulation, _summed_over_ranks(cases, batch)
     return {
         "compute": m * (compute - _left_to_others(cases, compute + tensor, whole)) + rates.step_seconds,
@@ -161,7 +162,7 @@ def after_backward(cases: Cases, rates: Coefficients, share: RankShare, override
 
 def _summed_over_ranks(cases: Cases, batch: MicroBatch) -> Array:
     """Seconds of a micro-batch, summed over all ranks of the pipeline."""
-    return cases.shapes.layers * (batch.layer + batch.layer_communication) + batch.head
+    return cases.shapes.layers * (batch.layer + batch.layer_communication) + batch.head + batch.head_communication
 
 
 def _summed(parts: dict[str, Array]) -> Array:
@@ -171,7 +172,7 @@ def _summed(parts: dict[str, Array]) -> Array:
 def _slowest(cases: Cases, batch: MicroBatch, split: Split) -> tuple[Array, Array]:
     """Layers of the slowest rank, and whether it is the one with the output projection."""
     layer = batch.layer + batch.layer_communication
-    with_head = split.last * layer + batch.head
+    with_head = split.last * layer + batch.head + batch.head_communication
     without = split.before_last * layer
     single = cases.layouts.pipeline == 1
     last = single | (with_head >= without)
@@ -245,9 +246,17 @@ def _offload(cases: Cases, rates: Coefficients, slowest: Array, split: Split) ->
 
 
 def _held(cases: Cases, split: Split) -> StageParameters:
-    """Parameters of the rank with the most layers, the input table included."""
+    """Parameters of the rank with the most layers, the input table included; of the last one if it has more, by modules for
+    multi-token prediction.
+    """
     single = np.where(cases.layouts.pipeline == 1, 1.0, 0.0)
-    return stage_parameters(cases, split.before_last, np.ones(1), single)
+    held = stage_parameters(cases, split.before_last, np.ones(1), single)
+    if not np.any(cases.shapes.modules > 0):
+        return held
+    last = stage_parameters(cases, split.last, single, np.ones(1))
+    fuller = last.trained > held.trained
+    fields = (item.name for item in dataclasses.fields(held))
+    return StageParameters(**{name: np.where(fuller, getattr(last, name), getattr(held, name)) for name in fields})
 
 
 def _local_parameters(cases: Cases, split: Split) -> Array:

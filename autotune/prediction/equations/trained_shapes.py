@@ -1,4 +1,4 @@
-"""Shapes that configurations change: adapters, attention windows, packed documents."""
+"""Shapes that configurations change: adapters, attention windows, multi-token prediction, packed documents."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -17,6 +17,14 @@ from search_spaces.trial_config import TrialConfig
 
 FIELDS = ("adapter", "adapter_divided", "frozen_bytes", "low_rank", "bottleneck", "prefix", "prompt")
 """Fields of `Shapes` that describe trained and frozen parameters."""
+
+
+def trained_shapes(shapes: Shapes, model: ModelSpec, sequence_length: int, configs: Sequence[TrialConfig]) -> Shapes:
+    """The shapes with each configuration's adapters, window and modules for multi-token prediction."""
+    shapes = windowed_shapes(adapted_shapes(shapes, model, configs), model, sequence_length, configs)
+    if not any(config.mtp_layers for config in configs):
+        return shapes
+    return dataclasses.replace(shapes, modules=np.array([config.mtp_layers for config in configs], dtype=np.float64))
 
 
 def adapted_shapes(shapes: Shapes, model: ModelSpec, configs: Sequence[TrialConfig]) -> Shapes:

@@ -185,7 +185,7 @@ def _seconds_on(paces: Paces, share: RankShare, overrides: Array) -> tuple[Array
         return np.where(overrides > 0, share.layers * none + again, share.layers * seconds(paces.knobs))
 
     compute = summed(lambda batch: batch.layer) + share.last * paces.knobs.head
-    return compute, summed(lambda batch: batch.layer_communication)
+    return compute, summed(lambda batch: batch.layer_communication) + share.last * paces.knobs.head_communication
 
 
 def offloading(cases: Cases, share: RankShare, overrides: Array) -> Cases:

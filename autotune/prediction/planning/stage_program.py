@@ -29,7 +29,7 @@ from autotune.prediction.planning.stage_options import End, Menu, Options, optio
 from search_spaces.canonical import canonical
 from search_spaces.context import SpaceContext
 from search_spaces.knob import Value
-from search_spaces.models.pipeline import fill, head_in_layers, is_split, stages_of_rank
+from search_spaces.models.pipeline import fill, head_in_layers, is_split, predicting, stages_of_rank
 from search_spaces.models.stage_layout import Stage, layout_text
 from search_spaces.trial_config import TrialConfig
 
@@ -184,7 +184,7 @@ def _matrix(rows: NDArray[np.int64], columns: NDArray[np.int64], values: Array, 
 
 def _as_config(question: Question, config: TrialConfig, held: Sequence[tuple[int, ...]], chosen: Options) -> TrialConfig:
     """The configuration that expresses the choice with the fewest knobs."""
-    head = head_in_layers(question.shape, question.sequence_length)
+    head = head_in_layers(predicting(question.shape, config), question.sequence_length)
     last = config.pipeline_parallel_size * config.virtual_stages - 1
     stages: dict[int, Stage] = {}
     for place, own in enumerate(held):

@@ -3,6 +3,7 @@
 from executor.engines.native.rules import (
     FLOAT8_COMBINATIONS,
     FUSED,
+    MTP_ZERO_BUBBLE,
     OVERLAPPED,
     RANDOM_LTD_CURRICULUM,
     RANDOM_LTD_DIVIDED,
@@ -106,5 +107,6 @@ NATIVE = Capability(
         *FUSED,
         *GRAPHED,
         *FLOAT8_COMBINATIONS,
+        MTP_ZERO_BUBBLE,
     ),
 )

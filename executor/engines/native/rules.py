@@ -45,6 +45,19 @@ def _recalls_products(config: TrialConfig, _: int) -> bool:
     return config.fused_kernels == LIGER and (selective or (marks_recomputation(config) and "selective" in policies(config)))
 
 
+def _predicts_in_parts(config: TrialConfig, _: int) -> bool:
+    split = config.pipeline_parallel_size > 1 and config.pipeline_schedule in ZERO_BUBBLE_SCHEDULES
+    return config.mtp_layers > 0 and split
+
+
+MTP_ZERO_BUBBLE = Combination(
+    rule="mtp-zero-bubble",
+    reads=("mtp_layers", "pipeline_parallel_size", "pipeline_schedule"),
+    problem="zero-bubble schedules compute weight gradients path by path, and the paths of modules for multi-token prediction "
+    "share parts of the graph, which the first of them frees",
+    remedy="use another schedule, or set mtp_layers=0",
+    holds=_predicts_in_parts,
+)
 FUSED = (
     Combination(
         rule="fused-kernels-zero-bubble",

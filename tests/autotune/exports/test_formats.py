@@ -122,6 +122,8 @@ MOVES: dict[str, tuple[Value, dict[str, Value]]] = {
     "gather_dtype": ("int8", SHARDED),
     "secondary_shard_size": (8, SHARDED),
     "pack_sequences": (True, {}),
+    "mtp_layers": (1, {}),
+    "mtp_loss_weight": (0.5, {"mtp_layers": 1}),
     "onebit_warmup_steps": (50, {"optimizer": "onebit_adam"}),
 }
 """Knob -> another value than where it stands, and what it needs beside it."""

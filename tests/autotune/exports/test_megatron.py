@@ -43,6 +43,17 @@ LAYOUTS: list[dict[str, Any]] = [
     {"pipeline_parallel_size": 2, "virtual_stages": 4, "pipeline_schedule": "interleaved_1f1b"},
     {"context_parallel_size": 2, "context_parallel_method": "ulysses", "attention_window": 256},
 ]
+PREDICTS: dict[str, Any] = {"mtp_layers": 2, "mtp_loss_weight": 0.3, "pipeline_parallel_size": 2}
+
+
+def test_multi_token_prediction() -> None:
+    made = arguments(exported.document(exported.large("llama-3-8b", sequence_length=2048), **PREDICTS))
+    assert (made["--mtp-num-layers"], made["--mtp-loss-scaling-factor"]) == ("2", "0.3")
+    assert made["--pipeline-model-parallel-layout"].endswith("tmmL")
+    plain = arguments(exported.document(exported.large("llama-3-8b", sequence_length=2048)))
+    assert not any("mtp" in name for name in plain)
+    notes = exporter("deepspeed")(exported.document(exported.large("llama-3-8b", sequence_length=2048), **PREDICTS)).notes
+    assert any(note.startswith("mtp_layers=2: not part of") for note in notes)
 
 
 @pytest.mark.parametrize("model", ["llama-3-8b", "gpt2", "opt-1.3b", "gpt-neox-20b"])

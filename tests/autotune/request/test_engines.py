@@ -30,6 +30,9 @@ REFUSED: dict[str, dict[str, Any]] = {
     "zero-bubble-reshard": {
         "zero_stage": 3, "pipeline_parallel_size": 2, "virtual_stages": 2, "pipeline_schedule": "zbv",
     },
+    "mtp-zero-bubble": {
+        "mtp_layers": 1, "pipeline_parallel_size": 2, "virtual_stages": 2, "pipeline_schedule": "interleaved_zero_bubble",
+    },
     "fsdp2-zero-bubble": {
         "zero_stage": 2, "pipeline_parallel_size": 2, "virtual_stages": 2, "pipeline_schedule": "interleaved_zero_bubble",
     },
@@ -90,6 +93,7 @@ REFUSED: dict[str, dict[str, Any]] = {
 REMEDIED: dict[str, dict[str, Any]] = {
     "zero-bubble-reshard": {"reshard_after_forward": False},
     "fsdp2-zero-bubble": {"pipeline_schedule": "interleaved_1f1b"},
+    "mtp-zero-bubble": {"mtp_layers": 0},
     "fsdp2-offloads-both": {"offload_param": "cpu"},
     "fsdp2-copies-alone": {"hsdp_shard_size": 2},
     "fsdp2-bf16-alone": {"precision": "fp32"},
@@ -235,7 +239,8 @@ def test_the_page_tells_every_combination_and_where_a_schedule_is_refused() -> N
     cells = {schedule: dict(zip(CAPABILITIES, told, strict=True)) for schedule, *told in schedule_rows()}
     assert cells["1f1b"] == {"native": "yes", "ddp": "no", "fsdp2": "yes", "deepspeed": "yes"}
     unless = {
-        "native": "unless compile-zero-bubble, zero-bubble-reshard, async-tensor-zero-bubble, fused-kernels-zero-bubble",
+        "native": "unless compile-zero-bubble, zero-bubble-reshard, async-tensor-zero-bubble, "
+        "fused-kernels-zero-bubble, mtp-zero-bubble",
         "fsdp2": "unless compile-zero-bubble, fsdp2-zero-bubble",
     }  # fmt: skip
     assert cells["zbv"] == {**unless, "ddp": "no", "deepspeed": "no"}

@@ -43,6 +43,13 @@ CASES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+PREDICTING: dict[str, dict[str, Any]] = {
+    "stage 3": {**GATHERS, "mtp_layers": 2, "micro_batch_size": 4},
+    "pipeline": {**PIPELINED, "mtp_layers": 1, "micro_batch_size": 2, "loss_chunk_size": 20},
+    "context, tensor": {"tensor_parallel_size": 2, "context_parallel_size": 2, "mtp_layers": 1, "micro_batch_size": 4},
+}
+
+
 @pytest.fixture(scope="module")
 def ranks(forked_ranks: None) -> Iterator[LocalRunner]:
     environment = {"PYTHONPATH": str(Path(__file__).parent)}
@@ -55,6 +62,12 @@ def test_a_dry_run_foretells_what_real_ranks_measure(ranks: LocalRunner, case: s
     config, workload = TrialConfig().replace(CASES[case]), Workload(global_batch_size=16, sequence_length=32)
     spec = dataclasses.replace(SPEC, num_layers=4 if config.virtual_stages > 1 else 2)
     require_foretold(ranks, spec, config, workload, exact_memory=True)
+
+
+@pytest.mark.parametrize("case", sampled(PREDICTING, every=3))
+def test_multi_token_prediction_is_foretold(ranks: LocalRunner, case: str) -> None:
+    config, workload = TrialConfig().replace(PREDICTING[case]), Workload(global_batch_size=16, sequence_length=32)
+    require_foretold(ranks, dataclasses.replace(SPEC, num_layers=2), config, workload, exact_memory=True)
 
 
 @pytest.mark.parametrize(

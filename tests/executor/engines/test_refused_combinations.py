@@ -55,6 +55,17 @@ def fsdp2_under_zero_bubble(gang: Gang, rule: str) -> None:
     zero_bubbles_are_wrong(gang, rule, "fsdp2", FSDP2_PIPELINE, {"pipeline_schedule": "looped_bfs"})
 
 
+def predictions_under_zero_bubble(gang: Gang, rule: str) -> None:
+    knobs = {**PIPELINE, "zero_stage": 1, "mtp_layers": 2}
+    tried = [
+        dataclasses.replace(case("native", {**knobs, "pipeline_schedule": name}), model="llama")
+        for name in ("looped_bfs", "zbv")
+    ]
+    assert off(gang, tried[0]) <= FLOAT64_BOUND
+    refused_alone(rule, tried[1])
+    assert off(gang, tried[1]) > WRONG, "backward in parts knows shared paths now: let zero-bubble schedules run it"
+
+
 def native_resharding_under_zero_bubble(gang: Gang, rule: str) -> None:
     zero_bubbles_are_wrong(gang, rule, "native", PIPELINE, {"pipeline_schedule": "zbv", "reshard_after_forward": False})
 
@@ -366,6 +377,7 @@ def of_bf16_alone(gang: Gang, rule: str, knobs: Mapping[str, Value], legal: Mapp
 PROOFS: Mapping[str, Callable[[Gang, str], None]] = {
     "fsdp2-zero-bubble": fsdp2_under_zero_bubble,
     "zero-bubble-reshard": native_resharding_under_zero_bubble,
+    "mtp-zero-bubble": predictions_under_zero_bubble,
     "fsdp2-offloads-both": fsdp2_offloads_all_or_nothing,
     "fsdp2-copies-alone": fsdp2_copies_alone,
     "fsdp2-bf16-alone": fsdp2_does_not_cast_alone,

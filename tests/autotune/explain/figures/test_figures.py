@@ -1,5 +1,6 @@
 """Every figure of a job in every state: what it says, and that it says something."""
 
+import dataclasses
 import itertools
 import json
 import math
@@ -190,9 +191,19 @@ def test_what_a_stage_needs_is_there_before_it_runs(tmp_path: Path, store: Store
             assert all(before.end <= after.start + 1e-12 for before, after in itertools.pairwise(own))
 
 
-@pytest.mark.parametrize("name", ["llama-tiny", "gpt2", "mixtral-8x7b", "llama-4-maverick-17b-128e"])
-def test_modules_sum_to_the_model(name: str) -> None:
-    spec = resolve_model(name)
+@pytest.mark.parametrize(
+    ("name", "predictions"),
+    [
+        ("llama-tiny", 0),
+        ("gpt2", 0),
+        ("llama-3-8b", 2),
+        ("mixtral-8x7b", 0),
+        ("deepseek-v3", 1),
+        ("llama-4-maverick-17b-128e", 0),
+    ],
+)
+def test_modules_sum_to_the_model(name: str, predictions: int) -> None:
+    spec = dataclasses.replace(resolve_model(name), mtp_layers=predictions)
     parts = parts_of_model(spec, 128)
     assert parts[0].parameters == spec.parameter_count
     assert parts[0].flops_per_token == pytest.approx(spec.flops_per_token(128))
