@@ -269,7 +269,7 @@ def _layer_communication(cases: Cases, rates: Coefficients) -> Array:
     apart = layouts.expert_tensor < n
     at_experts = np.zeros(1)
     if np.any(apart):  # false for most spaces
-        fewer, own = _sums_of_experts(cases, apart, units, scattered)
+        fewer, own = _sums_of_experts(cases, apart, units)
         share = layouts.expert_tensor / n
         sliced = own * (layouts.expert_tensor - 1) / layouts.expert_tensor * message * share
         at_experts = collective_seconds(cases, expert_tensor_group(cases), sliced, own, rates)
@@ -294,7 +294,7 @@ def _layer_communication(cases: Cases, rates: Coefficients) -> Array:
     return tensor + context + expert + at_experts
 
 
-def _sums_of_experts(cases: Cases, apart: Flags, units: Array, scattered: Array) -> tuple[Array, Array]:
+def _sums_of_experts(cases: Cases, apart: Flags, units: Array) -> tuple[Array, Array]:
     """Units of a mean layer that its tensor ranks do not move because fewer of them divide each expert, and the gathers and
     scatters of these.
 
@@ -304,6 +304,5 @@ def _sums_of_experts(cases: Cases, apart: Flags, units: Array, scattered: Array)
     shapes, layouts = cases.shapes, cases.layouts
     share = np.where(apart, shapes.expert_share, 0.0)
     kept = np.where(shapes.shared_ffn > 0, units / 2, 0.0) + np.where(layouts.sequence_parallel > 0, 0.0, 2.0)
-    return share * (units / 2 - kept), share * (
-        4.0 + np.where(layouts.activation_checkpointing == 2, 1.0, 0.0) / layouts.checkpoint_every_k
-    )
+    again = np.where(layouts.activation_checkpointing == 2, 1.0, 0.0) / layouts.checkpoint_every_k
+    return share * (units / 2 - kept), share * (4.0 + again)
