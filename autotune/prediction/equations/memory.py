@@ -479,14 +479,29 @@ def layer_bytes(cases: Cases) -> Array:
     outputs = width * (shapes.query + 2 * shapes.key_value + 2 * shapes.hidden + (shapes.matrices - 1) * shapes.ffn)
     attention = attention + software.frozen_outputs * outputs
     routed = np.where((shapes.experts > 0) & (shapes.experts_per_token > 1), shapes.routed, 0.0)
-    mlp = least * shapes.mlp_width + 2 * width * routed * shapes.hidden
+    mlp = least * shapes.mlp_width
+    # Rows of experts: whole on each of the ranks that divide an expert.
+    rows = 2 * width * routed * shapes.hidden * layouts.expert_tensor / t
     gathered = np.where(gathered_kept(layouts, software), 1.0, _divided(cases))
     attention = attention + width * 2 * shapes.key_value * shapes.prefix / shapes.sequence
     # Narrow vectors before and after their norms; the results of the products are as wide as queries, padded values too.
     norms = norms + width * (2 * (shapes.query_rank + shapes.key_value_rank) + shapes.rotated)
     attention = attention + width * shapes.value
     norms = norms + np.where(shapes.bottleneck > 0, width * (2 * shapes.hidden + 4 * shapes.bottleneck), 0.0)
-    return norms / _divided(cases) + inputs / gathered + (attention + _scores(cases) + mlp) / t
+    return norms / _divided(cases) + inputs * _inputs_kept(cases, gathered) + rows + (attention + _scores(cases) + mlp) / t
+
+
+def _inputs_kept(cases: Cases, gathered: Array) -> Array:
+    """Factor for the inputs of products, half of them the MLP's: of a share of the tokens where fewer ranks than the tensor
+    ranks divide each expert.
+    """
+    shapes, layouts = cases.shapes, cases.layouts
+    apart = layouts.expert_tensor < layouts.tensor
+    if not np.any(apart):
+        return 1 / gathered
+    share = np.where(apart, 0.5 * shapes.expert_share, 0.0)
+    of_experts = layouts.expert_tensor / layouts.tensor + np.where(shapes.shared_ffn > 0, 1 / gathered, 0.0)
+    return (1 - share) / gathered + share * of_experts
 
 
 def _outputs(cases: Cases) -> Array:
