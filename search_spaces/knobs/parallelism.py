@@ -203,7 +203,7 @@ class ParallelismKnobs:
         0,
         "Number of ranks of a tensor-parallel group that divide each expert; each such part of the group has other tokens; 0: "
         "all of its ranks.",
-        number=62,
+        number=64,
         unit="ranks",
         numerics=Numerics.REORDERS,
         applies=Applies.PROCESS_GROUP,
