@@ -89,7 +89,7 @@ class Layout:
                 yield "all_gather", "tensor", times * (not sequence) * (2 * stage.layers + joined), message
                 counts = self.config.micro_batch_size * self.spec.num_experts
                 yield "all_reduce", "tensor", times * stage.layers * (self.spec.load_balance > 0), counts
-            if not self.spec.num_experts:
+            if not self.spec.num_experts or (self._divides_tokens and self.spec.shared_expert_size):
                 rows, others = rows + stage.layers + lasts, others - stage.layers - lasts
             parts = ROW_PARTS if self.config.async_tensor_parallel else 1
             yield sums, "tensor", times * rows * parts, message // parts
