@@ -108,7 +108,7 @@ class _Shape(Source):
                     tensor=tensor,
                     context=context,
                     expert=groups.expert,
-                    expert_tensor=TensorParallel(groups.expert_tensor, sequence_parallel=True) if apart else tensor,
+                    expert_tensor=TensorParallel(groups.expert_tensor, sequence_parallel=True) if apart else None,
                     operators=operators,
                     losses_wait=losses_wait(self.config),
                 ),
