@@ -75,8 +75,13 @@ EXPERTS: Mapping[str, Mapping[str, object]] = {
         "capacity_factor": 1.25, "load_balance": 0.5, "norm": Norm.LAYERNORM, "gated_mlp": False, "activation": "gelu",
         "mlp_bias": True,
     },
+    "balanced": {
+        "family": "mixtral", "num_key_value_heads": 8, "ffn_hidden_size": 24, "num_experts": 8, "experts_per_token": 2,
+        "load_balance": 0.5, "mlp_bias": True, "router_bias": True, "shared_expert_size": 16,
+    },
 }  # fmt: skip
-"""Models for expert parallelism: without a capacity limit, and with full experts, a balance loss and biases."""
+"""Models for expert parallelism: without a capacity limit; with full experts, a balance loss and biases; with shared experts
+too."""
 FAMILIES: Mapping[str, Mapping[str, object]] = {
     "gemma": {
         "family": "gemma3_text", "num_key_value_heads": 4, "ffn_hidden_size": 24, "norm_place": NormPlace.BOTH,
@@ -222,6 +227,8 @@ class Case:
             names[0] += "+sp"
         if config.expert_parallel_size > 1:
             names.append(f"ep{config.expert_parallel_size}")
+        if config.expert_tensor_parallel_size:
+            names.append(f"etp{config.expert_tensor_parallel_size}")
         if config.secondary_shard_size:
             names.append(f"near{config.secondary_shard_size}")
         if config.hsdp_shard_size:

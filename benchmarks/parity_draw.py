@@ -23,6 +23,9 @@ FIXABLE = (
     "pipeline-micro-batches",
     "zero-bubble-reshard",
     "experts-context",
+    "experts-divide",
+    "expert-slices",
+    "expert-tokens",
 )
 """Rules that another model, micro-batch size or reshard_after_forward may satisfy."""
 MICRO_BATCH_SIZES = (1, 2, 4, 8, 16)

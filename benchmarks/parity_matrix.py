@@ -1,5 +1,6 @@
 """The parity matrix: the product of the capability tables, without combinations that the rules refuse."""
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
@@ -15,6 +16,7 @@ from benchmarks.parity_options import (
     documents,
     experts,
     families,
+    folded,
     integers,
     near,
     optimizers,
@@ -30,6 +32,8 @@ from search_spaces.knob_values import KNOBS
 NOT_COMPUTED = frozenset({"expandable_segments", "environment", "gc_interval", "numa_binding", "cuda_graphs"})
 """Knobs that change no computation or communication on CPUs: growth of the CUDA allocator, environment of the processes,
 garbage collection, CPU cores, and captures that exist only on CUDA."""
+EVERY = 11
+"""Every so many-th case on more than four ranks, where the section is large."""
 ON_CUDA: Mapping[str, Sequence[Value]] = {
     "attention_backend": ("flash", "efficient", "cudnn"), "fused_kernels": ("liger", "transformer_engine"),
     "precision": ("fp8",),
@@ -48,7 +52,10 @@ def matrix(ranks: int) -> list[Case]:
             sections += [documents(engine, ranks)]
         if ranks <= 4 and engine == "native":
             sections += [micro_batches(engine, ranks), written(engine, ranks), optimizers(engine, ranks)]
-            sections += [experts(engine, ranks), activations(engine, ranks), beside_products(engine, ranks)]
+            sections += [experts(engine, ranks), folded(engine, ranks), activations(engine, ranks)]
+            sections += [beside_products(engine, ranks)]
+        if ranks > 4 and engine == "native":
+            sections += [itertools.islice(folded(engine, ranks), 0, None, EVERY)]
         if ranks == 2:
             sections += [compiled(engine, ranks)]
         if ranks <= 4 and engine == "native":

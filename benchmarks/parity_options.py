@@ -43,6 +43,22 @@ def experts(engine: str, ranks: int) -> Iterator[Case | None]:
         yield draw.case({**divided, "zero_stage": stage, **offload}, [*EXPERTS])
 
 
+def folded(engine: str, ranks: int) -> Iterator[Case | None]:
+    """Fewer ranks for each expert than tensor ranks: each layout, number of these, degree and stage; models, schedules,
+    checkpointing, offloads and optimizers in turn."""
+    draw = Draw(engine, ranks, "folded")
+    models = ("experts", "balanced", *(name for name, shape in FAMILIES.items() if "num_experts" in shape))
+    slices = [(layout, size) for layout, size in product(layouts(ranks), (1, 2)) if size < int(layout["tensor_parallel_size"])]
+    for turn, ((layout, size), expert, stage) in enumerate(product(slices, (1, 2, 4, 8), stages_of(engine))):
+        knobs = {**layout, "expert_tensor_parallel_size": size, "expert_parallel_size": expert, "zero_stage": stage}
+        runs = [run for run in pipelines(layout) if draw.case({**knobs, **run}, models)]
+        if runs:
+            knobs = {**knobs, **draw.choose(runs), **draw.choose(CHECKPOINTING)}
+            yield draw.case(knobs, models)
+            extra: Knobs = {"optimizer": ("sgd", "lamb", "muon")[turn % 3]}
+            yield draw.case({**knobs, **(extra if turn % 2 else draw.choose(OFFLOADS))}, models)
+
+
 def families(engine: str, ranks: int) -> Iterator[Case | None]:
     """What newer families do: each model, layout and stage; schedules, checkpointing, offloads and context methods in turn."""
     draw = Draw(engine, ranks, "families")

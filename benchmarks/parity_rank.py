@@ -23,6 +23,7 @@ from executor.engines.native.engine import NativeEngine
 from executor.engines.session import ParallelSession, loss_from
 from executor.engines.sources import DTYPES
 from executor.parallel import context as attention
+from executor.parallel.collectives import Group
 from executor.parallel.model import build_transformer
 from executor.parallel.windowed import sees
 from executor.user_module.factory import load_factory
@@ -75,7 +76,6 @@ def compare(rank: int, case: Case) -> Report:
         own_losses, own_norms = _train(session)
         own_weights = session.full_parameters()
         splits = _splits(session)
-        slices, place = session.groups.tensor.size, session.groups.tensor.rank
     finally:
         session.close()
     off = _largest(abs(a - b) for a, b in zip(own_losses, losses, strict=True))
@@ -85,7 +85,8 @@ def compare(rank: int, case: Case) -> Report:
     for name, value in own_weights.items():
         expected = weights[name if name in weights else TIED[name]]
         if name in splits:
-            expected = expected.chunk(slices, dim=splits[name])[place]
+            dimension, group = splits[name]
+            expected = expected.chunk(group.size, dim=dimension)[group.rank]
         off = max(off, _largest([float((value - expected).abs().max())]))
     return Report(off=off, weights=frozenset(name if name in weights else TIED[name] for name in own_weights))
 
@@ -184,9 +185,14 @@ def _data(model: Model, workload: Workload, packed: bool) -> Data:
     return FactoryData(batch=load_factory(model.reference, workload).batch, workload=workload)
 
 
-def _splits(session: ParallelSession) -> dict[str, int]:
-    """Weight -> the dimension that tensor-parallel ranks slice."""
-    return {name: dimension for part in session.parts for name, dimension in part.split.items()}
+def _splits(session: ParallelSession) -> dict[str, tuple[int, Group]]:
+    """Weight -> the dimension that is sliced, and the ranks that have the slices."""
+    groups = session.groups
+    return {
+        name: (dimension, groups.expert_tensor if name in part.experts else groups.tensor)
+        for part in session.parts
+        for name, dimension in part.split.items()
+    }
 
 
 def _largest(values: Iterator[float] | Sequence[float]) -> float:

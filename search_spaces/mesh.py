@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from search_spaces.trial_config import TrialConfig
 
 TENSOR, CONTEXT, DATA, PIPELINE = "tensor", "context", "data", "pipeline"
-EXPERT, EXPERT_DATA = "expert", "expert_data"
-"""Ranks that divide the experts, and ranks with the same experts: subsets of data x context, not separate dimensions."""
+EXPERT, EXPERT_DATA, EXPERT_TENSOR = "expert", "expert_data", "expert_tensor"
+"""Ranks that divide the experts, ranks with the same experts, and ranks that divide each expert: subsets of the ranks of a
+pipeline stage (tensor x context x data), not separate dimensions."""
 DIMENSIONS = (TENSOR, CONTEXT, DATA, PIPELINE)
 """Names of the mesh dimensions in reports."""
 ABBREVIATIONS = {"tp": TENSOR, "cp": CONTEXT, "dp": DATA, "pp": PIPELINE}
@@ -28,7 +29,9 @@ class Mesh:
     near: int = 0
     """Neighbours among these that shard a second copy of the parameters; 0: no second copy."""
     expert: int = 1
-    """Data ranks that divide the experts: neighbours along data, with the same context rank."""
+    """Ranks that divide the experts: of tensor x context x data, neighbours with the same slice of each expert."""
+    expert_tensor: int = 0
+    """Ranks of a tensor group that divide each expert; 0: all of them."""
 
     @property
     def world_size(self) -> int:
@@ -44,6 +47,21 @@ class Mesh:
     def shard_ranks(self) -> int:
         """Ranks over which states are sharded."""
         return self.shard or self.zero_ranks
+
+    @property
+    def expert_slices(self) -> int:
+        """Ranks that divide each expert."""
+        return self.expert_tensor or self.tensor
+
+    @property
+    def expert_data(self) -> int:
+        """Ranks that hold the same part of the same experts."""
+        return self.tensor * self.zero_ranks // (self.expert * self.expert_slices)
+
+    @property
+    def places_experts_apart(self) -> bool:
+        """Whether experts are divided over other ranks than the rest of the model."""
+        return self.expert > 1 or self.expert_slices < self.tensor
 
     def size(self, dimension: str) -> int:
         """Ranks along a dimension of `DIMENSIONS`."""
@@ -86,17 +104,29 @@ class Mesh:
         return [group[first : first + size] for group in self.shard_groups() for first in range(0, len(group), size)]
 
     def expert_groups(self) -> list[list[int]]:
-        """Groups of ranks that hold different experts and exchange tokens: neighbours along only the data dimension."""
+        """Groups of ranks that hold different experts and exchange tokens.
+
+        The ranks of a stage, counted along tensor, then context, then data, are folded into another grid: the ranks that divide
+        each expert innermost, then those that divide the experts, then those with the same experts [Liu et al. 2025, MoE
+        Parallel Folding, arXiv 2504.14960, 3.1].
+        """
         size = self.expert
-        return [group[first : first + size] for group in self.groups((DATA,)) for first in range(0, len(group), size)]
+        return [group[first : first + size] for group in self._same_slice() for first in range(0, len(group), size)]
 
     def expert_data_groups(self) -> list[list[int]]:
-        """Groups of ranks with the same experts, which reduce their gradients together and shard their states."""
-        return [
-            [rank for rank in group if self.coordinates(rank)[DATA] % self.expert == index]
-            for group in self._zero_groups()
-            for index in range(self.expert)
-        ]
+        """Groups of ranks with the same part of the same experts, which reduce their gradients together and shard their
+        states."""
+        return [group[index :: self.expert] for group in self._same_slice() for index in range(self.expert)]
+
+    def expert_tensor_groups(self) -> list[list[int]]:
+        """Groups of ranks that divide each expert: neighbours in a tensor group."""
+        size = self.expert_slices
+        return [group[first : first + size] for group in self.groups((TENSOR,)) for first in range(0, len(group), size)]
+
+    def _same_slice(self) -> list[list[int]]:
+        """The ranks of each stage that have the same slice of experts, whichever they are."""
+        size = self.expert_slices
+        return [group[index::size] for group in self.groups((TENSOR, CONTEXT, DATA)) for index in range(size)]
 
     def _zero_groups(self) -> list[list[int]]:
         return self.groups((CONTEXT, DATA))
@@ -113,4 +143,5 @@ def make_mesh(config: TrialConfig, world_size: int) -> Mesh:
         shard=config.hsdp_shard_size if config.zero_stage == 3 else 0,
         near=config.secondary_shard_size if config.zero_stage == 3 else 0,
         expert=config.expert_parallel_size,
+        expert_tensor=config.expert_tensor_parallel_size,
     )

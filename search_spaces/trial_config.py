@@ -41,6 +41,20 @@ class TrialConfig(ZeroKnobs, OffloadKnobs, ParallelismKnobs, ComputationKnobs, P
         """Ranks that one replica of the model takes: TP x PP x CP."""
         return self.tensor_parallel_size * self.pipeline_parallel_size * self.context_parallel_size
 
+    @property
+    def expert_slices(self) -> int:
+        """Ranks that divide each expert."""
+        return self.expert_tensor_parallel_size or self.tensor_parallel_size
+
+    @property
+    def places_experts_apart(self) -> bool:
+        """Whether experts are divided over other ranks than the rest of the model."""
+        return self.expert_parallel_size > 1 or self.expert_slices < self.tensor_parallel_size
+
+    def expert_ranks(self, world_size: int) -> int:
+        """Ranks with the same slice of experts, which may divide the experts, rounded down."""
+        return self.zero_ranks(world_size) * self.tensor_parallel_size // self.expert_slices
+
     def data_parallel_size(self, world_size: int) -> int:
         """Replicas of the model on `world_size` ranks, rounded down."""
         return world_size // self.model_parallel_size

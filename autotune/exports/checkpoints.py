@@ -21,7 +21,7 @@ class Checkpoints(StrEnum):
 
 LAYOUT = (
     "zero_stage", "tensor_parallel_size", "pipeline_parallel_size", "virtual_stages", "pipeline_schedule", "pipeline_split",
-    "expert_parallel_size", "hsdp_shard_size", "pipeline_layout",
+    "expert_parallel_size", "expert_tensor_parallel_size", "hsdp_shard_size", "pipeline_layout",
 )  # fmt: skip
 """Knobs that decide which rank holds which part of the model states."""
 

@@ -300,6 +300,8 @@ def _notes(winner: Winner) -> list[str]:
     if config.async_tensor_parallel and not config.sequence_parallel:
         condition = "forward takes --sequence-parallel; in backward Megatron-LM has it anyway"
         notes.append(f"async_tensor_parallel=True: {condition}")
+    if config.expert_parallel_size > 1 and config.tensor_parallel_size > 1 and not config.sequence_parallel:
+        notes.append("expert_parallel_size with tensor_parallel_size: Megatron-LM has both beside --sequence-parallel alone")
     if config.precision == "fp64" or config.reduce_dtype in ("fp16", INT8):
         notes.append(f"precision={config.precision}, reduce_dtype={config.reduce_dtype}: not among Megatron-LM's")
     if winner.gradient_accumulation_steps > 1 and config.accumulation_dtype != config.reduce_dtype:

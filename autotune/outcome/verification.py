@@ -28,9 +28,9 @@ from search_spaces.trial_config import TrialConfig
 
 LAYOUT = frozenset({
     "zero_stage", "micro_batch_size", "tensor_parallel_size", "sequence_parallel", "pipeline_parallel_size", "virtual_stages",
-    "pipeline_schedule", "context_parallel_size", "expert_parallel_size", "hsdp_shard_size", "offload_optimizer",
-    "offload_param", "activation_checkpointing", "checkpoint_every_k", "precision", "pipeline_layout", "attention_window",
-    "attention_global_tokens",
+    "pipeline_schedule", "context_parallel_size", "expert_parallel_size", "expert_tensor_parallel_size", "hsdp_shard_size",
+    "offload_optimizer", "offload_param", "activation_checkpointing", "checkpoint_every_k", "precision", "pipeline_layout",
+    "attention_window", "attention_global_tokens",
 })  # fmt: skip
 """Knobs that define the answer: an engine that does not honour them cannot verify it."""
 

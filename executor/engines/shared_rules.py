@@ -57,7 +57,7 @@ COMPILE_ZERO_BUBBLE = Combination(
 
 
 def _copies_shards(config: TrialConfig, _: int) -> bool:
-    return config.expert_parallel_size > 1 and config.zero_stage == 3 and config.hsdp_shard_size > 0
+    return config.places_experts_apart and config.zero_stage == 3 and config.hsdp_shard_size > 0
 
 
 def _compiles(config: TrialConfig, _: int) -> bool:
@@ -65,21 +65,24 @@ def _compiles(config: TrialConfig, _: int) -> bool:
 
 
 def _adapts(config: TrialConfig, _: int) -> bool:
-    return config.expert_parallel_size > 1 and adapts(config)
+    return config.places_experts_apart and adapts(config)
 
 
+APART = ("tensor_parallel_size", "expert_parallel_size", "expert_tensor_parallel_size")
+"""The knobs that decide whether experts are divided over other ranks than the rest of the model."""
+TOGETHER = "set expert_parallel_size=1 and expert_tensor_parallel_size=0"
 EXPERTS_ADAPTERS = Combination(
     rule="experts-adapters",
-    reads=("expert_parallel_size", *METHODS),
+    reads=(*APART, *METHODS),
     problem="frozen parameters are sharded twice: over all data-parallel ranks, and over those with the same experts",
-    remedy="leave adapters and virtual tokens at 0, or set expert_parallel_size=1",
+    remedy=f"leave adapters and virtual tokens at 0, or {TOGETHER}",
     holds=_adapts,
 )
 EXPERTS_COPIES = Combination(
     rule="experts-copies",
-    reads=("expert_parallel_size", "zero_stage", "hsdp_shard_size"),
+    reads=(*APART, "zero_stage", "hsdp_shard_size"),
     problem="HSDP copies need the same parameters on every data-parallel rank, but expert ranks hold different experts",
-    remedy="leave hsdp_shard_size at 0, or set expert_parallel_size=1",
+    remedy=f"leave hsdp_shard_size at 0, or {TOGETHER}",
     holds=_copies_shards,
 )
 EXPERTS_COMPILED = Combination(

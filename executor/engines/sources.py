@@ -99,6 +99,7 @@ class _Shape(Source):
 
     def parts(self, groups: ParallelGroups) -> list[ModelPart]:
         tensor = TensorParallel(groups.tensor, self.config.sequence_parallel, self.config.async_tensor_parallel)
+        apart = groups.expert_tensor.size < groups.tensor.size
         context = METHODS[self.config.context_parallel_method](groups.context)
         operators = load_operators(self.config, self.spec, groups.device, self.dtype)
         layers = split_layers(self.spec, self.config, self.workload.sequence_length)
@@ -112,6 +113,7 @@ class _Shape(Source):
                     tensor=tensor,
                     context=context,
                     expert=groups.expert,
+                    expert_tensor=TensorParallel(groups.expert_tensor, sequence_parallel=True) if apart else None,
                     operators=operators,
                     losses_wait=losses_wait(self.config),
                 ),

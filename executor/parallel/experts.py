@@ -32,7 +32,10 @@ class Experts(nn.Module):
 
     1. With `expert_parallel_size` a rank holds its share of the experts, and tokens are sent to them and back in two
        all-to-alls [Lepikhin et al. 2021, GShard, 3.2]. Tensor ranks hold a slice of each expert. Between `enter` and `leave`
-       each of them has a summand of the result, so that the router's gradient is also a summand.
+       each of them has a summand of the result, so that the router's gradient is also a summand. With
+       `expert_tensor_parallel_size` fewer ranks hold the slices of an expert: each of a tensor group takes its share of the
+       tokens, those that divide the same experts gather theirs, and the router's gradient is a sum over all of the group
+       [Liu et al. 2025, MoE Parallel Folding, arXiv 2504.14960, 3]. A shared expert is divided as the rest of the model.
     2. Without `capacity_factor` no token is dropped: ranks first exchange the numbers of rows. With it an expert takes at most
        `capacity` tokens of each sequence, in order; its other slots stay empty, so that communication and computation never
        depend on the data. The capacity is per sequence, not per micro-batch, so that the same tokens are dropped in every
@@ -43,10 +46,19 @@ class Experts(nn.Module):
     4. With `load_balance` the gradient of the balance loss is added at the router's scores (`add_balance_gradient`).
     """
 
-    def __init__(self, spec: ModelSpec, tensor: TensorParallel, group: Group, make_expert: Callable[[int], nn.Module]) -> None:
-        """`make_expert`: makes an MLP of a width; 0: that of an expert."""
+    def __init__(
+        self,
+        spec: ModelSpec,
+        tensor: TensorParallel,
+        group: Group,
+        make_expert: Callable[[int], nn.Module],
+        slices: TensorParallel | None = None,
+    ) -> None:
+        """`make_expert`: makes an MLP of a width; 0: that of an expert. `slices`: the ranks that divide each expert; None:
+        those of `tensor`. If there are fewer, a shared expert communicates by itself.
+        """
         super().__init__()
-        self.spec, self.tensor, self.group = spec, tensor, group
+        self.spec, self.tensor, self.group, self.slices = spec, tensor, group, slices or tensor
         self.loss_scale = 1.0
         """Factor of the loss of a micro-batch before backward."""
         self.router = nn.Linear(spec.hidden_size, spec.num_experts, bias=spec.router_bias)
@@ -64,13 +76,28 @@ class Experts(nn.Module):
         self.register_buffer("correction", correction)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.tensor.enter(x)
+        if self.slices is self.tensor:
+            x = self.tensor.enter(x)
+            mixed = self._mix(x)
+            return self.tensor.leave(mixed if self.shared is None else mixed + self.shared(x))
+        mixed = self.slices.leave(self._mix(self.slices.enter(self.tensor.take_tokens(x))))
+        mixed = self.tensor.join_tokens(mixed)
+        return mixed if self.shared is None else mixed + self.shared(x)
+
+    def _mix(self, x: Tensor) -> Tensor:
+        """The weighted results of each token's experts; with slices of these, a summand."""
         scores = self.router(x)
         if self.spec.load_balance:
-            scores = add_balance_gradient(scores, self.spec, self.loss_scale / self.tensor.size)
+            scores = add_balance_gradient(scores, self.spec, self.loss_scale / self.slices.size, self._sum_over_sequence)
         chosen, weights = self._route(scores)
-        mixed = self._dispatch(x.flatten(0, -2), self._plan(chosen, weights.to(x.dtype))).view_as(x)
-        return self.tensor.leave(mixed if self.shared is None else mixed + self.shared(x))
+        return self._dispatch(x.flatten(0, -2), self._plan(chosen, weights.to(x.dtype))).view_as(x)
+
+    def _sum_over_sequence(self, counts: Tensor) -> Tensor:
+        """Counts of this rank's tokens to those of whole sequences, on every rank. May overwrite `counts`."""
+        if self.slices is self.tensor:
+            return counts
+        self.tensor.group.all_reduce(counts).wait()
+        return counts / self.slices.size  # each token was counted by the ranks that divide each expert
 
     def _route(self, scores: Tensor) -> tuple[Tensor, Tensor]:
         """A token's experts and their weights [batch, tokens, choices] in at least fp32, by the router's scores."""
@@ -206,15 +233,19 @@ def _one_hot(chosen: Tensor, experts: int) -> Tensor:
     return chosen.new_zeros(*chosen.shape, experts).scatter_(-1, chosen[..., None], 1)
 
 
-def add_balance_gradient(scores: Tensor, spec: ModelSpec, scale: float) -> Tensor:
+def add_balance_gradient(
+    scores: Tensor, spec: ModelSpec, scale: float, total: Callable[[Tensor], Tensor] = lambda counts: counts
+) -> Tensor:
     """The router's scores [batch, tokens, experts], unchanged; backward adds the gradient of the balance loss times `scale`.
 
     The loss of a layer is `load_balance` x the mean over sequences of E sum_i f_i P_i: E experts, f_i the fraction of a
     sequence's choices that select expert i, P_i the mean probability that the router gives it [Fedus et al. 2022, Switch
     Transformers, 2.2; per sequence as in DeepSeek-AI 2024, DeepSeek-V3, 2.1.2]. The mean is 1 if all experts get equally many
-    tokens. It is computed per sequence, so that sums over micro-batches and ranks are those of the whole batch.
+    tokens. It is computed per sequence, so that sums over micro-batches and ranks are those of the whole batch. If the tokens
+    are a share of the sequences, `total` sums counts [batch, 1, experts] over all shares.
     """
-    result: Tensor = _Balanced.apply(scores, spec.experts_per_token, scale * spec.load_balance)  # type: ignore[no-untyped-call]
+    factor = scale * spec.load_balance
+    result: Tensor = _Balanced.apply(scores, spec.experts_per_token, factor, total)  # type: ignore[no-untyped-call]
     return result
 
 
@@ -240,19 +271,22 @@ class _Exchange(torch.autograd.Function):
 
 class _Balanced(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, scores: Tensor, choices: int, scale: float) -> Tensor:
+    def forward(ctx: Any, scores: Tensor, choices: int, scale: float, total: Callable[[Tensor], Tensor]) -> Tensor:
         ctx.save_for_backward(scores)
-        ctx.choices, ctx.scale = choices, scale
+        ctx.choices, ctx.scale, ctx.total = choices, scale, total
         return scores.view_as(scores)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
         (scores,) = ctx.saved_tensors
-        batch, tokens, experts = scores.shape
+        batch, _, experts = scores.shape
         chosen = scores.topk(ctx.choices, dim=-1).indices.flatten(1)
         precise = torch.promote_types(scores.dtype, torch.float32)
-        shares = _one_hot(chosen, experts).sum(1, keepdim=True).to(precise) / (tokens * ctx.choices)
+        counts = ctx.total(_one_hot(chosen, experts).sum(1, keepdim=True).to(precise))
+        choices = counts.sum(-1, keepdim=True)
+        shares = counts / choices
         probabilities = scores.softmax(dim=-1, dtype=precise)
         # d/d score_j of sum_i f_i p_i is p_j (f_j - sum_i f_i p_i); f is a count without a gradient.
         slope = probabilities * (shares - (probabilities * shares).sum(-1, keepdim=True))
-        return gradients[0] + (slope * (ctx.scale * experts / (batch * tokens))).to(scores.dtype), None, None
+        slope = slope * (ctx.scale * experts * ctx.choices / batch) / choices
+        return gradients[0] + slope.to(scores.dtype), None, None, None

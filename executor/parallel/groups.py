@@ -7,7 +7,7 @@ import torch.distributed as dist
 
 from executor.engine import GroupKey, RankContext
 from executor.parallel.collectives import Clock, Group, group_options
-from search_spaces.mesh import CONTEXT, DATA, EXPERT, EXPERT_DATA, PIPELINE, TENSOR, Mesh
+from search_spaces.mesh import CONTEXT, DATA, EXPERT, EXPERT_DATA, EXPERT_TENSOR, PIPELINE, TENSOR, Mesh
 
 REPLICA = "replica"
 """Name under which traffic between copies of the sharded states is reported (HSDP)."""
@@ -52,7 +52,10 @@ class ParallelGroups:
         self._near = self._group(NEAR, mesh.near_groups()) if mesh.near else None
         self.tied = self._tied_group(tied_ranks)
         self.expert = self._group(EXPERT, mesh.expert_groups())
-        self._expert_data = self._group(EXPERT_DATA, mesh.expert_data_groups()) if mesh.expert > 1 else self.shard
+        slices = mesh.expert_slices
+        self.expert_tensor = self._group(EXPERT_TENSOR, mesh.expert_tensor_groups()) if slices < mesh.tensor else self.tensor
+        apart = mesh.places_experts_apart
+        self._expert_data = self._group(EXPERT_DATA, mesh.expert_data_groups()) if apart else self.shard
         _destroy(self._reusable)
 
     @property
@@ -64,7 +67,7 @@ class ParallelGroups:
     def of_experts(self) -> Sharing:
         """Groups of the experts of this rank. They have no second copy, because nearby ranks hold different experts."""
         single = Group(None, 1, 0)
-        return Sharing(mesh=self.mesh, tensor=self.tensor, shard=self._expert_data, replica=single, near=None)
+        return Sharing(mesh=self.mesh, tensor=self.expert_tensor, shard=self._expert_data, replica=single, near=None)
 
     def collectives(self) -> Mapping[tuple[str, str], tuple[int, int]]:
         """(operation, mesh dimension) -> (count, bytes of the full messages) so far."""

@@ -34,6 +34,8 @@ from executor.parallel.virtual_tokens import Prefix, Prompt
 from search_spaces.models.model import HeadNorm, ModelSpec, NormPlace, Position
 from search_spaces.training.windows import window_of
 
+EXPERTS = ".experts."
+"""Part of the names of the parameters of experts, and of no others."""
 WHOLE_BITS = 16
 """Bits of a frozen weight that is kept in the dtype of computation."""
 
@@ -51,10 +53,16 @@ class Part:
     context: ContextParallel
     expert: Group = field(default_factory=lambda: Group(None, 1, 0))
     """The ranks that divide the experts."""
+    expert_tensor: TensorParallel | None = None
+    """The ranks that divide each expert, if they are not all of `tensor`: they divide the sequence among them."""
     operators: Operators = field(default_factory=Operators)
     """Implementations of norms, rotations, gates and the loss."""
     losses_wait: bool = False
     """Whether losses of other micro-batches may be computed between a loss and its backward."""
+
+    def dividing(self, name: str) -> TensorParallel:
+        """The ranks that divide the parameter of this name in the whole model."""
+        return self.expert_tensor if self.expert_tensor is not None and EXPERTS in name else self.tensor
 
 
 def whole(spec: ModelSpec) -> Part:
@@ -165,7 +173,13 @@ def _head_norm(spec: ModelSpec, part: Part, width: int) -> nn.Module | None:
 
 
 def _experts(spec: ModelSpec, part: Part) -> Experts:
-    return Experts(spec, part.tensor, part.expert, lambda width: FeedForward(spec, part, expert=True, width=width))
+    def make(width: int) -> FeedForward:
+        if part.expert_tensor is None:
+            return FeedForward(spec, part, expert=True, width=width)
+        return FeedForward(spec, part, width=width) if width else FeedForward(spec, of_experts, expert=True)
+
+    of_experts = part if part.expert_tensor is None else replace(part, tensor=part.expert_tensor)
+    return Experts(spec, part.tensor, part.expert, make, of_experts.tensor)
 
 
 def _attention(spec: ModelSpec, part: Part, layer: int) -> nn.Module:
@@ -361,21 +375,24 @@ class Transformer(nn.Module):
         """Parameters that are whole on each tensor-parallel rank, but get only a summand of their gradient there.
 
         With sequence parallelism these are all whole parameters. Otherwise they are the router and the experts' last biases, if
-        ranks divide the experts' widths, the whole factors of adapters (`LowRank`), and norms of heads.
+        ranks divide the experts' widths, the whole factors of adapters (`LowRank`), and norms of heads. Gradients of experts
+        are summed over the ranks that divide each expert.
         """
         if self.part.tensor.size == 1:
             return set()
         whole_ones = {name for name, _ in self.named_parameters()} - set(self.split_dimensions())
         if self.part.tensor.sequence_parallel:
             return whole_ones
-        parts = (".router.", ".experts.", ".adapter.", ".query_norm.", ".key_norm.")
+        parts = [".router.", EXPERTS, ".adapter.", ".query_norm.", ".key_norm."]
+        if self.part.expert_tensor is None:
+            parts.append(".shared.")  # its sum is that of the experts, else it has its own
         return {name for name in whole_ones if any(part in name for part in parts)}
 
     def expert_parameters(self) -> set[str]:
-        """Parameters of experts, if ranks hold different experts."""
-        if self.part.expert.size == 1:
+        """Parameters of experts, if experts are divided over other ranks than the rest of the model."""
+        if self.part.expert.size == 1 and self.part.expert_tensor is None:
             return set()
-        return {name for name, _ in self.named_parameters() if ".experts." in name}
+        return {name for name, _ in self.named_parameters() if EXPERTS in name}
 
     def forward(
         self, tokens: Tensor, labels: Tensor | None = None, places: Tensor | None = None, ahead: Tensor | None = None
@@ -454,10 +471,10 @@ def transformer_without_memory(
     """
     with torch.device("meta"):
         model = Transformer(spec, sequence_length, loss_chunk_size, part).to(dtype)
-    splits, tensor = model.split_dimensions(), model.part.tensor
+    splits = model.split_dimensions()
     values: dict[str, FirstValues] = {}
     for name, parameter in model.named_parameters():
-        drawn = _first_values(_whole_name(name, spec), parameter, seed, splits.get(name), tensor)
+        drawn = _first_values(_whole_name(name, spec), parameter, seed, splits.get(name), model.part.dividing(name))
         zeros = spec.zero_centered_norms and "norm" in name
         values[name] = replace(drawn, kind=Kind.ZEROS) if zeros else drawn
     with torch.device("meta"):

@@ -22,11 +22,12 @@ class ModelPart:
     """Initial values of the parameters that are on the meta device, by name: the replica that shards the module allocates and
     fills only what it keeps. Parameters of a user's module are whole, on the CPU, with the values that its code set."""
     split: Mapping[str, int] = field(default_factory=dict)
-    """Parameter -> the dimension that is sliced over tensor-parallel ranks; omitted parameters are whole on each rank."""
+    """Parameter -> the dimension that is sliced over tensor-parallel ranks (those of `experts` over the ranks that divide each
+    expert); omitted parameters are whole on each rank."""
     summands: frozenset[str] = frozenset()
-    """Parameters that are whole on each tensor-parallel rank, but get only a summand of their gradient there."""
+    """Parameters that are whole on each of these ranks, but get only a summand of their gradient there."""
     experts: frozenset[str] = frozenset()
-    """Parameters of experts, if ranks hold different experts (`expert_parallel_size`)."""
+    """Parameters of experts, if experts are divided over other ranks than the rest of the model."""
     tied: frozenset[str] = frozenset()
     """Names of the weight of which another stage holds a copy; empty: none."""
     reads_in_units: bool = False

@@ -72,6 +72,20 @@ class TensorParallel:
         result: Tensor = _GatherFeatures.apply(x, self.group)  # type: ignore[no-untyped-call]
         return result
 
+    def take_tokens(self, x: Tensor) -> Tensor:
+        """Activations outside `enter` … `leave` to this rank's share of their tokens (dimension 1)."""
+        if self.size == 1 or self.sequence_parallel:
+            return x
+        result: Tensor = _TakeTokens.apply(x, self.group)  # type: ignore[no-untyped-call]
+        return result
+
+    def join_tokens(self, x: Tensor) -> Tensor:
+        """The reverse of `take_tokens`: each rank's share to activations as they are outside `enter` … `leave`."""
+        if self.size == 1 or self.sequence_parallel:
+            return x
+        result: Tensor = _JoinTokens.apply(x, self.group)  # type: ignore[no-untyped-call]
+        return result
+
     def own_tokens(self, x: Tensor) -> Tensor:
         """The share of dimension 0 (tokens) that this rank has outside `enter` … `leave`."""
         return x.chunk(self.size)[self.rank] if self.sequence_parallel else x
@@ -273,6 +287,29 @@ class _ScatterSequence(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         return gather_tokens(gradients[0], ctx.group), None
+
+
+class _TakeTokens(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
+        ctx.group = group
+        return x.chunk(group.size, dim=1)[group.rank].contiguous()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return gather_tokens(gradients[0], ctx.group), None
+
+
+class _JoinTokens(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
+        ctx.group = group
+        return keep_collective(lambda: gather_tokens(x, group))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        # Each rank has the whole gradient of all tokens.
+        return gradients[0].chunk(ctx.group.size, dim=1)[ctx.group.rank].contiguous(), None
 
 
 class _GatherFeatures(torch.autograd.Function):

@@ -46,6 +46,11 @@ OFFLOADS = Condition(
 TENSOR_PARALLEL = Condition(
     "tensor_parallel_size > 1", ("tensor_parallel_size",), lambda config, _: config.tensor_parallel_size > 1
 )
+TENSOR_PARALLEL_EXPERTS = Condition(
+    "tensor_parallel_size > 1 and the model has experts",
+    ("tensor_parallel_size",),
+    lambda config, context: config.tensor_parallel_size > 1 and getattr(context.model, "num_experts", 0) > 0,
+)
 PIPELINED = Condition(
     "pipeline_parallel_size > 1", ("pipeline_parallel_size",), lambda config, _: config.pipeline_parallel_size > 1
 )

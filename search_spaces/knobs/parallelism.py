@@ -189,7 +189,8 @@ class ParallelismKnobs:
     )
     expert_parallel_size: int = knob(
         1,
-        "Number of data-parallel ranks that divide the experts.",
+        "Number of ranks that divide the experts: data-parallel and context-parallel ranks, and tensor-parallel ranks that do "
+        "not divide each expert.",
         number=23,
         unit="ranks",
         numerics=Numerics.REORDERS,
@@ -197,6 +198,24 @@ class ParallelismKnobs:
         minimum=1,
         spaces={"parallel": "powers_of_two", "full": "powers_of_two"},
         counts_to=lambda context, _: min(context.world_size, getattr(context.model, "num_experts", 1)),
+    )
+    expert_tensor_parallel_size: int = knob(
+        0,
+        "Number of ranks of a tensor-parallel group that divide each expert; each such part of the group has other tokens; 0: "
+        "all of its ranks.",
+        number=64,
+        unit="ranks",
+        numerics=Numerics.REORDERS,
+        applies=Applies.PROCESS_GROUP,
+        condition=conditions.TENSOR_PARALLEL_EXPERTS,
+        spaces={"parallel": (0, 1), "full": (0, 1)},
+        zero=True,
+        counts_to=lambda context, _: min(context.cluster.linked_devices, context.world_size),
+        canonical=Canonical(
+            ("tensor_parallel_size",), lambda value, config, _: 0 if value == config.tensor_parallel_size else value
+        ),
+        remedy="it divides experts as the rest of the model",
+        exports={"megatron": "--expert-tensor-parallel-size {value}"},
     )
     rank_order: str = knob(
         "tp-cp-dp-pp",

@@ -6,7 +6,7 @@ from search_spaces.environment import ENVIRONMENT, ENVIRONMENT_RULE, environment
 from search_spaces.models.command import CommandModel
 from search_spaces.models.model import ModelSpec
 from search_spaces.rules import float8
-from search_spaces.rules.parallelism import CP, METHOD, TP
+from search_spaces.rules.parallelism import CP, ETP, METHOD, TP
 from search_spaces.rules.rule import Rule
 from search_spaces.training.windows import window_of, windowed
 from search_spaces.trial_config import TrialConfig
@@ -69,7 +69,7 @@ COMPUTATION_RULES: tuple[Rule, ...] = (
     Rule("attention-kernel", KERNEL, "leave attention_backend at best", _attention_kernel),
     Rule("float8-device", ("precision",), float8.DEVICE_REMEDY, float8.float8_device),
     Rule("float8-model", ("precision",), float8.MODEL_REMEDY, float8.float8_model),
-    Rule("float8-sizes", ("precision", TP), float8.SIZES_REMEDY, float8.float8_sizes),
+    Rule("float8-sizes", ("precision", TP, ETP), float8.SIZES_REMEDY, float8.float8_sizes),
     Rule("accumulation-type", ("accumulation_dtype", "precision"), "set it to fp32 or to the precision", _accumulation_type),
     Rule(ENVIRONMENT_RULE, (ENVIRONMENT,), "set variables of docs/environment.md that act here", _environment),
 )

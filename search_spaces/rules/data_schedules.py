@@ -3,7 +3,7 @@
 from search_spaces.context import SpaceContext
 from search_spaces.knobs.conditions import VIRTUAL_TOKENS
 from search_spaces.models.model import ModelSpec
-from search_spaces.rules.parallelism import CP, TP
+from search_spaces.rules.parallelism import CP, ETP, TP
 from search_spaces.rules.rule import Check, Rule
 from search_spaces.training.data_schedule import GRANULARITY, UNSCHEDULED_LAYERS, is_scheduled
 from search_spaces.training.windows import window_of, windowed
@@ -73,7 +73,8 @@ def curriculum_divides(config: TrialConfig, _: SpaceContext) -> str | None:
     if not config.curriculum_start_length:
         return None
     chunks = 2 * ranks if ranks > 1 else 1
-    tensor = config.tensor_parallel_size if config.sequence_parallel else 1
+    divides = config.sequence_parallel or config.expert_slices < config.tensor_parallel_size
+    tensor = config.tensor_parallel_size if divides else 1
     if GRANULARITY % chunks == 0 and GRANULARITY // ranks % tensor == 0:
         return None
     divided = f"{ranks} context x {tensor} tensor ranks do not divide"
@@ -96,7 +97,7 @@ def random_ltd_layers(config: TrialConfig, context: SpaceContext) -> str | None:
 SCHEDULE_RULES: tuple[Rule, ...] = (
     Rule("curriculum-length", CURRICULUM[:1], START_REMEDY, starts(CURRICULUM[0])),
     Rule("curriculum-steps", CURRICULUM, STEPS_REMEDY, ends(*CURRICULUM)),
-    Rule("curriculum-divides", (CURRICULUM[0], CP, TP, "sequence_parallel"), DIVIDES_REMEDY, curriculum_divides),
+    Rule("curriculum-divides", (CURRICULUM[0], CP, TP, ETP, "sequence_parallel"), DIVIDES_REMEDY, curriculum_divides),
     Rule("random-ltd-tokens", RANDOM_LTD[:1], START_REMEDY, starts(RANDOM_LTD[0])),
     Rule("random-ltd-steps", RANDOM_LTD, STEPS_REMEDY, ends(*RANDOM_LTD)),
     Rule("random-ltd-layers", (RANDOM_LTD[0], "attention_window", "attention_global_tokens"), LAYERS_REMEDY, random_ltd_layers),

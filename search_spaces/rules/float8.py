@@ -34,15 +34,16 @@ def float8_sizes(config: TrialConfig, context: SpaceContext) -> str | None:
     """Check the sizes of a rank's slices of a layer's matrices."""
     if config.precision != FLOAT8 or not isinstance(context.model, ModelSpec) or float8_device(config, context):
         return None
-    wrong = [f"{name} ({size})" for name, size in _sizes(context.model, config.tensor_parallel_size) if size % MULTIPLE]
+    wrong = [f"{name} ({size})" for name, size in _sizes(context.model, config) if size % MULTIPLE]
     return f"a rank's {', '.join(wrong)} of {context.model.name} are not multiples of {MULTIPLE}" if wrong else None
 
 
-def _sizes(model: ModelSpec, ranks: int) -> Iterator[tuple[str, int]]:
+def _sizes(model: ModelSpec, config: TrialConfig) -> Iterator[tuple[str, int]]:
+    ranks = config.tensor_parallel_size
     yield "hidden size", model.hidden_size
     yield "queries", model.num_attention_heads * model.head_dim // ranks
     yield "keys", model.num_key_value_heads * model.head_dim // ranks
-    yield "MLP's width", model.ffn_hidden_size // ranks
+    yield "MLP's width", model.ffn_hidden_size // (config.expert_slices if model.num_experts else ranks)
     yield "dense layers' MLP", model.dense_ffn_size // ranks
     yield "shared experts' width", model.shared_expert_size // ranks
     if model.latent is not None:

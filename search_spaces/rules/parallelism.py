@@ -10,10 +10,10 @@ from search_spaces.trial_config import TrialConfig
 
 _DEFAULTS = TrialConfig()
 TP, PP, CP = "tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size"
-EP, METHOD = "expert_parallel_size", "context_parallel_method"
+EP, ETP, METHOD = "expert_parallel_size", "expert_tensor_parallel_size", "context_parallel_method"
 STAGES, SCHEDULE, LAYOUT = "virtual_stages", "pipeline_schedule", "pipeline_layout"
 DEGREES = (TP, PP, CP)
-FACTORY = (*DEGREES, EP, "sequence_parallel")
+FACTORY = (*DEGREES, EP, ETP, "sequence_parallel")
 BATCH = ("micro_batch_size", *DEGREES)
 SEQUENCE = (CP, TP, METHOD, "sequence_parallel", "prompt_length")
 ROUND_SCHEDULES = ("interleaved_1f1b", "interleaved_zero_bubble")
@@ -39,7 +39,8 @@ def _tensor_divides(config: TrialConfig, context: SpaceContext) -> str | None:
     sizes = {
         "attention heads": model.num_attention_heads,
         "key-value heads": model.num_key_value_heads,
-        "an expert's width" if model.num_experts else "the MLP's width": model.ffn_hidden_size,
+        # That of an expert is divided by the ranks of `_expert_slices`.
+        "the MLP's width": 0 if model.num_experts else model.ffn_hidden_size,
         "the dense layers' MLP": model.dense_ffn_size,
         "the shared experts' width": model.shared_expert_size,
         "the vocabulary": model.vocab_size,
@@ -72,7 +73,7 @@ def _factory_shape(config: TrialConfig, context: SpaceContext) -> str | None:
         return f"{model.name} has no tensor-parallel plan"
     if config.pipeline_parallel_size > 1 and model.pipeline_stages == 1:
         return f"{model.name} has no pipeline stages: {model.no_stages or 'its blocks are unknown'}"
-    for name in (CP, EP, "sequence_parallel"):
+    for name in (CP, EP, ETP, "sequence_parallel"):
         if getattr(config, name) != getattr(_DEFAULTS, name):
             return f"{name}={getattr(config, name)} needs our own attention and experts, not those of {model.name}"
     return None
@@ -184,8 +185,34 @@ def _experts_divide(config: TrialConfig, context: SpaceContext) -> str | None:
         return None
     if context.model.num_experts % size or not context.model.num_experts:
         return f"{size} ranks do not divide {context.model.num_experts} experts"
-    replicas = config.data_parallel_size(context.world_size)
-    return f"{size} does not divide the {replicas} data-parallel ranks" if replicas % size or not replicas else None
+    ranks = config.expert_ranks(context.world_size)
+    beside = "data x context" if config.expert_slices == config.tensor_parallel_size else "tensor x data x context"
+    return f"{size} does not divide the {ranks} ranks of {beside} with the same slice" if ranks % size or not ranks else None
+
+
+def _expert_slices(config: TrialConfig, context: SpaceContext) -> str | None:
+    """The ranks that divide each expert divide its tensor group, and an expert's width."""
+    model, size, tensor = context.model, config.expert_slices, config.tensor_parallel_size
+    if size == 1 or not isinstance(model, ModelSpec) or not model.num_experts:
+        return None
+    if tensor % size:
+        return f"{size} ranks for each expert do not divide the {tensor} tensor-parallel ranks"
+    if model.ffn_hidden_size % size:
+        return f"{size} ranks do not divide an expert's width ({model.ffn_hidden_size}) of {model.name}"
+    return None
+
+
+def _expert_tokens(config: TrialConfig, context: SpaceContext) -> str | None:
+    """Tensor ranks that do not divide each expert have different tokens there, and each counts its own."""
+    model, ranks = context.model, config.tensor_parallel_size
+    if config.expert_slices >= ranks or not isinstance(model, ModelSpec) or not model.num_experts:
+        return None
+    if model.capacity_factor:
+        return (
+            f"the capacity_factor of {model.name} applies to whole sequences, which {ranks} tensor ranks divide at its experts"
+        )
+    tokens = context.workload.sequence_length // config.context_parallel_size
+    return f"{tokens} tokens on a context rank are not divided by {ranks} tensor-parallel ranks" if tokens % ranks else None
 
 
 def _experts_context(config: TrialConfig, context: SpaceContext) -> str | None:
@@ -229,7 +256,9 @@ PARALLELISM_RULES: tuple[Rule, ...] = (
     Rule("layout-repeats", (PP, STAGES, LAYOUT), "set that knob, and leave it out of pipeline_layout", _layout_repeats),
     Rule("virtual-stages", (PP, STAGES, SCHEDULE), "set virtual_stages as the schedule needs", _virtual_stages),
     Rule("pipeline-micro-batches", (*BATCH, SCHEDULE), "change micro_batch_size, or the global batch", _pipeline_batches),
-    Rule("experts-divide", (*DEGREES, EP), "choose a divisor of the experts and of the data-parallel ranks", _experts_divide),
+    Rule("experts-divide", (*DEGREES, EP, ETP), "choose a divisor of the experts and of these ranks", _experts_divide),
+    Rule("expert-slices", (TP, ETP), "choose an expert_tensor_parallel_size that divides both", _expert_slices),
+    Rule("expert-tokens", (CP, TP, ETP), "leave expert_tensor_parallel_size at 0, or choose other degrees", _expert_tokens),
     Rule("experts-context", (CP,), "set context_parallel_size=1, or use a model without them", _experts_context),
     Rule("ulysses-heads", (CP, TP, METHOD), "set context_parallel_method=gather, or use fewer ranks", _ulysses_heads),
 )

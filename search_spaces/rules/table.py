@@ -49,8 +49,8 @@ RULES: tuple[Rule, ...] = (
 """The rules of every engine, in the order in which refusals are listed."""
 SHAPES = frozenset({
     "world-divides", "tensor-divides", "tensor-head-norms", "batch-divides", "sequence-divides", "pipeline-layers",
-    "pipeline-layout", "virtual-stages", "pipeline-micro-batches", "experts-divide", "experts-context", "hsdp-shards",
-    "secondary-shards", "ulysses-heads", "attention-window", "curriculum-divides",
+    "pipeline-layout", "virtual-stages", "pipeline-micro-batches", "experts-divide", "expert-slices", "expert-tokens",
+    "experts-context", "hsdp-shards", "secondary-shards", "ulysses-heads", "attention-window", "curriculum-divides",
 })  # fmt: skip
 """Divisibility rules of model, data and ranks. Ignoring one would train a smaller model or batch."""
 

@@ -18,13 +18,13 @@ MASTER_BYTES = {"fp32": 4, "bf16": 4, "fp16": 4, "fp64": 8, "fp8": 4}
 def states_lower_bound_bytes(config: TrialConfig, model: Model, world_size: int, capability: Capability | None = None) -> int:
     """Lower bound of the peak device bytes on the rank with the most states; never above the true peak.
 
-    1. A rank has P = parameters / (tensor x pipeline degree), for experts also divided by the expert degree: the fullest rank
-       has at least the mean.
+    1. A rank has P = parameters / (tensor x pipeline degree), of experts parameters / (expert x expert tensor x pipeline
+       degree): the fullest rank has at least the mean.
     2. Master copy and stored gradient take M bytes each per element, the optimizer's moments take `moment_bytes` (2 M for
        AdamW). At stage 0 they are whole; from stage 1 on each rank has 1/S of them, where S is the number of sharding ranks
-       (data x context, or hsdp_shard_size if `capability` shards by it); for experts S / expert degree, since that many ranks
-       hold the same experts.
-    3. Stages 0-2 hold whole parameters too. Without sharding (S = 1) and with the master's precision, the master copy is the
+       (data x context, or hsdp_shard_size if `capability` shards by it); for experts S x tensor / (expert x expert tensor
+       degree), since that many ranks hold the same experts.
+    3. Stages 0-2 hold whole parameters too. Without sharding and with the master's precision, the master copy is the
        parameters. They count in addition to the gradients if `capability` says so, else only the larger of the two counts:
        one exists at the update, the other at the end of forward. At stage 3 nothing is added: parameters are cast or gathered
        from the master only temporarily.
@@ -56,7 +56,7 @@ def states_lower_bound_bytes(config: TrialConfig, model: Model, world_size: int,
         kept = 0.0 if config.offload_param != "none" else 1.0
         parameters = kept * (state + whole * offloaded)
         return int(owned * (parameters + moments + gradients) + kept * frozen / shards)
-    is_master = shards == 1 and whole == master
+    is_master = owned == trainable and whole == master
     if is_master:
         return int(trainable * (whole + moments + gradients) + frozen)
     adds_copy = capability is not None and capability.keeps_copy_beside_gradients
@@ -70,11 +70,11 @@ def _elements(config: TrialConfig, model: Model) -> tuple[float, float]:
         return 0.0, 0.0
     parts = config.tensor_parallel_size * config.pipeline_parallel_size
     if isinstance(model, ModelSpec) and model.adapts:
+        # A lower bound: adapters are refused where experts are placed apart.
         parts *= config.expert_parallel_size
         return model.adapter_parameters / parts, model.parameter_count / parts
     if isinstance(model, ModelSpec):
-        elsewhere = model.expert_parameters * (1 - 1 / config.expert_parallel_size)
-        return (model.parameter_count - elsewhere) / parts, 0.0
+        return (model.parameter_count - model.expert_parameters) / parts + _own_experts(config, model), 0.0
     frozen = model.frozen_parameter_count
     return (model.parameter_count - frozen) / parts, frozen / parts
 
@@ -92,11 +92,18 @@ def _moments(config: TrialConfig, model: Model) -> float:
 def _owned(config: TrialConfig, model: Model, shards: int) -> float:
     """Trainable parameters whose states a rank has, if `shards` ranks shard them."""
     trainable, _ = _elements(config, model)
-    if shards == 1 or not isinstance(model, ModelSpec) or model.adapts:
+    if config.zero_stage == 0 or not isinstance(model, ModelSpec) or model.adapts:
         return trainable / shards
-    ranks = config.expert_parallel_size
-    experts = model.expert_parameters / (config.tensor_parallel_size * config.pipeline_parallel_size * ranks)
-    return (trainable - experts) / shards + experts / max(shards / ranks, 1.0)
+    alike = shards * config.tensor_parallel_size / (config.expert_parallel_size * config.expert_slices)
+    if shards == 1 and alike <= 1:
+        return trainable
+    experts = _own_experts(config, model)
+    return (trainable - experts) / shards + experts / max(alike, 1.0)
+
+
+def _own_experts(config: TrialConfig, model: ModelSpec) -> float:
+    """Parameters of experts on a rank before sharding."""
+    return model.expert_parameters / (config.expert_parallel_size * config.expert_slices * config.pipeline_parallel_size)
 
 
 def _frozen_bytes(config: TrialConfig, model: Model) -> float:

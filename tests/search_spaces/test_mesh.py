@@ -14,13 +14,17 @@ ORDERS = ("tp-cp-dp-pp", "tp-cp-pp-dp")
 sizes = st.sampled_from((1, 2, 3, 4))
 
 
+def divisors_of(number: int) -> list[int]:
+    return [size for size in range(1, number + 1) if number % size == 0]
+
+
 @st.composite
 def meshes(draw: st.DrawFn) -> Mesh:
     """Any mesh of a few ranks along each dimension, with a shard group that divides data x context."""
     mesh = Mesh(
         tensor=draw(sizes), context=draw(sizes), data=draw(sizes), pipeline=draw(sizes), order=draw(st.sampled_from(ORDERS))
     )
-    divisors = [size for size in range(mesh.zero_ranks + 1) if size == 0 or mesh.zero_ranks % size == 0]
+    divisors = [0, *divisors_of(mesh.zero_ranks)]
     return Mesh(
         tensor=mesh.tensor, context=mesh.context, data=mesh.data, pipeline=mesh.pipeline, order=mesh.order,
         shard=draw(st.sampled_from(divisors)),
@@ -54,18 +58,35 @@ def test_coordinates_name_each_rank_once(mesh: Mesh) -> None:
 
 @given(meshes(), st.data())
 def test_expert_groups_cross_those_of_ranks_with_the_same_experts(mesh: Mesh, data: st.DataObject) -> None:
-    ranks = data.draw(st.sampled_from([size for size in range(1, mesh.data + 1) if mesh.data % size == 0]))
-    mesh = dataclasses.replace(mesh, expert=ranks)
-    different, alike = mesh.expert_groups(), mesh.expert_data_groups()
-    for groups, size in ((different, ranks), (alike, mesh.zero_ranks // ranks)):
+    """The ranks of a stage are a grid of tensor x context x data, and one of slices x experts x copies of experts."""
+    slices = data.draw(st.sampled_from(divisors_of(mesh.tensor)))
+    ranks = data.draw(st.sampled_from(divisors_of(mesh.tensor // slices * mesh.zero_ranks)))
+    mesh = dataclasses.replace(mesh, expert=ranks, expert_tensor=slices)
+    different, alike, sliced = mesh.expert_groups(), mesh.expert_data_groups(), mesh.expert_tensor_groups()
+    assert mesh.expert_slices * mesh.expert * mesh.expert_data * mesh.pipeline == mesh.world_size
+    for groups, size in ((different, ranks), (alike, mesh.expert_data), (sliced, slices)):
         assert sorted(rank for group in groups for rank in group) == list(range(mesh.world_size))
         assert {len(group) for group in groups} == {size}
-    zero = mesh.groups((CONTEXT, DATA))
-    for one, other in product(different, alike):
-        of_one_model = any({*one, *other} <= {*group} for group in zero)
-        assert len({*one} & {*other}) <= 1 or not of_one_model
-    for group in different:
-        assert len({mesh.coordinates(rank)[CONTEXT] for rank in group}) == 1
+    for one, other in (*product(different, alike), *product(different, sliced), *product(alike, sliced)):
+        assert len({*one} & {*other}) <= 1
+    for group in (*different, *alike):
+        assert len({mesh.coordinates(rank)[PIPELINE] for rank in group}) == 1
+        assert len({mesh.coordinates(rank)[TENSOR] % slices for rank in group}) == 1
+    for group in sliced:
+        assert group == list(range(group[0], group[0] + slices))
+
+
+def test_expert_groups_are_folded_over_tensor_and_context_ranks_before_data() -> None:
+    """Two data, two context and four tensor ranks: experts on the eight nearest ranks, whole or in pairs."""
+    whole = Mesh(tensor=4, context=2, data=2, expert=8, expert_tensor=1)
+    assert whole.expert_groups() == [[*range(8)], [*range(8, 16)]]
+    assert whole.expert_data_groups() == [[rank, rank + 8] for rank in range(8)]
+    pairs = dataclasses.replace(whole, expert=4, expert_tensor=2)
+    assert pairs.expert_groups()[:2] == [[0, 2, 4, 6], [8, 10, 12, 14]]
+    assert pairs.expert_tensor_groups()[:2] == [[0, 1], [2, 3]]
+    as_tensor = dataclasses.replace(whole, expert=4, expert_tensor=0)
+    assert as_tensor.expert_groups()[0] == [0, 4, 8, 12]
+    assert as_tensor.expert_data == 1
 
 
 @given(meshes())

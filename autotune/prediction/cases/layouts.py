@@ -38,6 +38,7 @@ def layouts_from(numbers: Numbers, global_batch_size: int, world_size: int) -> L
     data = np.maximum(np.floor(world_size / (tensor * pipeline * context)), 1.0)
     stage, shard = numbers("zero_stage"), numbers("hsdp_shard_size")
     signs = numbers("optimizer", lambda value: value == "onebit_adam")
+    slices = numbers("expert_tensor_parallel_size")
     unsaid = signs * MASTER / (data * context)  # of the part that is a rank's own
     derived: dict[str, Array] = {
         "data": data,
@@ -45,6 +46,7 @@ def layouts_from(numbers: Numbers, global_batch_size: int, world_size: int) -> L
         "pipeline": pipeline,
         "context": context,
         "expert": numbers("expert_parallel_size"),
+        "expert_tensor": np.where(slices > 0, slices, tensor),
         "shard": np.where((shard > 0) & (stage == 3), shard, data * context),
         "accumulation": np.floor(global_batch_size / (micro_batch * data)),
         "virtual_stages": np.where(pipeline > 1, numbers("virtual_stages"), 1.0),

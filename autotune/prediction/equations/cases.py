@@ -166,6 +166,8 @@ class Layouts:
     pipeline: Array
     context: Array
     expert: Array
+    expert_tensor: Array
+    """Ranks of a tensor group that divide each expert."""
     shard: Array
     """Ranks that divide the states: data x context, or fewer with hybrid sharding."""
     zero_stage: Array
@@ -248,6 +250,17 @@ class Layouts:
     """1 if blocks are replayed as CUDA graphs."""
     rounding_bytes: Array = field(default_factory=lambda: np.zeros(1))
     """Temporary bytes per number while our engine rounds it to 8 bits for a product; 0: products use the precision itself."""
+
+    @property
+    def apart(self) -> Flags:
+        """Whether experts are divided over other ranks than the rest of the model."""
+        apart: Flags = (self.expert > 1) | (self.expert_tensor < self.tensor)
+        return apart
+
+    @property
+    def alike(self) -> Array:
+        """Ranks that hold the same part of the same experts, and divide their states."""
+        return np.maximum(self.shard * self.tensor / (self.expert * self.expert_tensor), 1.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

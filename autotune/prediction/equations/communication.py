@@ -67,14 +67,19 @@ def shard_group(cases: Cases) -> Group:
 
 
 def expert_group(cases: Cases) -> Group:
-    """The data-parallel ranks that divide the experts: neighbours along data."""
-    return group_of(cases, cases.layouts.expert, cases.layouts.tensor * cases.layouts.context)
+    """The ranks that divide the experts: neighbours among those of a stage that have the same slice of each expert."""
+    return group_of(cases, cases.layouts.expert, cases.layouts.expert_tensor)
+
+
+def expert_tensor_group(cases: Cases) -> Group:
+    """The ranks that divide each expert: consecutive."""
+    return group_of(cases, cases.layouts.expert_tensor, np.ones(1))
 
 
 def expert_data_group(cases: Cases) -> Group:
     """The ranks that hold the same experts and divide their states."""
     layouts = cases.layouts
-    return group_of(cases, np.maximum(layouts.shard / layouts.expert, 1.0), layouts.tensor * layouts.expert)
+    return group_of(cases, layouts.alike, layouts.expert_tensor * layouts.expert)
 
 
 def replica_group(cases: Cases) -> Group:

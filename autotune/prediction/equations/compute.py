@@ -5,13 +5,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from autotune.prediction.equations.async_tensor import saved_seconds
-from autotune.prediction.equations.cases import CONTEXT_METHODS, Array, Cases, gathered_kept
+from autotune.prediction.equations.cases import CONTEXT_METHODS, Array, Cases, Flags, gathered_kept
 from autotune.prediction.equations.coefficients import Coefficients
 from autotune.prediction.equations.communication import (
     collective_seconds,
     context_group,
     crosses_domains,
     expert_group,
+    expert_tensor_group,
     tensor_group,
 )
 from autotune.prediction.equations.float8 import rounding_seconds
@@ -136,21 +137,23 @@ def _products(cases: Cases, rates: Coefficients) -> Array:
     )
     if np.any(shapes.key_value_rank > 0):
         attention = np.where(shapes.key_value_rank > 0, _latent_products(cases, rates), attention)
-    mlp = _mlp_products(cases, rates, tokens * np.maximum(shapes.experts_per_token, 1), shapes.ffn)
+    # Fewer slices of each expert: wider ones, for a share of the tensor group's tokens.
+    slices = cases.layouts.expert_tensor
+    mlp = _mlp_products(cases, rates, tokens * np.maximum(shapes.experts_per_token, 1) * slices / tensor, shapes.ffn, slices)
     if not np.any(shapes.shared_ffn + shapes.dense_ffn > 0):
         return attention + mlp
     shared, dense = (
-        _mlp_products(cases, rates, tokens, np.maximum(width, 1.0)) for width in (shapes.shared_ffn, shapes.dense_ffn)
+        _mlp_products(cases, rates, tokens, np.maximum(width, 1.0), tensor) for width in (shapes.shared_ffn, shapes.dense_ffn)
     )
     beside = np.where(shapes.shared_ffn > 0, shared, 0.0)
     share = shapes.expert_share
     return attention + share * (mlp + beside) + (1 - share) * np.where(shapes.dense_ffn > 0, dense, 0.0)
 
 
-def _mlp_products(cases: Cases, rates: Coefficients, rows: Array, width: Array) -> Array:
-    shapes, tensor = cases.shapes, cases.layouts.tensor
-    return _product(cases, rates, rows, shapes.hidden, (shapes.matrices - 1) * width / tensor) + _product(
-        cases, rates, rows, width / tensor, shapes.hidden
+def _mlp_products(cases: Cases, rates: Coefficients, rows: Array, width: Array, slices: Array) -> Array:
+    shapes = cases.shapes
+    return _product(cases, rates, rows, shapes.hidden, (shapes.matrices - 1) * width / slices) + _product(
+        cases, rates, rows, width / slices, shapes.hidden
     )
 
 
@@ -261,7 +264,8 @@ def _layer_communication(cases: Cases, rates: Coefficients) -> Array:
     Sequence parallelism that gathers its inputs again moves 10 units instead of 8. Full recomputation repeats the forward ones
     except the last. Context: keys and values are gathered forward, scattered backward; or queries, keys and values go to the
     ranks of their heads and results back, with gradients in reverse [Jacobs 2023]. Experts: tokens out and back, forward and
-    backward, and forward again under full recomputation.
+    backward, and forward again under full recomputation; of a share of the tokens, if fewer than the tensor ranks divide each
+    expert (`_sums_of_experts`).
     """
     shapes, layouts = cases.shapes, cases.layouts
     n, width = layouts.tensor, layouts.parameter_bytes
@@ -274,6 +278,14 @@ def _layer_communication(cases: Cases, rates: Coefficients) -> Array:
         4.0 + np.where(layouts.activation_checkpointing == 2, 1.0, 0.0) / layouts.checkpoint_every_k,
         0.0,
     )
+    apart = layouts.expert_tensor < n
+    at_experts = np.zeros(1)
+    if np.any(apart):  # false for most spaces
+        fewer, own = _sums_of_experts(cases, apart, units)
+        share = layouts.expert_tensor / n
+        sliced = own * (layouts.expert_tensor - 1) / layouts.expert_tensor * message * share
+        at_experts = collective_seconds(cases, expert_tensor_group(cases), sliced, own, rates)
+        units, scattered = units - fewer, scattered * (1 - fewer / units)
     volume = (units + beyond * scattered) * (n - 1) / n * message
     tensor = collective_seconds(cases, tensor_group(cases), volume, units / 2, rates)
     tensor = tensor - _hidden_behind_products(cases, rates, message)
@@ -288,7 +300,21 @@ def _layer_communication(cases: Cases, rates: Coefficients) -> Array:
     once = passes + np.where(exchanged, 0.0, beyond)
     context = collective_seconds(cases, context_group(cases), once * sent * share, passes * times, rates)
     e = layouts.expert
-    routed = message * shapes.routed * (e - 1) / e
+    routed = message * layouts.expert_tensor / n * shapes.routed * (e - 1) / e
     travels = 2 * (passes + 0 * e)
     expert = collective_seconds(cases, expert_group(cases), travels * routed, travels, rates)
-    return tensor + context + expert
+    return tensor + context + expert + at_experts
+
+
+def _sums_of_experts(cases: Cases, apart: Flags, units: Array) -> tuple[Array, Array]:
+    """Units of a mean layer that its tensor ranks do not move because fewer of them divide each expert, and the gathers and
+    scatters of these.
+
+    Half of a layer's units are those of its MLP. Shared experts still move them. Without sequence parallelism, the results of
+    all tokens are gathered instead, and so are the gradients of the tokens.
+    """
+    shapes, layouts = cases.shapes, cases.layouts
+    share = np.where(apart, shapes.expert_share, 0.0)
+    kept = np.where(shapes.shared_ffn > 0, units / 2, 0.0) + np.where(layouts.sequence_parallel > 0, 0.0, 2.0)
+    again = np.where(layouts.activation_checkpointing == 2, 1.0, 0.0) / layouts.checkpoint_every_k
+    return share * (units / 2 - kept), share * (4.0 + again)

@@ -4,7 +4,7 @@ import numpy as np
 
 from autotune.prediction.equations.cases import Array, Cases
 from autotune.prediction.equations.coefficients import Coefficients
-from autotune.prediction.equations.parameters import layer_parameters
+from autotune.prediction.equations.parameters import layer_parameters, own_experts
 from search_spaces.training.offload_files import BUFFERS, CHUNK_ELEMENTS, UNITS
 
 
@@ -45,7 +45,7 @@ def host_parameter_bytes(cases: Cases, offloaded: Array) -> Array:
     """
     width = cases.layouts.parameter_bytes
     layer = layer_parameters(cases)
-    unit = (layer.attention + layer.dense + layer.experts / cases.layouts.expert) / cases.layouts.tensor
+    unit = (layer.attention + layer.dense) / cases.layouts.tensor + own_experts(cases, layer)
     table = cases.shapes.vocabulary * cases.shapes.hidden / cases.layouts.tensor
     units = UNITS * np.maximum(unit, table) / cases.layouts.shard * width
     written = BUFFERS / 2 * np.minimum(offloaded, CHUNK_ELEMENTS * width)

@@ -36,7 +36,8 @@ def rounding_seconds(cases: Cases, tokens: Array) -> Array:
     recomputed layer repeats the forward part.
     """
     shapes, layouts, layer = cases.shapes, cases.layouts, layer_parameters(cases)
-    matrices = (layer.attention + np.where(shapes.experts > 0, layer.experts, layer.dense)) / layouts.tensor
+    matrices = layer.attention / layouts.tensor
+    matrices = matrices + np.where(shapes.experts > 0, layer.experts / layouts.expert_tensor, layer.dense / layouts.tensor)
     fan_in, routed = shapes.matrices - 1, shapes.routed
     inputs = (3 + fan_in * routed) * shapes.hidden + (shapes.query + shapes.mlp_width) / layouts.tensor
     results = (shapes.query + 2 * shapes.key_value + fan_in * shapes.mlp_width) / layouts.tensor

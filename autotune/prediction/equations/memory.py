@@ -254,18 +254,20 @@ def _tags(
 
 
 def shares(cases: Cases) -> tuple[Array, Array, Array]:
-    """The divisors of parameters, gradients and optimizer state: stages 3, 2 and 1 [Rajbhandari 2020].
+    """The divisors of parameters, gradients and optimizer state that all data-parallel ranks hold."""
+    parameters, gradients, states = (np.where(flags, cases.layouts.shard, 1.0) for flags in sharded(cases))
+    return parameters, gradients, states
+
+
+def sharded(cases: Cases) -> tuple[Flags, Flags, Flags]:
+    """Whether parameters, gradients and optimizer state are sharded: stages 3, 2 and 1 [Rajbhandari 2020].
 
     If buckets are sent as they fill, a step of one micro-batch keeps as few gradients at stage 1 as at stage 2.
     """
-    stage, ranks = cases.layouts.zero_stage, cases.layouts.shard
+    stage = cases.layouts.zero_stage
     at_once = (cases.software.waits_for_bucket > 0) & (stage == 1) & (cases.layouts.accumulation <= 1)
     deferred = (cases.layouts.defer_gradient_reduction > 0) & (cases.layouts.accumulation > 1) & (stage == 2)
-    return (
-        np.where(stage >= 3, ranks, 1.0),
-        np.where(((stage >= 2) & ~deferred) | at_once, ranks, 1.0),
-        np.where(stage >= 1, ranks, 1.0),
-    )
+    return stage >= 3, ((stage >= 2) & ~deferred) | at_once, stage >= 1
 
 
 def _folded(cases: Cases) -> Array:
@@ -284,8 +286,9 @@ def _states(cases: Cases, held: StageParameters, layers: Array) -> dict[str, Arr
     own_master = (layouts.parameter_bytes >= 4) & ((by_state == 1) | (layouts.zero_stage == 3))
     state = software.state_bytes - ADAM_BYTES + layouts.moment_bytes - np.where(own_master, 4.0, 0.0)
     on_tables = held.trained_tables / by_state * (layouts.other_moment_bytes - layouts.moment_bytes)
-    own = divided(cases, held, by_state)
-    here = divided(cases, held, by_parameter) * layouts.parameter_bytes
+    of_parameters, _, of_states = sharded(cases)
+    own = divided(cases, held, of_states)
+    here = divided(cases, held, of_parameters) * layouts.parameter_bytes
     return {
         "parameters": on_device * (here + frozen / by_parameter + whole)
         + standing_bytes(cases, own)
@@ -297,7 +300,7 @@ def _states(cases: Cases, held: StageParameters, layers: Array) -> dict[str, Arr
 
 def _second_copy(cases: Cases, held: StageParameters, persistent: Array, frozen: Array) -> Array:
     """Bytes of the second copy of what is gathered again within a step, in the format sent."""
-    across = np.where(cases.layouts.expert > 1, held.expert_trained, 0.0)  # experts have no second copy
+    across = np.where(cases.layouts.apart, held.expert_trained, 0.0)  # experts have no second copy
     trained = (held.trained - across) * cases.layouts.parameter_bytes * gathered_share(cases)
     return near_bytes(cases, trained + (frozen - persistent * frozen_width(cases)) * frozen_share(cases))
 
@@ -306,29 +309,28 @@ def _summed_gradients(cases: Cases, held: StageParameters) -> Array:
     """Bytes of gradients kept between micro-batches, in the type of accumulation."""
     layouts, own = cases.layouts, cases.software.gradient_bytes
     width = np.where(layouts.accumulation > 1, np.minimum(own, layouts.accumulation_bytes), own)
-    return divided(cases, held, shares(cases)[1]) * width
+    return divided(cases, held, sharded(cases)[1]) * width
 
 
 def _host(cases: Cases, held: StageParameters) -> Array:
     layouts = cases.layouts
-    by_parameter, _, by_state = shares(cases)
+    by_parameter, of_parameters, of_states = shares(cases)[0], sharded(cases)[0], sharded(cases)[2]
     state = cases.software.state_bytes - ADAM_BYTES + layouts.moment_bytes
-    states = host_elements(cases, divided(cases, held, by_state) * layouts.offload_optimizer) * state
-    parameters = divided(cases, held, by_parameter) * layouts.parameter_bytes + frozen_bytes(cases, held) / by_parameter
+    states = host_elements(cases, divided(cases, held, of_states) * layouts.offload_optimizer) * state
+    parameters = divided(cases, held, of_parameters) * layouts.parameter_bytes + frozen_bytes(cases, held) / by_parameter
     return states + host_parameter_bytes(cases, parameters * layouts.offload_parameters)
 
 
 def _gathered(cases: Cases, held: StageParameters) -> Array:
     """Gathered bytes at stage 3: the running layer and the layers prefetched; experts separately if ranks divide them."""
     layouts, width = cases.layouts, frozen_width(cases)
-    divides, (common, experts) = layouts.expert > 1, gathered_units(cases)
+    divides, (common, experts) = layouts.apart, gathered_units(cases)
     of_experts = np.where(divides, held.expert_trained, 0.0)
     # In elements as wide as those of the layers' matrices.
     table = cases.shapes.vocabulary * cases.shapes.hidden / layouts.tensor * layouts.parameter_bytes / width
     whole = ((held.trained - of_experts) * layouts.parameter_bytes + frozen_bytes(cases, held)) / width
     live = _live(cases, common, table, whole) * (1 - 1 / layouts.shard)
-    alike = np.maximum(layouts.shard / layouts.expert, 1.0)
-    live = live + np.where(divides, _live(cases, experts, 0.0 * experts, of_experts), 0.0) * (1 - 1 / alike)
+    live = live + np.where(divides, _live(cases, experts, 0.0 * experts, of_experts), 0.0) * (1 - 1 / layouts.alike)
     live = np.where(cases.software.gathers_whole > 0, held.frozen * cases.shapes.frozen_bytes, live * width)
     return np.where(layouts.zero_stage >= 3, live, 0.0)
 
@@ -349,20 +351,20 @@ def _reducing(cases: Cases, held: StageParameters) -> Array:
     # The bucket being filled is unpacked; those in flight, and their results, are packed.
     one = _filled(cases, held, np.ones(1))
     own = np.where(sends_integers(cases), one * 4.0 + np.maximum(buckets - one, 0.0) * 2 * layouts.reduce_bytes, own)
-    own = np.where(layouts.data * layouts.context > 1, own, 0.0)
-    _, by_gradient, _ = shares(cases)
-    return np.where((layouts.zero_stage >= 1) & (by_gradient > 1), own, _cast_bucket_bytes(cases, held))
+    own = np.where((layouts.data * layouts.context > 1) | (layouts.apart & (layouts.alike > 1)), own, 0.0)
+    divides = sharded(cases)[1] & ((layouts.shard > 1) | (layouts.apart & (layouts.alike > 1)))
+    return np.where((layouts.zero_stage >= 1) & divides, own, _cast_bucket_bytes(cases, held))
 
 
 def _filled(cases: Cases, held: StageParameters, count: Array) -> Array:
     """Elements of `count` buckets of a rank's layers: a matrix larger than a bucket gets its own."""
     shapes, layouts = cases.shapes, cases.layouts
-    of_experts = np.where(layouts.expert > 1, held.expert_trained, 0.0)
+    of_experts = np.where(layouts.apart, held.expert_trained, 0.0)
     common = held.trained - of_experts
     whole = (cases.software.waits_for_bucket > 0) & (shapes.frozen_bytes == 0)
-    mlp = np.where(whole, shapes.hidden * shapes.ffn / layouts.tensor, 0.0)
+    mlp = np.where(whole, shapes.hidden * shapes.ffn / layouts.expert_tensor, 0.0)
     attention = np.where(whole, shapes.hidden * shapes.query / layouts.tensor, 0.0)
-    each = np.maximum(layouts.reduce_bucket_size, np.where(layouts.expert > 1, attention, np.maximum(mlp, attention)))
+    each = np.maximum(layouts.reduce_bucket_size, np.where(layouts.apart, attention, np.maximum(mlp, attention)))
     # Buckets of experts are sent in between, so that one fewer exists.
     expert_elements = np.maximum(count - 1, 1.0) * np.maximum(layouts.reduce_bucket_size, mlp)
     filled: Array = np.minimum(count * each, common) + np.minimum(expert_elements, of_experts)
@@ -454,7 +456,7 @@ def _grouped_matrix_bytes(cases: Cases) -> Array:
     shapes, layouts = cases.shapes, cases.layouts
     own = shapes.experts / layouts.expert
     groups = (own > 1) & (layouts.parameter_bytes == 2) & (shapes.frozen_bytes == 0)
-    return np.where(groups, own * shapes.hidden * shapes.ffn / layouts.tensor * layouts.parameter_bytes, 0.0)
+    return np.where(groups, own * shapes.hidden * shapes.ffn / layouts.expert_tensor * layouts.parameter_bytes, 0.0)
 
 
 def _mean_kept(cases: Cases, kept: Array) -> Array:
@@ -491,14 +493,29 @@ def layer_bytes(cases: Cases) -> Array:
     attention = attention + software.frozen_outputs * outputs
     attention = attention + (width + software.norm_extra / 2) * shapes.normed_heads
     routed = np.where(shapes.experts > 0, shapes.routed, 0.0)
-    mlp = least * shapes.mlp_width + 2 * width * routed * shapes.hidden
+    mlp = least * shapes.mlp_width
+    # Rows of experts: whole on each of the ranks that divide an expert.
+    rows = 2 * width * routed * shapes.hidden * layouts.expert_tensor / t
     gathered = np.where(gathered_kept(layouts, software), 1.0, _divided(cases))
     attention = attention + width * 2 * shapes.key_value * shapes.prefix / shapes.sequence
     # Narrow vectors before and after their norms; the results of the products are as wide as queries, padded values too.
     norms = norms + width * (2 * (shapes.query_rank + shapes.key_value_rank) + shapes.rotated)
     attention = attention + width * shapes.value
     norms = norms + np.where(shapes.bottleneck > 0, width * (2 * shapes.hidden + 4 * shapes.bottleneck), 0.0)
-    return norms / _divided(cases) + inputs / gathered + (attention + _scores(cases) + mlp) / t
+    return norms / _divided(cases) + inputs * _inputs_kept(cases, gathered) + rows + (attention + _scores(cases) + mlp) / t
+
+
+def _inputs_kept(cases: Cases, gathered: Array) -> Array:
+    """Factor for the inputs of products, half of them the MLP's: of a share of the tokens where fewer ranks than the tensor
+    ranks divide each expert.
+    """
+    shapes, layouts = cases.shapes, cases.layouts
+    apart = layouts.expert_tensor < layouts.tensor
+    if not np.any(apart):
+        return 1 / gathered
+    share = np.where(apart, 0.5 * shapes.expert_share, 0.0)
+    of_experts = layouts.expert_tensor / layouts.tensor + np.where(shapes.shared_ffn > 0, 1 / gathered, 0.0)
+    return (1 - share) / gathered + share * of_experts
 
 
 def _outputs(cases: Cases) -> Array:

@@ -26,7 +26,7 @@ def update_seconds(cases: Cases, rates: Coefficients, local: Array, layers: Arra
 def _orthogonal_seconds(cases: Cases, rates: Coefficients) -> Array:
     """Seconds per layer: its matrices are distributed over the ranks that share them, orthogonalised, and the shares sent back.
 
-    Each tensor rank gathers all slices and processes the whole matrix.
+    Each tensor rank gathers all slices and processes the whole matrix, of experts all slices of the ranks that divide each.
     """
     layouts, shards, slices = cases.layouts, shard_group(cases), tensor_group(cases)
     seconds = np.zeros(1)

@@ -4,7 +4,7 @@ import numpy as np
 
 from autotune.prediction.equations.cases import Array, Cases, Flags
 from autotune.prediction.equations.coefficients import Coefficients
-from autotune.prediction.equations.parameters import StageParameters, layer_parameters
+from autotune.prediction.equations.parameters import StageParameters, layer_parameters, own_experts
 
 IN_FLIGHT = 2.0
 """Gathers in flight at once."""
@@ -44,7 +44,7 @@ def exposed_seconds(
 def buffer_bytes(cases: Cases, held: StageParameters) -> Array:
     """Bytes of gathered units in flight, and their shares in the parameters' type: the table and a layer, or two layers."""
     layouts, layer = cases.layouts, layer_parameters(cases)
-    own = (layer.attention + layer.dense + layer.experts / layouts.expert) / layouts.tensor
+    own = (layer.attention + layer.dense) / layouts.tensor + own_experts(cases, layer)
     table = np.where(cases.shapes.frozen_bytes > 0, 0.0, _table(cases))
     units = np.minimum(np.maximum(IN_FLIGHT * own, own + table), held.trained)
     cast = np.where(layouts.parameter_bytes < 4, 1 / layouts.shard, 0.0)

@@ -75,7 +75,7 @@ def gathered_units(cases: Cases) -> tuple[Array, Array]:
     if cases.module is not None:
         return _module_unit(cases.module.profile) / cases.layouts.tensor, np.zeros(1)
     layouts, layer = cases.layouts, layer_parameters(cases)
-    divides, experts = layouts.expert > 1, layer.experts / layouts.expert / layouts.tensor
+    divides, experts = layouts.apart, own_experts(cases, layer)
     common = (layer.attention + layer.dense) / layouts.tensor + np.where(divides, 0.0, experts)
     return common, np.where(divides, experts, 0.0)
 
@@ -95,13 +95,18 @@ def persistent_parameters(cases: Cases, layers: Array) -> Array:
         (2.0, shapes.hidden + 0 * layouts.tensor),
         (2.0, shapes.hidden * shapes.query / layouts.tensor),
         (2.0, shapes.hidden * shapes.key_value / layouts.tensor),
-        (_mean_matrices(cases), shapes.hidden * shapes.ffn / layouts.tensor),
+        (_mean_matrices(cases), shapes.hidden * shapes.ffn / layouts.expert_tensor),
     )
     kept = sum(
         (count * size * (counted_elements(cases) * size < layouts.param_persistence_threshold) for count, size in matrices),
         np.zeros(1),
     )
     return np.where(layouts.zero_stage >= 3, layers * kept, 0.0)
+
+
+def own_experts(cases: Cases, layer: LayerParameters) -> Array:
+    """Parameters of a layer's experts on a rank, before sharding."""
+    return layer.experts / (cases.layouts.expert * cases.layouts.expert_tensor)
 
 
 def _mean_matrices(cases: Cases) -> Array:
@@ -111,9 +116,9 @@ def _mean_matrices(cases: Cases) -> Array:
     return shapes.matrices * experts / cases.layouts.expert
 
 
-def divided(cases: Cases, held: StageParameters, ranks: Array) -> Array:
-    """Trained parameters of one rank sharded over `ranks`; experts only over those ranks that hold the same ones."""
-    alike = np.where(ranks > 1, np.maximum(ranks / cases.layouts.expert, 1.0), 1.0)
+def divided(cases: Cases, held: StageParameters, sharded: Flags) -> Array:
+    """Trained parameters of one rank, where `sharded` over the ranks that hold the same ones: experts over others."""
+    ranks, alike = np.where(sharded, cases.layouts.shard, 1.0), np.where(sharded, cases.layouts.alike, 1.0)
     return (held.trained - held.expert_trained) / ranks + held.expert_trained / alike
 
 
@@ -133,7 +138,7 @@ def stage_parameters(cases: Cases, layers: Array, first: Array, last: Array) -> 
     tables = (first + second_copy + read_copy) * table + first * shapes.positions * shapes.hidden
     layers = layers + modules
     dense = layers * (layer.attention + layer.dense) / layouts.tensor + tables + modules * 2 * shapes.hidden**2
-    experts = layers * layer.experts / (layouts.tensor * layouts.expert)
+    experts = layers * own_experts(cases, layer)
     adapters = layers * (shapes.adapter + shapes.adapter_divided / layouts.tensor)
     adapters = adapters + first * shapes.prompt * shapes.hidden
     frozen = shapes.frozen_bytes > 0

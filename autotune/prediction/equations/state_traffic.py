@@ -190,8 +190,8 @@ def _copies_seconds(cases: Cases, rates: Coefficients, held: StageParameters, fr
 
 
 def _of_experts(cases: Cases, held: StageParameters) -> Array:
-    """Trained parameters of experts if ranks divide them."""
-    return np.where(cases.layouts.expert > 1, held.expert_trained, 0.0)
+    """Trained parameters of experts if they are divided over other ranks than the rest."""
+    return np.where(cases.layouts.apart, held.expert_trained, 0.0)
 
 
 def _waits(cases: Cases) -> Flags:

@@ -260,7 +260,7 @@ def _held(cases: Cases, split: Split) -> StageParameters:
 
 
 def _local_parameters(cases: Cases, split: Split) -> Array:
-    return divided(cases, _held(cases, split), np.where(cases.layouts.zero_stage >= 1, cases.layouts.shard, 1.0))
+    return divided(cases, _held(cases, split), cases.layouts.zero_stage >= 1)
 
 
 def _world(cases: Cases) -> Array:

@@ -57,6 +57,7 @@ def knob_features(cases: Cases, numbers: Numbers) -> Array:
         _doublings(layouts.max_live_parameters) * at_three,
         _doublings(layouts.loss_chunk_size),
         np.log2(layouts.expert),
+        np.log2(layouts.tensor / layouts.expert_tensor),
         np.log2(np.maximum(layouts.data * layouts.context / layouts.shard, 1.0)) * at_three,
         np.log2(layouts.parameter_bytes),
         DETAIL * np.log2(layouts.reduce_bytes * layouts.accumulation_bytes / 4),

@@ -123,7 +123,7 @@ class SpaceForecaster:
             memory_spread=np.full(count, self._prior.rates.memory_spread),
             kind=_kinds(cases),
             cost=trial_seconds(seconds * np.exp(-lessons), self._setting.fidelity),
-            mesh=_mixed(cases, ("tensor", "pipeline", "context", "expert", "virtual_stages", "shard")),
+            mesh=_mixed(cases, ("tensor", "pipeline", "context", "expert", "expert_tensor", "virtual_stages", "shard")),
         )
 
     def _tightest(self, held: Memory) -> tuple[Array, Array]:

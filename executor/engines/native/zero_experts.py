@@ -17,8 +17,9 @@ class ShardedExperts(Replica):
     """Common parameters are sharded over all data-parallel ranks; experts over the ranks that hold the same ones.
 
     An expert processes the tokens of all ranks of its expert-parallel group, so its gradient already is the sum over them; it
-    is reduced only over the ranks with the same experts [Rajbhandari et al. 2022, DeepSpeed-MoE, 5.2]. Bucket and prefetch
-    sizes apply to each of the two shardings separately.
+    is reduced only over the ranks with the same experts [Rajbhandari et al. 2022, DeepSpeed-MoE, 5.2]. These include ranks of a
+    tensor group that do not divide each expert, since each has its own part of the group's tokens. Bucket and prefetch sizes
+    apply to each of the two shardings separately.
     """
 
     reports_waits = True
@@ -29,7 +30,7 @@ class ShardedExperts(Replica):
         def is_expert(name: str) -> bool:
             return name in part.experts
 
-        self.module, self._ranks = part.module, groups.expert
+        self.module, self._groups = part.module, groups
         common = ShardedModel(part, config, workload, groups.common, device, lambda name: not is_expert(name))
         experts = ShardedModel(part, config, workload, groups.of_experts, device, is_expert)
         self._common, self._experts, self._both = common, experts, (common, experts)
@@ -64,10 +65,16 @@ class ShardedExperts(Replica):
 
     @torch.no_grad()
     def squared_norm(self, counts_tied: bool) -> Tensor:
-        """Without sharding, every rank holds all common parameters but only its own experts, whose norm must be summed."""
-        experts = self._experts.squared_norm(counts_tied)
+        """Without sharding, every rank holds all common parameters but only its own experts, whose norm must be summed.
+
+        The caller sums the result over tensor ranks, as if each had its own slice of experts.
+        """
+        groups, experts = self._groups, self._experts.squared_norm(counts_tied)
         if not self.sharded:
-            self._ranks.all_reduce(experts).wait()
+            groups.expert.all_reduce(experts).wait()
+            if groups.expert_tensor.size < groups.tensor.size:
+                groups.expert_tensor.all_reduce(experts).wait()
+                experts = experts / groups.tensor.size
         return self._common.squared_norm(counts_tied) + experts
 
     def update(self, scale: Tensor | None) -> None:

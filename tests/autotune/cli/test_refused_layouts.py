@@ -238,6 +238,26 @@ CASES: dict[str, Case] = {
     ),
     "experts of a dense model": ("experts-divide", {"expert_parallel_size": 2}, ()),
     "full experts across context ranks": ("experts-context", {"context_parallel_size": 2}, ("capped.json",)),
+    "more ranks for each expert than tensor ranks": (
+        "expert-slices",
+        {"expert_tensor_parallel_size": 4, "tensor_parallel_size": 2},
+        ("experts.json",),
+    ),
+    "full experts with a part of the tokens": (
+        "expert-tokens",
+        {"expert_tensor_parallel_size": 1, "tensor_parallel_size": 2},
+        ("capped.json",),
+    ),
+    "copies of shards of whole experts": (
+        "experts-copies",
+        {"expert_tensor_parallel_size": 1, "tensor_parallel_size": 2, "zero_stage": 3, "hsdp_shard_size": 1},
+        ("experts.json",),
+    ),
+    "adapters with whole experts beside tensor ranks": (
+        "experts-adapters",
+        {"expert_tensor_parallel_size": 1, "tensor_parallel_size": 2, "lora_rank": 4},
+        ("experts.json",),
+    ),
     "copies of shards of experts": (
         "experts-copies",
         {"expert_parallel_size": 2, "zero_stage": 3, "hsdp_shard_size": 2},

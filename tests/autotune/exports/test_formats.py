@@ -87,6 +87,7 @@ MOVES: dict[str, tuple[Value, dict[str, Value]]] = {
     "pipeline_layout": ("20-12", PIPELINED),
     "context_parallel_size": (2, {}),
     "expert_parallel_size": (2, {}),
+    "expert_tensor_parallel_size": (1, {"tensor_parallel_size": 2}),
     "activation_checkpointing": ("full", {}),
     "checkpoint_every_k": (2, {"activation_checkpointing": "full"}),
     "precision": ("bf16", {}),

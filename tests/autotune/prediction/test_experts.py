@@ -8,6 +8,7 @@ import pytest
 from autotune.prediction.cases.config_cases import cases_of
 from autotune.prediction.equations.cases import Cases
 from autotune.prediction.equations.coefficients import Coefficients
+from autotune.prediction.equations.communication import expert_group
 from autotune.prediction.equations.step import Prediction, predict
 from executor.dry.dry_run import dry_run
 from search_spaces.clusters.presets import resolve_cluster
@@ -24,6 +25,8 @@ RANKS = CLUSTER.world_size
 WORKLOAD = Workload(global_batch_size=64, sequence_length=1024)
 EXPERTS = MODEL.num_layers * MODEL.num_experts * 3 * MODEL.hidden_size * MODEL.ffn_hidden_size
 COMMON = MODEL.parameter_count - EXPERTS
+nightly = pytest.mark.nightly
+TENSOR: dict[str, Value] = {"tensor_parallel_size": 4, "sequence_parallel": True, "micro_batch_size": 4}
 
 
 def cases(model: object = MODEL, **knobs: Value) -> Cases:
@@ -48,6 +51,36 @@ def test_states_of_a_rank_are_its_share_of_what_is_common_and_of_its_own_experts
         assert float(tags[tag][0]) == pytest.approx(size, rel=1e-3), tag
 
 
+@pytest.mark.parametrize("stage", range(4))
+@pytest.mark.parametrize(("slices", "ranks"), [(1, 1), (1, 8), (2, 4)])
+def test_states_of_experts_that_fewer_ranks_divide_than_the_rest(stage: int, slices: int, ranks: int) -> None:
+    knobs = {"tensor_parallel_size": 4, "expert_tensor_parallel_size": slices, "expert_parallel_size": ranks}
+    tags = predicted(zero_stage=stage, param_persistence_threshold=0, **knobs).memory.by_tag
+    own = EXPERTS / (slices * ranks)
+    whole, share = COMMON / 4 + own, COMMON / RANKS + EXPERTS / RANKS
+    expected = {
+        "parameters": 2 * (share if stage == 3 else whole),
+        "gradients": 4 * (share if stage >= 2 else whole),
+        "optimizer_state": 12 * (share if stage >= 1 else whole),
+    }
+    for tag, size in expected.items():
+        assert float(tags[tag][0]) == pytest.approx(size, rel=2e-3), tag
+
+
+def test_whole_experts_are_exchanged_inside_a_node() -> None:
+    """Eight tensor ranks a node: slices of experts are exchanged over the network, whole ones with the node's own ranks."""
+    knobs = {"zero_stage": 1, "tensor_parallel_size": 8, "sequence_parallel": True, "micro_batch_size": 4}
+    sliced = predicted(**knobs, expert_parallel_size=4)
+    whole = predicted(**knobs, expert_parallel_size=8, expert_tensor_parallel_size=1)
+    assert float(whole.parts["tensor"][0]) < 0.5 * float(sliced.parts["tensor"][0])
+    groups = [
+        expert_group(cases(**knobs, **other)) for other in ({"expert_parallel_size": 4}, {"expert_tensor_parallel_size": 1})
+    ]
+    assert [float(group.in_domain[0]) for group in groups] == [1.0, 1.0]
+    group = expert_group(cases(**knobs, expert_parallel_size=16, expert_tensor_parallel_size=1))
+    assert (float(group.ranks[0]), float(group.in_domain[0])) == (16.0, 8.0)
+
+
 @pytest.mark.parametrize(
     ("knobs", "within"),
     [
@@ -56,6 +89,16 @@ def test_states_of_a_rank_are_its_share_of_what_is_common_and_of_its_own_experts
         ({"zero_stage": 2, "expert_parallel_size": 4}, 0.10),
         ({"zero_stage": 3, "expert_parallel_size": 8}, 0.15),
         ({"zero_stage": 1, "expert_parallel_size": 8, "activation_checkpointing": "full", "micro_batch_size": 2}, 0.10),
+        ({"zero_stage": 1, **TENSOR, "expert_parallel_size": 2}, 0.12),
+        ({"zero_stage": 1, **TENSOR, "expert_parallel_size": 8, "expert_tensor_parallel_size": 1}, 0.10),
+        *(
+            pytest.param({**TENSOR, "expert_parallel_size": 8, "expert_tensor_parallel_size": 1, **more}, within, marks=nightly)
+            for more, within in (
+                ({"zero_stage": 3}, 0.15),
+                ({"zero_stage": 2, "expert_parallel_size": 4, "expert_tensor_parallel_size": 2}, 0.10),
+                ({"sequence_parallel": False}, 0.10),
+            )
+        ),
     ],
     ids=str,
 )

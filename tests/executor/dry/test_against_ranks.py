@@ -97,6 +97,25 @@ def test_experts_with_a_capacity_are_foretold_exactly_whatever_ranks_divide_them
     require_foretold(ranks, spec, config, Workload(global_batch_size=16, sequence_length=32), exact_memory=True)
 
 
+@pytest.mark.parametrize(
+    "knobs",
+    sampled(
+        [
+            {**GATHERS, "sequence_parallel": True, "expert_parallel_size": 4},
+            {"zero_stage": 1, "expert_parallel_size": 2, "activation_checkpointing": "full"},
+            {"zero_stage": 2, "context_parallel_size": 2, "expert_parallel_size": 4, "micro_batch_size": 8},
+        ],
+        every=3,
+    ),
+)
+def test_whole_experts_beside_tensor_ranks_are_foretold(ranks: LocalRunner, knobs: dict[str, Any]) -> None:
+    """Every token goes to every expert, so that all have equally many."""
+    spec = dataclasses.replace(EXPERTS, experts_per_token=4, shared_expert_size=16)
+    whole = {"tensor_parallel_size": 2, "expert_tensor_parallel_size": 1, "micro_batch_size": 4}
+    config = TrialConfig().replace({**whole, **knobs})
+    require_foretold(ranks, spec, config, Workload(global_batch_size=16, sequence_length=32), exact_memory=True)
+
+
 def require_foretold(runner: LocalRunner, spec: ModelSpec, config: TrialConfig, workload: Workload, exact_memory: bool) -> None:
     request = TrialRequest(
         attempt=config.hash, model=spec, config=config, workload=workload, world_size=RANKS, fidelity=QUICK, timeout_seconds=60

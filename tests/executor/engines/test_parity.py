@@ -31,7 +31,7 @@ def test_losses_norms_and_weights_equal_one_process(
     cases: dict[int, list[Case]], ranks: int, every: int, record_property: Callable[[str, object], None]
 ) -> None:
     """Odd strides go through layouts, schedules, stages, checkpointing and settings in turn."""
-    across = [case for case in cases[ranks] if case.config.expert_parallel_size > 1]
+    across = [case for case in cases[ranks] if case.config.places_experts_apart]
     with Gang(ranks, compare) as gang:
         rows = [*run(gang, list(dict.fromkeys([*some(cases[ranks], every), *across[:: every // 4]])))]
     if every < 100:

@@ -16,6 +16,7 @@ SHORT_TIED = dataclasses.replace(SHORT, tied_embeddings=True)
 LONG_TIED = dataclasses.replace(LONG, tied_embeddings=True)
 EXPERTS = dataclasses.replace(SHORT, num_experts=4, experts_per_token=2)
 CAPPED = dataclasses.replace(EXPERTS, capacity_factor=1.25, load_balance=0.01)
+SHARED = dataclasses.replace(EXPERTS, shared_expert_size=16, load_balance=0.01)
 POST_NORM = dataclasses.replace(SHORT, norm_place=NormPlace.SUM)
 GEMMA = dataclasses.replace(
     SHORT, norm_place=NormPlace.BOTH, head_norm=HeadNorm.HEAD, zero_centered_norms=True,
@@ -45,6 +46,7 @@ SP = {"sequence_parallel": True}
 ASYNC = {"async_tensor_parallel": True}
 ULYSSES = {"context_parallel_method": "ulysses"}
 EP2, EP4 = {"expert_parallel_size": 2, "micro_batch_size": 1}, {"expert_parallel_size": 4, "micro_batch_size": 1}
+WHOLE_EXPERTS, HALVED_EXPERTS = {"expert_tensor_parallel_size": 1}, {"expert_tensor_parallel_size": 2}
 FULL, SELECTIVE = {"activation_checkpointing": "full"}, {"activation_checkpointing": "selective"}
 HELD = {"zero_stage": 3, "reshard_after_forward": False}
 HSDP = {"zero_stage": 3, "hsdp_shard_size": 2}
@@ -131,6 +133,29 @@ LAYOUTS = {
     "ep2 tp2 sp": Layout(EXPERTS, **EP2, tensor_parallel_size=2, **SP),
     "ep2 cp2 zero2": Layout(EXPERTS, **EP2, context_parallel_size=2, zero_stage=2),
     "ep2 pp2 zero1": Layout(EXPERTS, **PP2, expert_parallel_size=2, zero_stage=1),
+    "ep4 cp2 zero1": Layout(EXPERTS, **EP4, context_parallel_size=2, zero_stage=1),
+    # Fewer ranks for each expert than tensor ranks: tokens are divided among the others.
+    **{
+        f"tp4 etp1 ep4 zero{stage}": Layout(EXPERTS, **TP4, **WHOLE_EXPERTS, expert_parallel_size=4, zero_stage=stage)
+        for stage in (0, 3)
+    },
+    **{
+        f"tp4 sp etp1 ep2 zero{stage}": Layout(EXPERTS, **TP4, **SP, **WHOLE_EXPERTS, expert_parallel_size=2, zero_stage=stage)
+        for stage in range(4)
+    },
+    "tp4 etp1 zero2 full": Layout(SHARED, **TP4, **WHOLE_EXPERTS, **FULL, zero_stage=2),
+    "tp4 sp etp2 ep2 full": Layout(EXPERTS, **TP4, **SP, **HALVED_EXPERTS, **FULL, expert_parallel_size=2),
+    "tp4 etp2 ep2 shared full": Layout(SHARED, **TP4, **HALVED_EXPERTS, **FULL, expert_parallel_size=2),
+    "tp4 sp etp2 post-norm full": Layout(
+        dataclasses.replace(EXPERTS, norm_place=NormPlace.SUM), **TP4, **SP, **HALVED_EXPERTS, **FULL
+    ),
+    "tp2 sp etp1 ep4 zero3 selective": Layout(
+        SHARED, **TP2, **SP, **WHOLE_EXPERTS, **SELECTIVE, expert_parallel_size=4, zero_stage=3
+    ),
+    "tp2 etp1 ep2 zero3": Layout(EXPERTS, **TP2, **WHOLE_EXPERTS, expert_parallel_size=2, zero_stage=3),
+    "tp2 cp2 etp1 ep4": Layout(EXPERTS, **TP2, **WHOLE_EXPERTS, context_parallel_size=2, expert_parallel_size=4),
+    "tp2 pp2 etp1 ep2 full": Layout(EXPERTS, **PP2, **WHOLE_EXPERTS, **FULL, tensor_parallel_size=2, expert_parallel_size=2),
+    "tp2 sp etp1 async": Layout(SHARED, **TP2, **SP, **ASYNC, **WHOLE_EXPERTS, expert_parallel_size=2, zero_stage=1),
     "ep2 held": Layout(EXPERTS, **EP2, **HELD),
     # Norms in other places and of heads, limits of scores, windows in some layers: only norms send more, their gradients.
     **{f"gemma dp4 zero{stage}": Layout(GEMMA, zero_stage=stage) for stage in (0, 2, 3)},

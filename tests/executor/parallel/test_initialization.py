@@ -109,6 +109,11 @@ LAYOUTS: dict[str, tuple[int, ModelSpec, dict[str, Any]]] = {
     "hybrid": (4, SPEC, {"zero_stage": 3, "hsdp_shard_size": 2}),
     "experts, stage 0": (2, EXPERTS, {"expert_parallel_size": 2}),
     "experts, tensor, stage 3": (8, EXPERTS, {"expert_parallel_size": 2, "tensor_parallel_size": 2, "zero_stage": 3}),
+    "whole experts, tensor, stage 1": (
+        8,
+        EXPERTS,
+        {"expert_parallel_size": 4, "expert_tensor_parallel_size": 1, "tensor_parallel_size": 4, "zero_stage": 1},
+    ),
     "offloaded": (2, SPEC, {"zero_stage": 3, "offload_optimizer": "cpu", "offload_ratio": 0.6, "offload_param": "cpu"}),
     "blocks of 8 bits": (2, SPEC, {"zero_stage": 2, "optimizer": "adamw8bit"}),
     "adapters, stage 3": (2, SPEC, {"lora_rank": 4, "zero_stage": 3}),
@@ -152,7 +157,7 @@ def test_every_rank_begins_with_its_part_of_the_same_weights(name: str) -> None:
     for rank in range(world):
         with session_of(NativeEngine(), spec, world, rank, config) as session:
             for replica, shards in ((shards, shards) for each in session.replicas for shards in shards_of(each)):
-                master, tensor = shards.optimizer.full_master(), session.groups.tensor
+                master, tensor = shards.optimizer.full_master(), shards.tensor
                 for slot in (*shards.layout.slots, *shards._frozen.slots, *shards._packed.slots):
                     dimension = shards.part.split.get(slot.name)
                     part = whole[slot.name]

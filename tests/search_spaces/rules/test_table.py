@@ -41,6 +41,8 @@ EXPERTS = resolve_model("mixtral-8x7b")
 WITHOUT_KERNELS = dataclasses.replace(resolve_cluster("dgx-a100:1"), kernel_packages={})
 CAPPED, BALANCED = dataclasses.replace(EXPERTS, capacity_factor=1.25), dataclasses.replace(EXPERTS, load_balance=0.01)
 
+WHOLE, PAIRS = {"expert_tensor_parallel_size": 1}, {"expert_tensor_parallel_size": 2}
+
 NARROW = dataclasses.replace(resolve_model("llama-2-7b"), ffn_hidden_size=11040)
 """Two ranks have multiples of 16 of it, four have not."""
 
@@ -100,6 +102,11 @@ REFUSED = [
     ("experts-divide", {"expert_parallel_size": 2}, {}),
     ("experts-divide", {"expert_parallel_size": 3}, {"model": "mixtral-8x7b"}),
     ("experts-divide", {"expert_parallel_size": 8, "tensor_parallel_size": 2}, {"model": "mixtral-8x7b"}),
+    ("experts-divide", {"expert_parallel_size": 8, **PAIRS, "tensor_parallel_size": 4}, {"model": "mixtral-8x7b"}),
+    ("expert-slices", {"expert_tensor_parallel_size": 3, "tensor_parallel_size": 4}, {"model": "mixtral-8x7b"}),
+    ("expert-slices", {"expert_tensor_parallel_size": 4, "tensor_parallel_size": 2}, {"model": "mixtral-8x7b"}),
+    ("expert-tokens", {**WHOLE, "tensor_parallel_size": 2}, {"model": CAPPED}),
+    ("expert-tokens", {**WHOLE, "tensor_parallel_size": 8}, {"model": "mixtral-8x7b", "sequence": 4100}),
     ("experts-context", {"context_parallel_size": 2}, {"model": CAPPED}),
     ("experts-context", {"context_parallel_size": 2}, {"model": BALANCED}),
     ("hsdp-shards", {"hsdp_shard_size": 2}, {}),
@@ -232,6 +239,9 @@ def test_every_rule_is_seen_to_refuse() -> None:
         ({}, {**DOCUMENTS, "model": CAPPED}),
         ({"expert_parallel_size": 8}, {"model": "mixtral-8x7b"}),
         ({"expert_parallel_size": 8}, {"model": CAPPED}),
+        ({**WHOLE, "tensor_parallel_size": 8, "expert_parallel_size": 8}, {"model": "mixtral-8x7b"}),
+        ({**WHOLE, "tensor_parallel_size": 2, "sequence_parallel": True}, {"model": BALANCED}),
+        ({"context_parallel_size": 4, "tensor_parallel_size": 2, "expert_parallel_size": 4}, {"model": EXPERTS}),
         ({"context_parallel_size": 2}, {"model": EXPERTS}),
         ({"hsdp_shard_size": 4, "zero_stage": 3, "offload_param": "cpu", "offload_optimizer": "cpu"}, {}),
         ({"precision": "bf16"}, {"cluster": "local"}),

@@ -64,6 +64,22 @@ def test_ranks_have_all_that_is_common_and_their_own_experts(ranks: int) -> None
         assert states_lower_bound_bytes(config, model, 8, BOTH) == pytest.approx(size)
 
 
+@pytest.mark.parametrize(("slices", "ranks"), [(1, 1), (1, 8), (2, 2), (2, 4)])
+def test_experts_are_divided_by_other_ranks_than_the_rest(slices: int, ranks: int) -> None:
+    """Eight tensor ranks and no data ranks: states of experts are sharded nevertheless, over those with the same part."""
+    model = resolve_model("mixtral-8x7b")
+    common, experts = (model.parameter_count - model.expert_parameters) / 8, model.expert_parameters
+    own, share = experts / (slices * ranks), experts / 8
+    expected = [16 * (common + own), 4 * (common + own) + 12 * (common + share) + 4 * (common + share), 16 * (common + share)]
+    for stage, size in zip((0, 1, 3), expected, strict=True):
+        config = TrialConfig(
+            zero_stage=stage, tensor_parallel_size=8, expert_parallel_size=ranks, expert_tensor_parallel_size=slices
+        )
+        if stage == 1 and own == share:
+            size = 16 * (common + share)  # nothing is sharded: the master copy is the parameters
+        assert states_lower_bound_bytes(config, model, 8, BOTH) == pytest.approx(size)
+
+
 def test_experts_are_most_of_a_mixture() -> None:
     model = resolve_model("mixtral-8x7b")
     assert model.expert_parameters == 32 * 8 * 3 * 4096 * 14336

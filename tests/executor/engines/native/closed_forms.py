@@ -60,7 +60,7 @@ class Layout:
         """What a rank sends in a step."""
         place = self.mesh.coordinates(rank)[PIPELINE]
         total: Traffic = {}
-        for forms in (self._tensor, self._context, self._expert, self._pipeline, self._data):
+        for forms in (self._tensor, self._context, self._expert, self._expert_tensor, self._pipeline, self._data):
             for operation, dimension, count, elements in forms(place):
                 before = total.get((operation, dimension), (0, 0))
                 total[operation, dimension] = (before[0] + count, before[1] + count * elements)
@@ -76,10 +76,20 @@ class Layout:
             # A block that runs again stops before its last reduction, but where a norm comes after that.
             lasts = 0 if self.spec.norm_place is NormPlace.INPUT else again
             sums = "reduce_scatter" if sequence else "all_reduce"
+            # Enters of attention and of the MLP in forward; leaves in backward.
+            entered, mlps = 2 * stage.layers + again, stage.layers * self._summed_mlps
             if sequence:
-                yield "all_gather", "tensor", times * (4 * stage.layers + 2 * again + stage.first + stage.last), message
-            rows, others = stage.layers + again, 3 * stage.layers + lasts + stage.first + stage.last
-            if not self.spec.num_experts:
+                gathered = entered + 2 * mlps + again * self._summed_mlps
+                yield "all_gather", "tensor", times * (gathered + stage.first + stage.last), message
+            rows, others = stage.layers + again, stage.layers + 2 * mlps + stage.first + stage.last
+            others += lasts * self._summed_mlps
+            if self._divides_tokens:
+                # A shared expert runs after the gather of the others' results.
+                joined = again if self.spec.shared_expert_size else lasts
+                yield "all_gather", "tensor", times * (not sequence) * (2 * stage.layers + joined), message
+                counts = self.config.micro_batch_size * self.spec.num_experts
+                yield "all_reduce", "tensor", times * stage.layers * (self.spec.load_balance > 0), counts
+            if not self.spec.num_experts or (self._divides_tokens and self.spec.shared_expert_size):
                 rows, others = rows + stage.layers + lasts, others - stage.layers - lasts
             parts = ROW_PARTS if self.config.async_tensor_parallel else 1
             yield sums, "tensor", times * rows * parts, message // parts
@@ -119,7 +129,8 @@ class Layout:
         layers = times * sum(stage.layers for stage in stages)
         again = times * sum(self._runs_again(stage) for stage in stages)
         # Rows go and come back, in forward and in backward. Without a capacity ranks tell each other first how many.
-        rows, counts = self.tokens * self.spec.experts_per_token, 2 * self.spec.num_experts  # of eight bytes each
+        rows = self.tokens * self.spec.experts_per_token * self.mesh.expert_slices // self.mesh.tensor
+        counts = 2 * self.spec.num_experts  # of eight bytes each
         if self.spec.capacity_factor:
             places = self.spec.expert_capacity(self.workload.sequence_length)
             rows, counts = self.config.micro_batch_size * self.spec.num_experts * places, 0
@@ -127,6 +138,19 @@ class Layout:
         yield "all_to_all", "expert", (layers + again) * (counts > 0), counts
         if self.config.zero_stage == 0:
             yield "all_reduce", "expert", len(stages), 1  # the squared norm of each rank's own
+
+    def _expert_tensor(self, place: int) -> Iterator[tuple[str, str, int, int]]:
+        """Between the ranks that divide each expert, if they are not all tensor ranks: as with sequence parallelism."""
+        ranks, stages = self.mesh.expert_slices, self.stages(place)
+        if ranks == 1 or ranks == self.mesh.tensor:
+            return
+        layers, again = (sum(numbers) for numbers in zip(*((one.layers, self._runs_again(one)) for one in stages), strict=True))
+        message = self.tokens * self.spec.hidden_size * ranks // self.mesh.tensor
+        left = again if self.spec.shared_expert_size or self.spec.norm_place is not NormPlace.INPUT else 0
+        yield "all_gather", "expert_tensor", self.micro_batches * (2 * layers + again), message
+        yield "reduce_scatter", "expert_tensor", self.micro_batches * (2 * layers + left), message
+        if self.config.zero_stage == 0:
+            yield "all_reduce", "expert_tensor", len(stages), 1  # the squared norm
 
     def _pipeline(self, place: int) -> Iterator[tuple[str, str, int, int]]:
         if self.mesh.pipeline == 1:
@@ -143,11 +167,12 @@ class Layout:
 
     def _data(self, place: int) -> Iterator[tuple[str, str, int, int]]:
         zero, times = self.config.zero_stage, self.micro_batches
+        for index, stage in enumerate(self.stages(place)):
+            yield from self._experts_data(place, index, stage)
         if self.mesh.shard_ranks == 1:
             return
         for index, stage in enumerate(self.stages(place)):
             units = self._units(stage)
-            yield from self._experts_data(place, index, stage)
             if zero == 0:
                 yield "all_reduce", "data", 1, sum(units)
                 continue
@@ -165,9 +190,9 @@ class Layout:
             yield "all_reduce", "data", 1, 1  # the squared norm
 
     def _experts_data(self, place: int, index: int, stage: Stage) -> Iterator[tuple[str, str, int, int]]:
-        """The experts that ranks divide, over the ranks that hold the same ones."""
+        """The experts that are divided over other ranks than the rest, over those that hold the same ones."""
         zero, times = self.config.zero_stage, self.micro_batches
-        if self.mesh.expert == 1 or self.mesh.zero_ranks == self.mesh.expert:
+        if not self.mesh.places_experts_apart or self.mesh.expert_data == 1:
             return
         own = stage.layers * self._own_experts
         if zero == 0:
@@ -206,8 +231,8 @@ class Layout:
         norm = self.spec.hidden_size if self.spec.final_norm else 0
         whole = self._layer_norms + self._router
         block = (self.spec.layer_parameters - whole) // self.mesh.tensor + whole
-        if self.mesh.expert > 1:
-            block -= self._own_experts * self.mesh.expert
+        if self.mesh.places_experts_apart:
+            block -= self._layer_experts // self.mesh.tensor
         return [*[self._table] * stage.first, *[block] * stage.layers, *[self._table + norm] * stage.last]
 
     def _norms(self, stage: Stage) -> int:
@@ -225,9 +250,21 @@ class Layout:
     @property
     def _own_experts(self) -> int:
         """Elements of a layer's experts on a rank."""
-        matrices = 3 if self.spec.gated_mlp else 2
-        each = matrices * self.spec.hidden_size * self.spec.ffn_hidden_size // self.mesh.tensor
-        return each * self.spec.num_experts // self.mesh.expert
+        return self._layer_experts // (self.mesh.expert_slices * self.mesh.expert)
+
+    @property
+    def _layer_experts(self) -> int:
+        return self.spec.expert_parameters // self.spec.num_layers
+
+    @property
+    def _divides_tokens(self) -> bool:
+        """Whether tensor ranks have different tokens at the experts."""
+        return self.spec.num_experts > 0 and self.mesh.expert_slices < self.mesh.tensor
+
+    @property
+    def _summed_mlps(self) -> int:
+        """1 if tensor ranks sum a layer's MLP, or its shared expert."""
+        return int(not self._divides_tokens or self.spec.shared_expert_size > 0)
 
     @property
     def _router(self) -> int:

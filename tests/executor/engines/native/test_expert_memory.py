@@ -23,6 +23,31 @@ COUNTERS = 2
 UNIT = SPEC.layer_parameters
 
 
+WHOLE = SPEC.num_layers * (SPEC.layer_norms * SPEC.hidden_size + SPEC.num_experts * SPEC.hidden_size) + SPEC.hidden_size
+"""Elements of norms and routers, which every tensor rank has whole."""
+
+
+@pytest.mark.parametrize("stage", range(4))
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize("sequence", [False, True])
+def test_whole_experts_are_sharded_over_tensor_ranks_too(count: Count, stage: int, ranks: int, sequence: bool) -> None:
+    layout = Layout(
+        SPEC, zero_stage=stage, tensor_parallel_size=2, sequence_parallel=sequence, expert_tensor_parallel_size=1,
+        expert_parallel_size=ranks, micro_batch_size=2,
+    )  # fmt: skip
+    common, own = (COMMON - WHOLE) // 2 + WHOLE, EXPERTS // ranks
+    share = common // 2 + EXPERTS // RANKS if stage else common + own
+    moments = 2 if stage == 0 else 3
+    for rank in count(layout, memory=True).ranks:
+        peaks = rank.tag_peak_bytes
+        assert peaks["optimizer_state"] == BYTES * (moments * share + COUNTERS)
+        if stage < 3:
+            assert peaks["parameters"] == BYTES * (common + own)
+        held = common + own if stage < 2 else share
+        beside = 2 * LARGEST + (0, share, UNIT, UNIT)[stage]
+        assert BYTES * held <= peaks["gradients"] <= BYTES * (held + beside)
+
+
 @pytest.mark.parametrize("stage", range(4))
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_a_rank_holds_its_share_of_what_is_common_and_of_its_own_experts(count: Count, stage: int, ranks: int) -> None:
