@@ -133,7 +133,8 @@ class _Simulation:
     def _missing_nodes(self, places: slice | NDArray[np.intp]) -> Array:
         """Nodes missing for which there is no spare."""
         gone = (self.repairs[places] > self.now[places, None]).sum(axis=1)
-        return np.maximum(gone - self.run.spares, 0).astype(np.float64)
+        missing: Array = np.maximum(gone - self.run.spares, 0).astype(np.float64)
+        return missing
 
     def _absent(self, missing: Array | None) -> Array:
         """DROP: replicas that do not take part."""
@@ -146,7 +147,8 @@ class _Simulation:
         if self.run.recovery is Recovery.REPLAN and missing is not None:
             smaller: Array = np.maximum(1 - missing * self.run.lost_rate, 0.01)
             return smaller
-        return 1 - self.absent / self.run.replicas
+        running: Array = 1 - self.absent / self.run.replicas
+        return running
 
     def _fail(self, places: NDArray[np.intp]) -> None:
         run, count = self.run, len(places)
