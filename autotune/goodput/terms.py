@@ -2,12 +2,13 @@
 
 import dataclasses
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from autotune.errors import RequestError
 from autotune.goodput.checkpoint import Bandwidths, CheckpointKind
+from autotune.goodput.failures import preset_names
 from autotune.goodput.run import Recovery
 
 
@@ -84,6 +85,19 @@ def parse_terms(settings: Iterable[str]) -> GoodputTerms:
             raise RequestError(name, "has no value", f"write {name}=VALUE")
         found[name] = _parsed(name, text)
     return GoodputTerms(**found)
+
+
+def terms_of(values: Mapping[str, Any]) -> GoodputTerms:
+    """Terms of a request to a service, which reads no logs.
+
+    Raises:
+        RequestError: a name is unknown, a value is not one, or the failure rates are not published ones.
+    """
+    several = {name: value if isinstance(value, list) else [value] for name, value in values.items()}
+    terms = parse_terms(f"{name}={','.join(str(value) for value in value_list)}" for name, value_list in several.items())
+    if terms.failures not in preset_names():
+        raise RequestError("failures", f"{terms.failures!r} is not known", f"use one of {', '.join(preset_names())}")
+    return terms
 
 
 def _parsed(name: str, text: str) -> Any:
