@@ -61,6 +61,7 @@ COMPONENTS = {
     "NewWebhook": "NewWebhookView",
     "Overview": "OverviewView",
     "Plan": "PlanView",
+    "PlanGoodput": "GoodputView",
     "PlanMax": "MaxView",
     "PlanReason": "ReasonView",
     "PlanTie": "TieView",

@@ -9,6 +9,7 @@ from api.fields import Body, DocumentLengths, Integer, Size
 from api.settings import Settings
 from api.submission import KnobName, KnobValue, Name, UploadedModel, checked, require_preset_names, uploaded_or_named
 from api.views import checked_view
+from autotune.goodput.terms import terms_of
 from autotune.prediction.planning.calibrated import asked_here
 from autotune.prediction.planning.estimate import estimates
 from autotune.prediction.planning.largest import Dimension, largest
@@ -74,6 +75,14 @@ class PlanRequest(QuestionFields):
     """Samples/s that a plan must reach."""
     share: Annotated[float, Field(gt=0, le=1)] | None = None
     """For the objective memory: least share of the best rate."""
+    goodput: (
+        Annotated[
+            dict[KnobName, KnobValue | Annotated[list[KnobValue], Field(min_length=1, max_length=100, fail_fast=True)]],
+            Field(max_length=100),
+        ]
+        | None
+    ) = None
+    """For the objective goodput: its inputs, as in `autotune plan --goodput`. `failures` is the name of published rates."""
     fit_probability: Annotated[float, Field(gt=0, lt=1)] = PROBABILITY
     """Least probability that a plan fits."""
     max: Annotated[Dimension, Field(strict=False)] | None = None
@@ -93,7 +102,7 @@ def rank_plans(body: PlanRequest, settings: Settings, store: Store) -> Plans:
     question = asked_here(store, _question(body, settings, pins=body.pins, space=body.space, simple=body.simple))
     options = PlanOptions(
         objective=body.objective, top=body.top, fit_probability=body.fit_probability, share=body.share, price=body.price,
-        rate=body.rate,
+        rate=body.rate, goodput=None if body.goodput is None else terms_of(body.goodput),
     )  # fmt: skip
     bounds = Bounds(configurations=settings.plan_configurations, until=time.monotonic() + settings.plan_seconds)
     biggest = None if body.max is None else largest(question, body.max, options.fit_probability, bounds)

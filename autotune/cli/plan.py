@@ -9,6 +9,7 @@ from autotune.cli.plan_table import print_largest, print_plans
 from autotune.cli.predict import asked_model, question_document, with_calibration
 from autotune.cli.status import Status
 from autotune.cluster.ray_cluster import asked_cluster
+from autotune.goodput.terms import parse_terms
 from autotune.prediction.planning.largest import largest
 from autotune.prediction.planning.plan import PlanOptions, plan
 from autotune.prediction.planning.question import cluster_of, question_of
@@ -39,6 +40,8 @@ class PlanCommandOptions:
     share: float | None
     price: float | None
     rate: float | None
+    goodput: tuple[str, ...]
+    """Texts NAME=VALUE."""
     pins: tuple[str, ...]
     global_batch_size: int | None
     sequence_length: int | None
@@ -63,6 +66,7 @@ def plan_command(options: PlanCommandOptions) -> Status:
         share=options.share,
         price=options.price,
         rate=options.rate,
+        goodput=parse_terms(options.goodput) if options.goodput else None,
     )
     name, live = asked_cluster(options.cluster, options.ray_address)
     cluster, pins = cluster_of(name, options.ranks, options.memory_limit, live), parse_pins(options.pins)

@@ -2,6 +2,7 @@
 
 from rich.text import Text
 
+from autotune.goodput.choice import Choice
 from autotune.prediction.planning.largest import Dimension, Largest
 from autotune.prediction.planning.plan import SHARE, Plan, PlanObjective, PlanOptions, Plans
 from autotune.prediction.planning.question import Question
@@ -47,6 +48,8 @@ def print_plans(question: Question, plans: Plans, options: PlanOptions, console:
     for number, plan in enumerate(plans.plans, 1):
         console.print(_figures(number, plan, question), soft_wrap=True)
         print_line("    " + _config_text(plan, plan.estimate.config, question), "dim" if number > 1 else "")
+        for place, choice in enumerate(plan.goodput[: ALTERNATIVES if number == 1 else 1]):
+            print_line(f"    {'' if place == 0 else 'or '}{goodput_text(choice)}", "dim" if number > 1 or place else "")
         for tie in plan.ties if ties else ():
             rate = question.global_batch_size / tie.step_seconds
             print_line(f"      = {rate:.4g} samples/s  {_config_text(plan, tie.config, question)}", "dim")
@@ -84,6 +87,21 @@ def print_largest(found: Largest, console: Console) -> None:
         style="bold",
         highlight=False,
         soft_wrap=True,
+    )
+
+
+def goodput_text(choice: Choice) -> str:
+    """How a layout is run on nodes that fail, in one line."""
+    end, course = choice.end, choice.end.course
+    low, high = (end.quantile(share) / 86400 for share in (0.05, 0.95))
+    steps = choice.interval_steps
+    saved = "no checkpoints" if steps is None else f"{choice.run.checkpoint.kind} checkpoint every {steps:,} steps"
+    cost = "" if choice.price is None else f", {choice.price * end.mean / 3600 * choice.devices:,.4g} in all"
+    return (
+        f"{choice.run.recovery}, {saved} ({seconds_text(course.interval)}), {choice.run.spares} spares: "
+        f"{course.effective:.2%} effective, {choice.tokens_kept_per_second:,.4g} tokens kept/s, "
+        f"{course.interruptions_per_second * end.mean:,.0f} interruptions until {choice.tokens:.3g} tokens in "
+        f"{end.mean / 86400:.3g} days [{low:.3g}, {high:.3g}]{cost}"
     )
 
 
@@ -141,6 +159,8 @@ def _ranked_by(options: PlanOptions) -> str:
             return f"price per token{reached}; a device costs {options.price:g} an hour"
         case PlanObjective.DEVICES:
             return f"devices, fewest first, then samples/s{reached}"
+        case PlanObjective.GOODPUT:
+            return f"tokens kept per device-hour on nodes that fail{reached}; spares count as devices"
 
 
 def _percent(share: float) -> str:

@@ -75,7 +75,9 @@ def plan(
     top: Annotated[int, typer.Option(min=1, metavar="N", help="Number of plans to show.")] = 10,
     ties: Annotated[bool, typer.Option("--ties", help="Also show the configurations that tie with each plan.")] = False,
     simple: options.Simple = None,
-    objective: Annotated[str, typer.Option(metavar="NAME", help="throughput, memory, cost or devices.")] = "throughput",
+    objective: Annotated[
+        str, typer.Option(metavar="NAME", help="throughput, memory, cost, devices or goodput.")
+    ] = "throughput",
     max_: Annotated[
         str | None,
         typer.Option(
@@ -89,6 +91,12 @@ def plan(
     share: Annotated[
         float | None,
         typer.Option(metavar="SHARE", help="Minimum share of the best rate, for the objective memory. [default: 0.8]"),
+    ] = None,
+    goodput: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=VALUE", help="Objective goodput: failures=llama3, spares=0,2, tokens=1e12, … May be repeated."
+        ),
     ] = None,
     fit_probability: Annotated[
         float | None, typer.Option(metavar="SHARE", help="Minimum probability that a plan fits. [default: 0.95]")
@@ -127,6 +135,7 @@ def plan(
                 share=share,
                 price=price,
                 rate=rate,
+                goodput=tuple(goodput or ()),
                 pins=tuple(pin or ()),
                 global_batch_size=global_batch_size,
                 sequence_length=sequence_length,

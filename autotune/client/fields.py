@@ -46,7 +46,7 @@ class PlanFields(AskedFields, total=False):
     simple: str | None
     """The framework whose export must say every plan without loss."""
     objective: str | None
-    """throughput, memory, cost or devices."""
+    """throughput, memory, cost, devices or goodput."""
     top: int | None
     """Plans that are given."""
     price: float | None
@@ -55,6 +55,8 @@ class PlanFields(AskedFields, total=False):
     """Samples/s that a plan must reach."""
     share: float | None
     """Of the best rate, with the objective memory."""
+    goodput: Mapping[str, KnobValue | Sequence[KnobValue]] | None
+    """For the objective goodput: failures, tokens, spares, and the other inputs of `--goodput`."""
     fit_probability: float | None
     max: str | None
     """sequence_length, micro_batch_size or model: plan for the largest that fits."""

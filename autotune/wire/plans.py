@@ -35,6 +35,52 @@ class PlanTie:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PlanGoodput:
+    """The best way to run a plan on nodes that fail with one kind of recovery, and what is expected of it."""
+
+    recovery: str
+    """restart, migrate, drop or replan."""
+    checkpoint: str
+    """synchronous, asynchronous or peers."""
+    interval_steps: int | None
+    """Steps between checkpoints. None: nothing fails."""
+    interval_seconds: float | None
+    """Seconds of work between checkpoints. None: nothing fails."""
+    spares: int
+    """Number of spare nodes."""
+    devices: int
+    """Number of devices, spares included."""
+    effective: float
+    """Effective training time ratio: kept work, in seconds of failure-free training, per second."""
+    tokens_kept_per_second: float
+    """Tokens of kept work per second."""
+    tokens_kept_per_device_hour: float
+    """Likewise per device-hour, spares included: plans are ranked by it."""
+    checkpoint_blocking_seconds: float
+    """Seconds that a checkpoint stops training."""
+    checkpoint_durable_seconds: float
+    """Seconds from then until the checkpoint is safe."""
+    checkpoint_load_seconds: float
+    """Seconds in which a restart reads it."""
+    tokens: float
+    """Length of the run, in tokens."""
+    hours: float
+    """Mean duration of the run, in hours."""
+    hours_quantiles: Mapping[str, float]
+    """Probability -> hours that are not exceeded with it."""
+    interruptions: float
+    """Expected number of unexpected interruptions."""
+    planned_interruptions: float
+    """Expected number of planned interruptions."""
+    cost: float | None
+    """Of the run, in the currency of the request's `price`. None: the request has no price."""
+    failures: str
+    """Name of the failure rates."""
+    failures_source: str
+    """Where they were published, or the log."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """One of the best configurations: the simplest of a group of tied ones."""
 
@@ -56,6 +102,8 @@ class Plan:
     """In the currency of the request's `price`. None: the request has no price."""
     reasons: tuple[PlanReason, ...]
     """One for each knob that matters and has alternatives."""
+    goodput: tuple[PlanGoodput, ...] = ()
+    """For the objective goodput: the best way to run it, then the best with each other recovery."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +139,7 @@ class Plans:
     space: str
     """Name of the space."""
     objective: str
-    """throughput, memory, cost or devices."""
+    """throughput, memory, cost, devices or goodput."""
     max: PlanMax | None
     """The largest value that fits. None: the request does not ask for it."""
     configurations: int

@@ -64,6 +64,19 @@ def test_plans_are_ranked_with_reasons(client: TestClient) -> None:
         assert len(plan["predicted"]["peak_memory_bytes"]) == 1
 
 
+def test_plans_for_goodput_say_how_to_run_them(client: TestClient) -> None:
+    fields = {"objective": "goodput", "goodput": {"failures": "rsc1", "spares": [0, 1], "tokens": 1e12}, "price": 2, "top": 2}
+    body = client.post("/v1/plans", json=ASKED | fields | {"space": "zero"}).json()
+    for plan in body["plans"]:
+        best = plan["goodput"][0]
+        assert best["failures"] == "rsc1"
+        assert best["spares"] in (0, 1)
+        assert best["cost"] == pytest.approx(2 * best["hours"] * best["devices"])
+        assert best["tokens"] / best["tokens_kept_per_second"] == pytest.approx(best["hours"] * 3600)
+    kept = [plan["goodput"][0]["tokens_kept_per_device_hour"] for plan in body["plans"]]
+    assert kept == sorted(kept, reverse=True)
+
+
 def test_the_largest_is_planned_for(client: TestClient) -> None:
     pins = {"checkpoint_every_k": 1, "pipeline_schedule": "1f1b"}
     body = client.post("/v1/plans", json=ASKED | {"max": "sequence_length", "top": 1, "pins": pins, "space": "3d"}).json()
@@ -107,6 +120,10 @@ def test_the_largest_is_planned_for(client: TestClient) -> None:
         ("/v1/plans", {"pins": {"tensor_parallel_size": 3}}, "tensor-divides", "choose a tensor"),
         ("/v1/plans", {"objective": "cost"}, "price", "give the price of a device-hour"),
         ("/v1/plans", {"share": 0.5}, "share", "leave it out"),
+        ("/v1/plans", {"goodput": {"spares": 2}}, "goodput", "choose that objective"),
+        ("/v1/plans", {"objective": "goodput", "goodput": {"spare": 2}}, "goodput", "use one of failures"),
+        ("/v1/plans", {"objective": "goodput", "goodput": {"spares": -1}}, "spares", "give 0 or more"),
+        ("/v1/plans", {"objective": "goodput", "goodput": {"failures": "/etc/log.csv"}}, "failures", "use one of llama3"),
         ("/v1/plans", {"memory_limit": 1_000_000_000, "space": "zero"}, "memory", "plan for more devices"),
         ("/v1/plans", {"rate": 1e12, "space": "zero"}, "rate", "lower it"),
     ],

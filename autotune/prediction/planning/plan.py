@@ -12,8 +12,11 @@ import numpy as np
 
 from autotune.errors import NothingFeasibleError, RequestError
 from autotune.exports.lossless import is_lossless
+from autotune.goodput.choice import Choice
+from autotune.goodput.terms import GoodputTerms
 from autotune.prediction.equations.step import predict
 from autotune.prediction.planning.buckets import Tuned, in_order, tuned
+from autotune.prediction.planning.by_goodput import ranked_by_goodput
 from autotune.prediction.planning.estimate import Estimate, alike, estimates, learned
 from autotune.prediction.planning.question import Question
 from autotune.prediction.planning.question_space import space_of
@@ -46,6 +49,8 @@ class PlanObjective(StrEnum):
     """Lowest price per token, over clusters with fewer nodes too."""
     DEVICES = "devices"
     """Fewest devices that reach a rate, over clusters with fewer nodes; then highest samples/s."""
+    GOODPUT = "goodput"
+    """Most tokens kept per device-hour on nodes that fail, with the best interval between checkpoints, spares and recovery."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +72,8 @@ class PlanOptions:
     """Price of a device-hour, in any currency; None: unknown."""
     rate: float | None = None
     """Least samples/s of a plan; None: any."""
+    goodput: GoodputTerms | None = None
+    """Objective `goodput`: failures, file systems and recoveries; None: the defaults."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "objective", _objective(self.objective))
@@ -80,6 +87,8 @@ class PlanOptions:
             raise RequestError("share", f"{self.share} is not in (0, 1]", f"give a share such as {SHARE}")
         if self.share is not None and self.objective is not PlanObjective.MEMORY:
             raise RequestError("share", "belongs to the objective memory", "leave it out, or choose that objective")
+        if self.goodput is not None and self.objective is not PlanObjective.GOODPUT:
+            raise RequestError("goodput", "belongs to the objective goodput", "leave it out, or choose that objective")
         if self.objective is PlanObjective.COST and self.price is None:
             raise RequestError("price", "is missing", "give the price of a device-hour (--price)")
 
@@ -110,7 +119,9 @@ class Plan:
     reasons: tuple[Reason, ...]
     goal: Goal
     cost_per_million_tokens: float | None
-    """None: the price is unknown."""
+    """Without failures. None: the price is unknown."""
+    goodput: tuple[Choice, ...] = ()
+    """Objective `goodput`: the best way to run it, then the best with each other recovery."""
 
     def document(self) -> dict[str, Any]:
         """The JSON representation."""
@@ -130,6 +141,7 @@ class Plan:
             ],
             "cost_per_million_tokens": self.cost_per_million_tokens,
             "reasons": [{**to_plain(reason), "text": reason.text(self.goal)} for reason in self.reasons],
+            "goodput": [choice.document() for choice in self.goodput],
         }
 
 
@@ -195,7 +207,9 @@ def plan(question: Question, options: PlanOptions, bounds: Bounds | None = None)
         fitting=counted.fitting,
         bucket_settings=counted.settings,
         world_sizes=tuple(counted.sizes),
-        resolution=0.0 if options.objective is PlanObjective.MEMORY else resolution(question.rates.time_spread),
+        resolution=0.0
+        if options.objective in (PlanObjective.MEMORY, PlanObjective.GOODPUT)
+        else resolution(question.rates.time_spread),
         seconds=time.monotonic() - started,
     )
 
@@ -227,7 +241,12 @@ def _plans_of(question: Question, options: PlanOptions, bounds: Bounds, counted:
     chosen = [item for item in best if options.rate is None or question.global_batch_size / item.seconds >= options.rate]
     if question.simple is not None:
         chosen = [item for item in chosen if is_lossless(space, question.simple, item.config)]
-    if by_memory:
+    ways: dict[TrialConfig, tuple[Choice, ...]] = {}
+    if options.objective is PlanObjective.GOODPUT:
+        kept = ranked_by_goodput(question, chosen, options.goodput or GoodputTerms(), options.price, options.top)
+        groups = [Group(first=found.item, ties=()) for found in kept]
+        ways = {found.item.config: found.choices for found in kept}
+    elif by_memory:
         groups = [Group(first=item, ties=()) for item in chosen[: options.top]]
     else:
         groups = grouped(chosen, space, question.rates.time_spread, options.top)
@@ -240,7 +259,7 @@ def _plans_of(question: Question, options: PlanOptions, bounds: Bounds, counted:
     why = [reasons_of(item, scanned.at_best, best, space.context, goal, costs) for item in shown]
     predicted = estimates(question, [item.config for item in shown])
     return [
-        _plan(question, space, estimate, group, reasons, goal, options)
+        _plan(question, space, estimate, group, reasons, goal, options, ways.get(estimate.config, ()))
         for estimate, group, reasons in zip(predicted, groups, why, strict=True)
     ]
 
@@ -310,7 +329,7 @@ def _scanned(
 
 def _plan(
     question: Question, space: SearchSpace, estimate: Estimate, group: Group, reasons: tuple[Reason, ...], goal: Goal,
-    options: PlanOptions,
+    options: PlanOptions, ways: tuple[Choice, ...],
 ) -> Plan:  # fmt: skip
     devices = question.cluster.world_size
     hourly = None if options.price is None else options.price * devices
@@ -323,6 +342,7 @@ def _plan(
         reasons=reasons,
         goal=goal,
         cost_per_million_tokens=None if hourly is None else hourly / 3600 / estimate.tokens_per_second * 1e6,
+        goodput=ways,
     )
 
 
