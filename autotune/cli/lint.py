@@ -10,8 +10,9 @@ from autotune.cli.status import Status
 from autotune.errors import RequestError, UnknownFormatError
 from autotune.text.console import Console
 from executor.engines.deepspeed.capability import installed_version
-from search_spaces.deepspeed.lint import Effect, Finding, findings
+from search_spaces.deepspeed.lint import findings
 from search_spaces.file_kinds import DEEPSPEED, kind_of
+from search_spaces.finding import Effect, Finding
 from search_spaces.plain import to_plain
 
 CHECKED_VERSION = "0.19.8"
