@@ -256,7 +256,10 @@ def stages_of_layout(layout: str) -> int:
 
 
 def _launched(table: Table) -> int | None:
-    """Ranks that the launcher's options state."""
+    """Ranks that the launcher's options, or the name of a recipe, state."""
+    recipe = re.search(r"_(\d+)gpus?(?:_|$)", str(table.settings.get("recipe", "")))
+    if recipe is not None:
+        return int(recipe[1])
     each, nodes = table.take(f"{LAUNCHER}nproc_per_node"), table.take(f"{LAUNCHER}nnodes")
     if isinstance(each, int) and (nodes is None or isinstance(nodes, int)):
         return each * (nodes or 1)

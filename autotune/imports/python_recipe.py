@@ -7,6 +7,8 @@ from typing import Any
 
 CHECKPOINTS = {"SelectiveAC": "selective", "FullAC": "full", "MemoryBudgetAC": "memory_budget"}
 """torchtitan's classes of activation checkpointing -> the modes of its TOML files."""
+HELPERS = {"_with_global_batch_size": "train.global_batch_size"}
+"""Functions of Megatron-Bridge that change a configuration -> the setting that their second argument gives."""
 _MISSING = object()
 
 
@@ -44,8 +46,13 @@ def _settings(node: ast.FunctionDef, functions: dict[str, ast.FunctionDef], with
         match statement:
             case ast.Assign(targets=[ast.Name(id=name)], value=ast.Call() as call):
                 base = call.func.id if isinstance(call.func, ast.Name) else ""
+                further: dict[str, Any] = {}
+                if base in HELPERS and len(call.args) == 2 and isinstance(call.args[0], ast.Call):
+                    further = dict(_value(call.args[1], HELPERS[base]))
+                    call = call.args[0]
+                    base = call.func.id if isinstance(call.func, ast.Name) else ""
                 if base in functions and base not in within:
-                    settings |= _settings(functions[base], functions, (*within, node.name))
+                    settings |= _settings(functions[base], functions, (*within, node.name)) | further
                     variable = name
                 elif _is_configuration(call):
                     settings |= dict(_arguments(call, ""))

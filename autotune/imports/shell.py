@@ -19,6 +19,8 @@ ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
 VARIABLE = re.compile(r"\$\{([A-Za-z_]\w*)(?:\[[@*]\])?(?::?[-=]([^}]*))?\}|\$([A-Za-z_]\w*)")
 ARITHMETIC = re.compile(r"\$\(\(([^()]*(?:\([^()]*\)[^()]*)*)\)\)")
 COMMAND = re.compile(r"\$\([^()]*\)|`[^`]*`")
+SUBCOMMAND = re.compile(r"activation-checkpoint:(\w+)")
+"""torchtitan's subcommand, after all options."""
 OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.floordiv,
              ast.FloorDiv: operator.floordiv}  # fmt: skip
 MOST_ROUNDS = 8
@@ -49,6 +51,8 @@ def read_options(text: str) -> Script:
         if any(word.startswith("--") for word in expanded):
             launches.append(expanded)
     found = Script()
+    if not launches:  # a file of arguments that another script launches
+        launches = [_words(value) for value in variables.values() if "--" in value]
     if not launches:
         return found
     starting = [words for words in launches if any(PROGRAM.fullmatch(word) for word in words)]
@@ -61,7 +65,7 @@ def read_options(text: str) -> Script:
 
 def _statements(text: str) -> Iterator[list[str]]:
     """The words of each statement; an array is one word `NAME=WORD WORD …`."""
-    text = re.sub(r"(?m)(^|\s)#(?![^'\n]*'[^'\n]*$).*$", r"\1", text).replace("\\\n", " ")
+    text = "\n".join(map(_without_comment, text.split("\n"))).replace("\\\n", " ")
     text = ARITHMETIC.sub(lambda found: "@" + re.sub(r"\s|\$|[{}]", "", found[1]) + "@", text)
     text = COMMAND.sub("$_UNKNOWN", text)
     text = re.sub(r"([A-Za-z_]\w*\+?=)\(([^()]*)\)", lambda found: found[1] + shlex.quote(" ".join(_words(found[2]))), text)
@@ -77,6 +81,11 @@ def _statements(text: str) -> Iterator[list[str]]:
         statement = ""
     if statement:
         yield _words(statement)
+
+
+def _without_comment(line: str) -> str:
+    marks = (found.start() for found in re.finditer(r"(?:^|(?<=\s))#", line))
+    return next((line[:place] for place in marks if not _open_quote(line[:place])), line)
 
 
 def _open_quote(text: str) -> str:
@@ -157,6 +166,9 @@ def _options(words: list[str], found: Script) -> None:
 def _pairs(words: list[str]) -> Iterator[tuple[str, Any]]:
     name, values = "", list[str]()
     for word in [*words, "--"]:
+        if (command := SUBCOMMAND.fullmatch(word)) is not None:
+            yield "--activation_checkpoint.mode", command[1]
+            continue
         if not word.startswith("--"):
             values.append(word)
             continue

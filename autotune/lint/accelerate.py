@@ -77,14 +77,11 @@ def _unknown_fields(case: Case) -> Iterator[Finding]:
         table, _, name = key.partition(".")
         if table not in FIELDS:
             if not inner:  # else it is the DeepSpeed file's
-                yield unknown(key if not name else table, FIELDS, Effect.REFUSED, "Accelerate")
+                yield unknown(case, key if not name else table, FIELDS, Effect.REFUSED)
         elif table in tables and name:
             spelled = name if name.startswith("fsdp_") or table != "fsdp_config" else f"fsdp_{name}"
             if spelled not in tables[table]:
-                found = unknown(spelled, tables[table], Effect.IGNORED, "Accelerate")
-                yield Finding(
-                    rule=found.rule, key=key, effect=found.effect, problem=found.problem, remedy=found.remedy, fix={key: None}
-                )
+                yield unknown(case, key, [f"{table}.{field}" for field in tables[table]], Effect.IGNORED)
 
 
 def _product(case: Case) -> str | None:

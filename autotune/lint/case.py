@@ -146,10 +146,19 @@ class Framework:
     """Samples of one pass through a pipeline's schedule, over all ranks."""
 
 
-def unknown(key: str, known: Iterable[str], effect: Effect, title: str, cutoff: float = 0.6) -> Finding:
-    """The finding about a setting that the framework does not know, with the closest one that it knows."""
+def unknown(case: Case, key: str, known: Iterable[str], effect: Effect, cutoff: float = 0.6) -> Finding:
+    """The finding about a setting that the framework does not know, with the closest one that it knows.
+
+    `known`: whole settings, as `key`.
+    """
     close = difflib.get_close_matches(key, sorted(known), n=1, cutoff=cutoff)
-    remedy = f"did you mean {close[0]}?" if close else f"leave {key} out"
+    meant = next((name for name in close if name not in case.found.settings), None)
+    remedy = f"did you mean {meant}?" if meant else f"leave {key} out"
     return Finding(
-        rule="unknown-key", key=key, effect=effect, problem=f"{title} has no such setting", remedy=remedy, fix={key: None}
+        rule="unknown-key",
+        key=key,
+        effect=effect,
+        problem=f"{case.framework.title} has no such setting",
+        remedy=remedy,
+        fix={key: None, **({meant: case.get(key)} if meant else {})},
     )

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from autotune.errors import RequestError
@@ -34,7 +35,22 @@ def version_of(stated: str) -> str:
 
 
 def _own(case: Case) -> list[Finding]:
-    return findings(nested(case.found.settings), version_of(case.around.version), case.ranks)
+    found = findings(nested(case.found.settings), version_of(case.around.version), case.ranks)
+    return [replace(finding, fix=_fix(case, finding)) for finding in found]
+
+
+def _fix(case: Case, finding: Finding) -> Settings:
+    """The change that the table's remedy describes, where it is one of settings."""
+    if finding.rule == "batch-product":
+        steps = case.get("gradient_accumulation_steps") or 1
+        return {KEYS["global_batch_size"]: case.get(KEYS["micro_batch_size"]) * steps * case.ranks}
+    if finding.rule == "offload-param-stage":
+        return {finding.key: None, f"{finding.key}.device": None}
+    meant = re.fullmatch(r"did you mean (\w+)\?", finding.remedy)
+    if meant is not None:
+        table, dot, _ = finding.key.rpartition(".")
+        return {finding.key: None, f"{table}{dot}{meant[1]}": case.get(finding.key)}
+    return {finding.key: None} if finding.remedy.startswith("leave it out") else {}
 
 
 def nested(settings: Settings) -> dict[str, Any]:

@@ -8,18 +8,26 @@ from autotune.lint.legality import expert_ranks, legality, written
 from autotune.lint.memory import Outlook, outlook, outlooks
 from search_spaces.finding import Effect, Finding
 
+LINKED = "NVLINK_DOMAIN_SIZE"
 RULE = "experts-beyond-links"
 GAIN = 1.1
 """Least predicted ratio of rates from which a slower exchange of tokens is a finding: less is within the predictions' error."""
 
 
+def linked_devices(case: Case) -> int | None:
+    """Devices that the fast link joins: the cluster's, else what the file states to Megatron's exchange; None: unknown."""
+    cluster = case.around.cluster
+    if cluster is not None:
+        return cluster.linked_devices
+    stated = (case.get(f"{table}.{LINKED}") for table in ("env_vars", "env"))
+    return next((int(value) for value in stated if isinstance(value, int) and value > 0), None)
+
+
 def beyond_links(case: Case) -> Iterator[Finding]:
     """Expert groups beyond a link domain: if the framework's exchange fails there, or a smaller group is faster."""
-    cluster, size = case.around.cluster, case.config.expert_parallel_size
-    if cluster is None or size == 1 or case.model is None or not case.model.num_experts:
-        return
-    ranks, linked = expert_ranks(case), cluster.linked_devices
-    if ranks <= linked:
+    linked, ranks = linked_devices(case), expert_ranks(case)
+    without = case.model is not None and not case.model.num_experts
+    if linked is None or case.config.expert_parallel_size == 1 or without or ranks <= linked:
         return
     why = case.framework.spans_domains(case)
     known = {one.rule for one in legality(case)}
@@ -28,7 +36,7 @@ def beyond_links(case: Case) -> Iterator[Finding]:
         for changes, changed in single_changes(case, ("expert_parallel_size",))
         if expert_ranks(changed) <= linked and {one.rule for one in legality(changed)} <= known
     ]
-    problem = f"groups of {ranks} ranks lie in several {cluster.link_domain_text}s of {linked} devices"
+    problem = f"groups of {ranks} ranks lie in several link domains of {linked} devices"
     key = case.key_of("expert_parallel_size")
     if why is not None:
         fix = inside[0][0] if inside else {}

@@ -5,6 +5,7 @@ Both build the same TransformerConfig, so that one table serves both; a check th
 
 import dataclasses
 import math
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -61,8 +62,9 @@ def _checks(dialect: Dialect) -> tuple[Check, ...]:
         return lambda case: problem if holds(case) else None
 
     def layers_of(case: Case) -> int | None:
+        # Recipes of Megatron-Bridge state neither layers nor their layout: both are in the recipes that they begin with.
         stated = case.get(key("num_layers"))
-        return stated if isinstance(stated, int) else case.model.num_layers if case.model else None
+        return stated if isinstance(stated, int) else None
 
     def uneven_layers(case: Case) -> str | None:
         count, ranks = layers_of(case), case.config.pipeline_parallel_size
@@ -350,11 +352,10 @@ def _misspelled(dialect: Dialect) -> Callable[[Case], Iterator[Finding]]:
     others = {"--num-experts", "--context-parallel-sizes"} | {f"--{name}" for name in OTHER_OPTIONS.values()}
 
     def find(case: Case) -> Iterator[Finding]:
-        title = case.framework.title
         for key in case.found.settings:
             if key in known or key in others or not key.startswith(("--", "model.", "train.", "ddp.")):
                 continue
-            found = unknown(key, known, effect, title, cutoff=NEAR)
+            found = unknown(case, key, known, effect, cutoff=NEAR)
             if found.remedy.startswith("did you mean"):
                 yield found
 
@@ -420,7 +421,10 @@ def _keys(dialect: Dialect) -> dict[str, str]:
 def _expert_tensor(dialect: Dialect) -> Callable[[Case], int]:
     def find(case: Case) -> int:
         stated = case.get(dialect.key("expert_tensor_parallel_size"))
-        return stated if isinstance(stated, int) and stated > 0 else case.config.tensor_parallel_size
+        if isinstance(stated, int) and stated > 0:
+            return stated
+        # Megatron-Bridge's recipes of models with experts begin with ones that state 1.
+        return case.config.tensor_parallel_size if dialect.format == LM else 1
 
     return find
 
@@ -429,7 +433,12 @@ def _hybrid(dialect: Dialect) -> Callable[[Case], str | None]:
     def find(case: Case) -> str | None:
         hybrid = str(case.get(dialect.key("moe_flex_dispatcher_backend"))).lower() == "hybridep"
         flex = case.get(dialect.key("moe_token_dispatcher_type"), "flex") == "flex"
-        return "HybridEP exchanges tokens within a link domain only" if hybrid and flex else None
+        cluster, recipe = case.around.cluster, str(case.get("recipe", ""))
+        device = cluster.device.name.lower() if cluster else "".join(re.findall(r"_(b[23]00)(?:_|$)", recipe))
+        # Megatron-Bridge #6043: topology errors on B200; recipes of H100 and GB200 do exchange between domains.
+        if not (hybrid and flex and device.startswith(("b200", "b300"))):
+            return None
+        return f"HybridEP on {device.upper()} exchanges tokens within a link domain only"
 
     return find
 

@@ -60,10 +60,7 @@ def _unknown_fields(case: Case) -> Iterator[Finding]:
     for key in case.found.settings:
         table, _, name = key.partition(".")
         if name and table in KNOWN and name.split(".")[0] not in KNOWN[table]:
-            found = unknown(name, KNOWN[table], Effect.REFUSED, "torchtitan")
-            yield Finding(
-                rule=found.rule, key=key, effect=found.effect, problem=found.problem, remedy=found.remedy, fix={key: None}
-            )
+            yield unknown(case, key, [f"{table}.{field}" for field in KNOWN[table]], Effect.REFUSED)
 
 
 def _degrees(case: Case) -> str | None:
@@ -269,7 +266,7 @@ CHECKS = (
 )  # fmt: skip
 """What torchtitan asserts: ParallelDims, Trainer.Config, pipeline_parallel.py, decoder.py."""
 RULES = frozenset({
-    "world-divides", "tensor-divides", "tensor-head-norms", "pipeline-layers", "virtual-stages", "pipeline-micro-batches",
+    "world-divides", "tensor-divides", "tensor-head-norms", "pipeline-layers", "pipeline-micro-batches",
     "hsdp-shards",
 })  # fmt: skip
 
