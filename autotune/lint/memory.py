@@ -17,8 +17,8 @@ from search_spaces.trial_config import TrialConfig
 
 RULE = "memory"
 UNLIKELY = 0.01
-"""Predicted probability below which a configuration counts as not fitting. Low, because its framework's kernels are not ours: the
-layout that Megatron-Bridge #949 reports as running is predicted to fit with probability 0.03."""
+"""Predicted probability below which a configuration counts as not fitting. Low, because its framework's kernels are not ours:
+the layout that Megatron-Bridge #949 reports as running is predicted to fit with probability 0.03."""
 GIB = 2**30
 LEVERS = (
     "activation_checkpointing", "micro_batch_size", "zero_stage", "tensor_parallel_size", "pipeline_parallel_size",

@@ -141,11 +141,13 @@ TITAN_CASES = (
         expected={"stage-layers": {"parallelism.pipeline_parallel_layers_per_stage": 11}},
     ),
     _titan(
-        "sequence", LLAMA_8B, "dgx-h100:1", fault="8,184 tokens for CP 8", expected={"sequence-product": {"training.seq_len": 8192}}
+        "sequence", LLAMA_8B, "dgx-h100:1", fault="8,184 tokens for CP 8",
+        expected={"sequence-product": {"training.seq_len": 8192}},
     ),
     _titan(
         "older", "llama3/train_configs/llama3_8b.toml, before 0.1", "dgx-h100:1", fault="a file of a version before 0.1",
-        refusal="training.batch_size: titan-older.toml is for a torchtitan before 0.1; rename the key to training.local_batch_size",
+        refusal="training.batch_size: titan-older.toml is for a torchtitan before 0.1; "
+        "rename the key to training.local_batch_size",
     ),
     RecipeCase(
         file="titan-flags.sh", source=TITAN_3.format("llama3/config_registry.py"), model="llama-3-70b", cluster="dgx-h100:8",
@@ -199,7 +201,8 @@ MEGATRON_CASES = (
         expected={"unknown-key": {"--tensor-model-paralel-size": None, "--tensor-model-parallel-size": 2}},
     ),
     _megatron(
-        "fsdp.sh", "megatron_fsdp/train_llama3_8b_fsdp_h100_fp8.sh", "dgx-h100:1", fault="Megatron-FSDP with torch's checkpoints",
+        "fsdp.sh", "megatron_fsdp/train_llama3_8b_fsdp_h100_fp8.sh", "dgx-h100:1",
+        fault="Megatron-FSDP with torch's checkpoints",
         expected={"fsdp-checkpoints": {"--ckpt-format": "fsdp_dtensor"}},
     ),
     _megatron(
@@ -259,7 +262,9 @@ BRIDGE_CASES = (
 ACCELERATE_CASES = (
     RecipeCase(file="accelerate-fsdp1.yaml", source=HUB.format("fsdp.yaml"), model="llama-3-8b", cluster="dgx-h100:1"),
     RecipeCase(file="accelerate-fsdp2.yaml", source=TRL.format("fsdp2.yaml"), model="llama-3-8b", cluster="dgx-h100:1"),
-    RecipeCase(file="accelerate-zero3.yaml", source=TRL.format("deepspeed_zero3.yaml"), model="llama-3-8b", cluster="dgx-h100:1"),
+    RecipeCase(
+        file="accelerate-zero3.yaml", source=TRL.format("deepspeed_zero3.yaml"), model="llama-3-8b", cluster="dgx-h100:1"
+    ),
     RecipeCase(
         file="accelerate-nd.yaml", source="accelerate 1.15.0, examples/torch_native_parallelism/nd_parallel.py",
         model="llama-3-8b", cluster="dgx-h100:1",

@@ -81,13 +81,16 @@ def test_the_page_is_current() -> None:
 
 def page() -> str:
     good, faulty = len(GOOD), len(CASES) - len(GOOD)
+    about = (
+        "Written by `AUTOTUNE_WRITE_GOLDEN=1 pytest tests/autotune/lint/test_recipes.py`. The files are in "
+        "`tests/autotune/lint/recipes`; they have the shapes of the published ones that are named. "
+        f"{good} are good, and [lint](lint.md) says nothing of them; {faulty} have a fault, which it finds with its fix. "
+        "Faults with *as published* are in the named version."
+    )
     lines = [
         "# Recipes under lint",
         "",
-        "Written by `AUTOTUNE_WRITE_GOLDEN=1 pytest tests/autotune/lint/test_recipes.py`. The files are in "
-        "`tests/autotune/lint/recipes`; they have the shapes of the published ones that are named. "
-        f"{good} are good, and lint says nothing of them; {faulty} have a fault, which it finds with its fix. "
-        "Faults with *as published* are in the named version.",
+        about,
         "",
         "| file | shape of | cluster | fault | lint |",
         "|---|---|---|---|---|",
