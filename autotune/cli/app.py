@@ -233,19 +233,45 @@ app.add_typer(study_app.app, name="study")
 
 @app.command()
 def lint(
-    format_: Annotated[str, typer.Argument(metavar="FORMAT", help="deepspeed.")],
-    path: Annotated[Path, typer.Argument(metavar="FILE", help="A configuration in JSON.")],
+    words: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="[FORMAT] FILE...",
+            help="auto, deepspeed, torchtitan, megatron, megatron-bridge or accelerate; configurations or launch scripts.",
+        ),
+    ],
+    model: Annotated[
+        str | None,
+        typer.Option(metavar="MODEL", help="A preset or a Hugging Face config.json. [default: the one that the file names]"),
+    ] = None,
+    cluster: options.AnyCluster = None,
+    ranks: Annotated[int | None, typer.Option(min=1, metavar="N", help="Ranks of the run, to check sizes.")] = None,
+    global_batch_size: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Samples per optimizer step. [default: as in the file]")
+    ] = None,
+    sequence_length: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Tokens per sample. [default: as in the file]")
+    ] = None,
     version: Annotated[
         str | None,
         typer.Option("--for", metavar="VERSION", help="DeepSpeed version. [default: the installed one, else 0.19.8]"),
     ] = None,
-    ranks: Annotated[int | None, typer.Option(min=1, metavar="N", help="Ranks of the run, to check sizes.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Compute the memory exactly, by a dry run.")] = False,
     json: Json = False,
+    sarif: Annotated[bool, typer.Option("--sarif", help="Print SARIF 2.1.0, for code scanning.")] = False,
 ) -> None:
-    """Show what a framework would refuse, ignore or change in its configuration; exit status 1 if it would refuse something."""
-    from autotune.cli.lint import lint_command
+    """Check configurations of other frameworks: what is refused, ignored or changed, whether it fits, and the smallest fix.
+    Exit status 1: findings; 2: a file that cannot be read."""
+    from autotune.cli.lint import LintOptions, lint_command
 
-    end(lambda: lint_command(format_, path, version, ranks, json))
+    end(
+        lambda: lint_command(
+            LintOptions(
+                words=tuple(words), version=version, ranks=ranks, model=model, cluster=cluster,
+                global_batch_size=global_batch_size, sequence_length=sequence_length, dry_run=dry_run, json=json, sarif=sarif,
+            )
+        )
+    )  # fmt: skip
 
 
 @app.command()

@@ -1,57 +1,118 @@
-"""`autotune lint`: show what a framework refuses, or silently ignores or changes, in a configuration file."""
+"""`autotune lint`: check configurations of other frameworks: what has no effect, whether it fits, and how fast it is."""
 
 import json
-import re
 import sys
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from autotune.cli.status import Status
-from autotune.errors import RequestError, UnknownFormatError
+from autotune.cli.status import Status, print_error
+from autotune.errors import AutotuneError, RequestError, UnknownFormatError
+from autotune.imports.read import FORMATS, Written, read_written
+from autotune.lint.case import Surroundings
+from autotune.lint.deepspeed import version_of
+from autotune.lint.dry import dry_run, exact
+from autotune.lint.lint import FRAMEWORKS, STOPS, Linted, lint
+from autotune.lint.report import document, sarif, text_lines
+from autotune.prediction.planning.question import cluster_of
 from autotune.text.console import Console
-from executor.engines.deepspeed.capability import installed_version
-from search_spaces.deepspeed.lint import Effect, Finding, findings
-from search_spaces.file_kinds import DEEPSPEED, kind_of
-from search_spaces.plain import to_plain
+from search_spaces.errors import SearchSpaceError
+from search_spaces.models.huggingface import resolve_model
 
-CHECKED_VERSION = "0.19.8"
-"""The version against which the rules are checked; used if none is installed or given."""
-STOPS = (Effect.REFUSED, Effect.FAILS)
+AUTO = "auto"
 
 
-def lint_command(format_name: str, path: Path, version: str | None, ranks: int | None, as_json: bool) -> Status:
-    """Print all findings; exit status 1 if DeepSpeed would refuse the configuration."""
-    if format_name != "deepspeed":
-        raise UnknownFormatError("format", f"{format_name!r} is not known", "use deepspeed")
-    if version is not None and not re.match(r"\d+\.\d+", version):
-        raise RequestError("for", f"{version!r} is not a version", f"write it as in {CHECKED_VERSION}")
-    checked = version or installed_version() or CHECKED_VERSION
-    found = findings(_read(path), checked, ranks)
-    if as_json:
-        document = {"format": format_name, "version": checked, "findings": to_plain(found)}
-        sys.stdout.write(json.dumps(document, indent=2) + "\n")
-    else:
-        _print(path, checked, found)
-    return Status.FAILURE if any(finding.effect in STOPS for finding in found) else Status.OK
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LintOptions:
+    """Parsed options of the command."""
+
+    words: tuple[str, ...]
+    """A format, which may be missing, and files."""
+    version: str | None
+    ranks: int | None
+    model: str | None
+    cluster: str | None
+    global_batch_size: int | None
+    sequence_length: int | None
+    dry_run: bool
+    json: bool
+    sarif: bool
 
 
-def _print(path: Path, version: str, found: list[Finding]) -> None:
+def lint_command(options: LintOptions) -> Status:
+    """Check every file and print. Exit status 0: no findings; 1: findings; 2: a file could not be read."""
+    format_name, paths = _asked(options.words)
+    around = _surroundings(options, format_name)
+    linted: list[Linted] = []
+    unread: list[str] = []
+    for path in paths:
+        try:
+            linted += [_checked(one, around, options.dry_run) for one in read_written(path, format_name)]
+        except UnknownFormatError:
+            raise
+        except (AutotuneError, SearchSpaceError) as error:
+            if len(paths) == 1 and not options.sarif:
+                raise
+            unread.append(f"{path}: {error}")
+    _print(linted, unread, options)
+    if unread:
+        return Status.USAGE
+    return Status.FAILURE if any(one.findings for one in linted) else Status.OK
+
+
+def _asked(words: tuple[str, ...]) -> tuple[str, list[Path]]:
+    """The format, empty if the files decide it, and the files."""
+    first, further = words[0], words[1:]
+    if first in (AUTO, *FORMATS):
+        if not further:
+            raise RequestError("file", "is missing", "name the files to check")
+        return "" if first == AUTO else first, [Path(word) for word in further]
+    if further and not Path(first).exists():
+        raise UnknownFormatError("format", f"{first!r} is not known", f"use {AUTO}, {', '.join(FORMATS)}")
+    return "", [Path(word) for word in words]
+
+
+def _surroundings(options: LintOptions, format_name: str) -> Surroundings:
+    if options.version is not None and format_name not in ("", "deepspeed"):
+        framework = FRAMEWORKS[format_name]
+        raise RequestError("for", f"{framework.title} is checked as of {framework.checked}", "leave it out")
+    version_of(options.version or "")
+    cluster = cluster_of(options.cluster, options.ranks, None) if options.cluster else None
+    return Surroundings(
+        model=resolve_model(options.model) if options.model else None,
+        cluster=cluster,
+        ranks=options.ranks,
+        global_batch_size=options.global_batch_size,
+        sequence_length=options.sequence_length,
+        version=options.version or "",
+    )
+
+
+def _checked(one: Written, around: Surroundings, dry: bool) -> Linted:
+    found = lint(one, around)
+    if not dry or any(finding.effect in STOPS for finding in found.findings):
+        return found
+    # The dry run is exact for our engine, so that its answer replaces the predicted one.
+    others = tuple(finding for finding in found.findings if finding.rule != "memory")
+    with Console(stderr=True).status(f"dry run of {one.name}"):
+        return replace(found, findings=(*others, *exact(found.case, dry_run(found.case))))
+
+
+def _print(linted: list[Linted], unread: list[str], options: LintOptions) -> None:
+    if options.sarif:
+        sys.stdout.write(json.dumps(sarif(linted, unread), indent=2) + "\n")
+        return
+    for line in unread:
+        print_error(line)
+    if options.json:
+        files = [document(one, _version(one, options)) for one in linted]
+        sys.stdout.write(json.dumps({"files": files}, indent=2) + "\n")
+        return
     console = Console()
-    for finding in found:
-        console.print(str(finding), markup=False, highlight=False, soft_wrap=True)
-    if not found:
-        console.print(
-            f"{path}: nothing that DeepSpeed {version} would refuse, ignore or change", highlight=False, soft_wrap=True
-        )
+    for one in linted:
+        for line in text_lines(one, _version(one, options)):
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise RequestError("file", f"{path} cannot be read as JSON ({error})", "give a DeepSpeed configuration") from error
-    if not isinstance(content, dict):
-        raise RequestError("file", f"{path} is not a JSON object", "give a DeepSpeed configuration")
-    if (kind := kind_of(content)) not in ("", DEEPSPEED):
-        raise RequestError("file", f"{path} is {kind}", "give a DeepSpeed configuration")
-    return content
+def _version(one: Linted, options: LintOptions) -> str:
+    framework = one.case.framework
+    return version_of(options.version or "") if framework.name == "deepspeed" else framework.checked

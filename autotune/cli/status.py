@@ -91,8 +91,13 @@ def _usage_text(error: typer.TyperException) -> str:
     return message if "; " in message else f"{message}; see `{path} --help`"
 
 
+def print_error(line: str) -> None:
+    """Print an error to standard error."""
+    print(f"{PROGRAM}: {visible_line(line)}", file=sys.stderr)  # noqa: T201  the one place that prints errors
+
+
 def _fail(message: str, status: Status) -> Status:
-    print(f"{PROGRAM}: {visible_line(message)}", file=sys.stderr)  # noqa: T201  the one place that prints errors
+    print_error(message)
     return status
 
 

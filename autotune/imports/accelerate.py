@@ -29,6 +29,7 @@ HYBRID = ("hybrid_shard", "4", "hybrid_shard_zero2", "5")
 KEPT = ("hybrid_shard_zero2", "5")
 """The hybrid strategy that keeps parameters gathered until backward."""
 STRATEGY, RESHARD = "fsdp_config.fsdp_sharding_strategy", "fsdp_config.fsdp_reshard_after_forward"
+ACCELERATE_FORMAT = "accelerate"
 ReadFile = Callable[[Path], Mapping[str, Any]]
 
 
@@ -69,7 +70,7 @@ def from_accelerate(content: Mapping[str, Any], path: Path, read_file: ReadFile)
         'micro_batch_size: the file does not state it, so it is 1; add --baseline FILE with {"micro_batch_size": N}'
     )
     clip = table.quantity("deepspeed_config.gradient_clipping", "megatron_lm_config.megatron_lm_gradient_clipping")
-    return table.imported(ranks=ranks, stated=Stated(clip=clip))
+    return table.imported(format=ACCELERATE_FORMAT, ranks=ranks, stated=Stated(clip=clip))
 
 
 def _with_file(table: Table, path: Path, ranks: int | None, read_file: ReadFile) -> Imported:
@@ -82,6 +83,9 @@ def _with_file(table: Table, path: Path, ranks: int | None, read_file: ReadFile)
         ranks=ranks,
         stated=inner.stated,
         notes=notes,
+        format=ACCELERATE_FORMAT,
+        keys=inner.keys,
+        settings={**table.settings, **inner.settings},
     )
 
 
@@ -145,13 +149,13 @@ def _megatron(table: Table) -> None:
 
 def _mesh(table: Table) -> None:
     """The degrees of Accelerate's ParallelismConfig."""
-    sizes = {name: table.whole(f"parallelism_config.parallelism_config_{name}_size") or 1 for name in _DIMENSIONS}
-    if sizes["tp"] > 1:
-        table.set("tensor_parallel_size", sizes["tp"])
-    if sizes["cp"] > 1:
-        table.set("context_parallel_size", sizes["cp"])
+    keys = {name: f"parallelism_config.parallelism_config_{name}_size" for name in _DIMENSIONS}
+    sizes = {name: table.whole(key) or 1 for name, key in keys.items()}
+    for name, knob in (("tp", "tensor_parallel_size"), ("cp", "context_parallel_size")):
+        if sizes[name] > 1:
+            table.set(knob, sizes[name], keys[name])
     if sizes["dp_replicate"] > 1 and sizes["dp_shard"] * sizes["cp"] > 1 and table.knobs.get("zero_stage") == 3:
-        table.set("hsdp_shard_size", sizes["dp_shard"] * sizes["cp"])
+        table.set("hsdp_shard_size", sizes["dp_shard"] * sizes["cp"], keys["dp_shard"])
 
 
 _DIMENSIONS = ("dp_replicate", "dp_shard", "tp", "cp")

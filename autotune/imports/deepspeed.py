@@ -10,6 +10,7 @@ from search_spaces.deepspeed.config import KEEP_ALL, REDUCTION
 from search_spaces.knob_values import value_text
 from search_spaces.trial_config import TrialConfig
 
+DEEPSPEED_FORMAT = "deepspeed"
 ZERO = "zero_optimization."
 SAME = {
     "train_micro_batch_size_per_gpu": "micro_batch_size",
@@ -56,7 +57,7 @@ def from_deepspeed(content: Mapping[str, Any], source: str) -> Imported:
     if (size := table.number(key, default=0)) > 1:  # 0 and 1 switch it off
         if size != int(size):
             raise RequestError(key, f"{size:g} in {source} is not a whole number", "give a whole number")
-        table.set("tensor_parallel_size", int(size))
+        table.set("tensor_parallel_size", int(size), key)
     as_deepspeed_does(table)
     _reuse(table)
     _precision(table)
@@ -68,7 +69,7 @@ def from_deepspeed(content: Mapping[str, Any], source: str) -> Imported:
             "train_micro_batch_size_per_gpu is not stated: it follows from the number of ranks; the default is 1"
         )
     samples = int(micro) * steps if micro is not None and steps is not None else None
-    return table.imported(global_batch_size=batch, samples_per_rank=samples, stated=stated)
+    return table.imported(format=DEEPSPEED_FORMAT, global_batch_size=batch, samples_per_rank=samples, stated=stated)
 
 
 def as_deepspeed_does(table: Table) -> None:

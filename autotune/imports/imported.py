@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from autotune.errors import RequestError
@@ -10,6 +10,7 @@ from autotune.exports.winner import Stated
 from search_spaces.errors import KnobValueError
 from search_spaces.knob import Value
 from search_spaces.knob_values import KNOBS, check_value, parse_value, value_text
+from search_spaces.models.model import ModelSpec
 
 AUTO = "auto"
 """Value that Hugging Face's integration replaces when a run begins."""
@@ -32,6 +33,20 @@ class Imported:
     """Hyperparameters that the file states."""
     notes: tuple[str, ...] = ()
     """Settings that were not read as knobs, one line each."""
+    format: str = ""
+    """The framework, as `autotune lint` names it."""
+    model: ModelSpec | None = None
+    """The model that the file describes or names; None: neither, or its shape is unknown here."""
+    sequence_length: int | None = None
+    """Tokens per sample; None: the file does not state it."""
+    keys: Mapping[str, str] = field(default_factory=dict)
+    """Knob -> the setting of the file that states it."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Every setting of the file, with flat keys."""
+
+    def noted(self, *lines: str) -> "Imported":
+        """The same with further notes."""
+        return replace(self, notes=(*self.notes, *lines)) if lines else self
 
 
 class Table:
@@ -41,7 +56,9 @@ class Table:
         self.source = source
         self.notes: list[str] = []
         self.knobs: dict[str, Value] = {}
-        self._left = dict(_flat(content, ""))
+        self.keys: dict[str, str] = {}
+        self.settings: dict[str, Any] = dict(flat(content))
+        self._left = dict(self.settings)
 
     def take(self, key: str) -> Any:
         """Return and remove the value under the key; None: it is missing, null or auto."""
@@ -124,16 +141,44 @@ class Table:
         value = self.take(key)
         if value is None:
             return
+        self.keys[name] = key
         try:
             # YAML reads 5e8 as text.
             self.knobs[name] = parse_value(name, value) if isinstance(value, str) else check_value(name, value)
         except KnobValueError as error:
             raise RequestError(key, f"{value!r} in {self.source} is not in the domain of {name}", error.remedy) from error
 
-    def set(self, name: str, value: Value | None) -> None:
-        """Set a knob; None: the file does not state it."""
-        if value is not None:
+    def set(self, name: str, value: Value | None, key: str = "") -> None:
+        """Set a knob, which the setting `key` states; None: the file does not state it.
+
+        Raises:
+            RequestError: the value is not in the knob's domain.
+        """
+        if value is None:
+            return
+        if key:
+            self.keys[name] = key
+        try:
             self.knobs[name] = check_value(name, value)
+        except KnobValueError as error:
+            raise RequestError(
+                key or name, f"{value!r} in {self.source} is not in the domain of {name}", error.remedy
+            ) from error
+
+    def size(self, key: str, name: str) -> int:
+        """Read a degree or a count under the same meaning as a knob; 1: the file does not state it, or states 0 or 1."""
+        value = self.take(key)
+        if value is None or value in (0, 1):
+            return 1
+        self._left[key] = value
+        found = self.whole(key) or 1
+        self.set(name, found, key)
+        return found
+
+    def drop_tables(self, *prefixes: str) -> None:
+        """Remove whole tables that carry no further information."""
+        for key in [key for key in self._left if key.startswith(prefixes)]:
+            del self._left[key]
 
     def drop(self, *keys: str) -> None:
         """Remove keys that carry no further information."""
@@ -146,13 +191,14 @@ class Table:
             why = "its value is chosen when a run begins" if value == AUTO else "is not a knob; trials run without it"
             self.notes.append(f"{key}={_text(value)}: {why}")
         knobs = {name: self.knobs[name] for name in KNOBS if name in self.knobs}
-        return Imported(knobs=knobs, notes=tuple(self.notes), **fields)
+        return Imported(knobs=knobs, notes=tuple(self.notes), keys=self.keys, settings=self.settings, **fields)
 
 
-def _flat(content: Mapping[str, Any], before: str) -> Iterator[tuple[str, Any]]:
+def flat(content: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+    """Each value of nested tables with its path, with dots."""
     for key, value in content.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{before}{key}.")
+        if isinstance(value, Mapping) and value:
+            yield from flat(value, f"{before}{key}.")
         else:
             yield f"{before}{key}", value
 

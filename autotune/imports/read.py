@@ -1,62 +1,232 @@
 """Reads a configuration file of another framework, and detects which framework it is."""
 
 import json
-from collections.abc import Mapping
+import re
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from autotune.errors import RequestError
+from autotune.errors import RequestError, UnknownFormatError
+from autotune.imports.accelerate import ACCELERATE_FORMAT as ACCELERATE
 from autotune.imports.accelerate import from_accelerate
 from autotune.imports.best_config import from_best_config
+from autotune.imports.deepspeed import DEEPSPEED_FORMAT as DEEPSPEED
 from autotune.imports.deepspeed import from_deepspeed
-from autotune.imports.imported import Imported
+from autotune.imports.imported import Imported, flat
+from autotune.imports.megatron import BRIDGE, LM, REMOVED, from_megatron, from_megatron_bridge
+from autotune.imports.python_recipe import python_recipes
+from autotune.imports.shell import read_options
+from autotune.imports.torchtitan import FORMAT as TORCHTITAN
+from autotune.imports.torchtitan import from_torchtitan
 from search_spaces.file_kinds import kind_of
 from search_spaces.plugins import Group, load_plugins
 
-ACCELERATE = frozenset({"distributed_type", "compute_environment", "fsdp_config", "deepspeed_config", "megatron_lm_config"})
-DEEPSPEED = frozenset({"zero_optimization", "train_batch_size", "train_micro_batch_size_per_gpu", "bf16", "fp16"})
+ACCELERATE_KEYS = frozenset(
+    {"distributed_type", "compute_environment", "fsdp_config", "deepspeed_config", "megatron_lm_config"}
+)
+DEEPSPEED_KEYS = frozenset({"zero_optimization", "train_batch_size", "train_micro_batch_size_per_gpu", "bf16", "fp16"})
 BEST_CONFIG = frozenset({"schema_version", "best"})
-REMEDY = "give a DeepSpeed configuration (JSON), a file of `accelerate config` (YAML), or a best-config.json"
+FORMATS = (DEEPSPEED, TORCHTITAN, LM, BRIDGE, ACCELERATE)
+REMEDY = (
+    "give a DeepSpeed configuration (JSON), a file of `accelerate config` (YAML), a torchtitan TOML file, a launch script of "
+    "Megatron-LM, settings of Megatron-Bridge (YAML), or a best-config.json"
+)
+TABLES = (".json", ".yaml", ".yml", ".toml")
+OVERRIDE = re.compile(r"(?<![\w.])\+{0,2}([A-Za-z_]\w*(?:\.\w+)+)=(\S+)")
+"""An override of Megatron-Bridge: `model.tensor_model_parallel_size=4`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Written:
+    """A configuration as it is written in a file."""
+
+    format: str
+    """One of `FORMATS`; empty: none of them."""
+    name: str
+    """The file's name, with the function's if the file has several."""
+    path: Path
+    content: Mapping[str, Any]
+    """Its settings, as tables or with flat keys."""
+    open: tuple[str, ...] = ()
+    """Settings whose value is decided when the file runs."""
+    lines: Mapping[str, int] = field(default_factory=dict)
+    """Setting -> the line where it is looked for first; empty: anywhere."""
+
+    def imported(self) -> Imported:
+        """Read it as knobs.
+
+        Raises:
+            RequestError: it has none of the formats, or an invalid value.
+        """
+        readers: Mapping[str, Callable[[], Imported]] = {
+            DEEPSPEED: lambda: from_deepspeed(self.content, self.name),
+            TORCHTITAN: lambda: from_torchtitan(self.content, self.name),
+            LM: lambda: from_megatron(self.content, self.name),
+            BRIDGE: lambda: from_megatron_bridge(self.content, self.name),
+            ACCELERATE: lambda: from_accelerate(self.content, self.path, read_table),
+        }
+        if self.format:
+            found = readers[self.format]()
+            return found.noted(*(f"{name}: its value is decided when the script runs" for name in self.open))
+        return _other(self)
 
 
 def read_imported(path: Path) -> Imported:
-    """Read the file; its keys decide the format.
+    """Read the file's only configuration; its keys decide the format.
 
     Raises:
-        RequestError: the file cannot be read, has none of the three formats, or has an invalid value.
+        RequestError: the file cannot be read, has none of the formats, has several configurations, or has an invalid value.
     """
+    found = read_written(path)
+    if len(found) > 1:
+        names = ", ".join(one.name for one in found[:5])
+        raise RequestError("from", f"{path} has several recipes ({names} …)", "give a file with one of them")
+    return found[0].imported()
+
+
+def read_written(path: Path, format_name: str = "") -> list[Written]:
+    """The configurations of a file: one, but for a Python file with several functions.
+
+    `format_name`: one of `FORMATS`; empty: the file's content decides.
+
+    Raises:
+        RequestError: the file cannot be read, or is neither a table, nor a script with options of a known framework.
+        UnknownFormatError: there is no such format.
+    """
+    if format_name and format_name not in FORMATS:
+        raise UnknownFormatError("format", f"{format_name!r} is not known", f"use auto, {', '.join(FORMATS)}")
+    if path.suffix == ".py":
+        return _python(path, format_name)
+    if path.suffix not in TABLES:
+        return [_script(path, format_name)]
     content = read_table(path)
+    return [Written(format=format_name or _format_of_table(content), name=path.name, path=path, content=content)]
+
+
+def _format_of_table(content: Mapping[str, Any]) -> str:
+    if content.keys() >= BEST_CONFIG:
+        return ""
+    if ACCELERATE_KEYS & content.keys():
+        return ACCELERATE
+    if DEEPSPEED_KEYS & content.keys():
+        return DEEPSPEED
+    return _format_of_keys(dict(flat(content)))
+
+
+def _format_of_keys(settings: Mapping[str, Any]) -> str:
+    """torchtitan, megatron or megatron-bridge, by flat keys; empty: none of them."""
+    titan = {"training.local_batch_size", "training.batch_size", "training.tensor_parallel_degree", "training.seq_len"}
+    if titan & settings.keys() or any(key.startswith(("parallelism.", "activation_checkpoint.")) for key in settings):
+        return TORCHTITAN
+    if {"--tensor-model-parallel-size", "--num-layers", "--micro-batch-size", *REMOVED} & settings.keys():
+        return LM
+    if any(re.fullmatch(r"model\.(\w+_parallel_size|recompute_\w+)|train\.(micro|global)_batch_size", key) for key in settings):
+        return BRIDGE
+    return ""
+
+
+def _other(written: Written) -> Imported:
+    """Read one of our own best configurations, or a plug-in's format."""
+    content, path = written.content, written.path
     if content.keys() >= BEST_CONFIG:
         return from_best_config(content, path.name)
-    if ACCELERATE & content.keys():
-        return from_accelerate(content, path, read_table)
-    if DEEPSPEED & content.keys():
-        return from_deepspeed(content, path.name)
     for importer in load_plugins(Group.IMPORTERS).values():
         imported: Imported | None = importer(content, path.name)
         if imported is not None:
             return imported
-    kind = kind_of(content)
-    problem = f"{path} is {kind}" if kind else f"{path} has none of the keys of DeepSpeed or Accelerate"
-    raise RequestError("from", problem, REMEDY)
+    raise RequestError("from", unknown_kind(written), REMEDY)
+
+
+def unknown_kind(written: Written) -> str:
+    """What a file of none of the formats is."""
+    kind = kind_of(written.content)
+    return f"{written.path} is {kind}" if kind else f"{written.path} has none of the keys of DeepSpeed or Accelerate"
+
+
+def _python(path: Path, format_name: str) -> list[Written]:
+    try:
+        recipes = python_recipes(_text(path))
+    except SyntaxError as error:
+        raise RequestError("from", f"{path} is not Python ({error.msg}, line {error.lineno})", REMEDY) from error
+    found = []
+    for recipe in recipes:
+        kind = format_name or _format_of_keys(recipe.settings)
+        if kind:
+            lines = {"recipe": recipe.line}
+            name = f"{path.name}:{recipe.name}"
+            found.append(Written(format=kind, name=name, path=path, content=recipe.settings, lines=lines))
+    if not found:
+        raise RequestError("from", f"{path} is Python source without a function that returns a configuration", REMEDY)
+    return found
+
+
+def _script(path: Path, format_name: str) -> Written:
+    text = _text(path)
+    found = read_options(text)
+    settings: dict[str, Any] = found.settings
+    overrides = {key: yaml.safe_load(value) for key, value in OVERRIDE.findall(text)}
+    tables = {key.removeprefix("--").replace("-", "_"): value for key, value in settings.items() if key.startswith("--")}
+    kind = format_name or _format_of_keys(settings) or _format_of_keys(tables) or _format_of_keys(overrides)
+    match kind:
+        case "megatron-bridge":
+            content: Mapping[str, Any] = overrides
+        case "torchtitan":
+            others = {key: value for key, value in settings.items() if not key.startswith("--")}
+            content = {**_base(path, tables), **_switches(tables), **others}
+        case "megatron":
+            content = settings
+        case _:
+            raise RequestError("from", f"{path} has no options of a known framework", REMEDY)
+    return Written(format=kind, name=path.name, path=path, content=content, open=tuple(found.open))
+
+
+def _switches(tables: Mapping[str, Any]) -> dict[str, Any]:
+    """tyro's switches: `--compile.no_enable` means `compile.enable = false`."""
+    return {key.replace(".no_", "."): False if ".no_" in key and value is True else value for key, value in tables.items()}
+
+
+def _base(path: Path, tables: dict[str, Any]) -> dict[str, Any]:
+    """The TOML file that torchtitan's options name, if it is there: options override it."""
+    name, recipe = tables.pop("job.config_file", None), tables.pop("config", None)
+    tables.pop("module", None)
+    file = next((file for file in (path.parent / str(name), Path(str(name))) if name and file.is_file()), None)
+    if file is not None:
+        return dict(flat(read_table(file)))
+    return {} if recipe is None else {"recipe": recipe}
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise RequestError("from", f"{path} cannot be read ({error.strerror})", REMEDY) from error
+    except UnicodeDecodeError as error:
+        raise RequestError("from", f"{path} is not a text", REMEDY) from error
 
 
 def read_table(path: Path) -> Mapping[str, Any]:
-    """Return the file's table: JSON if the suffix is `.json`, else YAML.
+    """Return the file's table: JSON or TOML by the suffix, else YAML.
 
     Raises:
         RequestError: the file cannot be read, or does not hold a table.
     """
+    text = _text(path)
     try:
-        text = path.read_text(encoding="utf-8")
-        content = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
-    except OSError as error:
-        raise RequestError("from", f"{path} cannot be read ({error.strerror})", REMEDY) from error
+        match path.suffix:
+            case ".json":
+                content = json.loads(text)
+            case ".toml":
+                content = tomllib.loads(text)
+            case _:
+                content = yaml.safe_load(text)
     except (ValueError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())
-        raise RequestError("from", f"{path} is neither JSON nor YAML ({reason})", REMEDY) from error
+        what = "not TOML" if path.suffix == ".toml" else "neither JSON nor YAML"
+        raise RequestError("from", f"{path} is {what} ({reason})", REMEDY) from error
     if not isinstance(content, Mapping):
         raise RequestError("from", f"{path} does not hold a table", REMEDY)
     return {str(key): value for key, value in content.items()}

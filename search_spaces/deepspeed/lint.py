@@ -7,8 +7,6 @@ and, if it is installed, by tests against its classes. "auto" values are not che
 import difflib
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any
 
 from search_spaces.deepspeed.keys import (
@@ -21,37 +19,9 @@ from search_spaces.deepspeed.keys import (
     STAGE_3_KEYS,
     TOP_LEVEL,
 )
+from search_spaces.finding import Effect, Finding
 
 Config = Mapping[str, Any]
-
-
-class Effect(StrEnum):
-    """What DeepSpeed does. The values are exported: never rename one."""
-
-    REFUSED = "refused"
-    """It fails when it reads the configuration."""
-    FAILS = "fails"
-    """It accepts the configuration, and fails when it builds its engine."""
-    IGNORED = "ignored"
-    """It accepts the key and never reads it."""
-    CHANGED = "changed"
-    """It does something different from what the key says."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """One key that does not have the effect that it states."""
-
-    rule: str
-    key: str
-    """Path of the key, with dots."""
-    effect: Effect
-    problem: str
-    """One clause without the remedy."""
-    remedy: str
-
-    def __str__(self) -> str:
-        return f"{self.key}: {self.effect}: {self.problem}; {self.remedy}"
 
 
 def findings(config: Config, version: str, world_size: int | None = None) -> list[Finding]:

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from autotune.cli.lint import _read as read_linted
 from autotune.exports.best_config_file import read_best_config
-from autotune.imports.read import read_imported
+from autotune.imports.read import read_imported, read_written
+from autotune.lint.case import Surroundings
+from autotune.lint.lint import case_of
 from autotune.request.config_file import read_config_file
 from autotune.request.rows import request_from_fields
 from autotune.session.baselines import read_baseline
@@ -41,6 +42,10 @@ KINDS = {
 def read_space(path: Path) -> Any:
     work = Workload(global_batch_size=8, sequence_length=16)
     return resolve_space(str(path), resolve_model("llama-tiny"), resolve_cluster("2x24GB"), work)
+
+
+def read_linted(path: Path) -> Any:
+    return [case_of(one, Surroundings()) for one in read_written(path)]
 
 
 READERS: dict[str, tuple[Callable[[Path], Any], tuple[str, ...]]] = {

@@ -1,10 +1,14 @@
-"""`autotune lint deepspeed`: what is told, the exit status, and the answer as JSON."""
+"""`autotune lint`: what it prints, the exit status, and its JSON and SARIF."""
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from called import Command
+from lint_recipes import RECIPES
+
+GOOD, FAULTY = RECIPES / "titan-llama3-8b.toml", RECIPES / "titan-global-batch.toml"
 
 
 @pytest.fixture
@@ -14,38 +18,115 @@ def file(folder: Path) -> Path:
     return path
 
 
-def test_findings_are_told_one_a_line(command: Command, file: Path) -> None:
+def test_findings_have_their_line(command: Command, file: Path) -> None:
     answer = command("lint", "deepspeed", str(file))
-    assert (answer.status, answer.err) == (0, "")
-    assert answer.out == "gradient_cliping: ignored: no part of DeepSpeed reads this key; did you mean gradient_clipping?\n"
+    assert (answer.status, answer.err) == (1, "")
+    assert answer.out.splitlines() == [
+        f"{file}:1: gradient_cliping: ignored: no part of DeepSpeed reads this key; did you mean gradient_clipping?",
+        f"{file}: not predicted without a model and a cluster (--model, --cluster)",
+    ]
 
 
-def test_what_deepspeed_stops_at_is_a_failure(command: Command, file: Path) -> None:
+def test_a_version_of_deepspeed_decides(command: Command, file: Path) -> None:
     file.write_text('{"train_micro_batch_size_per_gpu": 1, "elasticity": {}}')
     assert command("lint", "deepspeed", str(file), "--for", "0.19.8").status == 1
     answer = command("lint", "deepspeed", str(file), "--for", "0.18.0")
-    assert (answer.status, answer.out) == (0, f"{file}: nothing that DeepSpeed 0.18.0 would refuse, ignore or change\n")
+    assert answer.status == 0
+    assert answer.out.startswith(f"{file}: nothing that DeepSpeed 0.18.0 would refuse, ignore or change\n")
 
 
 def test_json_is_one_document(command: Command, file: Path) -> None:
     answer = command("lint", "deepspeed", str(file), "--for", "0.19.8", "--ranks", "8", "--json")
-    document = json.loads(answer.out)
-    assert (document["format"], document["version"]) == ("deepspeed", "0.19.8")
-    assert [finding["rule"] for finding in document["findings"]] == ["unknown-key"]
+    (document,) = json.loads(answer.out)["files"]
+    assert (document["format"], document["version"], document["ranks"]) == ("deepspeed", "0.19.8", 8)
+    (finding,) = document["findings"]
+    assert (finding["rule"], finding["effect"], finding["line"]) == ("unknown-key", "ignored", 1)
+    assert finding["fix"] == {"gradient_cliping": None, "gradient_clipping": 1.0}
+
+
+def test_a_good_recipe_is_predicted(command: Command) -> None:
+    answer = command("lint", GOOD, "--cluster", "dgx-h100:1", "--json")
+    (document,) = json.loads(answer.out)["files"]
+    assert (answer.status, document["findings"], document["model"]) == (0, [], "llama-3-8b")
+    assert document["predicted"]["fit_probability"] > 0.95 and document["predicted"]["samples_per_second"]["mean"] > 0
+    lines = command("lint", GOOD, "--cluster", "dgx-h100:1").out.splitlines()
+    assert lines[0].endswith("would refuse, ignore or change") and "fits with probability 1.00" in lines[1]
+
+
+def test_a_recipe_that_does_not_fit(command: Command) -> None:
+    answer = command("lint", GOOD, "--model", "llama-3-70b", "--cluster", "dgx-h100:1")
+    assert answer.status == 1
+    assert "does not fit: predicted" in answer.out and "; set " in answer.out
+
+
+def test_a_dry_run_is_exact(command: Command, folder: Path) -> None:
+    path = folder / "tiny.toml"
+    path.write_text(GOOD.read_text().replace('flavor = "8B"', 'flavor = "debugmodel"').replace("8192", "128"))
+    words = ("lint", path, "--model", "llama-tiny", "--cluster")
+    assert command(*words, "dgx-h100:1", "--dry-run").status == 0
+    answer = command(*words, _card(folder), "--dry-run")
+    assert answer.status == 1 and "does not fit: a dry run needs" in answer.out
+
+
+def _card(folder: Path) -> Path:
+    """A cluster whose devices have less memory than the states of a small model."""
+    path = folder / "cluster.toml"
+    path.write_text(
+        'nodes = 1\ndevices_per_node = 8\nintra_node_bandwidth = 1e9\ninter_node_bandwidth = 1e9\n'
+        'host_memory_bytes = 1_000_000_000\ncores_per_node = 8\n'
+        '[device]\nname = "small"\nkind = "cuda"\nmemory_bytes = 4_000_000\npeak_flops = { bf16 = 1e12 }\n'
+    )  # fmt: skip
+    return path
+
+
+def test_sarif(command: Command, folder: Path) -> None:
+    (folder / "broken.toml").write_text("[training")
+    answer = command("lint", "auto", FAULTY, folder / "broken.toml", "--cluster", "dgx-h100:1", "--sarif")
+    log = json.loads(answer.out)
+    (run,) = log["runs"]
+    (result,) = run["results"]
+    assert (answer.status, log["version"]) == (2, "2.1.0")
+    assert run["tool"]["driver"]["rules"][result["ruleIndex"]]["id"] == result["ruleId"] == "torchtitan/global-batch"
+    place: dict[str, Any] = result["locations"][0]["physicalLocation"]
+    line = FAULTY.read_text().splitlines()[place["region"]["startLine"] - 1]
+    assert (line, result["level"]) == ("global_batch_size = 100", "error")
+    assert result["properties"]["fix"] == {"training.global_batch_size": 96}
+    assert run["invocations"][0]["executionSuccessful"] is False
+    assert "broken.toml is not TOML" in run["invocations"][0]["toolExecutionNotifications"][0]["message"]["text"]
+
+
+def test_one_unreadable_file_does_not_hide_the_others(command: Command, folder: Path) -> None:
+    (folder / "broken.toml").write_text("[training")
+    answer = command("lint", FAULTY, "broken.toml", "--ranks", "8")
+    assert answer.status == 2 and "training.global_batch_size: refused" in answer.out
+    assert answer.err.startswith("autotune: broken.toml: from: broken.toml is not TOML") and answer.err.count("\n") == 1
 
 
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("nothing", "ds_config.json"), "format: 'nothing' is not known; use deepspeed"),
-        (("deepspeed", "none.json"), "file: none.json cannot be read as JSON"),
-        (("deepspeed", "list.json"), "file: list.json is not a JSON object; give a DeepSpeed configuration"),
+        (("nothing", "ds_config.json"), "format: 'nothing' is not known; use auto, deepspeed, torchtitan"),
+        (("deepspeed", "none.json"), "from: none.json cannot be read (No such file or directory); give a DeepSpeed"),
+        (("deepspeed", "list.json"), "from: list.json does not hold a table; give a DeepSpeed configuration"),
         (("deepspeed", "list.json", "--for", "newest"), "for: 'newest' is not a version; write it as in 0.19.8"),
+        (("torchtitan", "list.json", "--for", "0.2"), "for: torchtitan is checked as of"),
+        (("auto",), "file: is missing; name the files to check"),
+        (("auto", "config.json"), "file: config.json is a Hugging Face config.json; give a DeepSpeed configuration"),
+        (("auto", "empty.sh"), "from: empty.sh has no options of a known framework"),
+        (("auto", "empty.py"), "from: empty.py is Python source without a function that returns a configuration"),
+        (("auto", "bytes.sh"), "from: bytes.sh is not a text"),
+        (("auto", "degree.toml"), "parallelism.tensor_parallel_degree: 'two' in degree.toml is not a whole number"),
+        (("auto", "newer.toml"), "training.max_context_length: newer.toml is for a torchtitan after 0.3"),
     ],
-)
+)  # fmt: skip
 @pytest.mark.usefixtures("file")
 def test_what_is_no_configuration(command: Command, folder: Path, words: tuple[str, ...], says: str) -> None:
     (folder / "list.json").write_text("[]")
+    (folder / "empty.sh").write_text("echo nothing\n")
+    (folder / "empty.py").write_text("x = 1\n")
+    (folder / "bytes.sh").write_bytes(b"\xff\xfe\x00")
+    (folder / "degree.toml").write_text('[parallelism]\ntensor_parallel_degree = "two"\n')
+    (folder / "newer.toml").write_text("[training]\nmax_context_length = 4096\n[parallelism]\ntensor_parallel_degree = 1\n")
     answer = command("lint", *words)
     assert (answer.status, answer.out) == (2, "")
-    assert says in answer.err
+    assert says in answer.err and answer.err.count("\n") == 1

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from search_spaces.deepspeed.lint import Effect, findings
+from search_spaces.deepspeed.lint import findings
+from search_spaces.finding import Effect
 
 BATCH = {"train_micro_batch_size_per_gpu": 1}
 REFUSED, FAILS, IGNORED, CHANGED = Effect.REFUSED, Effect.FAILS, Effect.IGNORED, Effect.CHANGED

@@ -12,7 +12,8 @@ import pytest
 
 from executor.engines.deepspeed.capability import installed_version
 from search_spaces.deepspeed.keys import FORBIDS_OTHERS
-from search_spaces.deepspeed.lint import Effect, findings
+from search_spaces.deepspeed.lint import findings
+from search_spaces.finding import Effect
 
 pytestmark = pytest.mark.skipif(
     installed_version() != "0.19.8", reason="DeepSpeed 0.19.8 is not installed: pip install autotune[deepspeed]"

@@ -1,0 +1,174 @@
+"""Reads a torchtitan configuration as knobs: its TOML files (0.1 to 0.2), and its options and recipes in Python (0.3)."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from autotune.errors import RequestError
+from autotune.exports.torchtitan import SCHEDULES
+from autotune.exports.winner import Stated
+from autotune.imports.imported import Imported, Table
+from autotune.imports.model_names import model_named
+from search_spaces.knob import Value
+from search_spaces.models.model import ModelSpec
+from search_spaces.models.pipeline import FOLDED_SCHEDULES, ONE_STAGE_SCHEDULES
+
+FORMAT = "torchtitan"
+TRAIN, SPLIT = "training.", "parallelism."
+LOCAL, GLOBAL, TOKENS = f"{TRAIN}local_batch_size", f"{TRAIN}global_batch_size", f"{TRAIN}seq_len"
+REPLICATE, SHARD = f"{SPLIT}data_parallel_replicate_degree", f"{SPLIT}data_parallel_shard_degree"
+TENSOR, CONTEXT = f"{SPLIT}tensor_parallel_degree", f"{SPLIT}context_parallel_degree"
+PIPELINE, EXPERTS = f"{SPLIT}pipeline_parallel_degree", f"{SPLIT}expert_parallel_degree"
+EXPERT_TENSOR = f"{SPLIT}expert_tensor_parallel_degree"
+SCHEDULE, MICRO = f"{SPLIT}pipeline_parallel_schedule", f"{SPLIT}pipeline_parallel_microbatch_size"
+RESHARD, STAGE_LAYERS = f"{SPLIT}fsdp_reshard_after_forward", f"{SPLIT}pipeline_parallel_layers_per_stage"
+CHECKPOINTS = "activation_checkpoint.mode"
+DEFAULT_LOCAL, DEFAULT_TOKENS = 8, 2048
+OLDER: Mapping[str, str] = {
+    "training.batch_size": LOCAL,
+    "training.tensor_parallel_degree": TENSOR,
+    "training.data_parallel_degree": SHARD,
+    "training.data_parallel_shard_degree": SHARD,
+    "training.data_parallel_replicate_degree": REPLICATE,
+    "experimental.pipeline_parallel_degree": PIPELINE,
+    "experimental.context_parallel_degree": CONTEXT,
+    "experimental.pipeline_parallel_schedule": SCHEDULE,
+}
+"""Keys of torchtitan before 0.1 -> those of 0.1 to 0.3."""
+NEWER: Mapping[str, str] = {
+    "training.num_tokens_per_microbatch_per_dp_rank": LOCAL,
+    "training.num_tokens_per_train_step": GLOBAL,
+    "training.max_context_length": TOKENS,
+    "parallelism.num_pp_microbatches": MICRO,
+}
+"""Keys of torchtitan after 0.3, which counts tokens instead of samples -> those of 0.3."""
+BY_NAME = {name.lower(): ours for ours, name in SCHEDULES.items()}
+PRECISIONS: Mapping[str, Value] = {"bfloat16": "bf16", "float32": "fp32"}
+MODES: Mapping[str, Value] = {"none": "none", "selective": "selective", "full": "full", "memory_budget": "selective"}
+UNREAD = ("job.", "profiling.", "metrics.", "checkpoint.", "comm.", "validation.", "debug.", "lr_scheduler.", "quantize.",
+          "memory_estimation.", "fault_tolerance.", "experimental.", "float8.", "mx.", "launcher.", "env.",
+          "dataloader.")  # fmt: skip
+"""Tables about how a run is started, watched and saved."""
+
+
+def from_torchtitan(content: Mapping[str, Any], source: str) -> Imported:
+    """Read the configuration.
+
+    Args:
+        content: its settings as tables, or with flat keys.
+        source: the file's name, for messages.
+
+    Raises:
+        RequestError: the file is for another version of torchtitan, torchtitan does not accept a value, or a value is outside
+            its knob's domain.
+    """
+    table = Table(content, source)
+    _require_version(table)
+    model = _model(table)
+    pipeline, tensor = table.size(PIPELINE, "pipeline_parallel_size"), table.size(TENSOR, "tensor_parallel_size")
+    context = table.size(CONTEXT, "context_parallel_size")
+    table.size(EXPERTS, "expert_parallel_size")
+    ranks = _data(table, pipeline, tensor, context)
+    local, micro = table.whole(LOCAL) or DEFAULT_LOCAL, table.whole(MICRO) or 1
+    table.set("micro_batch_size", micro if pipeline > 1 else local, MICRO if pipeline > 1 else LOCAL)
+    if tensor > 1:
+        on = table.switch(f"{SPLIT}enable_sequence_parallel")
+        table.set("sequence_parallel", True if on is None else on, f"{SPLIT}enable_sequence_parallel")
+    if pipeline > 1:
+        _pipeline(table, model, pipeline)
+    _computation(table)
+    batch = table.take(GLOBAL)
+    return table.imported(
+        format=FORMAT,
+        model=model,
+        ranks=ranks,
+        global_batch_size=None if batch in (None, -1) else _count(batch, source),
+        samples_per_rank=local,
+        sequence_length=table.whole(TOKENS) or DEFAULT_TOKENS,
+        stated=_stated(table),
+    )
+
+
+def _count(value: Any, source: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise RequestError(GLOBAL, f"{value!r} in {source} is not a whole number", "give samples, or -1")
+    return value
+
+
+def _require_version(table: Table) -> None:
+    for key, now in OLDER.items():
+        if key in table.settings:
+            raise RequestError(key, f"{table.source} is for a torchtitan before 0.1", f"rename the key to {now}")
+    for key, before in NEWER.items():
+        if key in table.settings:
+            problem = f"{table.source} is for a torchtitan after 0.3, which counts tokens"
+            raise RequestError(key, problem, f"state the samples of 0.3 as {before}")
+
+
+def _model(table: Table) -> ModelSpec | None:
+    name, flavor, recipe = (table.take(key) for key in ("model.name", "model.flavor", "recipe"))
+    table.drop_tables(*UNREAD)
+    table.drop("model.hf_assets_path", "model.tokenizer_path", "model.print_after_conversion", "training.dataset",
+               "training.dataset_path", "training.steps", "training.gc_freq", "training.seed")  # fmt: skip
+    return model_named(f"{name}{flavor or ''}" if name is not None else str(recipe or ""))
+
+
+def _data(table: Table, pipeline: int, tensor: int, context: int) -> int | None:
+    """Read how the states are divided; returns the ranks if the file states them."""
+    replicas, shards = table.whole(REPLICATE) or 1, table.take(SHARD)
+    if shards is not None and (isinstance(shards, bool) or not isinstance(shards, int) or (shards < 1 and shards != -1)):
+        raise RequestError(SHARD, f"{shards!r} in {table.source} is not a degree", "give a whole number, or -1")
+    table.set("zero_stage", 0 if shards == 1 and replicas > 1 and context == 1 else 3, SHARD)
+    if shards in (None, -1):
+        return None
+    if replicas > 1 and table.knobs["zero_stage"] == 3:
+        table.set("hsdp_shard_size", shards * context, SHARD)
+    return int(replicas * shards * pipeline * tensor * context)
+
+
+def _pipeline(table: Table, model: ModelSpec | None, ranks: int) -> None:
+    name = str(table.take(SCHEDULE) or "1F1B")
+    if name.lower() not in BY_NAME:
+        known = ", ".join(SCHEDULES.values())
+        raise RequestError(SCHEDULE, f"{name!r} in {table.source} is not one of our schedules", f"use one of {known}")
+    schedule = BY_NAME[name.lower()]
+    table.set("pipeline_schedule", schedule, SCHEDULE)
+    stages = 1 if schedule in ONE_STAGE_SCHEDULES else 2
+    less = [table.take(f"{SPLIT}pipeline_parallel_{end}_stage_less_layers") for end in ("first", "last")]
+    each = table.whole(STAGE_LAYERS)
+    if each is not None and model is not None and schedule not in FOLDED_SCHEDULES:
+        layers = model.num_layers + sum(1 if count is None else int(count) for count in less)
+        stages = max(-(-layers // each) // ranks, 1)
+    table.set("virtual_stages", stages, SCHEDULE if each is None else STAGE_LAYERS)
+
+
+def _computation(table: Table) -> None:
+    mode = table.choice(CHECKPOINTS, MODES)
+    table.set("activation_checkpointing", "selective" if mode is None else mode, CHECKPOINTS)
+    precision = table.choice(f"{TRAIN}mixed_precision_param", PRECISIONS) or "bf16"
+    converters = table.take("model.converters") or ()
+    if precision == "bf16" and any("float8" in str(name) for name in converters):
+        precision = "fp8"
+    table.set("precision", precision, f"{TRAIN}mixed_precision_param")
+    reshard = str(table.take(RESHARD) or "default")
+    if table.knobs["zero_stage"] == 3:
+        pipelined = table.knobs.get("pipeline_parallel_size", 1) != 1
+        table.set("reshard_after_forward", reshard == "always" or (reshard == "default" and not pipelined), RESHARD)
+    if table.switch(f"{TRAIN}enable_cpu_offload"):
+        table.set("offload_optimizer", "cpu", f"{TRAIN}enable_cpu_offload")
+        table.set("offload_param", "cpu", f"{TRAIN}enable_cpu_offload")
+    components = table.take("compile.components")
+    if table.switch("compile.enable") and (components is None or "model" in components):
+        table.set("compile_blocks", True, "compile.enable")
+        old, new = table.switch(f"{SPLIT}enable_async_tensor_parallel"), table.switch("compile.enable_async_tensor_parallel")
+        if (old or new) and table.knobs.get("tensor_parallel_size", 1) != 1:
+            table.set("async_tensor_parallel", True, f"{SPLIT}enable_async_tensor_parallel")
+
+
+def _stated(table: Table) -> Stated:
+    name = table.take("optimizer.name")
+    return Stated(
+        lr=table.quantity("optimizer.lr") or None,
+        weight_decay=table.quantity("optimizer.weight_decay"),
+        clip=table.quantity(f"{TRAIN}max_norm"),
+        optimizer="adamw" if name is not None and str(name).lower() == "adamw" else None,
+    )

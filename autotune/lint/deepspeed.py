@@ -1,0 +1,83 @@
+"""What DeepSpeed does with its settings: the table of `search_spaces.deepspeed.lint`, and shapes and memory like the others."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from autotune.errors import RequestError
+from autotune.imports.deepspeed import DEEPSPEED_FORMAT, ZERO, from_deepspeed
+from autotune.imports.imported import Imported, flat
+from autotune.lint.case import Case, Framework, Settings
+from executor.engines.deepspeed.capability import installed_version
+from search_spaces.deepspeed.lint import findings
+from search_spaces.finding import Finding
+from search_spaces.knob import Value
+
+CHECKED = "0.19.8"
+"""The version against which the rules are checked; used if none is installed or given."""
+KEYS: Mapping[str, str] = {
+    "micro_batch_size": "train_micro_batch_size_per_gpu", "global_batch_size": "train_batch_size", "zero_stage": f"{ZERO}stage",
+    "tensor_parallel_size": "tensor_parallel.autotp_size", "offload_optimizer": f"{ZERO}offload_optimizer.device",
+    "offload_param": f"{ZERO}offload_param.device",
+}  # fmt: skip
+
+
+def version_of(stated: str) -> str:
+    """The version that is checked: the stated one, else the installed one, else `CHECKED`.
+
+    Raises:
+        RequestError: the stated text is not a version.
+    """
+    if stated and not re.match(r"\d+\.\d+", stated):
+        raise RequestError("for", f"{stated!r} is not a version", f"write it as in {CHECKED}")
+    return stated or installed_version() or CHECKED
+
+
+def _own(case: Case) -> list[Finding]:
+    found = findings(nested(case.found.settings), version_of(case.around.version), case.ranks)
+    return [replace(finding, fix=_fix(case, finding)) for finding in found]
+
+
+def _fix(case: Case, finding: Finding) -> Settings:
+    """The change that the table's remedy describes, where it is one of settings."""
+    if finding.rule == "batch-product":
+        steps = case.get("gradient_accumulation_steps") or 1
+        return {KEYS["global_batch_size"]: case.get(KEYS["micro_batch_size"]) * steps * case.ranks}
+    if finding.rule == "offload-param-stage":
+        return {finding.key: None, f"{finding.key}.device": None}
+    meant = re.fullmatch(r"did you mean (\w+)\?", finding.remedy)
+    if meant is not None:
+        table, dot, _ = finding.key.rpartition(".")
+        return {finding.key: None, f"{table}{dot}{meant[1]}": case.get(finding.key)}
+    return {finding.key: None} if finding.remedy.startswith("leave it out") else {}
+
+
+def nested(settings: Settings) -> dict[str, Any]:
+    """The tables of flat keys."""
+    content: dict[str, Any] = {}
+    for key, value in settings.items():
+        *tables, name = key.split(".")
+        place = content
+        for table in tables:
+            place = place.setdefault(table, {})
+        place[name] = value
+    return content
+
+
+def _read(settings: Settings, source: str) -> Imported:
+    """As `from_deepspeed`; a file with an invalid value has no knobs, because the table of rules names the value."""
+    try:
+        return from_deepspeed(settings, source)
+    except RequestError as error:
+        return Imported(knobs={}, format=DEEPSPEED_FORMAT, settings=dict(flat(settings)), notes=(str(error),))
+
+
+def _write(_: Case, knob: str, value: Value) -> Settings:
+    return {KEYS[knob]: value} if knob in KEYS else {}
+
+
+DEEPSPEED = Framework(
+    name=DEEPSPEED_FORMAT, title="DeepSpeed", checked=CHECKED, read=_read, checks=(), keys=KEYS, write=_write, own=_own,
+    rules=frozenset({"tensor-divides"}),
+)  # fmt: skip

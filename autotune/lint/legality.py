@@ -1,0 +1,127 @@
+"""Findings that need no prediction: the framework's own table, our rules, and expert groups."""
+
+from collections.abc import Iterator
+
+from autotune.lint.case import Case
+from search_spaces.clusters.cluster import ClusterSpec, DeviceSpec
+from search_spaces.context import SpaceContext
+from search_spaces.errors import ModelFormatError
+from search_spaces.finding import Effect, Finding
+from search_spaces.models.command import CommandModel
+from search_spaces.rules.rule import Rule
+from search_spaces.rules.table import RULES
+from search_spaces.trial import Workload
+
+IN_NODE = "tensor-in-node"
+BATCHES = frozenset({"batch-divides", "pipeline-micro-batches"})
+"""Rules that need a stated batch and known ranks."""
+UNKNOWN_MODEL = CommandModel(arguments=("train.py",), pattern="(?P<step_seconds>.*)")
+"""Stands for a model whose shape is unknown: rules about shapes do not apply."""
+
+
+def legality(case: Case) -> list[Finding]:
+    """Everything that the framework refuses, fails at, ignores or changes, in the order of its table and of our rules."""
+    return [*case.framework.own(case), *_table(case), *_rules(case), *_experts(case)]
+
+
+def _table(case: Case) -> Iterator[Finding]:
+    for check in case.framework.checks:
+        if (problem := check.problem(case)) is not None:
+            fix = check.fix(case) if check.fix else {}
+            remedy = written(fix) or check.remedy
+            yield Finding(rule=check.name, key=check.key, effect=check.effect, problem=problem, remedy=remedy, fix=fix)
+
+
+def written(fix: object) -> str:
+    """A change as a remedy: `set KEY=VALUE`."""
+    if not isinstance(fix, dict) or not fix:
+        return ""
+    parts = [f"leave {key} out" if value is None else f"set {key}={_text(value)}" for key, value in fix.items()]
+    return " and ".join(parts)
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _rules(case: Case) -> Iterator[Finding]:
+    """Our rules, as far as they hold for the framework and their inputs are known."""
+    context = _context(case)
+    if context is None:
+        return
+    for rule in RULES:
+        if not _applies(case, rule):
+            continue
+        if (problem := rule.check(case.config, context)) is not None:
+            effect = Effect.SLOW if rule.name == IN_NODE else Effect.FAILS
+            yield Finding(rule=rule.name, key=_blamed(case, rule), effect=effect, problem=problem, remedy=rule.remedy)
+
+
+def _applies(case: Case, rule: Rule) -> bool:
+    if rule.name == IN_NODE:
+        return case.around.cluster is not None
+    if rule.name in BATCHES and (case.batch is None or case.replicas is None):
+        return False
+    if rule.name == "sequence-divides" and case.tokens is None:
+        return False
+    return rule.name in case.framework.rules and (case.ranks is not None or rule.name != "world-divides")
+
+
+def _blamed(case: Case, rule: Rule) -> str:
+    """The setting that states the rule's first knob that is not at its default."""
+    changed = [name for name in rule.reads if name in case.found.keys]
+    if rule.name == "batch-divides":
+        return case.framework.keys.get("global_batch_size", case.key_of("micro_batch_size"))
+    return case.key_of((changed or list(rule.reads))[0])
+
+
+def _context(case: Case) -> SpaceContext | None:
+    """What rules read; unknown ranks are those of one replica."""
+    ranks = case.ranks or case.config.model_parallel_size
+    batch = case.framework.samples_per_pass(case) or ranks
+    try:
+        model = case.framework.as_run(case.model, case.config) if case.model else UNKNOWN_MODEL
+    except ModelFormatError:
+        model = case.model or UNKNOWN_MODEL
+    return SpaceContext(
+        model=model,
+        cluster=case.around.cluster or _any_cluster(ranks),
+        workload=Workload(global_batch_size=batch, sequence_length=case.tokens or ranks * 2),
+        world_size=ranks,
+    )
+
+
+def _any_cluster(ranks: int) -> ClusterSpec:
+    """A node of all ranks, which no rule about links or devices refuses."""
+    return ClusterSpec(
+        name="any", nodes=1, devices_per_node=ranks, device=DeviceSpec(name="any", kind="cuda", memory_bytes=1, peak_flops={}),
+        intra_node_bandwidth=1, inter_node_bandwidth=1, host_memory_bytes=1, cores_per_node=1,
+    )  # fmt: skip
+
+
+def expert_ranks(case: Case) -> int:
+    """Consecutive ranks that an expert-parallel group lies in."""
+    config = case.config
+    inner = case.framework.expert_tensor(case) if case.framework.experts_borrow else config.tensor_parallel_size
+    return config.expert_parallel_size * inner
+
+
+def _experts(case: Case) -> Iterator[Finding]:
+    """Experts against their ranks."""
+    model, size = case.model, case.config.expert_parallel_size
+    if size == 1 or (model is not None and not model.num_experts):
+        return  # without experts, the framework's own table says what happens
+    key, remedy = case.key_of("expert_parallel_size"), "choose a divisor of the experts and of the ranks that hold them"
+    problem = None
+    if model is not None and model.num_experts % size:
+        problem = f"{size} ranks do not divide {model.num_experts} experts of {model.name}"
+    elif case.replicas is not None:
+        holding = case.replicas * case.config.context_parallel_size * case.config.tensor_parallel_size
+        if case.framework.name == "torchtitan" and case.config.hsdp_shard_size:
+            holding = case.config.hsdp_shard_size * case.config.tensor_parallel_size
+        inner = case.framework.expert_tensor(case)
+        if holding % (size * inner):
+            inside = f" x {inner} ranks of an expert" if inner > 1 else ""
+            problem = f"{size}{inside} does not divide the {holding} ranks of a stage (data x context x tensor)"
+    if problem:
+        yield Finding(rule="experts-divide", key=key, effect=Effect.REFUSED, problem=problem, remedy=remedy)

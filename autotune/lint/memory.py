@@ -1,0 +1,154 @@
+"""Whether a configuration fits and how fast it is, by prediction, and the smallest change that makes it fit."""
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from autotune.errors import AutotuneError
+from autotune.lint.case import Case, Settings
+from autotune.lint.changes import single_changes
+from autotune.lint.legality import legality, written
+from autotune.prediction.planning.estimate import Estimate, estimates
+from autotune.prediction.planning.question import Question, question_of
+from autotune.prediction.planning.room import PROBABILITY
+from search_spaces.errors import ModelFormatError, SearchSpaceError
+from search_spaces.finding import Effect, Finding
+from search_spaces.trial_config import TrialConfig
+
+RULE = "memory"
+UNLIKELY = 0.01
+"""Predicted probability below which a configuration counts as not fitting. Low, because its framework's kernels are not ours:
+the layout that Megatron-Bridge #949 reports as running is predicted to fit with probability 0.03."""
+GIB = 2**30
+LEVERS = (
+    "activation_checkpointing", "micro_batch_size", "zero_stage", "tensor_parallel_size", "pipeline_parallel_size",
+    "context_parallel_size", "expert_parallel_size", "reshard_after_forward", "offload_optimizer",
+)  # fmt: skip
+"""Knobs that save memory."""
+MOST_SINGLES = 120
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outlook:
+    """The prediction of one configuration."""
+
+    estimate: Estimate
+
+    @property
+    def rate(self) -> float:
+        """Samples/s."""
+        return self.estimate.samples_per_second.mean
+
+    @property
+    def probability(self) -> float:
+        """That it fits."""
+        return self.estimate.fit_probability
+
+    @property
+    def fits(self) -> bool:
+        """Whether it fits with the probability that plans require."""
+        return self.probability >= PROBABILITY
+
+
+def outlook(case: Case) -> Outlook | str:
+    """The prediction; else why there is none, in one clause."""
+    missing = [name for name, value in (("a model", case.model), ("a cluster", case.around.cluster)) if value is None]
+    if missing:
+        return f"not predicted without {' and '.join(missing)} (--model, --cluster)"
+    if legal := _unpredictable(case):
+        return f"not predicted: {legal}"
+    found = outlooks(case, [case])[0]
+    return "not predicted: the equations do not know this layout" if found is None else found
+
+
+def outlooks(case: Case, cases: Sequence[Case]) -> list[Outlook | None]:
+    """The predictions of variants of one case; None: a variant cannot be predicted."""
+    question = _question(case)
+    places = [place for place, one in enumerate(cases) if question is not None and not _unpredictable(one)]
+    found: list[Outlook | None] = [None] * len(cases)
+    if question is None or not places:
+        return found
+    for place, estimate in zip(places, estimates(question, [as_predicted(cases[place]) for place in places]), strict=True):
+        found[place] = Outlook(estimate=estimate)
+    return found
+
+
+def _question(case: Case) -> Question | None:
+    model, cluster = case.model, case.around.cluster
+    if model is None or cluster is None:
+        return None
+    config = case.config
+    replicas = case.replicas or 1
+    batch = case.batch or config.micro_batch_size * replicas * (config.pipeline_parallel_size if replicas else 1)
+    try:
+        return question_of(case.framework.as_run(model, config), cluster, global_batch_size=batch, sequence_length=case.tokens)
+    except (AutotuneError, ModelFormatError):
+        return None
+
+
+def _unpredictable(case: Case) -> str:
+    """Why the equations do not apply; empty: they do."""
+    config, ranks, model = case.config, case.ranks, case.model
+    if ranks is None or case.replicas is None or case.replicas < 1:
+        return "the degrees do not divide the ranks"
+    if model is not None and config.expert_parallel_size > 1 and model.num_experts % config.expert_parallel_size:
+        return "the ranks do not divide the experts"
+    if model is not None and config.pipeline_parallel_size * config.virtual_stages > model.num_layers:
+        return "there are more stages than layers"
+    if case.batch is not None and case.batch < config.micro_batch_size * case.replicas:
+        return "the batch is smaller than one micro-batch of each replica"
+    return ""
+
+
+def as_predicted(case: Case) -> TrialConfig:
+    """The configuration with the framework's kernels; expert groups are as large as the data-parallel ranks allow."""
+    config = case.config
+    replicas = case.replicas or 1
+    experts = config.expert_parallel_size
+    while experts > 1 and replicas % experts:
+        experts -= 1
+    return config.replace({**case.framework.predicted, "expert_parallel_size": experts})
+
+
+def fit(case: Case, present: Outlook) -> Iterator[Finding]:
+    """The finding that the configuration does not fit."""
+    if present.probability >= UNLIKELY:
+        return
+    estimate = present.estimate
+    needed, there = estimate.peak_memory_bytes.mean / GIB, estimate.memory_limit_bytes / GIB
+    changes = smaller(case)
+    problem = (
+        f"predicted {needed:.0f} GiB of {there:.0f} GiB on the fullest device (fits with probability {present.probability:.2f})"
+    )
+    key = next(iter(changes), case.key_of("micro_batch_size"))
+    remedy = written(changes) or "no change of one or two settings fits; use more devices, or a smaller model"
+    yield Finding(rule=RULE, key=key, effect=Effect.DOES_NOT_FIT, problem=problem, remedy=remedy, fix=changes)
+
+
+def smaller(case: Case) -> Settings:
+    """The smallest change that fits: the fastest of the single changes, else of the pairs; empty: none fits."""
+    known = {one.rule for one in legality(case)}
+
+    def legal(one: Case) -> bool:
+        return {finding.rule for finding in legality(one)} <= known
+
+    singles = list(itertools.islice(single_changes(case, LEVERS), MOST_SINGLES))
+    best = _fastest(case, [(changes, one) for changes, one in singles if legal(one)])
+    if best:
+        return best
+    # The most that each knob saves is enough to begin a pair with; the second change is any.
+    pairs = []
+    for changes, one in singles:
+        for further, two in itertools.islice(single_changes(one, LEVERS), MOST_SINGLES // 3):
+            if not set(further) & set(changes) and legal(two):
+                pairs.append(({**changes, **further}, two))
+    return _fastest(case, pairs)
+
+
+def _fastest(case: Case, changes: Sequence[tuple[Settings, Case]]) -> Settings:
+    try:
+        found = outlooks(case, [one for _, one in changes])
+    except SearchSpaceError:
+        return {}
+    fitting = [(one.rate, place) for place, one in enumerate(found) if one is not None and one.fits]
+    return dict(changes[max(fitting)[1]][0]) if fitting else {}

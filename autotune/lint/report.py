@@ -1,0 +1,106 @@
+"""Findings as text, as JSON and as SARIF 2.1.0 [OASIS 2020]."""
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from autotune.lint.lint import Linted
+from autotune.lint.memory import GIB, Outlook
+from search_spaces.finding import Effect, Finding
+from search_spaces.plain import to_plain
+
+SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
+LEVELS = {
+    Effect.REFUSED: "error", Effect.FAILS: "error", Effect.DOES_NOT_FIT: "error", Effect.IGNORED: "warning",
+    Effect.CHANGED: "warning", Effect.SLOW: "warning",
+}  # fmt: skip
+"""Effect -> level of a SARIF result."""
+
+
+def line_of(one: Linted, key: str) -> int:
+    """The line of the file that states a setting; where none does, the first line that could."""
+    try:
+        lines = one.written.path.read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError):
+        return 1
+    first = one.written.lines.get("recipe", 1)
+    name = key.rsplit(".", 1)[-1]
+    spelled = re.compile(rf"(?<![\w-]){re.escape(name)}(?![\w-])")
+    return next((number for number, line in enumerate(lines, 1) if number >= first and spelled.search(line)), first)
+
+
+def text_lines(one: Linted, version: str) -> list[str]:
+    """One line for each finding, one for the prediction, and one if nothing was found."""
+    path, title = one.written.path, one.case.framework.title
+    place = path if one.written.name == path.name else f"{path}:{one.written.name.partition(':')[2]}"
+    found = [f"{path}:{line_of(one, finding.key)}: {finding}" for finding in one.findings]
+    if not found:
+        found = [f"{place}: nothing that {title} {version} would refuse, ignore or change"]
+    return [*found, f"{place}: {outlook_text(one.outlook)}"]
+
+
+def outlook_text(outlook: Outlook | str) -> str:
+    """The prediction in one line."""
+    if isinstance(outlook, str):
+        return outlook
+    estimate = outlook.estimate
+    rate, peak = estimate.samples_per_second, estimate.peak_memory_bytes
+    return (
+        f"predicted {rate.mean:.3g} samples/s ({rate.low:.3g} to {rate.high:.3g}), {peak.mean / GIB:.0f} of "
+        f"{estimate.memory_limit_bytes / GIB:.0f} GiB on the fullest device, fits with probability {outlook.probability:.2f}"
+    )
+
+
+def document(one: Linted, version: str) -> dict[str, Any]:
+    """The document of `--json` for one configuration."""
+    model, outlook = one.case.model, one.outlook
+    return {
+        "file": str(one.written.path),
+        "recipe": one.written.name,
+        "format": one.written.format,
+        "version": version,
+        "model": model.name if model else None,
+        "ranks": one.case.ranks,
+        "knobs": dict(one.case.found.knobs),
+        "global_batch_size": one.case.batch,
+        "sequence_length": one.case.tokens,
+        "findings": [{**to_plain(finding), "line": line_of(one, finding.key)} for finding in one.findings],
+        "notes": list(one.case.found.notes),
+        "predicted": None if isinstance(outlook, str) else outlook.estimate.document(every_rank=False)["predicted"],
+        "not_predicted": outlook if isinstance(outlook, str) else None,
+    }
+
+
+def sarif(linted: Sequence[Linted], unread: Sequence[str]) -> dict[str, Any]:
+    """A SARIF log of all configurations; `unread`: a line about each file that could not be read."""
+    rules = sorted({(one.written.format, finding.rule) for one in linted for finding in one.findings})
+    places = {rule: place for place, rule in enumerate(rules)}
+    driver = {
+        "name": "autotune lint",
+        "rules": [
+            {"id": f"{framework}/{rule}", "shortDescription": {"text": rule.replace("-", " ")}} for framework, rule in rules
+        ],
+    }
+    results = [_result(one, finding, places[one.written.format, finding.rule]) for one in linted for finding in one.findings]
+    notifications = [{"level": "error", "message": {"text": line}} for line in unread]
+    invocation = {"executionSuccessful": not unread, "toolExecutionNotifications": notifications}
+    return {
+        "$schema": SCHEMA,
+        "version": "2.1.0",
+        "runs": [{"tool": {"driver": driver}, "invocations": [invocation], "results": results}],
+    }
+
+
+def _result(one: Linted, finding: Finding, place: int) -> dict[str, Any]:
+    location = {
+        "artifactLocation": {"uri": one.written.path.as_posix()},
+        "region": {"startLine": line_of(one, finding.key)},
+    }
+    return {
+        "ruleId": f"{one.written.format}/{finding.rule}",
+        "ruleIndex": place,
+        "level": LEVELS[finding.effect],
+        "message": {"text": str(finding)},
+        "locations": [{"physicalLocation": location}],
+        "properties": {"key": finding.key, "effect": finding.effect.value, "fix": to_plain(finding.fix)},
+    }
