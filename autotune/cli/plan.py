@@ -44,6 +44,7 @@ class PlanCommandOptions:
     sequence_length: int | None
     training_steps: int | None
     document_lengths: str | None
+    expert_loads: str | None
     memory_limit: int | None
     engine: str
     lora_rank: int | None

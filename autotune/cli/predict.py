@@ -12,6 +12,7 @@ from autotune.cluster.ray_cluster import asked_cluster
 from autotune.prediction.planning.estimate import Estimate, estimates
 from autotune.prediction.planning.question import Question, cluster_of, described_model, precisions_of, question_of
 from autotune.request.documents_field import read_lengths
+from autotune.request.loads_field import read_loads, with_loads
 from autotune.text.console import Console
 from autotune.text.prediction_table import print_estimate
 from search_spaces.clusters.cluster import ClusterSpec
@@ -34,6 +35,7 @@ class PredictOptions:
     sequence_length: int | None
     training_steps: int | None
     document_lengths: str | None
+    expert_loads: str | None
     memory_limit: int | None
     engine: str
     lora_rank: int | None
@@ -85,15 +87,18 @@ class ModelOptions(Protocol):
     def lora_targets(self) -> str | None: ...
     @property
     def frozen_bits(self) -> int | None: ...
+    @property
+    def expert_loads(self) -> str | None: ...
 
 
 def asked_model(options: ModelOptions, cluster: ClusterSpec, pins: Mapping[str, Pin]) -> ModelSpec | FactoryModel:
     """The model that the options name; a user's module is described in the precisions that the pins allow."""
-    return described_model(
+    model = described_model(
         options.model, options.lora_rank, named(options.lora_targets), options.frozen_bits,
         sequence_length=options.sequence_length, precisions=precisions_of(cluster, options.engine, pins),
         python_path=import_folders(),
     )  # fmt: skip
+    return with_loads(model, read_loads(options.expert_loads))
 
 
 def with_calibration(question: Question, database: str | None) -> Question:

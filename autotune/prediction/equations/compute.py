@@ -125,7 +125,8 @@ def _products(cases: Cases, rates: Coefficients) -> Array:
     )
     if np.any(shapes.key_value_rank > 0):
         attention = np.where(shapes.key_value_rank > 0, _latent_products(cases, rates), attention)
-    mlp = _mlp_products(cases, rates, tokens * np.maximum(shapes.experts_per_token, 1), shapes.ffn)
+    rows = tokens * np.maximum(shapes.experts_per_token, 1) * cases.layouts.busiest_rows
+    mlp = _mlp_products(cases, rates, rows, shapes.ffn)
     if not np.any(shapes.shared_ffn + shapes.dense_ffn > 0):
         return attention + mlp
     shared, dense = (
@@ -191,7 +192,8 @@ def _elementwise(cases: Cases, rates: Coefficients) -> Array:
     """Norms, residuals and dropout over the hidden width, divided only under sequence parallelism; the MLP's activations."""
     shapes, layouts = cases.shapes, cases.layouts
     divided = np.where(layouts.sequence_parallel > 0, layouts.tensor, 1.0)
-    wide = (shapes.matrices + 0.0) * shapes.mlp_width / layouts.tensor
+    widths = shapes.mlp_width + (layouts.busiest_rows - 1) * shapes.expert_width
+    wide = (shapes.matrices + 0.0) * widths / layouts.tensor
     norms, rotations = (
         (8 + 2 * shapes.dropout) * shapes.hidden / divided,
         4 * (shapes.query + shapes.key_value) / layouts.tensor,
@@ -277,7 +279,7 @@ def _layer_communication(cases: Cases, rates: Coefficients) -> Array:
     once = passes + np.where(exchanged, 0.0, beyond)
     context = collective_seconds(cases, context_group(cases), once * sent * share, passes * times, rates)
     e = layouts.expert
-    routed = message * shapes.routed * (e - 1) / e
+    routed = message * shapes.routed * layouts.busiest_rows * (e - 1) / e
     travels = 2 * (passes + 0 * e)
     expert = collective_seconds(cases, expert_group(cases), travels * routed, travels, rates)
     return tensor + context + expert
