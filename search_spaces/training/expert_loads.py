@@ -1,4 +1,4 @@
-"""How unevenly tokens choose their experts: stated loads, choices that follow them, and the busiest rank's share of the rows."""
+"""How unevenly tokens choose their experts: stated loads, choices that follow them, and the rows of the busiest rank."""
 
 import math
 import random
@@ -46,7 +46,7 @@ def layer_shares(model: ModelSpec, layer: int) -> tuple[float, ...]:
 
 
 def expert_counts(shares: Sequence[float], tokens: int, choices: int) -> list[int]:
-    """How many of `tokens` tokens choose each expert: `choices` each, divided by largest remainders, none more than `tokens`."""
+    """How many of `tokens` tokens choose each expert, none more than all of them: `choices` each, by largest remainders."""
     exact = [min(share * tokens * choices, tokens) for share in shares]
     counts = [math.floor(count + 1e-9) for count in exact]
     order = sorted(range(len(counts)), key=lambda expert: counts[expert] - exact[expert])
