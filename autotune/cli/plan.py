@@ -14,6 +14,7 @@ from autotune.prediction.planning.plan import PlanOptions, plan
 from autotune.prediction.planning.question import cluster_of, question_of
 from autotune.prediction.planning.room import PROBABILITY
 from autotune.request.documents_field import read_lengths
+from autotune.request.loads_field import read_loads, with_loads
 from autotune.text.console import Console
 from search_spaces.spaces import parse_pins
 
@@ -68,7 +69,7 @@ def plan_command(options: PlanCommandOptions) -> Status:
     name, live = asked_cluster(options.cluster, options.ray_address)
     cluster, pins = cluster_of(name, options.ranks, options.memory_limit, live), parse_pins(options.pins)
     question = question_of(
-        asked_model(options, cluster, pins),
+        with_loads(asked_model(options, cluster, pins), read_loads(options.expert_loads)),
         cluster,
         global_batch_size=options.global_batch_size,
         sequence_length=options.sequence_length,

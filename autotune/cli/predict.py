@@ -53,7 +53,7 @@ def predict_command(options: PredictOptions) -> Status:
     name, live = asked_cluster(options.cluster, options.ray_address)
     cluster, pins = cluster_of(name, options.ranks, options.memory_limit, live), parse_pins(options.pins)
     question = question_of(
-        asked_model(options, cluster, pins),
+        with_loads(asked_model(options, cluster, pins), read_loads(options.expert_loads)),
         cluster,
         global_batch_size=options.global_batch_size,
         sequence_length=options.sequence_length,
@@ -87,18 +87,15 @@ class ModelOptions(Protocol):
     def lora_targets(self) -> str | None: ...
     @property
     def frozen_bits(self) -> int | None: ...
-    @property
-    def expert_loads(self) -> str | None: ...
 
 
 def asked_model(options: ModelOptions, cluster: ClusterSpec, pins: Mapping[str, Pin]) -> ModelSpec | FactoryModel:
     """The model that the options name; a user's module is described in the precisions that the pins allow."""
-    model = described_model(
+    return described_model(
         options.model, options.lora_rank, named(options.lora_targets), options.frozen_bits,
         sequence_length=options.sequence_length, precisions=precisions_of(cluster, options.engine, pins),
         python_path=import_folders(),
     )  # fmt: skip
-    return with_loads(model, read_loads(options.expert_loads))
 
 
 def with_calibration(question: Question, database: str | None) -> Question:

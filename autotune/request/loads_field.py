@@ -3,8 +3,9 @@
 import dataclasses
 import math
 import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from autotune.errors import RequestError
 from search_spaces.models.model import Model, ModelSpec
@@ -31,6 +32,13 @@ def read_loads(text: str | None, folder: Path = Path()) -> Loads:
     if not loads:
         raise RequestError(_FIELD, f"{text!r} contains no numbers", _REMEDY)
     return loads
+
+
+def with_load_rows(fields: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The fields of a request; numbers that are not in a list of their own are those of one row."""
+    loads = fields.get(_FIELD)
+    flat = isinstance(loads, list | tuple) and any(isinstance(load, int | float) for load in loads)
+    return {**fields, _FIELD: [loads]} if flat else fields
 
 
 def require_loads(loads: object) -> None:
