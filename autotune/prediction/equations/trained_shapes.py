@@ -80,8 +80,10 @@ def loaded(layouts: Layouts, model: ModelSpec) -> Layouts:
     """Add the rows of the busiest rank that has a part of the experts; unchanged if no loads are stated."""
     if not model.expert_loads:
         return layouts
-    rows, kept = np.array([busiest(model, int(ranks)) for ranks in layouts.expert], dtype=np.float64).T
-    return dataclasses.replace(layouts, busiest_rows=rows, busiest_kept=kept)
+    degrees, places = np.unique(layouts.expert, return_inverse=True)
+    rows, kept = np.array([busiest(model, int(degree)) for degree in degrees], dtype=np.float64).T
+    shaped = places.reshape(layouts.expert.shape)
+    return dataclasses.replace(layouts, busiest_rows=rows[shaped], busiest_kept=kept[shaped])
 
 
 def documented(shapes: Shapes, model: ModelSpec, workload: Workload, configs: Sequence[TrialConfig]) -> Shapes:
