@@ -8,6 +8,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationIn
 from autotune.request.field_names import OLD_NAMES, with_present_names
 from autotune.request.sizes import parse_size
 from search_spaces.training.documents import MOST_DOCUMENTS
+from search_spaces.training.expert_loads import MOST as MOST_LOADS
 
 MOST_BYTES = 2**53
 
@@ -29,6 +30,10 @@ Size = Annotated[
     WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1, "maximum": MOST_BYTES}, {"type": "string", "maxLength": 40}]}),
 ]
 """Bytes as a number, or text with a unit."""
+Load = Annotated[float, Field(ge=0, le=1e15, allow_inf_nan=False)]
+ExpertLoads = Annotated[
+    list[Annotated[list[Load], Field(max_length=MOST_LOADS, fail_fast=True)]], Field(max_length=MOST_LOADS, fail_fast=True)
+]
 DocumentLengths = Annotated[list[Annotated[Integer, Field(ge=1, le=2**32)]], Field(max_length=MOST_DOCUMENTS, fail_fast=True)]
 
 

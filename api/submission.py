@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, create_model
 from api.commands import SubmittedCommand, allowed_command
 from api.computing import Pool
 from api.failures import RowName, SubmittedRow
-from api.fields import Body, DocumentLengths, Integer, Size
+from api.fields import Body, DocumentLengths, ExpertLoads, Integer, Size
 from api.settings import Settings
 from autotune.errors import RequestError
 from autotune.request.field import SERVICE, RequestField
@@ -81,7 +81,8 @@ def _declared_fields() -> dict[str, Any]:
 
 
 OWN_TYPES: Mapping[str, Any] = {
-    "document_lengths": DocumentLengths, "memory_limit": Size, "name": JobName, "note": JobNote, "tags": JobTags,
+    "document_lengths": DocumentLengths, "expert_loads": ExpertLoads, "memory_limit": Size,
+    "name": JobName, "note": JobNote, "tags": JobTags,
     "environment_settings": Annotated[list[Setting], Field(max_length=MOST_SETTINGS, fail_fast=True)],
 }  # fmt: skip
 """Types of fields that are not numbers, switches or names."""

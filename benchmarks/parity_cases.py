@@ -107,6 +107,10 @@ FAMILIES: Mapping[str, Mapping[str, object]] = {
         "family": "qwen3_moe", "num_key_value_heads": 4, "ffn_hidden_size": 24, "head_norm": HeadNorm.HEAD, "num_experts": 4,
         "experts_per_token": 2, "normalised_routing": False, "load_balance": 0.5,
     },
+    "loads": {
+        "family": "mixtral", "num_key_value_heads": 4, "ffn_hidden_size": 24, "num_experts": 4, "experts_per_token": 2,
+        "expert_loads": ((5.0, 2.0, 4.0, 1.0),),
+    },
     "latent": {
         "family": "deepseek_v3", "num_key_value_heads": 8, "head_dim": 8, "ffn_hidden_size": 12, "attention_scale": 0.4,
         "latent": Latent(key_value_rank=5, rotated=4, value_size=6, query_rank=7), "num_experts": 8, "experts_per_token": 3,

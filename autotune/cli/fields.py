@@ -9,6 +9,7 @@ from autotune.cli.status import print_note
 from autotune.request.config_file import read_config_file
 from autotune.request.documents_field import read_lengths
 from autotune.request.failures_field import read_failures
+from autotune.request.loads_field import read_loads
 from autotune.session.baselines import read_baseline
 from search_spaces.models.huggingface import is_factory_reference
 from search_spaces.spaces import parse_pins
@@ -28,6 +29,8 @@ def request_fields(
         fields["failures"] = read_failures(fields["failures"])
     if isinstance(fields.get("document_lengths"), str):
         fields["document_lengths"] = read_lengths(fields["document_lengths"])
+    if isinstance(fields.get("expert_loads"), str):
+        fields["expert_loads"] = read_loads(fields["expert_loads"])
     if baseline is not None:
         fields["baseline"] = read_baseline(baseline)
     return fields

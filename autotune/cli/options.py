@@ -115,6 +115,14 @@ AllSeconds = Annotated[float | None, typer.Option("--max-seconds", metavar="SECO
 TrainingSteps = Annotated[
     int | None, typer.Option(metavar="N", help="Optimizer steps of your run, over which data schedules are averaged.")
 ]
+ExpertLoads = Annotated[
+    str | None,
+    typer.Option(
+        metavar="LOADS",
+        help="Relative numbers of tokens that choose each expert, separated by commas, or a file of them with a line for each "
+        "layer with experts; default: equal.",
+    ),
+]
 DocumentLengths = Annotated[
     str | None,
     typer.Option(

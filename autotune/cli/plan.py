@@ -15,6 +15,7 @@ from autotune.prediction.planning.plan import PlanOptions, plan
 from autotune.prediction.planning.question import cluster_of, question_of
 from autotune.prediction.planning.room import PROBABILITY
 from autotune.request.documents_field import read_lengths
+from autotune.request.loads_field import read_loads, with_loads
 from autotune.text.console import Console
 from search_spaces.spaces import parse_pins
 
@@ -47,6 +48,7 @@ class PlanCommandOptions:
     sequence_length: int | None
     training_steps: int | None
     document_lengths: str | None
+    expert_loads: str | None
     memory_limit: int | None
     engine: str
     lora_rank: int | None
@@ -71,7 +73,7 @@ def plan_command(options: PlanCommandOptions) -> Status:
     name, live = asked_cluster(options.cluster, options.ray_address)
     cluster, pins = cluster_of(name, options.ranks, options.memory_limit, live), parse_pins(options.pins)
     question = question_of(
-        asked_model(options, cluster, pins),
+        with_loads(asked_model(options, cluster, pins), read_loads(options.expert_loads)),
         cluster,
         global_batch_size=options.global_batch_size,
         sequence_length=options.sequence_length,

@@ -12,6 +12,7 @@ from autotune.cluster.ray_cluster import asked_cluster
 from autotune.prediction.planning.estimate import Estimate, estimates
 from autotune.prediction.planning.question import Question, cluster_of, described_model, precisions_of, question_of
 from autotune.request.documents_field import read_lengths
+from autotune.request.loads_field import read_loads, with_loads
 from autotune.text.console import Console
 from autotune.text.prediction_table import print_estimate
 from search_spaces.clusters.cluster import ClusterSpec
@@ -34,6 +35,7 @@ class PredictOptions:
     sequence_length: int | None
     training_steps: int | None
     document_lengths: str | None
+    expert_loads: str | None
     memory_limit: int | None
     engine: str
     lora_rank: int | None
@@ -51,7 +53,7 @@ def predict_command(options: PredictOptions) -> Status:
     name, live = asked_cluster(options.cluster, options.ray_address)
     cluster, pins = cluster_of(name, options.ranks, options.memory_limit, live), parse_pins(options.pins)
     question = question_of(
-        asked_model(options, cluster, pins),
+        with_loads(asked_model(options, cluster, pins), read_loads(options.expert_loads)),
         cluster,
         global_batch_size=options.global_batch_size,
         sequence_length=options.sequence_length,

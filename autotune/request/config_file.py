@@ -9,6 +9,7 @@ from autotune.errors import RequestError
 from autotune.request.documents_field import read_lengths
 from autotune.request.failures_field import read_failures
 from autotune.request.field_names import OLD_NAMES, OLD_OPTION_NAMES, with_present_names
+from autotune.request.loads_field import read_loads
 from autotune.request.request import FIELDS
 from autotune.request.rows import nearest_field
 from search_spaces.file_kinds import REQUEST_FILE, mistaken
@@ -16,6 +17,7 @@ from search_spaces.file_kinds import REQUEST_FILE, mistaken
 READERS: Mapping[str, Callable[[str, Path], Any]] = {
     "failures": lambda name, folder: read_failures(folder / name),
     "document_lengths": read_lengths,
+    "expert_loads": read_loads,
 }
 """Field -> parser of its text, which may be the name of a file in a folder."""
 

@@ -21,6 +21,9 @@ class FurtherFields(TypedDict, total=False):
     """Optimizer steps of your run, over which data schedules are averaged."""
     document_lengths: Sequence[int] | None
     """Lengths in tokens of a sample of your documents, separated by commas, or a file of them."""
+    expert_loads: Sequence[Sequence[float]] | None
+    """Relative numbers of tokens that choose each expert, separated by commas, or a file of them with a line for each layer
+    with experts."""
     lr: float | None
     """Learning rate of your run, for trials and exported files."""
     weight_decay: float | None

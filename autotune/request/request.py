@@ -23,6 +23,7 @@ from autotune.request.cluster_shape import parse_shape
 from autotune.request.earlier_trial import EarlierTrial
 from autotune.request.field import JOB, SWEEP, Panel, RequestField, request_field
 from autotune.request.labels import require_labels
+from autotune.request.loads_field import require_loads
 from autotune.request.sizes import parse_size
 from autotune.request.strategy_names import GAIN_PREDICTING, STRATEGIES, strategy_names
 from search_spaces.clusters.cluster import ClusterSpec
@@ -271,6 +272,17 @@ class JobRequest:
     )
     """Lengths in tokens of a sample of the user's documents, at most 1,000 and none longer than `sequence_length`; empty: every
     sample has the full length."""
+    expert_loads: tuple[tuple[float, ...], ...] = request_field(
+        (),
+        "Relative numbers of tokens that choose each expert, separated by commas, or a file of them with a line for each layer "
+        "with experts.",
+        Panel.TRAINING,
+        "LOADS",
+        commands=JOB,
+        shown_default="the router chooses, and predictions assume equal loads",
+    )
+    """How many tokens choose each expert, in any unit: one row for all layers with experts, or one for each of them. Trials
+    draw choices that follow the loads, and predictions are of the busiest rank. Empty: not stated."""
     lr: float | None = request_field(
         None,
         "Learning rate of your run, for trials and exported files.",
@@ -556,6 +568,7 @@ class JobRequest:
         found = documents_problem(self.document_lengths, self.sequence_length)
         if found is not None:
             raise RequestError("document_lengths", *found)
+        require_loads(self.expert_loads)
         self._require_prediction(*PREDICTION_FIELDS)
         self._require_fidelity()
         self._require_shapes()

@@ -10,6 +10,7 @@ from autotune.request.checks import ENVIRONMENT_SETTINGS
 from autotune.request.command_field import with_command
 from autotune.request.failures_field import with_failures
 from autotune.request.field_names import OLD_OPTION_NAMES, with_present_names
+from autotune.request.loads_field import with_load_rows
 from autotune.request.request import FIELDS, JobRequest, Objective
 from search_spaces.errors import SearchSpaceError
 from search_spaces.plain import from_plain, to_plain
@@ -31,7 +32,7 @@ def request_from_fields(fields: Mapping[str, Any]) -> JobRequest:
     for name in fields:
         if name not in FIELDS:
             raise RequestError(name, "is not a field of a request", nearest_field(name))
-    fields = with_failures(with_command(fields))
+    fields = with_load_rows(with_failures(with_command(fields)))
     for name in (ENVIRONMENT_SETTINGS, "tags"):
         if isinstance(fields.get(name), str):  # a single string, which tuple() would split into letters
             fields = {**fields, name: (fields[name],)}

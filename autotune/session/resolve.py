@@ -13,6 +13,7 @@ from autotune.objective.ranking import Ranking
 from autotune.prediction.planning.question import precisions_of
 from autotune.prediction.planning.question_space import layouts_of
 from autotune.request.engines import capability_of, require_usable
+from autotune.request.loads_field import with_loads
 from autotune.request.request import JobRequest
 from autotune.request.rows import request_of
 from autotune.request.script_capability import require_carried, require_script
@@ -103,7 +104,7 @@ def _resolve(request: JobRequest, live: ClusterSpec | None = None, most_steps: i
             pipeline_stages=MOST_LAYERS,
         )  # fmt: skip
         resolve_space(request.space, placeholder, cluster, workload, capability, request.pins)
-    model = request.resolved_model or _resolve_model(request, cluster)
+    model = with_loads(request.resolved_model or _resolve_model(request, cluster), request.expert_loads)
     space = (
         _stored_space(request, model, cluster)
         if request.resolved_domains is not None

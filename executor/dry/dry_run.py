@@ -66,6 +66,9 @@ def dry_run(
     if workload.document_lengths:
         problem = "the number of tokens in a step depends on its data, which a dry run does not have"
         raise EngineRefusalError("dry-run-documents", f"{problem}; leave document_lengths out, or measure it by a trial")
+    if isinstance(model, ModelSpec) and model.expert_loads:
+        problem = "ranks read how many rows their experts get, which differs from rank to rank"
+        raise EngineRefusalError("dry-run-loads", f"{problem}; leave expert_loads out, or measure it by a trial")
     if config.fused_kernels != NONE:
         problem = f"kernels of {config.fused_kernels} run only on devices"
         raise EngineRefusalError("dry-run-kernels", f"{problem}; use {FUSED_KERNELS}={NONE}, which sends as much")

@@ -44,6 +44,7 @@ class Experts(nn.Module):
        expert (`grouped`); otherwise it reads the numbers once. With several ranks they are always read once, because the
        exchange needs them.
     4. With `load_balance` the gradient of the balance loss is added at the router's scores (`add_balance_gradient`).
+    5. With stated loads the choices are drawn (`follow`), and the router only weights them.
     """
 
     def __init__(
@@ -68,12 +69,19 @@ class Experts(nn.Module):
         self.experts = nn.ModuleDict({str(index): make_expert(0) for index in mine})
         self.shared = make_expert(spec.shared_expert_size) if spec.shared_expert_size else None
         self.correction: Tensor | None
+        self.drawn: Tensor | None
+        self.register_buffer("drawn", None, persistent=False)
         self.make_tables(self.router.weight.dtype)
 
     def make_tables(self, dtype: torch.dtype) -> None:
         """Create the bias of the choice of experts [experts], if the model has one; it stays 0 unless weights are loaded."""
         correction = torch.zeros(self.spec.num_experts, dtype=dtype) if self.spec.router_correction else None
         self.register_buffer("correction", correction)
+
+    def follow(self, chosen: Tensor) -> None:
+        """From now on the tokens of every sample go to these experts, int64 [tokens of the tensor group, choices]."""
+        shares, size = self.tensor.size // self.slices.size, self.slices.size
+        self.register_buffer("drawn", chosen.chunk(shares)[self.tensor.rank // size], persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         if self.slices is self.tensor:
@@ -102,14 +110,15 @@ class Experts(nn.Module):
     def _route(self, scores: Tensor) -> tuple[Tensor, Tensor]:
         """A token's experts and their weights [batch, tokens, choices] in at least fp32, by the router's scores."""
         spec, precise = self.spec, torch.promote_types(scores.dtype, torch.float32)
+        drawn = None if self.drawn is None else self.drawn.expand(*scores.shape[:-1], -1)
         if not (spec.sigmoid_routing or spec.router_correction or spec.router_groups > 1) and spec.normalised_routing:
-            best, chosen = scores.topk(spec.experts_per_token, dim=-1)
+            best, chosen = scores.topk(spec.experts_per_token, dim=-1) if drawn is None else (scores.gather(-1, drawn), drawn)
             return chosen, best.softmax(dim=-1, dtype=precise) * spec.routing_scale
         shares = scores.to(precise).sigmoid() if spec.sigmoid_routing else scores.softmax(dim=-1, dtype=precise)
         ranked = shares.detach() if self.correction is None else shares.detach() + self.correction
         if spec.router_groups > spec.router_groups_kept:
             ranked = _in_best_groups(ranked, spec)
-        chosen = ranked.topk(spec.experts_per_token, dim=-1).indices
+        chosen = ranked.topk(spec.experts_per_token, dim=-1).indices if drawn is None else drawn
         weights = shares.gather(-1, chosen)
         if spec.normalised_routing:
             weights = weights / weights.sum(dim=-1, keepdim=True)

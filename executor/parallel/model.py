@@ -32,6 +32,7 @@ from executor.parallel.tensor import (
 from executor.parallel.token_prediction import PredictionModule
 from executor.parallel.virtual_tokens import Prefix, Prompt
 from search_spaces.models.model import HeadNorm, ModelSpec, NormPlace, Position
+from search_spaces.training.expert_loads import drawn_choices
 from search_spaces.training.windows import window_of
 
 EXPERTS = ".experts."
@@ -297,6 +298,8 @@ class Transformer(nn.Module):
         self.adapt()
         self.tie()
         self.rotary = spec.position is Position.ROTARY
+        self.seed = 0
+        """Of choices of experts that follow stated loads."""
         self.kept: dict[str, Tensor] = {}
         """Layer -> the tokens that it processes in this step (random-LTD); layers that process all are omitted."""
         self.make_tables()
@@ -346,12 +349,23 @@ class Transformer(nn.Module):
         if self.spec.query_temperature:
             self.register_buffer("query_factors", query_factors(self.spec, length)[places], persistent=False)
 
+        if self.spec.expert_loads and not places.is_meta:
+            for name, experts in self._experts().items():
+                chosen = drawn_choices(self.spec, int(name), length, self.seed)
+                experts.follow(torch.tensor(chosen, device="cpu")[places])
+
+    def _experts(self) -> dict[str, Experts]:
+        """The layers with experts by name."""
+        mlps = {name: getattr(block, "mlp", None) for name, block in self.blocks.items()}
+        return {name: mlp for name, mlp in mlps.items() if isinstance(mlp, Experts)}
+
     def set_length(self, length: int) -> None:
         """Train on samples of `length` tokens from now on (curriculum)."""
         device, self.sequence_length = self.places.device, length
         self.make_tables()
-        for name, table in self.named_buffers(recurse=False):
-            setattr(self, name, table.to(device))
+        for module in (self, *self._experts().values()):
+            for name, table in module.named_buffers(recurse=False):
+                setattr(module, name, table.to(device))
 
     def layers(self) -> list[nn.Module]:
         """The blocks in order, those of modules for multi-token prediction last."""
@@ -471,6 +485,7 @@ def transformer_without_memory(
     """
     with torch.device("meta"):
         model = Transformer(spec, sequence_length, loss_chunk_size, part).to(dtype)
+    model.seed = seed
     splits = model.split_dimensions()
     values: dict[str, FirstValues] = {}
     for name, parameter in model.named_parameters():

@@ -151,6 +151,9 @@ class ModelSpec:
     experts_per_token: int = 0
     capacity_factor: float = 0.0
     """Maximum tokens of a sequence per expert, as a multiple of its even share; 0: no limit, no token is dropped."""
+    expert_loads: tuple[tuple[float, ...], ...] = ()
+    """Relative numbers of tokens that choose each expert: a row for all layers with experts, or one for each of them; empty:
+    the router chooses (`search_spaces.training.expert_loads`)."""
     router_bias: bool = False
     normalised_routing: bool = True
     """Whether the weights of a token's experts sum to 1: softmax over these, not over all experts."""
@@ -364,7 +367,8 @@ class ModelSpec:
     def layer_period(self) -> int:
         """Layers after which the kinds of layers repeat."""
         patterns = self.whole_layers, self.rotated_layers, self.dense_layers
-        return math.lcm(*(len(pattern) or 1 for pattern in patterns))
+        period = math.lcm(*(len(pattern) or 1 for pattern in patterns))
+        return period if len(self.expert_loads) < 2 else self.num_layers
 
     @property
     def rotated_size(self) -> int:

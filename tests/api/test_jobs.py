@@ -64,6 +64,8 @@ def test_a_key_opens_one_job(client: TestClient) -> None:
         ({"document_lengths": [1] * 1001}, "document_lengths"),
         ({"document_lengths": "lengths.txt"}, "document_lengths"),
         ({"document_lengths": [2**20]}, "document_lengths"),
+        ({"expert_loads": [[1.0, -1.0]]}, "expert_loads"),
+        ({"expert_loads": [[1.0, 1.0]]}, "expert_loads"),
         ({"document_lengths": [16], "engine": "deepspeed"}, "documents-engine"),
         ({"baseline": {"zero_stage": 9}}, "zero_stage"),
         ({"cluster": "nowhere:4"}, "nowhere:4"),

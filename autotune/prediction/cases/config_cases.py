@@ -18,7 +18,7 @@ from autotune.prediction.equations.cases import (
 from autotune.prediction.equations.mixed import devices_of, hardware_of
 from autotune.prediction.equations.schedules import scheduled
 from autotune.prediction.equations.software import software_named
-from autotune.prediction.equations.trained_shapes import documented, mean_keys_read, trained_shapes
+from autotune.prediction.equations.trained_shapes import documented, loaded, mean_keys_read, trained_shapes
 from autotune.prediction.equations.uneven import layout_key, tabled
 from search_spaces.clusters.cluster import ClusterSpec
 from search_spaces.fused_kernels import GATE, LIGER, NORM, ROTATION, replaced
@@ -49,6 +49,7 @@ def cases_of(
     laid_out, ranks = tabled([layout_key(config, model, cluster, workload.sequence_length) for config in configs])
     shapes = trained_shapes(shapes_of(model, workload.sequence_length), model, workload.sequence_length, configs)
     layouts = scheduled(layouts_of(configs, workload.global_batch_size, cluster.world_size), configs, workload)
+    layouts = loaded(layouts, model)
     return Cases(
         shapes=documented(shapes, model, workload, configs),
         hardware=hardware_of(cluster, precision),

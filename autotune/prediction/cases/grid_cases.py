@@ -18,7 +18,7 @@ from autotune.prediction.equations.cases import (
 )
 from autotune.prediction.equations.mixed import devices_of, hardware_of
 from autotune.prediction.equations.schedules import scheduled
-from autotune.prediction.equations.trained_shapes import documented, trained_shapes
+from autotune.prediction.equations.trained_shapes import documented, loaded, trained_shapes
 from autotune.prediction.equations.uneven import layout_key, tabled
 from search_spaces.canonical import SEARCH_ORDER
 from search_spaces.knob import Planning, Value
@@ -68,6 +68,8 @@ class GridCases:
 
     def _cases(self, codes_of: Callable[[str], Codes]) -> Cases:
         layouts, ranks = scheduled(self._layouts(codes_of), [self._alike], self._space.workload), None
+        if isinstance(self._model, ModelSpec):
+            layouts = loaded(layouts, self._model)
         if self._placing and isinstance(self._model, ModelSpec):
             laid_out, ranks = self._laid_out(codes_of)
             layouts = dataclasses.replace(layouts, laid_out=laid_out)

@@ -123,6 +123,11 @@ class Shapes:
         return np.where(self.experts > 0, mean, self.ffn)
 
     @property
+    def expert_width(self) -> Array:
+        """The part of `mlp_width` in routed experts."""
+        return np.where(self.experts > 0, self.expert_share * self.experts_per_token * self.ffn, 0.0)
+
+    @property
     def attended(self) -> Array:
         """Number of them that attention reads."""
         whole = np.where(self.window < self.sequence, np.minimum(self.window, self.inside), self.inside)
@@ -248,6 +253,10 @@ class Layouts:
     """Provider of fused kernels: index in `search_spaces.fused_kernels.KERNEL_CHOICES`."""
     cuda_graphs: Array = field(default_factory=lambda: np.zeros(1))
     """1 if blocks are replayed as CUDA graphs."""
+    busiest_rows: Array = field(default_factory=lambda: scalar(1.0))
+    """Rows of experts of a layer's busiest rank, relative to even ones, as a mean over the layers (`expert_loads.busiest`)."""
+    busiest_kept: Array = field(default_factory=lambda: scalar(1.0))
+    """The same of the rank that has the most in all layers."""
     rounding_bytes: Array = field(default_factory=lambda: np.zeros(1))
     """Temporary bytes per number while our engine rounds it to 8 bits for a product; 0: products use the precision itself."""
 

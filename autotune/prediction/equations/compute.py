@@ -138,8 +138,9 @@ def _products(cases: Cases, rates: Coefficients) -> Array:
     if np.any(shapes.key_value_rank > 0):
         attention = np.where(shapes.key_value_rank > 0, _latent_products(cases, rates), attention)
     # Fewer slices of each expert: wider ones, for a share of the tensor group's tokens.
-    slices = cases.layouts.expert_tensor
-    mlp = _mlp_products(cases, rates, tokens * np.maximum(shapes.experts_per_token, 1) * slices / tensor, shapes.ffn, slices)
+    slices, routed = cases.layouts.expert_tensor, np.maximum(shapes.experts_per_token, 1)
+    rows = tokens * routed * cases.layouts.busiest_rows * slices / tensor
+    mlp = _mlp_products(cases, rates, rows, shapes.ffn, slices)
     if not np.any(shapes.shared_ffn + shapes.dense_ffn > 0):
         return attention + mlp
     shared, dense = (
@@ -205,7 +206,8 @@ def _elementwise(cases: Cases, rates: Coefficients) -> Array:
     """Norms, residuals and dropout over the hidden width, divided only under sequence parallelism; the MLP's activations."""
     shapes, layouts = cases.shapes, cases.layouts
     divided = np.where(layouts.sequence_parallel > 0, layouts.tensor, 1.0)
-    wide = (shapes.matrices + 0.0) * shapes.mlp_width / layouts.tensor
+    widths = shapes.mlp_width + (layouts.busiest_rows - 1) * shapes.expert_width
+    wide = (shapes.matrices + 0.0) * widths / layouts.tensor
     norms, rotations = (
         (8 + 2 * shapes.dropout) * shapes.hidden / divided,
         4 * (shapes.query + shapes.key_value) / layouts.tensor,
@@ -300,7 +302,7 @@ def _layer_communication(cases: Cases, rates: Coefficients) -> Array:
     once = passes + np.where(exchanged, 0.0, beyond)
     context = collective_seconds(cases, context_group(cases), once * sent * share, passes * times, rates)
     e = layouts.expert
-    routed = message * layouts.expert_tensor / n * shapes.routed * (e - 1) / e
+    routed = message * layouts.expert_tensor / n * shapes.routed * layouts.busiest_rows * (e - 1) / e
     travels = 2 * (passes + 0 * e)
     expert = collective_seconds(cases, expert_group(cases), travels * routed, travels, rates)
     return tensor + context + expert + at_experts

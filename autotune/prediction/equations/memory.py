@@ -493,9 +493,11 @@ def layer_bytes(cases: Cases) -> Array:
     attention = attention + software.frozen_outputs * outputs
     attention = attention + (width + software.norm_extra / 2) * shapes.normed_heads
     routed = np.where(shapes.experts > 0, shapes.routed, 0.0)
-    mlp = least * shapes.mlp_width
-    # Rows of experts: whole on each of the ranks that divide an expert.
-    rows = 2 * width * routed * shapes.hidden * layouts.expert_tensor / t
+    # A rank's own rows come back; of those that its experts got, the busiest rank has the most. They are whole on each of the
+    # ranks that divide an expert.
+    more = layouts.busiest_kept - 1
+    mlp = least * (shapes.mlp_width + more * shapes.expert_width)
+    rows = (2 + more) * width * routed * shapes.hidden * layouts.expert_tensor / t
     gathered = np.where(gathered_kept(layouts, software), 1.0, _divided(cases))
     attention = attention + width * 2 * shapes.key_value * shapes.prefix / shapes.sequence
     # Narrow vectors before and after their norms; the results of the products are as wide as queries, padded values too.

@@ -6,10 +6,11 @@ from functools import lru_cache
 
 import numpy as np
 
-from autotune.prediction.equations.cases import Shapes
+from autotune.prediction.equations.cases import Layouts, Shapes
 from search_spaces.models.model import ModelSpec
 from search_spaces.training.adapters import adapted, adapts, layer_adapter_elements
 from search_spaces.training.documents import attended_tokens, rows_share
+from search_spaces.training.expert_loads import busiest
 from search_spaces.training.states import PARAMETER_BYTES
 from search_spaces.training.windows import Window, window_of, windowed
 from search_spaces.trial import Workload
@@ -81,6 +82,16 @@ def mean_keys_read(model: ModelSpec, sequence_length: int) -> float:
     if near >= sequence_length or model.window_share == 1:
         return near
     return model.window_share * near + (1 - model.window_share) * sequence_length / 2
+
+
+def loaded(layouts: Layouts, model: ModelSpec) -> Layouts:
+    """Add the rows of the busiest rank that has a part of the experts; unchanged if no loads are stated."""
+    if not model.expert_loads:
+        return layouts
+    degrees, places = np.unique(layouts.expert, return_inverse=True)
+    rows, kept = np.array([busiest(model, int(degree)) for degree in degrees], dtype=np.float64).T
+    shaped = places.reshape(layouts.expert.shape)
+    return dataclasses.replace(layouts, busiest_rows=rows[shaped], busiest_kept=kept[shaped])
 
 
 def documented(shapes: Shapes, model: ModelSpec, workload: Workload, configs: Sequence[TrialConfig]) -> Shapes:

@@ -124,6 +124,38 @@ def test_more_expert_ranks_move_more_tokens_and_reduce_less() -> None:
     assert np.all(np.diff([float(each.parts["data"][0]) for each in found]) < 0)
 
 
+def of_loads(loads: tuple[float, ...], **knobs: Value) -> Prediction:
+    model = dataclasses.replace(MODEL, expert_loads=(loads,))
+    return predict(cases(model, **knobs), Coefficients())
+
+
+EVEN, UNEVEN = (1.0,) * 8, (3.0, *(1.0,) * 7)
+"""Of ten parts, a rank of eight has three instead of 1.25."""
+
+
+def test_the_busiest_rank_takes_longer_and_keeps_more() -> None:
+    even, uneven = (of_loads(loads, zero_stage=1, expert_parallel_size=8) for loads in (EVEN, UNEVEN))
+    plain = predicted(zero_stage=1, expert_parallel_size=8)
+    assert float(even.seconds[0]) == float(plain.seconds[0])
+    assert uneven.seconds[0] > even.seconds[0]
+    rows = WORKLOAD.sequence_length * MODEL.experts_per_token * (3 / 1.25 - 1)
+    # bf16: the hidden layer's three parts and its product, and what the experts read.
+    kept = rows * (8 * MODEL.ffn_hidden_size + 2 * MODEL.hidden_size)
+    more = float(uneven.memory.by_tag["activations"][0]) - float(even.memory.by_tag["activations"][0])
+    assert more == pytest.approx((MODEL.num_layers + Coefficients().working_layers) * kept)
+
+
+def test_loads_are_the_same_to_ranks_that_have_all_experts_and_in_full_places() -> None:
+    for knobs in ({"zero_stage": 1}, {"zero_stage": 1, "tensor_parallel_size": 2}):
+        assert float(of_loads(UNEVEN, **knobs).seconds[0]) == float(predicted(**knobs).seconds[0])
+    full = dataclasses.replace(MODEL, capacity_factor=1.0)
+    one, other = (
+        predict(cases(model, expert_parallel_size=8), Coefficients()).seconds
+        for model in (full, dataclasses.replace(full, expert_loads=(UNEVEN,)))
+    )
+    assert float(one[0]) == float(other[0])
+
+
 def test_empty_places_of_experts_are_computed_too() -> None:
     rows = [cases(dataclasses.replace(MODEL, capacity_factor=factor)).shapes.experts_per_token for factor in (0.0, 1.0, 1.5)]
     assert [float(each[0]) for each in rows] == [2.0, 2.0, 3.0]

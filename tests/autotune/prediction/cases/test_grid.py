@@ -1,5 +1,6 @@
 """The grid keeps exactly the configurations that the space enumerates, and its cases are those of the configurations."""
 
+import dataclasses
 import random
 
 import numpy as np
@@ -43,6 +44,10 @@ SPACES = {
         "checkpoint_every_k": 1, "virtual_stages": 1, "offload_param": "none", "pipeline_schedule": "1f1b",
         "context_parallel_size": "1,2",
     }),
+    "loads": ("mixtral-8x7b", "dgx-h100", "parallel", None, STANDING | {
+        "checkpoint_every_k": 1, "virtual_stages": 1, "offload_param": "none", "pipeline_schedule": "1f1b",
+        "context_parallel_size": 1, "micro_batch_size": "1,2", "expert_parallel_size": "1,4,8",
+    }),
     "hybrid": ("llama-3-8b", "dgx-h100:2", "full", "native", {
         "tensor_parallel_size": "1,8", "pipeline_parallel_size": "1,2", "pipeline_schedule": "1f1b,zbv",
         "virtual_stages": "1,2", "micro_batch_size": "1,2", "reduce_bucket_size": "5e8", "allgather_bucket_size": "5e8",
@@ -82,6 +87,8 @@ def made(name: str) -> tuple[SearchSpace, ModelSpec, str]:
     preset, cluster, space, engine, pins = SPACES[name]
     model, capability = resolve_model(preset), CAPABILITIES[engine] if engine else None
     workload = Workload(global_batch_size=32, sequence_length=1024)
+    if name == "loads":
+        model = dataclasses.replace(model, expert_loads=((3.0, *(1.0,) * 7),))
     if name == "nothing-legal":  # pins that leave nothing are told of before; here a base that the engine refuses
         base = resolve_space("zero", model, resolve_cluster(cluster), workload, CAPABILITIES["native"]).base
         space = SearchSpace(

@@ -69,3 +69,19 @@ def test_a_rank_holds_its_share_of_what_is_common_and_of_its_own_experts(count: 
         # the block that runs, from 2 on.
         beside = 2 * LARGEST + (0, share, UNIT, UNIT)[stage]
         assert BYTES * held <= peaks["gradients"] <= BYTES * (held + beside)
+
+
+def test_a_rank_keeps_the_rows_that_its_experts_get(count: Count) -> None:
+    """Of a row in fp32 its input, and of the hidden layer the gate, the activated gate, the other part and their product."""
+    knobs = {"zero_stage": 1, "expert_parallel_size": 2, "micro_batch_size": 2}
+    even, uneven = (
+        count(Layout(dataclasses.replace(SPEC, expert_loads=(loads,)), **knobs), memory=True).ranks
+        for loads in ((1.0, 1.0, 1.0, 1.0), (2.0, 2.0, 1.0, 1.0))
+    )
+    # Two ranks exchange the rows of two samples each; of each row of choices a third is two experts', not a half.
+    choices = 2 * 2 * SPEC.sequence_length * SPEC.experts_per_token
+    rows = choices * (2 / 3 - 1 / 2)
+    kept = SPEC.num_layers * rows * BYTES * (SPEC.hidden_size + 4 * SPEC.ffn_hidden_size)
+    for rank, (plain, loaded) in enumerate(zip(even, uneven, strict=True)):
+        more = loaded.tag_peak_bytes["activations"] - plain.tag_peak_bytes["activations"]
+        assert more == pytest.approx(kept if rank % 2 == 0 else -kept, rel=0.15)
