@@ -124,6 +124,7 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/hang_and_death.py --markdown docs/hang-and-death.md
 	$(BIN)/python benchmarks/dry_run.py --markdown docs/dry-run.md
 	$(BIN)/python benchmarks/intervals.py --markdown docs/interval-coverage.md
+	$(BIN)/python -m benchmarks.goodput --markdown docs/goodput.md
 	$(BIN)/python -m benchmarks.decisions --markdown docs/decision-benchmark.md
 	$(BIN)/python -m benchmarks.live_answers --markdown docs/live-answers.md
 	$(BIN)/python -m benchmarks.fidelity --markdown docs/fidelity.md

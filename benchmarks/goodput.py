@@ -179,7 +179,7 @@ def publication_lines(found: Publication) -> list[str]:
         bound = "more than " if figure.at_least else ""
         error = "holds" if figure.at_least and not figure.error else f"{figure.error:+.1%}"
         published, computed = f"{bound}{figure.published:g} {figure.unit}", f"{figure.computed:.4g} {figure.unit}"
-        lines.append(f"| {figure.name} | {published} | {computed} | {error} | {figure.basis} |")
+        lines.append(f"| {figure.name} | {published.strip()} | {computed.strip()} | {error} | {figure.basis} |")
     lines += ["", found.remarks, "", "| input | value | source |", "|---|---|---|"]
     lines += [f"| {given.name} | {given.value} | {given.source} |" for given in found.inputs]
     if found.varied:

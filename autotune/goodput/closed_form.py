@@ -23,9 +23,9 @@ takes D.
    function; for small l b this is Young's sqrt(2 b / l) (CACM 17 (9), 1974). Neither D nor L moves it; L only bounds it from
    below, because a checkpoint starts after the previous one is durable.
 6. End date. Cycles from one rollback to the next are independent. The time until the work w is kept has the variance w / E(g) *
-   Var(d - E(d) / E(g) g), d and g being the duration and the kept work of a cycle (renewal-reward central limit theorem). The
-   variance of the rates' estimate, (dT/dl)^2 l^2 / events, is added. Quantiles are those of a shifted log-normal distribution,
-   which starts at the time without failures.
+   Var(d - E(d) / E(g) g), d and g being the duration and the kept work of a cycle (renewal-reward central limit theorem).
+   Missing nodes add the variance of a Markov chain's cost. The variance of the rates' estimate, (dT/dl)^2 l^2 / events, is
+   added. Quantiles are those of a shifted log-normal distribution, which starts at the time without failures.
 """
 
 import dataclasses
@@ -71,8 +71,6 @@ class Expected:
     interruptions_per_second: float
     """Unexpected ones, which also happen during recoveries."""
     planned_per_second: float
-    variance_per_work: float
-    """Variance of the duration per second of kept work, from the randomness of failures."""
     failure_free: float
     """Seconds per second of kept work without failures: overhead and checkpoints."""
 
@@ -124,8 +122,7 @@ def expected(run: Run, interval: float | None = None, horizon: float = math.inf)
     run.require_interval(interval)
     missing = _missing(run, horizon)
     speed, active = 1 - missing.share, 1 - missing.waiting
-    rollback = run.rate * missing.exposed * run.rollback_share + missing.lost_all
-    in_place = run.rate * missing.exposed * (1 - run.rollback_share) - missing.lost_all
+    rollback, in_place = _rates(run, missing)
     busy, block = rollback + in_place, run.checkpoint.blocking_seconds
     kept = _kept(rollback / speed, interval, block, run.checkpoint.durable_seconds)
     downs = [(share, seconds + run.rollback_seconds) for share, seconds in run.detections]
@@ -141,7 +138,6 @@ def expected(run: Run, interval: float | None = None, horizon: float = math.inf)
         missing=missing.share,
         interruptions_per_second=busy * active * (1 - planned * running),
         planned_per_second=run.planned_rate * running * active,
-        variance_per_work=_variance(run, interval, rollback, in_place, missing),
         failure_free=run.step_overhead * (1.0 if math.isinf(interval) else (interval + block) / interval),
     )
 
@@ -156,7 +152,7 @@ def end_date(run: Run, work: float, interval: float | None = None) -> EndDate:
     """
     found = _course(run, work, interval)
     mean = work / found.effective
-    variance = work * run.step_overhead * found.variance_per_work
+    variance = work * run.step_overhead * _variance(run, found.interval, _missing(run, mean))
     if run.failures.events:
         kinds = [dataclasses.replace(kind, per_node_day=kind.per_node_day * 1.01) for kind in run.failures.kinds]
         more = dataclasses.replace(run, failures=dataclasses.replace(run.failures, kinds=tuple(kinds)))
@@ -173,15 +169,19 @@ def _course(run: Run, work: float, interval: float | None) -> Expected:
     return found
 
 
+def _rates(run: Run, missing: "_Missing") -> tuple[float, float]:
+    """Failures per second that roll back, and that are survived in place."""
+    rollback = run.rate * missing.exposed * run.rollback_share + missing.lost_all
+    return rollback, run.rate * missing.exposed * (1 - run.rollback_share) - missing.lost_all
+
+
 def _waiting_seconds(rate: float, seconds: float, spares: int, active: float) -> float:
     """Expected wait during `active` seconds of running that begin without a missing node.
 
     On the clock that stops while the job waits, the number of missing nodes is a birth-death chain on 0..spares; every birth at
     `spares` is a wait with the mean `seconds / (spares + 1)`. The time in that state is integrated by implicit Euler steps.
     """
-    states = np.arange(spares + 1)
-    births, deaths = np.where(states < spares, rate, 0.0), states / seconds
-    flow = np.diag(births[:-1], -1) + np.diag(deaths[1:], 1) - np.diag(births + deaths)
+    flow = _flow(rate, seconds, spares)
     step = active / TRANSIENT_STEPS
     advance = np.linalg.inv(np.eye(spares + 1) - step * flow)
     chance, at_limit = np.eye(spares + 1)[0], 0.0
@@ -189,6 +189,13 @@ def _waiting_seconds(rate: float, seconds: float, spares: int, active: float) ->
         before, chance = chance, advance @ chance
         at_limit += step * float(before[-1] + chance[-1]) / 2
     return at_limit * rate * seconds / (spares + 1)
+
+
+def _flow(rate: float, seconds: float, most: int) -> Floats:
+    """(most + 1, most + 1) Generator of the number of missing nodes, at most `most`; columns are the states that are left."""
+    states = np.arange(most + 1)
+    births, deaths = np.where(states < most, rate, 0.0), states / seconds
+    return np.diag(births[:-1], -1) + np.diag(deaths[1:], 1) - np.diag(births + deaths)
 
 
 def erlang_loss(servers: int, load: float) -> float:
@@ -322,28 +329,29 @@ def _kept(rate: float, interval: float, block: float, durable: float) -> float:
     return rate * interval * math.exp(-rate * durable) / math.expm1(rate * cycle)
 
 
-def _variance(run: Run, interval: float, rollback: float, in_place: float, missing: _Missing) -> float:
+def _variance(run: Run, interval: float, missing: _Missing) -> float:
     """Step 6: variance of the duration per second of kept work."""
+    rollback, in_place = _rates(run, missing)
     speed, busy = 1 - missing.share, rollback + in_place
-    wait = run.replacement_seconds / (run.spares + 1)
-    waits = missing.waiting / (1 - missing.waiting) / wait if wait else 0.0
-    slow = _slow_squares(run)
+    downs = [(share, seconds + run.rollback_seconds) for share, seconds in run.detections]
+    down = _mean_retried(busy, downs)
+    planned = run.planned_rate * run.planned_seconds
+    stops = in_place * _mean_retried(busy, _stops(run)) + missing.rejoin_rate * _retried(busy, missing.rejoin_seconds) + planned
+    active = 1 + rollback * down + stops
     squares = (
         in_place * _square_retried(busy, _stops(run))
         + missing.rejoin_rate * _retried(busy, missing.rejoin_seconds) ** 2
-        + run.planned_rate * run.planned_seconds**2
-        + waits * 2 * wait**2
-        + slow
+        + planned * run.planned_seconds
+        + active * _missing_variance(run, missing)
     )
+    wait = active * missing.waiting / (1 - missing.waiting)
     block, durable = run.checkpoint.blocking_seconds, run.checkpoint.durable_seconds
     per_work = 1.0 if math.isinf(interval) else (interval + block) / interval
     rate = rollback / speed
     cycle = interval + block
     if rate * min(cycle, 1 / EDGE) < 1e-9:
         return squares / speed * per_work
-    downs = [(share, seconds + run.rollback_seconds) for share, seconds in run.detections]
-    down = _mean_retried(busy, downs)
-    cost = (1 + in_place * _mean_retried(busy, _stops(run)) + waits * wait) / speed
+    cost = (1 + stops + wait) / speed
     first, ratio = math.exp(-rate * durable), math.exp(-rate * cycle)
     left = -math.expm1(-rate * cycle)
     mean_x, mean_n = 1 / rate, first * ratio / left
@@ -355,16 +363,34 @@ def _variance(run: Run, interval: float, rollback: float, in_place: float, missi
     return (var_cycle - 2 * slope * interval * cost * cov + slope**2 * interval**2 * var_n) / gain
 
 
-def _slow_squares(run: Run) -> float:
-    """Second moment per second of the time that failures cost by slower steps, for exponential replacement times."""
-    if run.recovery is Recovery.REPLAN:
-        without, _ = poisson_excess(run.taking_rate * run.replacement_seconds, run.spares)
-        return run.taking_rate * without * 2 * (run.replacement_seconds * run.lost_rate) ** 2
-    if run.recovery is Recovery.DROP:
-        without, _ = poisson_excess(run.taking_rate * run.replacement_seconds, run.spares)
-        long = run.taking_rate * without * (2 * run.replacement_seconds**2 + run.join_seconds**2)
-        return (long + (run.rate - run.taking_rate * without) * run.join_seconds**2) / run.replicas**2
-    return 0.0
+def _missing_variance(run: Run, missing: _Missing) -> float:
+    """Variance per second of the time that missing nodes cost: waits, or slower steps.
+
+    Missing nodes come in bursts. With c(n) the cost per second of n missing nodes, p the stationary distribution of n and Q its
+    generator, the variance is 2 sum p c h, where h solves Q h = mean(c) - c. Waits add p(spares) a 2 w^2 by their own lengths.
+    """
+    load, spares = run.taking_rate * run.replacement_seconds, run.spares
+    joins = run.rate * (run.join_seconds / run.replicas) ** 2 if run.recovery is Recovery.DROP else 0.0
+    if not load or missing.waiting + missing.share < NEGLIGIBLE:
+        return joins
+    most = spares if run.waits else spares + math.ceil(load + 8 * math.sqrt(load) + 8)
+    numbers = np.arange(most + 1)
+    weights = np.cumsum(np.log(np.concatenate([[1.0], load / numbers[1:]])))
+    chances = np.exp(weights - weights.max())
+    chances /= chances.sum()
+    wait = run.replacement_seconds / (spares + 1)
+    if run.waits:
+        costs, own = (
+            np.where(numbers == spares, run.taking_rate * wait, 0.0),
+            float(chances[-1]) * run.taking_rate * 2 * wait**2,
+        )
+    else:
+        each = run.lost_rate if run.recovery is Recovery.REPLAN else 1 / run.replicas
+        costs, own = np.minimum(np.maximum(numbers - spares, 0) * each, 1.0), joins
+    mean = float(chances @ costs)
+    transposed = _flow(run.taking_rate, run.replacement_seconds, most).T
+    solved = np.linalg.solve(np.outer(np.ones(most + 1), chances) - transposed, costs - mean)
+    return own + 2 * float((chances * costs) @ solved)
 
 
 def _lambert(exponent: float) -> float:

@@ -53,7 +53,7 @@ ASKED: dict[str, Any] = {
 PLANNED: dict[str, Any] = ASKED | {
     "simple": "megatron",
     "space": "3d", "pins": {"zero_stage": [1, 2], "precision": "bf16"}, "objective": "memory", "top": 3, "price": 2.5,
-    "rate": 10.0, "share": 0.5, "fit_probability": 0.9, "max": "sequence_length",
+    "rate": 10.0, "share": 0.5, "goodput": {"spares": [0, 2]}, "fit_probability": 0.9, "max": "sequence_length",
 }  # fmt: skip
 MODEL = {"name": "mine", "config": {"model_type": "llama"}}
 CALLS: dict[str, Callable[[Client], Any]] = {
