@@ -35,7 +35,8 @@ def test_arrays_variables_and_arithmetic() -> None:
     found = read_options(ARRAYS)
     assert found.settings == {
         "--num-layers": 32, "--norm-epsilon": 1e-5, "--hidden-size": 4096, "--swiglu": True, "--micro-batch-size": 2,
-        "--global-batch-size": 128, "launcher.nproc_per_node": 8, "launcher.nnodes": 4, "launcher.master_addr": "${MASTER_ADDR}",
+        "--global-batch-size": 128, "launcher.nproc_per_node": 8, "launcher.nnodes": 4,
+        "launcher.master_addr": "${MASTER_ADDR}",
         "env.CUDA_DEVICE_MAX_CONNECTIONS": 1,
     }  # fmt: skip
     assert found.open == ["--save", "--data-path"]
