@@ -73,7 +73,11 @@ def _values(case: Case, name: str) -> Iterator[tuple[Value, float]]:
 
 def _degrees(present: int, case: Case) -> list[int]:
     most = min(case.ranks or LARGEST_DEGREE, LARGEST_DEGREE)
-    return [value for value in range(1, max(most, present) + 1) if value != present and (value <= 16 or value % 2 == 0)]
+    return [
+        value
+        for value in range(1, min(max(most, present), LARGEST_DEGREE) + 1)
+        if value != present and (value <= 16 or value % 2 == 0)
+    ]
 
 
 def _batches(case: Case) -> Iterator[tuple[Value, float]]:
