@@ -145,7 +145,7 @@ From = Annotated[
     typer.Option(
         "--from",
         metavar="FILE",
-        help="Your DeepSpeed JSON or Accelerate YAML, measured as trial 0.",
+        help="Your file of DeepSpeed, Accelerate, torchtitan or Megatron, measured as trial 0.",
         rich_help_panel=Panel.SEARCH.value,
     ),
 ]

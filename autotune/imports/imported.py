@@ -77,7 +77,7 @@ class Table:
         value = self.take(key)
         if value is None:
             return None
-        if isinstance(value, bool) or not isinstance(value, int | float) or value < 1 or value != int(value):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 1 <= value < math.inf or value != int(value):
             raise RequestError(key, f"{value!r} in {self.source} is not a whole number", "give a whole number of at least 1")
         return int(value)
 

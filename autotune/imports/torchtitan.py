@@ -146,7 +146,7 @@ def _computation(table: Table) -> None:
     table.set("activation_checkpointing", "selective" if mode is None else mode, CHECKPOINTS)
     precision = table.choice(f"{TRAIN}mixed_precision_param", PRECISIONS) or "bf16"
     converters = table.take("model.converters") or ()
-    if precision == "bf16" and any("float8" in str(name) for name in converters):
+    if precision == "bf16" and "float8" in str(converters):
         precision = "fp8"
     table.set("precision", precision, f"{TRAIN}mixed_precision_param")
     reshard = str(table.take(RESHARD) or "default")
@@ -157,7 +157,7 @@ def _computation(table: Table) -> None:
         table.set("offload_optimizer", "cpu", f"{TRAIN}enable_cpu_offload")
         table.set("offload_param", "cpu", f"{TRAIN}enable_cpu_offload")
     components = table.take("compile.components")
-    if table.switch("compile.enable") and (components is None or "model" in components):
+    if table.switch("compile.enable") and (components is None or "model" in str(components)):
         table.set("compile_blocks", True, "compile.enable")
         old, new = table.switch(f"{SPLIT}enable_async_tensor_parallel"), table.switch("compile.enable_async_tensor_parallel")
         if (old or new) and table.knobs.get("tensor_parallel_size", 1) != 1:

@@ -20,9 +20,10 @@ FIELDS = frozenset({
 })  # fmt: skip
 """Top-level fields; Accelerate refuses others."""
 FSDP_FIELDS = frozenset(f"fsdp_{name}" for name in (
-    "activation_checkpointing", "auto_wrap_policy", "backward_prefetch", "cpu_ram_efficient_loading", "forward_prefetch",
-    "min_num_params", "offload_params", "reshard_after_forward", "sharding_strategy", "state_dict_type", "sync_module_states",
-    "transformer_layer_cls_to_wrap", "use_orig_params", "version", "ignored_modules",
+    "activation_checkpointing", "activation_checkpointing_offload", "auto_wrap_policy", "backward_prefetch",
+    "cpu_ram_efficient_loading", "forward_prefetch", "min_num_params", "offload_params", "reshard_after_forward",
+    "sharding_strategy", "state_dict_type", "sync_module_states", "transformer_layer_cls_to_wrap", "use_orig_params", "version",
+    "ignored_modules",
 ))  # fmt: skip
 MESH_FIELDS = frozenset(f"parallelism_config_{name}" for name in (
     "cp_backend", "cp_comm_strategy", "cp_size", "dp_replicate_size", "dp_shard_size", "sp_attn_implementation", "sp_backend",

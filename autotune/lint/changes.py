@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
 
 from autotune.errors import AutotuneError
 from autotune.lint.case import Case, Settings
@@ -18,28 +17,20 @@ LARGEST_DEGREE = 512
 READS: Mapping[str, tuple[str, ...]] = {
     **{rule.name: rule.reads for rule in RULES},
     "experts-divide": ("expert_parallel_size", "tensor_parallel_size"),
-    "experts-beyond-links": ("expert_parallel_size",),
 }
+"""Rule -> the knobs that a change for it may touch."""
 CHOICE_DISTANCE = math.log(2)
 """Distance of another word, beside the logarithm of the ratio of two numbers."""
 
 
-def smallest_change(case: Case, finding: Finding, still: "Finder | None" = None) -> Settings:
-    """The settings of the nearest legal configuration without the finding; empty: no single change of a knob removes it.
-
-    `still`: finds what remains of the findings; None: those of `legality`.
-    """
-    find = still or legality
+def smallest_change(case: Case, finding: Finding) -> Settings:
+    """The settings of the nearest configuration without the finding and without new ones; empty: no single knob removes it."""
     known = {one.rule for one in legality(case)}
     for changes, changed in single_changes(case, READS.get(finding.rule, ())):
-        remaining = {one.rule for one in find(changed)}
-        if finding.rule not in remaining and {one.rule for one in legality(changed)} <= known:
+        remaining = {one.rule for one in legality(changed)}
+        if finding.rule not in remaining and remaining <= known:
             return changes
     return {}
-
-
-Finder = Any
-"""(case) -> its findings."""
 
 
 def single_changes(case: Case, knobs: Iterable[str]) -> Iterator[tuple[Settings, Case]]:
@@ -82,7 +73,11 @@ def _values(case: Case, name: str) -> Iterator[tuple[Value, float]]:
 
 def _degrees(present: int, case: Case) -> list[int]:
     most = min(case.ranks or LARGEST_DEGREE, LARGEST_DEGREE)
-    return [value for value in range(1, max(most, present) + 1) if value != present and (value <= 16 or value % 2 == 0)]
+    return [
+        value
+        for value in range(1, min(max(most, present), LARGEST_DEGREE) + 1)
+        if value != present and (value <= 16 or value % 2 == 0)
+    ]
 
 
 def _batches(case: Case) -> Iterator[tuple[Value, float]]:

@@ -124,4 +124,4 @@ def _experts(case: Case) -> Iterator[Finding]:
             inside = f" x {inner} ranks of an expert" if inner > 1 else ""
             problem = f"{size}{inside} does not divide the {holding} ranks of a stage (data x context x tensor)"
     if problem:
-        yield Finding(rule="experts-divide", key=key, effect=Effect.REFUSED, problem=problem, remedy=remedy)
+        yield Finding(rule="experts-divide", key=key, effect=Effect.FAILS, problem=problem, remedy=remedy)

@@ -68,7 +68,7 @@ def lint(one: Written, around: Surroundings) -> Linted:
 
 
 def _with_fix(case: Case, finding: Finding) -> Finding:
-    if finding.fix or finding.rule in ("unknown-key",):
+    if finding.fix:
         return finding
     if not (changes := smallest_change(case, finding)):
         return finding

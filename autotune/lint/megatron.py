@@ -22,6 +22,8 @@ BEFORE_BLACKWELL = ("v100", "a100", "h100", "h200", "h800", "h20", "gh200", "l40
 """Beginnings of the names of devices of architecture 9 and before."""
 VOCABULARY_MULTIPLE = 128
 """Megatron's default of make-vocab-size-divisible-by, times the tensor-parallel ranks."""
+MOST = 1024
+"""Largest count that a fix tries."""
 NEAR = 0.94
 """Likeness from which an unknown option is a misspelling of a known one: Megatron-LM has options that are not listed here."""
 UNEVEN = (
@@ -75,7 +77,9 @@ def _checks(dialect: Dialect) -> tuple[Check, ...]:
 
     def fewer_ranks(case: Case) -> Settings:
         count, ranks = layers_of(case) or 1, case.config.pipeline_parallel_size
-        options = [size for size in range(1, count + 1) if count % size == 0 and (not case.ranks or case.ranks % size == 0)]
+        options = [
+            size for size in range(1, min(count, MOST) + 1) if count % size == 0 and (not case.ranks or case.ranks % size == 0)
+        ]
         return {pipeline: min(options, key=lambda size: abs(math.log(size / ranks)))}
 
     def uneven_virtual(case: Case) -> str | None:
@@ -97,7 +101,7 @@ def _checks(dialect: Dialect) -> tuple[Check, ...]:
         for name in ("num_layers_per_virtual_pipeline_stage", "virtual_pipeline_model_parallel_size"):
             present = case.get(key(name))
             if isinstance(present, int):
-                divisors = [size for size in range(1, count // ranks + 1) if (count // ranks) % size == 0]
+                divisors = [size for size in range(1, min(count // ranks, MOST) + 1) if (count // ranks) % size == 0]
                 return {key(name): min(divisors, key=lambda size: abs(math.log(size / present)))}
         return {}
 

@@ -93,6 +93,8 @@ def _unpredictable(case: Case) -> str:
         return "the degrees do not divide the ranks"
     if model is not None and config.expert_parallel_size > 1 and model.num_experts % config.expert_parallel_size:
         return "the ranks do not divide the experts"
+    if case.replicas % config.expert_parallel_size:
+        return "expert groups take more than data-parallel ranks, which the equations do not know"
     if model is not None and config.pipeline_parallel_size * config.virtual_stages > model.num_layers:
         return "there are more stages than layers"
     if case.batch is not None and case.batch < config.micro_batch_size * case.replicas:
@@ -101,13 +103,8 @@ def _unpredictable(case: Case) -> str:
 
 
 def as_predicted(case: Case) -> TrialConfig:
-    """The configuration with the framework's kernels; expert groups are as large as the data-parallel ranks allow."""
-    config = case.config
-    replicas = case.replicas or 1
-    experts = config.expert_parallel_size
-    while experts > 1 and replicas % experts:
-        experts -= 1
-    return config.replace({**case.framework.predicted, "expert_parallel_size": experts})
+    """The configuration with the framework's kernels."""
+    return case.config.replace(case.framework.predicted)
 
 
 def fit(case: Case, present: Outlook) -> Iterator[Finding]:
@@ -136,7 +133,6 @@ def smaller(case: Case) -> Settings:
     best = _fastest(case, [(changes, one) for changes, one in singles if legal(one)])
     if best:
         return best
-    # The most that each knob saves is enough to begin a pair with; the second change is any.
     pairs = []
     for changes, one in singles:
         for further, two in itertools.islice(single_changes(one, LEVERS), MOST_SINGLES // 3):

@@ -42,6 +42,8 @@ KV_HEADS: Mapping[str, tuple[int, int]] = {
 }  # fmt: skip
 """Recipes whose models have no shape here: attention heads and key-value heads (torchtitan/models/qwen3_5)."""
 ASYNC = ("parallelism.enable_async_tensor_parallel", "compile.enable_async_tensor_parallel")
+MOST = 1024
+"""Largest count that a fix tries."""
 GRAPHS = "training.disable_cuda_graphs"
 SELECTIVE = "activation_checkpoint.selective_ac_option"
 KEYS: Mapping[str, str] = {
@@ -95,7 +97,7 @@ def _pipeline_batch(case: Case) -> str | None:
 
 def _nearest_micro(case: Case) -> Settings:
     local, micro = case.found.samples_per_rank or 1, case.config.micro_batch_size
-    return {keys.MICRO: max(size for size in range(1, min(micro, local) + 1) if local % size == 0)}
+    return {keys.MICRO: max(size for size in range(1, min(micro, local, MOST) + 1) if local % size == 0)}
 
 
 def _recipe_name(case: Case) -> str:
@@ -133,7 +135,7 @@ def _nearest_tokens(case: Case) -> Settings:
 
 def _expert_tensor(case: Case) -> int:
     value = case.get(keys.EXPERT_TENSOR, 1)
-    return value if isinstance(value, int) else 1
+    return value if isinstance(value, int) and value > 0 else 1
 
 
 def _stage_layers(case: Case) -> tuple[int, int] | None:
@@ -163,7 +165,9 @@ def _other_stage_layers(case: Case) -> Settings:
     found = _stage_layers(case)
     if found is None:
         return {}
-    sizes = sorted(range(1, found[0] * case.config.pipeline_parallel_size + 1), key=lambda size: abs(math.log(size / found[0])))
+    sizes = sorted(
+        range(1, min(found[0] * case.config.pipeline_parallel_size, MOST) + 1), key=lambda size: abs(math.log(size / found[0]))
+    )
     for size in sizes:
         if _uneven_stages(case.changed({keys.STAGE_LAYERS: size})) is None:
             return {keys.STAGE_LAYERS: size}

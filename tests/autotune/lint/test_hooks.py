@@ -45,9 +45,9 @@ def test_the_hook_by_its_declared_entry(environment: dict[str, str]) -> None:
 @pytest.mark.parametrize(
     ("path", "taken"),
     [
-        ("torchtitan/models/llama3/train_configs/llama3_8b.toml", True), ("ds_config.json", True), ("conf/ds_zero3.json", True),
-        ("configs/accelerate_config.yaml", True), ("recipes/train.sh", True), ("pyproject.toml", False),
-        ("package.json", False), ("setup.sh", False),
+        ("torchtitan/models/llama3/train_configs/llama3_8b.toml", True), ("ds_config.json", True), ("a/ds_z.json", True),
+        ("configs/accelerate_config.yaml", True), ("recipes/train.sh", True), ("pyproject.toml", False), ("a.json", False),
+        ("setup.sh", False),
     ],
 )  # fmt: skip
 def test_the_files_of_the_hook(path: str, taken: bool) -> None:
