@@ -361,7 +361,7 @@ class ModelSpec:
     @property
     def expert_layers(self) -> int:
         """Number of layers with experts."""
-        return sum(self.has_experts(layer) for layer in range(self.num_layers))
+        return self.num_layers - _count(self.dense_layers, self.num_layers) if self.num_experts else 0
 
     @property
     def layer_period(self) -> int:
@@ -383,9 +383,7 @@ class ModelSpec:
     @property
     def window_share(self) -> float:
         """The share of layers with the window."""
-        if not self.whole_layers:
-            return float(self.sliding_window > 0)
-        return sum(self.has_window(layer) for layer in range(self.num_layers)) / self.num_layers
+        return (self.num_layers - _count(self.whole_layers, self.num_layers)) / self.num_layers if self.sliding_window else 0.0
 
     @property
     def changes_scores(self) -> bool:
@@ -642,6 +640,12 @@ class FactoryModel:
 
 
 Model = ModelSpec | FactoryModel | CommandModel
+
+
+def _count(pattern: tuple[bool, ...], layers: int) -> int:
+    """Number of the layers at which a repeated pattern is true; 0 if it is empty."""
+    periods, rest = divmod(layers, len(pattern) or 1)
+    return periods * sum(pattern) + sum(pattern[:rest])
 
 
 def without_profile(model: Model) -> Model:

@@ -52,6 +52,61 @@ class Rows:
         return int(column[row if len(column) > 1 else 0])
 
 
+class RowBuilder:
+    """Extends rows knob by knob by the values that the rules allow. Codes are given to values in the order in which they occur.
+
+    Raises:
+        SpaceTooLargeError: evaluating the rules takes more than the space's `most_steps`.
+    """
+
+    def __init__(self, space: SearchSpace) -> None:
+        self._base, self._lattice = space.base, space.lattice
+        self.values: tuple[list[Value], ...] = tuple([] for _ in SEARCH_ORDER)
+        """For each knob of SEARCH_ORDER, the values that occur."""
+        self._places: tuple[dict[Value, int], ...] = tuple({} for _ in SEARCH_ORDER)
+        self._most = [len(space.domains.get(name, (0,))) + SPARE for name in SEARCH_ORDER]
+
+    def step(self, depth: int, judged: bool) -> "Step":
+        """The extension by the knob at this depth: by its legal values, or, if it is not judged, by any one value."""
+        return Step(self._lattice.reads(depth) if judged else (), judged, self._most)
+
+    def extended(self, rows: Rows, step: "Step") -> "tuple[Rows, Index | None]":
+        """Every row once for each possible value of the next knob, and the rows that they extend; None: each once, in order."""
+        which = step.combinations(rows)
+        for row in step.unknown(which):
+            step.learn(int(which[row if len(which) > 1 else 0]), self._next(rows, row, step))
+        found = step.places(which)
+        if len(found) == 1 and len(codes := step.following(int(found[0]))) == 1:
+            return Rows((*rows.columns, np.array(codes, dtype=np.int16)), rows.count), None
+        counts = np.broadcast_to(step.counts(found), rows.count)
+        source = np.repeat(np.arange(rows.count), counts)
+        within = np.arange(len(source)) - np.repeat(np.cumsum(counts) - counts, counts)
+        starts = np.broadcast_to(step.starts(found), rows.count)
+        return Rows((*rows.take(source).columns, step.codes(starts[source] + within)), len(source)), source
+
+    def config_of(self, codes: Codes) -> TrialConfig:
+        """The configuration with these codes."""
+        return self._base.replace(
+            {name: values[code] for name, values, code in zip(SEARCH_ORDER, self.values, codes, strict=True)}
+        )
+
+    def _next(self, rows: Rows, row: int, step: "Step") -> list[int]:
+        """The possible next values for a row."""
+        depth = len(rows.columns)
+        prefix = [values[0] for values in self.values[:depth]]  # any value, for knobs that are not read
+        for place in step.reads if step.judged else self._lattice.reads(depth):
+            prefix[place] = self.values[place][rows.code(place, row)]
+        values = self._lattice.legal_choices(tuple(prefix)) if step.judged else self._lattice.choices(tuple(prefix))[:1]
+        return [self._place(depth, value) for value in values]
+
+    def _place(self, depth: int, value: Value) -> int:
+        places, values = self._places[depth], self.values[depth]
+        if value not in places:
+            places[value] = len(values)
+            values.append(value)
+        return places[value]
+
+
 class Grid:
     """The legal configurations of a space: the product of `rows` and `sides`. Caches the results of the rules.
 
@@ -60,15 +115,12 @@ class Grid:
     """
 
     def __init__(self, space: SearchSpace) -> None:
-        self._space, self._lattice = space, space.lattice
-        self.values: tuple[list[Value], ...] = tuple([] for _ in SEARCH_ORDER)
+        self._space, self._builder = space, RowBuilder(space)
+        self.values = self._builder.values
         """For each knob of SEARCH_ORDER, the values that occur."""
-        self._places: tuple[dict[Value, int], ...] = tuple({} for _ in SEARCH_ORDER)
-        self._reads = tuple(self._lattice.reads(depth) for depth in DEPTHS)
-        self._most = [len(space.domains.get(name, (0,))) + SPARE for name in SEARCH_ORDER]
         self.on_side = free_knobs(space)
         """The knobs of the second axis."""
-        judged = _judged_on_side(self._lattice, self.on_side)
+        judged = _judged_on_side(space.lattice, self.on_side)
         self.sides = joined(list(self._blocks([depth in judged for depth in DEPTHS], 1 << 30)))
         """The second axis: a single row if there are no such knobs."""
         self._judged = [depth not in judged for depth in DEPTHS]
@@ -105,15 +157,13 @@ class Grid:
 
     def config_of(self, codes: Codes) -> TrialConfig:
         """The configuration with these codes."""
-        return self._space.base.replace(
-            {name: values[code] for name, values, code in zip(SEARCH_ORDER, self.values, codes, strict=True)}
-        )
+        return self._builder.config_of(codes)
 
     def _blocks(self, judged: Sequence[bool], most: int) -> Iterator[Rows]:
         """Rows of the judged knobs, with any value for the others; about `most` at a time."""
-        steps = [_Step(self._reads[depth] if judged[depth] else (), self._most) for depth in DEPTHS]
+        steps = [self._builder.step(depth, judged[depth]) for depth in DEPTHS]
         waiting: list[Rows] = []
-        for rows in self._walk(Rows((), 1), steps, judged, most):
+        for rows in self._walk(Rows((), 1), steps, most):
             checkpoint()
             waiting.append(rows)
             if sum(item.count for item in waiting) >= most:
@@ -122,55 +172,25 @@ class Grid:
         if waiting:
             yield joined(waiting)
 
-    def _walk(self, rows: Rows, steps: Sequence["_Step"], judged: Sequence[bool], most: int) -> Iterator[Rows]:
+    def _walk(self, rows: Rows, steps: Sequence["Step"], most: int) -> Iterator[Rows]:
         """The rows that extend these, split into parts when there are too many."""
         while len(rows.columns) < len(SEARCH_ORDER) and 0 < rows.count <= most:
             depth = len(rows.columns)
-            rows = self._extended(rows, steps[depth], judged[depth])
+            rows, _ = self._builder.extended(rows, steps[depth])
         if 0 < rows.count <= most:
             yield rows
         elif len(rows.columns) == len(SEARCH_ORDER):
             yield from (rows.take(index) for index in _parts(rows.count, most))
         else:
             for index in _parts(rows.count, most):
-                yield from self._walk(rows.take(index), steps, judged, most)
-
-    def _extended(self, rows: Rows, step: "_Step", judged: bool) -> Rows:
-        """Every row once for each legal value of the next knob; once if that knob is not judged."""
-        which = step.combinations(rows)
-        for row in step.unknown(which):
-            step.learn(int(which[row if len(which) > 1 else 0]), self._next(rows, row, judged))
-        found = step.places(which)
-        if len(found) == 1 and len(codes := step.following(int(found[0]))) == 1:
-            return Rows((*rows.columns, np.array(codes, dtype=np.int16)), rows.count)
-        counts = np.broadcast_to(step.counts(found), rows.count)
-        source = np.repeat(np.arange(rows.count), counts)
-        within = np.arange(len(source)) - np.repeat(np.cumsum(counts) - counts, counts)
-        starts = np.broadcast_to(step.starts(found), rows.count)
-        return Rows((*rows.take(source).columns, step.codes(starts[source] + within)), len(source))
-
-    def _next(self, rows: Rows, row: int, judged: bool) -> list[int]:
-        """The possible next values for a row."""
-        depth = len(rows.columns)
-        prefix = [values[0] for values in self.values[:depth]]  # any value, for knobs that are not read
-        for place in self._reads[depth]:
-            prefix[place] = self.values[place][rows.code(place, row)]
-        values = self._lattice.legal_choices(tuple(prefix)) if judged else self._lattice.choices(tuple(prefix))[:1]
-        return [self._place(depth, value) for value in values]
-
-    def _place(self, depth: int, value: Value) -> int:
-        places, values = self._places[depth], self.values[depth]
-        if value not in places:
-            places[value] = len(values)
-            values.append(value)
-        return places[value]
+                yield from self._walk(rows.take(index), steps, most)
 
 
-class _Step:
+class Step:
     """The possible values of one knob, by the combination of the knobs that it depends on."""
 
-    def __init__(self, reads: Sequence[int], most: Sequence[int]) -> None:
-        self._reads = tuple(reads)
+    def __init__(self, reads: Sequence[int], judged: bool, most: Sequence[int]) -> None:
+        self.reads, self.judged = tuple(reads), judged
         self._strides = tuple(int(np.prod([most[read] for read in reads[place + 1 :]])) for place in range(len(reads)))
         size = int(np.prod([most[read] for read in reads]))
         self._table = np.full(size, -1, dtype=np.int64) if size <= LARGEST_TABLE else None
@@ -183,7 +203,7 @@ class _Step:
     def combinations(self, rows: Rows) -> Index:
         """The number of each row's combination; a single one if all are equal."""
         total = np.zeros(1, dtype=np.int64)
-        for read, stride in zip(self._reads, self._strides, strict=True):
+        for read, stride in zip(self.reads, self._strides, strict=True):
             total = total + rows.columns[read].astype(np.int64) * stride
         return total
 
@@ -245,19 +265,19 @@ def joined(parts: Sequence[Rows]) -> Rows:
 
 def free_knobs(space: SearchSpace) -> frozenset[str]:
     """The knobs that no rule or condition ties to the largest group of interdependent knobs."""
-    groups = _groups(space.lattice, [depth for depth in DEPTHS if _varies(space, depth)])
+    groups = groups_of(space.lattice, [depth for depth in DEPTHS if varies(space, depth)])
     largest = max(groups, key=lambda group: _size(space, group), default=frozenset())
     return frozenset(SEARCH_ORDER[depth] for group in groups for depth in group if group is not largest)
 
 
-def _varies(space: SearchSpace, depth: int) -> bool:
+def varies(space: SearchSpace, depth: int) -> bool:
     """Whether the knob may vary; true also for a single non-default value, since an unused knob takes its default."""
     name = SEARCH_ORDER[depth]
     return tuple(space.domains.get(name, (getattr(space.base, name),))) != (KNOBS[name].default,)
 
 
-def _groups(lattice: Lattice, varying: Collection[int]) -> list[frozenset[int]]:
-    """Groups of knobs that depend on each other, directly or through others."""
+def groups_of(lattice: Lattice, varying: Collection[int]) -> list[frozenset[int]]:
+    """Groups of these knobs that depend on each other, directly or through others of them."""
     groups = [frozenset({depth}) for depth in varying]
     for depth in DEPTHS:
         tied = {depth, *lattice.reads(depth)}

@@ -1,12 +1,13 @@
-"""Rows of a grid as cases: the arrays of `config_cases`, of shape (rows, 1), (1, sides) or (1, 1)."""
+"""Parts of a grid as cases: the arrays of `config_cases`, with one dimension for each axis of the grid."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
 from autotune.prediction.cases.config_cases import engine_software, shapes_of
-from autotune.prediction.cases.grid import Codes, Grid, Rows
+from autotune.prediction.cases.grid import Codes
 from autotune.prediction.cases.layouts import layouts_from
 from autotune.prediction.cases.module_cases import described
 from autotune.prediction.equations.cases import (
@@ -36,11 +37,32 @@ _PLACING = ("pipeline_parallel_size", "virtual_stages", "pipeline_schedule", "pi
 _ON_DEVICES = ("pipeline_split", "tensor_parallel_size", "context_parallel_size", "rank_order")
 """Those on which it depends besides where the nodes of a cluster differ."""
 
+Part = TypeVar("Part", contravariant=True)
 
-class GridCases:
-    """Makes the cases of a grid's rows."""
 
-    def __init__(self, space: SearchSpace, model: ModelSpec | FactoryModel, engine: str, grid: Grid) -> None:
+class Coded(Protocol[Part]):
+    """Configurations in parts: of a `Grid` its rows, of `Products` each product."""
+
+    @property
+    def values(self) -> Sequence[list[Value]]:
+        """For each knob of SEARCH_ORDER, the values that occur."""
+        ...
+
+    def codes(self, rows: Part, name: str, /) -> Codes:
+        """The indices of one knob's values in a part, with one dimension for each axis."""
+        ...
+
+
+def placing_knobs(space: SearchSpace) -> tuple[str, ...]:
+    """The knobs on which it depends what each rank of a pipeline holds, and where; none if all split their layers by rule."""
+    written = space.domains.get("pipeline_layout", (space.base.pipeline_layout,)) != ("",)
+    return (*_PLACING, *_ON_DEVICES) if space.cluster.groups else _PLACING if written else ()
+
+
+class GridCases(Generic[Part]):
+    """Makes the cases of a grid's parts."""
+
+    def __init__(self, space: SearchSpace, model: ModelSpec | FactoryModel, engine: str, grid: Coded[Part]) -> None:
         self._world, self._batch, self._grid = space.world_size, space.workload.global_batch_size, grid
         same = {name: _only(space, name) for name in UNIFORM}
         precision, attention = same["precision"], same["attention_backend"]
@@ -55,12 +77,11 @@ class GridCases:
         self._software: Software = engine_software(model, engine, {str(attention)}, space.cluster.device.kind)
         self._space, self._model = space, model
         self._devices = devices_of(space.cluster, str(precision))
-        written = space.domains.get("pipeline_layout", (space.base.pipeline_layout,)) != ("",)
-        self._placing = (*_PLACING, *_ON_DEVICES) if space.cluster.groups else _PLACING if written else ()
+        self._placing = placing_knobs(space)
 
-    def of(self, rows: Rows) -> Cases:
-        """The cases of the rows with every side."""
-        return self._cases(lambda name: self._grid.codes(rows, name))
+    def of(self, part: Part) -> Cases:
+        """The cases of a part."""
+        return self._cases(lambda name: self._grid.codes(part, name))
 
     def at(self, codes: Codes) -> Cases:
         """The cases of configurations that have these codes, of shape (configurations, knobs)."""
@@ -107,7 +128,7 @@ class GridCases:
         return self._grid.values[SEARCH_ORDER.index(name)]
 
 
-def numbers(grid: Grid, name: str, codes: Codes, meaning: Callable[[Value], float] = float) -> Array:
+def numbers(grid: Coded[Any], name: str, codes: Codes, meaning: Callable[[Value], float] = float) -> Array:
     """What the codes of a knob mean."""
     table = np.array([meaning(value) for value in grid.values[SEARCH_ORDER.index(name)]], dtype=np.float64)
     return table[codes]

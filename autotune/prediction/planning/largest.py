@@ -10,8 +10,8 @@ from typing import cast
 import numpy as np
 
 from autotune.errors import NothingFeasibleError, RequestError
-from autotune.prediction.cases.grid import Grid
-from autotune.prediction.cases.grid_cases import GridCases
+from autotune.prediction.cases.grid_cases import GridCases, placing_knobs
+from autotune.prediction.cases.products import Products
 from autotune.prediction.equations.memory import memory
 from autotune.prediction.planning.question import Question
 from autotune.prediction.planning.question_space import space_of
@@ -79,13 +79,13 @@ def anything_fits(question: Question, room: Room, bounds: Bounds) -> bool:
         return False
     count = 0
     for part in uniform_parts(without_buckets(space)):
-        grid = Grid(part)
-        cases = GridCases(part, question.model, question.engine, grid)
-        for rows in grid.blocks():
-            count += rows.count * grid.sides.count
+        products = Products(part, placing_knobs(part))
+        cases = GridCases(part, question.model, question.engine, products)
+        for product in products.blocks():
+            count += product.count
             require_within(bounds, count)
-            needed = memory(cases.of(rows), question.rates)
-            if np.any(room.holds(needed.needed, needed.host)):
+            needed = memory(cases.of(product), question.rates)
+            if np.any(room.holds(needed.needed, needed.host) & product.legal):
                 return True
     return False
 

@@ -18,11 +18,12 @@ from autotune.prediction.equations.step import predict
 from autotune.prediction.planning.buckets import Tuned, in_order, tuned
 from autotune.prediction.planning.by_goodput import ranked_by_goodput
 from autotune.prediction.planning.estimate import Estimate, alike, estimates, learned
+from autotune.prediction.planning.found import Part, Scanned
 from autotune.prediction.planning.question import Question
 from autotune.prediction.planning.question_space import space_of
 from autotune.prediction.planning.reasons import Cost, Goal, Reason, reasons_of, single_knob_changes
 from autotune.prediction.planning.room import PROBABILITY, Room, room_of
-from autotune.prediction.planning.scan import Bounds, Leader, Scanned, require_within, scan
+from autotune.prediction.planning.scan import Bounds, require_within, scan
 from autotune.prediction.planning.simplicity import Group, grouped, plain_parts, resolution
 from search_spaces.clusters.cluster import ClusterSpec, with_shape
 from search_spaces.plain import to_plain
@@ -234,7 +235,7 @@ def _plans_of(question: Question, options: PlanOptions, bounds: Bounds, counted:
     scanned = _scanned(question, space, room, options, bounds, counted)
     by_memory = options.objective is PlanObjective.MEMORY
     contenders = [found.leader for values in scanned.at_best.values() for found in values.values() if found.leader is not None]
-    simple = [] if by_memory else _simple(question, space, room, bounds)
+    simple = [leader for leaders in scanned.apart for leader in leaders]
     leaders = tuple({leader.config: leader for leader in (*scanned.leaders, *contenders, *simple)}.values())
     best = _with_lessons(question, tuned(question, space, room, leaders, by_memory), by_memory)
     counted.settings += sum(len(values) for item in best for values in item.settings.values())
@@ -261,16 +262,6 @@ def _plans_of(question: Question, options: PlanOptions, bounds: Bounds, counted:
     return [
         _plan(question, space, estimate, group, reasons, goal, options, ways.get(estimate.config, ()))
         for estimate, group, reasons in zip(predicted, groups, why, strict=True)
-    ]
-
-
-def _simple(question: Question, space: SearchSpace, room: Room, bounds: Bounds) -> list[Leader]:
-    """The best of each plain part of the space: a simple configuration may tie and yet rank behind a thousand others."""
-    within = Bounds(until=bounds.until)
-    return [
-        leader
-        for part in plain_parts(space)
-        for leader in scan(question, part, room, slowest=None, bounds=within).leaders[:SIMPLE_KEPT]
     ]
 
 
@@ -313,15 +304,20 @@ def _scaled_time(item: Tuned, factor: float) -> Tuned:
 def _scanned(
     question: Question, space: SearchSpace, room: Room, options: PlanOptions, bounds: Bounds, counted: _Counted
 ) -> Scanned:
-    """Scan all configurations; for the objective memory a second time, once the best rate is known."""
+    """Scan all configurations; for the objective memory a second time, once the best rate is known.
+
+    The best of each plain part are kept, too: a simple configuration may tie and yet rank behind a thousand others.
+    """
     left = bounds
     if bounds.configurations is not None:
         left = dataclasses.replace(bounds, configurations=max(bounds.configurations - counted.configurations, 0))
-    scanned = scan(question, space, room, slowest=None, bounds=left)
+    by_memory = options.objective is PlanObjective.MEMORY
+    apart = () if by_memory else tuple(Part(values=values, most=SIMPLE_KEPT) for values in plain_parts(space))
+    scanned = scan(question, space, room, slowest=None, bounds=left, apart=apart)
     counted.configurations += scanned.count
     counted.fitting += scanned.fitting
     counted.least, counted.fastest = min(counted.least, scanned.least), min(counted.fastest, scanned.fastest)
-    if options.objective is not PlanObjective.MEMORY or not scanned.leaders:
+    if not by_memory or not scanned.leaders:
         return scanned
     slowest = scanned.fastest / (SHARE if options.share is None else options.share)
     return scan(question, space, room, slowest=slowest, bounds=left)

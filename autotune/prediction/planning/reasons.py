@@ -4,8 +4,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from autotune.prediction.planning.buckets import Setting, Tuned
+from autotune.prediction.planning.found import AtBest
 from autotune.prediction.planning.room import Room
-from autotune.prediction.planning.scan import AtBest
 from search_spaces.context import SpaceContext
 from search_spaces.knob import Value
 from search_spaces.knob_values import KNOBS, value_text

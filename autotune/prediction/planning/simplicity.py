@@ -1,6 +1,5 @@
 """Which configurations the equations cannot distinguish, and which of these an expert would try first."""
 
-import dataclasses
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -61,17 +60,19 @@ def effort(config: TrialConfig, space: SearchSpace) -> tuple[int, ...]:
     )
 
 
-def plain_parts(space: SearchSpace) -> Iterator[SearchSpace]:
-    """The plain part of a space, split by the dimensions of parallelism in use: the parts are disjoint and cover it."""
+def plain_parts(space: SearchSpace) -> Iterator[dict[str, frozenset[Value]]]:
+    """The plain part of a space, split by the dimensions of parallelism in use: the parts are disjoint and cover it.
+
+    Of each part, the values of the knobs. A knob without effect has its default, which is a plain value.
+    """
     plain = {
-        name: tuple(value for value in values if value in PLAIN[name]) or values if name in PLAIN else values
+        name: frozenset({*allowed, KNOBS[name].default})
         for name, values in space.domains.items()
+        if name in PLAIN and (allowed := [value for value in values if value in PLAIN[name]])
     }
-    cut = [_sides(name, plain[name]) for name in DIMENSIONS if name in plain]
+    cut = [_sides(name, space.domains[name]) for name in DIMENSIONS if name in space.domains]
     for sides in itertools.product(*cut):
-        part = dataclasses.replace(space, domains=plain | dict(sides))
-        if not part.is_empty():
-            yield part
+        yield plain | dict(sides)
 
 
 def grouped(found: Sequence[Tuned], space: SearchSpace, time_spread: float, most: int) -> list[Group]:
@@ -103,6 +104,6 @@ def _is_choice(name: str, space: SearchSpace) -> bool:
     return any(value in PLAIN[name] for value in space.domains.get(name, ()))
 
 
-def _sides(name: str, values: Sequence[Value]) -> list[tuple[str, tuple[Value, ...]]]:
-    single, several = tuple(value for value in values if value == 1), tuple(value for value in values if value != 1)
+def _sides(name: str, values: Sequence[Value]) -> list[tuple[str, frozenset[Value]]]:
+    single, several = frozenset(value for value in values if value == 1), frozenset(value for value in values if value != 1)
     return [(name, side) for side in (single, several) if side]

@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 
 from autotune.prediction.cases.config_cases import cases_of
-from autotune.prediction.cases.grid import Grid
+from autotune.prediction.cases.grid import Grid, Rows
 from autotune.prediction.cases.grid_cases import GridCases
 from autotune.prediction.equations.cases import Cases
 from autotune.prediction.equations.memory import Memory, memory
@@ -160,7 +160,7 @@ class _DescribedPool:
         return self._pool.places(configs)
 
 
-def _grid_cases(space: SearchSpace, grid: Grid, setting: Setting) -> GridCases:
+def _grid_cases(space: SearchSpace, grid: Grid, setting: Setting) -> GridCases[Rows]:
     return GridCases(space, setting.model, setting.engine, grid)
 
 

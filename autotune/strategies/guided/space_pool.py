@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from autotune.objective.normal import probability_below
-from autotune.prediction.cases.grid import Codes, Grid
+from autotune.prediction.cases.grid import Codes, Grid, Rows
 from autotune.prediction.cases.grid_cases import GridCases, numbers
 from autotune.prediction.equations.cases import Cases
 from autotune.prediction.fitting.knob_features import Numbers
@@ -37,7 +37,7 @@ class _Part:
     """Kept candidates of one precision and one attention kernel."""
 
     grid: Grid
-    cases: GridCases
+    cases: GridCases[Rows]
     codes: Codes
     order: Array
     """Key by which the best are kept; lower is better."""
@@ -50,7 +50,7 @@ class SpacePool:
     tuned around the best later.
     """
 
-    def __init__(self, space: SearchSpace, make_cases: Callable[[SearchSpace, Grid], GridCases], order: "Order") -> None:
+    def __init__(self, space: SearchSpace, make_cases: Callable[[SearchSpace, Grid], GridCases[Rows]], order: "Order") -> None:
         """Raises SpaceTooLargeError if the space has more than `MOST_PREDICTED` configurations."""
         self._parts = _kept(space, make_cases, order)
         self._firsts = np.cumsum([0, *(len(part.codes) for part in self._parts)])
@@ -95,7 +95,7 @@ class Order:
     """Standard deviations between predicted and available memory."""
 
 
-def _kept(space: SearchSpace, make_cases: Callable[[SearchSpace, Grid], GridCases], order: Order) -> list[_Part]:
+def _kept(space: SearchSpace, make_cases: Callable[[SearchSpace, Grid], GridCases[Rows]], order: Order) -> list[_Part]:
     parts: list[_Part] = []
     predicted = 0
     for uniform in uniform_parts(space if space.count() <= WHOLE else without_buckets(space)):

@@ -9,6 +9,7 @@ import pytest
 from autotune.prediction.cases.config_cases import cases_of
 from autotune.prediction.cases.grid import Grid
 from autotune.prediction.cases.grid_cases import GridCases
+from autotune.prediction.cases.products import Products
 from autotune.prediction.equations.pipeline import split_layers
 from autotune.prediction.equations.rates import rates_for
 from autotune.prediction.equations.step import predict
@@ -100,13 +101,40 @@ def made(name: str) -> tuple[SearchSpace, ModelSpec, str]:
 
 
 @pytest.mark.parametrize("name", SPACES)
-def test_the_grid_is_the_enumeration(name: str) -> None:
+def test_grid_and_products_are_the_enumeration(name: str) -> None:
     space, _, _ = made(name)
     grid = Grid(space)
     found = [config for rows in grid.blocks(500) for config in grid.configs(rows)]
     assert len(found) == len(set(found))
-    assert set(found) == set(space.enumerate())
+    every = set(space.enumerate())
+    assert set(found) == every
     assert (len(found) == 0) is (name == "nothing-legal")
+    products, found = Products(space), []
+    for product in products.blocks(500):
+        assert 0 < product.count <= np.prod(product.shape) <= 500
+        assert np.count_nonzero(product.legal) == product.count
+        found += [products.config_of(codes) for codes in products.codes_at(product, np.nonzero(product.legal))]
+    assert len(found) == len(set(found)) == products.count
+    assert set(found) == every
+
+
+@pytest.mark.parametrize("name", sampled(sorted(SPACES), every=5))
+def test_a_product_predicts_what_rows_predict(name: str) -> None:
+    space, model, engine = made(name)
+    for part in uniform_parts(space):
+        grid, products, expected = Grid(part), Products(part), {}
+        for rows in grid.blocks(2000):
+            found = predict(GridCases(part, model, engine, grid).of(rows), rates_for(space.cluster, engine))
+            shape = (rows.count, grid.sides.count)
+            columns = [np.broadcast_to(values, shape).ravel() for values in (found.seconds, found.memory.needed)]
+            expected |= dict(zip(grid.configs(rows), zip(*columns, strict=True), strict=True))
+        for product in products.blocks(2000):
+            found = predict(GridCases(part, model, engine, products).of(product), rates_for(space.cluster, engine))
+            at = np.nonzero(product.legal)
+            columns = [np.broadcast_to(values, product.shape)[at] for values in (found.seconds, found.memory.needed)]
+            for codes, *values in zip(products.codes_at(product, at), *columns, strict=True):
+                assert tuple(values) == expected.pop(products.config_of(codes))
+        assert not expected
 
 
 def test_blocks_are_bounded() -> None:

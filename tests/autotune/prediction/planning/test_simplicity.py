@@ -7,11 +7,12 @@ import pytest
 
 from autotune.prediction.equations.step import Z90
 from autotune.prediction.planning.buckets import Tuned
+from autotune.prediction.planning.found import Leader
 from autotune.prediction.planning.plan import PlanOptions, plan
 from autotune.prediction.planning.question import Question, cluster_of, model_of, question_of
 from autotune.prediction.planning.question_space import space_of
-from autotune.prediction.planning.scan import Leader
-from autotune.prediction.planning.simplicity import DIMENSIONS, effort, grouped, plain_parts, resolution, unusual
+from autotune.prediction.planning.simplicity import DIMENSIONS, PLAIN, effort, grouped, plain_parts, resolution, unusual
+from search_spaces.knob_values import KNOBS
 from search_spaces.space import SearchSpace
 from search_spaces.trial_config import TrialConfig
 
@@ -85,9 +86,20 @@ def test_the_plain_parts_hold_the_plain_part_of_a_space_once() -> None:
     few = {"micro_batch_size": 1, "checkpoint_every_k": 1, "zero_stage": 1, "offload_param": "none"}
     space = space_of(asked(**buckets, **rest, **few))
     plain = [config for config in space.enumerate() if not unusual(config, space)]
-    parts = [config for part in plain_parts(space) for config in part.enumerate()]
-    assert len(parts) == len(set(parts)) > 100
-    assert set(parts) == set(plain)
+    every, parts = list(space.enumerate()), list(plain_parts(space))
+    assert len(parts) > 1
+    within = [
+        [config for config in every if all(getattr(config, knob) in allowed for knob, allowed in part.items())]
+        for part in parts
+    ]
+    found = [config for own in within for config in own]
+    assert len(found) == len(set(found)) > 100
+    assert set(found) == set(plain)
+
+
+def test_the_default_of_a_knob_with_plain_values_is_plain() -> None:
+    """So that a knob without effect, which has its default, is in the plain part."""
+    assert all(KNOBS[name].default in plain for name, plain in PLAIN.items())
 
 
 @pytest.mark.parametrize(("model", "cluster"), [("llama-3-8b", "dgx-h100:1"), ("llama-3-70b", "dgx-h100:4")])

@@ -1,0 +1,242 @@
+"""What a scan has found: the best configurations, and the best result for each value of each knob."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autotune.prediction.cases.grid import Codes
+from autotune.prediction.cases.products import Mask, Product, Products
+from autotune.prediction.equations.cases import Array
+from search_spaces.canonical import SEARCH_ORDER
+from search_spaces.knob import Value
+from search_spaces.trial_config import TrialConfig
+
+KEPT = 1000
+"""Number of configurations whose buckets are set."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leader:
+    """One of the best configurations, before its buckets are set."""
+
+    config: TrialConfig
+    seconds: float
+    """Seconds of a step."""
+    memory: float
+    """Bytes of the fullest rank."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AtBest:
+    """The best result for one value of one knob, over all values of the others."""
+
+    leader: Leader | None
+    """The best with the value; None: none fits, or all that fit are too slow."""
+    needed: float
+    """Least bytes with the value, whether it fits or not."""
+    fits: bool
+    """Whether any configuration with the value fits, however slow."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """A part of a space of which the best are kept."""
+
+    values: Mapping[str, frozenset[Value]]
+    """Knob -> its values in the part; knobs that are not named have any value."""
+    most: int
+    """Number kept."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scanned:
+    """The result of a scan."""
+
+    leaders: tuple[Leader, ...]
+    """Best first, at most `KEPT`. Of equal ones, the first in the order of the space."""
+    apart: tuple[tuple[Leader, ...], ...]
+    """The same for each part that was asked for."""
+    count: int
+    """Number of predicted configurations."""
+    fitting: int
+    fastest: float
+    """Seconds of the fastest step that fits; infinite: none fits."""
+    least: float
+    """Least bytes of any configuration, whether it fits or not."""
+    at_best: dict[str, dict[Value, AtBest]]
+    """Knob -> value -> its best result, for the knobs with several values."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """Predictions for a product; the arrays have its shape, infinite where no configuration is legal."""
+
+    products: Products
+    product: Product
+    seconds: Array
+    """Infinite where it does not fit."""
+    memory: Array
+    fits: Mask
+    leads: Mask
+    """Configurations that fit and are fast enough."""
+
+
+@dataclass(slots=True)
+class _Value:
+    """Results so far for one value of one knob."""
+
+    least: float = np.inf
+    """Seconds or bytes of the best."""
+    needed: float = np.inf
+    fits: bool = False
+    best: tuple[Products, Codes, float, float] | None = None
+    """Its space, its codes, its seconds and bytes."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Found:
+    """Results so far."""
+
+    by_memory: bool
+    """Whether configurations are ranked by memory."""
+    compared: frozenset[str]
+    """The knobs of which each value is compared."""
+    apart: Sequence[Part] = ()
+    count: int = 0
+    fitting: int = 0
+    fastest: float = np.inf
+    least: float = np.inf
+    _values: dict[str, dict[Value, _Value]] = field(default_factory=dict)
+    _best: list["_Best"] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._best = [_Best(self.by_memory, KEPT), *(_Best(self.by_memory, part.most) for part in self.apart)]
+
+    def add(self, block: Block) -> None:
+        """Add predictions."""
+        self.count += block.product.count
+        self.fitting += int(np.count_nonzero(block.fits))
+        self.least = min(self.least, float(block.memory.min()))
+        ranked = np.where(block.leads, block.memory if self.by_memory else block.seconds, np.inf)
+        self.fastest = min(self.fastest, float(np.where(block.leads, block.seconds, np.inf).min()))
+        for axis in range(ranked.ndim):
+            self._compare(block, ranked, axis)
+        if not np.isfinite(ranked.min()):
+            return
+        everywhere = tuple(np.arange(count) for count in ranked.shape)
+        self._best[0].add(block, ranked, everywhere)
+        for best, part in zip(self._best[1:], self.apart, strict=True):
+            within = tuple(_within(block, part, axis) for axis in range(ranked.ndim))
+            if all(len(rows) for rows in within):
+                best.add(block, ranked[np.ix_(*within)], within)
+
+    def scanned(self) -> Scanned:
+        """Return the results."""
+        first, *others = (best.leaders() for best in self._best)
+        varied = {name: self._values[name] for name in SEARCH_ORDER if len(self._values.get(name, ())) > 1}
+        return Scanned(
+            leaders=first,
+            apart=tuple(others),
+            count=self.count,
+            fitting=self.fitting,
+            fastest=self.fastest,
+            least=self.least,
+            at_best={name: {value: _at_best(found) for value, found in values.items()} for name, values in varied.items()},
+        )
+
+    def _compare(self, block: Block, ranked: Array, axis: int) -> None:
+        """Record the best for each value of each knob of an axis, and the least memory."""
+        others = tuple(place for place in range(ranked.ndim) if place != axis)
+        least = [np.where(block.fits, 0.0, np.inf).min(axis=others), block.memory.min(axis=others), ranked.min(axis=others)]
+        for depth, name in enumerate(SEARCH_ORDER):
+            if block.products.axis_of[depth] != axis or name not in self.compared:
+                continue
+            column, values = block.product.axes[axis].columns[depth], block.products.values[depth]
+            tables = np.full((3, len(values)), np.inf)
+            for table, part in zip(tables, least, strict=True):
+                np.minimum.at(table, column if len(column) > 1 else np.full(len(part), column[0]), part)
+            for code in np.unique(column):
+                found = self._values.setdefault(name, {}).setdefault(values[code], _Value())
+                fitting, needed, best = tables[:, code].tolist()
+                found.needed, found.fits = min(found.needed, needed), found.fits or fitting == 0.0
+                if best < found.least:
+                    found.least, found.best = best, _first_of(block, ranked, axis, column == code, best)
+
+
+@dataclass(slots=True)
+class _Best:
+    """The best configurations so far."""
+
+    by_memory: bool
+    most: int
+    _results: Array = field(default_factory=lambda: np.empty((0, 2)))
+    """Seconds and bytes of each, best first."""
+    _codes: Codes = field(default_factory=lambda: np.empty((0, len(SEARCH_ORDER)), dtype=np.int16))
+    _spaces: list[Products] = field(default_factory=list)
+    _space_of: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    """Index in `_spaces` of each."""
+
+    def add(self, block: Block, ranked: Array, rows: "tuple[NDArray[np.int64], ...]") -> None:
+        """Merge those that are as good as the last one; `ranked` has the results of these rows of each axis."""
+        last = self._results[-1, int(self.by_memory)] if len(self._results) == self.most else np.finfo(np.float64).max
+        places = np.flatnonzero(ranked <= last)
+        if len(places) > self.most:
+            flat = ranked.ravel()[places]
+            places = places[flat <= np.partition(flat, self.most - 1)[self.most - 1]]
+        if not len(places):
+            return
+        at = tuple(own[index] for own, index in zip(rows, np.unravel_index(places, ranked.shape), strict=True))
+        if not self._spaces or self._spaces[-1] is not block.products:
+            self._spaces.append(block.products)
+        codes = np.concatenate([self._codes, block.products.codes_at(block.product, at)])
+        space_of = np.concatenate([self._space_of, np.full(len(places), len(self._spaces) - 1)])
+        results = np.concatenate([self._results, np.column_stack([block.seconds[at], block.memory[at]])])
+        order = _in_order(results, codes, space_of, self.by_memory)[: self.most]
+        self._results, self._codes, self._space_of = results[order], codes[order], space_of[order]
+
+    def leaders(self) -> tuple[Leader, ...]:
+        """The configurations, best first."""
+        return tuple(
+            Leader(config=self._spaces[space].config_of(codes), seconds=seconds, memory=memory)
+            for space, codes, (seconds, memory) in zip(self._space_of, self._codes, self._results.tolist(), strict=True)
+        )
+
+
+def _in_order(results: Array, codes: Codes, space_of: NDArray[np.int64], by_memory: bool) -> NDArray[np.int64]:
+    """Indices, best first; equal ones in the order of the space."""
+    varying = np.flatnonzero((codes != codes[0]).any(axis=0))
+    seconds, memory = results.T
+    best = (seconds, memory) if by_memory else (memory, seconds)
+    return np.lexsort((*(codes[:, depth] for depth in varying[::-1]), space_of, *best))
+
+
+def _first_of(block: Block, ranked: Array, axis: int, chosen: Mask, least: float) -> tuple[Products, Codes, float, float]:
+    """Of the configurations with the chosen rows of an axis and this result, the first in the order of the space."""
+    shape = [1] * ranked.ndim
+    shape[axis] = len(chosen)
+    at = np.nonzero((ranked == least) & chosen.reshape(shape))
+    codes = block.products.codes_at(block.product, at)
+    first = np.lexsort(codes.T[::-1])[0]
+    place = tuple(index[first] for index in at)
+    return block.products, codes[first], float(block.seconds[place]), float(block.memory[place])
+
+
+def _within(block: Block, part: Part, axis: int) -> NDArray[np.int64]:
+    """The rows of an axis whose values are in the part."""
+    inside = np.ones(block.product.axes[axis].count, dtype=bool)
+    for name, allowed in part.values.items():
+        depth = SEARCH_ORDER.index(name)
+        if block.products.axis_of[depth] == axis:
+            table = np.array([value in allowed for value in block.products.values[depth]])
+            inside &= table[block.product.axes[axis].columns[depth]]
+    return np.flatnonzero(inside)
+
+
+def _at_best(found: _Value) -> AtBest:
+    leader = None
+    if found.best is not None:
+        products, codes, seconds, memory = found.best
+        leader = Leader(config=products.config_of(codes), seconds=seconds, memory=memory)
+    return AtBest(leader=leader, needed=found.needed, fits=found.fits)
