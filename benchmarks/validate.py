@@ -28,7 +28,7 @@ MORE = {
     "validate_selene": "Selene: iteration times with one efficiency curve",
     "validate_plan": "Megatron-Bridge: an expert's choice inside the plan's top ten",
 }
-"""Scripts beside this one with `lines(data: Path) -> list[Line]`, and what they measure."""
+"""Scripts beside this one with `lines(data: Path) -> list[Line]`, and what they measure. Some have `section(data)`, too."""
 HELD = {True: "held", False: "**missed**", None: "not measured"}
 SECTIONS = {
     Calibration.NONE: "As shipped",
@@ -60,7 +60,13 @@ def more_lines(data: Path) -> list[Line]:
     return found
 
 
-def page(documents: Mapping[Calibration, Document], lines: list[Line], seconds: float) -> str:
+def more_sections(data: Path) -> list[str]:
+    """Sections of the other scripts."""
+    modules = [importlib.import_module(name) for name in MORE if importlib.util.find_spec(name) is not None]
+    return [line for module in modules if hasattr(module, "section") for line in module.section(data)]
+
+
+def page(documents: Mapping[Calibration, Document], lines: list[Line], sections: list[str], seconds: float) -> str:
     """The Markdown page."""
     cells = [[line.target, line.mode, line.bound, line.figure, HELD[line.held], line.ceiling] for line in lines]
     held = sum(line.held is True for line in lines)
@@ -75,6 +81,7 @@ def page(documents: Mapping[Calibration, Document], lines: list[Line], seconds: 
         "",
         *table(["target", "fitted on", "bound", "figure", "", "perfect predictor"], cells),
         "",
+        *sections,
     ]
     for mode, title in SECTIONS.items():
         parts += [f"## {title}", "", *(f"- {sentence}." for sentence in method_lines(documents[mode])), ""]
@@ -95,7 +102,7 @@ def main() -> int:
     began = time.monotonic()
     documents = measure(arguments.data)
     lines = [target.line(documents) for target in TARGETS] + more_lines(arguments.data)
-    text = page(documents, lines, time.monotonic() - began)
+    text = page(documents, lines, more_sections(arguments.data), time.monotonic() - began)
     print("\n".join(f"{HELD[line.held]:12} {line.target}: {line.figure} ({line.bound}) {line.ceiling}" for line in lines))
     if arguments.markdown:
         arguments.markdown.write_text(text, encoding="utf-8")

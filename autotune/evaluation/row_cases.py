@@ -1,16 +1,20 @@
-"""A row of a table of measurements as a case: missing values are derived from the model's size and the device's name."""
+"""A row of a table of measurements as a case: missing values are derived from the names of the model and the device, and from
+the model's size."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 import numpy as np
 
 from autotune.evaluation.row_hardware import RowHardware, row_hardware
+from autotune.evaluation.row_models import completed, named_model
 from autotune.evaluation.validation.row import Row
+from autotune.prediction.cases.config_cases import shapes_of
 from autotune.prediction.equations.cases import RECOMPUTE, SCHEDULES, Cases, Hardware, Layouts, Shapes, scalar
 from autotune.prediction.equations.mixed import FP8_GAIN
 from autotune.prediction.equations.software import profile, software_named
+from search_spaces.models.model import ModelSpec
 
 _TRAINABLE = re.compile(r"trainable=([\d,]+)")
 _LORA = re.compile(r"=\s*q?lora\b", re.IGNORECASE)
@@ -34,6 +38,7 @@ class _Family:
 
 def refusal(row: Row) -> str | None:
     """Why a row cannot be represented; None: it can."""
+    row = completed(row)
     for name in ("num_layers", "hidden", "heads", "seq_len", "num_gpus", "gpu_type", "micro_batch"):
         if getattr(row, name) in (None, 0):
             return f"has no {name}"
@@ -66,14 +71,15 @@ def adapts(row: Row) -> bool:
 
 def case_of(row: Row) -> Cases:
     """The case of a row that `refusal` does not refuse."""
-    text = described(row)
+    row = completed(row)
+    text, model = described(row), named_model(row)
     hardware = row_hardware(row.gpu_type or "", row.gpus_per_node, row.num_gpus or 1, row.intra_bw, row.inter_bw)
     assert hardware is not None  # checked by refusal()
-    family = _family(row)
+    family = _family(row) if model is None else _Family(gated=model.gated_mlp, tied=model.tied_embeddings)
     kind = row.mem_kind or ""
     software, values = software_named(text, gated=family.gated, first_rank="rank 0" in kind)
     return Cases(
-        shapes=_shapes(row, family, values),
+        shapes=_shapes(row, family, values) if model is None else _model_shapes(row, model, values),
         hardware=_hardware(row, hardware),
         layouts=_layouts(row, values),
         software=software,
@@ -122,6 +128,15 @@ def _shapes(row: Row, family: _Family, values: dict[str, float]) -> Shapes:
         frozen_bytes=scalar(frozen),
         dropout=scalar(values["dropout"]),
     )
+
+
+def _model_shapes(row: Row, model: ModelSpec, values: dict[str, float]) -> Shapes:
+    adapter, frozen = _adapter(row)
+    shapes = shapes_of(model, row.seq_len or 1)
+    return replace(
+        shapes, adapter=scalar(adapter), frozen_bytes=scalar(frozen), dropout=scalar(values["dropout"]),
+        vocabulary=scalar(row.vocab or model.vocab_size),
+    )  # fmt: skip
 
 
 def _adapter(row: Row) -> tuple[float, float]:

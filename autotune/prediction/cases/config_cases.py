@@ -15,6 +15,7 @@ from autotune.prediction.equations.cases import (
     Software,
     scalar,
 )
+from autotune.prediction.equations.layer_kinds import layer_kinds
 from autotune.prediction.equations.mixed import devices_of, hardware_of
 from autotune.prediction.equations.schedules import scheduled
 from autotune.prediction.equations.software import software_named
@@ -46,8 +47,9 @@ def cases_of(
             devices=devices_of(cluster, precision),
             module=described(model, precision, cluster.device.kind),
         )
-    laid_out, ranks = tabled([layout_key(config, model, cluster, workload.sequence_length) for config in configs])
-    shapes = trained_shapes(shapes_of(model, workload.sequence_length), model, workload.sequence_length, configs)
+    length, windows = workload.sequence_length, not any(config.attention_window for config in configs)
+    laid_out, ranks = tabled([layout_key(config, model, cluster, length, windows) for config in configs])
+    shapes = trained_shapes(shapes_of(model, length), model, length, configs)
     layouts = scheduled(layouts_of(configs, workload.global_batch_size, cluster.world_size), configs, workload)
     layouts = loaded(layouts, model)
     return Cases(
@@ -57,6 +59,7 @@ def cases_of(
         software=engine_software(model, engine, {config.attention_backend for config in configs}, cluster.device.kind),
         ranks=ranks,
         devices=devices_of(cluster, precision),
+        kinds=layer_kinds(model, length, windows),
     )
 
 

@@ -17,16 +17,16 @@ from autotune.prediction.equations.cases import (
     RankTable,
     Software,
 )
+from autotune.prediction.equations.layer_kinds import layer_kinds
 from autotune.prediction.equations.mixed import devices_of, hardware_of
 from autotune.prediction.equations.schedules import scheduled
 from autotune.prediction.equations.trained_shapes import documented, loaded, trained_shapes
-from autotune.prediction.equations.uneven import layout_key, tabled
+from autotune.prediction.equations.uneven import LayoutKey, layout_key, tabled
 from search_spaces.canonical import SEARCH_ORDER
 from search_spaces.knob import Planning, Value
 from search_spaces.knob_values import KNOBS
 from search_spaces.models.model import FactoryModel, ModelSpec
 from search_spaces.space import SearchSpace
-from search_spaces.trial_config import TrialConfig
 
 UNIFORM = tuple(knob.name for knob in KNOBS.values() if knob.planning is Planning.FIXED)
 """Knobs that all configurations of a grid have the same value of: what computes and is trained, and how, follows from them."""
@@ -54,7 +54,7 @@ class Coded(Protocol[Part]):
 
 
 def placing_knobs(space: SearchSpace) -> tuple[str, ...]:
-    """The knobs on which it depends what each rank of a pipeline holds, and where; none if all split their layers by rule."""
+    """The knobs on which it depends what each rank of a pipeline holds, and where, in a space with explicit layers."""
     written = space.domains.get("pipeline_layout", (space.base.pipeline_layout,)) != ("",)
     return (*_PLACING, *_ON_DEVICES) if space.cluster.groups else _PLACING if written else ()
 
@@ -76,8 +76,12 @@ class GridCases(Generic[Part]):
         self._hardware = hardware_of(space.cluster, str(precision))
         self._software: Software = engine_software(model, engine, {str(attention)}, space.cluster.device.kind)
         self._space, self._model = space, model
+        self._keys: dict[tuple[Value, ...], LayoutKey | None] = {}
+        """By values of the placing knobs."""
         self._devices = devices_of(space.cluster, str(precision))
-        self._placing = placing_knobs(space)
+        windows = self._alike.attention_window == 0
+        self._kinds = layer_kinds(model, length, windows) if isinstance(model, ModelSpec) else ()
+        self._placing = placing_knobs(space) or ((*_PLACING, "pipeline_split") if self._kinds else ())
 
     def of(self, part: Part) -> Cases:
         """The cases of a part."""
@@ -96,7 +100,7 @@ class GridCases(Generic[Part]):
             layouts = dataclasses.replace(layouts, laid_out=laid_out)
         return Cases(
             shapes=self._shapes, hardware=self._hardware, layouts=layouts, software=self._software, ranks=ranks,
-            devices=self._devices, module=self._module,
+            devices=self._devices, module=self._module, kinds=self._kinds,
         )  # fmt: skip
 
     def _layouts(self, codes_of: Callable[[str], Codes]) -> Layouts:
@@ -113,16 +117,22 @@ class GridCases(Generic[Part]):
         assert isinstance(self._model, ModelSpec)
         met, inverse = np.unique(combined, return_inverse=True)
         length = self._space.workload.sequence_length
-        keys = [layout_key(self._config(int(number)), self._model, self._space.cluster, length) for number in met]
-        codes, table = tabled(keys)
+        windows, cluster = self._alike.attention_window == 0, self._space.cluster
+        combinations = [self._combination(number) for number in met.tolist()]
+        for values in combinations:
+            if values not in self._keys:
+                config = self._space.base.replace(dict(zip(self._placing, values, strict=True)))
+                self._keys[values] = layout_key(config, self._model, cluster, length, windows)
+        codes, table = tabled([self._keys[values] for values in combinations])
         return codes[inverse].reshape(combined.shape), table
 
-    def _config(self, combined: int) -> TrialConfig:
-        found: dict[str, Value] = {}
+    def _combination(self, combined: int) -> tuple[Value, ...]:
+        """The values of the placing knobs."""
+        found: list[Value] = []
         for name in reversed(self._placing):
             combined, code = divmod(combined, len(self._values(name)))
-            found[name] = self._values(name)[code]
-        return self._space.base.replace(found)
+            found.append(self._values(name)[code])
+        return tuple(reversed(found))
 
     def _values(self, name: str) -> list[Value]:
         return self._grid.values[SEARCH_ORDER.index(name)]

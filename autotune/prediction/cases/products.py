@@ -53,6 +53,12 @@ class Product:
         """Number of legal configurations."""
         return int(reduce(np.multiply, (mask.sum(axis=1) for mask in self.masks), np.ones(self.axes[0].count)).sum())
 
+    def take(self, rows: Sequence[Index]) -> "Product":
+        """The combinations of these rows of each axis."""
+        axes = tuple(axis.take(chosen) for axis, chosen in zip(self.axes, rows, strict=True))
+        first, *others = rows
+        return Product(axes, tuple(mask[np.ix_(first, other)] for mask, other in zip(self.masks, others, strict=True)))
+
     @property
     def legal(self) -> Mask:
         """Which combinations are legal."""
@@ -84,16 +90,16 @@ class Products:
         self._reads = tuple(space.lattice.reads(depth) for depth in DEPTHS)
         self._first = self._walk_first()
         found = [self._axis(number) for number in range(1, len(groups) + 1)] if self._first.count else []
-        self._axes, self._masks = tuple(axis for axis, _ in found), tuple(mask for _, mask in found)
+        self._whole = Product((self._first, *(axis for axis, _ in found)), tuple(mask for _, mask in found))
 
     @property
     def count(self) -> int:
         """Number of legal configurations."""
-        return Product((self._first, *self._axes), self._masks).count
+        return self._whole.count
 
     def blocks(self, configurations: int = BLOCK) -> Iterator[Product]:
         """All configurations, in parts with at most so many combinations."""
-        every = [np.arange(axis.count) for axis in (self._first, *self._axes)]
+        every = [np.arange(axis.count) for axis in self._whole.axes]
         yield from self._parts(every, configurations)
 
     def codes(self, product: Product, name: str) -> Codes:
@@ -151,16 +157,14 @@ class Products:
     def _parts(self, chosen: Sequence[Index], most: int) -> Iterator[Product]:
         """The configurations of these rows of each axis; halved along the first axis, then the longest, while too many."""
         first, *others = chosen
-        masks = [mask[np.ix_(first, other)] for mask, other in zip(self._masks, others, strict=True)]
+        masks = self._whole.take(chosen).masks
         first = first[reduce(np.logical_and, (mask.any(axis=1) for mask in masks), np.ones(len(first), dtype=bool))]
-        masks = [mask[np.ix_(first, other)] for mask, other in zip(self._masks, others, strict=True)]
+        masks = self._whole.take([first, *others]).masks
         others = [other[mask.any(axis=0)] for mask, other in zip(masks, others, strict=True)]
         chosen = [first, *others]
         size = int(np.prod([float(len(rows)) for rows in chosen]))
         if 0 < size <= most:
-            masks = [mask[np.ix_(first, other)] for mask, other in zip(self._masks, others, strict=True)]
-            axes = [axis.take(rows) for axis, rows in zip((self._first, *self._axes), chosen, strict=True)]
-            yield Product(tuple(axes), tuple(masks))
+            yield self._whole.take(chosen)
         elif size:
             axis = 0 if len(first) > 1 else max(range(len(chosen)), key=lambda place: len(chosen[place]))
             middle = (len(chosen[axis]) + 1) // 2

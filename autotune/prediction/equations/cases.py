@@ -337,10 +337,27 @@ def gathered_kept(layouts: Layouts, software: Software) -> Flags:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LayerKind:
+    """One of several kinds of layers of a model."""
+
+    share: Array
+    """Of the layers of the model, or of a rank."""
+    experts: float
+    """1 if these layers have experts."""
+    keys: float | None
+    """`Shapes.window` of such a layer; None: the same in all layers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RankTable:
     """Contents of pipeline ranks whose layers are given explicitly. Shape (layouts, ranks), zeros beyond a layout's last rank;
-    (layouts,) for fields that are not per rank."""
+    (layouts,) for fields that are not per rank. Of ranks with the same contents, only the first; those that can be the fullest
+    or the slowest come before the others."""
 
+    place: Array
+    """Position in the pipeline."""
+    alike: Array
+    """Number of ranks with these contents."""
     layers: Array
     selective: Array
     """Those of `layers` with selective recomputation."""
@@ -354,6 +371,10 @@ class RankTable:
     """1 for the rank with the output projection."""
     device: Array
     """Index in `Cases.devices` of the rank's device; 0 if all devices are alike."""
+    kinds: tuple[Array, ...]
+    """Those of `layers` that are of each of `Cases.kinds`."""
+    contenders: int
+    """Number of columns with ranks that can be the fullest or the slowest."""
     recomputes: Array
     """1 if the layout states what is recomputed; else the configuration does."""
     offloads: Array
@@ -390,6 +411,8 @@ class Cases:
     """Devices of pipeline ranks if a cluster's devices differ, arrays of one element each; `hardware` is their minimum."""
     module: DescribedModule | None = None
     """None: the model is a transformer of the given shapes."""
+    kinds: tuple[LayerKind, ...] = ()
+    """The kinds of layers, if they differ; `shapes` then has means."""
 
     def __len__(self) -> int:
         return max(len(value) for part in self._parts() for value in _arrays(part))
@@ -404,6 +427,7 @@ class Cases:
             ranks=self.ranks,
             devices=self.devices,
             module=self.module,
+            kinds=self.kinds,
         )
 
     def _parts(self) -> tuple[Any, ...]:

@@ -1,6 +1,7 @@
 """Seconds of computation and tensor-parallel communication of one layer and of the output projection, per micro-batch."""
 
 from dataclasses import dataclass, replace
+from functools import reduce
 
 import numpy as np
 
@@ -19,6 +20,7 @@ from autotune.prediction.equations.float8 import rounding_seconds
 from autotune.prediction.equations.frozen import unpacking_seconds
 from autotune.prediction.equations.fused_kernels import loss_fused, loss_moved, moved_elements, pieces
 from autotune.prediction.equations.graphs import copy_seconds, launches
+from autotune.prediction.equations.layer_kinds import of_kind
 from autotune.prediction.equations.module_compute import module_seconds
 from autotune.prediction.equations.schedules import (
     attended_tokens,
@@ -48,7 +50,8 @@ class MicroBatch:
 
 
 def micro_batch(cases: Cases, rates: Coefficients) -> MicroBatch:
-    """For a mean layer. If middle layers process a part of the tokens, selecting and reinserting them takes a pass each.
+    """For a mean layer, over the kinds of layers. If middle layers process a part of the tokens, selecting and reinserting
+    them takes a pass each.
 
     A user's module is divided evenly over its blocks; of its communication inside of blocks, that of tensor parallelism is
     assumed to be a transformer's.
@@ -60,6 +63,12 @@ def micro_batch(cases: Cases, rates: Coefficients) -> MicroBatch:
         return MicroBatch(
             layer=each, layer_communication=communication, head=nothing, head_communication=nothing, embedding=nothing
         )
+    if cases.kinds:
+        batches = [(kind.share, micro_batch(of_kind(cases, kind), rates)) for kind in cases.kinds]
+        layer: Array = reduce(np.add, (share * batch.layer for share, batch in batches))
+        sent: Array = reduce(np.add, (share * batch.layer_communication for share, batch in batches))
+        # The layers of modules for multi-token prediction are like the model's last ones: with experts, if any layer has them.
+        return replace(batches[-1][1], layer=layer, layer_communication=sent)
     whole = _micro_batch(cases, rates)
     if not drops_tokens(cases):
         return whole
@@ -166,10 +175,10 @@ def _latent_products(cases: Cases, rates: Coefficients) -> Array:
     source = np.where(shapes.query_rank > 0, shapes.query_rank, shapes.hidden)
     keys = shapes.query - shapes.heads * shapes.rotated + shapes.value
     return (
-        _product(cases, rates, own, shapes.hidden, down)
+        _product(cases, rates, own, shapes.hidden, np.maximum(down, 1.0))
         + _product(cases, rates, tokens, source, shapes.query / tensor)
         + _product(cases, rates, tokens, np.maximum(shapes.key_value_rank, 1.0), keys / tensor)
-        + _product(cases, rates, tokens, shapes.value / tensor, shapes.hidden)
+        + _product(cases, rates, tokens, np.maximum(shapes.value, 1.0) / tensor, shapes.hidden)
     )
 
 
@@ -293,13 +302,10 @@ def _layer_communication(cases: Cases, rates: Coefficients) -> Array:
     tensor = tensor - _hidden_behind_products(cases, rates, message)
     tensor = tensor * (1 - cases.software.tensor_hidden)
     tensor = tensor + np.where((n > 1) & crosses_domains(cases), units / 2 * n * rates.crossed_seconds, 0.0)
-    keys = 2 * _tokens(cases) * layouts.context * shapes.key_value * width / n
+    sent, times = context_messages(cases)
     passes = 2.0 + np.where(layouts.activation_checkpointing == 2, 1.0, 0.0) / layouts.checkpoint_every_k
     share = (layouts.context - 1) / layouts.context
-    exchanged = layouts.context_parallel_method == CONTEXT_METHODS.index("ulysses")
-    heads = 2 * _tokens(cases) * (shapes.query + shapes.key_value) * width / n
-    sent, times = np.where(exchanged, heads, keys), np.where(exchanged, 2.0, 1.0)
-    once = passes + np.where(exchanged, 0.0, beyond)
+    once = passes + np.where(times > 1, 0.0, beyond)
     context = collective_seconds(cases, context_group(cases), once * sent * share, passes * times, rates)
     e = layouts.expert
     routed = message * layouts.expert_tensor / n * shapes.routed * layouts.busiest_rows * (e - 1) / e
@@ -320,3 +326,19 @@ def _sums_of_experts(cases: Cases, apart: Flags, units: Array) -> tuple[Array, A
     kept = np.where(shapes.shared_ffn > 0, units / 2, 0.0) + np.where(layouts.sequence_parallel > 0, 0.0, 2.0)
     again = np.where(layouts.activation_checkpointing == 2, 1.0, 0.0) / layouts.checkpoint_every_k
     return share * (units / 2 - kept), share * (4.0 + again)
+
+
+def context_messages(cases: Cases) -> tuple[Array, Array]:
+    """Bytes of a layer's messages between context ranks in one direction, of which each rank keeps its own part, and their
+    number: gathered keys and values, or queries, keys, values and results. Values of latent attention have their own width."""
+    shapes, layouts = cases.shapes, cases.layouts
+    latent = shapes.key_value_rank > 0
+    values, results = np.where(latent, shapes.value, shapes.key_value), np.where(latent, shapes.value, shapes.query)
+    exchanged = layouts.context_parallel_method == CONTEXT_METHODS.index("ulysses")
+    elements = np.where(
+        exchanged,
+        shapes.query + shapes.key_value + values + results,
+        layouts.context * (shapes.key_value + values),
+    )
+    sent = _tokens(cases) * elements * layouts.parameter_bytes / layouts.tensor
+    return sent, np.where(exchanged, 2.0, 1.0)

@@ -13,6 +13,7 @@ from autotune.prediction.equations.float8 import rounded_bytes
 from autotune.prediction.equations.frozen import frozen_bytes, frozen_width, unpacked_bytes
 from autotune.prediction.equations.fused_kernels import loss_fused, loss_kept, loss_peak, mlp_bytes, norm_extra, trained_head
 from autotune.prediction.equations.graphs import shared_memory, static_gradients, static_messages
+from autotune.prediction.equations.layer_kinds import with_layers
 from autotune.prediction.equations.module_memory import kept_bytes, module_bytes
 from autotune.prediction.equations.offloaded_activations import host_bytes, on_device
 from autotune.prediction.equations.overlap_param_gather import buffer_bytes, refill_bytes, standing_bytes
@@ -35,7 +36,6 @@ from autotune.prediction.equations.schedules import (
 from autotune.prediction.equations.uneven import (
     RankShare,
     capacity_ratio,
-    has_explicit_layers,
     layout_overrides,
     offloading,
     recomputing,
@@ -98,14 +98,9 @@ class Memory:
 def memory(cases: Cases, rates: Coefficients) -> Memory:
     """For the fullest rank: of all ranks if layers are given explicitly, else of those that can be the fullest."""
     checkpoint()
-    even = _even_memory(cases, rates)
-    if not has_explicit_layers(cases):
-        return even
-
-    def own(laid_out: Cases) -> dict[str, Array]:
-        return _as_columns(_fullest_share(laid_out, rates))
-
-    found = with_explicit_layers(cases, _as_columns(even), own)
+    found = with_explicit_layers(
+        cases, lambda own: _as_columns(_even_memory(own, rates)), lambda own: _as_columns(_fullest_share(own, rates))
+    )
     return Memory(
         by_tag={tag: found[tag] for tag in TAGS},
         host=found["host"],
@@ -134,6 +129,15 @@ def _even_memory(cases: Cases, rates: Coefficients) -> Memory:
 
 def share_memory(cases: Cases, rates: Coefficients, share: RankShare, overrides: tuple[Array, Array]) -> Memory:
     """Bytes by tag of a rank whose layers are given explicitly; `overrides`: the result of `uneven.layout_overrides`."""
+    cases = with_layers(cases, share.kinds)
+    again = _recomputation(cases, share, overrides[0]) if np.any(overrides[0] > 0) else None
+    held = offloading(cases, share, overrides[1])
+    found = rank_memory(held, rates, share.layers, share.place, share.first, share.last, again)
+    return replace(found, capacity_ratio=capacity_ratio(cases, share))
+
+
+def _recomputation(cases: Cases, share: RankShare, stated: Array) -> "Recomputation":
+    """Of a rank's layers; `stated`: 1 if the layout states what is recomputed, else the configuration does."""
     whole = layer_bytes(cases)
     kept = [kept_layer_bytes(recomputing(cases, policy)) for policy in (1, 2)]
     saved = share.selective * (whole - kept[0]) + share.full * (whole - kept[1])
@@ -141,19 +145,16 @@ def share_memory(cases: Cases, rates: Coefficients, share: RankShare, overrides:
     own = kept_layer_bytes(cases)
     knobs = np.where(cases.layouts.activation_checkpointing > 0, whole - own, 0.0)
     layers = share.layers + share.last * cases.shapes.modules
-    again = Recomputation(
-        kept=np.where(overrides[0] > 0, layers * whole - saved, layers * own),
-        working=np.where(overrides[0] > 0, most, knobs),
+    return Recomputation(
+        kept=np.where(stated > 0, layers * whole - saved, layers * own),
+        working=np.where(stated > 0, most, knobs),
     )
-    held = offloading(cases, share, overrides[1])
-    found = rank_memory(held, rates, share.layers, share.place, share.first, share.last, again)
-    return replace(found, capacity_ratio=capacity_ratio(cases, share))
 
 
 def _fullest_share(cases: Cases, rates: Coefficients) -> Memory:
     """The fullest rank; host memory is that of the rank with the most states there."""
     overrides = layout_overrides(cases)
-    fullest, *others = (share_memory(cases, rates, share, overrides) for share in shares_of(cases))
+    fullest, *others = (share_memory(cases, rates, share, overrides) for share in shares_of(cases, contenders=True))
     for other in others:
         host = np.maximum(other.host, fullest.host)
         fullest = replace(_where(other.needed > fullest.needed, other, fullest), host=host)

@@ -13,6 +13,7 @@ from autotune.prediction.equations.communication import boundary_bandwidth
 from autotune.prediction.equations.compressed import sends_integers
 from autotune.prediction.equations.compute import MicroBatch, micro_batch
 from autotune.prediction.equations.files import file_read_seconds, file_update_seconds
+from autotune.prediction.equations.layer_kinds import with_layers
 from autotune.prediction.equations.memory import Memory, kept_layer_bytes, memory
 from autotune.prediction.equations.optimizer import update_seconds
 from autotune.prediction.equations.parameters import StageParameters, divided, stage_parameters
@@ -21,7 +22,6 @@ from autotune.prediction.equations.schedules import over_schedule, trained_token
 from autotune.prediction.equations.state_traffic import exposed_state_seconds
 from autotune.prediction.equations.uneven import (
     RankShare,
-    has_explicit_layers,
     layout_overrides,
     offloading,
     on_devices,
@@ -96,8 +96,7 @@ def _parts(cases: Cases, rates: Coefficients) -> dict[str, Array]:
 
 def _parts_of(cases: Cases, rates: Coefficients) -> dict[str, Array]:
     checkpoint()
-    even = _even_parts(cases, rates)
-    return with_explicit_layers(cases, even, lambda own: _uneven_parts(own, rates)) if has_explicit_layers(cases) else even
+    return with_explicit_layers(cases, lambda own: _even_parts(own, rates), lambda own: _uneven_parts(own, rates))
 
 
 def _even_parts(cases: Cases, rates: Coefficients) -> dict[str, Array]:
@@ -122,16 +121,17 @@ def _uneven_parts(cases: Cases, rates: Coefficients) -> dict[str, Array]:
     Micro-batches run at the pace of the slowest rank. Exposed communication and the update, which follow them, are those of
     the rank on which they take longest.
     """
-    paces, (recomputes, offloads) = paces_of(cases, rates), layout_overrides(cases)
+    recomputes, offloads = layout_overrides(cases)
+    paces = paces_of(cases, rates, bool(np.any(recomputes > 0)))
     compute = tensor = everywhere = np.zeros(1)
     for share in shares_of(cases):
         own_compute, own_tensor = rank_seconds(paces, share, recomputes)
-        everywhere = everywhere + own_compute + own_tensor
+        everywhere = everywhere + share.alike * (own_compute + own_tensor)
         own_compute = own_compute + on_own_device(share, [own.knobs.embedding for own in paces])
         slower = own_compute + own_tensor > compute + tensor
         compute, tensor = np.where(slower, own_compute, compute), np.where(slower, own_tensor, tensor)
     after = {name: np.full(1, -np.inf) for name in ("data", "optimizer", "offload")}
-    for share in shares_of(cases):
+    for share in shares_of(cases, contenders=True):
         own = after_backward(cases, rates, share, offloads, compute + tensor)
         longer = (share.layers > 0) & (_summed(own) > _summed(after))
         after = {name: np.where(longer, own[name], after[name]) for name in after}
@@ -155,7 +155,7 @@ def after_backward(cases: Cases, rates: Coefficients, share: RankShare, override
             "optimizer": _optimizer(own, rates, split),
             "offload": _offload(own, rates, pace, split),
         }
-        for own in on_devices(offloading(cases, share, overrides))
+        for own in on_devices(offloading(with_layers(cases, share.kinds), share, overrides))
     ]
     return {name: on_own_device(share, [own[name] for own in parts]) for name in parts[0]}
 

@@ -6,13 +6,16 @@ Recomputed layers are counted, so that time and kept bytes are sums over a rank'
 
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import lru_cache, reduce
+from typing import NamedTuple
 
 import numpy as np
 
 from autotune.prediction.equations.cases import Array, Cases, RankTable, scalar
 from autotune.prediction.equations.coefficients import Coefficients
 from autotune.prediction.equations.compute import MicroBatch, micro_batch
+from autotune.prediction.equations.layer_kinds import kinds_of_layers, of_kind
 from autotune.prediction.equations.mixed import devices_of_ranks
 from search_spaces.clusters.cluster import ClusterSpec
 from search_spaces.models.model import ModelSpec
@@ -20,8 +23,19 @@ from search_spaces.models.pipeline import FOLDED_SCHEDULES, split_layers, stages
 from search_spaces.models.stage_layout import Stage, layout_text, parse_layout
 from search_spaces.trial_config import TrialConfig
 
-LayoutKey = tuple[int, int, bool, str, tuple[int, ...]]
-"""Pipeline ranks, stages per rank, whether the schedule folds, layout, devices: determines the contents of each rank."""
+
+class LayoutKey(NamedTuple):
+    """What determines the contents of each rank."""
+
+    ranks: int
+    virtual_stages: int
+    folded: bool
+    """Whether the schedule folds."""
+    text: str
+    """The layout."""
+    devices: tuple[int, ...]
+    kinds: tuple[tuple[int, ...], ...]
+    """For each stage, its layers of each of `Cases.kinds`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +56,10 @@ class RankShare:
     """1 if it has the output projection."""
     device: Array
     """Index of its device in `Cases.devices`."""
+    kinds: tuple[Array, ...] = ()
+    """Those of `layers` that are of each of `Cases.kinds`; empty: as in the whole model."""
+    alike: Array = field(default_factory=lambda: scalar(1.0))
+    """Number of ranks with these contents."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,52 +70,86 @@ class Paces:
     none: MicroBatch
     selective: MicroBatch
     full: MicroBatch
+    kinds: "tuple[Paces, ...]" = ()
+    """The same for each of `Cases.kinds`; the others are their means."""
 
 
-def layout_key(config: TrialConfig, model: ModelSpec, cluster: ClusterSpec, sequence_length: int) -> LayoutKey | None:
-    """Return the key of a configuration; None: no explicit layers, and every rank runs on the same device."""
+def layout_key(
+    config: TrialConfig, model: ModelSpec, cluster: ClusterSpec, sequence_length: int, windows: bool = True
+) -> LayoutKey | None:
+    """Return the key of a configuration; None: no explicit layers, and all layers and the devices of all ranks are alike.
+
+    `windows`: whether attention windows are the model's own.
+    """
     ranks, virtual = config.pipeline_parallel_size, config.virtual_stages
-    if ranks == 1 or not (config.pipeline_layout or cluster.groups) or ranks * virtual > model.num_layers:
+    kinds, layers = kinds_of_layers(model, sequence_length, windows)
+    explicit = bool(config.pipeline_layout or cluster.groups or kinds)
+    if ranks == 1 or not explicit or ranks * virtual > model.num_layers:
         return None
-    folded, text = config.pipeline_schedule in FOLDED_SCHEDULES, config.pipeline_layout
+    text, stages = config.pipeline_layout, split_layers(model, config, sequence_length)
     if not text:
-        text = layout_text(Stage(layers=len(layers)) for layers in split_layers(model, config, sequence_length))
-    return ranks, virtual, folded, text, devices_of_ranks(config, cluster)
+        text = layout_text(Stage(layers=len(own)) for own in stages)
+    counts = tuple(tuple(layers[own.start : own.stop].count(kind) for kind in kinds) for own in stages)
+    folded = config.pipeline_schedule in FOLDED_SCHEDULES
+    return LayoutKey(ranks, virtual, folded, text, devices_of_ranks(config, cluster), counts)
 
 
-def tabled(keys: Sequence[LayoutKey | None]) -> tuple[Array, RankTable | None]:
-    """The values of `Layouts.laid_out`, and the table that they refer to."""
+def tabled(keys: Sequence[LayoutKey | None], every_rank: bool = False) -> tuple[Array, RankTable | None]:
+    """The values of `Layouts.laid_out`, and the table that they refer to; `every_rank`: also ranks with the same contents."""
     places = {key: place + 1 for place, key in enumerate(dict.fromkeys(key for key in keys if key is not None))}
     laid_out = np.array([0 if key is None else places[key] for key in keys], dtype=np.float64)
-    return laid_out, _table([*places]) if places else None
+    return laid_out, _table([*places], every_rank) if places else None
 
 
-def _table(keys: Sequence[LayoutKey]) -> RankTable:
-    most = max(ranks for ranks, *_ in keys)
-    held = np.array([_shares(key, most) for key in keys], dtype=np.float64)
-    layouts = [parse_layout(text) for _, _, _, text, _ in keys]
+def _table(keys: Sequence[LayoutKey], every_rank: bool) -> RankTable:
+    found = [_shares(key, every_rank) for key in keys]
+    held = [rows for rows, _ in found]
+    most, width = max(len(rows) for rows in held), len(held[0][0])
+    table = np.zeros((len(keys), most, width))
+    for rows, own in zip(held, table, strict=True):
+        own[: len(rows)] = rows
+    layouts = [parse_layout(key.text) for key in keys]
     recomputes = [any(stage.recomputed for stage in stages) for stages in layouts]
     offloads = [any(stage.offloads for stage in stages) for stages in layouts]
+    place, alike, layers, selective, full, offloaded, first, last, device, *kinds = np.moveaxis(table, 2, 0)
     return RankTable(
-        layers=held[:, :, 0], selective=held[:, :, 1], full=held[:, :, 2], offloaded=held[:, :, 3], first=held[:, :, 4],
-        last=held[:, :, 5], device=held[:, :, 6], recomputes=np.array(recomputes, dtype=np.float64),
-        offloads=np.array(offloads, dtype=np.float64),
+        place=place, alike=alike, layers=layers, selective=selective, full=full, offloaded=offloaded, first=first, last=last,
+        device=device, kinds=tuple(kinds), contenders=max(count for _, count in found),
+        recomputes=np.array(recomputes, dtype=np.float64), offloads=np.array(offloads, dtype=np.float64),
     )  # fmt: skip
 
 
-def _shares(key: LayoutKey, most: int) -> list[list[float]]:
-    """For each rank the columns of the table: layers to device; zeros for missing ranks."""
-    ranks, virtual, folded, text, devices = key
+@lru_cache(maxsize=4096)
+def _shares(key: LayoutKey, every_rank: bool) -> tuple[tuple[tuple[float, ...], ...], int]:
+    """The columns of the table for each rank with other contents than earlier ones, which need more memory; and how many of
+    them can be the fullest or the slowest: those for which no earlier rank has at least as much of everything.
+    """
+    ranks, virtual, folded, text, devices, kinds = key
     stages = parse_layout(text)
     config = TrialConfig(
         pipeline_parallel_size=ranks, virtual_stages=virtual, pipeline_schedule="zbv" if folded else "interleaved_1f1b"
     )
-    held = [stages_of_rank(config, rank) for rank in range(ranks)]
-    rows = [
-        [*_share([stages[place] for place in own], 0 in own, len(stages) - 1 in own), float(devices[rank] if devices else 0)]
-        for rank, own in enumerate(held)
-    ]
-    return rows + [[0.0] * 7] * (most - ranks)
+    found: dict[tuple[float, ...], list[int]] = {}
+    for rank in range(ranks):
+        own = stages_of_rank(config, rank)
+        counts = [sum(column) for column in zip(*(kinds[stage] for stage in own), strict=True)]
+        share = _share([stages[stage] for stage in own], 0 in own, len(stages) - 1 in own)
+        contents = (*share, float(devices[rank] if devices else 0), *counts, float(rank if every_rank else 0))
+        found.setdefault(contents, []).append(rank)
+    rows = [(float(own[0]), float(len(own)), *contents[:-1]) for contents, own in found.items()]
+    if every_rank:
+        return tuple(rows), len(rows)
+    leading = [row for place, row in enumerate(rows) if not any(_has_all(other, row) for other in rows[:place])]
+    return (*leading, *(row for row in rows if row not in leading)), len(leading)
+
+
+def _has_all(one: Sequence[float], other: Sequence[float]) -> bool:
+    """Whether a rank has at least the layers of each kind and the tables of a later one, on the same device, without marks."""
+    _, _, layers, *marks, first, last, device = one[:9]
+    _, _, fewer, *others, of_first, of_last, on_device = other[:9]
+    counts = zip(one[9:], other[9:], strict=True)
+    alike = not any(marks) and not any(others) and device == on_device
+    return alike and layers >= fewer and first >= of_first and last >= of_last and all(own >= less for own, less in counts)
 
 
 def _share(stages: Sequence[Stage], first: bool, last: bool) -> list[float]:
@@ -108,13 +160,14 @@ def _share(stages: Sequence[Stage], first: bool, last: bool) -> list[float]:
     return [layers, selective, full, offloaded, first, last]
 
 
-def shares_of(cases: Cases) -> Iterable[RankShare]:
-    """The contents of each rank, in pipeline order; zeros for cases with fewer ranks."""
+def shares_of(cases: Cases, contenders: bool = False) -> Iterable[RankShare]:
+    """The contents of each rank of the table, or of those that can be the fullest or slowest; zeros for cases with fewer."""
     table, codes = cases.ranks, np.maximum(cases.layouts.laid_out.astype(np.int64) - 1, 0)
     assert table is not None
-    for place in range(table.layers.shape[1]):
+    for place in range(table.contenders if contenders else table.layers.shape[1]):
         yield RankShare(
-            place=scalar(place),
+            place=table.place[codes, place],
+            alike=table.alike[codes, place],
             layers=table.layers[codes, place],
             selective=table.selective[codes, place],
             full=table.full[codes, place],
@@ -122,6 +175,7 @@ def shares_of(cases: Cases) -> Iterable[RankShare]:
             first=table.first[codes, place],
             last=table.last[codes, place],
             device=table.device[codes, place],
+            kinds=tuple(counts[codes, place] for counts in table.kinds),
         )
 
 
@@ -144,17 +198,16 @@ def on_own_device(share: RankShare, values: Sequence[Array]) -> Array:
     return np.select([share.device == place for place in range(len(values))], list(values))
 
 
-def paces_of(cases: Cases, rates: Coefficients) -> list[Paces]:
-    """Micro-batch times for each recomputation policy, on each device."""
-    return [
-        Paces(
-            knobs=micro_batch(own, rates),
-            none=micro_batch(recomputing(own, 0), rates),
-            selective=micro_batch(recomputing(own, 1), rates),
-            full=micro_batch(recomputing(own, 2), rates),
-        )
-        for own in on_devices(cases)
-    ]
+def paces_of(cases: Cases, rates: Coefficients, marked: bool = True) -> list[Paces]:
+    """Micro-batch times for each recomputation policy, on each device; `marked`: whether any layout states a policy."""
+    return [_paces(own, rates, marked) for own in on_devices(cases)]
+
+
+def _paces(cases: Cases, rates: Coefficients, marked: bool) -> Paces:
+    knobs = micro_batch(cases, rates)
+    policies = [micro_batch(recomputing(cases, policy), rates) if marked else knobs for policy in range(3)]
+    kinds = tuple(_paces(of_kind(cases, kind), rates, marked) for kind in cases.kinds)
+    return Paces(knobs=knobs, none=policies[0], selective=policies[1], full=policies[2], kinds=kinds)
 
 
 def capacity_ratio(cases: Cases, share: RankShare) -> Array:
@@ -179,10 +232,20 @@ def rank_seconds(paces: Sequence[Paces], share: RankShare, overrides: Array) -> 
 
 def _seconds_on(paces: Paces, share: RankShare, overrides: Array) -> tuple[Array, Array]:
 
+    def of_layer(policy: str, seconds: Callable[[MicroBatch], Array]) -> Array:
+        """Of a mean layer of the rank."""
+        if not (share.kinds and paces.kinds):
+            return seconds(getattr(paces, policy))
+        parts = [count * seconds(getattr(kind, policy)) for count, kind in zip(share.kinds, paces.kinds, strict=True)]
+        return reduce(np.add, parts) / np.maximum(share.layers, 1.0)
+
     def summed(seconds: Callable[[MicroBatch], Array]) -> Array:
-        none = seconds(paces.none)
-        again = share.selective * (seconds(paces.selective) - none) + share.full * (seconds(paces.full) - none)
-        return np.where(overrides > 0, share.layers * none + again, share.layers * seconds(paces.knobs))
+        by_knobs = share.layers * of_layer("knobs", seconds)
+        if not np.any(overrides > 0):
+            return by_knobs
+        none, selective, full = (of_layer(policy, seconds) for policy in ("none", "selective", "full"))
+        again = share.selective * (selective - none) + share.full * (full - none)
+        return np.where(overrides > 0, share.layers * none + again, by_knobs)
 
     compute = summed(lambda batch: batch.layer) + share.last * paces.knobs.head
     return compute, summed(lambda batch: batch.layer_communication) + share.last * paces.knobs.head_communication
@@ -199,12 +262,19 @@ def has_explicit_layers(cases: Cases) -> bool:
     return cases.ranks is not None and bool(np.any(cases.layouts.laid_out > 0))
 
 
-def with_explicit_layers(cases: Cases, even: dict[str, Array], own: Callable[[Cases], dict[str, Array]]) -> dict[str, Array]:
-    """Replace the values of `even` by those of `own` in cases with explicit layers.
+def with_explicit_layers(
+    cases: Cases, even_of: Callable[[Cases], dict[str, Array]], own: Callable[[Cases], dict[str, Array]]
+) -> dict[str, Array]:
+    """The values of `own` in cases with explicit layers, and of `even_of` in the others.
 
     `own` is called with only these cases if they are separate rows, since its cost is proportional to the number of ranks.
     """
     codes = cases.layouts.laid_out
+    if not has_explicit_layers(cases):
+        return even_of(cases)
+    if np.all(codes > 0):
+        return own(cases)
+    even = even_of(cases)
     if len(codes) == 1 or codes.size > len(codes):
         values = own(cases)
         return {name: np.where(codes > 0, values[name], even[name]) for name in even}

@@ -1,5 +1,6 @@
 """The prediction for one configuration as values: step time and its parts, memory of every pipeline rank, uncertainty."""
 
+import dataclasses
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from autotune.prediction.equations.cases import Array, Cases, scalar
 from autotune.prediction.equations.memory import rank_memory, share_memory
 from autotune.prediction.equations.schedules import at_point
 from autotune.prediction.equations.step import Z90, Prediction, predict
-from autotune.prediction.equations.uneven import has_explicit_layers, layout_overrides, shares_of
+from autotune.prediction.equations.uneven import has_explicit_layers, layout_key, layout_overrides, shares_of, tabled
 from autotune.prediction.fitting.knob_features import config_features
 from autotune.prediction.fitting.lessons import Lessons
 from autotune.prediction.planning.question import Question
@@ -187,6 +188,14 @@ def _estimate(
     )
 
 
+def _with_every_rank(question: Question, config: TrialConfig, cases: Cases) -> Cases:
+    """The cases of one configuration with explicit layers, with all ranks in their table."""
+    windows = any(kind.keys is not None for kind in cases.kinds)
+    key = layout_key(config, question.shape, question.cluster, question.sequence_length, windows)
+    laid_out, ranks = tabled([key], every_rank=True)
+    return dataclasses.replace(cases, ranks=ranks, layouts=dataclasses.replace(cases.layouts, laid_out=laid_out))
+
+
 def _flops_of_sample(question: Question, config: TrialConfig) -> float:
     """Useful FLOPs of a sample."""
     if isinstance(question.model, FactoryModel):
@@ -235,6 +244,7 @@ def _ranks(question: Question, config: TrialConfig, cases: Cases) -> tuple[RankE
     layers = [sum(len(held[stage]) for stage in own) for own in stages] if held else [int(cases.shapes.layers[0])]
     last = len(held) - 1 if held else 0
     if has_explicit_layers(cases):
+        cases = _with_every_rank(question, config, cases)
         overrides = layout_overrides(cases)
         memories = [share_memory(cases, question.rates, share, overrides) for share in shares_of(cases)]
         tags = {tag: np.array([_at(own.by_tag[tag], 0) for own in memories]) for tag in memories[0].by_tag}

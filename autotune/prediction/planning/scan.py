@@ -79,10 +79,11 @@ def _predicted(
     legal = product.legal
     fits = legal & room.holds(needed.needed, needed.host)
     held, seconds = np.where(legal, needed.needed, np.inf), np.full(shape, np.inf)
-    some = np.flatnonzero(fits.reshape(len(fits), -1).any(axis=1))
-    if len(some):
-        timed = seconds_of(cases.of(product).take(some), question.rates)
-        seconds[some] = np.where(fits[some], timed, np.inf)
+    axes = range(fits.ndim)
+    some = [np.flatnonzero(fits.any(axis=tuple(other for other in axes if other != axis))) for axis in axes]
+    if len(some[0]):
+        timed = seconds_of(cases.of(product.take(some)), question.rates)
+        seconds[np.ix_(*some)] = np.where(fits[np.ix_(*some)], timed, np.inf)
     leads = fits if slowest is None else seconds <= slowest
     return Block(products=products, product=product, seconds=seconds, memory=held, fits=fits, leads=leads)
 
