@@ -60,6 +60,7 @@ PLACES: Mapping[str, tuple[Place, list[str]]] = {
     "serve": (Place.HERE, []),
     "worker": (Place.HERE, []),
     "lint": (Place.HERE, []),
+    "weights": (Place.HERE, []),
     "doctor": (Place.HERE, []),
     "keys create": (Place.DATABASE, ["ada"]),
     "keys list": (Place.DATABASE, []),

@@ -107,6 +107,9 @@ CASES: dict[str, Case] = {
         (),
     ),
     "saved activations of compiled blocks": ("offload-compiled", {"offload_activations": True, "compile_blocks": True}, ()),
+    "token prediction beside a module of the user's": ("mtp-model", {"mtp_layers": 1}, ("factory:build",)),
+    "token prediction with adapters": ("mtp-together", {"mtp_layers": 1, "lora_rank": 2}, ()),
+    "token prediction whose backward is split": ("mtp-zero-bubble", {**ZBV, "mtp_layers": 1}, ()),
     "compiled blocks whose backward is split": ("compile-zero-bubble", {**ZBV, "compile_blocks": True}, ()),
     "sums beside products whose backward is split": (
         "async-tensor-zero-bubble",
