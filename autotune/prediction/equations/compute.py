@@ -133,7 +133,9 @@ def _products(cases: Cases, rates: Coefficients) -> Array:
     )
     if np.any(shapes.key_value_rank > 0):
         attention = np.where(shapes.key_value_rank > 0, _latent_products(cases, rates), attention)
-    mlp = _mlp_products(cases, rates, tokens * np.maximum(shapes.experts_per_token, 1), shapes.ffn)
+    # Each of a rank's experts multiplies its own rows: those of the tokens of all ranks that divide the experts.
+    own = np.maximum(shapes.experts / cases.layouts.expert, 1.0)
+    mlp = own * _mlp_products(cases, rates, tokens * np.maximum(shapes.experts_per_token, 1) / own, shapes.ffn)
     if not np.any(shapes.shared_ffn + shapes.dense_ffn > 0):
         return attention + mlp
     shared, dense = (
