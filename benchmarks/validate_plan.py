@@ -134,20 +134,16 @@ def section(data: Path) -> list[str]:
         "",
         *table(["model", f"in the top {TOP}", "rows", "median rank"], shares),
         "",
-        "Layouts are tensor, pipeline, context and expert size, and micro-batch.",
+        "The rows that are not. The predicted best: tensor, pipeline, context and expert size, and micro-batch.",
         "",
-        *table(["missed", "devices", "expert's layout", "rank", "predicted best", "cause"], missed),
+        *table(["row", "rank", "feasible", "predicted best", "cause"], missed),
         "",
     ]
 
 
 def _cells(each: Place) -> Sequence[str]:
-    row = each.row
-    texts = [" ".join(map(str, key)) for key in (layout(row), each.first)]
-    return [
-        row.model_name or "", f"{row.num_gpus} {row.gpu_type}, {row.precision}", texts[0], f"{each.rank} of {each.feasible}",
-        texts[1], each.cause,
-    ]  # fmt: skip
+    best = " ".join(map(str, each.first))
+    return [each.row.row_id, str(each.rank), str(each.feasible), best, each.cause]
 
 
 def lines(data: Path) -> list[Line]:

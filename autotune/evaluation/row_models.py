@@ -24,7 +24,7 @@ PADDED = 1.02
 
 def named_model(row: Row) -> ModelSpec | None:
     """The preset that a row names, if columns do not describe it or the row states none of them; None: the columns suffice."""
-    preset = _preset(_letters(row.model_name or ""))
+    preset = _preset(_letters((row.model_name or "").rpartition("/")[2]))
     if preset is None:
         return None
     states_nothing = not (row.num_layers or row.hidden or row.heads)

@@ -63,6 +63,8 @@ def coding_seconds(cases: Cases, rates: Coefficients, held: StageParameters, red
     packs its share and unpacks everything.
     """
     layouts = cases.layouts
+    if not np.any(sends_integers(cases) | gathers_integers(cases)):
+        return np.zeros(1)
     ranks = layouts.shard
     packed = np.where(layouts.zero_stage == 0, 1 + 1 / ranks, 1.0) * PACK_BYTES
     unpacked = np.where(layouts.zero_stage == 0, 2.0, 1.0) * UNPACK_BYTES

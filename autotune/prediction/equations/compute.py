@@ -146,10 +146,12 @@ def _products(cases: Cases, rates: Coefficients) -> Array:
     )
     if np.any(shapes.key_value_rank > 0):
         attention = np.where(shapes.key_value_rank > 0, _latent_products(cases, rates), attention)
-    # Fewer slices of each expert: wider ones, for a share of the tensor group's tokens.
+    # Fewer slices of each expert: wider ones, for a share of the tensor group's tokens. Each of a rank's experts multiplies its
+    # own rows: those of the tokens of all ranks that divide the experts.
     slices, routed = cases.layouts.expert_tensor, np.maximum(shapes.experts_per_token, 1)
     rows = tokens * routed * cases.layouts.busiest_rows * slices / tensor
-    mlp = _mlp_products(cases, rates, rows, shapes.ffn, slices)
+    own = np.maximum(shapes.experts / cases.layouts.expert, 1.0)
+    mlp = own * _mlp_products(cases, rates, rows / own, shapes.ffn, slices)
     if not np.any(shapes.shared_ffn + shapes.dense_ffn > 0):
         return attention + mlp
     shared, dense = (

@@ -27,6 +27,8 @@ def file_read_seconds(cases: Cases, rates: Coefficients, shared: Array, pace: Ar
     A unit is read while the one before it computes; only the excess of the read time is waited for.
     """
     layouts = cases.layouts
+    if not np.any(layouts.parameters_in_files > 0):
+        return np.zeros(1)
     read = 2 * layouts.parameters_in_files * shared * layouts.parameter_bytes / _of_a_rank(cases, rates.file_read_bandwidth)
     seconds: Array = layouts.accumulation * np.maximum(read - pace, 0.0)
     return seconds
@@ -43,6 +45,8 @@ def host_parameter_bytes(cases: Cases, offloaded: Array) -> Array:
 
     The buffers hold units being read and chunks of the update being written.
     """
+    if not np.any(cases.layouts.parameters_in_files > 0):
+        return offloaded
     width = cases.layouts.parameter_bytes
     layer = layer_parameters(cases)
     unit = (layer.attention + layer.dense) / cases.layouts.tensor + own_experts(cases, layer)

@@ -23,6 +23,8 @@ def rounding_bytes(compiled: Value) -> float:
 def rounded_bytes(cases: Cases) -> Array:
     """Temporary bytes of the largest product of a layer: one operand exists in 8 bits while the other is rounded."""
     shapes, layouts = cases.shapes, cases.layouts
+    if not np.any(layouts.rounding_bytes > 0):
+        return np.zeros(1)
     wide = np.maximum(shapes.ffn, shapes.query) / layouts.tensor
     rows = layouts.micro_batch_size * trained_tokens(cases) / layouts.context * np.maximum(shapes.hidden, wide)
     matrix, rounding = shapes.hidden * wide, layouts.rounding_bytes
@@ -35,6 +37,8 @@ def rounding_seconds(cases: Cases, tokens: Array) -> Array:
     Forward rounds inputs and weights; backward rounds both again, transposed, and gradients of outputs in both orders. A
     recomputed layer repeats the forward part.
     """
+    if not np.any(cases.layouts.rounding_bytes == SEPARATE):
+        return np.zeros(1)
     shapes, layouts, layer = cases.shapes, cases.layouts, layer_parameters(cases)
     matrices = layer.attention / layouts.tensor
     matrices = matrices + np.where(shapes.experts > 0, layer.experts / layouts.expert_tensor, layer.dense / layouts.tensor)

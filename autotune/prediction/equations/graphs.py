@@ -35,6 +35,8 @@ def shared_memory(layouts: Layouts) -> Array:
 def static_gradients(cases: Cases, layers: Array) -> Array:
     """Bytes of the static buffers for gradients of the layers' parameters."""
     shapes, layouts = cases.shapes, cases.layouts
+    if not np.any(layouts.cuda_graphs > 0):
+        return np.zeros(1)
     layer = layer_parameters(cases)
     adapters = shapes.adapter + shapes.adapter_divided / layouts.tensor
     trained = np.where(shapes.frozen_bytes > 0, adapters, (layer.attention + layer.dense) / layouts.tensor)

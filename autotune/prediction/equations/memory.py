@@ -456,7 +456,7 @@ def _grouped_matrix_bytes(cases: Cases) -> Array:
     """Bytes of a rank's expert matrices of one name, which a grouped product stores in one tensor: in 16 bits."""
     shapes, layouts = cases.shapes, cases.layouts
     own = shapes.experts / layouts.expert
-    groups = (own > 1) & (layouts.parameter_bytes == 2) & (shapes.frozen_bytes == 0)
+    groups = (own > 1) & (shapes.expert_share > 0) & (layouts.parameter_bytes == 2) & (shapes.frozen_bytes == 0)
     return np.where(groups, own * shapes.hidden * shapes.ffn / layouts.expert_tensor * layouts.parameter_bytes, 0.0)
 
 

@@ -14,12 +14,16 @@ SPLIT_BACKWARD = 4
 
 def on_device(cases: Cases, layers: Array, kept: Array, in_flight: Array) -> Array:
     """Bytes per token on the device, of those that all `layers` together keep, over all micro-batches awaiting backward."""
+    if not np.any(cases.layouts.offload_activations > 0):
+        return in_flight * kept
     near = kept * np.minimum(AT_ONCE / np.maximum(layers, 1.0), 1.0)
     return np.where(cases.layouts.offload_activations > 0, near, in_flight * kept)
 
 
 def host_bytes(cases: Cases, layers: Array, kept: Array, in_flight: Array) -> Array:
     """Bytes on the host of a rank whose layers together keep `kept` bytes per token of a micro-batch."""
+    if not np.any(cases.layouts.offload_activations > 0):
+        return np.zeros(1)
     share = _copied_layers(cases, layers) / np.maximum(layers, 1.0)
     return cases.layouts.offload_activations * _tokens(cases) * in_flight * kept * share
 
@@ -30,6 +34,8 @@ def exposed_seconds(cases: Cases, rates: Coefficients, layers: Array, kept: Arra
     `pace`: seconds of a micro-batch, forward and backward. Computation that hides communication does not also hide copies.
     """
     layouts = cases.layouts
+    if not np.any(layouts.offload_activations > 0):
+        return np.zeros(1)
     copied = _tokens(cases) * kept * _copied_layers(cases, layers) / cases.hardware.host_link
     forward = pace / (1 + rates.backward_ratio)
     split = (layouts.pipeline > 1) & (layouts.pipeline_schedule >= SPLIT_BACKWARD)

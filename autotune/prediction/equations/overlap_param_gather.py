@@ -31,6 +31,8 @@ def exposed_seconds(
     The first unit waits for its own gather. The others are hidden only by the forward of the first micro-batch, since its last
     unit needs the last gather.
     """
+    if not np.any(gathers_late(cases)):  # only then is it read
+        return seconds
     forward = pace / (1 + rates.backward_ratio)
     table = np.where(cases.shapes.frozen_bytes > 0, 0.0, _table(cases) / np.maximum(held.trained, 1.0))
     first = np.minimum(np.maximum(1 / gathers(layers), table), 1.0)
@@ -43,6 +45,8 @@ def exposed_seconds(
 
 def buffer_bytes(cases: Cases, held: StageParameters) -> Array:
     """Bytes of gathered units in flight, and their shares in the parameters' type: the table and a layer, or two layers."""
+    if not np.any(gathers_late(cases)):
+        return np.zeros(1)
     layouts, layer = cases.layouts, layer_parameters(cases)
     own = (layer.attention + layer.dense) / layouts.tensor + own_experts(cases, layer)
     table = np.where(cases.shapes.frozen_bytes > 0, 0.0, _table(cases))

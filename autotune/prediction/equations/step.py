@@ -81,6 +81,16 @@ def seconds_of(cases: Cases, rates: Coefficients) -> Array:
     return _summed(_parts(cases, rates))
 
 
+def least_seconds_of(cases: Cases, rates: Coefficients) -> Array:
+    """A lower bound of `seconds_of`: the parts of the micro-batches, which do not depend on how the states are sharded."""
+    return _summed(
+        over_schedule(
+            cases,
+            lambda own: with_explicit_layers(own, lambda at: _even_pace(at, rates)[0], lambda at: _uneven_pace(at, rates)[0]),
+        )
+    )
+
+
 def _parts(cases: Cases, rates: Coefficients) -> dict[str, Array]:
     """Seconds of a step by part.
 
@@ -100,18 +110,31 @@ def _parts_of(cases: Cases, rates: Coefficients) -> dict[str, Array]:
 
 
 def _even_parts(cases: Cases, rates: Coefficients) -> dict[str, Array]:
+    parts, pace, split = _even_pace(cases, rates)
+    return {
+        **parts,
+        "data": _data(cases, rates, pace, split),
+        "optimizer": _optimizer(cases, rates, split),
+        "offload": _offload(cases, rates, pace, split),
+    }
+
+
+def _even_pace(cases: Cases, rates: Coefficients) -> tuple[dict[str, Array], Array, Split]:
+    """The parts of the micro-batches, the seconds of one on the slowest rank, and the layers of ranks."""
     batch, split = micro_batch(cases, rates), split_layers(cases)
     layers, has_head = _slowest(cases, batch, split)
     compute = layers * batch.layer + has_head * batch.head + batch.embedding
     tensor = layers * batch.layer_communication + has_head * batch.head_communication
-    m, whole = cases.layouts.accumulation, _summed_over_ranks(cases, batch)
+    return _paced(cases, rates, compute, tensor, _summed_over_ranks(cases, batch)), compute + tensor, split
+
+
+def _paced(cases: Cases, rates: Coefficients, compute: Array, tensor: Array, whole: Array) -> dict[str, Array]:
+    """The parts of the micro-batches, from those of one on the slowest rank and the sum of all ranks' seconds."""
+    m = cases.layouts.accumulation
     return {
         "compute": m * (compute - _left_to_others(cases, compute + tensor, whole)) + rates.step_seconds,
         "tensor": m * tensor,
         "pipeline": _pipeline(cases, rates, compute + tensor, whole),
-        "data": _data(cases, rates, compute + tensor, split),
-        "optimizer": _optimizer(cases, rates, split),
-        "offload": _offload(cases, rates, compute + tensor, split),
     }
 
 
@@ -121,7 +144,19 @@ def _uneven_parts(cases: Cases, rates: Coefficients) -> dict[str, Array]:
     Micro-batches run at the pace of the slowest rank. Exposed communication and the update, which follow them, are those of
     the rank on which they take longest.
     """
-    recomputes, offloads = layout_overrides(cases)
+    parts, pace = _uneven_pace(cases, rates)
+    offloads = layout_overrides(cases)[1]
+    after = {name: np.full(1, -np.inf) for name in ("data", "optimizer", "offload")}
+    for share in shares_of(cases, contenders=True):
+        own = after_backward(cases, rates, share, offloads, pace)
+        longer = (share.layers > 0) & (_summed(own) > _summed(after))
+        after = {name: np.where(longer, own[name], after[name]) for name in after}
+    return {**parts, **after}
+
+
+def _uneven_pace(cases: Cases, rates: Coefficients) -> tuple[dict[str, Array], Array]:
+    """The parts of the micro-batches, and the seconds of one on the slowest rank."""
+    recomputes, _ = layout_overrides(cases)
     paces = paces_of(cases, rates, bool(np.any(recomputes > 0)))
     compute = tensor = everywhere = np.zeros(1)
     for share in shares_of(cases):
@@ -130,18 +165,7 @@ def _uneven_parts(cases: Cases, rates: Coefficients) -> dict[str, Array]:
         own_compute = own_compute + on_own_device(share, [own.knobs.embedding for own in paces])
         slower = own_compute + own_tensor > compute + tensor
         compute, tensor = np.where(slower, own_compute, compute), np.where(slower, own_tensor, tensor)
-    after = {name: np.full(1, -np.inf) for name in ("data", "optimizer", "offload")}
-    for share in shares_of(cases, contenders=True):
-        own = after_backward(cases, rates, share, offloads, compute + tensor)
-        longer = (share.layers > 0) & (_summed(own) > _summed(after))
-        after = {name: np.where(longer, own[name], after[name]) for name in after}
-    m = cases.layouts.accumulation
-    return {
-        "compute": m * (compute - _left_to_others(cases, compute + tensor, everywhere)) + rates.step_seconds,
-        "tensor": m * tensor,
-        "pipeline": _pipeline(cases, rates, compute + tensor, everywhere),
-        **after,
-    }
+    return _paced(cases, rates, compute, tensor, everywhere), compute + tensor
 
 
 def after_backward(cases: Cases, rates: Coefficients, share: RankShare, overrides: Array, pace: Array) -> dict[str, Array]:

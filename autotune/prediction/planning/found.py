@@ -4,9 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
-from autotune.prediction.cases.grid import Codes
+from autotune.prediction.cases.grid import Codes, Index
 from autotune.prediction.cases.products import Mask, Product, Products
 from autotune.prediction.equations.cases import Array
 from search_spaces.canonical import SEARCH_ORDER
@@ -128,9 +127,33 @@ class Found:
         everywhere = tuple(np.arange(count) for count in ranked.shape)
         self._best[0].add(block, ranked, everywhere)
         for best, part in zip(self._best[1:], self.apart, strict=True):
-            within = tuple(_within(block, part, axis) for axis in range(ranked.ndim))
+            within = tuple(_within(block.products, block.product, part, axis) for axis in range(ranked.ndim))
             if all(len(rows) for rows in within):
                 best.add(block, ranked[np.ix_(*within)], within)
+
+    def slowest_kept(self, products: Products, product: Product, rows: Sequence[Index]) -> Array:
+        """For these rows of each axis of a product, the seconds above which a configuration is not among the best, neither of
+        all nor of a part nor of any value of a knob."""
+        limit = np.full(tuple(len(own) for own in rows), self._best[0].last)
+        for axis, own in enumerate(rows):
+            shape = [1] * len(rows)
+            shape[axis] = len(own)
+            limit = np.maximum(limit, self._slowest_of_values(products, product, axis)[own].reshape(shape))
+        for best, part in zip(self._best[1:], self.apart, strict=True):
+            inside = [np.isin(own, _within(products, product, part, axis)) for axis, own in enumerate(rows)]
+            within = np.ix_(*(np.flatnonzero(own) for own in inside))
+            limit[within] = np.maximum(limit[within], best.last)
+        return limit
+
+    def _slowest_of_values(self, products: Products, product: Product, axis: int) -> Array:
+        """For each row of an axis, the largest of the seconds of the best with one of its values."""
+        limit = np.zeros(product.axes[axis].count)
+        for depth, name in enumerate(SEARCH_ORDER):
+            if products.axis_of[depth] == axis and name in self.compared:
+                known = self._values.get(name, {})
+                least = [known[value].least if value in known else np.inf for value in products.values[depth]]
+                limit = np.maximum(limit, np.array(least)[product.axes[axis].columns[depth]])
+        return limit
 
     def scanned(self) -> Scanned:
         """Return the results."""
@@ -175,13 +198,17 @@ class _Best:
     """Seconds and bytes of each, best first."""
     _codes: Codes = field(default_factory=lambda: np.empty((0, len(SEARCH_ORDER)), dtype=np.int16))
     _spaces: list[Products] = field(default_factory=list)
-    _space_of: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    _space_of: Index = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     """Index in `_spaces` of each."""
 
-    def add(self, block: Block, ranked: Array, rows: "tuple[NDArray[np.int64], ...]") -> None:
+    @property
+    def last(self) -> float:
+        """The result of the last one; infinite: there are fewer than are kept."""
+        return float(self._results[-1, int(self.by_memory)]) if len(self._results) == self.most else np.inf
+
+    def add(self, block: Block, ranked: Array, rows: tuple[Index, ...]) -> None:
         """Merge those that are as good as the last one; `ranked` has the results of these rows of each axis."""
-        last = self._results[-1, int(self.by_memory)] if len(self._results) == self.most else np.finfo(np.float64).max
-        places = np.flatnonzero(ranked <= last)
+        places = np.flatnonzero((ranked <= self.last) & (ranked < np.inf))
         if len(places) > self.most:
             flat = ranked.ravel()[places]
             places = places[flat <= np.partition(flat, self.most - 1)[self.most - 1]]
@@ -204,7 +231,7 @@ class _Best:
         )
 
 
-def _in_order(results: Array, codes: Codes, space_of: NDArray[np.int64], by_memory: bool) -> NDArray[np.int64]:
+def _in_order(results: Array, codes: Codes, space_of: Index, by_memory: bool) -> Index:
     """Indices, best first; equal ones in the order of the space."""
     varying = np.flatnonzero((codes != codes[0]).any(axis=0))
     seconds, memory = results.T
@@ -223,14 +250,14 @@ def _first_of(block: Block, ranked: Array, axis: int, chosen: Mask, least: float
     return block.products, codes[first], float(block.seconds[place]), float(block.memory[place])
 
 
-def _within(block: Block, part: Part, axis: int) -> NDArray[np.int64]:
+def _within(products: Products, product: Product, part: Part, axis: int) -> Index:
     """The rows of an axis whose values are in the part."""
-    inside = np.ones(block.product.axes[axis].count, dtype=bool)
+    inside = np.ones(product.axes[axis].count, dtype=bool)
     for name, allowed in part.values.items():
         depth = SEARCH_ORDER.index(name)
-        if block.products.axis_of[depth] == axis:
-            table = np.array([value in allowed for value in block.products.values[depth]])
-            inside &= table[block.product.axes[axis].columns[depth]]
+        if products.axis_of[depth] == axis:
+            table = np.array([value in allowed for value in products.values[depth]])
+            inside &= table[product.axes[axis].columns[depth]]
     return np.flatnonzero(inside)
 
 

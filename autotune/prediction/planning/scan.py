@@ -8,10 +8,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from autotune.prediction.cases.grid import Index
 from autotune.prediction.cases.grid_cases import UNIFORM, GridCases, placing_knobs
-from autotune.prediction.cases.products import Product, Products
+from autotune.prediction.cases.products import Mask, Product, Products
 from autotune.prediction.equations.memory import memory
-from autotune.prediction.equations.step import seconds_of
+from autotune.prediction.equations.step import least_seconds_of, seconds_of
 from autotune.prediction.planning.found import Block, Found, Part, Scanned
 from autotune.prediction.planning.question import Question
 from autotune.prediction.planning.room import Room
@@ -66,26 +67,41 @@ def scan(
         require_within(bounds, found.count + products.count)
         for product in products.blocks():
             require_within(bounds, found.count)
-            block = _predicted(question, room, slowest, products, cases, product)
-            found.add(block)
+            found.add(_predicted(question, room, slowest, products, cases, product, found))
     return found.scanned()
 
 
 def _predicted(
-    question: Question, room: Room, slowest: float | None, products: Products, cases: GridCases[Product], product: Product
-) -> Block:
-    """Memory of all configurations of the product, whether they fit, and the time of the rows of which some do."""
+    question: Question, room: Room, slowest: float | None, products: Products, cases: GridCases[Product], product: Product,
+    found: Found,
+) -> Block:  # fmt: skip
+    """Memory of all configurations of the product, whether they fit, and the time of those that do and may be among the best.
+
+    Time is predicted for the rows of each axis that have such a configuration: a lower bound of the time excludes those that
+    are slower than all that is kept so far.
+    """
     needed, shape = memory(cases.of(product), question.rates), product.shape
     legal = product.legal
     fits = legal & room.holds(needed.needed, needed.host)
     held, seconds = np.where(legal, needed.needed, np.inf), np.full(shape, np.inf)
-    axes = range(fits.ndim)
-    some = [np.flatnonzero(fits.any(axis=tuple(other for other in axes if other != axis))) for axis in axes]
+    some = _rows_with(fits)
+    if len(some[0]):
+        least = least_seconds_of(cases.of(product.take(some)), question.rates)
+        limit = found.slowest_kept(products, product, some) if slowest is None else np.full(1, slowest)
+        promising = np.zeros(shape, dtype=bool)
+        promising[np.ix_(*some)] = fits[np.ix_(*some)] & (least <= limit)
+        some = _rows_with(promising)
     if len(some[0]):
         timed = seconds_of(cases.of(product.take(some)), question.rates)
         seconds[np.ix_(*some)] = np.where(fits[np.ix_(*some)], timed, np.inf)
     leads = fits if slowest is None else seconds <= slowest
     return Block(products=products, product=product, seconds=seconds, memory=held, fits=fits, leads=leads)
+
+
+def _rows_with(chosen: Mask) -> list[Index]:
+    """For each axis, the rows that have a chosen combination."""
+    axes = range(chosen.ndim)
+    return [np.flatnonzero(chosen.any(axis=tuple(other for other in axes if other != axis))) for axis in axes]
 
 
 def without_buckets(space: SearchSpace) -> SearchSpace:
