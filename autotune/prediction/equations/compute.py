@@ -1,5 +1,6 @@
 """Seconds of computation and tensor-parallel communication of one layer and of the output projection, per micro-batch."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 
@@ -59,10 +60,7 @@ def micro_batch(cases: Cases, rates: Coefficients) -> MicroBatch:
         each = module_seconds(cases, rates) / cases.shapes.layers
         return MicroBatch(layer=each, layer_communication=communication, head=nothing, embedding=nothing)
     if cases.kinds:
-        batches = [(kind.share, micro_batch(of_kind(cases, kind), rates)) for kind in cases.kinds]
-        layer: Array = reduce(np.add, (share * batch.layer for share, batch in batches))
-        sent: Array = reduce(np.add, (share * batch.layer_communication for share, batch in batches))
-        return replace(batches[0][1], layer=layer, layer_communication=sent)
+        return mean_micro_batch(cases, [micro_batch(of_kind(cases, kind), rates) for kind in cases.kinds])
     whole = _micro_batch(cases, rates)
     if not drops_tokens(cases):
         return whole
@@ -74,6 +72,14 @@ def micro_batch(cases: Cases, rates: Coefficients) -> MicroBatch:
         layer=whole.layer + share * (middle.layer + bypass - whole.layer),
         layer_communication=whole.layer_communication + share * (middle.layer_communication - whole.layer_communication),
     )
+
+
+def mean_micro_batch(cases: Cases, batches: Sequence[MicroBatch]) -> MicroBatch:
+    """The mean over the layers, from those of the kinds of layers."""
+    shares = [kind.share for kind in cases.kinds]
+    layer: Array = reduce(np.add, (share * batch.layer for share, batch in zip(shares, batches, strict=True)))
+    sent: Array = reduce(np.add, (share * batch.layer_communication for share, batch in zip(shares, batches, strict=True)))
+    return replace(batches[0], layer=layer, layer_communication=sent)
 
 
 def _micro_batch(cases: Cases, rates: Coefficients) -> MicroBatch:
