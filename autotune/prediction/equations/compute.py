@@ -1,5 +1,6 @@
 """Seconds of computation and tensor-parallel communication of one layer and of the output projection, per micro-batch."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 
@@ -64,11 +65,7 @@ def micro_batch(cases: Cases, rates: Coefficients) -> MicroBatch:
             layer=each, layer_communication=communication, head=nothing, head_communication=nothing, embedding=nothing
         )
     if cases.kinds:
-        batches = [(kind.share, micro_batch(of_kind(cases, kind), rates)) for kind in cases.kinds]
-        layer: Array = reduce(np.add, (share * batch.layer for share, batch in batches))
-        sent: Array = reduce(np.add, (share * batch.layer_communication for share, batch in batches))
-        # The layers of modules for multi-token prediction are like the model's last ones: with experts, if any layer has them.
-        return replace(batches[-1][1], layer=layer, layer_communication=sent)
+        return mean_micro_batch(cases, [micro_batch(of_kind(cases, kind), rates) for kind in cases.kinds])
     whole = _micro_batch(cases, rates)
     if not drops_tokens(cases):
         return whole
@@ -80,6 +77,15 @@ def micro_batch(cases: Cases, rates: Coefficients) -> MicroBatch:
         layer=whole.layer + share * (middle.layer + bypass - whole.layer),
         layer_communication=whole.layer_communication + share * (middle.layer_communication - whole.layer_communication),
     )
+
+
+def mean_micro_batch(cases: Cases, batches: Sequence[MicroBatch]) -> MicroBatch:
+    """The mean over the layers, from those of the kinds of layers."""
+    shares = [kind.share for kind in cases.kinds]
+    layer: Array = reduce(np.add, (share * batch.layer for share, batch in zip(shares, batches, strict=True)))
+    sent: Array = reduce(np.add, (share * batch.layer_communication for share, batch in zip(shares, batches, strict=True)))
+    # The layers of modules for multi-token prediction are like the model's last ones: with experts, if any layer has them.
+    return replace(batches[-1], layer=layer, layer_communication=sent)
 
 
 def _micro_batch(cases: Cases, rates: Coefficients) -> MicroBatch:

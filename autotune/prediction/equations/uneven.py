@@ -14,7 +14,7 @@ import numpy as np
 
 from autotune.prediction.equations.cases import Array, Cases, RankTable, scalar
 from autotune.prediction.equations.coefficients import Coefficients
-from autotune.prediction.equations.compute import MicroBatch, micro_batch
+from autotune.prediction.equations.compute import MicroBatch, mean_micro_batch, micro_batch
 from autotune.prediction.equations.layer_kinds import kinds_of_layers, of_kind
 from autotune.prediction.equations.mixed import devices_of_ranks
 from search_spaces.clusters.cluster import ClusterSpec
@@ -60,6 +60,10 @@ class RankShare:
     """Those of `layers` that are of each of `Cases.kinds`; empty: as in the whole model."""
     alike: Array = field(default_factory=lambda: scalar(1.0))
     """Number of ranks with these contents."""
+
+
+POLICIES = ("knobs", "none", "selective", "full")
+"""Fields of `Paces`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,10 +208,13 @@ def paces_of(cases: Cases, rates: Coefficients, marked: bool = True) -> list[Pac
 
 
 def _paces(cases: Cases, rates: Coefficients, marked: bool) -> Paces:
+    kinds = tuple(_paces(of_kind(cases, kind), rates, marked) for kind in cases.kinds)
+    if kinds:
+        means = {name: mean_micro_batch(cases, [getattr(kind, name) for kind in kinds]) for name in POLICIES}
+        return Paces(**means, kinds=kinds)
     knobs = micro_batch(cases, rates)
     policies = [micro_batch(recomputing(cases, policy), rates) if marked else knobs for policy in range(3)]
-    kinds = tuple(_paces(of_kind(cases, kind), rates, marked) for kind in cases.kinds)
-    return Paces(knobs=knobs, none=policies[0], selective=policies[1], full=policies[2], kinds=kinds)
+    return Paces(knobs=knobs, none=policies[0], selective=policies[1], full=policies[2])
 
 
 def capacity_ratio(cases: Cases, share: RankShare) -> Array:

@@ -126,8 +126,8 @@ class Found:
             return
         everywhere = tuple(np.arange(count) for count in ranked.shape)
         self._best[0].add(block, ranked, everywhere)
-        for best, part in zip(self._best[1:], self.apart, strict=True):
-            within = tuple(_within(block.products, block.product, part, axis) for axis in range(ranked.ndim))
+        for best, inside in zip(self._best[1:], _within(block.products, block.product, self.apart), strict=True):
+            within = tuple(np.flatnonzero(own) for own in inside)
             if all(len(rows) for rows in within):
                 best.add(block, ranked[np.ix_(*within)], within)
 
@@ -139,9 +139,8 @@ class Found:
             shape = [1] * len(rows)
             shape[axis] = len(own)
             limit = np.maximum(limit, self._slowest_of_values(products, product, axis)[own].reshape(shape))
-        for best, part in zip(self._best[1:], self.apart, strict=True):
-            inside = [np.isin(own, _within(products, product, part, axis)) for axis, own in enumerate(rows)]
-            within = np.ix_(*(np.flatnonzero(own) for own in inside))
+        for best, inside in zip(self._best[1:], _within(products, product, self.apart), strict=True):
+            within = np.ix_(*(np.flatnonzero(own[chosen]) for own, chosen in zip(inside, rows, strict=True)))
             limit[within] = np.maximum(limit[within], best.last)
         return limit
 
@@ -250,15 +249,21 @@ def _first_of(block: Block, ranked: Array, axis: int, chosen: Mask, least: float
     return block.products, codes[first], float(block.seconds[place]), float(block.memory[place])
 
 
-def _within(products: Products, product: Product, part: Part, axis: int) -> Index:
-    """The rows of an axis whose values are in the part."""
-    inside = np.ones(product.axes[axis].count, dtype=bool)
-    for name, allowed in part.values.items():
-        depth = SEARCH_ORDER.index(name)
-        if products.axis_of[depth] == axis:
-            table = np.array([value in allowed for value in products.values[depth]])
-            inside &= table[product.axes[axis].columns[depth]]
-    return np.flatnonzero(inside)
+def _within(products: Products, product: Product, parts: Sequence[Part]) -> list[list[Mask]]:
+    """For each part, the rows of each axis whose values are in it."""
+    tables: dict[tuple[int, frozenset[Value]], Mask] = {}
+    found = []
+    for part in parts:
+        inside = [np.ones(axis.count, dtype=bool) for axis in product.axes]
+        for name, allowed in part.values.items():
+            depth = SEARCH_ORDER.index(name)
+            axis = products.axis_of[depth]
+            if (depth, allowed) not in tables:
+                values = np.array([value in allowed for value in products.values[depth]])
+                tables[depth, allowed] = values[product.axes[axis].columns[depth]]
+            inside[axis] = inside[axis] & tables[depth, allowed]
+        found.append(inside)
+    return found
 
 
 def _at_best(found: _Value) -> AtBest:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from autotune.prediction.cases.config_cases import cases_of
-from autotune.prediction.equations.step import predict
+from autotune.prediction.equations.step import least_seconds_of, predict, seconds_of
 from autotune.prediction.planning.found import KEPT, Part
 from autotune.prediction.planning.question import Question, cluster_of, model_of, question_of
 from autotune.prediction.planning.question_space import space_of
@@ -58,6 +58,17 @@ def ranked(question: Question, slowest: float | None) -> list[tuple[float, float
             if f and (slowest is None or s <= slowest):
                 found.append((s, m, place, configs[place]))
     return sorted(found, key=lambda item: item[:3] if slowest is None else (item[1], item[0], item[2]))
+
+
+@pytest.mark.parametrize("name", sampled(sorted(SPACES), every=4))
+def test_the_bound_of_the_time_is_one(name: str) -> None:
+    question = asked(name)
+    configs = list(without_buckets(space_of(question)).enumerate())[::7]
+    alike = [config for config in configs if config.attention_backend == configs[0].attention_backend]
+    cases = cases_of(question.model, question.cluster, question.workload, alike, question.engine)
+    least, seconds = least_seconds_of(cases, question.rates), seconds_of(cases, question.rates)
+    assert np.all(least <= seconds)
+    assert np.median(least / seconds) > 0.5
 
 
 @pytest.mark.parametrize("name", sampled(sorted(SPACES), every=4))
