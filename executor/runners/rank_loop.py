@@ -16,6 +16,7 @@ from multiprocessing.connection import Connection
 import torch
 
 from executor.detect import local_gpus
+from executor.dry.module_profile import profile_module, with_profile
 from executor.engine import RankContext
 from executor.failures import failure_table
 from executor.measurement.device import DeviceCounters, counters_of
@@ -177,9 +178,6 @@ def _result_message(result: TrialResult) -> Message:
 
 def _described(message: Message) -> FactoryModel:
     """A user's module with its profile: built with memory, or (`without_data`) never."""
-    # Imported here, because it loads much of torch that ranks which train do not need.
-    from executor.dry.module_profile import profile_module, with_profile
-
     reference, workload = message["reference"], from_plain(Workload, message["workload"])
     if message["without_data"]:
         return profile_module(reference, workload, message["precisions"])
