@@ -379,7 +379,7 @@ def injected() -> Publication:
             "from the first "
             "duration. The other two then rest on assumed inputs: they show that the durations are explained by "
             "plausible ones, "
-            "and which, rather than that they were foreseen. Dropping is slow because every step waits for the "
+            "and which, not that they were predicted. Dropping is slow because every step waits for the "
             "all-reduce over gloo, "
             "not because of the failures."
         ),
