@@ -4,14 +4,12 @@ A table has the layers, widths and heads of a dense model. If a row has the name
 else than the preset, the preset says what the columns lack.
 """
 
-import re
 from dataclasses import replace
 from functools import cache
 
 from autotune.evaluation.validation.row import Row
-from search_spaces.models.huggingface import resolve_model
+from search_spaces.models.huggingface import model_preset_names, plain_name, resolve_model
 from search_spaces.models.model import ModelSpec
-from search_spaces.preset_files import preset_tables
 
 STATED = {
     "num_layers": "num_layers", "hidden": "hidden_size", "heads": "num_attention_heads", "kv_heads": "num_key_value_heads",
@@ -24,7 +22,7 @@ PADDED = 1.02
 
 def named_model(row: Row) -> ModelSpec | None:
     """The preset that a row names, if columns do not describe it or the row states none of them; None: the columns suffice."""
-    preset = _preset(_letters((row.model_name or "").rpartition("/")[2]))
+    preset = _preset(plain_name((row.model_name or "").rpartition("/")[2]))
     if preset is None:
         return None
     states_nothing = not (row.num_layers or row.hidden or row.heads)
@@ -58,13 +56,9 @@ def _agrees(row: Row, model: ModelSpec) -> bool:
     return True
 
 
-def _letters(name: str) -> str:
-    return re.sub(r"[^a-z0-9]", "", name.lower())
-
-
 @cache
 def _preset(letters: str) -> ModelSpec | None:
     """The preset with the longest name at the beginning of these letters, unless a number goes on behind it."""
-    names = {_letters(name): name for name in preset_tables("models")}
+    names = {plain_name(name): name for name in model_preset_names()}
     found = [name for name in names if letters.startswith(name) and not letters[len(name) :][:1].isdigit()]
     return resolve_model(names[max(found, key=len)]) if found else None

@@ -3,7 +3,7 @@
 import re
 from functools import cache
 
-from search_spaces.models.huggingface import model_preset_names, resolve_model
+from search_spaces.models.huggingface import model_preset_names, plain_name, resolve_model
 from search_spaces.models.model import ModelSpec
 
 SAME_SHAPE = {
@@ -20,7 +20,7 @@ FURTHER = re.compile(
 
 def model_named(text: str) -> ModelSpec | None:
     """The model that a Hugging Face id, a flavour or a recipe's name means; None: no preset has it."""
-    words = _plain(text.rsplit("/", 1)[-1])
+    words = plain_name(text.rsplit("/", 1)[-1])
     for prefix in ("meta", "nvidia"):
         words = words.removeprefix(prefix)
     names = _names()
@@ -30,8 +30,4 @@ def model_named(text: str) -> ModelSpec | None:
 
 @cache
 def _names() -> dict[str, str]:
-    return {**{_plain(name): name for name in model_preset_names()}, **SAME_SHAPE}
-
-
-def _plain(text: str) -> str:
-    return re.sub(r"[^a-z0-9]", "", text.lower())
+    return {**{plain_name(name): name for name in model_preset_names()}, **SAME_SHAPE}

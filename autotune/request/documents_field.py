@@ -1,13 +1,12 @@
 """Parse the field `document_lengths` of a request from the command line."""
 
-import re
 from pathlib import Path
 
 from autotune.errors import RequestError
+from autotune.request.number_text import words_of_lines
 
 _FIELD = "document_lengths"
 _REMEDY = "give numbers separated by commas, or the path of a file of numbers"
-_BETWEEN = re.compile(r"[,\s]+")
 
 
 def read_lengths(text: str | None, folder: Path = Path()) -> tuple[int, ...]:
@@ -19,20 +18,8 @@ def read_lengths(text: str | None, folder: Path = Path()) -> tuple[int, ...]:
     """
     if text is None:
         return ()
-    written = text if re.fullmatch(r"[\d,\s]*", text) else _content(folder / text)
-    words = [word for word in _BETWEEN.split(written) if word]
+    words = [word for line in words_of_lines(_FIELD, text, r"[\d,\s]", folder, _REMEDY) for word in line]
     wrong = next((word for word in words if not word.isdecimal()), None)
     if wrong is not None:
         raise RequestError(_FIELD, f"{wrong[:40]!r} in {text} is not a number of tokens", _REMEDY)
-    if not words:
-        raise RequestError(_FIELD, f"{text!r} contains no numbers", _REMEDY)
     return tuple(map(int, words))
-
-
-def _content(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise RequestError(_FIELD, f"{path} cannot be read ({error.strerror})", _REMEDY) from error
-    except UnicodeDecodeError as error:
-        raise RequestError(_FIELD, f"{path} is not text", _REMEDY) from error

@@ -2,19 +2,18 @@
 
 import dataclasses
 import math
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 from autotune.errors import RequestError
+from autotune.request.number_text import words_of_lines
 from search_spaces.models.model import Model, ModelSpec
 from search_spaces.training.expert_loads import MOST, Loads, loads_problem
 
 Given = TypeVar("Given", bound=Model)
 _FIELD = "expert_loads"
 _REMEDY = "give numbers separated by commas, or the path of a file with a line of numbers for all layers or for each"
-_BETWEEN = re.compile(r"[,\s]+")
 
 
 def read_loads(text: str | None, folder: Path = Path()) -> Loads:
@@ -26,12 +25,8 @@ def read_loads(text: str | None, folder: Path = Path()) -> Loads:
     """
     if text is None:
         return ()
-    written = text if re.fullmatch(r"[\d.,eE+\s-]*", text) else _content(folder / text)
-    rows = [[word for word in _BETWEEN.split(line) if word] for line in written.splitlines()]
-    loads = tuple(tuple(_number(word, text) for word in row) for row in rows if row)
-    if not loads:
-        raise RequestError(_FIELD, f"{text!r} contains no numbers", _REMEDY)
-    return loads
+    rows = words_of_lines(_FIELD, text, r"[\d.,eE+\s-]", folder, _REMEDY)
+    return tuple(tuple(_number(word, text) for word in row) for row in rows)
 
 
 def with_load_rows(fields: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -74,12 +69,3 @@ def _number(word: str, text: str) -> float:
     if not math.isfinite(load):
         raise RequestError(_FIELD, f"{word[:40]!r} in {text} is not a number", _REMEDY)
     return load
-
-
-def _content(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise RequestError(_FIELD, f"{path} cannot be read ({error.strerror})", _REMEDY) from error
-    except UnicodeDecodeError as error:
-        raise RequestError(_FIELD, f"{path} is not text", _REMEDY) from error

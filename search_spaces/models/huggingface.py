@@ -31,6 +31,11 @@ def model_preset_names() -> tuple[str, ...]:
     return tuple(preset_tables("models"))
 
 
+def plain_name(name: str) -> str:
+    """The letters and digits of a model's name, by which other spellings of it are recognised."""
+    return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
 def resolve_model(text: str) -> ModelSpec:
     """The model that `text` names: a preset, a config.json, or a folder that contains one.
 
