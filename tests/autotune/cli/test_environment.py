@@ -22,6 +22,7 @@ SWEEP = (
 )  # fmt: skip
 
 
+@pytest.mark.nightly
 def test_ranks_have_the_variables_of_their_trial_and_no_others(
     command: Command, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

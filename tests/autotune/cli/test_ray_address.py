@@ -199,6 +199,7 @@ def test_another_version_on_the_cluster_is_one_line(
     refused(process, "cluster", "--ray-address", head, says=(theirs, "use the same versions on every node"), status=1)
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("own_version")
 def test_a_process_that_was_refused_starts_a_ray_of_its_own(head: str, write_versions: Callable[..., None]) -> None:
     """As a worker does whose next job names no address."""
@@ -206,6 +207,7 @@ def test_a_process_that_was_refused_starts_a_ray_of_its_own(head: str, write_ver
     assert journey(head, "here") == ["refused", "told"]
 
 
+@pytest.mark.nightly
 def test_a_process_that_has_started_a_ray_joins_one_that_has_no_token(head: str) -> None:
     assert journey("here", head, "here") == ["told", "told", "told"]
 

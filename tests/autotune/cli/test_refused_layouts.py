@@ -14,6 +14,7 @@ from called import Command
 from autotune.request.engines import CAPABILITIES
 from executor.runners import probe, rank_process
 from search_spaces.rules.table import RULES
+from tests.sampling import sampled
 
 PLAIN = {
     "tensor_parallel_size": 1,
@@ -382,7 +383,7 @@ def no_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probe, "describe_factory", started)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", sampled(CASES, every=4))
 def test_it_is_refused_by_its_rule_with_the_remedy(command: Command, folder: Path, name: str) -> None:
     rule, knobs, words = CASES[name]
     for file, content in MODELS.items():

@@ -36,6 +36,7 @@ def is_api_process(child: psutil.Process) -> bool:
         return False
 
 
+@pytest.mark.nightly
 def test_several_processes_share_a_port(tmp_path: Path) -> None:
     """One that is killed is replaced, none outlives the first, and jobs are the same to all."""
     port = free_port()

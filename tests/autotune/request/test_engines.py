@@ -20,6 +20,7 @@ from search_spaces.space import SearchSpace
 from search_spaces.spaces import device_defaults, resolve_space
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
+from tests.sampling import sampled
 
 PAGE = Path(__file__).parents[3] / "docs" / "engines.md"
 ENGINES = tuple(CAPABILITIES.values())
@@ -175,7 +176,7 @@ def test_a_combination_has_a_name_of_its_own_and_reads_what_is_honoured(engine: 
     assert set(item.reads) <= set(engine.knobs)
 
 
-@pytest.mark.parametrize(("engine", "item"), COMBINATIONS, ids=lambda part: getattr(part, "rule", ""))
+@pytest.mark.parametrize(("engine", "item"), sampled(COMBINATIONS, every=4), ids=lambda part: getattr(part, "rule", ""))
 def test_a_combination_reads_no_other_knobs_than_it_names(engine: Capability, item: Combination) -> None:
     layouts = ("", "1-3", "1s-3", "1f-3", "1-3o")
     domains = {name: KNOBS[name].choices or (layouts if name == "pipeline_layout" else (1, 2, 4)) for name in item.reads}
@@ -210,7 +211,7 @@ def test_the_defaults_are_what_the_engine_honours(engine: Capability, cluster: s
 
 
 @pytest.mark.parametrize("engine", ENGINES, ids=lambda engine: engine.engine)
-@pytest.mark.parametrize("name", ["zero", "zero-buckets", "3d", "full"])
+@pytest.mark.parametrize("name", sampled(["zero", "zero-buckets", "3d", "full"], every=2))
 @pytest.mark.parametrize(("model", "cluster", "batch"), [("llama-tiny", "local", 16), ("llama-3-70b", "dgx-h100:2", 128)])
 def test_no_preset_is_empty_for_an_engine(engine: Capability, name: str, model: str, cluster: str, batch: int) -> None:
     work = Workload(global_batch_size=batch, sequence_length=128)

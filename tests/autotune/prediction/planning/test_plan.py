@@ -216,6 +216,7 @@ def test_a_reason_names_what_does_not_fit() -> None:
     assert told["offload_optimizer"].endswith(" GiB")
 
 
+@pytest.mark.nightly
 def test_cost_and_devices_choose_the_size_of_the_cluster() -> None:
     question = asked(cluster="dgx-h100:2", pins=SMALL | {"micro_batch_size": "1", "pipeline_schedule": "1f1b"})
     fast = plan(question, PlanOptions(top=1)).plans[0]
