@@ -57,14 +57,14 @@ def ranks(forked_ranks: None) -> Iterator[LocalRunner]:
         yield runner
 
 
-@pytest.mark.parametrize("case", sampled(CASES, every=3))
+@pytest.mark.parametrize("case", sampled(CASES, every=8))
 def test_a_dry_run_foretells_what_real_ranks_measure(ranks: LocalRunner, case: str) -> None:
     config, workload = TrialConfig().replace(CASES[case]), Workload(global_batch_size=16, sequence_length=32)
     spec = dataclasses.replace(SPEC, num_layers=4 if config.virtual_stages > 1 else 2)
     require_foretold(ranks, spec, config, workload, exact_memory=True)
 
 
-@pytest.mark.parametrize("case", sampled(PREDICTING, every=3))
+@pytest.mark.parametrize("case", sampled(PREDICTING, every=6))
 def test_multi_token_prediction_is_foretold(ranks: LocalRunner, case: str) -> None:
     config, workload = TrialConfig().replace(PREDICTING[case]), Workload(global_batch_size=16, sequence_length=32)
     require_foretold(ranks, dataclasses.replace(SPEC, num_layers=2), config, workload, exact_memory=True)

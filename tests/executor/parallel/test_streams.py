@@ -35,6 +35,7 @@ from search_spaces.knob import Value
 from search_spaces.models.model import ModelSpec
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
+from tests.sampling import sampled
 
 SPEC = ModelSpec(
     name="followed", family="llama", num_layers=2, hidden_size=16, num_attention_heads=2, num_key_value_heads=2, head_dim=8,
@@ -102,7 +103,7 @@ CLEAN = [
 """Ranks, and knobs."""
 
 
-@pytest.mark.parametrize(("ranks", "knobs"), CLEAN, ids=str)
+@pytest.mark.parametrize(("ranks", "knobs"), sampled(CLEAN, every=3), ids=str)
 def test_the_engine_orders_all_that_it_does(tmp_path: Path, ranks: int, knobs: Knobs) -> None:
     checker = StreamChecker()
     with world(ranks):

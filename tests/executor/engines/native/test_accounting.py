@@ -133,7 +133,7 @@ TABLE = [
 
 
 each_row = pytest.mark.parametrize(
-    "row", sampled(TABLE, every=3), ids=lambda row: ",".join(f"{k}={v}" for k, v in row.knobs.items()) or "default"
+    "row", sampled(TABLE, every=8), ids=lambda row: ",".join(f"{k}={v}" for k, v in row.knobs.items()) or "default"
 )
 
 
