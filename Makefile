@@ -23,7 +23,11 @@ export PYTHONDONTWRITEBYTECODE :=
 LOCKED := --quiet --disable-pip-version-check --require-hashes -r locks/development.txt
 UV ?= uv
 
-.PHONY: lock demo check lint test nightly oldest extras gpu gpu-bundle gpu-ahead parity chaos hostile fuzz bench validate search clean
+DOCS_VENV ?= .venv-docs
+DOCS_BIN := $(DOCS_VENV)/bin
+DOCS_STAMP := $(DOCS_VENV)/.installed
+
+.PHONY: docs lock demo check lint test nightly oldest extras gpu gpu-bundle gpu-ahead parity chaos hostile fuzz bench validate search clean
 
 # Only files whose hashes are listed are installed. torch for CPUs where one is offered whose hash is listed, else the CUDA build.
 $(STAMP): pyproject.toml constraints.txt $(wildcard locks/*.txt)
@@ -100,6 +104,17 @@ extras: $(EXTRAS_STAMP)
 	$(EXTRAS_BIN)/python -m benchmarks.module_plans --markdown docs/module-plans.md
 	$(EXTRAS_BIN)/python -m benchmarks.own_scripts --markdown docs/own-scripts.md
 	$(EXTRAS_BIN)/python -m benchmarks.prefetch --markdown docs/prefetch.md
+
+$(DOCS_STAMP): constraints.txt
+	$(PYTHON) -m venv $(DOCS_VENV)
+	$(DOCS_BIN)/python -m pip install --quiet --disable-pip-version-check mkdocs-material 'mkdocstrings[python]' codespell -c constraints.txt
+	touch $@
+
+# The site in site/: a dead link, a page outside of the navigation or a docstring that names a wrong parameter fails it.
+docs: $(DOCS_STAMP) $(STAMP)
+	$(DOCS_BIN)/codespell README.md CONTRIBUTING.md docs --skip '*.png,*.json'
+	$(BIN)/python -m pytest -q tests/docs -m "not nightly"
+	NO_MKDOCS_2_WARNING=1 $(DOCS_BIN)/mkdocs build --quiet --strict
 
 parity: $(STAMP)
 	$(BIN)/python benchmarks/parity.py --markdown docs/parity.md

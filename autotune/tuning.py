@@ -156,7 +156,8 @@ def tune(
         cluster: None: `ray` if a Ray address is given or in the environment, else `local`.
         trials: most search trials; None: 20, or with `resume` the job's own number.
         memory_limit: bytes per rank, or text with a unit such as "40GB".
-        max_seconds, trial_timeout: seconds.
+        max_seconds: seconds for all trials.
+        trial_timeout: seconds for a trial.
         ray_address: address of a Ray cluster; None: AUTOTUNE_RAY_ADDRESS, else RAY_ADDRESS, else a Ray that is started here.
         baseline: knob values, or the path of a file with them.
         failures: rows of the failure table by name, or the path of a file with them.
@@ -165,7 +166,9 @@ def tune(
         resume: a job's id, the beginning of one, or `latest`: continues with the job's request, and ignores all fields except
             `out`, `ray_address`, and `trials` and `max_seconds`, which become the job's budget. A job that has succeeded needs
             a larger budget than before.
-        name, tags, note: the job's name, words to find it by, and a comment.
+        name: the job's name.
+        tags: words to find it by.
+        note: a comment.
         progress: whether a progress bar is shown; None: on a terminal and in notebooks, unless there is a `listener`.
         further: other fields of `autotune.request.request.JobRequest`.
 
