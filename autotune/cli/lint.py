@@ -12,7 +12,7 @@ from autotune.lint.case import Surroundings
 from autotune.lint.deepspeed import version_of
 from autotune.lint.dry import dry_run, exact
 from autotune.lint.lint import FRAMEWORKS, STOPS, Linted, lint
-from autotune.lint.report import document, sarif, text_lines
+from autotune.lint.report import checked_version, document, sarif, text_lines
 from autotune.prediction.planning.question import cluster_of
 from autotune.text.console import Console
 from search_spaces.errors import SearchSpaceError
@@ -104,15 +104,10 @@ def _print(linted: list[Linted], unread: list[str], options: LintOptions) -> Non
     for line in unread:
         print_error(line)
     if options.json:
-        files = [document(one, _version(one, options)) for one in linted]
+        files = [document(one, checked_version(one, options.version or "")) for one in linted]
         sys.stdout.write(json.dumps({"files": files}, indent=2) + "\n")
         return
     console = Console()
     for one in linted:
-        for line in text_lines(one, _version(one, options)):
+        for line in text_lines(one, checked_version(one, options.version or "")):
             console.print(line, markup=False, highlight=False, soft_wrap=True)
-
-
-def _version(one: Linted, options: LintOptions) -> str:
-    framework = one.case.framework
-    return version_of(options.version or "") if framework.name == "deepspeed" else framework.checked

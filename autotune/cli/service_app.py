@@ -1,4 +1,4 @@
-"""The commands of the service with their options: `serve`, `worker`, `keys`."""
+"""The commands of the service with their options: `serve`, `worker`, `mcp`, `keys`."""
 
 from pathlib import Path
 from typing import Annotated
@@ -27,6 +27,7 @@ def register(app: typer.Typer) -> None:
     """Add the commands to the command line."""
     app.command()(serve)
     app.command()(worker)
+    app.command()(mcp)
     app.add_typer(keys_app, name="keys")
     app.command()(audit)
 
@@ -148,6 +149,21 @@ def worker(
             )
         )
     )  # fmt: skip
+
+
+def mcp(
+    http: Annotated[
+        str | None,
+        typer.Option(metavar="ADDRESS:PORT", help="Serve over HTTP on this machine. [default: standard input and output]"),
+    ] = None,
+    url: Annotated[
+        str | None, typer.Option(metavar="URL", help="URL of the service. [default: AUTOTUNE_URL, else http://127.0.0.1:8000]")
+    ] = None,
+) -> None:
+    """Tools for agents (Model Context Protocol): plan, predict, lint, submit within a budget, watch, explain, export."""
+    from autotune.cli.agents import AgentOptions, mcp_command
+
+    end(lambda: mcp_command(AgentOptions(url=url, http=http)))
 
 
 keys_app = typer.Typer(help="Create, list and revoke API keys.", no_args_is_help=True)

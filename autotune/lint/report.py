@@ -4,6 +4,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from autotune.lint.deepspeed import version_of
 from autotune.lint.lint import Linted
 from autotune.lint.memory import GIB, Outlook
 from search_spaces.finding import Effect, Finding
@@ -49,6 +50,12 @@ def outlook_text(outlook: Outlook | str) -> str:
         f"predicted {rate.mean:.3g} samples/s ({rate.low:.3g} to {rate.high:.3g}), {peak.mean / GIB:.0f} of "
         f"{estimate.memory_limit_bytes / GIB:.0f} GiB on the fullest device, fits with probability {outlook.probability:.2f}"
     )
+
+
+def checked_version(one: Linted, asked: str = "") -> str:
+    """The framework's version of the findings; `asked` is the user's, which only DeepSpeed's may be."""
+    framework = one.case.framework
+    return version_of(asked) if framework.name == "deepspeed" else framework.checked
 
 
 def document(one: Linted, version: str) -> dict[str, Any]:

@@ -1,0 +1,51 @@
+"""`autotune mcp`: serve the tools for agents over standard input and output, or over HTTP on this machine."""
+
+from dataclasses import dataclass
+
+from autotune.cli.status import Status
+from autotune.client import Client
+from autotune.errors import MissingPackageError, RequestError
+from autotune.ops.network import is_loopback
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentOptions:
+    """Parsed options of the command."""
+
+    url: str | None
+    http: str | None
+    """ADDRESS:PORT; None: standard input and output."""
+
+
+def mcp_command(options: AgentOptions) -> Status:
+    """Serve until the client closes the connection.
+
+    Raises:
+        MissingPackageError: the package `mcp` is not installed.
+        RequestError: the address can be reached from other machines, or is not one.
+    """
+    where = None if options.http is None else _address(options.http)
+    try:
+        from autotune.agents.server import make_server
+    except ImportError as error:
+        if error.name is None or error.name.partition(".")[0] != "mcp":
+            raise
+        raise MissingPackageError("mcp", "is not installed", "pip install 'autotune[mcp]'") from error
+    with Client(options.url) as client:
+        server = make_server(client)
+        if where is None:
+            server.run("stdio")
+        else:
+            server.run("streamable-http", host=where[0], port=where[1])
+    return Status.OK
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    if not port.isdigit() or not 0 < int(port) < 65536:
+        raise RequestError("http", f"{text!r} is not an address", "give ADDRESS:PORT, such as 127.0.0.1:8765")
+    if not is_loopback(host):
+        raise RequestError(
+            "http", f"{host} can be reached from other machines, whose agents would use your key", "use 127.0.0.1"
+        )
+    return host, int(port)
