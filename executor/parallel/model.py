@@ -58,6 +58,8 @@ class Part:
     """The ranks that divide each expert, if they are not all of `tensor`: they divide the sequence among them."""
     operators: Operators = field(default_factory=Operators)
     """Implementations of norms, rotations, gates and the loss."""
+    overlaps_shared_experts: bool = False
+    """Whether shared experts compute while tokens travel between the ranks that divide the experts."""
     losses_wait: bool = False
     """Whether losses of other micro-batches may be computed between a loss and its backward."""
 
@@ -154,6 +156,11 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor, multiply: Multiply | None = None) -> Tensor:
         """`multiply`: multiplies by the matrices of many experts, by name, instead of by this one's."""
+        hidden = self.widen(x, multiply)
+        return self.narrow(hidden) if multiply is None else multiply("down", hidden)
+
+    def widen(self, x: Tensor, multiply: Multiply | None = None) -> Tensor:
+        """The hidden layer after its activation."""
         matrices = {"up": self.up} if self.gate is None else {"up": self.up, "gate": self.gate}
         if multiply is not None:
             hidden, *gate = [multiply(name, x) for name in matrices]
@@ -161,8 +168,11 @@ class FeedForward(nn.Module):
             hidden, *gate = [matrix(x) for matrix in matrices.values()]
         else:
             hidden, *gate = enter_through(x, self.tensor, tuple(matrices.values()))
-        hidden = self.operators.gate(gate[0], hidden, self.kind) if gate else self.operators.activate(hidden, self.kind)
-        result: Tensor = self.down(hidden) if multiply is None else multiply("down", hidden)
+        return self.operators.gate(gate[0], hidden, self.kind) if gate else self.operators.activate(hidden, self.kind)
+
+    def narrow(self, hidden: Tensor) -> Tensor:
+        """The result, from the hidden layer."""
+        result: Tensor = self.down(hidden)
         return result
 
 
@@ -174,13 +184,12 @@ def _head_norm(spec: ModelSpec, part: Part, width: int) -> nn.Module | None:
 
 
 def _experts(spec: ModelSpec, part: Part) -> Experts:
-    def make(width: int) -> FeedForward:
-        if part.expert_tensor is None:
-            return FeedForward(spec, part, expert=True, width=width)
-        return FeedForward(spec, part, width=width) if width else FeedForward(spec, of_experts, expert=True)
-
     of_experts = part if part.expert_tensor is None else replace(part, tensor=part.expert_tensor)
-    return Experts(spec, part.tensor, part.expert, make, of_experts.tensor)
+    width, beside = spec.shared_expert_size, part.expert_tensor is None
+    return Experts(
+        spec, part.tensor, part.expert, lambda: FeedForward(spec, of_experts, expert=True), of_experts.tensor,
+        FeedForward(spec, part, expert=beside, width=width) if width else None, part.overlaps_shared_experts,
+    )  # fmt: skip
 
 
 def _attention(spec: ModelSpec, part: Part, layer: int) -> nn.Module:
