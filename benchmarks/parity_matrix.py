@@ -20,6 +20,7 @@ from benchmarks.parity_options import (
     families,
     folded,
     integers,
+    latent_adapters,
     near,
     optimizers,
     scheduled,
@@ -56,7 +57,7 @@ def matrix(ranks: int) -> list[Case]:
             sections += [micro_batches(engine, ranks), written(engine, ranks), optimizers(engine, ranks)]
             sections += [experts(engine, ranks), folded(engine, ranks), activations(engine, ranks)]
             sections += [beside_products(engine, ranks), beside_shared_experts(engine, ranks)]
-            sections += [balanced(engine, ranks)]
+            sections += [balanced(engine, ranks), latent_adapters(engine, ranks)]
         if ranks > 4 and engine == "native":
             sections += [itertools.islice(folded(engine, ranks), 0, None, EVERY)]
         if ranks == 2:

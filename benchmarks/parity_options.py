@@ -248,6 +248,22 @@ def adapters(engine: str, ranks: int) -> Iterator[Case | None]:
         yield draw.case({**adapters, "pipeline_parallel_size": ranks, **draw.choose(FROZEN), **run})
 
 
+def latent_adapters(engine: str, ranks: int) -> Iterator[Case | None]:
+    """Low-rank adapters on latent attention: each layout and stage; models, schedules, checkpointing, offloads and the type of
+    frozen matrices in turn."""
+    draw = Draw(engine, ranks, "latent adapters")
+    adapted: Knobs = {"lora_rank": 2, "lora_targets": "attention"}
+    for turn, (layout, stage) in enumerate(product(layouts(ranks), stages_of(engine))):
+        models = [("latent", "latent keys")[turn % 2]]
+        knobs = {**layout, **adapted, "zero_stage": stage, **FROZEN[(turn + turn // len(FROZEN)) % len(FROZEN)]}
+        runs = [run for run in pipelines(layout) if draw.case({**knobs, **run}, models)]
+        if runs:
+            extra = {**CHECKPOINTING[(turn + turn // len(CHECKPOINTING)) % len(CHECKPOINTING)]}
+            other = draw.choose(OFFLOADS) if turn % 3 == 0 else {}
+            yield draw.case({**knobs, **draw.choose(runs), **extra, **other}, models)
+    yield draw.case({**adapted, "tensor_parallel_size": 2, "async_tensor_parallel": True}, ["latent"])
+
+
 def beside_frozen(engine: str, ranks: int) -> Iterator[Case | None]:
     """Bottlenecks, prefixes and prompts: on 2 ranks each with every layout and stage, on more ranks one in turn; recomputation,
     offload and the type of frozen matrices are drawn. Copies of the shards, optimizers, compiled blocks and on 2 ranks each

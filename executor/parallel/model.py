@@ -27,6 +27,7 @@ from executor.parallel.tensor import (
     RowLinear,
     TensorParallel,
     VocabularyEmbedding,
+    WholeLinear,
     enter_through,
 )
 from executor.parallel.token_prediction import PredictionModule
@@ -326,8 +327,10 @@ class Transformer(nn.Module):
         for module in self.modules():
             if isinstance(module, Bottleneck | Prefix | Prompt):
                 module.requires_grad_(True)
-        for name, matrix in self.matrices() if self.spec.lora_rank else ():
-            if name.rpartition(".")[2] in self.spec.lora_targets:
+        named = [pair for block in self.layers() for pair in block.named_modules()]
+        for name, matrix in named if self.spec.lora_rank else ():
+            adapts = isinstance(matrix, ColumnLinear | RowLinear | WholeLinear)
+            if adapts and name.rpartition(".")[2] in self.spec.lora_targets:
                 matrix.adapt(self.spec.lora_rank)
 
     def quantise(self) -> None:
@@ -342,7 +345,7 @@ class Transformer(nn.Module):
             matrix.float8 = True
 
     def matrices(self) -> list[tuple[str, ColumnLinear | RowLinear]]:
-        """Names and matrices of the layers, without routers."""
+        """Names and matrices of the layers, without routers and those that are whole on each tensor rank."""
         named = [pair for block in self.layers() for pair in block.named_modules()]
         return [(name, module) for name, module in named if isinstance(module, ColumnLinear | RowLinear)]
 
@@ -398,8 +401,8 @@ class Transformer(nn.Module):
         """Parameters that are whole on each tensor-parallel rank, but get only a summand of their gradient there.
 
         With sequence parallelism these are all whole parameters. Otherwise they are the router and the experts' last biases, if
-        ranks divide the experts' widths, the whole factors of adapters (`LowRank`), and norms of heads. Gradients of experts
-        are summed over the ranks that divide each expert.
+        ranks divide the experts' widths, the whole factors of adapters (`LowRank`) of divided matrices, and norms of heads.
+        Gradients of experts are summed over the ranks that divide each expert.
         """
         if self.part.tensor.size == 1:
             return set()
@@ -409,7 +412,8 @@ class Transformer(nn.Module):
         parts = [".router.", EXPERTS, ".adapter.", ".query_norm.", ".key_norm."]
         if self.part.expert_tensor is None:
             parts.append(".shared.")  # its sum is that of the experts, else it has its own
-        return {name for name in whole_ones if any(part in name for part in parts)}
+        computed_whole = tuple(f"{name}." for name, module in self.named_modules() if isinstance(module, WholeLinear))
+        return {name for name in whole_ones if any(part in name for part in parts) and not name.startswith(computed_whole)}
 
     def expert_parameters(self) -> set[str]:
         """Parameters of experts, if experts are divided over other ranks than the rest of the model."""
