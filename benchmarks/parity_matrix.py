@@ -11,13 +11,16 @@ from benchmarks.parity_options import (
     activations,
     adapters,
     attention,
+    balanced,
     beside_frozen,
     beside_products,
+    beside_shared_experts,
     documents,
     experts,
     families,
     folded,
     integers,
+    latent_adapters,
     near,
     optimizers,
     scheduled,
@@ -53,7 +56,8 @@ def matrix(ranks: int) -> list[Case]:
         if ranks <= 4 and engine == "native":
             sections += [micro_batches(engine, ranks), written(engine, ranks), optimizers(engine, ranks)]
             sections += [experts(engine, ranks), folded(engine, ranks), activations(engine, ranks)]
-            sections += [beside_products(engine, ranks)]
+            sections += [beside_products(engine, ranks), beside_shared_experts(engine, ranks)]
+            sections += [balanced(engine, ranks), latent_adapters(engine, ranks)]
         if ranks > 4 and engine == "native":
             sections += [itertools.islice(folded(engine, ranks), 0, None, EVERY)]
         if ranks == 2:

@@ -59,6 +59,45 @@ def folded(engine: str, ranks: int) -> Iterator[Case | None]:
             yield draw.case({**knobs, **(extra if turn % 2 else draw.choose(OFFLOADS))}, models)
 
 
+def beside_shared_experts(engine: str, ranks: int) -> Iterator[Case | None]:
+    """Shared experts that compute while tokens travel: each layout, number of ranks for each expert and stage; models, degrees,
+    schedules, checkpointing and offloads in turn; sums of tensor ranks beside products, saved activations on the host and bf16
+    once."""
+    draw = Draw(engine, ranks, "beside shared experts")
+    models = [name for name, shape in {**EXPERTS, **FAMILIES}.items() if "shared_expert_size" in shape]
+    for turn, (layout, size, stage) in enumerate(product(layouts(ranks), (0, 1), stages_of(engine))):
+        knobs = {**layout, "expert_tensor_parallel_size": size, "zero_stage": stage, "shared_expert_overlap": True}
+        for degree in ((2, 4), (4, 2))[turn % 2]:
+            divided = {**knobs, "expert_parallel_size": degree}
+            runs = [run for run in pipelines(layout) if draw.case({**divided, **run}, models)]
+            if runs:
+                extra = CHECKPOINTING[(turn + turn // len(CHECKPOINTING)) % len(CHECKPOINTING)]
+                other = draw.choose(OFFLOADS) if turn % 3 == 0 else {}
+                yield draw.case({**divided, **draw.choose(runs), **extra, **other}, models)
+                break
+    beside: Knobs = {"expert_parallel_size": 2, "shared_expert_overlap": True, "micro_batch_size": 2}
+    whole: Knobs = {"tensor_parallel_size": 2, "expert_tensor_parallel_size": 1, "async_tensor_parallel": True}
+    for extra in (whole, {**whole, "sequence_parallel": True}, {"offload_activations": True}, {"precision": "bf16"}):
+        yield draw.case({**beside, **extra}, models)
+
+
+def balanced(engine: str, ranks: int) -> Iterator[Case | None]:
+    """Biases of routers that follow the loads of experts: each layout, number of ranks for each expert and stage; degrees,
+    schedules, checkpointing and offloads in turn; modules for multi-token prediction and data schedules once."""
+    draw = Draw(engine, ranks, "balanced")
+    rate: Knobs = {"router_bias_update_rate": 0.05}
+    for turn, (layout, size, stage) in enumerate(product(layouts(ranks), (0, 1), stages_of(engine))):
+        knobs = {**layout, **rate, "expert_tensor_parallel_size": size, "zero_stage": stage}
+        knobs["expert_parallel_size"] = (1, 2, 4)[(turn + turn // 3) % 3]
+        runs = [run for run in pipelines(layout) if draw.case({**knobs, **run}, ["latent"])]
+        if runs:
+            extra = {**CHECKPOINTING[(turn + turn // len(CHECKPOINTING)) % len(CHECKPOINTING)]}
+            other = draw.choose(OFFLOADS) if turn % 3 == 0 else {}
+            yield draw.case({**knobs, **draw.choose(runs), **extra, **other}, ["latent"])
+    for extra in ({"mtp_layers": 1}, {"zero_stage": 3, "hsdp_shard_size": ranks // 2}, *SCHEDULES):
+        yield draw.case({**rate, **extra}, ["latent"])
+
+
 def families(engine: str, ranks: int) -> Iterator[Case | None]:
     """What newer families do: each model, layout and stage; schedules, checkpointing, offloads and context methods in turn."""
     draw = Draw(engine, ranks, "families")
@@ -207,6 +246,22 @@ def adapters(engine: str, ranks: int) -> Iterator[Case | None]:
             yield draw.case({**adapters, **kept, "compile_blocks": True}, ["llama"])
     for run in pipelines({"pipeline_parallel_size": ranks}) if ranks == 2 else ():
         yield draw.case({**adapters, "pipeline_parallel_size": ranks, **draw.choose(FROZEN), **run})
+
+
+def latent_adapters(engine: str, ranks: int) -> Iterator[Case | None]:
+    """Low-rank adapters on latent attention: each layout and stage; models, schedules, checkpointing, offloads and the type of
+    frozen matrices in turn."""
+    draw = Draw(engine, ranks, "latent adapters")
+    adapted: Knobs = {"lora_rank": 2, "lora_targets": "attention"}
+    for turn, (layout, stage) in enumerate(product(layouts(ranks), stages_of(engine))):
+        models = [("latent", "latent keys")[turn % 2]]
+        knobs = {**layout, **adapted, "zero_stage": stage, **FROZEN[(turn + turn // len(FROZEN)) % len(FROZEN)]}
+        runs = [run for run in pipelines(layout) if draw.case({**knobs, **run}, models)]
+        if runs:
+            extra = {**CHECKPOINTING[(turn + turn // len(CHECKPOINTING)) % len(CHECKPOINTING)]}
+            other = draw.choose(OFFLOADS) if turn % 3 == 0 else {}
+            yield draw.case({**knobs, **draw.choose(runs), **extra, **other}, models)
+    yield draw.case({**adapted, "tensor_parallel_size": 2, "async_tensor_parallel": True}, ["latent"])
 
 
 def beside_frozen(engine: str, ranks: int) -> Iterator[Case | None]:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from benchmarks.parity_cases import NARROW, Case
 from benchmarks.reference_documents import documents_loss
 from benchmarks.reference_optimizers import reference_optimizers
+from benchmarks.reference_router import ReferenceBalance
 from benchmarks.reference_schedule import Schedule, schedule_of, scheduled_loss
 from executor.data.batches import Data, FactoryData, text_data
 from executor.data.documents import document_data
@@ -67,7 +68,8 @@ def compare(rank: int, case: Case) -> Report:
     """Train the case on this rank. Every rank must call it."""
     dtype = DTYPES[case.config.precision if case.config.precision in (*NARROW, FLOAT8) else "fp64"]
     model = configured(case.model_of(), case.config)
-    options = (case.config.optimizer, schedule_of(case.config), case.config.pack_sequences)
+    config = case.config
+    options = (config.optimizer, schedule_of(config), config.pack_sequences, config.router_bias_update_rate)
     losses, norms, weights = _reference(model, case.workload(), dtype, *options)
     context = RankContext(rank=rank, world_size=case.ranks, device=torch.device("cpu"), reusable_groups=GROUPS)
     with _unguarded(case.refused):
@@ -126,6 +128,7 @@ def _reference(
     optimizer: str = "adamw",
     schedule: Schedule = (),
     packed: bool = False,
+    bias_rate: float = 0.0,
 ) -> tuple[list[float], list[float | None], dict[str, Tensor]]:
     """Plain PyTorch on the whole batch, in float64 from weights rounded to `dtype`.
 
@@ -134,6 +137,7 @@ def _reference(
     """
     module = _module(model, workload, dtype).to(torch.float64)
     optimizers = reference_optimizers(optimizer, module, workload)
+    balance = ReferenceBalance(module, bias_rate)
     data = _data(model, workload, packed)
     losses: list[float] = []
     norms: list[float | None] = []
@@ -143,7 +147,7 @@ def _reference(
             if workload.document_lengths:
                 output: object = documents_loss(module, batch)
             else:
-                output = scheduled_loss(module, model, workload, schedule, step, batch)
+                output = scheduled_loss(module, model, workload, schedule, step, batch, balance)
         loss = loss_from(output)
         loss.backward()
         for parameter in module.parameters():
@@ -154,6 +158,7 @@ def _reference(
         for one in optimizers:
             one.step()
             one.zero_grad()
+        balance.step()
         losses.append(loss.item())
     return losses, norms, {name: value.detach() for name, value in module.named_parameters()}
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from benchmarks.reference_router import ReferenceBalance
 from executor.parallel.model import Transformer, build_transformer
 from search_spaces.knob import Value
 from search_spaces.models.model import Model, ModelSpec
@@ -35,7 +36,13 @@ def grown(start: int, steps: int, whole: int, step: int) -> int:
 
 
 def scheduled_loss(
-    module: nn.Module, model: Model, workload: Workload, schedule: Schedule, step: int, batch: Mapping[str, Tensor]
+    module: nn.Module,
+    model: Model,
+    workload: Workload,
+    schedule: Schedule,
+    step: int,
+    batch: Mapping[str, Tensor],
+    balance: ReferenceBalance,
 ) -> object:
     """The module's output for a step with scheduled data."""
     if not schedule or not isinstance(model, ModelSpec):
@@ -46,6 +53,7 @@ def scheduled_loss(
     dtype = next(module.parameters()).dtype
     # A model built for samples of this length, with the weights of the trained one.
     made = build_transformer(model, length, workload.seed, dtype)
+    balance.watch(made)
     if kept < length:
         drop(made, model.num_layers, workload.seed, step, length, kept)
     shorter = {name: value[:, :length] for name, value in batch.items()}

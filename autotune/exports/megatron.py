@@ -212,7 +212,10 @@ def _model(winner: Winner) -> list[str]:
         "--attention-dropout 0",
         "--hidden-dropout 0",
     ]
-    return [*lines, *_kinds(shape), *_latent(shape), *_routing(shape)]
+    lines += [*_kinds(shape), *_latent(shape), *_routing(shape)]
+    if shape.router_correction and not winner.config.router_bias_update_rate:  # Megatron-LM's default moves the bias
+        lines.append("--moe-router-bias-update-rate 0")
+    return lines
 
 
 def _latent(shape: ModelSpec) -> list[str]:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from autotune.exports.winner import Winner
 from search_spaces.knobs.conditions import METHODS
-from search_spaces.training.adapters import ALPHA_PER_RANK, TARGETS, adapts
+from search_spaces.training.adapters import ALPHA_PER_RANK, TARGETS, adapted, adapts
 from search_spaces.trial_config import TrialConfig
 
 KNOBS = frozenset({*METHODS, "lora_targets", "frozen_dtype"})
@@ -13,6 +13,11 @@ _LLAMA = {
     "query": "q_proj", "key": "k_proj", "value": "v_proj", "output": "o_proj",
     "gate": "gate_proj", "up": "up_proj", "down": "down_proj",
 }  # fmt: skip
+_LATENT = {
+    "query_down": "q_a_proj", "query": "q_b_proj", "key_value_down": "kv_a_proj_with_mqa", "key_value": "kv_b_proj",
+    "output": "o_proj",
+}  # fmt: skip
+"""Without a narrow vector of queries they are projected by `q_proj`."""
 _EXPERTS = {**_LLAMA, "gate": "experts.gate_up_proj", "up": "experts.gate_up_proj", "down": "experts.down_proj"}
 TRANSFORMERS: Mapping[str, Mapping[str, str]] = {
     "llama": _LLAMA,
@@ -37,6 +42,7 @@ TRANSFORMERS: Mapping[str, Mapping[str, str]] = {
     },
     "mixtral": _EXPERTS,
     "qwen3_moe": _EXPERTS,
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "kimi_k2"), _LATENT),
 }  # fmt: skip
 """Family -> matrix -> its module name in Transformers; matrices with the same name are fused there."""
 PARAMETERS = frozenset({"experts.gate_up_proj", "experts.down_proj"})
@@ -52,6 +58,12 @@ MEGATRON = {
     "gate": "linear_fc1_gate", "up": "linear_fc1_up", "down": "linear_fc2",
 }  # fmt: skip
 
+MEGATRON_LATENT = {
+    "query_down": "linear_q_down_proj", "query": "linear_q_up_proj", "key_value_down": "linear_kv_down_proj",
+    "key_value": "linear_kv_up_proj",
+}  # fmt: skip
+"""Those of latent attention."""
+
 
 def peft_notes(winner: Winner) -> list[str]:
     """How to add the trained parts to a Transformers model, if the configuration freezes the model."""
@@ -65,6 +77,8 @@ def _low_rank_note(winner: Winner) -> str:
     config, shape = winner.config, winner.shape
     matrices = _matrices(winner)
     names = TRANSFORMERS.get(shape.family, {}) if shape is not None else {}
+    if shape is not None and shape.latent is not None and not shape.latent.query_rank:
+        names = {**names, "query": "q_proj"}
     called = [names[matrix] for matrix in matrices if matrix in names]
     words = {"target_modules": [*dict.fromkeys(name for name in called if name not in PARAMETERS)]}
     if parameters := [*dict.fromkeys(name for name in called if name in PARAMETERS)]:
@@ -112,9 +126,17 @@ def _absent_notes(config: TrialConfig) -> list[str]:
 
 
 def _canonical_note(winner: Winner) -> str:
-    rank, targets = winner.config.lora_rank, [MEGATRON[matrix] for matrix in _matrices(winner)]
+    latent = winner.shape.latent if winner.shape is not None else None
+    names = {**MEGATRON, **MEGATRON_LATENT} if latent is not None else MEGATRON
+    if latent is not None and not latent.query_rank:
+        names = {**names, "query": "linear_q_proj"}
+    rank, targets = winner.config.lora_rank, [names[matrix] for matrix in _matrices(winner)]
     experts = ", share_expert_adapters=False" if winner.shape is not None and winner.shape.num_experts else ""
-    made = f"CanonicalLoRA(target_modules={targets}, dim={rank}, alpha={ALPHA_PER_RANK * rank}{experts})"
+    if latent is not None:
+        # LoRA adapts matrices as they are; only fused ones need CanonicalLoRA.
+        made = f"LoRA(target_modules={targets}, dim={rank}, alpha={ALPHA_PER_RANK * rank})"
+    else:
+        made = f"CanonicalLoRA(target_modules={targets}, dim={rank}, alpha={ALPHA_PER_RANK * rank}{experts})"
     return (
         f"{_lora_knobs(winner)}: pretrain_gpt.py has no adapters; train by Megatron-Bridge with megatron.bridge.peft's {made}"
     )
@@ -136,7 +158,11 @@ def _quantised_notes(winner: Winner) -> list[str]:
 
 def _matrices(winner: Winner) -> list[str]:
     gated = winner.shape is None or winner.shape.gated_mlp
-    return [matrix for matrix in TARGETS[winner.config.lora_targets] if matrix != "gate" or gated]
+    targets = TARGETS[winner.config.lora_targets]
+    if winner.shape is not None:
+        here = {name for name, _, _ in adapted(winner.shape, winner.config).adapted_matrices}
+        return [matrix for matrix in targets if matrix in here]
+    return [matrix for matrix in targets if matrix in MEGATRON and (matrix != "gate" or gated)]
 
 
 def _fused(called: list[str]) -> str:

@@ -25,6 +25,7 @@ TARGET = Target(
         "context_parallel_method": "torchtitan gathers or rotates keys and values, and exchanges no heads",
         "rank_order": "torchtitan's mesh is pp, dp, cp, tp; put the pipeline outermost",
         "pack_sequences": "its loaders always join documents, cut them where a row ends, and mask attention between them",
+        "router_bias_update_rate": "give it as load_balance_coeff of your model's MoE arguments",
         "optimizer": "name it in the param_groups of the OptimizersContainer.Config of your registry function",
     },
 )  # fmt: skip

@@ -110,6 +110,8 @@ class _Reading:
         table.set("micro_batch_size", self.whole("micro_batch_size") or 1, key("micro_batch_size"))
         if self.switch("sequence_parallel") and tensor > 1:
             table.set("sequence_parallel", True, key("sequence_parallel"))
+        if self.switch("moe_shared_expert_overlap"):
+            table.set("shared_expert_overlap", True, key("moe_shared_expert_overlap"))
         model, tokens = self._model(), self.whole("seq_length")
         if pipeline > 1:
             self._pipeline(model, pipeline)

@@ -38,8 +38,9 @@ SPELLED = (
     "micro_batch_size", "global_batch_size", "seq_length", "max_position_embeddings", "use_distributed_optimizer",
     "overlap_grad_reduce", "overlap_param_gather", "recompute_granularity", "recompute_method", "recompute_num_layers",
     "recompute_modules", "use_megatron_fsdp", "use_torch_fsdp2", "data_parallel_sharding_strategy", "num_moe_experts",
-    "moe_router_topk", "moe_token_dispatcher_type", "moe_flex_dispatcher_backend", "num_query_groups", "group_query_attention",
-    "num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "kv_channels", "optimizer_cpu_offload",
+    "moe_router_topk", "moe_token_dispatcher_type", "moe_flex_dispatcher_backend", "moe_shared_expert_overlap",
+    "num_query_groups", "group_query_attention", "num_layers", "hidden_size", "ffn_hidden_size",
+    "num_attention_heads", "kv_channels", "optimizer_cpu_offload",
     "use_precision_aware_optimizer", "tp_comm_overlap", "ckpt_format",
 )  # fmt: skip
 """Settings whose misspelling changes a layout without a word."""

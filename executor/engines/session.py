@@ -26,6 +26,7 @@ from executor.parallel.model import Transformer
 from executor.parallel.part import ModelPart
 from executor.parallel.pipeline import Pipeline, precise
 from executor.parallel.replica import Replica
+from executor.parallel.router_balance import RouterBalance
 from executor.user_module.survey import loss_of
 from search_spaces.capability import Capability
 from search_spaces.mesh import DATA, PIPELINE, make_mesh
@@ -91,6 +92,8 @@ class ParallelSession(EngineSession):
             None if capture is None else BlockGraphs([block for part in self.parts for block in part.blocks], capture)
         )
         self.replicas = [make_replica(part, self.groups) for part in self.parts]
+        rate = config.router_bias_update_rate
+        self._balance = RouterBalance((part.module for part in self.parts), rate, self.groups) if rate else None
         self.accumulation = config.gradient_accumulation_steps(workload.global_batch_size, context.world_size)
         self._prepared = self.accumulation
         self._dtype = DTYPES[config.precision]
@@ -187,7 +190,7 @@ class ParallelSession(EngineSession):
             self._activations.close()
         if self._graphs is not None:
             self._graphs.close()
-        self._batches, self.parts, self._in_training = [], [], []
+        self._batches, self.parts, self._in_training, self._balance = [], [], [], None
         self.groups.close()
         forget_compiled()
 
@@ -259,6 +262,8 @@ class ParallelSession(EngineSession):
         if norm is not None and scaler is not None and not scaler.accepts(norm):
             for replica in self.replicas:
                 replica.skip_update()
+            if self._balance is not None:
+                self._balance.drop()
             return Update(norm=None, skipped=True)
         factor = None if norm is None else torch.full_like(norm, unscale)
         if norm is not None and clipping:
@@ -266,6 +271,8 @@ class ParallelSession(EngineSession):
             factor = (clipping / (norm + CLIPPING_EPSILON)).clamp(max=1.0) * unscale
         for replica in self.replicas:
             replica.update(factor)
+        if self._balance is not None:
+            self._balance.update()
         return Update(norm=norm if clipping else None)
 
     def _sum_tied(self) -> None:

@@ -115,6 +115,7 @@ class _Shape(Source):
                     expert=groups.expert,
                     expert_tensor=TensorParallel(groups.expert_tensor, sequence_parallel=True) if apart else None,
                     operators=operators,
+                    overlaps_shared_experts=self.config.shared_expert_overlap,
                     losses_wait=losses_wait(self.config),
                 ),
                 stage,

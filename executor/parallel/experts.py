@@ -11,6 +11,7 @@ from executor.parallel.collectives import Group, rows_of
 from executor.parallel.grouped import apply_grouped, can_group
 from executor.parallel.selective import keep_collective
 from executor.parallel.tensor import TensorParallel
+from executor.parallel.token_exchange import Exchange, Halves, SharedWork, exchange, finish_exchange, start_exchange
 from search_spaces.models.model import ModelSpec
 
 
@@ -45,6 +46,8 @@ class Experts(nn.Module):
        exchange needs them.
     4. With `load_balance` the gradient of the balance loss is added at the router's scores (`add_balance_gradient`).
     5. With stated loads the choices are drawn (`follow`), and the router only weights them.
+    6. With `overlaps` the shared expert computes while tokens travel (`token_exchange`).
+    7. After `count_loads` each backward counts how many tokens chose each expert (`router_balance`).
     """
 
     def __init__(
@@ -52,11 +55,13 @@ class Experts(nn.Module):
         spec: ModelSpec,
         tensor: TensorParallel,
         group: Group,
-        make_expert: Callable[[int], nn.Module],
+        make_expert: Callable[[], nn.Module],
         slices: TensorParallel | None = None,
+        shared: Halves | None = None,
+        overlaps: bool = False,
     ) -> None:
-        """`make_expert`: makes an MLP of a width; 0: that of an expert. `slices`: the ranks that divide each expert; None:
-        those of `tensor`. If there are fewer, a shared expert communicates by itself.
+        """`slices`: the ranks that divide each expert; None: those of `tensor`. If there are fewer, a shared expert
+        communicates by itself. `shared`: the shared expert; None: there is none.
         """
         super().__init__()
         self.spec, self.tensor, self.group, self.slices = spec, tensor, group, slices or tensor
@@ -66,16 +71,23 @@ class Experts(nn.Module):
         own = spec.num_experts // group.size
         # Named by the expert's number in the whole model, because initial weights depend on their names.
         mine = range(group.rank * own, (group.rank + 1) * own)
-        self.experts = nn.ModuleDict({str(index): make_expert(0) for index in mine})
-        self.shared = make_expert(spec.shared_expert_size) if spec.shared_expert_size else None
+        self.experts = nn.ModuleDict({str(index): make_expert() for index in mine})
+        self.shared = shared
+        self.overlaps = overlaps and shared is not None and group.size > 1
         self.correction: Tensor | None
         self.drawn: Tensor | None
+        self.loads: Tensor | None
+        """Tokens that chose each expert since the loads were last read, int64 [experts]; None: they are not counted."""
         self.register_buffer("drawn", None, persistent=False)
+        self.register_buffer("loads", None, persistent=False)
         self.make_tables(self.router.weight.dtype)
 
     def make_tables(self, dtype: torch.dtype) -> None:
-        """Create the bias of the choice of experts [experts], if the model has one; it stays 0 unless weights are loaded."""
-        correction = torch.zeros(self.spec.num_experts, dtype=dtype) if self.spec.router_correction else None
+        """Create the bias of the choice of experts [experts], if the model has one, in at least fp32, since its steps are
+        small. It stays 0 unless weights are loaded or loads move it (`router_balance`).
+        """
+        precise = torch.promote_types(dtype, torch.float32)
+        correction = torch.zeros(self.spec.num_experts, dtype=precise) if self.spec.router_correction else None
         self.register_buffer("correction", correction)
 
     def follow(self, chosen: Tensor) -> None:
@@ -83,22 +95,30 @@ class Experts(nn.Module):
         shares, size = self.tensor.size // self.slices.size, self.slices.size
         self.register_buffer("drawn", chosen.chunk(shares)[self.tensor.rank // size], persistent=False)
 
+    def count_loads(self) -> None:
+        """From now on count the tokens that choose each expert in `loads`."""
+        assert self.correction is not None  # only layers with a bias need loads
+        loads = torch.zeros(self.spec.num_experts, dtype=torch.int64, device=self.correction.device)
+        self.register_buffer("loads", loads, persistent=False)
+
     def forward(self, x: Tensor) -> Tensor:
         if self.slices is self.tensor:
             x = self.tensor.enter(x)
-            mixed = self._mix(x)
-            return self.tensor.leave(mixed if self.shared is None else mixed + self.shared(x))
-        mixed = self.slices.leave(self._mix(self.slices.enter(self.tensor.take_tokens(x))))
-        mixed = self.tensor.join_tokens(mixed)
-        return mixed if self.shared is None else mixed + self.shared(x)
+            shared = SharedWork(self.shared, x)
+            return self.tensor.leave(shared.added_to(self._mix(x, shared)))
+        shared = SharedWork(self.shared, x)
+        mixed = self.slices.leave(self._mix(self.slices.enter(self.tensor.take_tokens(x)), shared))
+        return shared.added_to(self.tensor.join_tokens(mixed))
 
-    def _mix(self, x: Tensor) -> Tensor:
-        """The weighted results of each token's experts; with slices of these, a summand."""
+    def _mix(self, x: Tensor, shared: SharedWork) -> Tensor:
+        """The weighted results of each token's experts; with slices of these, a summand. May compute a part of `shared`."""
         scores = self.router(x)
         if self.spec.load_balance:
             scores = add_balance_gradient(scores, self.spec, self.loss_scale / self.slices.size, self._sum_over_sequence)
         chosen, weights = self._route(scores)
-        return self._dispatch(x.flatten(0, -2), self._plan(chosen, weights.to(x.dtype))).view_as(x)
+        if self.loads is not None:
+            weights = _Counted.apply(weights, _numbers_of(chosen, self.spec.num_experts), self.loads)  # type: ignore[no-untyped-call]
+        return self._dispatch(x.flatten(0, -2), self._plan(chosen, weights.to(x.dtype)), shared).view_as(x)
 
     def _sum_over_sequence(self, counts: Tensor) -> Tensor:
         """Counts of this rank's tokens to those of whole sequences, on every rank. May overwrite `counts`."""
@@ -127,12 +147,11 @@ class Experts(nn.Module):
     def _plan(self, chosen: Tensor, weights: Tensor) -> Dispatch:
         if self.spec.capacity_factor:
             return dispatch_capped(chosen, weights, self.spec.num_experts, self.spec.expert_capacity(chosen.shape[1]))
-        flat = chosen.flatten()
-        order = flat.argsort(stable=True)
-        counts = flat.new_zeros(self.spec.num_experts).scatter_add_(0, flat, torch.ones_like(flat))
+        order = chosen.flatten().argsort(stable=True)
+        counts = _numbers_of(chosen, self.spec.num_experts)
         return Dispatch(order // chosen.shape[-1], weights.flatten()[order], counts)
 
-    def _dispatch(self, tokens: Tensor, plan: Dispatch) -> Tensor:
+    def _dispatch(self, tokens: Tensor, plan: Dispatch, shared: SharedWork) -> Tensor:
         rows = tokens.index_select(0, plan.rows)
         if self.spec.weighted_inputs:
             rows = rows * plan.weights[:, None]
@@ -143,9 +162,18 @@ class Experts(nn.Module):
         sent, received, counts = self._numbers(plan)
         outgoing = [sum(sizes) for sizes in sent]
         incoming = [sum(sizes) for sizes in received]
-        rows = exchange(rows, self.group, outgoing, incoming, returns=False)
+        rows = self._exchanged(rows, Exchange(self.group, outgoing, incoming, returns=False), shared)
         own = self._apply_grouped(rows, received, counts) if groups else self._apply_each(rows, received)
-        return self._combine(tokens, plan, exchange(own, self.group, incoming, outgoing, returns=True))
+        back = Exchange(self.group, incoming, outgoing, returns=True)
+        return self._combine(tokens, plan, self._exchanged(own, back, shared))
+
+    def _exchanged(self, rows: Tensor, by: Exchange, shared: SharedWork) -> Tensor:
+        """The rows that this rank receives. While they travel, half of the shared expert computes if that overlaps."""
+        if not self.overlaps:
+            return exchange(rows, by)
+        started = start_exchange(rows, by)
+        shared.step()
+        return finish_exchange(started, by)
 
     def _combine(self, tokens: Tensor, plan: Dispatch, results: Tensor) -> Tensor:
         weighted = results if self.spec.weighted_inputs else results * plan.weights[:, None]
@@ -165,7 +193,8 @@ class Experts(nn.Module):
         if plan.counts is None:
             equal = [[rows // self.spec.num_experts] * own for _ in range(ranks)]
             return equal, equal, counts[:own] * ranks
-        theirs = keep_collective(lambda: _all_to_all(counts, self.group, [own] * ranks, [own] * ranks, returns=False))
+        of_numbers = Exchange(self.group, [own] * ranks, [own] * ranks, returns=False)
+        theirs = keep_collective(lambda: of_numbers.run(counts))
         numbers = rows_of(torch.cat((counts, theirs)), 2 * rows)
         table = [numbers[first : first + own] for first in range(0, len(numbers), own)]
         return table[:ranks], table[ranks:], theirs.view(ranks, own).sum(0)
@@ -191,6 +220,12 @@ class Experts(nn.Module):
             inputs = torch.cat(pieces[index::own]) if self.group.size > 1 else pieces[index]
             results.append(torch.split(expert(inputs), [sizes[index] for sizes in received]))
         return torch.cat([result[rank] for rank in range(len(received)) for result in results])
+
+
+def _numbers_of(chosen: Tensor, experts: int) -> Tensor:
+    """How often each expert is chosen, int64 [experts]."""
+    flat = chosen.flatten()
+    return flat.new_zeros(experts).scatter_add_(0, flat, torch.ones_like(flat))
 
 
 def _in_best_groups(ranked: Tensor, spec: ModelSpec) -> Tensor:
@@ -223,20 +258,6 @@ def dispatch_capped(chosen: Tensor, weights: Tensor, experts: int, capacity: int
     return Dispatch(assigned // choices, weights.flatten()[assigned] * filled, None)
 
 
-def exchange(x: Tensor, group: Group, sent: Sequence[int], received: Sequence[int], returns: bool) -> Tensor:
-    """All-to-all of rows in a group, `sent` and `received` rows per rank; gradients are sent the other way."""
-    if group.size == 1:
-        return x
-    result: Tensor = _Exchange.apply(x, group, sent, received, returns)  # type: ignore[no-untyped-call]
-    return result
-
-
-def _all_to_all(x: Tensor, group: Group, sent: Sequence[int], received: Sequence[int], returns: bool) -> Tensor:
-    result = x.new_empty(sum(received), *x.shape[1:])
-    group.all_to_all(result, x.contiguous(), received, sent, returns).wait()
-    return result
-
-
 def _one_hot(chosen: Tensor, experts: int) -> Tensor:
     """[batch, choices] to ones and zeros [batch, choices, experts], without reading values on the host."""
     return chosen.new_zeros(*chosen.shape, experts).scatter_(-1, chosen[..., None], 1)
@@ -266,16 +287,21 @@ def set_loss_scale(modules: Sequence[nn.Module], scale: float) -> None:
                 inner.loss_scale = scale
 
 
-class _Exchange(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Group, sent: Sequence[int], received: Sequence[int], returns: bool) -> Tensor:
-        ctx.group, ctx.sent, ctx.received, ctx.returns = group, sent, received, returns
-        return keep_collective(lambda: _all_to_all(x, group, sent, received, returns))
+class _Counted(torch.autograd.Function):
+    """The weights of each token's experts, unchanged. Backward adds `counts` to `loads`: once for each micro-batch, also if its
+    forward is computed again."""
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None, None]:
-        gradient = _all_to_all(gradients[0], ctx.group, ctx.received, ctx.sent, not ctx.returns)
-        return gradient, None, None, None, None
+    def forward(ctx: Any, weights: Tensor, counts: Tensor, loads: Tensor) -> Tensor:
+        ctx.save_for_backward(counts)
+        ctx.loads = loads
+        return weights.view_as(weights)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        (counts,) = ctx.saved_tensors
+        ctx.loads.add_(counts)
+        return gradients[0], None, None
 
 
 class _Balanced(torch.autograd.Function):

@@ -9,7 +9,7 @@ from executor.parallel.context import ContextParallel
 from executor.parallel.operators import Operators
 from executor.parallel.packed import Documents, attend_in_documents
 from executor.parallel.rotary import Rotary
-from executor.parallel.tensor import ColumnLinear, RowLinear, TensorParallel
+from executor.parallel.tensor import ColumnLinear, RowLinear, TensorParallel, WholeLinear
 from search_spaces.models.model import Latent, ModelSpec
 from search_spaces.training.windows import Window
 
@@ -33,10 +33,10 @@ class LatentAttention(nn.Module):
         hidden, heads, self.plain = spec.hidden_size, spec.num_attention_heads, spec.head_dim - latent.rotated
         norms = replace(spec, norm_epsilon=NORM_EPSILON)
         rank, down = latent.query_rank, latent.key_value_rank + latent.rotated
-        self.query_down = nn.Linear(hidden, rank, bias=spec.qkv_bias) if rank else None
+        self.query_down = WholeLinear(hidden, rank, bias=spec.qkv_bias) if rank else None
         self.query_latent_norm = operators.make_norm(norms, rank) if rank else None
         self.query = ColumnLinear(rank or hidden, heads * spec.head_dim, tensor, bias=False)
-        self.key_value_down = nn.Linear(hidden, down, bias=spec.qkv_bias)
+        self.key_value_down = WholeLinear(hidden, down, bias=spec.qkv_bias)
         self.key_value_latent_norm = operators.make_norm(norms, latent.key_value_rank)
         self.key_value = ColumnLinear(latent.key_value_rank, heads * (self.plain + latent.value_size), tensor, bias=False)
         self.output = RowLinear(heads * latent.value_size, hidden, tensor, bias=spec.attention_output_bias)

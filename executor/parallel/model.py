@@ -27,6 +27,7 @@ from executor.parallel.tensor import (
     RowLinear,
     TensorParallel,
     VocabularyEmbedding,
+    WholeLinear,
     enter_through,
 )
 from executor.parallel.token_prediction import PredictionModule
@@ -58,6 +59,8 @@ class Part:
     """The ranks that divide each expert, if they are not all of `tensor`: they divide the sequence among them."""
     operators: Operators = field(default_factory=Operators)
     """Implementations of norms, rotations, gates and the loss."""
+    overlaps_shared_experts: bool = False
+    """Whether shared experts compute while tokens travel between the ranks that divide the experts."""
     losses_wait: bool = False
     """Whether losses of other micro-batches may be computed between a loss and its backward."""
 
@@ -154,6 +157,11 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor, multiply: Multiply | None = None) -> Tensor:
         """`multiply`: multiplies by the matrices of many experts, by name, instead of by this one's."""
+        hidden = self.widen(x, multiply)
+        return self.narrow(hidden) if multiply is None else multiply("down", hidden)
+
+    def widen(self, x: Tensor, multiply: Multiply | None = None) -> Tensor:
+        """The hidden layer after its activation."""
         matrices = {"up": self.up} if self.gate is None else {"up": self.up, "gate": self.gate}
         if multiply is not None:
             hidden, *gate = [multiply(name, x) for name in matrices]
@@ -161,8 +169,11 @@ class FeedForward(nn.Module):
             hidden, *gate = [matrix(x) for matrix in matrices.values()]
         else:
             hidden, *gate = enter_through(x, self.tensor, tuple(matrices.values()))
-        hidden = self.operators.gate(gate[0], hidden, self.kind) if gate else self.operators.activate(hidden, self.kind)
-        result: Tensor = self.down(hidden) if multiply is None else multiply("down", hidden)
+        return self.operators.gate(gate[0], hidden, self.kind) if gate else self.operators.activate(hidden, self.kind)
+
+    def narrow(self, hidden: Tensor) -> Tensor:
+        """The result, from the hidden layer."""
+        result: Tensor = self.down(hidden)
         return result
 
 
@@ -174,13 +185,12 @@ def _head_norm(spec: ModelSpec, part: Part, width: int) -> nn.Module | None:
 
 
 def _experts(spec: ModelSpec, part: Part) -> Experts:
-    def make(width: int) -> FeedForward:
-        if part.expert_tensor is None:
-            return FeedForward(spec, part, expert=True, width=width)
-        return FeedForward(spec, part, width=width) if width else FeedForward(spec, of_experts, expert=True)
-
     of_experts = part if part.expert_tensor is None else replace(part, tensor=part.expert_tensor)
-    return Experts(spec, part.tensor, part.expert, make, of_experts.tensor)
+    width, beside = spec.shared_expert_size, part.expert_tensor is None
+    return Experts(
+        spec, part.tensor, part.expert, lambda: FeedForward(spec, of_experts, expert=True), of_experts.tensor,
+        FeedForward(spec, part, expert=beside, width=width) if width else None, part.overlaps_shared_experts,
+    )  # fmt: skip
 
 
 def _attention(spec: ModelSpec, part: Part, layer: int) -> nn.Module:
@@ -317,8 +327,10 @@ class Transformer(nn.Module):
         for module in self.modules():
             if isinstance(module, Bottleneck | Prefix | Prompt):
                 module.requires_grad_(True)
-        for name, matrix in self.matrices() if self.spec.lora_rank else ():
-            if name.rpartition(".")[2] in self.spec.lora_targets:
+        named = [pair for block in self.layers() for pair in block.named_modules()]
+        for name, matrix in named if self.spec.lora_rank else ():
+            adapts = isinstance(matrix, ColumnLinear | RowLinear | WholeLinear)
+            if adapts and name.rpartition(".")[2] in self.spec.lora_targets:
                 matrix.adapt(self.spec.lora_rank)
 
     def quantise(self) -> None:
@@ -333,7 +345,7 @@ class Transformer(nn.Module):
             matrix.float8 = True
 
     def matrices(self) -> list[tuple[str, ColumnLinear | RowLinear]]:
-        """Names and matrices of the layers, without routers."""
+        """Names and matrices of the layers, without routers and those that are whole on each tensor rank."""
         named = [pair for block in self.layers() for pair in block.named_modules()]
         return [(name, module) for name, module in named if isinstance(module, ColumnLinear | RowLinear)]
 
@@ -389,8 +401,8 @@ class Transformer(nn.Module):
         """Parameters that are whole on each tensor-parallel rank, but get only a summand of their gradient there.
 
         With sequence parallelism these are all whole parameters. Otherwise they are the router and the experts' last biases, if
-        ranks divide the experts' widths, the whole factors of adapters (`LowRank`), and norms of heads. Gradients of experts
-        are summed over the ranks that divide each expert.
+        ranks divide the experts' widths, the whole factors of adapters (`LowRank`) of divided matrices, and norms of heads.
+        Gradients of experts are summed over the ranks that divide each expert.
         """
         if self.part.tensor.size == 1:
             return set()
@@ -400,7 +412,8 @@ class Transformer(nn.Module):
         parts = [".router.", EXPERTS, ".adapter.", ".query_norm.", ".key_norm."]
         if self.part.expert_tensor is None:
             parts.append(".shared.")  # its sum is that of the experts, else it has its own
-        return {name for name in whole_ones if any(part in name for part in parts)}
+        computed_whole = tuple(f"{name}." for name, module in self.named_modules() if isinstance(module, WholeLinear))
+        return {name for name in whole_ones if any(part in name for part in parts) and not name.startswith(computed_whole)}
 
     def expert_parameters(self) -> set[str]:
         """Parameters of experts, if experts are divided over other ranks than the rest of the model."""

@@ -126,6 +126,21 @@ class ColumnLinear(nn.Linear):
         return product if self.bias is None else product + self.bias
 
 
+class WholeLinear(nn.Linear):
+    """A matrix that is whole on each rank, which computes all of its outputs."""
+
+    def __init__(self, inputs: int, outputs: int, bias: bool) -> None:
+        super().__init__(inputs, outputs, bias=bias)
+        self.adapter: LowRank | None = None
+
+    def adapt(self, rank: int) -> None:
+        """Add an adapter to the matrix."""
+        self.adapter = LowRank(self, rank, {})
+
+    def forward(self, x: Tensor) -> Tensor:
+        return adapted_result(super().forward(x), self.adapter, x)
+
+
 class RowLinear(nn.Linear):
     """A slice of the input features: weight [out, in / ranks]; the ranks' results are summed, and the bias is added once.
 

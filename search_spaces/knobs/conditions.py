@@ -51,6 +51,11 @@ TENSOR_PARALLEL_EXPERTS = Condition(
     ("tensor_parallel_size",),
     lambda config, context: config.tensor_parallel_size > 1 and getattr(context.model, "num_experts", 0) > 0,
 )
+SHARED_EXPERTS_APART = Condition(
+    "expert_parallel_size > 1 and the model has shared experts",
+    ("expert_parallel_size",),
+    lambda config, context: config.expert_parallel_size > 1 and getattr(context.model, "shared_expert_size", 0) > 0,
+)
 PIPELINED = Condition(
     "pipeline_parallel_size > 1", ("pipeline_parallel_size",), lambda config, _: config.pipeline_parallel_size > 1
 )
@@ -75,6 +80,13 @@ ADAPTED = Condition(
     f"{', '.join(METHODS[:-1])} or {METHODS[-1]} > 0",
     METHODS,
     lambda config, _: any(getattr(config, name) > 0 for name in METHODS),
+)
+BIASED_ROUTERS = Condition(
+    f"the model has a bias of the choice of experts, and {', '.join(METHODS)} are 0",
+    METHODS,
+    lambda config, context: (
+        getattr(context.model, "router_correction", False) and not any(getattr(config, name) > 0 for name in METHODS)
+    ),
 )
 CONTEXT_PARALLEL = Condition(
     "context_parallel_size > 1", ("context_parallel_size",), lambda config, _: config.context_parallel_size > 1

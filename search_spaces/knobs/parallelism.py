@@ -217,6 +217,20 @@ class ParallelismKnobs:
         remedy="it divides experts as the rest of the model",
         exports={"megatron": "--expert-tensor-parallel-size {value}"},
     )
+    shared_expert_overlap: bool = knob(
+        False,
+        "Whether shared experts compute while tokens travel between the ranks that divide the experts.",
+        number=65,
+        numerics=Numerics.EXACT,
+        applies=Applies.REBUILD,
+        condition=conditions.SHARED_EXPERTS_APART,
+        spaces={"parallel": "all", "full": "all"},
+        planning=Planning.TUNED_LAST,
+        tuned=10,
+        acts_on=("tensor",),
+        remedy="it runs shared experts before or after the others, or overlaps them in its own way",
+        exports={"megatron": "--moe-shared-expert-overlap --moe-token-dispatcher-type alltoall"},
+    )
     rank_order: str = knob(
         "tp-cp-dp-pp",
         "Order of the mesh dimensions over ranks, innermost (neighbouring ranks) first.",

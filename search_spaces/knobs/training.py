@@ -100,6 +100,19 @@ class TrainingKnobs:
         distance=Distance.DOUBLINGS,
         remedy="multiply the mean loss of those modules by it",
     )
+    router_bias_update_rate: float = knob(
+        0.0,
+        "How far the bias of the choice of experts moves after each step, towards even loads of experts; 0: it stays.",
+        number=66,
+        numerics=Numerics.CHANGES,
+        applies=Applies.REBUILD,
+        condition=conditions.BIASED_ROUTERS,
+        searched_after="prompt_length",
+        planning=Planning.FIXED,
+        distance=Distance.DOUBLINGS,
+        remedy="after each step add it times the sign of the mean load minus the load to each expert's bias",
+        exports={"megatron": "--moe-router-bias-update-rate {value}"},
+    )
     lora_rank: int = knob(
         0,
         "Rank of low-rank adapters (LoRA); all other parameters are frozen; 0: no adapters, all parameters are trained.",

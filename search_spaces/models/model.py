@@ -20,8 +20,11 @@ CLAMPED = "clamped_silu"
 """The gate of GPT-OSS: (hidden + 1) x gate x sigmoid(1.702 gate), both limited to 7."""
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu", CLAMPED)
 
-LORA_TARGETS = ("query", "key", "value", "output", "gate", "up", "down")
-"""Matrices of a layer that can carry a low-rank adapter."""
+LORA_TARGETS = (
+    "query", "key", "value", "output", "query_down", "key_value_down", "key_value", "gate", "up", "down",
+)  # fmt: skip
+"""Matrices of a layer that can carry a low-rank adapter. Latent attention has no "key" and no "value", but projections to
+narrow vectors (`…_down`) and "key_value", from one of these."""
 
 
 class Norm(StrEnum):
@@ -480,15 +483,26 @@ class ModelSpec:
     @property
     def adapted_matrices(self) -> list[tuple[str, int, int]]:
         """Target, inputs and outputs of each matrix of a layer in `lora_targets`, one for every expert."""
-        queries, keys = self.num_attention_heads * self.head_dim, self.num_key_value_heads * self.head_dim
         hidden, ffn = self.hidden_size, self.ffn_hidden_size
-        sides = {
-            "query": (hidden, queries), "key": (hidden, keys), "value": (hidden, keys), "output": (queries, hidden),
-            "gate": (hidden, ffn), "up": (hidden, ffn), "down": (ffn, hidden),
-        }  # fmt: skip
-        here = [name for name in self.lora_targets if name != "gate" or self.gated_mlp]
+        sides = {**self._attention_sides, "gate": (hidden, ffn), "up": (hidden, ffn), "down": (ffn, hidden)}
+        here = [name for name in self.lora_targets if name in sides and (name != "gate" or self.gated_mlp)]
         copies = {name: max(self.num_experts, 1) for name in ("gate", "up", "down")}
         return [(name, *sides[name]) for name in here for _ in range(copies.get(name, 1))]
+
+    @property
+    def _attention_sides(self) -> dict[str, tuple[int, int]]:
+        """Inputs and outputs of the projections of attention by their names in `LORA_TARGETS`."""
+        hidden, heads, latent = self.hidden_size, self.num_attention_heads, self.latent
+        queries, output = heads * self.head_dim, (heads * self.value_size, hidden)
+        if latent is None:
+            keys = self.num_key_value_heads * self.head_dim
+            return {"query": (hidden, queries), "key": (hidden, keys), "value": (hidden, keys), "output": output}
+        down = {"query_down": (hidden, latent.query_rank)} if latent.query_rank else {}
+        return {
+            **down, "query": (latent.query_rank or hidden, queries), "output": output,
+            "key_value_down": (hidden, latent.key_value_rank + latent.rotated),
+            "key_value": (latent.key_value_rank, heads * (self.head_dim - latent.rotated + latent.value_size)),
+        }  # fmt: skip
 
     @property
     def frozen_bytes(self) -> float:

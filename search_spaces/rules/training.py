@@ -8,7 +8,7 @@ from search_spaces.training import adapters, token_prediction
 from search_spaces.training.windows import window_problem
 from search_spaces.trial_config import TrialConfig
 
-WINDOW, MODULES = "attention_window", "mtp_layers"
+WINDOW, MODULES, BIAS = "attention_window", "mtp_layers", "router_bias_update_rate"
 SCHEDULES = ("curriculum_start_length", "random_ltd_start_tokens")
 
 
@@ -38,11 +38,20 @@ def _prediction_together(config: TrialConfig, context: SpaceContext) -> str | No
     return None if isinstance(context.model, CommandModel) else token_prediction.together_problem(config)
 
 
+def _router_bias_padding(config: TrialConfig, context: SpaceContext) -> str | None:
+    if not config.router_bias_update_rate or not context.workload.document_lengths:
+        return None
+    return "loads of experts, which the biases of routers follow, would count the padding of documents"
+
+
 TRAINING_RULES: tuple[Rule, ...] = (
     Rule("adapters", (*METHODS, "lora_targets"), adapters.ADAPTERS_REMEDY, _adapters),
     Rule("adapters-together", METHODS, adapters.TOGETHER_REMEDY, _adapters_together),
     Rule("virtual-tokens", VIRTUAL_TOKENS, adapters.TOKENS_REMEDY, _virtual_tokens),
     Rule("attention-window", (WINDOW, "attention_global_tokens"), "lower them, or set attention_window=0", _attention_window),
     Rule("mtp-model", (MODULES,), token_prediction.MODEL_REMEDY, _prediction),
+    Rule(
+        "router-bias-padding", (BIAS,), f"set {BIAS}=0, or train on whole samples (no document_lengths)", _router_bias_padding
+    ),
     Rule("mtp-together", (MODULES, *METHODS, *SCHEDULES), token_prediction.TOGETHER_REMEDY, _prediction_together),
 )

@@ -15,17 +15,18 @@ ALPHA_PER_RANK = 2
 """An adapter's output is multiplied by alpha / rank; alpha is always twice the rank, so that other knobs need not change with
 it."""
 TARGETS: Mapping[str, tuple[str, ...]] = {
-    "attention": ("query", "key", "value", "output"),
+    "attention": ("query", "key", "value", "output", "query_down", "key_value_down", "key_value"),
     "mlp": ("gate", "up", "down"),
     "both": LORA_TARGETS,
 }
-"""Value of `lora_targets` -> the matrices of a layer with an adapter; "gate" only if the MLP has one."""
+"""Value of `lora_targets` -> the matrices of a layer with an adapter, of those that the layer has."""
 FROZEN_BITS: Mapping[str, int] = {"same": 16, "int8": 8, "nf4": 4}
 """Value of `frozen_dtype` -> `ModelSpec.frozen_bits`, where 16 stands for the precision."""
 QUANTISED_BLOCK = 64
 """Consecutive values of a row of a quantised frozen matrix that share one fp32 scale."""
-ROWS = frozenset({"output", "down"})
-"""Matrices whose inputs tensor-parallel ranks divide; of the others they divide the outputs."""
+ROWS, WHOLE = frozenset({"output", "down"}), frozenset({"query_down", "key_value_down"})
+"""Matrices whose inputs tensor-parallel ranks divide, and those that each of them holds whole; of the others they divide the
+outputs."""
 ADAPTERS_REMEDY = "give our own model smaller adapters, or leave these knobs at 0 for a module that brings its own (as PEFT's)"
 TOGETHER_REMEDY = "set one of them, and leave the others at 0"
 TOKENS_REMEDY = "give fewer virtual tokens, or longer samples"
@@ -73,9 +74,9 @@ def adapters_problem(config: TrialConfig, model: Model) -> str | None:
         return f"bottlenecks of {config.adapter_size} columns are wider than {model.name}, which has {model.hidden_size}"
     if config.prefix_length and model.latent is not None:
         return f"keys and values of a prefix are those of whole heads, and {model.name} has latent attention"
-    if config.lora_rank and (model.latent is not None or model.shared_expert_size or any(model.dense_layers)):
-        kind = "latent attention" if model.latent is not None else "shared experts or dense layers beside those with experts"
-        return f"low-rank adapters are not supported for {kind}, which {model.name} has"
+    if config.lora_rank and config.lora_targets != "attention" and (model.shared_expert_size or any(model.dense_layers)):
+        kind = "shared experts or dense layers beside those with experts, which"
+        return f"low-rank adapters of MLPs (lora_targets={config.lora_targets}) are not supported for {kind} {model.name} has"
     return _rank_problem(config, model) if config.lora_rank else None
 
 
@@ -91,12 +92,12 @@ def _rank_problem(config: TrialConfig, model: ModelSpec) -> str | None:
 def layer_adapter_elements(model: ModelSpec) -> tuple[int, int]:
     """Trained elements of a layer that each tensor-parallel rank holds whole, and those that the ranks divide.
 
-    `model` must be `adapted`. Low-rank adapters: the factor on the divided side is divided too, the other factor is whole.
-    Bottlenecks are whole; prefixes are divided by heads; a prompt does not belong to a layer.
+    `model` must be `adapted`. Low-rank adapters: the factor on the divided side is divided too, the other factor is whole; both
+    are for a matrix that is whole. Bottlenecks are whole; prefixes are divided by heads; a prompt does not belong to a layer.
     """
     matrices = model.adapted_matrices
-    whole = sum(outputs if name in ROWS else inputs for name, inputs, outputs in matrices)
-    divided = sum(inputs if name in ROWS else outputs for name, inputs, outputs in matrices)
+    divided = sum(inputs if name in ROWS else outputs for name, inputs, outputs in matrices if name not in WHOLE)
+    whole = sum(inputs + outputs for _, inputs, outputs in matrices) - divided
     prefix = 2 * model.prefix_length * model.num_key_value_heads * model.head_dim
     return model.lora_rank * whole + model.bottleneck_parameters, model.lora_rank * divided + prefix
 

@@ -45,6 +45,7 @@ def test_what_changes_results() -> None:
         "frozen_dtype", "adapter_size", "prefix_length", "prompt_length", "attention_window", "attention_global_tokens",
         "curriculum_start_length", "curriculum_steps", "random_ltd_start_tokens", "random_ltd_steps",
         "gather_dtype", "onebit_warmup_steps", "pack_sequences", "mtp_layers", "mtp_loss_weight",
+        "router_bias_update_rate",
     }  # fmt: skip
 
 

@@ -249,6 +249,8 @@ class Layouts:
     """Ranks that share a second copy of the parameters at stage 3; 0: no second copy."""
     async_tensor_parallel: Array = field(default_factory=lambda: np.zeros(1))
     """1 if tensor-parallel sums overlap with the products that they belong to."""
+    shared_expert_overlap: Array = field(default_factory=lambda: np.zeros(1))
+    """1 if shared experts compute while tokens travel to and from the others."""
     fused_kernels: Array = field(default_factory=lambda: np.zeros(1))
     """Provider of fused kernels: index in `search_spaces.fused_kernels.KERNEL_CHOICES`."""
     cuda_graphs: Array = field(default_factory=lambda: np.zeros(1))

@@ -319,7 +319,32 @@ def _layer_communication(cases: Cases, rates: Coefficients) -> Array:
     routed = message * layouts.expert_tensor / n * shapes.routed * layouts.busiest_rows * (e - 1) / e
     travels = 2 * (passes + 0 * e)
     expert = collective_seconds(cases, expert_group(cases), travels * routed, travels, rates)
+    expert = expert - _hidden_behind_shared_experts(cases, rates, routed)
     return tensor + context + expert + at_experts
+
+
+def _hidden_behind_shared_experts(cases: Cases, rates: Coefficients, message: Array) -> Array:
+    """Seconds in which tokens travel while shared experts compute (`shared_expert_overlap`); computation is slowed by it.
+
+    Of forward's two travels the first hides behind the products up to the activation, the second behind the last one; of
+    backward's behind the gradients of these products. `message`: bytes of one travel.
+    """
+    shapes, layouts, tokens = cases.shapes, cases.layouts, _tokens(cases)
+    if not np.any(layouts.shared_expert_overlap > 0):
+        return np.zeros(1)
+    travel = collective_seconds(cases, expert_group(cases), message, np.ones(1), rates)
+    width = np.maximum(shapes.shared_ffn, 1.0) / layouts.tensor
+    halves = (
+        _product(cases, rates, tokens, shapes.hidden, (shapes.matrices - 1) * width),
+        _product(cases, rates, tokens, width, shapes.hidden),
+    )
+    forwards = 1 + np.where(layouts.activation_checkpointing == 2, 1.0, 0.0) / layouts.checkpoint_every_k
+    hidden = np.zeros(1)
+    for half in (shapes.expert_share * half for half in halves):
+        behind = forwards * np.minimum(travel, half) + np.minimum(travel, rates.backward_ratio * half)
+        hidden = hidden + behind * (1 - rates.overlap_slowdown)
+    beside = (layouts.shared_expert_overlap > 0) & (layouts.expert > 1) & (shapes.shared_ffn > 0)
+    return np.where(beside, hidden, 0.0)
 
 
 def _sums_of_experts(cases: Cases, apart: Flags, units: Array) -> tuple[Array, Array]:

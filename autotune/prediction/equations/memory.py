@@ -413,7 +413,7 @@ def _activations(
     logit_tokens = np.where(layouts.loss_chunk_size > 0, np.minimum(layouts.loss_chunk_size, targets), targets)
     outlive = np.where(layouts.accumulation > 1, cases.software.kept_logit_bytes, 0.0)
     logits = last * logit_tokens * shapes.vocabulary / np.where(cases.software.whole_logits > 0, 1.0, layouts.tensor)
-    transient = rates.working_layers * whole
+    transient = rates.working_layers * whole + _waiting_bytes(cases)
     working = (
         np.where(layouts.activation_checkpointing > 0, whole - kept, 0.0) if again is None else again.working
     ) + transient
@@ -443,6 +443,14 @@ def _activations(
         forward=tokens * (on_device(cases, layers, all_kept, np.ones(1)) + transient) + embedded + unpacked + static,
         host=host_bytes(cases, layers, all_kept, ahead),
     )
+
+
+def _waiting_bytes(cases: Cases) -> Array:
+    """Bytes per token of the gradient of a shared expert's hidden layer, which waits for the backward of the other experts if
+    that computes while tokens travel (`shared_expert_overlap`)."""
+    layouts, shapes = cases.layouts, cases.shapes
+    waits = (layouts.shared_expert_overlap > 0) & (layouts.expert > 1)
+    return np.where(waits, layouts.parameter_bytes * shapes.shared_ffn / layouts.tensor, 0.0)
 
 
 def _module_kept(cases: Cases) -> Array:

@@ -49,6 +49,7 @@ def knob_features(cases: Cases, numbers: Numbers) -> Array:
         DETAIL * layouts.overlap_comm,
         DETAIL * layouts.overlap_param_gather,
         DETAIL * layouts.async_tensor_parallel,
+        DETAIL * layouts.shared_expert_overlap,
         DETAIL * layouts.defer_gradient_reduction,
         CHOICE * (at_three & (layouts.reshard_after_forward > 0)),
         _doublings(layouts.reduce_bucket_size),

@@ -20,6 +20,7 @@ PARTS = {
 HIDES = {
     "overlap_comm": "data", "overlap_param_gather": "data", "prefetch_bucket_size": "data", "reduce_bucket_size": "data",
     "allgather_bucket_size": "data", "async_tensor_parallel": "tensor", "reshard_after_forward": "data",
+    "shared_expert_overlap": "tensor",
 }  # fmt: skip
 """Knob -> the part of a step that its values hide behind compute, or do not."""
 ALIKE = 1.001e-3

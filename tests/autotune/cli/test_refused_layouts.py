@@ -38,7 +38,19 @@ CAPPED = EXPERTS | {"expert_capacity_factor": 1.25, "output_router_logits": True
 NARROW = CONFIG | {"intermediate_size": 144}
 """Half of which is no multiple of 16."""
 OLMO = CONFIG | {"model_type": "olmo2"}
-MODELS = {"config.json": CONFIG, "narrow.json": NARROW, "experts.json": EXPERTS, "capped.json": CAPPED, "olmo.json": OLMO}
+DEEPSEEK_V3 = CONFIG | {
+    "model_type": "deepseek_v3", "architectures": ["DeepseekV3ForCausalLM"],
+    "num_key_value_heads": CONFIG["num_attention_heads"], "n_routed_experts": 16, "moe_intermediate_size": 16,
+    "num_experts_per_tok": 2,
+}  # fmt: skip
+MODELS = {
+    "deepseek.json": DEEPSEEK_V3,
+    "config.json": CONFIG,
+    "narrow.json": NARROW,
+    "experts.json": EXPERTS,
+    "capped.json": CAPPED,
+    "olmo.json": OLMO,
+}
 
 Case = tuple[str, Mapping[str, object], tuple[str, ...]]
 """The rule, the knobs, and the other words of the command (in place of `config.json`)."""
@@ -109,6 +121,11 @@ CASES: dict[str, Case] = {
     ),
     "saved activations of compiled blocks": ("offload-compiled", {"offload_activations": True, "compile_blocks": True}, ()),
     "token prediction beside a module of the user's": ("mtp-model", {"mtp_layers": 1}, ("factory:build",)),
+    "loads of experts that padding would change": (
+        "router-bias-padding",
+        {"router_bias_update_rate": 0.001},
+        ("deepseek.json", *DOCUMENTS),
+    ),
     "token prediction with adapters": ("mtp-together", {"mtp_layers": 1, "lora_rank": 2}, ()),
     "token prediction whose backward is split": ("mtp-zero-bubble", {**ZBV, "mtp_layers": 1}, ()),
     "compiled blocks whose backward is split": ("compile-zero-bubble", {**ZBV, "compile_blocks": True}, ()),

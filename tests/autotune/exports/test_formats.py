@@ -114,6 +114,7 @@ MOVES: dict[str, tuple[Value, dict[str, Value]]] = {
     "overlap_param_gather": (True, {"zero_stage": 1}),
     "offload_activations": (True, {}),
     "async_tensor_parallel": (True, {"tensor_parallel_size": 2, "sequence_parallel": True}),
+    "shared_expert_overlap": (True, {"expert_parallel_size": 2}),
     "fused_kernels": ("liger", {}),
     "numa_binding": (True, {}),
     "cuda_graphs": (True, {}),
@@ -126,6 +127,7 @@ MOVES: dict[str, tuple[Value, dict[str, Value]]] = {
     "pack_sequences": (True, {}),
     "mtp_layers": (1, {}),
     "mtp_loss_weight": (0.5, {"mtp_layers": 1}),
+    "router_bias_update_rate": (0.001, {}),
     "onebit_warmup_steps": (50, {"optimizer": "onebit_adam"}),
 }
 """Knob -> another value than where it stands, and what it needs beside it."""

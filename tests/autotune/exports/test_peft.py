@@ -65,5 +65,25 @@ def test_megatron_is_left_for_its_bridge(tmp_path: Path) -> None:
     assert told.endswith("CanonicalLoRA(target_modules=['linear_fc1_gate', 'linear_fc1_up', 'linear_fc2'], dim=8, alpha=16)")
 
 
+@pytest.mark.parametrize(
+    ("model", "names", "bridge"),
+    [
+        (
+            "deepseek-v3", ["q_a_proj", "kv_a_proj_with_mqa", "q_b_proj", "kv_b_proj", "o_proj"],
+            ["linear_q_down_proj", "linear_kv_down_proj", "linear_q_up_proj", "linear_kv_up_proj", "linear_proj"],
+        ),
+        ("deepseek-v2-lite", ["q_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"], ["linear_q_proj"]),
+    ],
+)  # fmt: skip
+def test_projections_of_latent_attention(model: str, names: list[str], bridge: list[str]) -> None:
+    told = [note(name, exported.large(model)) for name in ("transformers", "megatron")]
+    for name in names:
+        assert f"'{name}'" in told[0]
+    assert not {"k_proj'", "v_proj'"} & {word.strip(" '") + "'" for word in told[0].split("'")}
+    assert "peft's LoRA(target_modules=" in told[1]
+    for name in bridge:
+        assert f"'{name}'" in told[1]
+
+
 def test_others_say_that_they_have_none(tmp_path: Path) -> None:
     assert note("torch", exported.small(tmp_path)).startswith(f"lora_rank=8: not part of {TORCH.name}; freeze the model")

@@ -124,6 +124,49 @@ def test_more_expert_ranks_move_more_tokens_and_reduce_less() -> None:
     assert np.all(np.diff([float(each.parts["data"][0]) for each in found]) < 0)
 
 
+SHARED = dataclasses.replace(MODEL, ffn_hidden_size=2048, shared_expert_size=8192, vocab_size=4096)
+BESIDE: dict[str, Value] = {"zero_stage": 1, "micro_batch_size": 2, "expert_parallel_size": 8}
+
+
+@pytest.mark.parametrize("recomputed", ["none", "full"])
+def test_tokens_travel_while_shared_experts_compute(recomputed: str) -> None:
+    """Narrow shared experts take less time than tokens travel: then only as much is hidden."""
+    rates = Coefficients()
+    hidden = []
+    for model in (SHARED, dataclasses.replace(SHARED, shared_expert_size=64)):
+        waited, beside = (
+            predict(cases(model, **BESIDE, activation_checkpointing=recomputed, shared_expert_overlap=overlap), rates)
+            for overlap in (False, True)
+        )
+        hidden.append(1 - float(beside.parts["tensor"][0] / waited.parts["tensor"][0]))
+        assert beside.parts["compute"] == pytest.approx(waited.parts["compute"], rel=0.01)
+    assert hidden[0] == pytest.approx(1 - rates.overlap_slowdown)
+    assert 0 < hidden[1] < 0.7 * hidden[0]
+
+
+@pytest.mark.parametrize("knobs", [{"expert_parallel_size": 1}, {"expert_parallel_size": 8}], ids=str)
+def test_without_shared_experts_or_expert_ranks_nothing_is_hidden(knobs: dict[str, Value]) -> None:
+    model = SHARED if knobs["expert_parallel_size"] == 1 else MODEL
+    waited, beside = (
+        predict(cases(model, **knobs, shared_expert_overlap=overlap), Coefficients()) for overlap in (False, True)
+    )
+    assert beside.seconds == pytest.approx(waited.seconds)
+    assert beside.memory.total == pytest.approx(waited.memory.total)
+
+
+def test_a_gradient_of_shared_experts_waits_for_the_others() -> None:
+    found = []
+    for overlap in (False, True):
+        config = TrialConfig(precision="bf16").replace({**BESIDE, "shared_expert_overlap": overlap})
+        real = dry_run(SHARED, config, WORKLOAD, RANKS, backend="nccl").peak_memory_bytes
+        found.append(
+            (real, float(predict(cases_of(SHARED, CLUSTER, WORKLOAD, [config], "native"), Coefficients()).memory.allocated[0]))
+        )
+    (waited, predicted_waited), (beside, predicted_beside) = found
+    assert beside - waited == 2 * WORKLOAD.sequence_length * SHARED.shared_expert_size * 2
+    assert predicted_beside - predicted_waited == pytest.approx(beside - waited)
+
+
 def of_loads(loads: tuple[float, ...], **knobs: Value) -> Prediction:
     model = dataclasses.replace(MODEL, expert_loads=(loads,))
     return predict(cases(model, **knobs), Coefficients())

@@ -16,6 +16,8 @@ from executor.files.huggingface_weights import from_huggingface, to_huggingface
 from executor.parallel.model import Transformer, build_transformer
 from executor.parallel.scores import soft_cap
 from search_spaces.models.huggingface import FAMILIES, model_spec_from_config
+from search_spaces.training.adapters import adapted
+from search_spaces.trial_config import TrialConfig
 
 transformers = pytest.importorskip("transformers", reason="needs the extra transformers")
 
@@ -235,6 +237,49 @@ def test_the_same_weights_train_the_same(name: str, tokens: tuple[Tensor, Tensor
             for optimizer in optimizers:
                 optimizer.step()
                 optimizer.zero_grad()
+
+
+PROJECTIONS = {
+    "q_a_proj": "query_down", "q_b_proj": "query", "q_proj": "query", "kv_a_proj_with_mqa": "key_value_down",
+    "kv_b_proj": "key_value", "o_proj": "output",
+}  # fmt: skip
+"""Name of a projection of latent attention in transformers -> ours."""
+
+
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")  # which PEFT reads
+@pytest.mark.parametrize("name", ["deepseek_v3", "deepseek_v2, groups"])
+def test_adapters_of_latent_attention_train_as_those_of_peft(name: str, tokens: tuple[Tensor, Tensor]) -> None:
+    """Losses of steps of AdamW. The second factors are 0 at first, as theirs, so that their rows need no common order."""
+    peft = pytest.importorskip("peft")
+    base = their_module(CASES[name])
+    spec = model_spec_from_config({**SHAPE, **CASES[name]}, "tiny")
+    state = from_huggingface(spec, dict(base.state_dict()))
+    spec = adapted(spec, TrialConfig(lora_rank=4))
+    ours = build_transformer(spec, TOKENS, seed=0, dtype=torch.float64)
+    ours.load_state_dict({**ours.state_dict(), **state})
+    config = peft.LoraConfig(r=4, lora_alpha=8, target_modules=[*PROJECTIONS], task_type="CAUSAL_LM")
+    theirs = peft.get_peft_model(base, config).to(torch.float64)
+    trained = {key: value for key, value in theirs.named_parameters() if value.requires_grad}
+    own = {key: value for key, value in ours.named_parameters() if value.requires_grad}
+    assert sum(value.numel() for value in trained.values()) == spec.adapter_parameters == sum(map(torch.numel, own.values()))
+    with torch.no_grad():
+        for key, value in trained.items():
+            if "lora_A" in key:
+                layer, _, projection = key.partition("layers.")[2].split(".")[:3]
+                own[f"blocks.{layer}.attention.{PROJECTIONS[projection]}.adapter.lora_a"].copy_(value)
+    inputs, labels = tokens
+    optimizers = [torch.optim.AdamW(values.values(), lr=1e-2) for values in (trained, own)]
+    losses = []
+    with in_float64(base):
+        for _ in range(STEPS + 1):
+            expected = functional.cross_entropy(theirs(input_ids=inputs).logits.flatten(0, 1), labels.flatten())
+            losses.append((ours(inputs, labels), expected))
+            for optimizer, loss in zip(reversed(optimizers), losses[-1], strict=True):
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+    assert all(far(loss, expected) < BOUND for loss, expected in losses)
+    assert losses[0][0] > losses[-1][0]
 
 
 @pytest.mark.parametrize("name", CASES)

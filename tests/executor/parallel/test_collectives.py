@@ -17,6 +17,7 @@ LONG_TIED = dataclasses.replace(LONG, tied_embeddings=True)
 EXPERTS = dataclasses.replace(SHORT, num_experts=4, experts_per_token=2)
 CAPPED = dataclasses.replace(EXPERTS, capacity_factor=1.25, load_balance=0.01)
 SHARED = dataclasses.replace(EXPERTS, shared_expert_size=16, load_balance=0.01)
+BIASED = dataclasses.replace(EXPERTS, sigmoid_routing=True, router_correction=True)
 POST_NORM = dataclasses.replace(SHORT, norm_place=NormPlace.SUM)
 GEMMA = dataclasses.replace(
     SHORT, norm_place=NormPlace.BOTH, head_norm=HeadNorm.HEAD, zero_centered_norms=True,
@@ -46,6 +47,7 @@ SP = {"sequence_parallel": True}
 ASYNC = {"async_tensor_parallel": True}
 ULYSSES = {"context_parallel_method": "ulysses"}
 EP2, EP4 = {"expert_parallel_size": 2, "micro_batch_size": 1}, {"expert_parallel_size": 4, "micro_batch_size": 1}
+BESIDE, LOADS = {"shared_expert_overlap": True}, {"router_bias_update_rate": 0.01}
 WHOLE_EXPERTS, HALVED_EXPERTS = {"expert_tensor_parallel_size": 1}, {"expert_tensor_parallel_size": 2}
 FULL, SELECTIVE = {"activation_checkpointing": "full"}, {"activation_checkpointing": "selective"}
 HELD = {"zero_stage": 3, "reshard_after_forward": False}
@@ -157,6 +159,16 @@ LAYOUTS = {
     "tp2 pp2 etp1 ep2 full": Layout(EXPERTS, **PP2, **WHOLE_EXPERTS, **FULL, tensor_parallel_size=2, expert_parallel_size=2),
     "tp2 sp etp1 async": Layout(SHARED, **TP2, **SP, **ASYNC, **WHOLE_EXPERTS, expert_parallel_size=2, zero_stage=1),
     "ep2 held": Layout(EXPERTS, **EP2, **HELD),
+    # Shared experts that compute while tokens travel, and biases of routers that follow the loads.
+    "ep2 beside zero2": Layout(SHARED, **EP2, **BESIDE, zero_stage=2),
+    "ep2 beside full": Layout(SHARED, **EP2, **BESIDE, **FULL),
+    "ep2 beside selective": Layout(SHARED, **EP2, **BESIDE, **SELECTIVE),
+    "tp2 etp1 ep4 beside full": Layout(SHARED, **TP2, **WHOLE_EXPERTS, **BESIDE, **FULL, expert_parallel_size=4),
+    "tp4 etp2 ep2 beside full": Layout(SHARED, **TP4, **HALVED_EXPERTS, **BESIDE, **FULL, expert_parallel_size=2),
+    "tp2 sp etp1 ep2 beside full": Layout(SHARED, **TP2, **SP, **WHOLE_EXPERTS, **BESIDE, **FULL, expert_parallel_size=2),
+    "ep2 loads zero1": Layout(BIASED, **EP2, **LOADS, zero_stage=1),
+    "cp2 tp2 loads": Layout(BIASED, **CP2, **LOADS, tensor_parallel_size=2),
+    "tp2 etp1 ep2 loads full": Layout(BIASED, **TP2, **WHOLE_EXPERTS, **LOADS, **FULL, expert_parallel_size=2),
     # Norms in other places and of heads, limits of scores, windows in some layers: only norms send more, their gradients.
     **{f"gemma dp4 zero{stage}": Layout(GEMMA, zero_stage=stage) for stage in (0, 2, 3)},
     "gemma tp4": Layout(GEMMA, **TP4),

@@ -5,10 +5,14 @@ import dataclasses
 import pytest
 import torch
 
+from executor.parallel.collectives import Group
 from executor.parallel.experts import Experts
 from executor.parallel.latent import LatentAttention
-from executor.parallel.model import build_transformer
+from executor.parallel.model import Transformer, build_transformer, whole
+from executor.parallel.tensor import TensorParallel
 from search_spaces.models.model import Latent, ModelSpec
+from search_spaces.training.adapters import adapted, layer_adapter_elements
+from search_spaces.trial_config import TrialConfig
 
 SPEC = ModelSpec(
     name="latent", family="deepseek_v3", num_layers=3, hidden_size=16, num_attention_heads=4, num_key_value_heads=4, head_dim=6,
@@ -45,6 +49,25 @@ def test_attention_is_that_of_whole_queries_keys_and_values() -> None:
     scores = (query @ key.mT / 6**0.5).masked_fill(torch.ones(12, 12).triu(1) > 0, float("-inf"))
     mixed = (scores.softmax(-1) @ both[..., 4:]).transpose(1, 2).flatten(2)
     assert torch.allclose(attention(x, None), attention.output(mixed), atol=1e-12)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("query_rank", [0, 7])
+def test_low_rank_adapters_are_beside_every_projection(query_rank: int, ranks: int) -> None:
+    """Of two tensor ranks each has the factors that are whole, and its half of the others."""
+    assert SPEC.latent is not None
+    spec = adapted(
+        dataclasses.replace(SPEC, latent=dataclasses.replace(SPEC.latent, query_rank=query_rank)), TrialConfig(lora_rank=2)
+    )
+    part = dataclasses.replace(whole(spec), tensor=TensorParallel(Group(None, ranks, 0), sequence_parallel=False))
+    model = Transformer(spec, spec.sequence_length, part=part)
+    trained = {name: value for name, value in model.named_parameters() if value.requires_grad}
+    own, divided = layer_adapter_elements(spec)
+    assert sum(value.numel() for value in trained.values()) == spec.num_layers * (own + divided // ranks)
+    summands = {name.split(".")[-3] + "." + name.rpartition(".")[2] for name in model.summand_parameters() if name in trained}
+    # Narrow vectors are computed whole on each rank, with the whole gradient.
+    expected = {"query.lora_a", "key_value.lora_a", "output.lora_b"} if ranks > 1 else set()
+    assert summands == expected
 
 
 def routed(spec: ModelSpec, correction: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

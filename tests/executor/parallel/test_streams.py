@@ -65,7 +65,9 @@ def followed(
     context = RankContext(rank=rank, world_size=ranks, device=torch.device("cpu"))
     # Of the last block nothing is offloaded; capturing a block takes longer than all else.
     layers = 4 if config.pipeline_parallel_size > 1 else 2 + config.offload_activations - config.cuda_graphs
-    experts = {"num_experts": 4, "experts_per_token": 2} if config.expert_parallel_size > 1 else {}
+    experts: dict[str, int] = {"num_experts": 4, "experts_per_token": 2} if config.expert_parallel_size > 1 else {}
+    if config.shared_expert_overlap:
+        experts["shared_expert_size"] = 16
     spec = dataclasses.replace(SPEC, num_layers=layers, **experts)
     with checker.running():
         session = NativeEngine(StaticBuffers).build(context, spec, config, workload)
@@ -132,7 +134,9 @@ def test_pipelines_and_experts_order_their_messages(forked_ranks: None, tmp_path
     """On real ranks: what they do next depends on what they are sent."""
     pipeline: Knobs = {"pipeline_parallel_size": 2, "pipeline_schedule": "interleaved_1f1b", "virtual_stages": 2}
     with Gang(2, followed_rank) as gang:
-        for knobs in ({**pipeline, "offload_activations": True}, {"expert_parallel_size": 2, "offload_optimizer": "cpu"}):
+        experts: Knobs = {"expert_parallel_size": 2, "offload_optimizer": "cpu"}
+        shared: Knobs = {"expert_parallel_size": 2, "shared_expert_overlap": True, "activation_checkpointing": "full"}
+        for knobs in ({**pipeline, "offload_activations": True}, experts, shared):
             for faults, sent in gang.run((str(tmp_path), {"zero_stage": 1, **knobs})):
                 assert faults == []
                 assert sent

@@ -163,6 +163,7 @@ REFUSED = [
     ("mtp-model", {"mtp_layers": 1}, {"model": FactoryModel(reference="m:f", parameter_count=10)}),
     ("mtp-model", {"mtp_layers": 1}, {"model": "gpt2"}),
     ("mtp-model", {"mtp_layers": 1}, {"model": "opt-350m"}),
+    ("router-bias-padding", {"router_bias_update_rate": 0.001}, {**DOCUMENTS, "model": "deepseek-v3"}),
     ("mtp-together", {"mtp_layers": 1, "lora_rank": 8}, {}),
     ("mtp-together", {"mtp_layers": 2, **RANDOM_LTD}, RUN),
     ("mtp-together", {"mtp_layers": 2, **CURRICULUM}, RUN),

@@ -47,6 +47,30 @@ def test_tensor_ranks_divide_the_factor_on_the_divided_side(targets: str, whole:
     assert model.adapter_parameters == MODEL.num_layers * 4 * (whole + divided)
 
 
+@pytest.mark.parametrize("name", ["deepseek-v3", "deepseek-v2-lite"])
+def test_projections_of_latent_attention(name: str) -> None:
+    """Those to narrow vectors are whole on each tensor rank, and so are both factors of their adapters."""
+    model = adapted(resolve_model(name), TrialConfig(lora_rank=4))
+    hidden, latent, heads = model.hidden_size, model.latent, model.num_attention_heads
+    assert latent is not None
+    down = latent.key_value_rank + latent.rotated
+    keys = heads * (model.head_dim - latent.rotated + latent.value_size)
+    whole, divided = hidden + down + latent.key_value_rank + hidden, heads * model.head_dim + keys + heads * latent.value_size
+    whole += hidden + 2 * latent.query_rank if latent.query_rank else hidden
+    assert layer_adapter_elements(model) == (4 * whole, 4 * divided)
+    assert model.adapter_parameters == model.num_layers * 4 * (whole + divided)
+
+
+@pytest.mark.parametrize("targets", ["mlp", "both"])
+def test_shared_experts_and_dense_layers_have_no_adapters(targets: str) -> None:
+    model = resolve_model("deepseek-v3")
+    (refused,) = check_config(TrialConfig(lora_rank=4, lora_targets=targets), context(model))
+    assert (refused.rule, f"lora_targets={targets}" in refused.message) == ("adapters", True)
+    assert check_config(TrialConfig(lora_rank=4), context(model)) == []
+    (refused,) = check_config(TrialConfig(prefix_length=4), context(model))
+    assert refused.message.endswith("has latent attention")
+
+
 def test_every_expert_has_adapters_of_its_own() -> None:
     experts = dataclasses.replace(MODEL, num_experts=4, experts_per_token=2)
     found = [adapted(model, TrialConfig(lora_rank=4, lora_targets="mlp")).adapter_parameters for model in (MODEL, experts)]

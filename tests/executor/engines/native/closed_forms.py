@@ -82,15 +82,18 @@ class Layout:
                 gathered = entered + 2 * mlps + again * self._summed_mlps
                 yield "all_gather", "tensor", times * (gathered + stage.first + stage.last), message
             rows, others = stage.layers + again, stage.layers + 2 * mlps + stage.first + stage.last
-            others += lasts * self._summed_mlps
+            # A shared expert that computes while tokens travel does not come last.
+            summed_again = again if self._divides_tokens and self.config.shared_expert_overlap else lasts
+            others += summed_again * self._summed_mlps
             if self._divides_tokens:
                 # A shared expert runs after the gather of the others' results.
-                joined = again if self.spec.shared_expert_size else lasts
+                joined = again if self._runs_shared_last else lasts
                 yield "all_gather", "tensor", times * (not sequence) * (2 * stage.layers + joined), message
                 counts = self.config.micro_batch_size * self.spec.num_experts
                 yield "all_reduce", "tensor", times * stage.layers * (self.spec.load_balance > 0), counts
+                yield from self._loads("tensor", stage)
             if not self.spec.num_experts or (self._divides_tokens and self.spec.shared_expert_size):
-                rows, others = rows + stage.layers + lasts, others - stage.layers - lasts
+                rows, others = rows + stage.layers + summed_again, others - stage.layers - summed_again
             parts = ROW_PARTS if self.config.async_tensor_parallel else 1
             yield sums, "tensor", times * rows * parts, message // parts
             yield sums, "tensor", times * others, message
@@ -146,7 +149,7 @@ class Layout:
             return
         layers, again = (sum(numbers) for numbers in zip(*((one.layers, self._runs_again(one)) for one in stages), strict=True))
         message = self.tokens * self.spec.hidden_size * ranks // self.mesh.tensor
-        left = again if self.spec.shared_expert_size or self.spec.norm_place is not NormPlace.INPUT else 0
+        left = again if self._runs_shared_last or self.spec.norm_place is not NormPlace.INPUT else 0
         yield "all_gather", "expert_tensor", self.micro_batches * (2 * layers + again), message
         yield "reduce_scatter", "expert_tensor", self.micro_batches * (2 * layers + left), message
         if self.config.zero_stage == 0:
@@ -173,6 +176,7 @@ class Layout:
             return
         for index, stage in enumerate(self.stages(place)):
             units = self._units(stage)
+            yield from self._loads("data", stage)
             if zero == 0:
                 yield "all_reduce", "data", 1, sum(units)
                 continue
@@ -251,6 +255,16 @@ class Layout:
     def _own_experts(self) -> int:
         """Elements of a layer's experts on a rank."""
         return self._layer_experts // (self.mesh.expert_slices * self.mesh.expert)
+
+    def _loads(self, dimension: str, stage: Stage) -> Iterator[tuple[str, str, int, int]]:
+        """Loads of the experts, by which biases move: of eight bytes each."""
+        if self.config.router_bias_update_rate:
+            yield "all_reduce", dimension, 1, stage.layers * 2 * self.spec.num_experts
+
+    @property
+    def _runs_shared_last(self) -> bool:
+        """Whether a shared expert comes after the others."""
+        return self.spec.shared_expert_size > 0 and not self.config.shared_expert_overlap
 
     @property
     def _layer_experts(self) -> int:
