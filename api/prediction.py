@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from api.fields import Body, DocumentLengths, Integer, Size
+from api.fields import Body, DocumentLengths, ExpertLoads, Integer, Size
 from api.settings import Settings
 from api.submission import KnobName, KnobValue, Name, UploadedModel, checked, require_preset_names, uploaded_or_named
 from api.views import checked_view
@@ -17,6 +17,7 @@ from autotune.prediction.planning.plan import MOST_PLANS, PlanObjective, PlanOpt
 from autotune.prediction.planning.question import Question, cluster_of, model_of, question_of, with_adapters
 from autotune.prediction.planning.room import PROBABILITY
 from autotune.prediction.planning.scan import Bounds
+from autotune.request.loads_field import with_loads
 from autotune.wire.plans import Plans
 from autotune.wire.predictions import Prediction
 from search_spaces.models.model import ModelSpec
@@ -39,6 +40,8 @@ class QuestionFields(Body):
     """Optimizer steps of the run, over which data schedules are averaged."""
     document_lengths: DocumentLengths = Field([])
     """Token counts of a sample of the data's documents; empty: each sample is one document."""
+    expert_loads: ExpertLoads = Field([])
+    """Relative numbers of tokens that choose each expert: a row for all layers with experts, or one for each; empty: equal."""
     memory_limit: Size | None = None
     """Bytes a rank may allocate, or text with a unit such as "40GB"."""
     engine: Name = "native"
@@ -128,7 +131,7 @@ def _question(
     else:
         model = with_adapters(uploaded, body.lora_rank, targets, body.frozen_bits)
     return question_of(
-        model,
+        with_loads(model, tuple(map(tuple, body.expert_loads))),
         cluster_of(body.cluster, body.ranks, body.memory_limit),
         global_batch_size=body.global_batch_size,
         sequence_length=body.sequence_length,

@@ -135,8 +135,9 @@ Llama 3.1 405B on 2,048 H100 in 256 nodes, {BATCH:,} samples of {LENGTH:,} token
 {chr(10).join(rows)}
 
 `autotune plan`: {ours["configurations"]:,} legal configurations of degrees, ZeRO stage, deferred reduction, schedule, virtual
-stages, micro-batch, sequence parallelism, recomputation and offloading, of which {ours["fitting"]:,} fit with a probability of
-95 %; then {ours["bucket_settings"]:,} bucket settings for the best 1,000, and the reasons. Target: {TARGET_SECONDS:g} s.
+stages, micro-batch, sequence parallelism, recomputation and offloading, of which at least {ours["fitting"]:,} fit
+with a probability of 95 %; then {ours["bucket_settings"]:,} bucket settings for the best 1,000, and the
+reasons. Target: {TARGET_SECONDS:g} s.
 {_comparison(other[-1]["document"]) if other else ""}
 {OTHERS}"""
 

@@ -33,8 +33,9 @@ def print_plans(question: Question, plans: Plans, options: PlanOptions, console:
 
     print_line(asked_text(question))
     print_line(
-        f"space {question.space}: {plans.configurations:,} configurations and {plans.bucket_settings:,} bucket settings in "
-        f"{plans.seconds:.1f} s; {plans.fitting:,} fit with a probability of {_percent(options.fit_probability)} or more"
+        f"space {question.space}: {plans.configurations:,} configurations and {plans.bucket_settings:,} bucket settings "
+        f"in {plans.seconds:.1f} s; at least {plans.fitting:,} fit with a probability of {_percent(options.fit_probability)} "
+        f"or more"
     )
     if len(plans.world_sizes) > 1:
         print_line(f"on {', '.join(map(str, plans.world_sizes))} devices")

@@ -28,6 +28,8 @@ class AskedFields(TypedDict, total=False):
     """Optimizer steps of the run, over which schedules of the data are weighed."""
     document_lengths: Sequence[int] | None
     """Tokens of each document of a sample of the data, at most 1,000; none: every sample is whole."""
+    expert_loads: Sequence[Sequence[float]] | None
+    """Relative numbers of tokens that choose each expert: a row for all layers with experts, or one for each; none: equal."""
     memory_limit: int | str | None
     """Bytes a rank may allocate, or text with a unit such as "40GB"."""
     engine: str | None

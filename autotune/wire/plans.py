@@ -143,9 +143,9 @@ class Plans:
     max: PlanMax | None
     """The largest value that fits. None: the request does not ask for it."""
     configurations: int
-    """Number of predicted configurations."""
+    """Number of configurations."""
     fitting: int
-    """Number of configurations that fit."""
+    """Number of configurations found to fit. Those that a lower bound of their time excludes are not checked."""
     bucket_settings: int
     """Number of further predictions, with other bucket sizes."""
     world_sizes: tuple[int, ...]

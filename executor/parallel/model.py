@@ -362,14 +362,15 @@ class Transformer(nn.Module):
             self.register_buffer("query_factors", query_factors(self.spec, length)[places], persistent=False)
 
         if self.spec.expert_loads and not places.is_meta:
-            for name, experts in self._experts().items():
-                chosen = drawn_choices(self.spec, int(name), length, self.seed)
+            for layer, experts in self._experts().items():
+                chosen = drawn_choices(self.spec, layer, length, self.seed)
                 experts.follow(torch.tensor(chosen, device="cpu")[places])
 
-    def _experts(self) -> dict[str, Experts]:
-        """The layers with experts by name."""
-        mlps = {name: getattr(block, "mlp", None) for name, block in self.blocks.items()}
-        return {name: mlp for name, mlp in mlps.items() if isinstance(mlp, Experts)}
+    def _experts(self) -> dict[int, Experts]:
+        """The layers with experts by number; those of modules for multi-token prediction follow the last layer's."""
+        numbers = [*map(int, self.blocks), *(self.spec.num_layers + int(depth) for depth in self.predictions)]
+        mlps = zip(numbers, (getattr(block, "mlp", None) for block in self.layers()), strict=True)
+        return {layer: mlp for layer, mlp in mlps if isinstance(mlp, Experts)}
 
     def set_length(self, length: int) -> None:
         """Train on samples of `length` tokens from now on (curriculum)."""

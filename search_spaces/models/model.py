@@ -4,6 +4,7 @@ import dataclasses
 import math
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 
 from search_spaces.errors import ModelFormatError
 from search_spaces.models.command import CommandModel
@@ -422,7 +423,7 @@ class ModelSpec:
     @property
     def parameter_count(self) -> int:
         """Total parameters, tied tables counted once."""
-        return self._parameters_with(self.num_experts)
+        return _parameter_count(self)
 
     @property
     def expert_parameters(self) -> int:
@@ -433,9 +434,9 @@ class ModelSpec:
     @property
     def active_parameter_count(self) -> int:
         """Parameters used for one token: all except those of the experts that it is not routed to."""
-        return self._parameters_with(self.experts_per_token)
+        return self.parameters_with(self.experts_per_token)
 
-    def _parameters_with(self, experts: int) -> int:
+    def parameters_with(self, experts: int) -> int:
         """Total parameters of the model with so many experts in a layer, but the whole router."""
         mlps = self.expert_layers * self._expert_mlp_parameters(experts)
         dense = self.num_layers - self.expert_layers
@@ -654,6 +655,12 @@ class FactoryModel:
 
 
 Model = ModelSpec | FactoryModel | CommandModel
+
+
+@lru_cache(maxsize=256)
+def _parameter_count(model: ModelSpec) -> int:
+    """Kept because the canonical form of each configuration asks for it."""
+    return model.parameters_with(model.num_experts)
 
 
 def _count(pattern: tuple[bool, ...], layers: int) -> int:

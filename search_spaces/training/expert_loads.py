@@ -40,8 +40,12 @@ def loads_problem(loads: Loads, model: Model) -> tuple[str, str] | None:
 
 
 def layer_shares(model: ModelSpec, layer: int) -> tuple[float, ...]:
-    """The share of all choices of a layer with experts that each expert gets; they sum to 1."""
-    row = model.expert_loads[sum(model.has_experts(before) for before in range(layer)) % len(model.expert_loads)]
+    """The share of all choices of a layer with experts that each expert gets; they sum to 1.
+
+    Layers after the last one, of multi-token prediction, follow its row.
+    """
+    place = sum(model.has_experts(before) for before in range(layer))
+    row = model.expert_loads[min(place, len(model.expert_loads) - 1)]
     return tuple(load / sum(row) for load in row)
 
 

@@ -49,6 +49,15 @@ def test_an_uploaded_model_is_predicted(client: TestClient) -> None:
     assert (answer.json()["model"], answer.json()["sequence_length"]) == ("mine", 512)
 
 
+def test_uneven_loads_of_experts_take_longer(client: TestClient) -> None:
+    asked = ASKED | {"model": "mixtral-8x7b", "config": {"expert_parallel_size": 8}}
+    even, uneven = (
+        client.post("/v1/predictions", json=asked | loads).json()["predicted"]["step_seconds"]
+        for loads in ({}, {"expert_loads": [[3.0, *[1.0] * 7]]})
+    )
+    assert uneven > 1.1 * even
+
+
 def test_plans_are_ranked_with_reasons(client: TestClient) -> None:
     answer = client.post("/v1/plans", json=ASKED | {"space": "3d", "top": 3, "price": 2.0})
     assert answer.status_code == 200, answer.text
@@ -109,6 +118,8 @@ def test_the_largest_is_planned_for(client: TestClient) -> None:
             "below --sequence-length",
         ),
         ("/v1/predictions", {"config": {"random_ltd_start_tokens": 64}}, "random-ltd-steps", "--training-steps"),
+        ("/v1/predictions", {"expert_loads": [[1.0, 1.0]]}, "expert_loads", "leave it out"),
+        ("/v1/plans", {"model": "mixtral-8x7b", "expert_loads": [[1.0] * 3]}, "expert_loads", "one number for each expert"),
         ("/v1/predictions", {"document_lengths": [2**20]}, "document_lengths", "raise the sequence length"),
         (
             "/v1/predictions",

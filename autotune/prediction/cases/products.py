@@ -24,9 +24,10 @@ from search_spaces.trial_config import TrialConfig
 
 FIRST = (
     "tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size", "micro_batch_size", "sequence_parallel",
-    "expert_parallel_size",
+    "expert_parallel_size", "expert_tensor_parallel_size", "pipeline_schedule", "virtual_stages",
 )  # fmt: skip
-"""Knobs of the first axis, if they vary; those that their rules read are added."""
+"""Knobs of the first axis, if they vary; those that their rules read are added. How states are sharded, which most of the time
+of a step does not depend on, is on another axis."""
 NOTHING = np.zeros(1, dtype=np.int16)
 """The column of a knob that is on another axis."""
 
@@ -59,6 +60,11 @@ class Product:
         first, *others = rows
         return Product(axes, tuple(mask[np.ix_(first, other)] for mask, other in zip(self.masks, others, strict=True)))
 
+    def take_rows(self, rows: Index) -> "Product":
+        """The combinations of these rows of the first axis."""
+        first, *others = self.axes
+        return Product((first.take(rows), *others), tuple(mask[rows] for mask in self.masks))
+
     @property
     def legal(self) -> Mask:
         """Which combinations are legal."""
@@ -68,6 +74,19 @@ class Product:
             shape[0], shape[axis] = mask.shape
             found = found & mask.reshape(shape)
         return np.broadcast_to(found, self.shape)
+
+    def parts(self, most: int) -> "Iterator[Product]":
+        """The configurations in parts of at most so many combinations: halved along the first axis, then the longest."""
+        first = np.logical_and.reduce([np.ones(self.axes[0].count, dtype=bool), *(mask.any(axis=1) for mask in self.masks)])
+        rows = [np.flatnonzero(first), *(np.flatnonzero(mask[first].any(axis=0)) for mask in self.masks)]
+        size = int(np.prod([float(len(own)) for own in rows]))
+        if 0 < size <= most:
+            yield self if tuple(map(len, rows)) == self.shape else self.take(rows)
+        elif size:
+            axis = 0 if len(rows[0]) > 1 else max(range(len(rows)), key=lambda place: len(rows[place]))
+            middle = (len(rows[axis]) + 1) // 2
+            for half in (rows[axis][:middle], rows[axis][middle:]):
+                yield from self.take([*rows[:axis], half, *rows[axis + 1 :]]).parts(most)
 
 
 class Products:
@@ -90,17 +109,17 @@ class Products:
         self._reads = tuple(space.lattice.reads(depth) for depth in DEPTHS)
         self._first = self._walk_first()
         found = [self._axis(number) for number in range(1, len(groups) + 1)] if self._first.count else []
-        self._whole = Product((self._first, *(axis for axis, _ in found)), tuple(mask for _, mask in found))
+        self.whole = Product((self._first, *(axis for axis, _ in found)), tuple(mask for _, mask in found))
+        """All configurations."""
 
     @property
     def count(self) -> int:
         """Number of legal configurations."""
-        return self._whole.count
+        return self.whole.count
 
     def blocks(self, configurations: int = BLOCK) -> Iterator[Product]:
         """All configurations, in parts with at most so many combinations."""
-        every = [np.arange(axis.count) for axis in self._whole.axes]
-        yield from self._parts(every, configurations)
+        yield from self.whole.parts(configurations)
 
     def codes(self, product: Product, name: str) -> Codes:
         """The indices of one knob's values, with one dimension for each axis."""
@@ -153,23 +172,6 @@ class Products:
         legal[origin, which] = True
         columns = tuple(rows.take(chosen).columns[depth] if depth in own else NOTHING for depth in DEPTHS)
         return Rows(columns, len(chosen)), legal[kind_of]
-
-    def _parts(self, chosen: Sequence[Index], most: int) -> Iterator[Product]:
-        """The configurations of these rows of each axis; halved along the first axis, then the longest, while too many."""
-        first, *others = chosen
-        masks = self._whole.take(chosen).masks
-        first = first[reduce(np.logical_and, (mask.any(axis=1) for mask in masks), np.ones(len(first), dtype=bool))]
-        masks = self._whole.take([first, *others]).masks
-        others = [other[mask.any(axis=0)] for mask, other in zip(masks, others, strict=True)]
-        chosen = [first, *others]
-        size = int(np.prod([float(len(rows)) for rows in chosen]))
-        if 0 < size <= most:
-            yield self._whole.take(chosen)
-        elif size:
-            axis = 0 if len(first) > 1 else max(range(len(chosen)), key=lambda place: len(chosen[place]))
-            middle = (len(chosen[axis]) + 1) // 2
-            for half in (chosen[axis][:middle], chosen[axis][middle:]):
-                yield from self._parts([*chosen[:axis], half, *chosen[axis + 1 :]], most)
 
 
 def _first(space: SearchSpace, varying: set[int], wanted: set[int]) -> set[int]:

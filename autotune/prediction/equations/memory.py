@@ -60,7 +60,9 @@ class Memory:
     """Bytes of the fullest rank."""
 
     by_tag: dict[str, Array]
-    """The sum is the total."""
+    """The sum is the total; empty if tags were not asked for."""
+    used: Array
+    """Bytes used on the device, those outside of the allocator included."""
     host: Array
     """Bytes of host memory per rank."""
     stage: Array
@@ -79,12 +81,12 @@ class Memory:
 
         If devices differ, scaled to the smallest device: the bytes that fill it to the same degree.
         """
-        return (self.total - self.by_tag["reserved"]) / self.capacity_ratio
+        return self.used / self.capacity_ratio
 
     @property
     def allocated(self) -> Array:
         """Peak bytes allocated by torch's allocator."""
-        return self.total - self.by_tag["reserved"] - self.by_tag["context"]
+        return self.used - self.by_tag["context"]
 
     def usable(self, cases: Cases) -> Array:
         """Usable bytes of the device, after fragmentation of the allocator."""
@@ -95,44 +97,50 @@ class Memory:
         return self.needed <= self.usable(cases)
 
 
-def memory(cases: Cases, rates: Coefficients) -> Memory:
-    """For the fullest rank: of all ranks if layers are given explicitly, else of those that can be the fullest."""
+def memory(cases: Cases, rates: Coefficients, tagged: bool = True) -> Memory:
+    """For the fullest rank: of all ranks if layers are given explicitly, else of those that can be the fullest. `tagged`: by
+    tag, too, which takes twice as long.
+    """
     checkpoint()
     found = with_explicit_layers(
-        cases, lambda own: _as_columns(_even_memory(own, rates)), lambda own: _as_columns(_fullest_share(own, rates))
+        cases,
+        lambda own: _as_columns(_even_memory(own, rates, tagged)),
+        lambda own: _as_columns(_fullest_share(own, rates, tagged)),
     )
     return Memory(
-        by_tag={tag: found[tag] for tag in TAGS},
+        by_tag={tag: found[tag] for tag in TAGS if tagged},
+        used=found["used"],
         host=found["host"],
         stage=found["stage"],
         capacity_ratio=found["capacity_ratio"],
     )
 
 
-def _even_memory(cases: Cases, rates: Coefficients) -> Memory:
+def _even_memory(cases: Cases, rates: Coefficients, tagged: bool) -> Memory:
     """The fullest of the candidate ranks: the first, the first with an additional layer, and the last."""
     split, p = split_layers(cases), cases.layouts.pipeline
     one = np.ones(1)
     single = np.where(p == 1, 1.0, 0.0)
-    stages = [rank_memory(cases, rates, split.first, 0 * p, one, np.maximum(single, _folded(cases)))]
-    if np.all(cases.software.first_rank > 0) or np.all(p == 1):
-        return stages[0]
-    inner = np.where(split.place > 0, split.place, 1.0)
-    stages.append(rank_memory(cases, rates, split.most, np.minimum(inner, p - 1), single, single))
-    stages.append(rank_memory(cases, rates, split.last, p - 1, single, np.maximum(single, 1 - _folded(cases))))
-    fullest = stages[0]
-    for other in stages[1:]:
-        fuller = (other.total > fullest.total) & (cases.software.first_rank == 0) & (p > 1)
+    ranks = [(split.first, 0 * p, one, np.maximum(single, _folded(cases)))]
+    if not (np.all(cases.software.first_rank > 0) or np.all(p == 1)):
+        inner = np.where(split.place > 0, split.place, 1.0)
+        ranks.append((split.most, np.minimum(inner, p - 1), single, single))
+        ranks.append((split.last, p - 1, single, np.maximum(single, 1 - _folded(cases))))
+    fullest, *others = [rank_memory(cases, rates, *rank, tagged=tagged) for rank in ranks]
+    for other in others:
+        fuller = (other.used > fullest.used) & (cases.software.first_rank == 0) & (p > 1)
         fullest = _where(fuller, other, fullest)
     return fullest
 
 
-def share_memory(cases: Cases, rates: Coefficients, share: RankShare, overrides: tuple[Array, Array]) -> Memory:
+def share_memory(
+    cases: Cases, rates: Coefficients, share: RankShare, overrides: tuple[Array, Array], tagged: bool = True
+) -> Memory:
     """Bytes by tag of a rank whose layers are given explicitly; `overrides`: the result of `uneven.layout_overrides`."""
     cases = with_layers(cases, share.kinds)
     again = _recomputation(cases, share, overrides[0]) if np.any(overrides[0] > 0) else None
     held = offloading(cases, share, overrides[1])
-    found = rank_memory(held, rates, share.layers, share.place, share.first, share.last, again)
+    found = rank_memory(held, rates, share.layers, share.place, share.first, share.last, again, tagged)
     return replace(found, capacity_ratio=capacity_ratio(cases, share))
 
 
@@ -151,10 +159,10 @@ def _recomputation(cases: Cases, share: RankShare, stated: Array) -> "Recomputat
     )
 
 
-def _fullest_share(cases: Cases, rates: Coefficients) -> Memory:
+def _fullest_share(cases: Cases, rates: Coefficients, tagged: bool) -> Memory:
     """The fullest rank; host memory is that of the rank with the most states there."""
     overrides = layout_overrides(cases)
-    fullest, *others = (share_memory(cases, rates, share, overrides) for share in shares_of(cases, contenders=True))
+    fullest, *others = (share_memory(cases, rates, share, overrides, tagged) for share in shares_of(cases, contenders=True))
     for other in others:
         host = np.maximum(other.host, fullest.host)
         fullest = replace(_where(other.needed > fullest.needed, other, fullest), host=host)
@@ -162,7 +170,7 @@ def _fullest_share(cases: Cases, rates: Coefficients) -> Memory:
 
 
 def _as_columns(held: Memory) -> dict[str, Array]:
-    return {**held.by_tag, "host": held.host, "stage": held.stage, "capacity_ratio": held.capacity_ratio}
+    return {**held.by_tag, "used": held.used, "host": held.host, "stage": held.stage, "capacity_ratio": held.capacity_ratio}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,61 +205,91 @@ def rank_memory(
     first: Array,
     last: Array,
     again: Recomputation | None = None,
+    tagged: bool = True,
 ) -> Memory:
-    """Bytes by tag of the rank at `place` of the pipeline with `layers` layers; `first`, `last`: 1 if it has the tables."""
+    """Bytes of the rank at `place` of the pipeline with `layers` layers; `first`, `last`: 1 if it has the tables."""
     if cases.module is not None:
         return _module_memory(cases, rates, layers, place)
     held = stage_parameters(cases, layers, first, last)
     layers = layers + last * cases.shapes.modules
     kept = _activations(cases, rates, layers, place, first, last, again)
-    tags = _tags(cases, rates, held, layers, kept)
-    used = reduce(np.add, tags.values())
-    # Assume half of the worst-case fragmentation.
-    reserved = np.maximum(rates.fragmentation, (1 + cases.software.fragments) / 2)
-    tags["reserved"] = (reserved - 1) * used
-    tags["context"] = rates.context_bytes + 0 * used
-    return Memory(by_tag={tag: tags[tag] for tag in TAGS}, host=_host(cases, held) + kept.host, stage=place + 0 * used)
+    peak = _peak(cases, rates, held, layers, kept)
+    # Static gradient buffers of graphs are permanent.
+    static = static_gradients(cases, layers)
+    allocated = peak.highest + (peak.states["parameters"] + peak.states["optimizer_state"] + static)
+    tags: dict[str, Array] = {}
+    if tagged:
+        tags = _tags(peak, static)
+        # Assume half of the worst-case fragmentation.
+        reserved = np.maximum(rates.fragmentation, (1 + cases.software.fragments) / 2)
+        tags["reserved"] = (reserved - 1) * allocated
+        tags["context"] = rates.context_bytes + 0 * allocated
+    shape = np.broadcast_shapes(place.shape, allocated.shape)
+    return Memory(
+        by_tag={tag: tags[tag] for tag in TAGS if tagged},
+        used=allocated + rates.context_bytes,
+        host=_host(cases, held) + kept.host,
+        stage=np.broadcast_to(place, shape),
+    )
 
 
-def _tags(
-    cases: Cases, rates: Coefficients, held: StageParameters, layers: Array, activations: Activations
-) -> dict[str, Array]:
-    """Bytes by tag at the fullest of four moments: in forward, at the begin and the end of backward, after the update.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Peak:
+    """A rank's bytes at the fullest moment of a step."""
+
+    states: dict[str, Array]
+    """Parameters, gradients and optimizer state at their maximum."""
+    highest: Array
+    """Gradients, buffers and activations together."""
+    buffers: Array
+    """Those that layers gather and reduce, or that updated parameters are gathered into."""
+
+
+def _tags(peak: _Peak, static: Array) -> dict[str, Array]:
+    """Bytes by tag: states and buffers count at their maximum; activations are the rest of the peak.
+
+    Forward's buffers do not coexist with all gradients: only as many are counted as fit below the peak.
+    """
+    rest = peak.highest - peak.states["gradients"]
+    buffers = np.minimum(peak.buffers, rest)
+    gradients = peak.states["gradients"] + static
+    return {**peak.states, "gradients": gradients, "buffers": buffers, "activations": rest - buffers}
+
+
+def _peak(cases: Cases, rates: Coefficients, held: StageParameters, layers: Array, activations: Activations) -> _Peak:
+    """The fullest of four moments: in forward, at the begin and the end of backward, after the update.
 
     0. The first micro-batch's forward has the buffers of updated parameters gathered during it.
     1. Backward begins with all activations, and with gradients if micro-batches preceded or gradients have permanent buffers.
     2. Backward ends with all gradients, the buckets being reduced, and the activations of the running layer.
     3. After the update gradients are freed, and updated parameters are gathered.
-    4. States and buffers count at their maximum; activations are the rest of the peak, so that the sum equals the peak.
     """
     parts = (activations.begins, activations.ends, activations.forward)
     kept, working, forward = (rates.activation_scale * part + rates.workspace_bytes for part in parts)
-    tags = _states(cases, held, layers)
+    states = _states(cases, held, layers)
     gathered, reducing = _gathered(cases, held), _reducing(cases, held)
     before = np.maximum(cases.software.holds_gradients, np.where(cases.layouts.accumulation > 1, 1.0, 0.0))
     begins = _summed_gradients(cases, held) * before + gathered + kept
     # A table's gradient and bucket: as backward begins without logits, and as it ends without a layer's activations.
     table = _table_reducing(cases, held)
-    begins = np.maximum(begins, np.where(table > 0, tags["gradients"] + gathered + table + forward - working, 0.0))
+    if np.any(table > 0):
+        begins = np.maximum(begins, np.where(table > 0, states["gradients"] + gathered + table, -np.inf) + (forward - working))
     # Gradients of matrices in one shared tensor stay until the last of them has been copied.
     together = np.where(reducing > 0, _grouped_matrix_bytes(cases), 0.0)
     ends = (
-        tags["gradients"]
+        states["gradients"]
         + gathered
         + np.maximum(reducing + together + working, np.where(table > 0, table + reducing * 2 / 3, 0.0))
     )
     late = buffer_bytes(cases, held)
-    # Two gathers are in flight before the last layer has run.
-    before_last = forward - (forward - working) / np.maximum(layers, 1.0)
-    runs = np.where(late > 0, _summed_gradients(cases, held) * cases.software.holds_gradients + late + before_last, 0.0)
     refills = refill_bytes(cases, held)
-    rest = np.maximum(np.maximum(begins, ends), np.maximum(runs, refills)) - tags["gradients"]
-    # Static gradient buffers of graphs are permanent.
-    tags["gradients"] = tags["gradients"] + static_gradients(cases, layers)
-    # Forward's buffers do not coexist with all gradients: only as many are counted as fit below the peak.
-    tags["buffers"] = np.minimum(np.maximum(gathered + reducing, np.maximum(late, refills)), rest)
-    tags["activations"] = rest - tags["buffers"]
-    return tags
+    highest = np.maximum(begins, np.maximum(ends, refills))
+    if np.any(late > 0):
+        # Two gathers are in flight before the last layer has run.
+        before_last = forward - (forward - working) / np.maximum(layers, 1.0)
+        runs = _summed_gradients(cases, held) * cases.software.holds_gradients + late + before_last
+        highest = np.maximum(highest, np.where(late > 0, runs, 0.0))
+    return _Peak(states=states, highest=highest, buffers=np.maximum(gathered + reducing, np.maximum(late, refills)))
 
 
 def shares(cases: Cases) -> tuple[Array, Array, Array]:
@@ -581,7 +619,9 @@ def _module_memory(cases: Cases, rates: Coefficients, layers: Array, place: Arra
     used = reduce(np.add, (tags[tag] for tag in TAGS[:5]))
     reserved = np.maximum(rates.fragmentation, (1 + cases.software.fragments) / 2)
     tags["reserved"], tags["context"] = (reserved - 1) * used, rates.context_bytes + 0 * used
-    return Memory(by_tag={tag: tags[tag] for tag in TAGS}, host=found["host"], stage=place + 0 * used)
+    return Memory(
+        by_tag={tag: tags[tag] for tag in TAGS}, used=used + tags["context"], host=found["host"], stage=place + 0 * used
+    )
 
 
 def _module_kept_bytes(cases: Cases, module: DescribedModule) -> Array:
@@ -597,7 +637,8 @@ def _module_kept_bytes(cases: Cases, module: DescribedModule) -> Array:
 
 def _where(chosen: Flags, one: Memory, other: Memory) -> Memory:
     return Memory(
-        by_tag={tag: np.where(chosen, one.by_tag[tag], other.by_tag[tag]) for tag in TAGS},
+        by_tag={tag: np.where(chosen, one.by_tag[tag], other.by_tag[tag]) for tag in one.by_tag},
+        used=np.where(chosen, one.used, other.used),
         host=np.where(chosen, one.host, other.host),
         stage=np.where(chosen, one.stage, other.stage),
         capacity_ratio=np.where(chosen, one.capacity_ratio, other.capacity_ratio),

@@ -34,7 +34,7 @@ class AtBest:
     leader: Leader | None
     """The best with the value; None: none fits, or all that fit are too slow."""
     needed: float
-    """Least bytes with the value, whether it fits or not."""
+    """If nothing with the value fits, the least bytes with it."""
     fits: bool
     """Whether any configuration with the value fits, however slow."""
 
@@ -58,12 +58,13 @@ class Scanned:
     apart: tuple[tuple[Leader, ...], ...]
     """The same for each part that was asked for."""
     count: int
-    """Number of predicted configurations."""
+    """Number of configurations."""
     fitting: int
+    """Number found to fit: those that a lower bound of their time excludes are not counted."""
     fastest: float
     """Seconds of the fastest step that fits; infinite: none fits."""
     least: float
-    """Least bytes of any configuration, whether it fits or not."""
+    """If nothing fits, the least bytes of any configuration."""
     at_best: dict[str, dict[Value, AtBest]]
     """Knob -> value -> its best result, for the knobs with several values."""
 
@@ -98,8 +99,8 @@ class _Value:
 class Found:
     """Results so far."""
 
-    by_memory: bool
-    """Whether configurations are ranked by memory."""
+    slowest: float | None
+    """Seconds, if configurations that take no longer are ranked by memory; None: all are, by time."""
     compared: frozenset[str]
     """The knobs of which each value is compared."""
     apart: Sequence[Part] = ()
@@ -111,14 +112,14 @@ class Found:
     _best: list["_Best"] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._best = [_Best(self.by_memory, KEPT), *(_Best(self.by_memory, part.most) for part in self.apart)]
+        by_memory = self.slowest is not None
+        self._best = [_Best(by_memory, KEPT), *(_Best(by_memory, part.most) for part in self.apart)]
 
     def add(self, block: Block) -> None:
         """Add predictions."""
-        self.count += block.product.count
         self.fitting += int(np.count_nonzero(block.fits))
         self.least = min(self.least, float(block.memory.min()))
-        ranked = np.where(block.leads, block.memory if self.by_memory else block.seconds, np.inf)
+        ranked = np.where(block.leads, block.seconds if self.slowest is None else block.memory, np.inf)
         self.fastest = min(self.fastest, float(np.where(block.leads, block.seconds, np.inf).min()))
         for axis in range(ranked.ndim):
             self._compare(block, ranked, axis)
@@ -131,28 +132,54 @@ class Found:
             if all(len(rows) for rows in within):
                 best.add(block, ranked[np.ix_(*within)], within)
 
-    def slowest_kept(self, products: Products, product: Product, rows: Sequence[Index]) -> Array:
-        """For these rows of each axis of a product, the seconds above which a configuration is not among the best, neither of
-        all nor of a part nor of any value of a knob."""
-        limit = np.full(tuple(len(own) for own in rows), self._best[0].last)
-        for axis, own in enumerate(rows):
-            shape = [1] * len(rows)
-            shape[axis] = len(own)
-            limit = np.maximum(limit, self._slowest_of_values(products, product, axis)[own].reshape(shape))
+    def slowest_kept(self, products: Products, product: Product) -> Array:
+        """For the configurations of a product, the seconds above which one changes no result but `fitting`.
+
+        It is neither among the best, of all or of a part, nor the best with any of its values; and something fits with each of
+        these, so that the least bytes with a value do not matter.
+        """
+        limit = np.full(product.shape, self._limit(self._best[0]))
+        for axis, count in enumerate(product.shape):
+            shape = [1] * len(product.shape)
+            shape[axis] = count
+            limit = np.maximum(limit, self._limits_of_values(products, product, axis).reshape(shape))
         for best, inside in zip(self._best[1:], _within(products, product, self.apart), strict=True):
-            within = np.ix_(*(np.flatnonzero(own[chosen]) for own, chosen in zip(inside, rows, strict=True)))
-            limit[within] = np.maximum(limit[within], best.last)
+            within = np.ix_(*(np.flatnonzero(own) for own in inside))
+            limit[within] = np.maximum(limit[within], self._limit(best))
         return limit
 
-    def _slowest_of_values(self, products: Products, product: Product, axis: int) -> Array:
-        """For each row of an axis, the largest of the seconds of the best with one of its values."""
-        limit = np.zeros(product.axes[axis].count)
-        for depth, name in enumerate(SEARCH_ORDER):
-            if products.axis_of[depth] == axis and name in self.compared:
-                known = self._values.get(name, {})
-                least = [known[value].least if value in known else np.inf for value in products.values[depth]]
-                limit = np.maximum(limit, np.array(least)[product.axes[axis].columns[depth]])
+    def slowest_kept_of_rows(self, products: Products, product: Product) -> Array:
+        """For the rows of the first axis of a product, the largest of `slowest_kept`."""
+        axes = range(len(product.axes))
+        first, *others = (self._limits_of_values(products, product, axis) for axis in axes)
+        limit = np.maximum(first, max([self._limit(self._best[0]), *(float(own.max()) for own in others)]))
+        for best, inside in zip(self._best[1:], _within(products, product, self.apart), strict=True):
+            limit[inside[0]] = np.maximum(limit[inside[0]], self._limit(best))
         return limit
+
+    def _limit(self, best: "_Best") -> float:
+        return self.slowest if self.slowest is not None else best.last
+
+    def _limits_of_values(self, products: Products, product: Product, axis: int) -> Array:
+        """For each row of an axis, the largest of the seconds of the best with one of its values; infinite if nothing with one
+        of them fits so far.
+        """
+        limit = np.zeros(product.axes[axis].count)
+        for depth, name in self._compared_on(products, axis):
+            known = self._values.get(name, {})
+            limits = [self._limit_of_value(known.get(value)) for value in products.values[depth]]
+            limit = np.maximum(limit, np.array(limits)[product.axes[axis].columns[depth]])
+        return limit
+
+    def _compared_on(self, products: Products, axis: int) -> list[tuple[int, str]]:
+        """The compared knobs of an axis, with their positions in SEARCH_ORDER."""
+        owners = zip(products.axis_of, SEARCH_ORDER, strict=True)
+        return [(depth, name) for depth, (owner, name) in enumerate(owners) if owner == axis and name in self.compared]
+
+    def _limit_of_value(self, known: "_Value | None") -> float:
+        if known is None or not known.fits:
+            return np.inf
+        return known.least if self.slowest is None else self.slowest
 
     def scanned(self) -> Scanned:
         """Return the results."""
@@ -171,10 +198,9 @@ class Found:
     def _compare(self, block: Block, ranked: Array, axis: int) -> None:
         """Record the best for each value of each knob of an axis, and the least memory."""
         others = tuple(place for place in range(ranked.ndim) if place != axis)
-        least = [np.where(block.fits, 0.0, np.inf).min(axis=others), block.memory.min(axis=others), ranked.min(axis=others)]
-        for depth, name in enumerate(SEARCH_ORDER):
-            if block.products.axis_of[depth] != axis or name not in self.compared:
-                continue
+        fits = np.where(block.fits.any(axis=others), 0.0, np.inf)
+        least = [fits, block.memory.min(axis=others), ranked.min(axis=others)]
+        for depth, name in self._compared_on(block.products, axis):
             column, values = block.product.axes[axis].columns[depth], block.products.values[depth]
             tables = np.full((3, len(values)), np.inf)
             for table, part in zip(tables, least, strict=True):

@@ -152,8 +152,9 @@ class Plans:
 
     plans: tuple[Plan, ...]
     configurations: int
-    """Number of predicted configurations, over all sizes of the cluster."""
+    """Number of configurations, over all sizes of the cluster."""
     fitting: int
+    """Number found to fit: those that a lower bound of their time excludes are not checked."""
     bucket_settings: int
     """Number of further predictions, with other bucket sizes."""
     world_sizes: tuple[int, ...]

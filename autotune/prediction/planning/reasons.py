@@ -123,7 +123,8 @@ Costs = Mapping[TrialConfig, Cost]
 def single_knob_changes(plan: Tuned, at_best: Mapping[str, Mapping[Value, AtBest]], space: SearchSpace) -> list[TrialConfig]:
     """The plan, and the legal configurations that differ from it in one knob."""
     knobs = {knob: list(values) for knob, values in (*at_best.items(), *plan.settings.items())}
-    changed = [plan.config.replace({knob: value}) for knob, values in knobs.items() for value in values]
+    others = [(knob, value) for knob, values in knobs.items() for value in values if value != getattr(plan.config, knob)]
+    changed = [plan.config.replace({knob: value}) for knob, value in others]
     return [plan.config, *(config for config in changed if space.canonical(config) == config and not space.check(config))]
 
 

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autotune.prediction.cases.grid import Index
+from autotune.prediction.cases.grid import BLOCK, Index
 from autotune.prediction.cases.grid_cases import UNIFORM, GridCases, placing_knobs
 from autotune.prediction.cases.products import Mask, Product, Products
+from autotune.prediction.equations.cases import Array
 from autotune.prediction.equations.memory import memory
 from autotune.prediction.equations.step import least_seconds_of, seconds_of
 from autotune.prediction.planning.found import Block, Found, Part, Scanned
@@ -32,6 +33,10 @@ UNMODELLED = tuple(knob.name for knob in KNOBS.values() if knob.planning is Plan
 """Knobs that no equation reads, but for `compile_blocks` in 8 bits: they stand near the device's defaults."""
 NOT_SCANNED = frozenset({*BUCKETS, *UNMODELLED})
 SCANNED = frozenset(KNOBS) - NOT_SCANNED
+TOGETHER = 2 * BLOCK
+"""Configurations predicted at once."""
+MOST_COMBINED = 64
+"""Blocks of configurations whose lower bound of time is computed at once, at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,41 +65,80 @@ def scan(
     Raises:
         SpaceTooLargeError: the bounds are exceeded.
     """
-    found = Found(by_memory=slowest is not None, compared=SCANNED, apart=apart)
+    found = Found(slowest=slowest, compared=SCANNED, apart=apart)
     for part in uniform_parts(without_buckets(space)):
         products = Products(part, placing_knobs(part))
         cases = GridCases(part, question.model, question.engine, products)
-        require_within(bounds, found.count + products.count)
-        for product in products.blocks():
+        found.count += products.count
+        require_within(bounds, found.count)
+        for rows in _fastest_first(question, products, cases):
             require_within(bounds, found.count)
-            found.add(_predicted(question, room, slowest, products, cases, product, found))
+            for product in rows.that_may_lead(found, products).parts(TOGETHER):
+                block = _predicted(question, room, products, cases, product, found)
+                if block is not None:
+                    found.add(block)
     return found.scanned()
 
 
-def _predicted(
-    question: Question, room: Room, slowest: float | None, products: Products, cases: GridCases[Product], product: Product,
-    found: Found,
-) -> Block:  # fmt: skip
-    """Memory of all configurations of the product, whether they fit, and the time of those that do and may be among the best.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Rows:
+    """Some rows of the first axis of a product, with all of the others."""
 
-    Time is predicted for the rows of each axis that have such a configuration: a lower bound of the time excludes those that
-    are slower than all that is kept so far.
+    least: Array
+    """For each row, a lower bound of the seconds of its configurations; in ascending order."""
+    rows: Index
+    product: Product
+
+    def that_may_lead(self, found: Found, products: Products) -> Product:
+        """The configurations of the rows with which a result may change."""
+        own = self.product.take_rows(self.rows)
+        return own.take_rows(np.flatnonzero(self.least <= found.slowest_kept_of_rows(products, own)))
+
+
+def _fastest_first(question: Question, products: Products, cases: GridCases[Product]) -> list[_Rows]:
+    """All configurations, by a lower bound of their time: the better those found first, the more of the others are excluded.
+
+    The bound does not depend on some of the axes, so that it is cheap for many configurations at once.
     """
-    needed, shape = memory(cases.of(product), question.rates), product.shape
-    legal = product.legal
-    fits = legal & room.holds(needed.needed, needed.host)
-    held, seconds = np.where(legal, needed.needed, np.inf), np.full(shape, np.inf)
+    found = []
+    for product in products.blocks(BLOCK * min(_combined(question, products, cases), MOST_COMBINED)):
+        least = least_seconds_of(cases.of(product), question.rates)
+        of_row = np.broadcast_to(least.reshape(len(least), -1).min(axis=1), product.shape[0])
+        order, each = np.argsort(of_row, kind="stable"), max(TOGETHER * product.shape[0] // int(np.prod(product.shape)), 1)
+        for rows in np.split(order, range(each, len(order), each)):
+            found.append(_Rows(least=of_row[rows], rows=rows, product=product))
+    return sorted(found, key=lambda rows: float(rows.least[0]))
+
+
+def _combined(question: Question, products: Products, cases: GridCases[Product]) -> int:
+    """Number of combinations of the axes that the lower bound of the time does not depend on."""
+    if not products.count:
+        return 1
+    product = products.whole.take_rows(np.array([products.whole.shape[0] - 1]))
+    read = least_seconds_of(cases.of(product), question.rates).shape
+    return int(np.prod([count for count, own in zip(product.shape, read, strict=True) if own == 1]))
+
+
+def _predicted(
+    question: Question, room: Room, products: Products, cases: GridCases[Product], product: Product, found: Found
+) -> Block | None:
+    """Memory of the configurations of the product with which a result may change, whether they fit, and the time of those that
+    do; None: there are none.
+    """
+    least = least_seconds_of(cases.of(product), question.rates)
+    wanted = product.legal & (least <= found.slowest_kept(products, product))
+    if not wanted.any():
+        return None
+    rows = _rows_with(wanted)
+    product, wanted = product.take(rows), wanted[np.ix_(*rows)]
+    needed = memory(cases.of(product), question.rates, tagged=False)
+    fits = wanted & room.holds(needed.needed, needed.host)
+    held, seconds = np.where(wanted, needed.needed, np.inf), np.full(product.shape, np.inf)
     some = _rows_with(fits)
-    if len(some[0]):
-        least = least_seconds_of(cases.of(product.take(some)), question.rates)
-        limit = found.slowest_kept(products, product, some) if slowest is None else np.full(1, slowest)
-        promising = np.zeros(shape, dtype=bool)
-        promising[np.ix_(*some)] = fits[np.ix_(*some)] & (least <= limit)
-        some = _rows_with(promising)
     if len(some[0]):
         timed = seconds_of(cases.of(product.take(some)), question.rates)
         seconds[np.ix_(*some)] = np.where(fits[np.ix_(*some)], timed, np.inf)
-    leads = fits if slowest is None else seconds <= slowest
+    leads = fits if found.slowest is None else seconds <= found.slowest
     return Block(products=products, product=product, seconds=seconds, memory=held, fits=fits, leads=leads)
 
 

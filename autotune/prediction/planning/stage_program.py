@@ -25,6 +25,7 @@ from autotune.prediction.equations.mixed import devices_of_ranks
 from autotune.prediction.equations.pipeline import idle_micro_batches
 from autotune.prediction.planning.question import Question
 from autotune.prediction.planning.room import Room
+from autotune.prediction.planning.stage_moves import improved
 from autotune.prediction.planning.stage_options import End, Menu, Options, options_of, seconds_after, too_many
 from search_spaces.canonical import canonical
 from search_spaces.context import SpaceContext
@@ -54,6 +55,8 @@ class Program:
 
 def solved(question: Question, config: TrialConfig, room: Room, menu: Menu | None = None) -> TrialConfig | None:
     """Return the configuration with the layers and recomputation of its stages that minimise its predicted step time.
+
+    If the model's layers differ, the program uses their mean, and `stage_moves` improves its answer.
 
     Its `pipeline_split`, `activation_checkpointing` and, if the menu offloads, `offload_optimizer` are ignored.
 
@@ -85,7 +88,10 @@ def solved(question: Question, config: TrialConfig, room: Room, menu: Menu | Non
         return seconds_after(cases, question.rates, options, pace)
 
     chosen = best_choice(offered, after, ranks, question.shape.num_layers, _program(cases))
-    return None if chosen is None else _as_config(question, config, held, chosen)
+    if chosen is None:
+        return None
+    stages = improved(question, config, room, menu, _stages(question, config, held, chosen))
+    return None if stages is None else named(question, config, stages)
 
 
 def _program(cases: Cases) -> Program:
@@ -182,8 +188,8 @@ def _matrix(rows: NDArray[np.int64], columns: NDArray[np.int64], values: Array, 
     return coo_array((values, (rows, columns)), shape=shape)
 
 
-def _as_config(question: Question, config: TrialConfig, held: Sequence[tuple[int, ...]], chosen: Options) -> TrialConfig:
-    """The configuration that expresses the choice with the fewest knobs."""
+def _stages(question: Question, config: TrialConfig, held: Sequence[tuple[int, ...]], chosen: Options) -> list[Stage]:
+    """The stages of the choice, first to last."""
     head = head_in_layers(predicting(question.shape, config), question.sequence_length)
     last = config.pipeline_parallel_size * config.virtual_stages - 1
     stages: dict[int, Stage] = {}
@@ -197,7 +203,7 @@ def _as_config(question: Question, config: TrialConfig, held: Sequence[tuple[int
             stages[stage] = Stage(
                 layers=count, recompute=policy if again else "none", recomputed=again, offloads=bool(row.offloads[0])
             )
-    return named(question, config, [stages[stage] for stage in range(last + 1)])
+    return [stages[stage] for stage in range(last + 1)]
 
 
 def named(question: Question, config: TrialConfig, stages: Sequence[Stage]) -> TrialConfig:

@@ -58,6 +58,13 @@ def test_tokens_of_every_sample_follow_the_loads_and_the_router_weights_them(mor
             assert torch.allclose(weights, shares.gather(-1, chosen))
 
 
+def test_modules_for_multi_token_prediction_follow_the_last_row() -> None:
+    *_, experts = experts_of(dataclasses.replace(SPEC, mtp_layers=1))
+    counts = expert_counts([load / sum(LOADS[-1]) for load in LOADS[-1]], TOKENS, 1)
+    assert experts.drawn is not None
+    assert Counter(experts.drawn.flatten().tolist()) == Counter(dict(enumerate(counts)))
+
+
 def test_choices_depend_on_the_seed_and_the_layer_alone() -> None:
     first, again, other = (experts_of(SPEC, seed) for seed in (0, 0, 1))
     drawn = [[experts.drawn for experts in layers] for layers in (first, again, other)]
