@@ -243,7 +243,7 @@ def completed(micro: MicroBatch, stand_ins: StandIns, slots: Mapping[int, int]) 
     own = {index: [slots[id(value)] for value in block.parameters() if id(value) in slots]
            for index, block in enumerate(stand_ins.blocks)}  # fmt: skip
     pieces = {index: _Piece.of(micro, index, len(own[index])) for index in {*stand_ins.representative.values()}}
-    found = MicroBatch(parts=dict(micro.parts))
+    found = MicroBatch(parts=dict(micro.parts), hidden_bytes=micro.hidden_bytes)
     shift = begun = 0
     last: tuple[Mark, int] | None = None
     """The mark of a stand-in, if that was the last one."""

@@ -33,7 +33,7 @@ from executor.parallel.checkpointing import checkpoint_blocks
 from executor.parallel.pipeline import precise
 from executor.user_module.description import described
 from executor.user_module.factory import UserModule, load_factory
-from executor.user_module.survey import loss_of
+from executor.user_module.survey import Survey, first_tensor, loss_of
 from search_spaces.models.huggingface import BUILT
 from search_spaces.models.model import FactoryModel
 from search_spaces.models.module_profile import (
@@ -72,29 +72,43 @@ def profile_module(reference: str, workload: Workload, precisions: Sequence[str]
         user = _build(reference, workload)
         batches = {size: _batch(user, workload, size, fake) for size in SIZES}
         blocks = blocks_of(user)
-        model = described(user, batches[SIZES[0]])
+        model, found = described(user, batches[SIZES[0]])
         runs = _Runs(user, blocks, mode)
         for precision in precisions:
             user.module.to(DTYPES[precision])
             cast = {size: _cast(batch, DTYPES[precision]) for size, batch in batches.items()}
             traces[precision] = runs.trace(cast)
     names = {id(inner): name for name, inner in user.module.named_modules()}
-    holders: dict[int, int] = {}
-    for index, block in reversed([*enumerate(blocks)]):
-        holders |= {id(parameter): index for parameter in block.parameters()}
-    parameters = list(user.module.parameters())
+    parameters = _held(user.module, blocks, found)
+    frozen = [held for parameter, held in parameters if not parameter.requires_grad]
     profile = ModuleProfile(
-        trained=tuple(
-            TrainedParameter(elements=parameter.numel(), block=holders.get(id(parameter), OUTER))
-            for parameter in parameters
-            if parameter.requires_grad
+        trained=tuple(held for parameter, held in parameters if parameter.requires_grad),
+        frozen=sum(held.elements for held in frozen),
+        frozen_parts=(
+            *(sum(held.elements for held in frozen if held.block == index) for index in range(len(blocks))),
+            sum(held.elements for held in frozen if held.first),
+            sum(held.elements for held in frozen if held.last),
         ),
-        frozen=sum(parameter.numel() for parameter in parameters if not parameter.requires_grad),
         block_names=tuple(names[id(block)] for block in blocks),
+        starts=() if found is None else found.starts,
         traces=traces,
         sequence_length=workload.sequence_length if reference.startswith(BUILT) else 0,
     )
     return dataclasses.replace(model, flops_per_sample=profile.flops_per_sample(SIZES[0]) or None, profile=profile)
+
+
+def _held(module: nn.Module, blocks: Sequence[nn.Module], found: Survey | None) -> list[tuple[nn.Parameter, TrainedParameter]]:
+    """Every parameter, and the block or the ends of a pipeline that hold it."""
+    holders: dict[int, int] = {}
+    for index, block in reversed([*enumerate(blocks)]):
+        holders |= {id(parameter): index for parameter in block.parameters()}
+    before, after = (frozenset[str](), frozenset[str]()) if found is None else (found.before, found.after)
+    return [
+        (parameter, TrainedParameter(
+            elements=parameter.numel(), block=holders.get(id(parameter), OUTER), first=name in before, last=name in after,
+        ))
+        for name, parameter in module.named_parameters()
+    ]  # fmt: skip
 
 
 def with_profile(model: FactoryModel, workload: Workload, precisions: Sequence[str]) -> FactoryModel:
@@ -276,6 +290,7 @@ class _Runs:
             batch_bytes=affine(*(_bytes(batches[size].values()) for size in SIZES)),
             buffer_bytes=_bytes(self.user.module.buffers()),
             frozen_bytes=_bytes(parameter for parameter in parameters if not parameter.requires_grad),
+            hidden_bytes=affine(*(micro.hidden_bytes for micro in none)),
         )
 
     def _run(self, batch: Mapping[str, Tensor], policy: str) -> MicroBatch:
@@ -358,6 +373,9 @@ class _Runs:
     def _ends(self, index: int, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: object) -> None:
         self._mark(Mark.LEFT, index)
         self._stand_ins.note(index, args, kwargs, output)
+        hidden = first_tensor(output)
+        if not index and hidden is not None:
+            self._micro.hidden_bytes = hidden.numel() * hidden.element_size()
         leaves = tree_leaves(output if not hasattr(output, "__dict__") or isinstance(output, Tensor) else vars(output))
         outputs = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.requires_grad]
         if outputs:

@@ -31,6 +31,8 @@ class MicroBatch:
     peaks: list[int] = field(default_factory=list)
     levels: list[int] = field(default_factory=list)
     parts: dict[tuple[str, int], Part] = field(default_factory=dict)
+    hidden_bytes: int = 0
+    """Of the first block's output."""
 
     def add(self, mark: Mark, index: int, peak: int, level: int) -> None:
         """Append a moment."""
