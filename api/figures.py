@@ -60,7 +60,7 @@ class JobFigures:
             return StepParts(trial=number, step_seconds=None, parts=(), note="nothing was measured")
         seconds = session.request.global_batch_size / rate(trial)
         if self._question is None:
-            return StepParts(trial=number, step_seconds=seconds, parts=(), note=self._source.shapeless)
+            return StepParts(trial=number, step_seconds=seconds, parts=(), note=self._source.unpredicted)
         (predicted,) = estimates(self._question, [trial.config])
         parts = tuple(StepPart(name=part.name, seconds=part.seconds, share=part.share) for part in parts_of(predicted, seconds))
         return StepParts(trial=number, step_seconds=seconds, parts=parts, note=f"by {self._question.rests_on}")

@@ -14,13 +14,22 @@ from autotune.prediction.planning.calibrated import asked_here
 from autotune.prediction.planning.estimate import estimates
 from autotune.prediction.planning.largest import Dimension, largest
 from autotune.prediction.planning.plan import MOST_PLANS, PlanObjective, PlanOptions, plan
-from autotune.prediction.planning.question import Question, cluster_of, model_of, question_of, with_adapters
+from autotune.prediction.planning.question import (
+    Question,
+    cluster_of,
+    described_model,
+    precisions_of,
+    question_of,
+    with_adapters,
+)
 from autotune.prediction.planning.room import PROBABILITY
 from autotune.prediction.planning.scan import Bounds
 from autotune.request.loads_field import with_loads
 from autotune.wire.plans import Plans
 from autotune.wire.predictions import Prediction
-from search_spaces.models.model import ModelSpec
+from search_spaces.clusters.cluster import ClusterSpec
+from search_spaces.models.huggingface import is_factory_reference
+from search_spaces.models.model import FactoryModel, ModelSpec
 from storage.store import Store
 
 Positive = Annotated[float, Field(gt=0, le=1e18)]
@@ -30,7 +39,7 @@ class QuestionFields(Body):
     """The subject of a prediction. Omitted fields have the defaults of `autotune predict`."""
 
     model: Name | UploadedModel
-    """A preset's name, or the content of a config.json."""
+    """A preset's name, the content of a config.json, or a `module:factory` that the server allows."""
     cluster: Name = "local"
     """`local`, or a preset as NAME:NODES."""
     ranks: Annotated[Integer, Field(ge=1, le=2**20)] | None = None
@@ -123,16 +132,10 @@ def _question(
     body: QuestionFields, settings: Settings, pins: Any, space: str = "parallel", simple: str | None = None
 ) -> Question:
     require_preset_names(body.cluster, space)
-    name, uploaded = uploaded_or_named(body.model, settings)
-    targets = body.lora_targets
-    model: ModelSpec
-    if uploaded is None:
-        model = model_of(name, body.lora_rank, targets, body.frozen_bits)
-    else:
-        model = with_adapters(uploaded, body.lora_rank, targets, body.frozen_bits)
+    cluster = cluster_of(body.cluster, body.ranks, body.memory_limit)
     return question_of(
-        with_loads(model, tuple(map(tuple, body.expert_loads))),
-        cluster_of(body.cluster, body.ranks, body.memory_limit),
+        with_loads(_model(body, settings, cluster, pins), tuple(map(tuple, body.expert_loads))),
+        cluster,
         global_batch_size=body.global_batch_size,
         sequence_length=body.sequence_length,
         training_steps=body.training_steps,
@@ -143,6 +146,16 @@ def _question(
         most_steps=settings.count_steps,
         simple=simple,
     )
+
+
+def _model(body: QuestionFields, settings: Settings, cluster: ClusterSpec, pins: Any) -> ModelSpec | FactoryModel:
+    """The model; a module that the server allows is described in a process of its own, as when a job is submitted."""
+    name, uploaded = uploaded_or_named(body.model, settings)
+    adapters = body.lora_rank, body.lora_targets, body.frozen_bits
+    if uploaded is not None:
+        return with_adapters(uploaded, *adapters)
+    precisions = precisions_of(cluster, body.engine, pins) if is_factory_reference(name) else ()
+    return described_model(name, *adapters, sequence_length=body.sequence_length, precisions=precisions)
 
 
 def _asked(question: Question) -> dict[str, Any]:

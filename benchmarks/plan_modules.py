@@ -97,6 +97,27 @@ def tied() -> tuple[nn.Module, Batch]:
     return LanguageModel(tied=True), _words
 
 
+def deep() -> tuple[nn.Module, Batch]:
+    """A transformer with many equal layers."""
+    return LanguageModel(layers=9), _words
+
+
+def unequal() -> tuple[nn.Module, Batch]:
+    """A transformer whose layers look equal, and of which one in the middle computes more."""
+
+    class Twice(Block):
+        def __init__(self, place: int) -> None:
+            super().__init__()
+            self.place = place
+
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(super().forward(x) if self.place == 4 else x)
+
+    module = LanguageModel(layers=0)
+    module.blocks.extend(Twice(place) for place in range(9))
+    return module, _words
+
+
 def frozen() -> tuple[nn.Module, Batch]:
     """A transformer of which only the last layers and the head are trained."""
     module = LanguageModel(layers=6)

@@ -14,6 +14,7 @@ from autotune.prediction.cases.config_cases import shapes_of
 from autotune.prediction.equations.cases import RECOMPUTE, SCHEDULES, Cases, Hardware, Layouts, Shapes, scalar
 from autotune.prediction.equations.mixed import FP8_GAIN
 from autotune.prediction.equations.software import profile, software_named
+from search_spaces.clusters.cluster import PCIE_COPIES
 from search_spaces.models.model import ModelSpec
 
 _TRAINABLE = re.compile(r"trainable=([\d,]+)")
@@ -171,7 +172,7 @@ def _hardware(row: Row, found: RowHardware) -> Hardware:
         linked_devices=scalar(found.devices_per_node),
         intra=scalar(found.intra),
         inter=scalar(found.inter),
-        host_link=scalar(HOST_LINK.get(found.family, 50e9)),
+        host_link=scalar(stated if (stated := found.device.host_link) != PCIE_COPIES else HOST_LINK.get(found.family, 50e9)),
         host_bandwidth=scalar(HOST_BANDWIDTH),
         scatter_volume=scalar(1.0),
         idle_cost=scalar(1.0),

@@ -63,7 +63,7 @@ class InitialForecaster:
 def initial_forecaster_of(store: "Store", job_id: str, session: Session) -> InitialForecaster | None:
     """Return the forecaster of a job: with the prior that the job stored when it began, else with its cluster's calibration.
 
-    None: the model is a factory or a script, whose shape is unknown to the equations.
+    None: the model is a script, or a module without a profile: unknown to the equations.
     """
     question = question_of_session(session)
     if question is None:

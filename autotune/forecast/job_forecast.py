@@ -4,7 +4,7 @@ import dataclasses
 from dataclasses import dataclass
 
 from autotune.errors import NothingFeasibleError
-from autotune.forecast.job_question import question_of_session
+from autotune.forecast.job_question import question_of_session, unknown_model
 from autotune.loop.job_cost import job_seconds, most_measurements, trial_seconds_band
 from autotune.prediction.planning.calibrated import asked_here
 from autotune.prediction.planning.estimate import Estimate, estimates
@@ -51,7 +51,7 @@ def expected(session: Session, store: Store, bounds: Bounds) -> Expected:
     trials = most_measurements(request.trials, request.control_every, request.confirm_repeats).total
     question = question_of_session(session)
     if question is None:
-        note = "the model has no shape that the equations know: nothing is predicted before the first trial"
+        note = f"{unknown_model(session.model)}: nothing is predicted before the first trial"
         return Expected(trials=trials, baseline=None, best=None, trial_seconds=None, seconds=None, rests_on="", note=note)
     question = asked_here(store, _narrowed(question, session))
     (baseline,) = estimates(question, session.baselines[:1])

@@ -32,7 +32,7 @@ from executor.errors import RunnerError
 from executor.failures import failure_table
 from executor.runners.runner import Runner
 from search_spaces.checkpoints import checkpoints
-from search_spaces.models.model import ModelSpec
+from search_spaces.models.command import CommandModel
 from search_spaces.outcome import JobState, Outcome
 from search_spaces.trial import LogLines, NodeEvent, Progress, TrialRequest, TrialResult
 from storage.errors import DamagedRowError, JobStateError, StorageError
@@ -325,10 +325,10 @@ class TuningLoop:
 
 
 def _forecast(session: Session, store: Store, heartbeat: LeaseHeartbeat) -> "StepForecast | None":
-    """The forecast of step times, for hang detection; None: the model has no shape to predict from."""
-    if not isinstance(session.model, ModelSpec):
+    """The forecast of step times, for hang detection; None: the equations do not know the model."""
+    if isinstance(session.model, CommandModel):
         return None
     # NumPy and the equations are loaded only for models that they support.
     from autotune.loop.step_forecast import forecast_of
 
-    return forecast_of(session, session.model, store.prior(heartbeat.lease.job_id))
+    return forecast_of(session, store.prior(heartbeat.lease.job_id))

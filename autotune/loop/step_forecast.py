@@ -10,12 +10,13 @@ from typing import Any
 from autotune.objective.ranking import rate
 from autotune.outcome.job_snapshot import JobSnapshot
 from autotune.prediction.cases.config_cases import cases_of
+from autotune.prediction.cases.module_cases import predictable
 from autotune.prediction.equations.coefficients import Coefficients
 from autotune.prediction.equations.rates import rates_for
 from autotune.prediction.equations.step import seconds_of
 from autotune.session.session import Session
 from autotune.strategies.guided.prior import Prior
-from search_spaces.models.model import ModelSpec
+from search_spaces.models.model import FactoryModel, ModelSpec
 from search_spaces.outcome import Outcome
 from search_spaces.plain import from_plain
 from search_spaces.trial_config import TrialConfig
@@ -32,7 +33,7 @@ class StepForecast:
     Each call examines only the closed trials that are new since the last call.
     """
 
-    def __init__(self, session: Session, model: ModelSpec, rates: Coefficients) -> None:
+    def __init__(self, session: Session, model: ModelSpec | FactoryModel, rates: Coefficients) -> None:
         self._session, self._model, self._rates = session, model, rates
         self._seen = 0
         self._ratios: deque[float] = deque(maxlen=REMEMBERED)
@@ -56,7 +57,13 @@ class StepForecast:
         return float(seconds_of(cases, self._rates)[0])
 
 
-def forecast_of(session: Session, model: ModelSpec, prior: Mapping[str, Any] | None) -> StepForecast:
-    """Return a job's forecast for this model. `prior`: the job's stored prior from before its first trial, if any."""
+def forecast_of(session: Session, prior: Mapping[str, Any] | None) -> StepForecast | None:
+    """Return a job's forecast; None: the equations do not know its model.
+
+    `prior`: the job's stored prior from before its first trial, if any.
+    """
+    model = predictable(session.model, session.space)
+    if model is None:
+        return None
     rates = from_plain(Prior, prior).rates if prior is not None else rates_for(session.cluster, session.request.engine)
     return StepForecast(session, model, rates)

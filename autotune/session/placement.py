@@ -9,8 +9,8 @@ from search_spaces.clusters.cluster import ClusterSpec
 from search_spaces.environment import variables_of
 from search_spaces.mesh import DIMENSIONS, PIPELINE, Mesh, make_mesh
 from search_spaces.models.command import CommandModel
-from search_spaces.models.model import ModelSpec
-from search_spaces.models.pipeline import split_layers, stages_of_rank
+from search_spaces.models.model import FactoryModel, ModelSpec
+from search_spaces.models.pipeline import stages_of_model, stages_of_rank
 from search_spaces.placeholders import FILES, environment_of, words_of
 from search_spaces.trial_config import TrialConfig
 
@@ -97,6 +97,8 @@ def _device(cluster: ClusterSpec, rank: int) -> dict[str, str]:
 def _stages(config: TrialConfig, session: Session) -> list[list[dict[str, Any]]]:
     """For each pipeline rank, its stages with their layers; null if the layers are unknown."""
     model = session.model
-    known = split_layers(model, config, session.request.sequence_length) if isinstance(model, ModelSpec) else None
+    known = None
+    if isinstance(model, ModelSpec) or (isinstance(model, FactoryModel) and model.profile and model.profile.block_names):
+        known = stages_of_model(model, config, session.request.sequence_length)
     places = [stages_of_rank(config, place) for place in range(config.pipeline_parallel_size)]
     return [[{"stage": stage, "layers": None if known is None else list(known[stage])} for stage in held] for held in places]

@@ -3,10 +3,8 @@
 import dataclasses
 import functools
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from typing import Any
 from unittest.mock import patch
 
@@ -25,34 +23,30 @@ from torch.utils._pytree import tree_leaves
 
 from executor.data.batches import FactoryData, read_text
 from executor.dry.backends import backend_of
+from executor.dry.equal_blocks import StandIns, UnequalError, choices_of_stand_ins, completed
 from executor.dry.mode import DryMode
-from executor.dry.products import ATTENTION, Shape, products_of
+from executor.dry.products import ATTENTION, products_of
+from executor.dry.recorded import SIZES, MicroBatch, Part, affine, backward_flops, block_work, moments_of, with_levels
 from executor.engines.sources import DTYPES, blocks_of
 from executor.errors import ExecutorError, FactoryError
 from executor.parallel.checkpointing import checkpoint_blocks
 from executor.parallel.pipeline import precise
 from executor.user_module.description import described
 from executor.user_module.factory import UserModule, load_factory
-from executor.user_module.survey import loss_of
+from executor.user_module.survey import Survey, first_tensor, loss_of
 from search_spaces.models.huggingface import BUILT
 from search_spaces.models.model import FactoryModel
 from search_spaces.models.module_profile import (
     OUTER,
     Affine,
-    BlockWork,
     Mark,
     ModuleProfile,
-    Moment,
-    Product,
     Trace,
     TrainedParameter,
-    Work,
 )
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
 
-SIZES = (2, 3)
-"""Samples of the two micro-batches from which everything is extrapolated; some modules squeeze a batch of one sample."""
 POLICIES = ("none", "selective", "full")
 _READS_VALUES = (DataDependentOutputException, DynamicOutputShapeException)
 _NO_TRAFFIC = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"})
@@ -78,29 +72,43 @@ def profile_module(reference: str, workload: Workload, precisions: Sequence[str]
         user = _build(reference, workload)
         batches = {size: _batch(user, workload, size, fake) for size in SIZES}
         blocks = blocks_of(user)
-        model = described(user, batches[SIZES[0]])
+        model, found = described(user, batches[SIZES[0]])
         runs = _Runs(user, blocks, mode)
         for precision in precisions:
             user.module.to(DTYPES[precision])
             cast = {size: _cast(batch, DTYPES[precision]) for size, batch in batches.items()}
             traces[precision] = runs.trace(cast)
     names = {id(inner): name for name, inner in user.module.named_modules()}
-    holders: dict[int, int] = {}
-    for index, block in reversed([*enumerate(blocks)]):
-        holders |= {id(parameter): index for parameter in block.parameters()}
-    parameters = list(user.module.parameters())
+    parameters = _held(user.module, blocks, found)
+    frozen = [held for parameter, held in parameters if not parameter.requires_grad]
     profile = ModuleProfile(
-        trained=tuple(
-            TrainedParameter(elements=parameter.numel(), block=holders.get(id(parameter), OUTER))
-            for parameter in parameters
-            if parameter.requires_grad
+        trained=tuple(held for parameter, held in parameters if parameter.requires_grad),
+        frozen=sum(held.elements for held in frozen),
+        frozen_parts=(
+            *(sum(held.elements for held in frozen if held.block == index) for index in range(len(blocks))),
+            sum(held.elements for held in frozen if held.first),
+            sum(held.elements for held in frozen if held.last),
         ),
-        frozen=sum(parameter.numel() for parameter in parameters if not parameter.requires_grad),
         block_names=tuple(names[id(block)] for block in blocks),
+        starts=() if found is None else found.starts,
         traces=traces,
         sequence_length=workload.sequence_length if reference.startswith(BUILT) else 0,
     )
     return dataclasses.replace(model, flops_per_sample=profile.flops_per_sample(SIZES[0]) or None, profile=profile)
+
+
+def _held(module: nn.Module, blocks: Sequence[nn.Module], found: Survey | None) -> list[tuple[nn.Parameter, TrainedParameter]]:
+    """Every parameter, and the block or the ends of a pipeline that hold it."""
+    holders: dict[int, int] = {}
+    for index, block in reversed([*enumerate(blocks)]):
+        holders |= {id(parameter): index for parameter in block.parameters()}
+    before, after = (frozenset[str](), frozenset[str]()) if found is None else (found.before, found.after)
+    return [
+        (parameter, TrainedParameter(
+            elements=parameter.numel(), block=holders.get(id(parameter), OUTER), first=name in before, last=name in after,
+        ))
+        for name, parameter in module.named_parameters()
+    ]  # fmt: skip
 
 
 def with_profile(model: FactoryModel, workload: Workload, precisions: Sequence[str]) -> FactoryModel:
@@ -175,34 +183,13 @@ def _found(value: object, *_: object, **__: object) -> Any:
     return value
 
 
-@dataclass(slots=True)
-class _Part:
-    """What a part of a micro-batch computes."""
-
-    products: list[Shape] = field(default_factory=list)
-    flops: int = 0
-    attention_flops: int = 0
-    moved_bytes: int = 0
-    operators: int = 0
-
-
-@dataclass(slots=True)
-class _Micro:
-    """One recorded micro-batch."""
-
-    marks: list[tuple[Mark, int]] = field(default_factory=list)
-    peaks: list[int] = field(default_factory=list)
-    levels: list[int] = field(default_factory=list)
-    parts: dict[tuple[str, int], _Part] = field(default_factory=dict)
-
-
 class _Recorder(DryMode):  # type: ignore[no-untyped-call]
     """A dry run's mode that also attributes work to the part of the micro-batch that runs."""
 
     def __init__(self, reference: str) -> None:
         super().__init__(backend_of("gloo"))
         self.reference = reference
-        self.part: _Part | None = None
+        self.part: Part | None = None
         self.running_modules: list[nn.Module] = []
         self.reader: nn.Module | None = None
         """The innermost module that ran when a value was read."""
@@ -222,7 +209,7 @@ class _Recorder(DryMode):  # type: ignore[no-untyped-call]
         return result
 
     def _record(
-        self, part: _Part, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any, before: int | None
+        self, part: Part, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any, before: int | None
     ) -> None:
         if func not in self._views:
             returned = [item.alias_info for item in func._schema.returns]
@@ -249,7 +236,9 @@ class _Runs:
     def __init__(self, user: UserModule, blocks: Sequence[nn.Module], mode: _Recorder) -> None:
         self.user, self.blocks, self.mode = user, blocks, mode
         self.trained = [parameter for parameter in user.module.parameters() if parameter.requires_grad]
-        self._micro = _Micro()
+        self._slots = {id(parameter): index for index, parameter in enumerate(self.trained)}
+        self._stand_ins, *self._others = choices_of_stand_ins(user.module, blocks)
+        self._micro = MicroBatch()
         self._positions: list[int] = []
 
     def trace(self, batches: Mapping[int, Mapping[str, Tensor]]) -> Trace:
@@ -260,9 +249,24 @@ class _Runs:
         """
         try:
             with _unpacked():
-                return self._trace(batches)
+                return self._shortest(batches)
         except _ReadsValueError:
-            return self._trace(batches)
+            return self._shortest(batches)
+
+    def _shortest(self, batches: Mapping[int, Mapping[str, Tensor]]) -> Trace:
+        """With stand-ins for equal blocks if another choice of them gives the same micro-batch; else every block computes."""
+        chosen = self._stand_ins
+        try:
+            found = self._trace(batches)
+            for other in self._others:
+                self._stand_ins = other
+                if self._run(batches[SIZES[0]], POLICIES[0]) != self._first:
+                    raise UnequalError
+            self._stand_ins, self._others = chosen, []
+        except UnequalError:
+            self._stand_ins, self._others = StandIns(self.blocks, {}), []
+            found = self._trace(batches)
+        return found
 
     def _trace(self, batches: Mapping[int, Mapping[str, Tensor]]) -> Trace:
         found = {
@@ -270,26 +274,27 @@ class _Runs:
             for policy in (POLICIES if self.blocks else POLICIES[:1])
         }
         none = found[POLICIES[0]]
-        count = len(self.blocks)
+        self._first = none[0]
+        blocks = range(len(self.blocks))
         again = {
-            policy: tuple(_affine(*(_flops(one, index) - _flops(other, index) for one, other in zip(pair, none, strict=True)))
-                          for index in range(count))
+            policy: tuple(_again(pair, none, index) for index in blocks)
             for policy, pair in found.items()
             if policy != POLICIES[0]
-        }  # fmt: skip
+        }
         parameters = list(self.user.module.parameters())
         return Trace(
-            moments={policy: _moments(self.user.reference, *pair) for policy, pair in found.items()},
-            outer=_block_work(none, OUTER),
-            blocks=tuple(_block_work(none, index) for index in range(count)),
+            moments={policy: moments_of(self.user.reference, *pair) for policy, pair in found.items()},
+            outer=block_work(none, OUTER),
+            blocks=tuple(block_work(none, index) for index in blocks),
             again=again,
-            batch_bytes=_affine(*(_bytes(batches[size].values()) for size in SIZES)),
+            batch_bytes=affine(*(_bytes(batches[size].values()) for size in SIZES)),
             buffer_bytes=_bytes(self.user.module.buffers()),
             frozen_bytes=_bytes(parameter for parameter in parameters if not parameter.requires_grad),
+            hidden_bytes=affine(*(micro.hidden_bytes for micro in none)),
         )
 
-    def _run(self, batch: Mapping[str, Tensor], policy: str) -> _Micro:
-        self._micro, self._positions = _Micro(), []
+    def _run(self, batch: Mapping[str, Tensor], policy: str) -> MicroBatch:
+        self._micro, self._positions = MicroBatch(), []
         mode, module = self.mode, self.user.module
         for parameter in module.parameters():
             parameter.grad = None
@@ -308,7 +313,7 @@ class _Runs:
                     )
                 self._mark(Mark.LOSS, OUTER)
                 (precise(loss) * 1.0).backward()  # type: ignore[no-untyped-call]
-            except ExecutorError:
+            except (ExecutorError, UnequalError):
                 raise
             except _READS_VALUES as error:
                 raise self._reads_value(error) from None
@@ -319,13 +324,15 @@ class _Runs:
             del loss
         changes = mode.ledger.changes
         mode.ledger.close()
-        return _with_levels(self._micro, self._positions, changes)
+        return completed(with_levels(self._micro, self._positions, changes), self._stand_ins, self._slots)
 
     @contextmanager
     def _policy(self, policy: str) -> Iterator[None]:
-        """With every block checkpointed."""
+        """With every block checkpointed, and stand-ins."""
         own = {block: vars(block).get("forward") for block in self.blocks}
         checkpoint_blocks(self.blocks, TrialConfig(activation_checkpointing=policy))
+        for index, passed_on in self._stand_ins.forwards():
+            self.blocks[index].forward = passed_on
         try:
             yield
         finally:
@@ -353,7 +360,7 @@ class _Runs:
             stack.callback(register_module_forward_hook(leave).remove)
             for index, block in enumerate(self.blocks):
                 before = block.register_forward_pre_hook(functools.partial(self._begins, index))
-                after = block.register_forward_hook(functools.partial(self._ends, index))
+                after = block.register_forward_hook(functools.partial(self._ends, index), with_kwargs=True)
                 stack.callback(before.remove)
                 stack.callback(after.remove)
             for index, parameter in enumerate(self.trained):
@@ -363,8 +370,12 @@ class _Runs:
     def _begins(self, index: int, *_: object) -> None:
         self._mark(Mark.FORWARD, index)
 
-    def _ends(self, index: int, _module: nn.Module, _inputs: object, output: object) -> None:
+    def _ends(self, index: int, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: object) -> None:
         self._mark(Mark.LEFT, index)
+        self._stand_ins.note(index, args, kwargs, output)
+        hidden = first_tensor(output)
+        if not index and hidden is not None:
+            self._micro.hidden_bytes = hidden.numel() * hidden.element_size()
         leaves = tree_leaves(output if not hasattr(output, "__dict__") or isinstance(output, Tensor) else vars(output))
         outputs = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.requires_grad]
         if outputs:
@@ -391,7 +402,7 @@ class _Runs:
                 part = ("backward", index)
             case _:
                 return
-        self.mode.part = self._micro.parts.setdefault(part, _Part())
+        self.mode.part = self._micro.parts.setdefault(part, Part())
 
     def _where(self) -> str:
         names = {inner: name for name, inner in self.user.module.named_modules()}
@@ -420,70 +431,9 @@ def _on_gradient(parameter: nn.Parameter, done: Callable[[Tensor], None]) -> tor
     return handle
 
 
-def _with_levels(micro: _Micro, positions: Sequence[int], changes: Sequence[int]) -> _Micro:
-    level = start = 0
-    for position in positions:
-        peak = level
-        for change in changes[start:position]:
-            level += change
-            peak = max(peak, level)
-        micro.peaks.append(peak)
-        micro.levels.append(level)
-        start = position
-    return micro
-
-
-def _moments(reference: str, one: _Micro, other: _Micro) -> tuple[Moment, ...]:
-    if one.marks != other.marks:
-        problem = "its blocks run in another order, or other ones run, with another number of samples"
-        raise FactoryError(f"{reference}: {problem}; measure it by trials (`autotune sweep`)")
-    return tuple(
-        Moment(mark=mark, index=index, peak=_affine(*peaks), level=_affine(*levels))
-        for (mark, index), peaks, levels in zip(
-            one.marks, zip(one.peaks, other.peaks, strict=True), zip(one.levels, other.levels, strict=True), strict=True
-        )
-    )
-
-
-def _block_work(pair: tuple[_Micro, ...], index: int) -> BlockWork:
-    one, other = pair
-    return BlockWork(
-        forward=_work(one.parts.get(("forward", index), _Part()), other.parts.get(("forward", index), _Part())),
-        backward=_work(one.parts.get(("backward", index), _Part()), other.parts.get(("backward", index), _Part())),
-    )
-
-
-def _work(one: _Part, other: _Part) -> Work:
-    counted = Counter(_products(one.products, other.products))
-    return Work(
-        products=tuple(
-            Product(rows=rows, inner=inner, outer=outer, count=count) for (rows, inner, outer), count in counted.items()
-        ),
-        flops=_affine(one.flops, other.flops),
-        attention_flops=_affine(one.attention_flops, other.attention_flops),
-        moved_bytes=_affine(one.moved_bytes, other.moved_bytes),
-        operators=max(one.operators, other.operators),
-    )
-
-
-def _products(one: Sequence[Shape], other: Sequence[Shape]) -> Iterator[tuple[Affine, Affine, Affine]]:
-    """Shapes that are affine in the samples; if the numbers of products differ, rows are assumed to be proportional to them."""
-    if len(one) != len(other):
-        for rows, inner, outer in other:
-            yield (0.0, rows / SIZES[1]), (float(inner), 0.0), (float(outer), 0.0)
-        return
-    for first, second in zip(one, other, strict=True):
-        yield _affine(first[0], second[0]), _affine(first[1], second[1]), _affine(first[2], second[2])
-
-
-def _flops(micro: _Micro, index: int) -> int:
-    part = micro.parts.get(("backward", index))
-    return 0 if part is None else part.flops
-
-
-def _affine(one: float, other: float) -> Affine:
-    slope = (other - one) / (SIZES[1] - SIZES[0])
-    return float(one - slope * SIZES[0]), float(slope)
+def _again(pair: tuple[MicroBatch, ...], none: tuple[MicroBatch, ...], index: int) -> Affine:
+    """FLOPs that a block computes again; `none`: without checkpointing."""
+    return affine(*(backward_flops(one, index) - backward_flops(other, index) for one, other in zip(pair, none, strict=True)))
 
 
 def _bytes(values: Any) -> int:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from executor.data.batches import FactoryData
 from executor.measurement.flop_counter import FlopCounter
 from executor.user_module.factory import UserModule, load_factory
-from executor.user_module.survey import LARGEST_RUN, UndividedError, loss_of, on_meta, survey
+from executor.user_module.survey import LARGEST_RUN, Survey, UndividedError, loss_of, on_meta, survey
 from executor.user_module.tensor_plan import tensor_divisor
 from search_spaces.models.model import FactoryModel
 from search_spaces.trial import Workload
@@ -26,21 +26,22 @@ def describe(reference: str, workload: Workload) -> FactoryModel:
     """
     user = load_factory(reference, workload)
     batch = FactoryData(batch=user.batch, workload=replace(workload, global_batch_size=LEAST_SAMPLES)).global_batch(0)
-    return replace(described(user, batch), flops_per_sample=flops_per_sample(user.module, batch))
+    return replace(described(user, batch)[0], flops_per_sample=flops_per_sample(user.module, batch))
 
 
-def described(user: UserModule, batch: Mapping[str, Tensor]) -> FactoryModel:
+def described(user: UserModule, batch: Mapping[str, Tensor]) -> tuple[FactoryModel, Survey | None]:
     """The parameters of a module, which may have no memory, and where it can be divided; `batch`: of a few samples."""
     parameters = list(user.module.parameters())
-    stages, why = _stages(user, batch)
-    return FactoryModel(
+    found, why = _surveyed(user, batch)
+    model = FactoryModel(
         reference=user.reference,
         parameter_count=sum(parameter.numel() for parameter in parameters),
         frozen_parameter_count=sum(parameter.numel() for parameter in parameters if not parameter.requires_grad),
         tensor_divisor=tensor_divisor(user),
-        pipeline_stages=stages,
+        pipeline_stages=1 if found is None else len(found.starts),
         no_stages=why,
     )
+    return model, found
 
 
 def flops_per_sample(module: nn.Module, batch: Mapping[str, Tensor]) -> float | None:
@@ -71,14 +72,13 @@ def _counted(module: nn.Module, batch: Mapping[str, Tensor]) -> float | None:
     return counter.total / LEAST_SAMPLES if counter.total else None
 
 
-def _stages(user: UserModule, batch: Mapping[str, Tensor]) -> tuple[int, str]:
-    """The maximum number of pipeline stages, and if it is one, the reason."""
+def _surveyed(user: UserModule, batch: Mapping[str, Tensor]) -> tuple[Survey | None, str]:
+    """Where a pipeline can cut the module, or the reason why it cannot."""
     try:
-        found = survey(user.module, batch, user.plan)
+        return survey(user.module, batch, user.plan), ""
     except UndividedError as error:
-        return 1, str(error)
+        return None, str(error)
     except Exception as error:
         # Some modules run only on an accelerator. The first trial reports errors of a module.
         first = (str(error).strip().splitlines() or [""])[0]
-        return 1, f"it does not run on the CPU ({type(error).__name__}: {first})"
-    return len(found.starts), ""
+        return None, f"it does not run on the CPU ({type(error).__name__}: {first})"

@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 from search_spaces.errors import ClusterFormatError
 
 DEVICE_KINDS = ("cpu", "cuda")
+PCIE_COPIES = 25e9
+"""Bytes/s between a device and its host: achieved by copies over PCIe 4.0 x16."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +26,8 @@ class DeviceSpec:
     """Precision (fp32, tf32, bf16, fp16, fp8, fp64) -> dense FLOP/s. A missing precision has no stated peak."""
     memory_bandwidth: float | None = None
     """Bytes/s; None: unknown."""
+    host_link: float = PCIE_COPIES
+    """Bytes/s between the device and its host's memory, one direction: of copies over PCIe, or of NVLink-C2C."""
     source: str = ""
     """Where the figures come from."""
 
@@ -35,6 +39,7 @@ class DeviceSpec:
             _require_positive(flops, f"peak_flops.{precision}")
         if self.memory_bandwidth is not None:
             _require_positive(self.memory_bandwidth, "memory_bandwidth")
+        _require_positive(self.host_link, "host_link")
 
     def supports(self, precision: str) -> bool:
         """Whether the device supports `precision`: a CPU all but fp8, a GPU fp32, fp64 and those with a stated peak."""
@@ -208,6 +213,7 @@ def least_device(devices: Sequence[DeviceSpec]) -> DeviceSpec:
         memory_bytes=min(device.memory_bytes for device in devices),
         peak_flops={name: min(device.peak_flops[name] for device in devices) for name in common},
         memory_bandwidth=min(bandwidths) if len(bandwidths) == len(devices) else None,
+        host_link=min(device.host_link for device in devices),
         source="; ".join(dict.fromkeys(device.source for device in devices if device.source)),
     )
 

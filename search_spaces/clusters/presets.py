@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from search_spaces.clusters.cards import CARDS_FORMAT, machine_of_cards
-from search_spaces.clusters.cluster import ClusterSpec, DeviceSpec, NodeGroup, mixed_cluster, with_shape
+from search_spaces.clusters.cluster import PCIE_COPIES, ClusterSpec, DeviceSpec, NodeGroup, mixed_cluster, with_shape
 from search_spaces.clusters.numa import numa_nodes
 from search_spaces.errors import ClusterFormatError
 from search_spaces.file_kinds import CLUSTER_FILE, mistaken
@@ -239,6 +239,7 @@ def _device(name: str, table: Mapping[str, Any]) -> DeviceSpec:
         memory_bytes=_count(table, "memory_bytes", Quantity.BYTES),
         peak_flops={str(precision): _number(flops, precision, Quantity.FLOPS) for precision in flops},
         memory_bandwidth=_number(table, "memory_bandwidth", Quantity.RATE) if "memory_bandwidth" in table else None,
+        host_link=_number(table, "host_link", Quantity.RATE) if "host_link" in table else PCIE_COPIES,
         source=str(table.get("source", "")),
     )
 

@@ -94,6 +94,8 @@ class Trace:
     """Of the module's buffers."""
     frozen_bytes: int = 0
     """Of the parameters that are not trained."""
+    hidden_bytes: Affine = (0.0, 0.0)
+    """Of what a block passes to the next one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +105,10 @@ class TrainedParameter:
     elements: int
     block: int
     """Index of the first block that holds it; `OUTER`: none does."""
+    first: bool = False
+    """Whether the first stage of a pipeline holds it without a block of its own; tied tables are at both ends."""
+    last: bool = False
+    """Whether the last stage does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -117,6 +123,10 @@ class ModuleProfile:
     """Names of the blocks, in order; the units of checkpointing and of gathering at stage 3."""
     traces: Mapping[str, Trace]
     """Precision -> the trace: `fp32`, `bf16` (as wide as fp16), `fp64`."""
+    frozen_parts: tuple[int, ...] = ()
+    """Of them, those of each block, then those of the first and of the last pipeline stage outside of the blocks."""
+    starts: tuple[int, ...] = ()
+    """Blocks before which a pipeline stage may begin, the first one included; empty: the module cannot be cut."""
     sequence_length: int = 0
     """Tokens per sample of the traces if the module's batches follow the workload (`hf:`); 0: they are the factory's own."""
 

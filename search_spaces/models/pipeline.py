@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from search_spaces.knob import Config
-from search_spaces.models.model import Model, ModelSpec
+from search_spaces.models.model import FactoryModel, Model, ModelSpec
 from search_spaces.models.stage_layout import Stage, layout_text, parse_layout
 
 ONE_STAGE_SCHEDULES = ("gpipe", "1f1b")
@@ -82,6 +82,16 @@ def split_blocks(config: Config, blocks: int, starts: Sequence[int]) -> tuple[ra
         even = blocks * stage / stages
         cuts.append(min((abs(start - even), start) for start in reachable)[1])
     return tuple(range(first, end) for first, end in itertools.pairwise([*cuts, blocks]))
+
+
+def stages_of_model(model: ModelSpec | FactoryModel, config: Config, sequence_length: int) -> tuple[range, ...]:
+    """The layers of every stage of our model, or the blocks of a user's module, which has a profile."""
+    if isinstance(model, ModelSpec):
+        return split_layers(model, config, sequence_length)
+    if model.profile is None:
+        raise ValueError(f"{model.name} has no profile, and so no known blocks")
+    blocks = len(model.profile.block_names)
+    return split_blocks(config, blocks, model.profile.starts or range(blocks))
 
 
 def head_in_layers(spec: ModelSpec, sequence_length: int) -> float:

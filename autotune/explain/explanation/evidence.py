@@ -39,7 +39,7 @@ class Evidence:
     winner: TrialRecord
     """The winner's search trial, with its whole result."""
     question: Question | None
-    """The question to the equations, with what the database knows about the cluster; None: the model has no known shape."""
+    """The question to the equations, with what the database knows about the cluster; None: they do not know the model."""
     differing_knobs: dict[int, list[str]] = field(default_factory=dict)
     """Search trial -> knobs in which it differs from the winner; empty: not computed yet (`neighbours.all_differing_knobs`)."""
 
@@ -72,7 +72,7 @@ class Evidence:
 
     @cached_property
     def outlook(self) -> "Outlook | None":
-        """The predictions; None: the model has no known shape."""
+        """The predictions; None: the equations do not know the model."""
         return None if self.question is None else Outlook(self, self.question)
 
 
@@ -137,6 +137,6 @@ def trials_text(snapshot: JobSnapshot) -> str:
 
 
 def question_of_job(store: "Store", session: Session) -> Question | None:
-    """A job's question to the equations, with what the database knows about its cluster; None: its model has no known shape."""
+    """A job's question to the equations, with what the database knows about its cluster; None: they do not know its model."""
     question = question_of_session(session)
     return None if question is None else asked_here(store, question)

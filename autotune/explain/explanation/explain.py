@@ -13,9 +13,9 @@ from autotune.explain.explanation.memory_use import memory_use
 from autotune.explain.explanation.more_memory import more_memory
 from autotune.explain.explanation.neighbours import baseline_of
 from autotune.explain.explanation.time_use import time_use, waiting_notes
+from autotune.forecast.job_question import unknown_model
 from autotune.objective.ranking import rate
 from search_spaces.errors import SpaceTooLargeError
-from search_spaces.models.command import CommandModel
 
 if TYPE_CHECKING:
     from storage.store import Store
@@ -73,8 +73,7 @@ def explain_evidence(evidence: Evidence) -> Explanation:
 
 def _more_memory(evidence: Evidence, notes: list[str]) -> tuple[MoreMemory, ...]:
     if evidence.outlook is None:
-        what = "a script" if isinstance(evidence.session.model, CommandModel) else "a factory"
-        notes.append(f"the model is {what}, whose shape the equations do not know: only measurements are reported")
+        notes.append(f"{unknown_model(evidence.session.model)}: only measurements are reported")
         return ()
     try:
         return more_memory(evidence.outlook)

@@ -94,8 +94,8 @@ def _notes(source: Source, drawn: int, timed: int, together: float) -> tuple[str
     over = f"Main effects over {counted(drawn, 'configuration')} of the space that should fit"
     by = f"by predictions that {counted(timed, 'trial')} with a rate corrected; intervals reflect their uncertainty."
     notes = [f"{over}, {by}", f"{percent(together)} of the variance comes from several knobs together."]
-    if source.shapeless:
-        notes.append(f"{source.shapeless} A transformer of its size stands in for it.")
+    if source.unpredicted:
+        notes.append(f"{source.unpredicted} A transformer of its size stands in for it.")
     return tuple(notes)
 
 

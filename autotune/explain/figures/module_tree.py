@@ -12,6 +12,7 @@ from autotune.prediction.equations.compute import micro_batch
 from autotune.prediction.planning.estimate import Estimate, estimates
 from autotune.prediction.planning.question import Question
 from autotune.wire.figures import Figure
+from search_spaces.models.model import FactoryModel
 from search_spaces.training.configured import configured
 
 NAME, TITLE = "module_tree", "Modules of the model"
@@ -21,11 +22,14 @@ STATES = ("parameters", "gradients", "optimizer_state")
 def module_tree(source: Source) -> Figure:
     """Computed from the model's shape; `autotune profile` measures the modules on one rank."""
     evidence = source.evidence
-    if source.shapeless:
-        return Figure(name=NAME, title=TITLE, summary=f"{source.shapeless} `autotune profile` measures modules.")
+    if source.unpredicted:
+        return Figure(name=NAME, title=TITLE, summary=f"{source.unpredicted} `autotune profile` measures modules.")
     if evidence is None or evidence.question is None:
         return Figure(name=NAME, title=TITLE, summary=source.lacking())
     question = evidence.question
+    if isinstance(question.model, FactoryModel):
+        summary = "The model is the user's module, whose parts are not predicted one by one. `autotune profile` measures them."
+        return Figure(name=NAME, title=TITLE, summary=summary)
     estimate = estimates(question, [evidence.config])[0]
     parts = parts_of_model(configured(question.shape, evidence.config), question.sequence_length)
     seconds = _seconds(evidence, question, parts, estimate)

@@ -14,7 +14,7 @@ from autotune.prediction.equations.step import hop_seconds
 from autotune.prediction.planning.question import Question
 from autotune.wire.figures import Axis, Figure
 from executor.parallel.schedule import Action, ActionKind, actions_of
-from search_spaces.models.pipeline import split_layers, stages_of_rank
+from search_spaces.models.pipeline import stages_of_model, stages_of_rank
 from search_spaces.trial_config import TrialConfig
 
 NAME, TITLE = "pipeline_schedule", "Pipeline schedule of the best"
@@ -52,7 +52,7 @@ def pipeline_schedule(source: Source) -> Figure:
     if config.pipeline_parallel_size == 1:
         return Figure(name=NAME, title=TITLE, summary="The best has no pipeline: every rank holds all layers.")
     if question is None:
-        return Figure(name=NAME, title=TITLE, summary=source.shapeless)
+        return Figure(name=NAME, title=TITLE, summary=source.unpredicted)
     if question.engine != "native":
         summary = f"The pipeline schedule of the engine {question.engine} is not known."
         return Figure(name=NAME, title=TITLE, summary=summary)
@@ -62,7 +62,7 @@ def pipeline_schedule(source: Source) -> Figure:
 def _drawn(evidence: Evidence, config: TrialConfig, question: Question) -> Figure:
     request = evidence.session.request
     batches = config.gradient_accumulation_steps(request.global_batch_size, evidence.session.world_size)
-    layers = split_layers(question.shape, config, question.sequence_length)
+    layers = stages_of_model(question.model, config, question.sequence_length)
     placed = place(actions_of(config, batches), durations_of(config, question, [len(stage) for stage in layers]))
     stages = {rank: list(stages_of_rank(config, rank)) for rank in range(config.pipeline_parallel_size)}
     whole = max(one.end for one in placed)

@@ -21,8 +21,8 @@ MOST_PAIRS = 1000
 
 def predicted_measured(source: Source) -> Figure:
     """Search trials that were measured in full, with the predictions made before any of them ran."""
-    if source.shapeless:
-        return Figure(name=NAME, title=TITLE, summary=f"{source.shapeless} Nothing was predicted.")
+    if source.unpredicted:
+        return Figure(name=NAME, title=TITLE, summary=f"{source.unpredicted} Nothing was predicted.")
     measured = [trial for trial in source.snapshot.searched if trial.outcome is Outcome.OK and source.rate_of(trial)]
     initial_forecaster = source.initial_forecaster
     if not measured or initial_forecaster is None:

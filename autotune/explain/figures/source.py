@@ -7,7 +7,9 @@ from autotune.errors import AutotuneError, NoBestError
 from autotune.explain.explanation.evidence import Evidence, evidence_of, question_of_job, trials_text
 from autotune.explain.explanation.forecast import Forecast
 from autotune.forecast.initial_forecast import InitialForecaster, initial_forecaster_of
+from autotune.forecast.job_question import unknown_model
 from autotune.outcome.job_snapshot import JobSnapshot, read_snapshot
+from autotune.prediction.cases.module_cases import predictable
 from autotune.prediction.equations.rates import rates_for
 from autotune.request.request import Objective
 from autotune.session.resolve import session_of
@@ -15,8 +17,6 @@ from autotune.session.session import Session
 from autotune.strategies.guided.prior import Prior
 from executor.errors import ExecutorError
 from search_spaces.errors import SearchSpaceError
-from search_spaces.models.command import CommandModel
-from search_spaces.models.model import FactoryModel
 from search_spaces.outcome import JobState
 from search_spaces.trial import Interval
 from storage.records import TrialRecord
@@ -62,7 +62,7 @@ class Source:
 
     @cached_property
     def forecast(self) -> Forecast | None:
-        """The forecast after the job's trials; None: the model has no known shape."""
+        """The forecast after the job's trials; None: the equations do not know the model."""
         if self.evidence is not None:
             return self.evidence.outlook
         question = question_of_job(self.store, self.session) if self.session is not None else None
@@ -80,7 +80,7 @@ class Source:
 
     @cached_property
     def initial_forecaster(self) -> InitialForecaster | None:
-        """The forecast before the job's first trial; None: the model has no known shape."""
+        """The forecast before the job's first trial; None: the equations do not know the model."""
         return initial_forecaster_of(self.store, self.job.id, self.session) if self.session is not None else None
 
     @property
@@ -89,15 +89,14 @@ class Source:
         return self.session.ranking.objective if self.session is not None else Objective.THROUGHPUT
 
     @property
-    def shapeless(self) -> str:
+    def unpredicted(self) -> str:
         """Why the equations do not know the model; empty: they do."""
         if self.session is None:
             return self.lacking()
-        if isinstance(self.session.model, CommandModel):
-            return "The model is a script, whose shape the equations do not know."
-        if isinstance(self.session.model, FactoryModel):
-            return "The model comes from a factory; the equations do not know its shape."
-        return ""
+        if predictable(self.session.model, self.session.space) is not None:
+            return ""
+        reason = unknown_model(self.session.model)
+        return f"{reason[0].upper()}{reason[1:]}."
 
     def rate_of(self, trial: TrialRecord) -> Interval | None:
         """Samples/s of a search trial's configuration from all its measurements; None: it was not measured."""

@@ -148,5 +148,5 @@ def _notes(source: Source, points: Sequence[_Point]) -> tuple[str, ...]:
     if any(point.placed == "bound" for point in points):
         notes.append("Trials that were ended early are at the highest rate that they could have reached.")
     if unplaced := sum(point.rate is None or point.peak is None for point in points):
-        notes.append(f"{counted(unplaced, 'trial')} without rate or peak: only in the table. {source.shapeless}".strip())
+        notes.append(f"{counted(unplaced, 'trial')} without rate or peak: only in the table. {source.unpredicted}".strip())
     return tuple(notes)

@@ -26,7 +26,7 @@ def time_breakdown(source: Source) -> Figure:
     if evidence is None:
         return Figure(name=NAME, title=TITLE, summary=source.lacking())
     if evidence.question is None:
-        return Figure(name=NAME, title=TITLE, summary=source.shapeless)
+        return Figure(name=NAME, title=TITLE, summary=source.unpredicted)
     compared = contenders(evidence)
     predicted = estimates(evidence.question, [contender.trial.config for contender in compared])
     divided = [parts_of(estimate, contender.step_seconds) for contender, estimate in zip(compared, predicted, strict=True)]

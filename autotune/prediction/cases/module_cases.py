@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-from collections.abc import Iterable
 from functools import lru_cache
 
 from autotune.errors import RequestError
@@ -10,6 +9,7 @@ from autotune.prediction.equations.cases import DescribedModule, Shapes, scalar
 from search_spaces.models.command import CommandModel
 from search_spaces.models.model import FactoryModel, Model, ModelSpec
 from search_spaces.models.module_profile import ModuleProfile, traced_precision
+from search_spaces.space import SearchSpace
 
 PARAMETERS_OF_WIDTH = 12
 """Of a layer of width h: 12 h² [Kaplan 2020, 2.1]."""
@@ -49,9 +49,14 @@ def module_shapes(shapes: Shapes, model: FactoryModel) -> Shapes:
     return dataclasses.replace(shapes, layers=scalar(blocks), frozen_bytes=scalar(0.0), vocabulary=scalar(0.0))
 
 
-def is_described(model: FactoryModel, precisions: Iterable[str]) -> bool:
-    """Whether the module has a profile in all of these precisions."""
-    return model.profile is not None and all(traced_precision(precision) in model.profile.traces for precision in precisions)
+def predictable(model: Model, space: SearchSpace) -> ModelSpec | FactoryModel | None:
+    """The model if the equations know it: by its shape, or by its profile in all precisions of the space; else None."""
+    if isinstance(model, ModelSpec):
+        return model
+    if not isinstance(model, FactoryModel) or model.profile is None:
+        return None
+    precisions = map(str, space.domains.get("precision", (space.base.precision,)))
+    return model if all(traced_precision(precision) in model.profile.traces for precision in precisions) else None
 
 
 def described(model: Model, precision: str, device_kind: str) -> DescribedModule | None:

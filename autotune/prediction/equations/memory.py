@@ -209,7 +209,7 @@ def rank_memory(
 ) -> Memory:
     """Bytes of the rank at `place` of the pipeline with `layers` layers; `first`, `last`: 1 if it has the tables."""
     if cases.module is not None:
-        return _module_memory(cases, rates, layers, place)
+        return _module_memory(cases, rates, place)
     held = stage_parameters(cases, layers, first, last)
     layers = layers + last * cases.shapes.modules
     kept = _activations(cases, rates, layers, place, first, last, again)
@@ -609,11 +609,10 @@ def kept_layer_bytes(cases: Cases) -> Array:
     return whole + (kept - whole) / layouts.checkpoint_every_k
 
 
-def _module_memory(cases: Cases, rates: Coefficients, layers: Array, place: Array) -> Memory:
+def _module_memory(cases: Cases, rates: Coefficients, place: Array) -> Memory:
     """Of a user's module. Its trace counts every tensor, so that workspaces are those of a GPU's libraries only."""
     assert cases.module is not None
-    layouts = cases.layouts
-    found = module_bytes(cases, np.where(layouts.pipeline > 1, layers / cases.shapes.layers, 1.0), in_flight(cases, place))
+    found = module_bytes(cases, place)
     workspace = 0.0 if cases.module.copies else rates.workspace_bytes
     tags = {**{tag: found[tag] for tag in TAGS[:5]}, "activations": rates.activation_scale * found["activations"] + workspace}
     used = reduce(np.add, (tags[tag] for tag in TAGS[:5]))

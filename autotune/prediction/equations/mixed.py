@@ -14,8 +14,6 @@ from search_spaces.clusters.cluster import ClusterSpec
 from search_spaces.mesh import PIPELINE, make_mesh
 from search_spaces.trial_config import TrialConfig
 
-HOST_LINK = 25e9
-"""Bytes/s between a device and its host: achieved by copies over PCIe 4.0 x16."""
 FP8_GAIN = 1.6
 """Speed of training in fp8 relative to bf16: products are twice as fast; casts, scales and attention are not."""
 HOST_BANDWIDTH_PER_CORE = 2.5e9
@@ -41,7 +39,7 @@ def hardware_of(cluster: ClusterSpec, precision: str) -> Hardware:
         linked_devices=scalar(cluster.nodes_per_link_domain * cluster.devices_per_node),
         intra=scalar(cluster.intra_node_bandwidth),
         inter=scalar(cluster.inter_node_bandwidth),
-        host_link=scalar(HOST_LINK),
+        host_link=scalar(device.host_link),
         host_bandwidth=scalar(max(cluster.cores_per_node * HOST_BANDWIDTH_PER_CORE, 2e10)),
         scatter_volume=scalar(GLOO_SCATTER_VOLUME if device.kind == "cpu" else 1.0),
         idle_cost=scalar(_idle_cost(cluster) if device.kind == "cpu" else 1.0),

@@ -2,14 +2,23 @@
 
 from collections.abc import Sequence
 from functools import lru_cache
-from itertools import groupby
 
 import numpy as np
-from numpy.typing import NDArray
 
 from autotune.prediction.equations.cases import RECOMPUTE, Array, Cases, DescribedModule
-from autotune.prediction.equations.module_states import GRADIENTS, Held, Marks, StateKnobs, Step, micro_batches
-from search_spaces.models.module_profile import Affine, Mark, ModuleProfile, Moment, Trace, at
+from autotune.prediction.equations.module_moments import composed, curve_of, kept_by_block
+from autotune.prediction.equations.module_pipeline import Layout, cut_stage, is_legal, replay, stages_of
+from autotune.prediction.equations.module_states import (
+    BUFFERS,
+    GRADIENTS,
+    PARAMETERS,
+    Held,
+    Marks,
+    StateKnobs,
+    Step,
+    micro_batches,
+)
+from search_spaces.models.module_profile import ModuleProfile, Trace, at
 from search_spaces.overlap import cut
 
 COLUMNS = (
@@ -17,32 +26,27 @@ COLUMNS = (
     "checkpoint_every_k", "offload_optimizer", "offload_parameters", "parameter_bytes", "reduce_bytes", "accumulation_bytes",
     "reduce_bucket_size", "allgather_bucket_size", "prefetch_bucket_size", "param_persistence_threshold", "max_live_parameters",
     "overlap_comm", "defer_gradient_reduction", "reshard_after_forward", "moment_bytes", "other_moment_bytes",
-    "offload_activations", "overlap_param_gather",
+    "offload_activations", "overlap_param_gather", "pipeline", "virtual_stages", "pipeline_schedule",
 )  # fmt: skip
 """Fields of `Layouts` on which the memory depends."""
 PEAK = ("parameters", "gradients", "optimizer_state", "activations", "buffers", "host", "gathers", "gathered_bytes")
 """The result by column."""
-NEAR_BLOCKS = 2
-"""Blocks whose activations are on the device if they are offloaded."""
 
 
 def gathers_of_step(cases: Cases) -> tuple[Array, Array]:
-    """Gathers of parameters in a step of stage 3, and the bytes of their messages."""
-    found = module_bytes(cases, np.ones(1), np.ones(1))
+    """Gathers of parameters in a step of stage 3, and the bytes of their messages: of the first rank of a pipeline."""
+    found = module_bytes(cases, np.zeros(1))
     return found["gathers"], found["gathered_bytes"]
 
 
-def module_bytes(cases: Cases, share: Array, in_flight: Array) -> dict[str, Array]:
+def module_bytes(cases: Cases, place: Array) -> dict[str, Array]:
     """The bytes of `PEAK` for each case, evaluated once for each combination of the values that matter.
 
-    Args:
-        cases: the configurations.
-        share: part of the module's blocks that the rank holds: 1 without a pipeline.
-        in_flight: micro-batches whose activations the rank holds.
+    `place`: the rank's position in the pipeline.
     """
     module = cases.module
     assert module is not None
-    columns = [getattr(cases.layouts, name) for name in COLUMNS] + [share, in_flight]
+    columns = [getattr(cases.layouts, name) for name in COLUMNS] + [place]
     shape = np.broadcast_shapes(*(column.shape for column in columns))
     table = np.stack([np.broadcast_to(column, shape).reshape(-1) for column in columns], axis=1)
     unique, inverse = np.unique(table, axis=0, return_inverse=True)
@@ -52,24 +56,25 @@ def module_bytes(cases: Cases, share: Array, in_flight: Array) -> dict[str, Arra
 
 @lru_cache(maxsize=1 << 16)
 def _peak(module: DescribedModule, row: tuple[float, ...]) -> tuple[float, ...]:
-    """One combination.
+    """One combination, without a pipeline.
 
     1. The fullest moment of the first and the last micro-batch: activations, and what the engine holds beside them.
     2. The update, and the gathers of updated parameters after it, which have no activations.
     """
-    knobs, (share, in_flight) = dict(zip(COLUMNS, row, strict=False)), row[len(COLUMNS) :]
+    knobs = dict(zip(COLUMNS, row, strict=False))
+    if knobs["pipeline"] > 1:
+        return _pipeline_peak(module, knobs, int(row[-1]))
     profile, trace, divisor = module.profile, module.trace, knobs["tensor"]
-    part = share / divisor
+    part = 1 / divisor
     states = _knobs(module, knobs)
     policy = RECOMPUTE[int(knobs["activation_checkpointing"])] if profile.block_names else RECOMPUTE[0]
     every = int(knobs["checkpoint_every_k"])
     offloads = knobs["offload_activations"] > 0
-    standing = _standing(profile, trace, knobs, states)
+    standing = _standing(profile, trace.frozen_bytes, knobs, states)
     steps = _steps(profile, _marks(trace, policy, every), states)
-    curve = _curve(trace, policy, every, offloads)
+    curve = curve_of(trace, policy, every, offloads)
     batch = knobs["micro_batch_size"]
     inputs = knobs["accumulation"] * at(trace.batch_bytes, batch)
-    waiting = (in_flight - 1) * share * max(_kept(curve, batch) - inputs, 0.0) / divisor
     peaks, levels = (curve[:, 2 * place] + curve[:, 2 * place + 1] * batch for place in range(2))
     candidates = [
         np.concatenate([np.column_stack([peaks * part, held * part]), np.column_stack([levels * part, acting * part])])
@@ -78,7 +83,6 @@ def _peak(module: DescribedModule, row: tuple[float, ...]) -> tuple[float, ...]:
     moments = np.concatenate(candidates)
     best = moments[int(moments.sum(axis=1).argmax())]
     activations, parameters, gradients, buffers = (float(value) for value in best)
-    activations += waiting
     update = _update(profile, states, knobs["allgather_bucket_size"], knobs["offload_optimizer"] > 0)
     after = np.array([0.0, 0.0, steps.after[GRADIENTS], update.stepping]) * part
     refill = np.array([0.0, 0.0, 0.0, update.refilling]) * part
@@ -91,8 +95,47 @@ def _peak(module: DescribedModule, row: tuple[float, ...]) -> tuple[float, ...]:
         _state_bytes(profile, knobs, states) * part,
         activations + inputs,
         buffers + trace.buffer_bytes,
-        _host_bytes(profile, knobs, states) * part + (_offloaded(trace, policy, batch) * share if offloads else 0.0),
+        _host_bytes(profile, knobs, states) * part + (_offloaded(trace, policy, batch) if offloads else 0.0),
         *steps.gathered(knobs["accumulation"]),
+    )
+
+
+def _pipeline_peak(module: DescribedModule, knobs: dict[str, float], place: int) -> tuple[float, ...]:
+    """One combination on a rank of a pipeline: the same for its stages together."""
+    profile, trace, part = module.profile, module.trace, 1 / knobs["tensor"]
+    layout = Layout(
+        ranks=int(knobs["pipeline"]), virtual_stages=int(knobs["virtual_stages"]), schedule=int(knobs["pipeline_schedule"]),
+        place=place, micro_batches=int(knobs["accumulation"]),
+    )  # fmt: skip
+    if not is_legal(profile, layout):  # rules refuse it, but grids evaluate it
+        return (0.0,) * len(PEAK)
+    states, batch, offloads = _knobs(module, knobs), knobs["micro_batch_size"], knobs["offload_activations"] > 0
+    policy = RECOMPUTE[int(knobs["activation_checkpointing"])]
+    held = {number: cut_stage(profile, trace, policy, int(knobs["checkpoint_every_k"]), offloads, blocks)
+            for number, blocks in stages_of(profile, layout)}  # fmt: skip
+    found = replay(layout, held, states, batch, at(trace.hidden_bytes, batch))
+    profiles = [stage.profile for stage in held.values()]
+    updates = [_update(own, states, knobs["allgather_bucket_size"], knobs["offload_optimizer"] > 0) for own in profiles]
+    frozen = trace.frozen_bytes / max(profile.frozen, 1)
+    standing = sum(_standing(own, frozen * own.frozen, knobs, states) for own in profiles)
+    inputs = knobs["accumulation"] * at(trace.batch_bytes, batch)
+    candidates = [
+        (found.activations, found.held[PARAMETERS], found.held[GRADIENTS], found.held[BUFFERS]),
+        (found.sent, 0.0, found.after[GRADIENTS], sum(update.stepping for update in updates)),
+        (found.sent, 0.0, 0.0, max(update.refilling for update in updates)),
+    ]
+    activations, parameters, gradients, buffers = max(candidates, key=sum)
+    on_host = sum(_host_bytes(own, knobs, states) for own in profiles)
+    blocks_held = sum(len(blocks) for _, blocks in stages_of(profile, layout)) / max(len(profile.block_names), 1)
+    kept_on_host = _offloaded(trace, policy, batch) * blocks_held * found.in_flight if offloads else 0.0
+    return (
+        (parameters + standing) * part,
+        gradients * part,
+        sum(_state_bytes(own, knobs, states) for own in profiles) * part,
+        activations * part + inputs,
+        buffers * part + found.received + trace.buffer_bytes,
+        on_host * part + kept_on_host,
+        *found.gathered,
     )
 
 
@@ -113,7 +156,7 @@ def _knobs(module: DescribedModule, knobs: dict[str, float]) -> StateKnobs:
         persistence=_largest_below(module.profile, knobs["param_persistence_threshold"]) if three else 0.0,
         max_live=min(knobs["max_live_parameters"], elements) if three else 0.0, copies=module.copies,
         shard_beside_master=three and knobs["offload_optimizer"] > 0 and not knobs["offload_parameters"],
-        shard_on_host=three and knobs["offload_parameters"] > 0,
+        pipelined=knobs["pipeline"] > 1, shard_on_host=three and knobs["offload_parameters"] > 0,
     )  # fmt: skip
 
 
@@ -134,9 +177,9 @@ def _share_elements(profile: ModuleProfile, states: StateKnobs) -> int:
     return sum(_shared_elements(profile, states.ranks))
 
 
-def _standing(profile: ModuleProfile, trace: Trace, knobs: dict[str, float], states: StateKnobs) -> float:
+def _standing(profile: ModuleProfile, frozen_bytes: float, knobs: dict[str, float], states: StateKnobs) -> float:
     """Bytes of parameters that are there throughout; what stage 3 gathers is counted with the moments."""
-    parameters = float(trace.frozen_bytes)
+    parameters = float(frozen_bytes)
     if states.zero_stage < 3:
         parameters += sum(_shared_elements(profile, 1)) * states.width
     elif states.shard_beside_master:
@@ -224,95 +267,13 @@ def _marks(trace: Trace, policy: str, every: int) -> Marks:
     return tuple((moment.mark, moment.index) for moment in composed(trace, policy, every))
 
 
-@lru_cache(maxsize=1024)
-def _curve(trace: Trace, policy: str, every: int, offloads: bool) -> NDArray[np.float64]:
-    """(moments, 4): constant and per-sample part of the peak, and of the level."""
-    moments = composed(trace, policy, every)
-    curve = np.array([(*moment.peak, *moment.level) for moment in moments])
-    return curve - _away(moments) if offloads else curve
-
-
-def _away(moments: Sequence[Moment]) -> NDArray[np.float64]:
-    """What is on the host at each moment if activations of all blocks but the last are offloaded."""
-    kept, last = _kept_by_block(moments), max((moment.index for moment in moments), default=0)
-    away = np.zeros((len(moments), 4))
-    held: set[int] = set()
-    for place, moment in enumerate(moments):
-        if moment.mark is Mark.FORWARD and moment.index >= NEAR_BLOCKS:
-            held.add(moment.index - NEAR_BLOCKS)
-        if moment.mark is Mark.BACKWARD:
-            held -= {moment.index, moment.index - 1}
-        sums = np.sum([kept[block] for block in held if block in kept and block < last] or [(0.0, 0.0)], axis=0)
-        away[place] = (*sums, *sums)
-    return away
-
-
-def _kept_by_block(moments: Sequence[Moment]) -> dict[int, Affine]:
-    """What each block's forward leaves for backward."""
-    found: dict[int, Affine] = {}
-    begun: dict[int, Affine] = {}
-    for moment in moments:
-        if moment.mark is Mark.FORWARD:
-            begun[moment.index] = moment.level
-        elif moment.mark is Mark.LEFT and moment.index in begun:
-            first = begun[moment.index]
-            found[moment.index] = (moment.level[0] - first[0], moment.level[1] - first[1])
-    return found
-
-
 def _offloaded(trace: Trace, policy: str, batch: float) -> float:
-    kept = _kept_by_block(composed(trace, policy, 1))
+    kept = kept_by_block(composed(trace, policy, 1))
     return sum(max(at(value, batch), 0.0) for block, value in kept.items() if block + 1 < len(kept))
 
 
 def kept_bytes(module: DescribedModule, policy: int, every: float, batch: float) -> float:
     """Bytes that a mean block keeps for backward."""
     name = RECOMPUTE[policy] if module.profile.block_names else RECOMPUTE[0]
-    kept = _kept_by_block(composed(module.trace, name, int(every)))
+    kept = kept_by_block(composed(module.trace, name, int(every)))
     return sum(max(at(value, batch), 0.0) for value in kept.values()) / max(len(kept), 1)
-
-
-def _kept(curve: NDArray[np.float64], batch: float) -> float:
-    """Most bytes that a forward leaves for backward."""
-    return float((curve[:, 2] + curve[:, 3] * batch).max())
-
-
-@lru_cache(maxsize=1024)
-def composed(trace: Trace, policy: str, every: int) -> tuple[Moment, ...]:
-    """The moments if the first of every `every` blocks is checkpointed.
-
-    The traces of both policies are cut at their marks. What runs in a checkpointed block comes from the one, everything else
-    from the other; levels continue where the last piece ended.
-    """
-    if policy == RECOMPUTE[0] or every == 1 or policy not in trace.moments:
-        return trace.moments.get(policy, trace.moments[RECOMPUTE[0]])
-    pieces = {name: _pieces(trace.moments[name]) for name in (RECOMPUTE[0], policy)}
-    found: list[Moment] = []
-    level: Affine = (0.0, 0.0)
-    running = -1
-    for place, (plain, other) in enumerate(zip(*pieces.values(), strict=True)):
-        chosen = policy if running >= 0 and running % every == 0 else RECOMPUTE[0]
-        piece = other if chosen == policy else plain
-        start = (0.0, 0.0) if not place else pieces[chosen][place - 1][-1].level
-        shift = (level[0] - start[0], level[1] - start[1])
-        for moment in piece:
-            found.append(
-                Moment(mark=moment.mark, index=moment.index, peak=_sum(moment.peak, shift), level=_sum(moment.level, shift))
-            )
-        level, mark = found[-1].level, found[-1].mark
-        running = found[-1].index if mark in (Mark.FORWARD, Mark.BACKWARD) else -1
-    return tuple(found)
-
-
-def _pieces(moments: Sequence[Moment]) -> list[list[Moment]]:
-    """Cut after every mark but those of gradients."""
-    ends = 0
-    keys = []
-    for moment in moments:
-        keys.append(ends)
-        ends += moment.mark is not Mark.GRADIENT
-    return [[moment for _, moment in group] for _, group in groupby(zip(keys, moments, strict=True), key=lambda pair: pair[0])]
-
-
-def _sum(one: Affine, other: Affine) -> Affine:
-    return one[0] + other[0], one[1] + other[1]

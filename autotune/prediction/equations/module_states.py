@@ -41,6 +41,8 @@ class StateKnobs:
     """Whether the backend copies the messages of gathers and of reduce-scatters, as gloo does."""
     shard_beside_master: bool = False
     """Whether stage 3 keeps a share of the parameters on the device besides the (offloaded) master."""
+    pipelined: bool = False
+    """Whether reductions of a micro-batch stay in flight when it ends, as in a pipeline."""
     shard_on_host: bool = False
     """Whether stage 3 reads its share of the parameters from the host."""
 
@@ -66,11 +68,17 @@ class Step:
     """Their messages."""
 
 
-def micro_batches(profile: ModuleProfile, marks: Marks, knobs: StateKnobs) -> tuple[list[Step], Held]:
-    """The states in the first and, if there are several, the last micro-batch of a step; and what is held after it."""
+def micro_batches(profile: ModuleProfile, marks: Marks, knobs: StateKnobs, between: int = 0) -> tuple[list[Step], Held]:
+    """The states in the first and, if there are several, the last micro-batch of a step; and what is held after it.
+
+    `between`: number of further micro-batches between them, if there are several.
+    """
     step = _Engine(profile, marks, knobs)
-    first = step.run(last=not knobs.accumulates)
-    return ([first, step.run(last=True)] if knobs.accumulates else [first]), step.now()
+    found = [step.run(last=not knobs.accumulates)]
+    if knobs.accumulates:
+        found += [step.run(last=index == between) for index in range(between + 1)]
+    step.land()
+    return found, step.now()
 
 
 @dataclass(slots=True)
@@ -133,6 +141,11 @@ class _Engine:
             found.gathers, found.gathered_bytes = self.gatherer.gathers, self.gatherer.gathered_bytes
         return found
 
+    def land(self) -> None:
+        """Wait for all reductions in flight."""
+        while self.sent:
+            self._land()
+
     def now(self) -> Held:
         """What is held."""
         parameters, gradients, buffers = self.held
@@ -172,7 +185,7 @@ class _Engine:
             case Mark.END:
                 while self.reduces and self.next < len(self.buckets):
                     self._send_next()
-                while self.sent:
+                while self.sent and not self.knobs.pipelined:
                     self._land()
                 if gatherer is not None:
                     gatherer.end()
@@ -248,6 +261,8 @@ class _Engine:
                 self._move(tag, rows)
                 self.sent.append(_Sent(bucket, rows, columns * self._share_width(bucket)))
         else:
+            while any(sent.bucket == bucket for sent in self.sent):
+                self._land()  # of an earlier micro-batch
             copy = rows if knobs.copies else 0.0
             self._move(tag, rows)
             output = 0.0

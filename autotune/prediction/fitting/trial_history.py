@@ -14,7 +14,7 @@ from autotune.prediction.equations.cases import Array, Cases
 from autotune.request.earlier_trial import EarlierTrial
 from autotune.request.request import JobRequest
 from autotune.request.rows import request_from_row
-from search_spaces.clusters.cluster import ClusterSpec
+from search_spaces.clusters.cluster import PCIE_COPIES, ClusterSpec
 from search_spaces.errors import SearchSpaceError
 from search_spaces.models.model import ModelSpec
 from search_spaces.outcome import Outcome
@@ -127,6 +127,7 @@ def hardware_key(cluster: ClusterSpec) -> dict[str, object]:
         "intra_node_bandwidth": cluster.intra_node_bandwidth,
         "inter_node_bandwidth": cluster.inter_node_bandwidth,
         "cores_per_node": cluster.cores_per_node,
+        **({"host_link": cluster.device.host_link} if cluster.device.host_link != PCIE_COPIES else {}),
         **({"link_domain_size": cluster.link_domain_size} if cluster.nodes_per_link_domain > 1 else {}),
         **({"groups": to_plain(cluster.groups)} if cluster.groups else {}),
     }

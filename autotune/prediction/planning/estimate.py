@@ -18,8 +18,8 @@ from autotune.prediction.fitting.knob_features import config_features
 from autotune.prediction.fitting.lessons import Lessons
 from autotune.prediction.planning.question import Question
 from autotune.prediction.planning.room import fit_probability, ranks_of_node
-from search_spaces.models.model import FactoryModel, ModelSpec
-from search_spaces.models.pipeline import split_blocks, split_layers, stages_of_rank
+from search_spaces.models.model import FactoryModel
+from search_spaces.models.pipeline import stages_of_model, stages_of_rank
 from search_spaces.plain import to_plain
 from search_spaces.training.configured import configured
 from search_spaces.training.data_schedule import flops_per_sample, points_of
@@ -234,12 +234,7 @@ def _at(values: Array, row: int) -> float:
 def _ranks(question: Question, config: TrialConfig, cases: Cases) -> tuple[RankEstimate, ...]:
     """Memory of each pipeline rank, by its actual layers."""
     places, model = config.pipeline_parallel_size, question.model
-    held: Sequence[Sequence[int]] = ()
-    if places > 1 and isinstance(model, ModelSpec):
-        held = split_layers(model, config, question.sequence_length)
-    elif places > 1:
-        blocks = int(cases.shapes.layers[0])
-        held = split_blocks(config, blocks, range(blocks))
+    held = stages_of_model(model, config, question.sequence_length) if places > 1 else ()
     stages = [stages_of_rank(config, place) for place in range(places)] if places > 1 else [(0,)]
     layers = [sum(len(held[stage]) for stage in own) for own in stages] if held else [int(cases.shapes.layers[0])]
     last = len(held) - 1 if held else 0

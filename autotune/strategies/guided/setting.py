@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autotune.objective.ranking import Ranking
-from autotune.prediction.cases.module_cases import is_described, transformer_of
+from autotune.prediction.cases.module_cases import predictable, transformer_of
 from autotune.prediction.equations.memory import USABLE
 from autotune.prediction.planning.room import ranks_of_node
 from autotune.request.request import Objective
@@ -61,11 +61,9 @@ class Setting:
 
 def setting_of(model: Model, space: SearchSpace, engine: str, ranking: Ranking, fidelity: Fidelity) -> Setting:
     """Return the setting of a job; a script, or a module without a profile, is predicted as a transformer of its size."""
-    known: ModelSpec | FactoryModel
-    precisions = space.domains.get("precision", (space.base.precision,))
-    if isinstance(model, ModelSpec) or (isinstance(model, FactoryModel) and is_described(model, map(str, precisions))):
-        known = model
-    else:
+    known = predictable(model, space)
+    if known is None:
+        assert not isinstance(model, ModelSpec)
         stages = _most_stages(space) if isinstance(model, CommandModel) else 1
         known = transformer_of(model, space.workload.sequence_length, stages)
     return Setting(model=known, space=space, engine=engine, ranking=ranking, fidelity=fidelity)

@@ -23,10 +23,11 @@ from autotune.prediction.planning.question import Question
 from autotune.request.rows import request_to_row
 from autotune.session.session import Session
 from autotune.text.explain_markdown import markdown_of
+from executor.dry.module_profile import profile_module
 from search_spaces.models.model import FactoryModel, ModelSpec
 from search_spaces.outcome import Outcome
 from search_spaces.plain import from_plain
-from search_spaces.trial import CollectiveCount, Interval, TrialResult
+from search_spaces.trial import CollectiveCount, Interval, TrialResult, Workload
 from search_spaces.trial_config import TrialConfig
 from storage.errors import UnknownJobError
 from storage.store import Store
@@ -204,11 +205,19 @@ def test_the_schema_is_what_the_classes_say(schema: dict[str, Any]) -> None:
     assert made == schema
 
 
+def test_a_module_with_a_profile_is_explained_like_our_model(tmp_path: Path, store: Store, schema: dict[str, Any]) -> None:
+    model = profile_module("benchmarks.plan_modules:mlp", Workload(global_batch_size=8, sequence_length=128), ("fp32",))
+    told = explained(tmp_path, store, trials=8, confirm_repeats=0, model=model.reference, resolved_model=model)
+    assert told.time.predicted_seconds is not None and told.limits is not None and told.upgrades
+    assert not any("do not know" in note for note in told.notes)
+    jsonschema.validate(document_of(told), schema)
+
+
 def test_a_factory_has_measured_parts_alone(tmp_path: Path, store: Store, schema: dict[str, Any]) -> None:
     model = FactoryModel(reference="mine:make", parameter_count=100_000)
     told = explained(tmp_path, store, trials=16, confirm_repeats=0, model="mine:make", resolved_model=model)
     assert (told.time.parts, told.time.predicted_seconds, told.limits, told.upgrades) == ((), None, None, ())
-    assert [note for note in told.notes if "factory" in note] == list(told.notes)
+    assert [note for note in told.notes if "do not know the module" in note] == list(told.notes)
     assert len(told.notes) == 1
     assert knob(told, "activation_checkpointing").verdict is Verdict.FASTER
     assert all(one.source is not Source.PREDICTED for finding in told.knobs for one in finding.curve)

@@ -20,9 +20,11 @@ from autotune.prediction.planning.question_space import space_of
 from autotune.prediction.planning.room import room_of
 from autotune.prediction.planning.stage_options import Menu
 from autotune.prediction.planning.stage_program import solved
-from search_spaces.clusters.cluster import ClusterSpec, DeviceSpec, NodeGroup, mixed_cluster
+from search_spaces.clusters.cluster import PCIE_COPIES, ClusterSpec, DeviceSpec, NodeGroup, mixed_cluster
+from search_spaces.clusters.presets import device_preset, resolve_cluster
 from search_spaces.errors import ClusterFormatError
 from search_spaces.models.pipeline import split_layers
+from search_spaces.preset_files import preset_tables
 from search_spaces.trial_config import TrialConfig
 
 
@@ -142,3 +144,15 @@ def test_a_plan_uses_the_faster_node_more() -> None:
 def test_fewer_nodes_of_those_that_differ_are_not_planned_for() -> None:
     with pytest.raises(ClusterFormatError, match="which differ"):
         plan(asked(two_nodes()), PlanOptions(objective=PlanObjective.COST, price=1.0))
+
+
+def test_offloaded_states_are_copied_over_the_link_of_the_device() -> None:
+    links = {name: device_preset(name).host_link for name in preset_tables("devices")}
+    assert {name: link for name, link in links.items() if link != PCIE_COPIES} == {
+        "gh200": 450e9, "gb200": 225e9, "gb300": 225e9,
+    }  # fmt: skip
+    cluster = resolve_cluster("alps-gh200")
+    by_pcie = dataclasses.replace(cluster, device=dataclasses.replace(cluster.device, host_link=PCIE_COPIES))
+    config = TrialConfig(precision="bf16", zero_stage=2, offload_optimizer="cpu")
+    fast, slow = (estimates(asked(own), [config])[0].step_seconds.mean for own in (cluster, by_pcie))
+    assert fast < slow

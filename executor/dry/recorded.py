@@ -1,0 +1,116 @@
+"""One recorded micro-batch of a user's module, and what those of two sizes say about any size."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from executor.dry.products import Shape
+from executor.errors import FactoryError
+from search_spaces.models.module_profile import Affine, BlockWork, Mark, Moment, Product, Work
+
+SIZES = (2, 3)
+"""Samples of the two micro-batches from which everything is extrapolated; some modules squeeze a batch of one sample."""
+
+
+@dataclass(slots=True)
+class Part:
+    """What a part of a micro-batch computes."""
+
+    products: list[Shape] = field(default_factory=list)
+    flops: int = 0
+    attention_flops: int = 0
+    moved_bytes: int = 0
+    operators: int = 0
+
+
+@dataclass(slots=True)
+class MicroBatch:
+    """One recorded micro-batch."""
+
+    marks: list[tuple[Mark, int]] = field(default_factory=list)
+    peaks: list[int] = field(default_factory=list)
+    levels: list[int] = field(default_factory=list)
+    parts: dict[tuple[str, int], Part] = field(default_factory=dict)
+    hidden_bytes: int = 0
+    """Of the first block's output."""
+
+    def add(self, mark: Mark, index: int, peak: int, level: int) -> None:
+        """Append a moment."""
+        self.marks.append((mark, index))
+        self.peaks.append(peak)
+        self.levels.append(level)
+
+
+def with_levels(micro: MicroBatch, positions: Sequence[int], changes: Sequence[int]) -> MicroBatch:
+    """The micro-batch with the memory at its marks: `positions` of each mark among the `changes` of memory, in bytes."""
+    level = start = 0
+    for position in positions:
+        peak = level
+        for change in changes[start:position]:
+            level += change
+            peak = max(peak, level)
+        micro.peaks.append(peak)
+        micro.levels.append(level)
+        start = position
+    return micro
+
+
+def moments_of(reference: str, one: MicroBatch, other: MicroBatch) -> tuple[Moment, ...]:
+    """The moments for any size.
+
+    Raises:
+        FactoryError: the two micro-batches have other marks.
+    """
+    if one.marks != other.marks:
+        problem = "its blocks run in another order, or other ones run, with another number of samples"
+        raise FactoryError(f"{reference}: {problem}; measure it by trials (`autotune sweep`)")
+    return tuple(
+        Moment(mark=mark, index=index, peak=affine(*peaks), level=affine(*levels))
+        for (mark, index), peaks, levels in zip(
+            one.marks, zip(one.peaks, other.peaks, strict=True), zip(one.levels, other.levels, strict=True), strict=True
+        )
+    )
+
+
+def block_work(pair: tuple[MicroBatch, ...], index: int) -> BlockWork:
+    """The computation of a block, or of everything outside of the blocks, for any size."""
+    one, other = pair
+    return BlockWork(
+        forward=_work(one.parts.get(("forward", index), Part()), other.parts.get(("forward", index), Part())),
+        backward=_work(one.parts.get(("backward", index), Part()), other.parts.get(("backward", index), Part())),
+    )
+
+
+def _work(one: Part, other: Part) -> Work:
+    counted = Counter(_products(one.products, other.products))
+    return Work(
+        products=tuple(
+            Product(rows=rows, inner=inner, outer=outer, count=count) for (rows, inner, outer), count in counted.items()
+        ),
+        flops=affine(one.flops, other.flops),
+        attention_flops=affine(one.attention_flops, other.attention_flops),
+        moved_bytes=affine(one.moved_bytes, other.moved_bytes),
+        operators=max(one.operators, other.operators),
+    )
+
+
+def _products(one: Sequence[Shape], other: Sequence[Shape]) -> Iterator[tuple[Affine, Affine, Affine]]:
+    """Shapes that are affine in the samples; if the numbers of products differ, rows are assumed to be proportional to them."""
+    if len(one) != len(other):
+        for rows, inner, outer in other:
+            yield (0.0, rows / SIZES[1]), (float(inner), 0.0), (float(outer), 0.0)
+        return
+    for first, second in zip(one, other, strict=True):
+        yield affine(first[0], second[0]), affine(first[1], second[1]), affine(first[2], second[2])
+
+
+def backward_flops(micro: MicroBatch, index: int) -> int:
+    """FLOPs in the backward of a block."""
+    part = micro.parts.get(("backward", index))
+    return 0 if part is None else part.flops
+
+
+def affine(one: float, other: float) -> Affine:
+    """The line through the values of both sizes."""
+    slope = (other - one) / (SIZES[1] - SIZES[0])
+    return float(one - slope * SIZES[0]), float(slope)
