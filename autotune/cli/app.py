@@ -10,7 +10,7 @@ import typer
 from autotune.cli import database_app, options, planning_app, service_app, study_app
 from autotune.cli.command_words import command_of, without_command
 from autotune.cli.jobs_app import jobs_app
-from autotune.cli.options import Database, Job, Json
+from autotune.cli.options import Database, Job, Json, Url
 from autotune.cli.present_names import PresentNames
 from autotune.cli.status import PROGRAM, Status, end, exit_status
 from executor.files.frameworks import Framework
@@ -272,6 +272,58 @@ def lint(
             )
         )
     )  # fmt: skip
+
+
+@app.command()
+def carry(
+    recipe: Annotated[
+        str,
+        typer.Argument(
+            metavar="RECIPE", help="A file that `lint` reads (FILE.py:FUNCTION), a best-config.json, or a job's id."
+        ),
+    ],
+    to: Annotated[
+        str,
+        typer.Option(metavar="NAME", help="The target: a preset as NAME:NODES, a TOML file, or NxM of the recipe's cluster."),
+    ],
+    from_: Annotated[
+        str | None, typer.Option("--from", metavar="NAME", help="The recipe's cluster. [default: as in the recipe]")
+    ] = None,
+    batch: Annotated[str, typer.Option(metavar="RULE", help="Global batch: fixed, or scaled with the ranks.")] = "fixed",
+    target_batch: Annotated[
+        int | None,
+        typer.Option("--target-batch-size", min=1, metavar="N", help="Global batch of the target, instead of --batch."),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(metavar="MODEL", help="A preset or a Hugging Face config.json. [default: as in the recipe]"),
+    ] = None,
+    global_batch_size: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="The recipe's samples per optimizer step. [default: as in the recipe]"),
+    ] = None,
+    sequence_length: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Tokens per sample. [default: as in the recipe]")
+    ] = None,
+    top: Annotated[int, typer.Option(min=1, metavar="N", help="Number of candidates to show.")] = 5,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="File for the target's recipe. [default: printed]")] = None,
+    url: Url = None,
+    db: Database = None,
+    json: Json = False,
+) -> None:
+    """Carry a recipe over to more, fewer or other nodes: what stays, what must change and why, the best layouts by prediction,
+    and the recipe for the target. Nothing is run."""
+    from autotune.cli.carry import CarryOptions, RecipeOptions, carry_command
+
+    source = RecipeOptions(
+        recipe=recipe, source=from_, model=model, global_batch_size=global_batch_size, sequence_length=sequence_length,
+        url=url, database=db,
+    )  # fmt: skip
+    end(
+        lambda: carry_command(
+            CarryOptions(recipe=source, to=to, batch=batch, target_batch=target_batch, top=top, out=out, json=json)
+        )
+    )
 
 
 @app.command()

@@ -8,7 +8,7 @@ from typing import Any
 
 from autotune.cli.status import Status
 from autotune.cluster.ray_cluster import run_by
-from autotune.exports.best_config_file import read_best_config, request_of
+from autotune.exports.best_config_file import read_best_config, request_of, require_measured
 from autotune.objective.intervals import Repeat
 from autotune.outcome.job_snapshot import repeat_of
 from autotune.session.resolve import prepare
@@ -25,6 +25,7 @@ from search_spaces.trial_config import TrialConfig
 def reproduce_command(path: Path, runner_name: str | None, ray_address: str | None, repeats: int, as_json: bool) -> Status:
     """Run it again. Status 0 if inside its interval; 1 if outside or not measured."""
     document = read_best_config(path)
+    require_measured(document, str(path))
     session = prepare(run_by(request_of(document), runner_name, ray_address))
     config = TrialConfig().replace(document["best"]["config"])
     console = Console(stderr=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.cli.status import Status
-from autotune.exports.best_config_file import best_config_text, read_best_config
+from autotune.exports.best_config_file import best_config_text, read_best_config, require_measured
 from autotune.ops.output import require_writable, write_whole
 from autotune.outcome.verification import Verification, target_session, verified, verify
 from autotune.session.runners import make_runner
@@ -28,6 +28,7 @@ def verify_command(
 ) -> Status:
     """Run the verification. Status 0 if the best is not slower than the baseline on that engine."""
     document = read_best_config(path)
+    require_measured(document, str(path))
     if write:
         require_writable(path)
     session, best = target_session(document, engine, runner_name, command, ray_address)

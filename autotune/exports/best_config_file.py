@@ -54,3 +54,14 @@ def request_of(document: dict[str, Any]) -> JobRequest:
         return request_from_row(document["job"]["request"])
     except (KeyError, RuntimeError, ValueError) as error:
         raise BestConfigError("job.request", str(error), "write the file again with `autotune export`") from error
+
+
+def require_measured(document: dict[str, Any], source: str) -> None:
+    """Check that the best configuration is measured.
+
+    Raises:
+        BestConfigError: it was carried to another cluster, so that its rates are predicted.
+    """
+    if document["best"].get("measured") is None:
+        problem = "nothing is measured: the file was carried to this cluster by predictions"
+        raise BestConfigError(source, problem, "run `autotune sweep` there, with --from and this file")

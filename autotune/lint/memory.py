@@ -13,6 +13,7 @@ from autotune.prediction.planning.question import Question, question_of
 from autotune.prediction.planning.room import PROBABILITY
 from search_spaces.errors import ModelFormatError, SearchSpaceError
 from search_spaces.finding import Effect, Finding
+from search_spaces.models.model import ModelSpec
 from search_spaces.trial_config import TrialConfig
 
 RULE = "memory"
@@ -55,7 +56,7 @@ def outlook(case: Case) -> Outlook | str:
     missing = [name for name, value in (("a model", case.model), ("a cluster", case.around.cluster)) if value is None]
     if missing:
         return f"not predicted without {' and '.join(missing)} (--model, --cluster)"
-    if legal := _unpredictable(case):
+    if legal := unpredictable(case):
         return f"not predicted: {legal}"
     found = outlooks(case, [case])[0]
     return "not predicted: the equations do not know this layout" if found is None else found
@@ -63,8 +64,8 @@ def outlook(case: Case) -> Outlook | str:
 
 def outlooks(case: Case, cases: Sequence[Case]) -> list[Outlook | None]:
     """The predictions of variants of one case; None: a variant cannot be predicted."""
-    question = _question(case)
-    places = [place for place, one in enumerate(cases) if question is not None and not _unpredictable(one)]
+    question = question_about(case)
+    places = [place for place, one in enumerate(cases) if question is not None and not unpredictable(one)]
     found: list[Outlook | None] = [None] * len(cases)
     if question is None or not places:
         return found
@@ -73,20 +74,28 @@ def outlooks(case: Case, cases: Sequence[Case]) -> list[Outlook | None]:
     return found
 
 
-def _question(case: Case) -> Question | None:
-    model, cluster = case.model, case.around.cluster
-    if model is None or cluster is None:
+def question_about(case: Case, model: ModelSpec | None = None, batch: int | None = None) -> Question | None:
+    """What is predicted of a case; None: the model or the cluster is unknown.
+
+    Args:
+        case: the configuration.
+        model: as the framework divides it; None: as it divides the case's own.
+        batch: samples per optimizer step; None: the case's.
+    """
+    cluster = case.around.cluster
+    if case.model is None or cluster is None:
         return None
     config = case.config
     replicas = case.replicas or 1
-    batch = case.batch or config.micro_batch_size * replicas * (config.pipeline_parallel_size if replicas else 1)
+    batch = batch or case.batch or config.micro_batch_size * replicas * (config.pipeline_parallel_size if replicas else 1)
     try:
-        return question_of(case.framework.as_run(model, config), cluster, global_batch_size=batch, sequence_length=case.tokens)
+        model = model or case.framework.as_run(case.model, config)
+        return question_of(model, cluster, global_batch_size=batch, sequence_length=case.tokens)
     except (AutotuneError, ModelFormatError):
         return None
 
 
-def _unpredictable(case: Case) -> str:
+def unpredictable(case: Case) -> str:
     """Why the equations do not apply; empty: they do."""
     config, ranks, model = case.config, case.ranks, case.model
     if ranks is None or case.replicas is None or case.replicas < 1:

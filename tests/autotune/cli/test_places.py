@@ -60,6 +60,7 @@ PLACES: Mapping[str, tuple[Place, list[str]]] = {
     "serve": (Place.HERE, []),
     "worker": (Place.HERE, []),
     "lint": (Place.HERE, []),
+    "carry": (Place.SERVICE, [JOB, "--to", "dgx-h100:2"]),
     "weights": (Place.HERE, []),
     "doctor": (Place.HERE, []),
     "keys create": (Place.DATABASE, ["ada"]),

@@ -1,0 +1,284 @@
+"""Layouts that a recipe can have on a cluster, by prediction, each as the settings that give it."""
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from autotune.errors import AutotuneError
+from autotune.lint.case import Case, Settings
+from autotune.lint.legality import legality
+from autotune.lint.lint import STOPS
+from autotune.lint.memory import GIB, Outlook, outlooks, question_about, unpredictable
+from autotune.prediction.equations.step import predict
+from autotune.prediction.planning.estimate import alike, learned
+from autotune.prediction.planning.room import room_of
+from autotune.prediction.planning.simplicity import resolution
+from autotune.recipes.sizes import sized
+from search_spaces.errors import SearchSpaceError
+from search_spaces.finding import Finding
+from search_spaces.knob import Value
+from search_spaces.models.model import ModelSpec
+from search_spaces.trial_config import TrialConfig
+
+DEGREES = ("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size", "expert_parallel_size")
+LEVERS = (
+    *DEGREES, "virtual_stages", "zero_stage", "hsdp_shard_size", "micro_batch_size", "activation_checkpointing",
+    "offload_optimizer",
+)  # fmt: skip
+"""Knobs that a candidate may have otherwise than the recipe, as far as the framework's settings state them."""
+LARGEST: Mapping[str, int] = {
+    "tensor_parallel_size": 16, "pipeline_parallel_size": 64, "context_parallel_size": 16, "expert_parallel_size": 128,
+    "micro_batch_size": 8,
+}  # fmt: skip
+"""Largest power of two that is tried; a recipe's own value always is."""
+CHOICES: Mapping[str, tuple[Value, ...]] = {
+    "zero_stage": (0, 1, 2, 3),
+    "activation_checkpointing": ("none", "selective", "full"),
+}
+TOKENS_OF_A_CONTEXT_RANK = 8192
+"""Samples are divided over ranks only if each rank keeps at least this many tokens, or the recipe divides them already."""
+MOST = 30_000
+"""Number of predicted layouts. Of more, those that are furthest from the recipe are left out."""
+REALISED = 40
+"""Number of layouts, best first, that are written as settings, read back, and checked."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A layout of the recipe."""
+
+    case: Case
+    """With its settings, as the framework reads them."""
+    outlook: Outlook
+    distance: int
+    """Number of `LEVERS` in which it differs from the recipe."""
+
+    @property
+    def config(self) -> TrialConfig:
+        """Its knobs."""
+        return self.case.config
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refused:
+    """A layout that cannot be run, or cannot be predicted."""
+
+    findings: tuple[Finding, ...] = ()
+    why: str = ""
+
+
+def realised(case: Case, config: TrialConfig, batch: int) -> Case | None:
+    """The case with settings for the layout and its batch, as the framework reads them; None: they do not state it.
+
+    `case`: the recipe in the surroundings of the cluster.
+    """
+    try:
+        changed = case
+        for name in LEVERS:
+            value = getattr(config, name)
+            if name == "hsdp_shard_size" or getattr(changed.config, name) == value:
+                continue
+            settings = _written(changed, name, value)
+            if not settings:
+                if name in ("virtual_stages", "zero_stage"):  # another setting may state it; compared below
+                    continue
+                return None
+            changed = changed.changed(settings)
+        changed = changed.changed(sized(changed, config, batch))
+    except (AutotuneError, SearchSpaceError, ZeroDivisionError):
+        return None
+    same = all(getattr(changed.config, name) == getattr(config, name) for name in LEVERS)
+    return changed if same and stated_batch(changed) in (None, batch) else None
+
+
+def stated_batch(case: Case) -> int | None:
+    """Samples per optimizer step that the settings themselves state; None: they do not, or the ranks are not known."""
+    found = case.found
+    if found.global_batch_size is not None:
+        return found.global_batch_size
+    return found.samples_per_rank * case.replicas if found.samples_per_rank and case.replicas else None
+
+
+def _written(case: Case, name: str, value: Value) -> Settings:
+    """The settings that give a knob a value; stages per rank have a setting only if the recipe states them in one."""
+    if name == "virtual_stages":
+        key = case.found.keys.get(name, "")
+        stated = key.endswith(("virtual_pipeline_model_parallel_size", "num_virtual_stages_per_pipeline_rank"))
+        return {key: None if value == 1 else value} if stated else case.framework.write(case, name, value)
+    return case.framework.write(case, name, value)
+
+
+def refused(case: Case) -> Refused | None:
+    """Why a realised layout cannot be run or predicted; None: it can."""
+    found = tuple(finding for finding in legality(case) if finding.effect in STOPS)
+    why = "" if found else unpredictable(case)
+    return Refused(findings=found, why=why) if found or why else None
+
+
+def judged(case: Case) -> Outlook | Refused:
+    """A realised layout's prediction, or why it cannot be run or predicted."""
+    return refused(case) or outlooks(case, [case])[0] or Refused(why="the equations do not know this layout")
+
+
+def is_divisible(case: Case, batch: int) -> bool:
+    """Whether any layout of the settings divides the batch, whether it fits or not."""
+    return next(_layouts(case, batch, offloads=False), None) is not None
+
+
+def candidates(case: Case, batch: int, top: int) -> list[Candidate]:
+    """The layouts that are predicted to fit, best first.
+
+    1. All combinations of the values that the framework can state, without those whose arithmetic is impossible.
+    2. Predict them at once. Those that fit, the fastest first, are written as settings, read back as the framework reads them,
+       and checked by its table and by our rules; the rest of the prediction is that of the checked ones.
+    3. Layouts that the equations cannot distinguish from the fastest are ordered by their distance from the recipe: every
+       change is a risk that the prediction does not show.
+
+    Offloading is tried only if nothing fits without it.
+    """
+    for offloads in (False, True):
+        ranked = _ranked(case, batch, offloads)[:REALISED]
+        written = [one for one in (realised(case, config, batch) for config in ranked) if one is not None]
+        if found := _predicted(case, [one for one in written if refused(one) is None]):
+            return _in_order(found)[:top]
+    return []
+
+
+def _predicted(source: Case, cases: Sequence[Case]) -> list[Candidate]:
+    """Those that fit. Cases whose model the framework divides alike are predicted together."""
+    groups: dict[ModelSpec, list[Case]] = {}
+    for case in cases:
+        assert case.model is not None
+        groups.setdefault(case.framework.as_run(case.model, case.config), []).append(case)
+    return [
+        Candidate(
+            case=case,
+            outlook=outlook,
+            distance=sum(getattr(case.config, name) != getattr(source.config, name) for name in LEVERS),
+        )
+        for group in groups.values()
+        for case, outlook in zip(group, outlooks(group[0], group), strict=True)
+        if outlook is not None and outlook.fits
+    ]
+
+
+def _in_order(found: Sequence[Candidate]) -> list[Candidate]:
+    """Groups of ties, the fastest group first; in a group the nearest first."""
+    rest = sorted(found, key=lambda item: -item.outlook.rate)
+    ordered: list[Candidate] = []
+    while rest:
+        question = question_about(rest[0].case)
+        tie = 1 + resolution(question.rates.time_spread if question else 0.0)
+        group = [item for item in rest if item.outlook.rate * tie >= rest[0].outlook.rate]
+        ordered += sorted(group, key=lambda item: (item.distance, -item.outlook.rate))
+        rest = rest[len(group) :]
+    return ordered
+
+
+def _ranked(case: Case, batch: int, offloads: bool) -> list[TrialConfig]:
+    """Layouts that are predicted to fit, the fastest first."""
+    groups: dict[ModelSpec, list[TrialConfig]] = {}
+    assert case.model is not None
+    for config in itertools.islice(_layouts(case, batch, offloads), MOST):
+        try:
+            groups.setdefault(case.framework.as_run(case.model, config), []).append(config)
+        except SearchSpaceError:
+            continue
+    scored: list[tuple[float, int, TrialConfig]] = []
+    for model, configs in groups.items():
+        question = question_about(case, model, batch)
+        if question is None:
+            continue
+        room, predicted = room_of(question), [config.replace(case.framework.predicted) for config in configs]
+        for places, cases in alike(question, predicted):
+            prediction, count = predict(cases, question.rates), len(places)
+            seconds = np.broadcast_to(prediction.seconds, count) * learned(question, cases, [predicted[at] for at in places])
+            needed, host = (np.broadcast_to(held, count) for held in (prediction.memory.needed, prediction.memory.host))
+            fits = room.holds(needed, host)
+            scored += [(float(seconds[row]), at, configs[at]) for row, at in enumerate(places) if fits[row]]
+    return [config for _, _, config in sorted(scored, key=lambda item: item[:2])]
+
+
+def _layouts(case: Case, batch: int, offloads: bool) -> Iterator[TrialConfig]:
+    """Combinations whose arithmetic is possible, near ones first."""
+    model, ranks, config, tokens = case.model, case.ranks or 1, case.config, case.tokens or 1
+    assert model is not None
+    values = {name: _values(case, name, offloads) for name in LEVERS if name not in ("virtual_stages", "hsdp_shard_size")}
+    for point in itertools.product(*values.values()):
+        chosen = dict(zip(values, point, strict=True))
+        tensor, pipeline, context, experts = (int(chosen[name]) for name in DEGREES)
+        if ranks % (tensor * pipeline * context):
+            continue
+        replicas = ranks // (tensor * pipeline * context)
+        micro = int(chosen["micro_batch_size"])
+        if batch % (micro * replicas) or replicas % experts or pipeline > model.num_layers:
+            continue
+        if experts > 1 and model.num_experts % experts:
+            continue
+        if context > max(config.context_parallel_size, tokens // TOKENS_OF_A_CONTEXT_RANK):
+            continue
+        chosen["sequence_parallel"] = (config.sequence_parallel or config.tensor_parallel_size == 1) and tensor > 1
+        for stages in _stages(case, pipeline):
+            for shards in _shards(case, chosen, replicas * context):
+                yield config.replace(
+                    chosen | {"virtual_stages": stages, "hsdp_shard_size": shards}
+                    | ({} if pipeline > 1 else {"pipeline_schedule": TrialConfig().pipeline_schedule})
+                )  # fmt: skip
+
+
+def _stages(case: Case, pipeline: int) -> list[int]:
+    """Numbers of stages of a rank."""
+    own, layers = case.config.virtual_stages, case.model.num_layers if case.model else 1
+    if pipeline == 1:
+        return [1]
+    found = [own] if case.config.pipeline_parallel_size > 1 else [1]
+    if "virtual_stages" in case.found.keys:
+        found += [2**power for power in range(1, 6)]
+    return [stages for stages in dict.fromkeys(found) if pipeline * stages <= layers and layers % (pipeline * stages) == 0] or [
+        own if pipeline * own <= layers else 1
+    ]
+
+
+def _shards(case: Case, chosen: Mapping[str, Value], zero_ranks: int) -> list[int]:
+    """Ranks that a copy of the states is divided over: all, as in the recipe, or the ranks of a node."""
+    own, cluster = case.config.hsdp_shard_size, case.around.cluster
+    if chosen["zero_stage"] != 3 or cluster is None or case.framework.name not in ("torchtitan", "best-config"):
+        return [0 if chosen["zero_stage"] != 3 or own >= zero_ranks else own]
+    inner = int(chosen["tensor_parallel_size"])
+    node = cluster.devices_per_node // inner
+    options = [0, own, node * int(chosen["context_parallel_size"]), 4 * node]
+    return [size for size in dict.fromkeys(options) if size == 0 or (1 < size < zero_ranks and zero_ranks % size == 0)]
+
+
+def _values(case: Case, name: str, offloads: bool) -> list[Value]:
+    """The recipe's own value, then others that its settings can state, the nearest first."""
+    own, options = getattr(case.config, name), list(CHOICES.get(name, ()))
+    if name in LARGEST:
+        most = min(LARGEST[name], case.ranks or 1)
+        if name == "tensor_parallel_size" and case.around.cluster is not None:
+            most = min(most, max(case.around.cluster.linked_devices, 1))
+        if name == "expert_parallel_size" and case.model is not None:
+            most = min(most, max(case.model.num_experts, 1))
+        options = [2**power for power in range(max(most, 1).bit_length()) if 2**power <= most]
+        options.sort(key=lambda value: abs(math.log(value / max(own, 1))))
+    elif name == "offload_optimizer":
+        options = ["none", "cpu"] if offloads else ["none"]
+    return [own, *(value for value in options if value != own and _states(case, name, value))]
+
+
+def _states(case: Case, name: str, value: Value) -> bool:
+    """Whether the framework's settings can give the knob this value."""
+    try:
+        return bool(case.framework.write(case, name, value))
+    except (AutotuneError, SearchSpaceError, ZeroDivisionError):
+        return False
+
+
+def shortage(outlook: Outlook) -> str:
+    """Why a layout does not fit, with its arithmetic."""
+    estimate = outlook.estimate
+    needed, there = estimate.peak_memory_bytes.mean / GIB, estimate.memory_limit_bytes / GIB
+    return f"predicted {needed:.0f} GiB of {there:.0f} GiB on the fullest device"

@@ -1,0 +1,267 @@
+"""A recipe on another cluster: what stays, what must change and why, and the best layouts by prediction."""
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from autotune.errors import NothingFeasibleError, RequestError
+from autotune.imports.shell import LAUNCHER
+from autotune.lint.accelerate import MACHINES, PROCESSES
+from autotune.lint.case import Case
+from autotune.lint.legality import legality
+from autotune.lint.memory import GIB, Outlook, outlook
+from autotune.recipes.candidates import (
+    LEVERS,
+    Candidate,
+    Refused,
+    candidates,
+    is_divisible,
+    judged,
+    realised,
+    refused,
+    shortage,
+)
+from autotune.recipes.recipe import Recipe
+from autotune.recipes.rewriting import Rewritten
+from autotune.recipes.sizes import sized
+from search_spaces.clusters.cluster import ClusterSpec
+from search_spaces.finding import Finding
+from search_spaces.knob_values import value_text
+from search_spaces.trial_config import TrialConfig
+
+TIE = 0.02
+"""Relative difference of predicted rates below which a change is not called faster."""
+
+
+class BatchRule(StrEnum):
+    """What happens with the global batch."""
+
+    FIXED = "fixed"
+    """It stays: the optimizer's steps are the same."""
+    SCALED = "scaled"
+    """It grows with the number of ranks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """A setting that differs between the recipe and the proposal."""
+
+    name: str
+    """The knob, or the setting if it states a size."""
+    before: Any
+    after: Any
+    required: bool
+    """Whether the proposal could not run, or not fit, with the old value."""
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Carried:
+    """The recipe on the other cluster."""
+
+    recipe: Recipe
+    cluster: ClusterSpec
+    batch_before: int
+    batch: int
+    batch_rule: BatchRule
+    same: Case
+    """The recipe with more or fewer data-parallel ranks, and nothing else changed."""
+    problems: tuple[Finding, ...]
+    """Why that does not run."""
+    same_outlook: Outlook | str
+    """How it runs; else why it is not predicted."""
+    found: tuple[Candidate, ...]
+    """Best first; never empty."""
+    changes: tuple[Change, ...]
+    """From the recipe to the best."""
+    stays: Mapping[str, Any]
+    """Knob -> its value, of the knobs that the recipe states or the proposal could have changed."""
+    target: Rewritten
+    """The best as a recipe."""
+
+
+def carry(recipe: Recipe, cluster: ClusterSpec, rule: BatchRule, batch: int | None, top: int) -> Carried:
+    """Carry a recipe over to a cluster.
+
+    1. The batch of the recipe, fixed or scaled with the ranks.
+    2. The recipe with only the data degree scaled: what lint and the predictions say of it must change.
+    3. The layouts of `candidates`, and for each knob of the best that differs the reason: the rule that refuses the old value
+       there, the memory that it lacks, or the time that it loses.
+
+    Raises:
+        RequestError: the model, the recipe's batch or the ranks behind it are unknown, or no layout divides the batch.
+        NothingFeasibleError: nothing is predicted to fit.
+    """
+    source = recipe.case
+    if source.model is None:
+        raise RequestError("model", f"{recipe.name} does not say which model it trains", "give --model MODEL")
+    before = source.batch
+    ranks = source.ranks
+    if before is None or (ranks is None and rule is BatchRule.SCALED and batch is None):
+        unknown = "its global batch" if before is None else "its ranks, with which the batch is scaled"
+        remedy = "give --from NAME:NODES, the cluster that it is for" + (", or --global-batch-size" if before is None else "")
+        raise RequestError("recipe", f"{recipe.name} does not state {unknown}", remedy)
+    after = batch or (before if rule is BatchRule.FIXED else _scaled(before, ranks or 1, cluster))
+    around = dataclasses.replace(source.around, cluster=cluster, ranks=None, global_batch_size=after)
+    target = dataclasses.replace(source, around=around)
+    same = target.changed(sized(target, source.config, after))
+    problems = tuple(legality(same))
+    present: Outlook | str = outlook(same) if refused(same) is None else "not predicted, because it does not run"
+    found = candidates(target, after, top)
+    if not found:
+        raise _nothing(target, after)
+    best = found[0]
+    return Carried(
+        recipe=recipe, cluster=cluster, batch_before=before, batch=after, batch_rule=rule, same=same, problems=problems,
+        same_outlook=present, found=tuple(found), changes=tuple(_changes(target, best, after)),
+        stays={name: value for name, value in _knobs(source, best).items() if getattr(best.config, name) == value},
+        target=recipe.text(best.case, best.outlook),
+    )  # fmt: skip
+
+
+def _scaled(batch: int, ranks: int, cluster: ClusterSpec) -> int:
+    """The batch with as many samples per rank.
+
+    Raises:
+        RequestError: it is not a whole number.
+    """
+    if batch * cluster.world_size % ranks:
+        problem = f"{batch} samples on {ranks} ranks are not a whole number on {cluster.world_size}"
+        raise RequestError("batch", problem, "give --target-batch-size N")
+    return batch * cluster.world_size // ranks
+
+
+def _knobs(source: Case, best: Candidate) -> dict[str, Any]:
+    """The knobs that the recipe states, and those that candidates change, with the recipe's values."""
+    names = [*source.found.knobs, *(name for name in LEVERS if name not in source.found.knobs)]
+    default = TrialConfig()
+    return {
+        name: getattr(source.config, name)
+        for name in dict.fromkeys(names)
+        if name in source.found.keys or getattr(source.config, name) != getattr(default, name)
+        or getattr(best.config, name) != getattr(default, name)
+    }  # fmt: skip
+
+
+def _changes(target: Case, best: Candidate, batch: int) -> Iterator[Change]:
+    """Knobs first, then the settings that state sizes."""
+    for name in (*LEVERS, "sequence_parallel"):
+        old, new = getattr(target.config, name), getattr(best.config, name)
+        if old == new:
+            continue
+        required, reason = _reason(target, best, name, batch)
+        yield Change(name=name, before=old, after=new, required=required, reason=reason)
+    written = {key for name in LEVERS if (new := getattr(best.config, name)) != getattr(target.config, name)
+               for key in target.framework.write(target, name, new)}  # fmt: skip
+    cluster, replicas = best.case.around.cluster, best.case.replicas or 1
+    micro = best.config.micro_batch_size
+    arithmetic = (
+        f"{batch} samples = {micro} of a micro-batch x {batch // (micro * replicas)} micro-batches x {replicas} replicas"
+    )
+    devices = f"the cluster has {cluster.nodes} nodes of {cluster.devices_per_node} devices" if cluster else ""
+    for key, value in changed_settings(target, best.case).items():
+        if key not in written and not key.endswith("sequence_parallel"):
+            reason = devices if key.startswith(LAUNCHER) or key in (PROCESSES, MACHINES) else arithmetic
+            yield Change(name=key, before=target.get(key), after=value, required=True, reason=reason)
+
+
+def _reason(target: Case, best: Candidate, name: str, batch: int) -> tuple[bool, str]:
+    """Whether the best needs the new value of a knob, and why: what the old value would mean there."""
+    old = getattr(target.config, name)
+    said = f"{name}={value_text(old)}"
+    if name == "sequence_parallel":
+        return True, "goes with tensor_parallel_size"
+    if name == "hsdp_shard_size" and old and best.config.zero_ranks(target.ranks or 1) % old:
+        return True, f"{old} does not divide the {best.config.zero_ranks(target.ranks or 1)} ranks of a stage"
+    config = best.config.replace({name: old})
+    ranks, size = target.ranks or 1, config.model_parallel_size
+    if ranks % size:
+        return True, f"with {said} a replica has {size} ranks, which do not divide {ranks}"
+    step = config.micro_batch_size * (ranks // size)
+    if batch % step:
+        return True, f"with {said} {config.micro_batch_size} x {ranks // size} replicas do not divide {batch} samples"
+    reverted = realised(target, config, batch)
+    result = None if reverted is None else judged(reverted)
+    if result is None:
+        return False, "the best combination by prediction"
+    if isinstance(result, Refused):
+        why = result.findings[0].problem if result.findings else result.why
+        return bool(result.findings), f"with {said}: {why}"
+    if not result.fits:
+        chance = f"fits with probability {result.probability:.2f}"
+        return True, f"with {said}: {shortage(result)} ({chance})"
+    ratio = best.outlook.rate / result.rate
+    if ratio < 1 + TIE:
+        return False, f"predicted as fast as with {said}, in this combination"
+    return False, f"predicted {ratio:.2f} times as fast as with {said}"
+
+
+def _nothing(target: Case, batch: int) -> RequestError | NothingFeasibleError:
+    """Why there is no candidate."""
+    ranks, cluster = target.ranks or 1, target.around.cluster
+    title = target.framework.title
+    if not is_divisible(target, batch):
+        near = max(round(batch / ranks), 1) * ranks
+        problem = f"no layout that {title}'s settings can state on {ranks} ranks divides {batch} samples"
+        return RequestError("batch", problem, f"give --target-batch-size {near}")
+    memory = cluster.device.memory_bytes / GIB if cluster else 0
+    problem = f"no layout that {title}'s settings can state is predicted to fit {ranks} devices of {memory:.0f} GiB"
+    return NothingFeasibleError("to", problem, "give more nodes, or a smaller sequence")
+
+
+def document(carried: Carried) -> dict[str, Any]:
+    """The JSON representation."""
+    same = carried.same_outlook
+    target = carried.target
+    return {
+        "recipe": carried.recipe.name,
+        "format": carried.recipe.case.framework.name,
+        "model": carried.recipe.case.model.name if carried.recipe.case.model else None,
+        "from": {
+            "cluster": carried.recipe.cluster.name if carried.recipe.cluster else None,
+            "ranks": carried.recipe.case.ranks,
+        },
+        "to": {"cluster": carried.cluster.name, "nodes": carried.cluster.nodes, "ranks": carried.cluster.world_size},
+        "batch": {"rule": carried.batch_rule.value, "before": carried.batch_before, "after": carried.batch},
+        "unchanged_layout": {
+            "problems": [
+                {"rule": one.rule, "key": one.key, "effect": one.effect.value, "problem": one.problem, "remedy": one.remedy}
+                for one in carried.problems
+            ],
+            "fits": None if isinstance(same, str) else same.fits,
+            "predicted": None if isinstance(same, str) else _predicted(same),
+            "not_predicted": same if isinstance(same, str) else None,
+        },
+        "stays": dict(carried.stays),
+        "changes": [dataclasses.asdict(change) for change in carried.changes],
+        "candidates": [
+            {
+                "settings": changed_settings(carried.recipe.case, one.case),
+                "differences": {
+                    name: getattr(one.config, name)
+                    for name in LEVERS
+                    if getattr(one.config, name) != getattr(carried.recipe.case.config, name)
+                },
+                **_predicted(one.outlook),
+            }
+            for one in carried.found
+        ],
+        "target": {"file": target.name, "anew": target.anew, "lost": list(target.lost), "text": target.text},
+    }
+
+
+def changed_settings(source: Case, case: Case) -> dict[str, Any]:
+    """Setting -> its value in a case, of those that differ from the source's; None: left out."""
+    present, wanted = source.found.settings, case.found.settings
+    return {key: wanted.get(key) for key in {**present, **wanted} if wanted.get(key) != present.get(key)}
+
+
+def _predicted(outlook: Outlook) -> dict[str, Any]:
+    rate, estimate = outlook.estimate.samples_per_second, outlook.estimate
+    return {
+        "samples_per_second": dataclasses.asdict(rate),
+        "peak_memory_bytes": estimate.peak_memory_bytes.mean,
+        "fit_probability": outlook.probability,
+    }

@@ -1,0 +1,245 @@
+"""A recipe's file with other settings: the text with these lines changed, else all settings written anew.
+
+Every text is read back. An edited text is used only if its settings are exactly the wanted ones.
+"""
+
+import json
+import re
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from autotune.errors import AutotuneError
+from autotune.exports.export import yaml_text
+from autotune.imports.imported import flat
+from autotune.imports.megatron import BRIDGE
+from autotune.imports.read import TABLES, Written, read_written
+from autotune.imports.shell import ENVIRONMENT, LAUNCHER
+from autotune.imports.torchtitan import FORMAT as TORCHTITAN
+from autotune.lint.case import Settings
+from autotune.lint.deepspeed import nested
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rewritten:
+    """A recipe's text for other settings."""
+
+    text: str
+    name: str
+    """Of the file: the recipe's own, or another one if its format cannot state the settings."""
+    anew: bool = False
+    """Whether the text is written anew, without the recipe's comments and variables."""
+    lost: tuple[str, ...] = ()
+    """Settings that the text does not state as they are wanted."""
+
+
+def rewritten(one: Written, settings: Settings) -> Rewritten:
+    """The recipe with these settings, which are all of it.
+
+    Args:
+        one: the recipe as it is.
+        settings: the wanted ones, with flat keys.
+    """
+    present = dict(flat(one.content))
+    changes = {key: settings.get(key) for key in {**present, **settings} if present.get(key) != settings.get(key)}
+    name = one.path.name
+    source = one.path.read_text(encoding="utf-8")
+    for text in _edited(one, source, changes):
+        if not _lost(text, name, one, settings):
+            return Rewritten(text=text, name=name)
+    text, suffix = _anew(one, settings)
+    name = f"{one.path.stem}{suffix}"
+    return Rewritten(text=text, name=name, anew=True, lost=tuple(_lost(text, name, one, settings)))
+
+
+def _lost(text: str, name: str, one: Written, settings: Settings) -> list[str]:
+    """The settings that the text states otherwise, or not at all."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / name
+        path.write_text(text, encoding="utf-8")
+        try:
+            found = read_written(path, one.format)
+        except AutotuneError:
+            return list(settings)
+    own = next((item for item in found if item.name == one.name), found[0])
+    read = dict(flat(own.content))
+    return [key for key in {**settings, **read} if read.get(key) != settings.get(key)]
+
+
+def _edited(one: Written, source: str, changes: Settings) -> Iterator[str]:
+    """Texts that may be it, the one that keeps most of the source first."""
+    match one.path.suffix:
+        case ".json":
+            wanted = {**dict(flat(one.content)), **changes}
+            yield json.dumps(nested({k: v for k, v in wanted.items() if v is not None or k not in changes}), indent=2) + "\n"
+        case ".toml":
+            yield _toml(source, changes)
+        case ".yaml" | ".yml":
+            yield _yaml(source, changes)
+        case ".py":
+            yield _python(source, changes, one.lines.get("recipe", 1))
+        case _:
+            yield _script(source, changes)
+
+
+def _anew(one: Written, settings: Settings) -> tuple[str, str]:
+    """All settings, and the suffix of a file with them."""
+    if one.path.suffix in TABLES:
+        return (_toml("", settings), ".toml") if one.path.suffix == ".toml" else (yaml_text(nested(settings)), ".yaml")
+    if one.format == BRIDGE:
+        return "\n".join(f"{key}={_word(value)}" for key, value in settings.items()) + "\n", ".args"
+    return _launch(one, settings), ".sh"
+
+
+def _launch(one: Written, settings: Settings) -> str:
+    """A launch script of Megatron-LM or torchtitan."""
+    exports = [f"export {key.removeprefix(ENVIRONMENT)}={_word(value)}" for key, value in settings.items()
+               if key.startswith(ENVIRONMENT)]  # fmt: skip
+    launcher = [f"--{key.removeprefix(LAUNCHER)} {_word(value)}" for key, value in settings.items() if key.startswith(LAUNCHER)]
+    titan = one.format == TORCHTITAN
+    words = ["torchrun", *launcher, "-m torchtitan.train" if titan else "pretrain_gpt.py"]
+    for key, value in settings.items():
+        if key.startswith((ENVIRONMENT, LAUNCHER)) or key == "activation_checkpoint.mode":
+            continue
+        option = {"recipe": "--config"}.get(key, key if key.startswith("--") else f"--{key}")
+        words.append(option if value is True and not titan else f"{option} {_word(value)}")
+    if mode := settings.get("activation_checkpoint.mode"):
+        words.append(f"activation-checkpoint:{mode}")
+    return "\n".join(["#!/bin/bash", *exports, " \\\n  ".join(words)]) + "\n"
+
+
+def _word(value: Any) -> str:
+    if isinstance(value, list | tuple | dict):
+        return json.dumps(value, separators=(",", ":"))
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _toml(source: str, changes: Settings) -> str:
+    """Replace the values of keys in their tables; a missing key follows its table's header."""
+    lines, left, table = source.splitlines(), dict(changes), ""
+    found: list[str] = []
+    for line in lines:
+        header = re.fullmatch(r"\s*\[([\w.\"-]+)\]\s*(#.*)?", line)
+        if header:
+            table = header[1].replace('"', "")
+        stated = re.match(r"\s*([\w-]+)\s*=\s*(.*)", line)
+        key = f"{table}.{stated[1]}" if stated and table else stated[1] if stated else ""
+        if key not in left:
+            found.append(line)
+            continue
+        value = left.pop(key)
+        if value is not None and stated:
+            comment = re.search(r"\s+#[^\"']*$", line)
+            found.append(f"{line[: stated.start(2)]}{json.dumps(value)}{comment[0] if comment else ''}")
+    tables: dict[str, list[str]] = {}
+    for key, value in left.items():
+        if value is not None:
+            table, _, name = key.rpartition(".")
+            tables.setdefault(table, []).append(f"{name} = {json.dumps(value)}")
+    for table, added in tables.items():
+        place = next((at for at, line in enumerate(found) if re.fullmatch(rf"\s*\[{re.escape(table)}\]\s*(#.*)?", line)), None)
+        if place is not None:
+            found[place + 1 : place + 1] = added
+        elif not table:
+            found[:0] = added
+        else:
+            found += [*([""] if found else []), f"[{table}]", *added]
+    return "\n".join(found) + "\n"
+
+
+def _yaml(source: str, changes: Settings) -> str:
+    """Replace the values of keys in their blocks; a missing key ends up below its block's key."""
+    found, left = [], dict(changes)
+    path: list[tuple[int, str]] = []
+    for line in source.splitlines():
+        stated = re.match(r"(\s*)([\w.-]+):(\s*)(.*)", line)
+        if not stated or line.lstrip().startswith("#"):
+            found.append(line)
+            continue
+        indent = len(stated[1])
+        path = [*(item for item in path if item[0] < indent), (indent, stated[2])]
+        key = ".".join(name for _, name in path)
+        if key in left:
+            value = left.pop(key)
+            if value is None:
+                continue
+            comment = re.search(r"\s+#.*$", stated[4])
+            line = f"{stated[1]}{stated[2]}: {json.dumps(value)}{comment[0] if comment else ''}"
+        found.append(line)
+        inside = [name for name in left if name.rpartition(".")[0] == key]
+        for name in inside:
+            if (value := left.pop(name)) is not None:
+                found.append(f"{stated[1]}  {name.rpartition('.')[2]}: {json.dumps(value)}")
+    for key, value in left.items():
+        if value is not None:
+            found.append(f"{key}: {json.dumps(value)}")
+    return "\n".join(found) + "\n"
+
+
+def _python(source: str, changes: Settings, first: int) -> str:
+    """Replace literal values of keywords and attributes within the recipe's function; new ones follow its last assignment."""
+    lines = source.splitlines(keepends=True)
+    last = next((at for at in range(first, len(lines)) if lines[at].startswith(("def ", "class ", "@"))), len(lines))
+    body = "".join(lines[first - 1 : last])
+    added = []
+    for key, value in changes.items():
+        stated = re.compile(rf"(\b{re.escape(key.rpartition('.')[2])}\s*=\s*)(-?[\w.]+|\"[^\"]*\")")
+        body, count = stated.subn(r"\g<1>" + repr(value).replace("\\", r"\\"), body)
+        added += [f".{key} = {value!r}\n"] if not count and value is not None else []
+    assigned = list(re.finditer(r"^(\s+\w+)\.[\w.]+ = .*\n", body, re.MULTILINE))
+    if assigned:
+        end = assigned[-1].end()
+        body = body[:end] + "".join(assigned[-1][1] + line for line in added) + body[end:]
+    return "".join(lines[: first - 1]) + body + "".join(lines[last:])
+
+
+def _script(source: str, changes: Settings) -> str:
+    """Replace the values of options and overrides, or of the variables that they are; new ones stand beside the last one."""
+    text, anchor = source, _anchor(source)
+    for key, value in changes.items():
+        text, done = _replaced(text, key, value)
+        if not done and value is not None and anchor:
+            text = text.replace(anchor, f"{anchor} {_option(key, value, anchor)}", 1)
+    return text
+
+
+def _anchor(text: str) -> str:
+    """An option or override, with its value, beside which others can stand."""
+    found = re.search(r"(?<!\S)(?:--(?:micro-batch-size|training\.\w+|parallelism\.\w+)(?:[ =]\S+)|model\.\w+=\S+)", text)
+    return found[0] if found else ""
+
+
+def _option(key: str, value: Any, anchor: str) -> str:
+    if not anchor.startswith("--"):
+        return f"{key}={_word(value)}"
+    option = key if key.startswith("--") else f"--{key}"
+    return option if value is True and key.startswith("--") else f"{option} {_word(value)}"
+
+
+def _replaced(text: str, key: str, value: Any) -> tuple[str, bool]:
+    """The text with another value of a setting, and whether the text states it."""
+    if key == "activation_checkpoint.mode":
+        return re.subn(r"activation-checkpoint:\w+", f"activation-checkpoint:{value}", text)[:2]  # type: ignore[return-value]
+    if key.startswith(ENVIRONMENT):
+        name = re.escape(key.removeprefix(ENVIRONMENT))
+        new, count = re.subn(rf"(export\s+{name}=)\S+", lambda found: f"{found[1]}{_word(value)}", text)
+        return new, bool(count)
+    option = "--" + key.removeprefix(LAUNCHER) if key.startswith(LAUNCHER) else key if key.startswith("--") else f"(?:--)?{key}"
+    spelled = re.compile(rf"(?<!\S)({option})(?:([ =])(?!--)([^\s\\)]+))?(?=[\s\\)]|$)")
+    match = spelled.search(text)
+    if match is None:
+        return text, False
+    if value is None:
+        return spelled.sub("", text, count=1), True
+    stated = match[3] or ""
+    variable = re.fullmatch(r"\"?\$\{?(\w+)\}?\"?", stated)
+    if variable:
+        assigned = re.compile(rf"^(\s*{variable[1]}=)(\$\{{\w+:-)?([^\s}}#]+)", re.MULTILINE)
+        new, count = assigned.subn(lambda found: f"{found[1]}{found[2] or ''}{_word(value)}", text, count=1)
+        if count:
+            return new, True
+    if value is True and not match[2]:
+        return text, True
+    return f"{text[: match.start()]}{match[1]}{match[2] or ' '}{_word(value)}{text[match.end() :]}", True

@@ -1,0 +1,100 @@
+"""The settings of a recipe that state its ranks, its nodes and its batch, on another cluster."""
+
+import math
+from collections.abc import Callable, Mapping
+
+from autotune.imports import torchtitan as titan
+from autotune.imports.accelerate import ACCELERATE_FORMAT
+from autotune.imports.deepspeed import DEEPSPEED_FORMAT
+from autotune.imports.megatron import BRIDGE, LM
+from autotune.imports.shell import LAUNCHER
+from autotune.lint.accelerate import MACHINES, PROCESSES, mesh
+from autotune.lint.case import Case, Settings
+from autotune.lint.changes import BATCH
+from search_spaces.trial_config import TrialConfig
+
+BEST_CONFIG = "best-config"
+STEPS = "gradient_accumulation_steps"
+
+
+def sized(case: Case, config: TrialConfig, batch: int) -> Settings:
+    """The settings that give a case, whose layout is written already, its size and its batch; unchanged ones are left out.
+
+    Args:
+        case: in the surroundings of the new cluster.
+        config: the layout that is meant.
+        batch: samples per optimizer step, over all ranks.
+    """
+    cluster = case.around.cluster
+    assert cluster is not None
+    launcher = {
+        f"{LAUNCHER}nnodes": cluster.nodes,
+        **{f"{LAUNCHER}{name}": cluster.devices_per_node for name in ("nproc_per_node", "nproc-per-node")},
+    }
+    settings = {key: value for key, value in launcher.items() if key in case.found.settings}
+    settings |= _SIZED[case.framework.name](case, config, batch)
+    return {key: value for key, value in settings.items() if case.get(key) != value}
+
+
+def _torchtitan(case: Case, config: TrialConfig, batch: int) -> dict[str, object]:
+    """Without a pipeline torchtitan accumulates local batches to the global one; a pipeline splits the local batch."""
+    assert case.ranks is not None
+    rest, replicas = case.ranks // (config.tensor_parallel_size * config.pipeline_parallel_size), case.replicas or 1
+    found: dict[str, object] = {}
+    stated = case.get(titan.SHARD, -1)
+    if config.hsdp_shard_size and config.zero_stage == 3:
+        shards = config.hsdp_shard_size // config.context_parallel_size
+        found |= {titan.SHARD: shards, titan.REPLICATE: max(replicas // max(shards, 1), 1)}
+    elif config.zero_stage == 0 and stated == 1:
+        found[titan.REPLICATE] = replicas
+    else:
+        found[titan.SHARD] = -1 if stated == -1 else rest // config.context_parallel_size
+        if case.get(titan.REPLICATE, 1) != 1:
+            found[titan.REPLICATE] = 1
+    if config.pipeline_parallel_size > 1:
+        found[titan.LOCAL] = max(batch // replicas, 1)
+    local = config.micro_batch_size if config.pipeline_parallel_size == 1 else max(batch // replicas, 1)
+    if case.get(titan.GLOBAL) not in (None, -1) or local * replicas != batch:
+        found[titan.GLOBAL] = batch
+    return found
+
+
+def _megatron(case: Case, _: TrialConfig, batch: int) -> Settings:
+    return {case.framework.keys[BATCH]: batch}
+
+
+def _deepspeed(case: Case, config: TrialConfig, batch: int) -> dict[str, object]:
+    """Beside AutoTP DeepSpeed refuses the global batch, because it counts every rank as a replica."""
+    steps = max(batch // (config.micro_batch_size * (case.replicas or 1)), 1)
+    if config.tensor_parallel_size > 1:
+        return {"train_batch_size": None, STEPS: steps}
+    stated = [name for name in ("train_batch_size", STEPS) if isinstance(case.get(name), int)]
+    values = {"train_batch_size": batch, STEPS: steps}
+    return {name: values[name] for name in stated or ["train_batch_size"]}
+
+
+def _accelerate(case: Case, _: TrialConfig, __: int) -> dict[str, object]:
+    cluster, ranks = case.around.cluster, case.ranks
+    assert cluster is not None and ranks is not None
+    found: dict[str, object] = {PROCESSES: ranks, MACHINES: cluster.nodes}
+    if any(mesh(name) in case.found.settings for name in ("dp_shard", "tp", "cp")):
+        copies = case.get(mesh("dp_replicate"), 1)
+        copies = math.gcd(int(copies), case.replicas or 1)
+        found[mesh("dp_shard")] = max((case.replicas or 1) // copies, 1)
+        if mesh("dp_replicate") in case.found.settings:
+            found[mesh("dp_replicate")] = copies
+    return found
+
+
+def _best_config(_: Case, __: TrialConfig, batch: int) -> Settings:
+    return {BATCH: batch}
+
+
+_SIZED: Mapping[str, Callable[[Case, TrialConfig, int], Settings]] = {
+    titan.FORMAT: _torchtitan,
+    LM: _megatron,
+    BRIDGE: _megatron,
+    DEEPSPEED_FORMAT: _deepspeed,
+    ACCELERATE_FORMAT: _accelerate,
+    BEST_CONFIG: _best_config,
+}
