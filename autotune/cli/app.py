@@ -327,6 +327,62 @@ def carry(
 
 
 @app.command()
+def challenge(
+    recipe: Annotated[
+        str,
+        typer.Argument(
+            metavar="RECIPE", help="A file that `lint` reads (FILE.py:FUNCTION), a best-config.json, or a job's id."
+        ),
+    ],
+    predict_only: Annotated[bool, typer.Option("--predict-only", help="Decide by predictions; run nothing.")] = False,
+    rivals: Annotated[int, typer.Option(min=1, max=50, metavar="N", help="Number of rivals.")] = 5,
+    rounds: Annotated[int, typer.Option(min=1, max=100, metavar="N", help="Rounds of finalists and recipe, at most.")] = 5,
+    cluster: options.AnyCluster = None,
+    ranks: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Ranks; default: 2 for local, else every device.")
+    ] = None,
+    engine: options.NamedEngine = "native",
+    runner: Annotated[str | None, typer.Option(metavar="NAME", help="ray or local. [default: ray]")] = None,
+    ray_address: options.RayAddress = None,
+    model: Annotated[
+        str | None,
+        typer.Option(metavar="MODEL", help="A preset or a Hugging Face config.json. [default: as in the recipe]"),
+    ] = None,
+    global_batch_size: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Samples per optimizer step. [default: as in the recipe]")
+    ] = None,
+    sequence_length: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Tokens per sample. [default: as in the recipe]")
+    ] = None,
+    memory_limit: options.MemoryLimit = None,
+    max_seconds: Annotated[float | None, typer.Option(metavar="SECONDS", help="Seconds after which no trial starts.")] = None,
+    url: Url = None,
+    db: Database = None,
+    json: Json = False,
+) -> None:
+    """Challenge a recipe: predictions nominate rivals, and interleaved trials decide whether it is beaten, not beaten, or
+    undecided. Exit status 1: beaten, or the recipe does not run."""
+    from autotune.cli.carry import RecipeOptions
+    from autotune.cli.challenge import ChallengeOptions, challenge_command
+
+    source = RecipeOptions(
+        recipe=recipe, source=None, model=model, global_batch_size=global_batch_size, sequence_length=sequence_length,
+        url=url, database=db,
+    )  # fmt: skip
+    fields = options.given(
+        engine=engine, runner=runner, ray_address=ray_address, memory_limit=memory_limit, max_seconds=max_seconds
+    )
+    end(
+        lambda: challenge_command(
+            ChallengeOptions(
+                recipe=source, cluster=cluster, ranks=ranks, rivals=rivals, rounds=rounds, predict_only=predict_only,
+                json=json, fields=fields,
+            )
+        )
+    )  # fmt: skip
+
+
+@app.command()
 def cluster(
     release: Annotated[str | None, typer.Option(metavar="NODE", help="Allow trials on a quarantined node again.")] = None,
     ray_address: options.RayToInspect = None,

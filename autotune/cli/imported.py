@@ -29,7 +29,13 @@ def with_imported(fields: Mapping[str, Any], path: Path, ranks: tuple[int, ...],
     Raises:
         RequestError: the file cannot be read, or has an invalid value.
     """
-    found = read_imported(path)
+    return with_found(fields, read_imported(path), path.name, ranks, report)
+
+
+def with_found(
+    fields: Mapping[str, Any], found: Imported, source: str, ranks: tuple[int, ...], report: Report
+) -> dict[str, Any]:
+    """`with_imported` for a file that is read already; `source` is its name in notes."""
     knobs, left = _honoured_knobs(found.knobs, fields)
     if "precision" in fields.get("pins", {}) or "precision" in (fields.get("baseline") or {}):
         knobs.pop("reduce_dtype", None)  # it belongs to the file's precision
@@ -37,19 +43,19 @@ def with_imported(fields: Mapping[str, Any], path: Path, ranks: tuple[int, ...],
     if "optimizer" in fields:
         knobs.pop("optimizer", None)
     for note in (*found.notes, *left, *unused):
-        report(f"{path.name}: {note}")
+        report(f"{source}: {note}")
     if stated:
         values = " ".join(f"{name}={value_text(value)}" for name, value in stated.items())
-        report(f"{path.name}: trials and exported files take {values}")
+        report(f"{source}: trials and exported files take {values}")
     pins = dict(fields.get("pins", {}))
     changing = {name: value for name, value in knobs.items() if KNOBS[name].numerics is Numerics.CHANGES}
     for name, value in {**_carried_over(found, fields, report), **changing}.items():
         pins.setdefault(name, value)
     if found.ranks is not None and ranks not in ((), (found.ranks,)):
-        report(f"{path.name}: is for {found.ranks} processes, but trials run on {', '.join(map(str, ranks))}")
+        report(f"{source}: is for {found.ranks} processes, but trials run on {', '.join(map(str, ranks))}")
     baseline = {**knobs, **(fields.get("baseline") or {})}
     knobs_text = " ".join(f"{name}={value_text(value)}" for name, value in baseline.items())
-    report(f"{path.name}: the baseline is {knobs_text or 'the defaults'}")
+    report(f"{source}: the baseline is {knobs_text or 'the defaults'}")
     return _with_batch({**fields, **stated, "baseline": baseline, "pins": pins}, found, ranks, report)
 
 

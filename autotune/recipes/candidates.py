@@ -257,7 +257,7 @@ def _values(case: Case, name: str, offloads: bool) -> list[Value]:
     """The recipe's own value, then others that its settings can state, the nearest first."""
     own, options = getattr(case.config, name), list(CHOICES.get(name, ()))
     if name in LARGEST:
-        most = min(LARGEST[name], case.ranks or 1)
+        most = min(LARGEST[name], case.ranks or 1) if name in DEGREES else LARGEST[name]
         if name == "tensor_parallel_size" and case.around.cluster is not None:
             most = min(most, max(case.around.cluster.linked_devices, 1))
         if name == "expert_parallel_size" and case.model is not None:

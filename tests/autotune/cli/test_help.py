@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[3]
 GOLDEN = Path(__file__).parent / "golden"
 SWEEPS = (
     "sweep", "show", "explain", "export", "reproduce", "space", "engines", "profile", "validate", "bench-search", "dry-run",
-    "predict", "plan", "capacity", "calibrate", "lint", "carry", "cluster", "doctor", "clean", "weights",
+    "predict", "plan", "capacity", "calibrate", "lint", "carry", "challenge", "cluster", "doctor", "clean", "weights",
 )  # fmt: skip
 JOBS = ("submit", "jobs", "watch", "pause", "resume", "stop", "cancel", "clone", "extend", "label")
 SERVICE = ("serve", "worker", "keys", "db", "study")
