@@ -14,6 +14,7 @@ from api.failures import RowName, SubmittedRow
 from api.fields import Body, DocumentLengths, ExpertLoads, Integer, Size
 from api.settings import Settings
 from autotune.errors import RequestError
+from autotune.goodput.terms import parse_terms, require_published
 from autotune.request.field import SERVICE, RequestField
 from autotune.request.field_names import with_present_names
 from autotune.request.labels import LONGEST, MOST_TAGS, TAG
@@ -46,6 +47,7 @@ ModelName = Annotated[str, Field(min_length=1, max_length=100, pattern=r"^[A-Za-
 JobName = Annotated[str, Field(max_length=LONGEST["name"], pattern=r"^[^\x00-\x1f]*$")]
 JobNote = Annotated[str, Field(max_length=LONGEST["note"], pattern=r"^[^\x00-\x08\x0b-\x1f]*$")]
 JobTag = Annotated[str, Field(pattern=f"^{TAG.pattern}$")]
+GoodputTexts = Annotated[list[Annotated[str, Field(max_length=200)]], Field(max_length=40, fail_fast=True)]
 JobTags = Annotated[list[JobTag], Field(max_length=MOST_TAGS, fail_fast=True)]
 
 
@@ -82,7 +84,7 @@ def _declared_fields() -> dict[str, Any]:
 
 OWN_TYPES: Mapping[str, Any] = {
     "document_lengths": DocumentLengths, "expert_loads": ExpertLoads, "memory_limit": Size,
-    "name": JobName, "note": JobNote, "tags": JobTags,
+    "name": JobName, "note": JobNote, "tags": JobTags, "goodput": GoodputTexts,
     "environment_settings": Annotated[list[Setting], Field(max_length=MOST_SETTINGS, fail_fast=True)],
 }  # fmt: skip
 """Types of fields that are not numbers, switches or names."""
@@ -174,6 +176,7 @@ def _request(body: JobSubmission, settings: Settings) -> tuple[JobRequest, Model
     """The request, and the model if it was uploaded."""
     fields = body.model_dump(exclude_none=True, exclude={"priority", "model"})
     _require_names(fields, settings)
+    require_published(parse_terms(fields.get("goodput", ())))
     if body.baseline is not None:
         fields["baseline"] = checked(body.baseline)
     if body.command is not None:

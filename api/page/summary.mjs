@@ -22,6 +22,7 @@ export function Summary({ job, points }) {
       <${Best} job=${job} points=${points} />
       <${Gain} points=${points} />
       <${Certainty} points=${points} />
+      <${Goodput} points=${points} />
       <${Memory} points=${points} />
       <${Time} job=${job} points=${points} />
     </dl>
@@ -83,6 +84,17 @@ function Certainty({ points }) {
   if (points.best === null) return null;
   const { probability_best: chance, expected_loss: loss } = points.best;
   return html`<${Figure} title="Probability of being the best" value=${chance > 0.999 ? "> 99.9 %" : share(chance)} more=${`expected loss ${share(loss)}`} />`;
+}
+
+/** Objective goodput: how to run the answer on nodes that fail, and when it ends. */
+function Goodput({ points }) {
+  const way = points.best?.goodput?.ways[0];
+  if (!way) return null;
+  const days = (hours) => (hours / 24).toPrecision(3);
+  const saved = way.interval_steps === null ? "no checkpoints" : `${way.checkpoint} checkpoint every ${counted(way.interval_steps, "step")}`;
+  const { "0.05": early, "0.95": late } = way.hours_quantiles;
+  const more = `${way.recovery}, ${saved}, ${counted(way.spares, "spare node")}; ${count(Math.round(way.interruptions))} interruptions; ends after ${days(way.hours)} days (${days(early)} to ${days(late)})`;
+  return html`<${Figure} title="Kept on nodes that fail" value=${share(way.effective)} more=${more} />`;
 }
 
 function Memory({ points }) {

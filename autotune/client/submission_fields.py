@@ -22,7 +22,9 @@ class SubmissionFields(TypedDict, total=False):
     simple: str | None
     """Search only what this framework's export expresses without loss: deepspeed, torchtitan, megatron, …"""
     objective: str | None
-    """throughput, memory or pareto."""
+    """throughput, memory, pareto or goodput."""
+    goodput: Sequence[str] | None
+    """Objective goodput: failures=llama3, spares=0,2, tokens=1e12, … May be repeated."""
     strategy: str | None
     """guided, tpe, random, grid, tpe-predicted, gp, nsga2, smac, deepspeed, paddle, expert."""
     seed: int | None

@@ -95,9 +95,18 @@ def terms_of(values: Mapping[str, Any]) -> GoodputTerms:
     """
     several = {name: value if isinstance(value, list) else [value] for name, value in values.items()}
     terms = parse_terms(f"{name}={','.join(str(value) for value in value_list)}" for name, value_list in several.items())
+    require_published(terms)
+    return terms
+
+
+def require_published(terms: GoodputTerms) -> None:
+    """Refuse a log of failures in a request to a service, which reads none.
+
+    Raises:
+        RequestError: the failure rates are not published ones.
+    """
     if terms.failures not in preset_names():
         raise RequestError("failures", f"{terms.failures!r} is not known", f"use one of {', '.join(preset_names())}")
-    return terms
 
 
 def _parsed(name: str, text: str) -> Any:

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from autotune.goodput.choice import Choice
 from autotune.request.request import Objective
 from search_spaces.outcome import Outcome
 from search_spaces.trial_config import TrialConfig
@@ -23,8 +24,11 @@ class Ranking:
     memory_share: float = 0.0
     """Objective pareto: weight of memory in the score, from 0 (only samples/s) to 1 (only memory)."""
 
-    efficiency: Callable[[TrialConfig], float] | None = None
-    """Returns a configuration's rate per device on the cluster of the answer, relative to here; None: the same cluster."""
+    efficiency: Callable[[TrialConfig, float], float] | None = None
+    """Returns what a configuration with these measured samples/s delivers per device to the answer, relative to here: on its
+    cluster, and with the objective goodput after failures; None: the rates themselves are ranked."""
+    ways: Callable[[TrialConfig, float], Sequence[Choice]] | None = None
+    """Objective goodput: the ways to run a configuration with these measured samples/s, best first."""
 
     @property
     def capacity_bytes(self) -> float:
@@ -55,9 +59,9 @@ class Ranking:
         return -float(peak_bytes(trial)) if self.objective is Objective.MEMORY else self.rate(trial)
 
     def rate(self, trial: TrialRecord) -> float:
-        """Samples/s for ordering: the measured rate, times the efficiency if the answer is for another cluster."""
+        """Samples/s for ordering: the measured rate, times the efficiency."""
         measured = rate(trial)
-        return measured * self.efficiency(trial.config) if self.efficiency is not None and measured else measured
+        return measured * self.efficiency(trial.config, measured) if self.efficiency is not None and measured else measured
 
     def value(self, trial: TrialRecord) -> float:
         """The maximized quantity as a positive number, whether or not the trial can win; 0: not measured."""

@@ -52,11 +52,12 @@ class Standings:
 
     @cached_property
     def ranked_by(self) -> Posterior:
-        """The posterior that contenders are ranked by: their rates, scaled by the efficiency if the answer is for another
-        cluster."""
+        """The posterior that contenders are ranked by: their rates, scaled by the efficiency."""
         if self.ranking.efficiency is None:
             return self.posterior
-        shift = np.log([self.ranking.efficiency(trial.config) for trial in self.contenders])
+        rates = np.exp(self.posterior.means()).tolist()
+        configs = [trial.config for trial in self.contenders]
+        shift = np.log([self.ranking.efficiency(config, rate) for config, rate in zip(configs, rates, strict=True)])
         return Posterior(self.posterior.draws + shift[:, None], self.posterior.weights)
 
     @cached_property

@@ -39,7 +39,7 @@ class Verdict:
     baseline: TrialRecord | None
     """The baseline's search trial; None: no baseline was measured."""
     gain: Interval | None
-    """Gain over the baseline: the ratio of samples/s, or of peak bytes (baseline over answer) if memory is the objective.
+    """Gain over the baseline by the objective: the ratio of samples/s, of tokens kept, or of peak bytes (baseline over answer).
     None: no baseline was measured."""
     probability_best: float
     """Probability that no tried configuration is better by the objective."""
@@ -101,7 +101,9 @@ def answer_document(verdict: Verdict) -> dict[str, Any]:
     first and then by rate, with the number of measurements behind its rate.
     """
     standings, best, baseline = verdict.standings, verdict.best, verdict.baseline
-    of = "peak_memory_bytes" if standings.ranking.objective is Objective.MEMORY else "samples_per_second"
+    of = {Objective.MEMORY: "peak_memory_bytes", Objective.GOODPUT: "goodput"}.get(
+        standings.ranking.objective, "samples_per_second"
+    )
     places = sorted(standings.order, key=lambda place: standings.contenders[place].config_hash != best.config_hash)
     return {
         "keeps_baseline": verdict.keeps,
@@ -115,6 +117,7 @@ def answer_document(verdict: Verdict) -> dict[str, Any]:
         "tie": verdict.tie,
         "probability_best": verdict.probability_best,
         "expected_loss": verdict.expected_loss,
+        **_goodput(verdict),
         "standings": [
             {
                 "trial": standings.contenders[place].number,
@@ -124,6 +127,20 @@ def answer_document(verdict: Verdict) -> dict[str, Any]:
             for place in places
         ],
     }
+
+
+def _goodput(verdict: Verdict) -> dict[str, Any]:
+    """Objective goodput: the best ways to run the answer, and the best one of the baseline; empty: another objective."""
+    ways, baseline = verdict.standings.ranking.ways, verdict.baseline
+    if ways is None:
+        return {}
+
+    def documents(trial: TrialRecord) -> list[dict[str, Any]]:
+        rate = verdict.rate(trial)
+        return [way.document() for way in ways(trial.config, rate.mean)] if rate is not None else []
+
+    of_baseline = documents(baseline)[:1] if baseline is not None else []
+    return {"goodput": {"ways": documents(verdict.best), "baseline": of_baseline[0] if of_baseline else None}}
 
 
 def answer_summary(verdict: Verdict) -> dict[str, Any]:
@@ -230,4 +247,5 @@ def _gain(standings: Standings, answer: int, baseline: TrialRecord) -> Interval:
         # Allocator peaks repeat exactly, so the ratio has no spread.
         ratio = peak_bytes(baseline) / max(peak_bytes(best), 1)
         return Interval(mean=ratio, low=ratio, high=ratio)
-    return standings.posterior.ratio(answer, standings.places[baseline.config_hash])
+    compared = standings.ranked_by if standings.ranking.objective is Objective.GOODPUT else standings.posterior
+    return compared.ratio(answer, standings.places[baseline.config_hash])

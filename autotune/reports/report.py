@@ -14,6 +14,7 @@ from autotune.outcome.best_config import build_best_config
 from autotune.session.placement import launch_line
 from autotune.text.explain_sections import Section, sections_of
 from autotune.text.jobs import place_text, state_text
+from autotune.text.result import way_text
 from autotune.wire.figures import Figure
 from search_spaces.knob_values import KNOBS, value_text
 from search_spaces.trial_config import TrialConfig
@@ -119,7 +120,8 @@ def _headline(source: Source, document: Mapping[str, Any] | None) -> str:
     if baseline is None:
         return f"{text}; no baseline was measured: the gain is unknown."
     gain = baseline["gain"]
-    what = "the baseline's samples/s" if gain["of"] == "samples_per_second" else "less peak memory than the baseline"
+    named = {"samples_per_second": "the baseline's samples/s", "goodput": "the tokens that the baseline keeps"}
+    what = named.get(gain["of"], "less peak memory than the baseline")
     sure = "" if not gain["low"] <= 1.0 <= gain["high"] else " (unproven: the interval includes 1)"
     tie = "; a tie with the runner-up" if document["job"]["tie"] else ""
     return f"{text}, {gain['mean']:.3f} times {what}{sure}{tie}."
@@ -136,6 +138,8 @@ def _results(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     decision = document["decision"]
     yield "probability of being the best", share_text(decision["probability_best"])
     yield "expected loss", share_text(decision["expected_loss"])
+    if decision.get("goodput", {}).get("ways"):
+        yield "on nodes that fail", way_text(decision["goodput"]["ways"][0])
     yield "a step", seconds_text(best["step_seconds"])
     peak = max((rank["total"] for rank in best["peak_memory_bytes"]), default=None)
     limit = document["objective"]["memory_limit"]

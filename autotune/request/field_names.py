@@ -43,6 +43,7 @@ ONE_AT_A_TIME: Mapping[str, str] = {
     "script_knobs": "script_knob",
     "environment_knobs": "environment_knob",
     "tags": "tag",
+    "goodput": "goodput",
 }
 """Fields with several values whose option takes one value and may be repeated; the option's name is the singular."""
 SINCE = 1795392000

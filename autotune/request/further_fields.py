@@ -11,6 +11,8 @@ class FurtherFields(TypedDict, total=False):
     """Your own training script: everything after --."""
     simple: str | None
     """Search only what this framework's export expresses without loss: deepspeed, torchtitan, megatron, …"""
+    goodput: Sequence[str] | None
+    """Objective goodput: failures=llama3, spares=0,2, tokens=1e12, … May be repeated."""
     device_hours: float | None
     """Hours times ranks after which no search trial starts."""
     run_device_hours: float | None

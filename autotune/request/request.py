@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Any, Union, get_args, get_origin
 
 from autotune.errors import RequestError
+from autotune.goodput.terms import parse_terms
 from autotune.request.checks import (
     ENVIRONMENT_SETTINGS,
     environment_count,
@@ -54,6 +55,8 @@ class Objective(StrEnum):
     """Minimum peak memory of the fullest rank; the faster one among equals."""
     PARETO = "pareto"
     """The Pareto front of samples/s and peak memory; the winner is the same as for throughput."""
+    GOODPUT = "goodput"
+    """Maximum tokens kept per device-hour on nodes that fail."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,17 +113,28 @@ class JobRequest:
     """One of `SIMPLE_TARGETS`: only what its export expresses without loss is searched; None: the whole space."""
     objective: Objective = request_field(
         Objective.THROUGHPUT,
-        "throughput, memory or pareto.",
+        "throughput, memory, pareto or goodput.",
         Panel.SEARCH,
         "NAME",
         commands=JOB,
         helps=(
             ("form", ""),
-            ("sweep", "throughput, memory, pareto; for a series cost, devices, sequence, scale."),
+            ("sweep", "throughput, memory, pareto, goodput; for a series cost, devices, sequence, scale."),
         ),
         label="Objective",
         section="goal",
     )
+    goodput: tuple[str, ...] = request_field(
+        (),
+        "Objective goodput: failures=llama3, spares=0,2, tokens=1e12, … May be repeated.",
+        Panel.SEARCH,
+        "NAME=VALUE",
+        commands=JOB,
+        label="Failures",
+        section="goal",
+        helps=(("form", "Objective goodput: NAME=VALUE, a | between them, such as failures=llama3 | tokens=1e12."),),
+    )
+    """Inputs of the objective goodput: `autotune.goodput.terms.GoodputTerms`, as texts NAME=VALUE."""
     strategy: str = request_field(
         STRATEGIES[0],
         f"{', '.join(STRATEGIES)}.",
@@ -569,6 +583,7 @@ class JobRequest:
         if found is not None:
             raise RequestError("document_lengths", *found)
         require_loads(self.expert_loads)
+        self._require_goodput()
         self._require_prediction(*PREDICTION_FIELDS)
         self._require_fidelity()
         self._require_shapes()
@@ -629,6 +644,11 @@ class JobRequest:
         problem = f"extrapolates memory, which the objective {self.objective} ranks by"
         require(not extrapolates, "fidelity.most_layers", problem, "leave it out, or use the objective throughput")
 
+    def _require_goodput(self) -> None:
+        fits = not self.goodput or self.objective is Objective.GOODPUT
+        require(fits, "goodput", "belongs to the objective goodput", "leave it out, or choose that objective")
+        parse_terms(self.goodput)
+
     def _require_shapes(self) -> None:
         for name in ("tune_on", "answer_for"):
             if getattr(self, name) is not None:
@@ -643,8 +663,8 @@ class JobRequest:
             if getattr(self, name) is not None and self.strategy not in GAIN_PREDICTING:
                 remedy = "use --strategy guided, or leave it out"
                 raise RequestError(name, f"{self.strategy} does not predict the gain of further trials", remedy)
-            if getattr(self, name) is not None and self.objective is Objective.PARETO:
-                problem = "compares with one best configuration, but the objective pareto has a front"
+            if getattr(self, name) is not None and self.objective in (Objective.PARETO, Objective.GOODPUT):
+                problem = f"predicts the gain in samples/s or memory, which the objective {self.objective} does not rank by"
                 raise RequestError(name, problem, "leave it out, or use the objective throughput or memory")
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ from autotune.prediction.planning.question import precisions_of
 from autotune.prediction.planning.question_space import layouts_of
 from autotune.request.engines import capability_of, require_usable
 from autotune.request.loads_field import with_loads
-from autotune.request.request import JobRequest
+from autotune.request.request import JobRequest, Objective
 from autotune.request.rows import request_of
 from autotune.request.script_capability import require_carried, require_script
 from autotune.request.strategy_names import PREDICTING
@@ -41,6 +42,7 @@ from storage.records import JobRecord, Lease
 if TYPE_CHECKING:
     from autotune.prediction.fitting.trial_history import Runs
     from autotune.session.extrapolation import Extrapolation
+    from autotune.session.goodput import JobGoodput
     from storage.store import Store
 
 DIVIDES_ALL = math.factorial(16)
@@ -128,7 +130,7 @@ def _resolve(request: JobRequest, live: ClusterSpec | None = None, most_steps: i
     if space.is_empty():
         raise nothing_legal(space)
     extrapolation = _extrapolation(request, space, model)
-    ranking = _ranking(request, cluster, extrapolation)
+    ranking = _ranking(request, cluster, extrapolation, _goodput(request, space, model, extrapolation))
     baselines = baselines_of(request.baseline, space, extrapolation)
     resolved = dataclasses.replace(
         request,
@@ -287,7 +289,20 @@ def _stored_space(request: JobRequest, model: Model, cluster: ClusterSpec) -> Se
     )
 
 
-def _ranking(request: JobRequest, cluster: ClusterSpec, extrapolation: "Extrapolation | None") -> Ranking:
+def _goodput(
+    request: JobRequest, space: SearchSpace, model: Model, extrapolation: "Extrapolation | None"
+) -> "JobGoodput | None":
+    if request.objective is not Objective.GOODPUT:
+        return None
+    # NumPy and the equations are loaded only for requests that need them.
+    from autotune.session.goodput import goodput_of
+
+    return goodput_of(request, space, model, extrapolation)
+
+
+def _ranking(
+    request: JobRequest, cluster: ClusterSpec, extrapolation: "Extrapolation | None", goodput: "JobGoodput | None"
+) -> Ranking:
     # On a CPU, no allocator enforces the device's share of main memory, so only a stated limit counts.
     known = request.memory_limit or (cluster.most_memory_bytes if cluster.device.kind == "cuda" else None)
     return Ranking(
@@ -295,5 +310,14 @@ def _ranking(request: JobRequest, cluster: ClusterSpec, extrapolation: "Extrapol
         memory_limit_bytes=known,
         headroom=request.headroom,
         allow_unstable=request.allow_unstable,
-        efficiency=extrapolation.efficiency if extrapolation else None,
+        efficiency=_efficiency(extrapolation, goodput),
+        ways=goodput.ways if goodput else None,
     )
+
+
+def _efficiency(
+    extrapolation: "Extrapolation | None", goodput: "JobGoodput | None"
+) -> Callable[[TrialConfig, float], float] | None:
+    if goodput is not None:
+        return goodput.efficiency
+    return None if extrapolation is None else lambda config, _: extrapolation.efficiency(config)

@@ -48,6 +48,8 @@ def print_result(document: dict[str, Any] | None, console: Console) -> None:
         console.print(f"  environment: {environment_line(environments)}", highlight=False, soft_wrap=True)
     if comparable := document["provenance"]["environment"].get(COMPARABLE):
         console.print(f"  comparable {comparable}", highlight=False, soft_wrap=True)
+    if goodput := (document.get("decision") or {}).get("goodput"):
+        console.print(_goodput_text(goodput), highlight=False, soft_wrap=True)
     if spent := document["job"].get("spent"):
         console.print(_spent_text(spent), highlight=False, soft_wrap=True)
     if "extrapolated" in document:
@@ -107,6 +109,26 @@ def _extrapolated_text(beyond: dict[str, Any]) -> str:
     )
 
 
+def _goodput_text(goodput: dict[str, Any]) -> str:
+    """How to run the answer on nodes that fail, and what the baseline would keep."""
+    if not goodput["ways"]:
+        return "  goodput: no recovery of the terms is possible in this layout"
+    text, baseline = f"  on failing nodes: {way_text(goodput['ways'][0])}", goodput["baseline"]
+    return text if baseline is None else f"{text}\n  the baseline there: {way_text(baseline)}"
+
+
+def way_text(way: dict[str, Any]) -> str:
+    """A way to run a configuration on nodes that fail, in one line."""
+    steps = way["interval_steps"]
+    saved = "no checkpoints" if steps is None else f"{way['checkpoint']} checkpoint every {steps:,} steps"
+    quantiles = way["hours_quantiles"]
+    return (
+        f"{way['recovery']}, {saved}, {way['spares']} spares: {way['effective']:.2%} effective, "
+        f"{way['interruptions']:,.0f} interruptions, {way['tokens']:.3g} tokens in {way['hours'] / 24:.3g} days "
+        f"[{quantiles['0.05'] / 24:.3g}, {quantiles['0.95'] / 24:.3g}]"
+    )
+
+
 def _front_text(document: dict[str, Any]) -> str:
     count, share = len(document["alternatives"]), front_over_baseline(document)
     text = f"  front of samples/s and memory: {count} configuration{'s' if count != 1 else ''} (alternatives)"
@@ -149,7 +171,7 @@ def _gain_text(document: dict[str, Any]) -> str:
     gain = baseline["gain"]
     if document["best"]["config"] == baseline["config"]:
         return "  gain over the baseline: none, the answer is the baseline itself"
-    what = "samples/s" if gain["of"] == "samples_per_second" else "less peak memory"
+    what = {"samples_per_second": "samples/s", "goodput": "tokens kept"}.get(gain["of"], "less peak memory")
     text = f"  gain over the baseline: {gain['mean']:.3f}x {what}, 95 % interval [{gain['low']:.3f}, {gain['high']:.3f}]"
     if gain["low"] <= 1.0 <= gain["high"]:
         text += " (unproven: the interval includes 1)"

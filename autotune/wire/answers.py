@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from autotune.wire.plans import PlanGoodput
 from autotune.wire.predictions import Interval
 
 
@@ -10,7 +11,7 @@ class Gain:
     """The gain of the answer over the baseline: a ratio with its 95 % interval."""
 
     of: str
-    """samples_per_second, or peak_memory_bytes if memory is the objective."""
+    """samples_per_second, peak_memory_bytes if memory is the objective, or goodput if that is."""
     mean: float
     low: float
     """Lower bound. If the interval includes 1, the gain is unproven."""
@@ -28,6 +29,16 @@ class Standing:
     """Samples/s from all measurements of the configuration."""
     repeats: int
     """Number of measurements from which the rate is computed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerGoodput:
+    """What the answer keeps on nodes that fail, by the closed form on its measured samples/s."""
+
+    ways: tuple[PlanGoodput, ...]
+    """The best way to run it, then the best with each other recovery."""
+    baseline: PlanGoodput | None
+    """The best way to run the baseline. None: it was not measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +67,8 @@ class Answer:
     """Probability that no tried configuration is better than the answer."""
     expected_loss: float
     """Expected shortfall of the answer's rate, as a share of the rate of the best tried configuration."""
+    goodput: AnswerGoodput | None = None
+    """How to run the answer on nodes that fail. None: the objective is not goodput."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -327,3 +327,15 @@ def test_pages_are_bounded_in_bytes(client: TestClient, store: Store, monkeypatc
         assert pages > 1, path
         assert len(found) == len({*map(str, found)}) == {"/v1/jobs": 9, "/trials": 6}.get(path, store.job(job_id).version)
         assert found[0] == expected["items"][0][key]
+
+
+def test_the_objective_goodput_of_a_job_and_its_answer(client: TestClient, store: Store) -> None:
+    job = submit(client, objective="goodput", goodput=["failures=rsc1", "tokens=1e10"])
+    row = store.job(job["id"])
+    assert (row.request["objective"], row.request["goodput"]) == ("goodput", ["failures=rsc1", "tokens=1e10"])
+    measure(store, job["id"], trials=3)
+    best = client.get(f"/v1/jobs/{job['id']}/best").json()["decision"]
+    shown = client.get(f"/v1/jobs/{job['id']}/points").json()["best"]
+    assert best["goodput"] == shown["goodput"]
+    way = best["goodput"]["ways"][0]
+    assert way["tokens"] == 1e10 and way["hours_quantiles"]["0.05"] < way["hours_quantiles"]["0.95"]

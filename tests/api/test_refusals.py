@@ -70,6 +70,11 @@ def test_no_field_is_refused_in_the_words_of_the_validator(client: TestClient, n
             {"memory_limit": "40 bananas"},
             "memory_limit: '40 bananas' is not a size; write bytes, or a number with kB, MB, GB, ",
         ),
+        (
+            {"objective": "goodput", "goodput": ["failures=/etc/x.csv"]},
+            "failures: '/etc/x.csv' is not known; use one of llama3, ",
+        ),
+        ({"goodput": ["tokens=1e12"]}, "goodput: belongs to the objective goodput; leave it out, or choose that objective"),
         ({"failures": {"a": {"outcome": "FUN"}}}, "failures.a.outcome: 'FUN' is not known; use one of INFEASIBLE, FAILED, "),
         ({"command": {"folder": "/x"}}, "command.arguments: is missing; give a list"),
         ({"priority": 1000}, "priority: 1000 is not a whole number from -100 to 100; give at most 100"),

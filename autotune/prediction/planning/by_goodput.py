@@ -50,27 +50,34 @@ def ranked_by_goodput(
         most = question.tokens / item.seconds * 3600 / question.cluster.world_size
         if len(best) == top and most <= best[-1].goodput:
             break
-        ways = choices(_layout(question, item.config, item.seconds, state), terms, rates, price)
+        ways = choices(layout_of(question, item.config, item.seconds, state), terms, rates, price)
         if ways:
             best = sorted([*best, Kept(item=item, choices=tuple(ways))], key=lambda kept: -kept.goodput)[:top]
     return best
 
 
 def _with_states(question: Question, found: Sequence[Tuned]) -> Iterator[tuple[Tuned, tuple[float, float]]]:
-    """Each configuration with the bytes of parameters and optimizer state on its fullest rank."""
+    """Each configuration with its `saved_bytes`."""
     for start in range(0, len(found), BATCH):
         part = found[start : start + BATCH]
-        states: dict[int, tuple[float, float]] = {}
-        for places, cases in alike(question, [item.config.replace(ON_DEVICE) for item in part]):
-            tags = predict(cases, question.rates).memory.by_tag
-            count = len(places)
-            own = zip(*(np.broadcast_to(tags[tag], count).tolist() for tag in ("parameters", "optimizer_state")), strict=True)
-            states |= dict(zip(places, own, strict=True))
-        yield from ((item, states[place]) for place, item in enumerate(part))
+        yield from zip(part, saved_bytes(question, [item.config for item in part]), strict=True)
 
 
-def _layout(question: Question, config: TrialConfig, seconds: float, state: tuple[float, float]) -> Layout:
+def saved_bytes(question: Question, configs: Sequence[TrialConfig]) -> list[tuple[float, float]]:
+    """The bytes of parameters and of optimizer state on the fullest rank of each configuration."""
+    states: dict[int, tuple[float, float]] = {}
+    for places, cases in alike(question, [config.replace(ON_DEVICE) for config in configs]):
+        tags = predict(cases, question.rates).memory.by_tag
+        count = len(places)
+        own = zip(*(np.broadcast_to(tags[tag], count).tolist() for tag in ("parameters", "optimizer_state")), strict=True)
+        states |= dict(zip(places, own, strict=True))
+    return [states[place] for place in range(len(configs))]
+
+
+def layout_of(question: Question, config: TrialConfig, seconds: float, state: tuple[float, float]) -> Layout:
     """What failures cost in this layout.
+
+    `seconds`: of a step; `state`: its `saved_bytes`.
 
     1. The data-parallel and context ranks of one stage hold the same parameters up to stage 2, and at stage 3 one copy for each
        sharding group; the optimizer state is one copy for each sharding group from stage 1 on.

@@ -34,7 +34,7 @@ NEED_NO_METHOD = {"live", "ready", "metrics"}
 JOB = "20300131-120000-abcd"
 FIELDS: dict[str, Any] = {
     "cluster": "local", "ranks": 2, "space": "zero", "simple": "deepspeed", "pins": {"zero_stage": [1, 2]},
-    "objective": "memory", "strategy": "tpe",
+    "objective": "memory", "goodput": [], "strategy": "tpe",
     "seed": 1, "trials": 3, "max_seconds": 9.5, "trial_timeout": 8.5, "global_batch_size": 8, "sequence_length": 64,
     "lr": 3e-4, "weight_decay": 0.05, "clip": 0.5, "optimizer": "sgd",
     "training_steps": 1000, "document_lengths": [64, 17, 8], "expert_loads": [[3.0, 1.0]],

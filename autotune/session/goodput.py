@@ -1,0 +1,80 @@
+"""The objective goodput of a job: what a measured configuration keeps on the nodes that the answer is for, which fail."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from autotune.errors import RequestError
+from autotune.goodput.choice import Choice, choices, rates_of
+from autotune.goodput.failures import FailureRates
+from autotune.goodput.terms import GoodputTerms, parse_terms
+from autotune.prediction.planning.by_goodput import layout_of, saved_bytes
+from autotune.prediction.planning.question import Question
+from autotune.request.request import JobRequest
+from search_spaces.models.model import Model, ModelSpec
+from search_spaces.space import SearchSpace
+from search_spaces.trial_config import TrialConfig
+
+if TYPE_CHECKING:
+    from autotune.session.extrapolation import Extrapolation
+
+LEAST = 1e-9
+"""Efficiency of a layout that allows no recovery of the terms: it never wins, and its logarithm exists."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobGoodput:
+    """Closed form on measured samples/s, and on the bytes of a checkpoint by the layout."""
+
+    terms: GoodputTerms
+    rates: FailureRates
+    question: Question
+    """The model, the batch and the cluster that the answer is for."""
+    extrapolation: "Extrapolation | None" = None
+    _ways: dict[tuple[str, float], tuple[Choice, ...]] = field(default_factory=dict, repr=False)
+    _bytes: dict[str, tuple[float, float]] = field(default_factory=dict, repr=False)
+
+    def ways(self, config: TrialConfig, rate: float) -> Sequence[Choice]:
+        """The best way to run the configuration with each recovery that it allows, most tokens kept per device-hour first.
+
+        Args:
+            config: a configuration.
+            rate: its samples/s as measured on the cluster of the trials.
+        """
+        key = (config.hash, rate)
+        if key not in self._ways:
+            there = rate * self.extrapolation.efficiency(config) * self.extrapolation.growth if self.extrapolation else rate
+            if config.hash not in self._bytes:
+                self._bytes[config.hash] = saved_bytes(self.question, [config])[0]
+            seconds = self.question.global_batch_size / there
+            layout = layout_of(self.question, config, seconds, self._bytes[config.hash])
+            self._ways[key] = tuple(choices(layout, self.terms, self.rates))
+        return self._ways[key]
+
+    def efficiency(self, config: TrialConfig, rate: float) -> float:
+        """Tokens kept per device-hour on the cluster of the answer, over the tokens per device-hour that were measured here."""
+        here = self.extrapolation.small.world_size if self.extrapolation else self.question.cluster.world_size
+        ways = self.ways(config, rate)
+        tokens = rate * self.question.sequence_length * 3600 / here
+        return ways[0].tokens_kept_per_device_hour / tokens if ways else LEAST
+
+
+def goodput_of(request: JobRequest, space: SearchSpace, model: Model, extrapolation: "Extrapolation | None") -> JobGoodput:
+    """The goodput of a job.
+
+    Raises:
+        RequestError: the model's shape is unknown, or the failure rates cannot be read.
+    """
+    if not isinstance(model, ModelSpec):
+        problem = "goodput needs the bytes of a checkpoint, which are known for models with a shape only"
+        raise RequestError("objective", problem, "give a preset or a config.json, or use the objective throughput")
+    large = extrapolation.large if extrapolation else space
+    work, terms = large.workload, parse_terms(request.goodput)
+    question = Question(
+        model=model, cluster=large.cluster, engine=request.engine, global_batch_size=work.global_batch_size,
+        sequence_length=work.sequence_length, training_steps=work.training_steps,
+        document_lengths=work.document_lengths,
+    )  # fmt: skip
+    return JobGoodput(
+        terms=terms, rates=rates_of(terms, large.cluster.nodes), question=question, extrapolation=extrapolation
+    )  # fmt: skip

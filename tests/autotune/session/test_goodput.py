@@ -1,0 +1,121 @@
+"""The objective goodput: the measured configuration that keeps most tokens wins, and the answer says how to run it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import played
+import pytest
+import table
+
+from autotune.errors import RequestError
+from autotune.exports.best_config_file import SCHEMA_PATH
+from autotune.goodput.choice import choices, rates_of
+from autotune.goodput.terms import parse_terms
+from autotune.outcome.best_config import build_best_config
+from autotune.outcome.verdict import decide
+from autotune.prediction.planning.by_goodput import layout_of, saved_bytes
+from autotune.request.request import JobRequest, Objective
+from autotune.request.rows import request_from_fields
+from autotune.session.goodput import goodput_of
+from autotune.session.resolve import resolve
+from search_spaces.trial_config import TrialConfig
+from storage.store import Store
+
+TERMS = ("failures=rsc1", "checkpoint=synchronous", "restart_seconds=900", "write_bandwidth=2e10", "node_bandwidth=2e9")
+
+
+def large(**changes: Any) -> Any:
+    """A session for a 70B model on 2,048 nodes."""
+    fields: dict[str, Any] = {
+        "model": "llama-3-70b", "cluster": "dgx-h100:2048", "space": "zero", "global_batch_size": 16384,
+        "sequence_length": 8192, "objective": "goodput", "goodput": TERMS, "pins": {"tensor_parallel_size": 8},
+    }  # fmt: skip
+    return resolve(request_from_fields(fields | changes), most_steps=100_000)
+
+
+def test_the_efficiency_is_the_closed_form_on_the_measured_rate() -> None:
+    session = large()
+    config, rate = session.space.base.replace({"zero_stage": 3, "tensor_parallel_size": 8}), 900.0
+    kept = goodput_of(session.request, session.space, session.model, None)
+    question = kept.question
+    layout = layout_of(question, config, 16384 / rate, saved_bytes(question, [config])[0])
+    terms = parse_terms(TERMS)
+    best = choices(layout, terms, rates_of(terms, 2048))[0]
+    ways = session.ranking.ways(config, rate)
+    assert ways[0].document() == best.document()
+    tokens = rate * 8192 * 3600 / 16384
+    assert session.ranking.efficiency(config, rate) == pytest.approx(best.tokens_kept_per_device_hour / tokens)
+    assert 0.2 < session.ranking.efficiency(config, rate) < 0.98
+
+
+def test_a_slower_layout_that_survives_failures_wins() -> None:
+    """Stage 3 over all ranks has one copy of every state; in groups of 256, a failed node's exist elsewhere."""
+    session = large()
+    alone = session.space.base.replace({"zero_stage": 3, "tensor_parallel_size": 8})
+    grouped = alone.replace({"hsdp_shard_size": 256})
+    efficiency = session.ranking.efficiency
+    assert efficiency(grouped, 900.0) > efficiency(alone, 900.0) * 1.02
+    assert session.ranking.ways(grouped, 900.0)[0].run.recovery != "restart"
+    assert [way.run.recovery for way in session.ranking.ways(alone, 900.0)] != []
+
+
+def test_a_job_decides_by_goodput_and_its_document_says_how(tmp_path: Path, store: Store) -> None:
+    session = table.session(tmp_path, objective="goodput", goodput=("tokens=1e9", "failures=rsc1"), racing=False)
+    snapshot = played.run(session, store)
+    verdict = decide(snapshot, session.ranking, session.prior, session.baselines)
+    assert verdict is not None and verdict.rate(verdict.best) is not None
+    document = build_best_config(session, snapshot)
+    schema = json.loads(SCHEMA_PATH.read_text(encoding="utf-8"))
+    jsonschema.validate(json.loads(json.dumps(document)), schema)
+    goodput = document["decision"]["goodput"]
+    way = goodput["ways"][0]
+    assert document["objective"]["name"] == "goodput" and way["tokens"] == 1e9
+    assert document["decision"]["gain"]["of"] == "goodput"
+    rate = document["best"]["measured"]["samples_per_second"]["mean"]
+    assert way["tokens_kept_per_second"] == pytest.approx(rate * 64, rel=0.05)
+    assert way["hours"] == pytest.approx(1e9 / way["tokens_kept_per_second"] / 3600)
+    assert set(way["hours_quantiles"]) == {"0.05", "0.5", "0.95"}
+
+
+def test_the_answer_for_a_larger_cluster_uses_its_failures(tmp_path: Path) -> None:
+    small = {"cluster": "dgx-h100:1", "model": "llama-3-8b", "global_batch_size": 64, "space": "zero"}
+    session = large(**small, answer_for="1024x8", pins={"tensor_parallel_size": 1})
+    config = session.baselines[0]
+    way = session.ranking.ways(config, 10.0)[0]
+    assert way.devices >= 8192
+    assert session.extrapolation is not None
+    rate_there = 10.0 * session.extrapolation.efficiency(config) * 1024
+    assert way.tokens_kept_per_second < rate_there * 8192
+    assert session.ranking.efficiency(config, 10.0) < session.extrapolation.efficiency(config)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"goodput": ("failures=llama3",)}, "goodput: belongs to the objective goodput"),
+        ({"objective": "goodput", "goodput": ("speed=1",)}, "goodput: 'speed' is not known"),
+        ({"objective": "goodput", "goodput": ("spares=-1",)}, "spares: -1 is out of range"),
+        ({"objective": "goodput", "run_device_hours": 10.0}, "which the objective goodput does not rank by"),
+    ],
+)
+def test_bad_terms_are_one_line(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        JobRequest(model="llama-tiny", **fields)
+    assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_unknown_failures_and_scripts_are_refused() -> None:
+    with pytest.raises(RequestError, match=r"^failures: 'none' is not known; use one of "):
+        large(goodput=("failures=none",))
+    command = {"command": ["python", "train.py"], "ranks": 2, "strategy": "random", "objective": Objective.GOODPUT}
+    with pytest.raises(RequestError, match=r"^objective: goodput needs the bytes of a checkpoint"):
+        resolve(request_from_fields(command))
+
+
+def test_a_configuration_without_a_recovery_never_wins() -> None:
+    session = large(goodput=(*TERMS, "recovery=drop"))
+    config = session.space.base.replace({"zero_stage": 3, "tensor_parallel_size": 8})
+    assert isinstance(config, TrialConfig)
+    assert session.ranking.ways(config, 900.0) == () and session.ranking.efficiency(config, 900.0) < 1e-6
