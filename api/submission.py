@@ -113,7 +113,7 @@ class JobSubmission(_DeclaredFields):  # type: ignore[misc]
 
 SMALL_BYTES = 4_096
 """Most bytes of a body that is processed in the event loop, which takes a millisecond or two."""
-HIDDEN = ("data_path", "nvme_path", "python_path", "fidelity", "ray_address")
+HIDDEN = ("data_path", "nvme_path", "checkpoint_path", "python_path", "fidelity", "ray_address")
 """Request fields that only the server sets: they name its paths and hosts, or the cost of its trials."""
 
 

@@ -4,13 +4,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
 from search_spaces.capability import Capability
 from search_spaces.models.model import Model
-from search_spaces.trial import Workload
+from search_spaces.trial import CheckpointTimes, Workload
 from search_spaces.trial_config import TrialConfig
 
 TAGS = ("parameters", "gradients", "optimizer_state", "activations", "buffers")
@@ -135,6 +136,16 @@ class EngineSession(ABC):
 
     def private_pool(self) -> PrivatePool | None:
         """The memory reserved for graphs; None: no graphs."""
+        return None
+
+    def time_checkpoint(self, folder: Path) -> CheckpointTimes | None:
+        """Save all trained states in a new folder below `folder`, load them again and remove it; None: this engine, or this
+        configuration, has no checkpoints.
+
+        Raises:
+            CheckpointError: the folder cannot be written or read.
+        """
+        del folder
         return None
 
     @abstractmethod

@@ -7,6 +7,7 @@ ExecutorError
 ├── FactoryError          (ValueError)    a user's factory raises or violates the Protocol
 ├── DataError             (ValueError)    the training text cannot be read
 ├── WeightsError          (ValueError)    weights do not belong to the model
+├── CheckpointError       (ValueError)    a checkpoint cannot be written, is damaged, or belongs to another model
 ├── RankLostError         (ConnectionError) a rank process has ended
 └── RunnerError           (RuntimeError)  a runner cannot start or place its ranks
 """
@@ -38,6 +39,10 @@ class WrongResultError(ExecutorError, ArithmeticError):
 
 class WeightsError(ExecutorError, ValueError):
     """Weights do not belong to the model."""
+
+
+class CheckpointError(ExecutorError, ValueError):
+    """A checkpoint cannot be written, is damaged, or belongs to another model or optimizer."""
 
 
 class FactoryError(ExecutorError, ValueError):

@@ -125,6 +125,20 @@ class TrialRequest:
     """The user's rows of the failure table, which extend or replace the built-in rows."""
     files: tuple[tuple[str, str], ...] = ()
     """Name and content of the files for a user's command, rendered from `config` (`placeholders.FILES`)."""
+    checkpoint_path: str | None = None
+    """A folder of every node in which the states are saved and loaded once, after the measurement; None: they are not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointTimes:
+    """A checkpoint that a trial has saved and loaded."""
+
+    bytes: int
+    """Every state once, of all ranks together."""
+    save_seconds: float
+    """Until every rank had written and synchronized its part."""
+    load_seconds: float
+    """Until every rank had its states again. The files may still have been in memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -242,6 +256,8 @@ class TrialResult:
     """Whether the ranks had run a trial before."""
     environment: dict[str, str] = field(default_factory=dict)
     """Versions and hardware as observed by the ranks."""
+    checkpoint: CheckpointTimes | None = None
+    """None: not requested, or the engine does not save this configuration's states."""
 
     @property
     def needed_memory_bytes(self) -> int:

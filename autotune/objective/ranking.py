@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from autotune.goodput.choice import Choice
 from autotune.request.request import Objective
 from search_spaces.outcome import Outcome
-from search_spaces.trial_config import TrialConfig
 from storage.records import TrialRecord
 
 
@@ -24,11 +23,11 @@ class Ranking:
     memory_share: float = 0.0
     """Objective pareto: weight of memory in the score, from 0 (only samples/s) to 1 (only memory)."""
 
-    efficiency: Callable[[TrialConfig, float], float] | None = None
-    """Returns what a configuration with these measured samples/s delivers per device to the answer, relative to here: on its
-    cluster, and with the objective goodput after failures; None: the rates themselves are ranked."""
-    ways: Callable[[TrialConfig, float], Sequence[Choice]] | None = None
-    """Objective goodput: the ways to run a configuration with these measured samples/s, best first."""
+    efficiency: Callable[[TrialRecord, float], float] | None = None
+    """Returns what a search trial's configuration with these samples/s delivers per device to the answer, relative to here: on
+    its cluster, and with the objective goodput after failures; None: the rates themselves are ranked."""
+    ways: Callable[[TrialRecord, float], Sequence[Choice]] | None = None
+    """Objective goodput: the ways to run a search trial's configuration with these samples/s, best first."""
 
     @property
     def capacity_bytes(self) -> float:
@@ -61,7 +60,7 @@ class Ranking:
     def rate(self, trial: TrialRecord) -> float:
         """Samples/s for ordering: the measured rate, times the efficiency."""
         measured = rate(trial)
-        return measured * self.efficiency(trial.config, measured) if self.efficiency is not None and measured else measured
+        return measured * self.efficiency(trial, measured) if self.efficiency is not None and measured else measured
 
     def value(self, trial: TrialRecord) -> float:
         """The maximized quantity as a positive number, whether or not the trial can win; 0: not measured."""

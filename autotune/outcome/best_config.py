@@ -131,6 +131,7 @@ def _measured(trial: TrialRecord, verdict: Verdict) -> dict[str, Any]:
         "mfu": _scaled(result.mfu, scale),
         "hfu": _scaled(result.hfu, scale),
         "flops_convention": result.flops_convention,
+        **({} if result.checkpoint is None else {"checkpoint": to_plain(result.checkpoint)}),
     }
 
 

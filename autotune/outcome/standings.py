@@ -56,8 +56,7 @@ class Standings:
         if self.ranking.efficiency is None:
             return self.posterior
         rates = np.exp(self.posterior.means()).tolist()
-        configs = [trial.config for trial in self.contenders]
-        shift = np.log([self.ranking.efficiency(config, rate) for config, rate in zip(configs, rates, strict=True)])
+        shift = np.log([self.ranking.efficiency(*pair) for pair in zip(self.contenders, rates, strict=True)])
         return Posterior(self.posterior.draws + shift[:, None], self.posterior.weights)
 
     @cached_property

@@ -137,7 +137,7 @@ def _goodput(verdict: Verdict) -> dict[str, Any]:
 
     def documents(trial: TrialRecord) -> list[dict[str, Any]]:
         rate = verdict.rate(trial)
-        return [way.document() for way in ways(trial.config, rate.mean)] if rate is not None else []
+        return [way.document() for way in ways(trial, rate.mean)] if rate is not None else []
 
     of_baseline = documents(baseline)[:1] if baseline is not None else []
     return {"goodput": {"ways": documents(verdict.best), "baseline": of_baseline[0] if of_baseline else None}}

@@ -13,6 +13,8 @@ class FurtherFields(TypedDict, total=False):
     """Search only what this framework's export expresses without loss: deepspeed, torchtitan, megatron, …"""
     goodput: Sequence[str] | None
     """Objective goodput: failures=llama3, spares=0,2, tokens=1e12, … May be repeated."""
+    checkpoint_path: str | None
+    """Objective goodput: a folder where each trial saves and loads its states once, timed."""
     device_hours: float | None
     """Hours times ranks after which no search trial starts."""
     run_device_hours: float | None

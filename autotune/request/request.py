@@ -135,6 +135,16 @@ class JobRequest:
         helps=(("form", "Objective goodput: NAME=VALUE, a | between them, such as failures=llama3 | tokens=1e12."),),
     )
     """Inputs of the objective goodput: `autotune.goodput.terms.GoodputTerms`, as texts NAME=VALUE."""
+    checkpoint_path: str | None = request_field(
+        None,
+        "Objective goodput: a folder where each trial saves and loads its states once, timed.",
+        Panel.SEARCH,
+        "PATH",
+        commands=SWEEP,
+        service=False,
+    )
+    """A folder that every node has. Bytes and seconds are recorded with the measurement, and used instead of the terms'
+    bandwidths if the answer is for the cluster of the trials. None: both are computed."""
     strategy: str = request_field(
         STRATEGIES[0],
         f"{', '.join(STRATEGIES)}.",
@@ -647,6 +657,8 @@ class JobRequest:
     def _require_goodput(self) -> None:
         fits = not self.goodput or self.objective is Objective.GOODPUT
         require(fits, "goodput", "belongs to the objective goodput", "leave it out, or choose that objective")
+        timed = self.checkpoint_path is None or self.objective is Objective.GOODPUT
+        require(timed, "checkpoint_path", "belongs to the objective goodput", "leave it out, or choose that objective")
         parse_terms(self.goodput)
 
     def _require_shapes(self) -> None:

@@ -1,11 +1,13 @@
 """The objective goodput of a job: what a measured configuration keeps on the nodes that the answer is for, which fail."""
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from autotune.errors import RequestError
-from autotune.goodput.choice import Choice, choices, rates_of
+from autotune.goodput.checkpoint import SavedState
+from autotune.goodput.choice import Choice, Layout, choices, rates_of
 from autotune.goodput.failures import FailureRates
 from autotune.goodput.terms import GoodputTerms, parse_terms
 from autotune.prediction.planning.by_goodput import layout_of, saved_bytes
@@ -13,7 +15,8 @@ from autotune.prediction.planning.question import Question
 from autotune.request.request import JobRequest
 from search_spaces.models.model import Model, ModelSpec
 from search_spaces.space import SearchSpace
-from search_spaces.trial_config import TrialConfig
+from search_spaces.trial import CheckpointTimes
+from storage.records import TrialRecord
 
 if TYPE_CHECKING:
     from autotune.session.extrapolation import Extrapolation
@@ -31,30 +34,48 @@ class JobGoodput:
     question: Question
     """The model, the batch and the cluster that the answer is for."""
     extrapolation: "Extrapolation | None" = None
-    _ways: dict[tuple[str, float], tuple[Choice, ...]] = field(default_factory=dict, repr=False)
+    _ways: dict[tuple[str, float, CheckpointTimes | None], tuple[Choice, ...]] = field(default_factory=dict, repr=False)
     _bytes: dict[str, tuple[float, float]] = field(default_factory=dict, repr=False)
 
-    def ways(self, config: TrialConfig, rate: float) -> Sequence[Choice]:
+    def ways(self, trial: TrialRecord, rate: float) -> Sequence[Choice]:
         """The best way to run the configuration with each recovery that it allows, most tokens kept per device-hour first.
 
         Args:
-            config: a configuration.
+            trial: a search trial of the configuration, perhaps with a measured checkpoint.
             rate: its samples/s as measured on the cluster of the trials.
         """
-        key = (config.hash, rate)
+        config, timed = trial.config, trial.result.checkpoint if trial.result is not None else None
+        key = (config.hash, rate, timed)
         if key not in self._ways:
             there = rate * self.extrapolation.efficiency(config) * self.extrapolation.growth if self.extrapolation else rate
             if config.hash not in self._bytes:
                 self._bytes[config.hash] = saved_bytes(self.question, [config])[0]
             seconds = self.question.global_batch_size / there
             layout = layout_of(self.question, config, seconds, self._bytes[config.hash])
-            self._ways[key] = tuple(choices(layout, self.terms, self.rates))
+            layout, terms = (layout, self.terms) if timed is None else self._as_measured(layout, timed)
+            self._ways[key] = tuple(choices(layout, terms, self.rates))
         return self._ways[key]
 
-    def efficiency(self, config: TrialConfig, rate: float) -> float:
+    def _as_measured(self, layout: Layout, timed: CheckpointTimes) -> tuple[Layout, GoodputTerms]:
+        """The layout with the bytes of a checkpoint that a trial saved; on the cluster of the trials, its rates are the terms'
+        bandwidths of the file system."""
+        state = layout.state
+        ratio = timed.bytes / state.total_bytes
+        measured = SavedState(
+            total_bytes=timed.bytes,
+            saved_bytes_per_device=state.saved_bytes_per_device * ratio,
+            loaded_bytes_per_device=state.loaded_bytes_per_device * ratio,
+        )
+        terms = self.terms
+        if self.extrapolation is None:
+            written, read = timed.bytes / timed.save_seconds, timed.bytes / timed.load_seconds
+            terms = dataclasses.replace(terms, write_bandwidth=written, read_bandwidth=read)
+        return dataclasses.replace(layout, state=measured), terms
+
+    def efficiency(self, trial: TrialRecord, rate: float) -> float:
         """Tokens kept per device-hour on the cluster of the answer, over the tokens per device-hour that were measured here."""
         here = self.extrapolation.small.world_size if self.extrapolation else self.question.cluster.world_size
-        ways = self.ways(config, rate)
+        ways = self.ways(trial, rate)
         tokens = rate * self.question.sequence_length * 3600 / here
         return ways[0].tokens_kept_per_device_hour / tokens if ways else LEAST
 

@@ -37,7 +37,7 @@ from search_spaces.plain import from_plain, to_plain
 from search_spaces.space import SearchSpace
 from search_spaces.spaces import device_defaults, resolve_space
 from search_spaces.trial_config import SCRIPT, TrialConfig
-from storage.records import JobRecord, Lease
+from storage.records import JobRecord, Lease, TrialRecord
 
 if TYPE_CHECKING:
     from autotune.prediction.fitting.trial_history import Runs
@@ -317,7 +317,7 @@ def _ranking(
 
 def _efficiency(
     extrapolation: "Extrapolation | None", goodput: "JobGoodput | None"
-) -> Callable[[TrialConfig, float], float] | None:
+) -> Callable[[TrialRecord, float], float] | None:
     if goodput is not None:
         return goodput.efficiency
-    return None if extrapolation is None else lambda config, _: extrapolation.efficiency(config)
+    return None if extrapolation is None else lambda trial, _: extrapolation.efficiency(trial.config)

@@ -45,6 +45,7 @@ def trial_request(
         device_kind=session.cluster.device.kind,
         failures=request.failures,
         files=_files(session, config),
+        checkpoint_path=request.checkpoint_path,
     )
 
 

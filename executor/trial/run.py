@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from executor.engine import REFERENCE_STEPS, Engine, EngineSession, RankContext, StepReport, measured_config
 from executor.engines.command.capability import COMMAND
@@ -30,6 +31,7 @@ from executor.trial.layers import at_full_depth, line_of_layers, shallower
 from executor.trial.schedule import at_point, of_documents, over_schedule, points_of_request
 from search_spaces.knobs.conditions import segments_may_grow
 from search_spaces.models.model import FactoryModel, ModelSpec
+from search_spaces.outcome import Outcome
 from search_spaces.plugins import Group, load_plugins
 from search_spaces.training.data_schedule import useful_samples
 from search_spaces.trial import Progress, TrialRequest, TrialResult
@@ -113,7 +115,15 @@ def _run_whole(context: RankContext, request: TrialRequest, progress: Callable[[
         session = engine.build(context, request.model, measured_config(request.config), request.workload)
         trial.leave(began)
         with closed_at_end(context, session), collected_by_steps(request.config.gc_interval):
-            return _measure(trial, session)
+            return _with_checkpoint(trial, session, _measure(trial, session))
+
+
+def _with_checkpoint(trial: Trial, session: EngineSession, result: TrialResult) -> TrialResult:
+    """Add the times of a checkpoint, if they are requested, after everything else was measured."""
+    folder = trial.request.checkpoint_path
+    if folder is None or result.outcome is not Outcome.OK or result.extrapolated:
+        return result
+    return replace(result, checkpoint=session.time_checkpoint(Path(folder)))
 
 
 @contextmanager

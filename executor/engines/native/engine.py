@@ -2,9 +2,10 @@
 
 from executor.engine import Engine, RankContext
 from executor.engines.native.capability import NATIVE
+from executor.engines.native.session import NativeSession
 from executor.engines.native.zero import ShardedModel
 from executor.engines.native.zero_experts import ShardedExperts
-from executor.engines.session import ParallelSession, refuse
+from executor.engines.session import refuse
 from executor.parallel.graphs import Capture, CudaCapture, capture_of, refuse_graphs
 from executor.parallel.groups import ParallelGroups
 from executor.parallel.part import ModelPart
@@ -24,7 +25,7 @@ class NativeEngine(Engine):
         """`capture`: the class that captures graphs of blocks."""
         self._capture = capture
 
-    def build(self, context: RankContext, model: Model, config: TrialConfig, workload: Workload) -> ParallelSession:
+    def build(self, context: RankContext, model: Model, config: TrialConfig, workload: Workload) -> NativeSession:
         refuse(NATIVE, context, model, config, workload)
         refuse_graphs(context, model, config, workload, self._capture)
 
@@ -34,4 +35,4 @@ class NativeEngine(Engine):
                 return ShardedExperts(part, own, workload, groups, context.device)
             return ShardedModel(part, own, workload, groups.common, context.device)
 
-        return ParallelSession(context, model, config, workload, make_replica, capture_of(config, self._capture))
+        return NativeSession(context, model, config, workload, make_replica, capture_of(config, self._capture))

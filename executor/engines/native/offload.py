@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from executor.engines.native.parameter_shard import ParameterShard
+from executor.errors import EngineRefusalError
 from executor.parallel.copies import CopyEngine, Staging
 from executor.parallel.host_pool import HostPool
 from executor.parallel.initialization import FirstValues
@@ -70,6 +71,14 @@ class OffloadedShare(ABC):
     @abstractmethod
     def values(self) -> Iterator[Tensor]:
         """The master's chunks in order; each is valid until the next one is requested."""
+
+    def states(self) -> Iterator[tuple[str, int, Tensor]]:
+        """See `SplitAdamW.states`."""
+        raise EngineRefusalError("checkpoint-files", "states in files are not saved; use offload_optimizer=cpu or none")
+
+    def counters(self) -> list[Tensor]:
+        """See `SplitAdamW.steps`; each has one element."""
+        return []
 
     def finish(self) -> None:  # noqa: B027
         """Called after the step's last chunk: return when everything is stored."""
@@ -174,6 +183,23 @@ class SplitAdamW:
             return device
         return torch.cat((*(values.to(device.device, copy=True) for values in self.share.values()), device))
 
+    def states(self) -> Iterator[tuple[str, int, Tensor]]:
+        """Each state that a checkpoint has: its name (empty: the master), the index in this rank's vector of its first
+        element, and a view of consecutive elements. Moments that do not exist yet are created, as a first step would.
+
+        Raises:
+            EngineRefusalError: the share is in files.
+        """
+        yield from self.share.states()
+        if self._device.elements:
+            yield "", self.host_elements, self._device.master
+            yield from self._device.states()
+
+    def steps(self) -> list[Tensor]:
+        """The counters of steps, which are equal."""
+        counters = self._device.counters() if self._device.elements else []
+        return [*self.share.counters(), *counters]
+
     def settled(self) -> bool:
         """Whether all state exists; the host's exists from the start."""
         return bool(self._device.optimizer.state) or not self._device.elements
@@ -220,6 +246,26 @@ class _DevicePart:
             fused=fused,
             foreach=not fused,
         )
+
+    def states(self) -> Iterator[tuple[str, int, Tensor]]:
+        """The moments of each span."""
+        for parameter, span in zip(self._parameters, self._spans, strict=True):
+            state = self._state(parameter)
+            for name in ("exp_avg", "exp_avg_sq"):
+                yield name, span.start, state[name]
+
+    def counters(self) -> list[Tensor]:
+        """The counter of each span, as one element."""
+        return [self._state(parameter)["step"].view(1) for parameter in self._parameters]
+
+    def _state(self, parameter: nn.Parameter) -> dict[str, Tensor]:
+        """The optimizer's state of a span; if it does not exist yet, as torch creates it in the first step."""
+        state: dict[str, Tensor] = self.optimizer.state[parameter]
+        if not state:
+            where = parameter.device if self.optimizer.defaults["fused"] else None
+            state["step"] = torch.zeros((), dtype=torch.float32, device=where)
+            state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
+        return state
 
     def step(self, gradient: Sequence[Tensor], scale: Tensor | None) -> None:
         if not self.elements:
@@ -274,6 +320,14 @@ class HostShare(OffloadedShare):
 
     def values(self) -> Iterator[Tensor]:
         return (self._master[chunk.start : chunk.end] for chunk in self._chunks)
+
+    def states(self) -> Iterator[tuple[str, int, Tensor]]:
+        for name, vector in (("", self._master), ("exp_avg", self._first), ("exp_avg_sq", self._second)):
+            if vector.numel():
+                yield name, 0, vector
+
+    def counters(self) -> list[Tensor]:
+        return [self._steps[index : index + 1] for index in range(len(self._steps))]
 
     def _moments(self, chunk: Span) -> tuple[Tensor, Tensor]:
         return self._first[chunk.start : chunk.end], self._second[chunk.start : chunk.end]

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from executor.engine import HOST
 from executor.engines.native.buckets import GradientReducer
+from executor.engines.native.checkpoint import MOMENTS, STEPS, WEIGHTS, Piece, rectangles
 from executor.engines.native.file_shard import FileShard
 from executor.engines.native.file_share import share_in_files
 from executor.engines.native.layout import Layout, Slot, from_rows, make_layout, ranges
@@ -18,12 +19,13 @@ from executor.engines.native.optimizers.device_optimizer import DeviceOptimizer,
 from executor.engines.native.parameter_shard import DeviceShard, HostShard, MasterShard, ParameterShard, WithQuantised
 from executor.engines.native.prefetch import ParameterGatherer, find_units
 from executor.engines.native.refill import Refill, RefillBesideForward
+from executor.errors import EngineRefusalError
 from executor.files.rank_file import folder_of
 from executor.parallel.collectives import Group, mark
 from executor.parallel.copies import CopyEngine, Staging
 from executor.parallel.groups import Sharing
 from executor.parallel.host_pool import HostPool
-from executor.parallel.initialization import FirstValues, Given, Joined, Share, move_without_memory
+from executor.parallel.initialization import Drawn, FirstValues, Given, Joined, Share, move_without_memory
 from executor.parallel.part import ModelPart
 from executor.parallel.replica import Replica
 from search_spaces.compression import INT8
@@ -179,6 +181,49 @@ class ShardedModel(Replica):
                 self.group.all_gather(rows, shard.clone()).wait()
             whole[slot.name] = from_rows(rows, slot).view(slot.shape).clone()
         return whole
+
+    def saved_pieces(self) -> Iterator[Piece]:
+        """The master values and moments of every trained parameter, as rectangles of the whole tensors, and the steps.
+
+        Raises:
+            EngineRefusalError: the optimizer's states are not saved.
+        """
+        if not isinstance(self.optimizer, SplitAdamW):
+            problem = f"checkpoints hold the states of adamw, not of {self.config.optimizer}; use optimizer=adamw"
+            raise EngineRefusalError("checkpoint-optimizer", problem)
+        slots = [slot for slot in self.layout.slots if slot.parameter.dim() <= 2]
+        if len(slots) < len(self.layout.slots):
+            raise EngineRefusalError("checkpoint-shapes", "parameters of three dimensions are not saved; use a model of ours")
+        for state, first, values in self.optimizer.states():
+            prefix = f"{MOMENTS}{state}." if state else WEIGHTS
+            for slot in slots:
+                yield from self._pieces_of(slot, prefix, first, values)
+        for counter in self.optimizer.steps():
+            yield Piece(name=STEPS, shape=torch.Size((1,)), offsets=torch.Size((0,)), values=counter)
+
+    @torch.no_grad()
+    def state_loaded(self) -> None:
+        """Bring the parameters up to date with master values that were written into the pieces."""
+        assert isinstance(self.optimizer, SplitAdamW)
+        shard = self._shard or self._device_shard()
+        self.optimizer.publish(shard)
+        self._share_update(shard)
+
+    def _pieces_of(self, slot: Slot, prefix: str, first: int, values: Tensor) -> Iterator[Piece]:
+        """The part of a vector from index `first` on that is this rank's share of a parameter, without padding."""
+        begin = self.own_row * slot.shard_elements
+        end = min(begin + slot.shard_elements, slot.elements)
+        low = max(slot.offset, first)
+        high = min(slot.offset + end - begin, first + values.numel())
+        if low >= high:
+            return
+        split, size = self.part.split.get(slot.name), self.tensor.size
+        shape = [length * (size if dimension == split else 1) for dimension, length in enumerate(slot.shape)]
+        offsets = [length * self.tensor.rank if dimension == split else 0 for dimension, length in enumerate(slot.shape)]
+        drawn = self.part.values.get(slot.name)
+        name = drawn.name if isinstance(drawn, Drawn) else slot.name
+        own = values[low - first : high - first]
+        yield from rectangles(f"{prefix}{name}", own, begin + low - slot.offset, slot.shape, shape, offsets)
 
     def tagged_storages(self) -> Iterator[tuple[str, Tensor]]:
         """Tensors that live between steps."""

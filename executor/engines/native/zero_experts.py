@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from executor.engines.native.checkpoint import Piece
 from executor.engines.native.zero import ShardedModel
 from executor.parallel.groups import ParallelGroups
 from executor.parallel.part import ModelPart
@@ -95,6 +96,14 @@ class ShardedExperts(Replica):
     def full_parameters(self) -> dict[str, Tensor]:
         """This rank's experts and the common parameters, by name."""
         return {name: value for shards in self._both for name, value in shards.full_parameters().items()}
+
+    def saved_pieces(self) -> Iterator[Piece]:
+        for shards in self._both:
+            yield from shards.saved_pieces()
+
+    def state_loaded(self) -> None:
+        for shards in self._both:
+            shards.state_loaded()
 
     def close(self) -> None:
         for shards in self._both:

@@ -2,7 +2,8 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import jsonschema
 import played
@@ -20,7 +21,10 @@ from autotune.request.request import JobRequest, Objective
 from autotune.request.rows import request_from_fields
 from autotune.session.goodput import goodput_of
 from autotune.session.resolve import resolve
+from search_spaces.outcome import Outcome
+from search_spaces.trial import CheckpointTimes, TrialResult
 from search_spaces.trial_config import TrialConfig
+from storage.records import TrialRecord
 from storage.store import Store
 
 TERMS = ("failures=rsc1", "checkpoint=synchronous", "restart_seconds=900", "write_bandwidth=2e10", "node_bandwidth=2e9")
@@ -35,6 +39,12 @@ def large(**changes: Any) -> Any:
     return resolve(request_from_fields(fields | changes), most_steps=100_000)
 
 
+def of(config: TrialConfig, checkpoint: CheckpointTimes | None = None) -> TrialRecord:
+    """A search trial of the configuration, as far as goodput reads it."""
+    result = TrialResult(attempt="", outcome=Outcome.OK, checkpoint=checkpoint)
+    return cast("TrialRecord", SimpleNamespace(config=config, result=result))
+
+
 def test_the_efficiency_is_the_closed_form_on_the_measured_rate() -> None:
     session = large()
     config, rate = session.space.base.replace({"zero_stage": 3, "tensor_parallel_size": 8}), 900.0
@@ -43,11 +53,11 @@ def test_the_efficiency_is_the_closed_form_on_the_measured_rate() -> None:
     layout = layout_of(question, config, 16384 / rate, saved_bytes(question, [config])[0])
     terms = parse_terms(TERMS)
     best = choices(layout, terms, rates_of(terms, 2048))[0]
-    ways = session.ranking.ways(config, rate)
+    ways = session.ranking.ways(of(config), rate)
     assert ways[0].document() == best.document()
     tokens = rate * 8192 * 3600 / 16384
-    assert session.ranking.efficiency(config, rate) == pytest.approx(best.tokens_kept_per_device_hour / tokens)
-    assert 0.2 < session.ranking.efficiency(config, rate) < 0.98
+    assert session.ranking.efficiency(of(config), rate) == pytest.approx(best.tokens_kept_per_device_hour / tokens)
+    assert 0.2 < session.ranking.efficiency(of(config), rate) < 0.98
 
 
 def test_a_slower_layout_that_survives_failures_wins() -> None:
@@ -56,9 +66,9 @@ def test_a_slower_layout_that_survives_failures_wins() -> None:
     alone = session.space.base.replace({"zero_stage": 3, "tensor_parallel_size": 8})
     grouped = alone.replace({"hsdp_shard_size": 256})
     efficiency = session.ranking.efficiency
-    assert efficiency(grouped, 900.0) > efficiency(alone, 900.0) * 1.02
-    assert session.ranking.ways(grouped, 900.0)[0].run.recovery != "restart"
-    assert [way.run.recovery for way in session.ranking.ways(alone, 900.0)] != []
+    assert efficiency(of(grouped), 900.0) > efficiency(of(alone), 900.0) * 1.02
+    assert session.ranking.ways(of(grouped), 900.0)[0].run.recovery != "restart"
+    assert [way.run.recovery for way in session.ranking.ways(of(alone), 900.0)] != []
 
 
 def test_a_job_decides_by_goodput_and_its_document_says_how(tmp_path: Path, store: Store) -> None:
@@ -79,16 +89,26 @@ def test_a_job_decides_by_goodput_and_its_document_says_how(tmp_path: Path, stor
     assert set(way["hours_quantiles"]) == {"0.05", "0.5", "0.95"}
 
 
+def test_a_measured_checkpoint_replaces_the_computed_one() -> None:
+    session = large()
+    config = session.space.base.replace({"zero_stage": 3, "tensor_parallel_size": 8})
+    computed = session.ranking.ways(of(config), 900.0)[0].run.checkpoint
+    timed = CheckpointTimes(bytes=10**12, save_seconds=20.0, load_seconds=10.0)
+    measured = session.ranking.ways(of(config, timed), 900.0)[0].run.checkpoint
+    assert measured.blocking_seconds == pytest.approx(20.0) and measured.load_seconds == pytest.approx(10.0)
+    assert computed.blocking_seconds != pytest.approx(20.0)
+
+
 def test_the_answer_for_a_larger_cluster_uses_its_failures(tmp_path: Path) -> None:
     small = {"cluster": "dgx-h100:1", "model": "llama-3-8b", "global_batch_size": 64, "space": "zero"}
     session = large(**small, answer_for="1024x8", pins={"tensor_parallel_size": 1})
     config = session.baselines[0]
-    way = session.ranking.ways(config, 10.0)[0]
+    way = session.ranking.ways(of(config), 10.0)[0]
     assert way.devices >= 8192
     assert session.extrapolation is not None
     rate_there = 10.0 * session.extrapolation.efficiency(config) * 1024
     assert way.tokens_kept_per_second < rate_there * 8192
-    assert session.ranking.efficiency(config, 10.0) < session.extrapolation.efficiency(config)
+    assert session.ranking.efficiency(of(config), 10.0) < session.extrapolation.efficiency(config)
 
 
 @pytest.mark.parametrize(
@@ -97,6 +117,7 @@ def test_the_answer_for_a_larger_cluster_uses_its_failures(tmp_path: Path) -> No
         ({"goodput": ("failures=llama3",)}, "goodput: belongs to the objective goodput"),
         ({"objective": "goodput", "goodput": ("speed=1",)}, "goodput: 'speed' is not known"),
         ({"objective": "goodput", "goodput": ("spares=-1",)}, "spares: -1 is out of range"),
+        ({"checkpoint_path": "/tmp"}, "checkpoint_path: belongs to the objective goodput"),
         ({"objective": "goodput", "run_device_hours": 10.0}, "which the objective goodput does not rank by"),
     ],
 )
@@ -118,4 +139,4 @@ def test_a_configuration_without_a_recovery_never_wins() -> None:
     session = large(goodput=(*TERMS, "recovery=drop"))
     config = session.space.base.replace({"zero_stage": 3, "tensor_parallel_size": 8})
     assert isinstance(config, TrialConfig)
-    assert session.ranking.ways(config, 900.0) == () and session.ranking.efficiency(config, 900.0) < 1e-6
+    assert session.ranking.ways(of(config), 900.0) == () and session.ranking.efficiency(of(config), 900.0) < 1e-6
