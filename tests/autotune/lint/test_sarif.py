@@ -38,8 +38,8 @@ DRIVER = closed(
     ["name"],
     "guid organization product productSuite shortDescription fullDescription fullName version semanticVersion "
     "dottedQuadFileVersion releaseDateUtc downloadUri informationUri globalMessageStrings notifications taxa locations "
-    "language contents isComprehensive localizedDataSemanticVersion minimumRequiredLocalizedDataSemanticVersion associatedComponent "
-    "translationMetadata supportedTaxonomies",
+    "language contents isComprehensive localizedDataSemanticVersion minimumRequiredLocalizedDataSemanticVersion "
+    "associatedComponent translationMetadata supportedTaxonomies",
     name=TEXT, rules={"type": "array", "items": RULE, "uniqueItems": True},
 )  # fmt: skip
 REGION = closed(
