@@ -106,10 +106,13 @@ def choices(layout: Layout, terms: GoodputTerms, rates: FailureRates, price: flo
 
 
 def _run(layout: Layout, terms: GoodputTerms, rates: FailureRates, recovery: Recovery, kind: CheckpointKind) -> Run | None:
-    """The run; None: the layout does not allow this recovery.
+    """The run; None: the layout does not allow this recovery or checkpoint.
 
     Migrating and dropping need a copy of every state on another node; dropping and re-planning need replicas on several nodes.
+    Copies in peers' memory need another node.
     """
+    if kind is CheckpointKind.PEERS and layout.nodes == 1:
+        return None
     if recovery in (Recovery.MIGRATE, Recovery.DROP) and layout.copies < 2:
         return None
     if recovery is Recovery.REPLAN and layout.replicas < 2:

@@ -140,7 +140,7 @@ class JobRequest:
         "Objective goodput: a folder where each trial saves and loads its states once, timed.",
         Panel.SEARCH,
         "PATH",
-        commands=SWEEP,
+        commands=JOB,
         service=False,
     )
     """A folder that every node has. Bytes and seconds are recorded with the measurement, and used instead of the terms'

@@ -37,6 +37,12 @@ def test_every_recovery_that_the_layout_allows_is_offered() -> None:
     assert set(ways(dataclasses.replace(LAYOUT, copies=1, replicas=1))) == {Recovery.RESTART}
 
 
+def test_one_node_has_no_peers() -> None:
+    alone = dataclasses.replace(LAYOUT, nodes=1, copies=1, replicas=1)
+    assert ways(alone)[Recovery.RESTART].run.checkpoint.kind is not CheckpointKind.PEERS
+    assert ways(alone, "checkpoint=peers") == {}
+
+
 def test_no_other_spares_or_checkpoints_keep_more() -> None:
     best = ways()[Recovery.RESTART]
     for kind in CheckpointKind:
