@@ -12,10 +12,10 @@ from autotune.lint.case import Case, Settings
 from autotune.lint.legality import legality
 from autotune.lint.lint import STOPS
 from autotune.lint.memory import GIB, Outlook, outlooks, question_about, unpredictable
-from autotune.prediction.equations.step import predict
+from autotune.prediction.equations.step import Z90, predict
 from autotune.prediction.planning.estimate import alike, learned
 from autotune.prediction.planning.room import room_of
-from autotune.prediction.planning.simplicity import resolution
+from autotune.prediction.planning.simplicity import RESOLUTION, resolution
 from autotune.recipes.sizes import sized
 from search_spaces.errors import SearchSpaceError
 from search_spaces.finding import Finding
@@ -40,6 +40,8 @@ CHOICES: Mapping[str, tuple[Value, ...]] = {
 }
 TOKENS_OF_A_CONTEXT_RANK = 8192
 """Samples are divided over ranks only if each rank keeps at least this many tokens, or the recipe divides them already."""
+NORMAL_MEDIAN = 0.6745
+"""Median of the absolute value of a standard normal variable: `RESOLUTION` is the median error between two configurations."""
 MOST = 30_000
 """Number of predicted layouts. Of more, those that are furthest from the recipe are left out."""
 REALISED = 40
@@ -163,6 +165,17 @@ def _predicted(source: Case, cases: Sequence[Case]) -> list[Candidate]:
         for case, outlook in zip(group, outlooks(group[0], group), strict=True)
         if outlook is not None and outlook.fits
     ]
+
+
+def ratio_spread(case: Case) -> float:
+    """Standard deviation of the error of the ratio of two predicted rates of one model, in log."""
+    question = question_about(case)
+    return RESOLUTION * (question.rates.time_spread if question else 0.0) / NORMAL_MEDIAN
+
+
+def certain_gain(case: Case) -> float:
+    """Ratio of predicted rates from which one layout is faster with a probability of 95 %."""
+    return math.exp(Z90 * ratio_spread(case))
 
 
 def _in_order(found: Sequence[Candidate]) -> list[Candidate]:

@@ -17,6 +17,7 @@ from autotune.recipes.candidates import (
     Candidate,
     Refused,
     candidates,
+    certain_gain,
     is_divisible,
     judged,
     realised,
@@ -87,8 +88,10 @@ def carry(recipe: Recipe, cluster: ClusterSpec, rule: BatchRule, batch: int | No
 
     1. The batch of the recipe, fixed or scaled with the ranks.
     2. The recipe with only the data degree scaled: what lint and the predictions say of it must change.
-    3. The layouts of `candidates`, and for each knob of the best that differs the reason: the rule that refuses the old value
-       there, the memory that it lacks, or the time that it loses.
+    3. The layouts of `candidates`. The unchanged layout leads if it runs there, unless another is predicted to be faster beyond
+       the error of a predicted ratio: somebody chose it, and knows that it trains.
+    4. For each knob of the best that differs the reason: the rule that refuses the old value there, the memory that it lacks,
+       or the time that it loses.
 
     Raises:
         RequestError: the model, the recipe's batch or the ranks behind it are unknown, or no layout divides the batch.
@@ -109,7 +112,7 @@ def carry(recipe: Recipe, cluster: ClusterSpec, rule: BatchRule, batch: int | No
     same = target.changed(sized(target, source.config, after))
     problems = tuple(legality(same))
     present: Outlook | str = outlook(same) if refused(same) is None else "not predicted, because it does not run"
-    found = candidates(target, after, top)
+    found = _with_unchanged(source, same, present, candidates(target, after, top))[:top]
     if not found:
         raise _nothing(target, after)
     best = found[0]
@@ -119,6 +122,29 @@ def carry(recipe: Recipe, cluster: ClusterSpec, rule: BatchRule, batch: int | No
         stays={name: value for name, value in _knobs(source, best).items() if getattr(best.config, name) == value},
         target=recipe.text(best.case, best.outlook),
     )  # fmt: skip
+
+
+def _with_unchanged(source: Case, same: Case, present: Outlook | str, found: list[Candidate]) -> list[Candidate]:
+    """The candidates with the unchanged layout first, if it fits and no other is certainly faster.
+
+    It fits if it is predicted to, or if it needs no more memory there than where the recipe is known to run.
+    """
+    if isinstance(present, str):
+        return found
+    before = outlook(source) if source.around.cluster is not None else ""
+    there, ran = present.estimate, False
+    if isinstance(before, Outlook):
+        here = before.estimate
+        ran = (
+            there.peak_memory_bytes.mean <= here.peak_memory_bytes.mean and here.memory_limit_bytes <= there.memory_limit_bytes
+        )
+    if not (present.fits or ran):
+        return found
+    others = [one for one in found if one.distance]
+    fastest = max((one.outlook.rate for one in others), default=0.0)
+    if fastest > present.rate * certain_gain(same):
+        return found
+    return [Candidate(case=same, outlook=present, distance=0), *others]
 
 
 def _scaled(batch: int, ranks: int, cluster: ClusterSpec) -> int:

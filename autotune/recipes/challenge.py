@@ -5,7 +5,6 @@ recipe alternately, and the verdict (`autotune.outcome.verdict`) compares them.
 """
 
 import dataclasses
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -13,13 +12,11 @@ from typing import Any
 
 from autotune.errors import RequestError
 from autotune.lint.case import Case
-from autotune.lint.memory import Outlook, question_about
+from autotune.lint.memory import Outlook
 from autotune.loop.confirmation import CONFIDENCE
 from autotune.outcome.job_snapshot import JobSnapshot
 from autotune.outcome.verdict import EQUAL, decide
-from autotune.prediction.equations.step import Z90
-from autotune.prediction.planning.simplicity import RESOLUTION
-from autotune.recipes.candidates import LEVERS, Candidate, Refused, candidates, judged, realised, shortage
+from autotune.recipes.candidates import LEVERS, Candidate, Refused, candidates, certain_gain, judged, realised, shortage
 from autotune.recipes.carry import changed_settings
 from autotune.session.resolve import prepare
 from autotune.session.session import Session
@@ -32,8 +29,6 @@ from storage.records import TrialRecord
 
 FOLLOWS = (*LEVERS, "sequence_parallel", "pipeline_schedule")
 """Knobs in which a rival may differ from the recipe."""
-NORMAL_MEDIAN = 0.6745
-"""Median of the absolute value of a standard normal variable: `RESOLUTION` is the median error between two configurations."""
 
 
 class Result(StrEnum):
@@ -112,8 +107,8 @@ def nominate(case: Case, batch: int, count: int) -> Nomination:
     found = judged(own)
     outlook: Outlook | str = found if isinstance(found, Outlook) else _why(found)
     rivals = [one for one in candidates(case, batch, count + 1) if _differences(case.config, one.config)]
-    spread = _spread(case)
-    return Nomination(case=case, outlook=outlook, rivals=tuple(_rival(case, one, outlook, spread) for one in rivals[:count]))
+    factor = certain_gain(case)
+    return Nomination(case=case, outlook=outlook, rivals=tuple(_rival(case, one, outlook, factor) for one in rivals[:count]))
 
 
 def _why(refused: Refused) -> str:
@@ -124,16 +119,10 @@ def _differences(own: TrialConfig, other: TrialConfig) -> dict[str, Value]:
     return {name: value for name in FOLLOWS if (value := getattr(other, name)) != getattr(own, name)}
 
 
-def _spread(case: Case) -> float:
-    """Standard deviation of the error of a predicted ratio of rates, in log."""
-    question = question_about(case)
-    return RESOLUTION * (question.rates.time_spread if question else 0.0) / NORMAL_MEDIAN
-
-
-def _rival(case: Case, one: Candidate, outlook: Outlook | str, spread: float) -> Rival:
+def _rival(case: Case, one: Candidate, outlook: Outlook | str, factor: float) -> Rival:
     ratio = None
     if isinstance(outlook, Outlook):
-        mean, factor = one.outlook.rate / outlook.rate, math.exp(Z90 * spread)
+        mean = one.outlook.rate / outlook.rate
         ratio = Interval(mean=mean, low=mean / factor, high=mean * factor)
     return Rival(
         differences=_differences(case.config, one.config), settings=changed_settings(case, one.case), predicted=ratio

@@ -15,7 +15,7 @@ from autotune.exports.winner import winner_of
 from autotune.imports.read import read_written
 from autotune.lint.case import Surroundings
 from autotune.lint.lint import STOPS, lint
-from autotune.recipes.candidates import LEVERS
+from autotune.recipes.candidates import LEVERS, certain_gain
 from autotune.recipes.carry import BatchRule, Carried, carry, document
 from autotune.recipes.recipe import Recipe, recipe_of
 from search_spaces.clusters.presets import resolve_cluster
@@ -76,7 +76,7 @@ def test_the_target_is_the_best_candidate_and_lint_has_nothing_against_it(case: 
     assert {name: getattr(again.case.config, name) for name in LEVERS} == {name: getattr(best.config, name) for name in LEVERS}
     assert again.case.batch == found.batch == found.batch_before
     assert not isinstance(again.outlook, str) and again.outlook.rate == pytest.approx(best.outlook.rate)
-    assert all(one.outlook.fits for one in found.found)
+    assert all(one.outlook.fits for one in found.found if one.distance)
     assert json.loads(json.dumps(document(found), default=str))["to"]["ranks"] == cluster.world_size
 
 
@@ -165,3 +165,20 @@ def test_bad_input_is_one_line(file: str, cluster: str, model: str, message: str
     with pytest.raises(AutotuneError) as caught:
         carry(recipe(file, cluster, model), resolve_cluster("dgx-h100:2"), BatchRule.FIXED, None, 1)
     assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_layout_that_runs_stays_unless_another_is_certainly_faster() -> None:
+    source, wider = recipe("titan-llama3-405b.toml", "dgx-h100:16"), resolve_cluster("dgx-h100:32")
+    found = carry(source, wider, BatchRule.SCALED, None, 5)
+    assert (found.found[0].distance, found.changes) == (0, ())
+    assert found.target.text == (RECIPES / "titan-llama3-405b.toml").read_text(encoding="utf-8")
+    faster = carry(recipe("titan-llama3-70b.toml", "dgx-h100:8"), resolve_cluster("dgx-h100:16"), BatchRule.SCALED, None, 5)
+    assert not isinstance(faster.same_outlook, str) and faster.found[0].distance > 0
+    assert faster.found[0].outlook.rate > faster.same_outlook.rate * certain_gain(faster.same)
+
+
+def test_what_ran_on_fewer_nodes_fits_on_more() -> None:
+    """8B on one node is predicted to fit with a probability of 0.7 only; the recipe runs there, so that it fits two nodes."""
+    found = carry(recipe("megatron-llama3-8b.sh", "dgx-h100:1"), resolve_cluster("dgx-h100:2"), BatchRule.FIXED, None, 5)
+    assert not isinstance(found.same_outlook, str) and not found.same_outlook.fits
+    assert [change.name for change in found.changes] == ["launcher.nnodes"]
