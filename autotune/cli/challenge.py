@@ -16,7 +16,6 @@ from autotune.cli.status import Status
 from autotune.cluster.ray_cluster import with_address
 from autotune.errors import RequestError
 from autotune.lint.case import Case, Surroundings
-from autotune.lint.memory import Outlook
 from autotune.lint.report import outlook_text
 from autotune.outcome.job_snapshot import read_snapshot
 from autotune.prediction.planning.question import cluster_of
@@ -153,10 +152,12 @@ def _verdict(result: Result, nomination: Nomination, challenged: Challenged | No
         rivals = [rival for rival in nomination.rivals if rival.predicted is not None]
         best = max(rivals, key=lambda rival: rival.predicted.mean if rival.predicted else 0.0, default=None)
         outlook = nomination.outlook
-        if isinstance(outlook, Outlook) and (why := no_fit(outlook)):
+        if isinstance(outlook, str):
+            return f"by prediction: {result.value}, because the recipe is not predicted here: {outlook}"
+        if why := no_fit(outlook):
             return f"by prediction the recipe does not fit: {why}"
         if best is None or best.predicted is None:
-            return f"by prediction: {result.value}; no rival was found" if not nomination.rivals else f"by prediction: {result}"
+            return f"by prediction: {result.value}; no rival was found"
         return f"by prediction: {result.value}; the best rival is {_times(best.predicted)} as fast ({rival_text(best)})"
     if challenged.rate is None:
         return challenged.message

@@ -186,7 +186,8 @@ def _changes(target: Case, best: Candidate, batch: int) -> Iterator[Change]:
     arithmetic = (
         f"{batch} samples = {micro} of a micro-batch x {batch // (micro * replicas)} micro-batches x {replicas} replicas"
     )
-    devices = f"the cluster has {cluster.nodes} nodes of {cluster.devices_per_node} devices" if cluster else ""
+    nodes = f"{cluster.nodes} node{'s' if cluster.nodes > 1 else ''}" if cluster else ""
+    devices = f"the cluster has {nodes} of {cluster.devices_per_node} devices" if cluster else ""
     for key, value in changed_settings(target, best.case).items():
         if key not in written and not key.endswith("sequence_parallel"):
             reason = devices if key.startswith(LAUNCHER) or key in (PROCESSES, MACHINES) else arithmetic

@@ -114,7 +114,7 @@ def _goodput_text(goodput: dict[str, Any]) -> str:
     if not goodput["ways"]:
         return "  goodput: no recovery of the terms is possible in this layout"
     text, baseline = f"  on failing nodes: {way_text(goodput['ways'][0])}", goodput["baseline"]
-    return text if baseline is None else f"{text}\n  the baseline there: {way_text(baseline)}"
+    return text if baseline in (None, goodput["ways"][0]) else f"{text}\n  the baseline there: {way_text(baseline)}"
 
 
 def way_text(way: dict[str, Any]) -> str:
