@@ -6,7 +6,7 @@ import pytest
 
 from autotune.errors import RequestError
 from autotune.goodput.terms import parse_terms
-from autotune.prediction.planning.by_goodput import _layout
+from autotune.prediction.planning.by_goodput import layout_of
 from autotune.prediction.planning.plan import PlanObjective, PlanOptions, Plans, plan
 from autotune.prediction.planning.question import Question, cluster_of, model_of, question_of
 from search_spaces.trial_config import TrialConfig
@@ -64,12 +64,12 @@ def test_terms_belong_to_the_objective() -> None:
     ],
 )
 def test_copies_on_other_nodes(changes: dict[str, Any], copies: int, replicas: int) -> None:
-    found = _layout(asked(), TrialConfig(precision="bf16").replace(changes), 1.0, (2e9, 12e9))
+    found = layout_of(asked(), TrialConfig(precision="bf16").replace(changes), 1.0, (2e9, 12e9))
     assert (found.copies, found.replicas) == (copies, replicas)
 
 
 def test_copies_are_saved_once() -> None:
     """512 ranks that all hold 2 GB of parameters, and each a 512th of the optimizer state."""
-    found = _layout(asked(), TrialConfig(precision="bf16", zero_stage=1), 1.0, (2e9, 12e9 / 512))
+    found = layout_of(asked(), TrialConfig(precision="bf16", zero_stage=1), 1.0, (2e9, 12e9 / 512))
     assert found.state.total_bytes == pytest.approx(2e9 + 12e9)
     assert found.state.loaded_bytes_per_device == pytest.approx(2e9 + 12e9 / 512)
