@@ -14,6 +14,7 @@ from autotune.evaluation.validation.truth import peak_bytes, step_seconds
 from autotune.prediction.equations.cases import RECOMPUTE, Array, Cases, Flags, stacked
 from autotune.prediction.equations.coefficients import Coefficients, names
 from autotune.prediction.equations.memory import Memory, memory
+from autotune.prediction.equations.parameters import stage_parameters
 from autotune.prediction.equations.rates import fitted_sources, shipped_rates
 from autotune.prediction.equations.step import Z90, Prediction, predict, seconds_of
 from autotune.prediction.fitting.fitting import fitted
@@ -26,6 +27,8 @@ _SOURCE_WEIGHT = {"time": 3.0, "memory": 3.0}
 _TIME_NOISE, _MEMORY_NOISE = 0.08, 0.12
 _SOURCE_NOISE = 0.3
 """Standard deviation of the logarithm between sources, from effects that no coefficient represents."""
+_LEAST_UTILIZATION = 0.01
+"""Share of the device's peak below which a run was disturbed: its time says nothing about the terms that are fitted."""
 _HALF_PRIOR_ROWS = 4.0
 """Number of rows at which a band's spread is half measured and half prior."""
 
@@ -207,7 +210,7 @@ def _memory_residual(held: Sequence[Row], rates: Coefficients) -> Residual:
 
 def _fit_time(rows: Sequence[Row], before: Coefficients, together: bool) -> Coefficients:
     """Fit twice: the second time with the noise found by the first."""
-    timed = _spread_out([row for row in rows if step_seconds(row)])
+    timed = _spread_out(_undisturbed(rows))
     if not timed:
         return before
     cases, measured = _resolved(cases_of_rows(timed), timed, before), _times(timed)
@@ -221,6 +224,19 @@ def _fit_time(rows: Sequence[Row], before: Coefficients, together: bool) -> Coef
             break
         noise = min(spread, 0.2)
     return replace(rates, time_spread=spread)
+
+
+def _undisturbed(rows: Sequence[Row]) -> list[Row]:
+    """The rows with a time that use at least `_LEAST_UTILIZATION` of the devices' peak: six FLOPs per parameter and token."""
+    timed = [row for row in rows if step_seconds(row)]
+    if not timed:
+        return []
+    cases = cases_of_rows(timed)
+    held = stage_parameters(cases, cases.shapes.layers, np.ones(1), np.ones(1))
+    tokens = np.array([(row.samples_per_step or 1) * (row.seq_len or 1) / (row.num_gpus or 1) for row in timed])
+    flops = 6 * (held.trained + held.frozen) * cases.layouts.tensor * tokens
+    used = flops / (_times(timed) * cases.hardware.peak)
+    return [row for row, share in zip(timed, used, strict=True) if share >= _LEAST_UTILIZATION]
 
 
 def _fit_memory(rows: Sequence[Row], before: Coefficients, together: bool) -> Coefficients:

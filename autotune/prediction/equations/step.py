@@ -224,6 +224,8 @@ def _pipeline(cases: Cases, rates: Coefficients, slowest: Array, whole: Array) -
     layouts = cases.layouts
     crossed = 2 * boundaries(cases) * hop_seconds(cases, rates)
     exposed = crossed * (layouts.accumulation * 0.5 + layouts.pipeline - 1)
+    domains = np.maximum(_world(cases) / cases.hardware.linked_devices, 1.0)
+    exposed = exposed + cases.software.sends_shapes * rates.blocked_seconds * domains**2 * layouts.accumulation
     return np.where(layouts.pipeline > 1, idle_micro_batches(cases) * _mean_pace(cases, slowest, whole) + exposed, 0.0)
 
 
