@@ -251,15 +251,18 @@ def _fit_memory(rows: Sequence[Row], before: Coefficients, together: bool) -> Co
     weights = _weights(held, _SOURCE_WEIGHT["memory"] if together else None)
     rates = fitted(names("memory", shared=together), before, predicted, measured, _MEMORY_NOISE, weights)
     left = np.log(measured / predicted(rates))
-    return replace(rates, memory_spread=_spread(left, held, before.memory_spread))
+    return replace(rates, memory_spread=_spread(left, held, before.memory_spread, mean=True))
 
 
 def _spread_out(rows: Sequence[Row]) -> list[Row]:
-    """At most `_MOST` of the rows, deterministically chosen."""
+    """At most `_MOST` of the rows, deterministically chosen: of each source as many, or all."""
     if len(rows) <= _MOST:
         return list(rows)
-    chosen = np.random.default_rng(0).permutation(len(rows))[:_MOST]
-    return [rows[index] for index in sorted(chosen)]
+    order: dict[str, list[int]] = {}
+    for index in np.random.default_rng(0).permutation(len(rows)):
+        order.setdefault(rows[index].source, []).append(int(index))
+    turns = sorted((turn, index) for places in order.values() for turn, index in enumerate(places))
+    return [rows[index] for index in sorted(index for _, index in turns[:_MOST])]
 
 
 def _weights(rows: Sequence[Row], each: float | None) -> Array | None:
@@ -275,11 +278,15 @@ def _times(rows: Sequence[Row]) -> Array:
     return np.array([step_seconds(row) or 0.0 for row in rows])
 
 
-def _spread(left: NDArray[np.float64], rows: Sequence[Row], before: float) -> float:
-    """Standard deviation by the median, for the median source, shrunk to the prior if there are few rows."""
+def _spread(left: NDArray[np.float64], rows: Sequence[Row], before: float, *, mean: bool = False) -> float:
+    """Standard deviation by the median of each source, for the median source, shrunk to the prior if there are few rows.
+
+    `mean`: for the mean source. Verdicts of a source that was left out need it, since a few sources are off by far more than most.
+    """
     sources = {row.source for row in rows}
     own = [np.abs(left[[row.source == source for row in rows]]) for source in sources]
-    found = 1.4826 * float(np.median([np.median(errors) for errors in own]))
+    each = [np.median(errors) for errors in own]
+    found = 1.4826 * float(np.mean(each) if mean else np.median(each))
     return float((len(left) * found + _HALF_PRIOR_ROWS * before) / (len(left) + _HALF_PRIOR_ROWS))
 
 

@@ -32,8 +32,8 @@ def collective_seconds(cases: Cases, group: Group, volume: Array, count: Array, 
 
     `volume` is what passes through a rank's link: (n - 1) / n of the message for all-gather and reduce-scatter, twice that for
     all-reduce. Across link domains (nodes, if the fast link ends at the node) the rings are limited by the group's share of the
-    network: every rank adds its part of its node's network cards. Small messages reach less of it: each begins with a delay that
-    does not depend on the group's share.
+    network: every rank adds its part of its node's network cards. Small messages reach less of it: each begins with a delay
+    that does not depend on the group's share.
     """
     hardware = cases.hardware
     crosses = group.ranks > group.in_domain
