@@ -281,7 +281,7 @@ def _times(rows: Sequence[Row]) -> Array:
 def _spread(left: NDArray[np.float64], rows: Sequence[Row], before: float, *, mean: bool = False) -> float:
     """Standard deviation by the median of each source, for the median source, shrunk to the prior if there are few rows.
 
-    `mean`: for the mean source. Verdicts of a source that was left out need it, since a few sources are off by far more than most.
+    `mean`: for the mean source. Verdicts of a source left out need it, since a few sources are off by far more than most.
     """
     sources = {row.source for row in rows}
     own = [np.abs(left[[row.source == source for row in rows]]) for source in sources]
