@@ -227,7 +227,10 @@ def _fit_time(rows: Sequence[Row], before: Coefficients, together: bool) -> Coef
 
 
 def _undisturbed(rows: Sequence[Row]) -> list[Row]:
-    """The rows with a time that use at least `_LEAST_UTILIZATION` of the devices' peak: six FLOPs per parameter and token."""
+    """The rows with a time that use at least `_LEAST_UTILIZATION` of the devices' peak, or a tenth of the source's best.
+
+    Six FLOPs per parameter and token.
+    """
     timed = [row for row in rows if step_seconds(row)]
     if not timed:
         return []
@@ -236,7 +239,12 @@ def _undisturbed(rows: Sequence[Row]) -> list[Row]:
     tokens = np.array([(row.samples_per_step or 1) * (row.seq_len or 1) / (row.num_gpus or 1) for row in timed])
     flops = 6 * (held.trained + held.frozen) * cases.layouts.tensor * tokens
     used = flops / (_times(timed) * cases.hardware.peak)
-    return [row for row, share in zip(timed, used, strict=True) if share >= _LEAST_UTILIZATION]
+    most: dict[str, float] = {}
+    for row, share in zip(timed, used, strict=True):
+        most[row.source] = max(most.get(row.source, 0.0), float(share))
+    # Small models never use much: theirs is compared with the source's best.
+    least = {source: min(_LEAST_UTILIZATION, share / 10) for source, share in most.items()}
+    return [row for row, share in zip(timed, used, strict=True) if share >= least[row.source]]
 
 
 def _fit_memory(rows: Sequence[Row], before: Coefficients, together: bool) -> Coefficients:
