@@ -132,8 +132,8 @@ def _frequency(cases: Cases, split: Split, held: StageParameters) -> _Frequency:
     buckets = np.maximum(np.ceil(held.trained / layouts.reduce_bucket_size), 1.0)
     # Below stage 3 our engine gathers parameters in separate buckets.
     refills = np.where(_waits(cases), np.ceil(held.trained / layouts.allgather_bucket_size), buckets)
-    matrices = MATRICES * np.maximum(split.before_last, 1.0)
-    refills = np.where(cases.software.sends_matrices > 0, matrices, refills)
+    if np.any(cases.software.sends_matrices > 0):
+        refills = np.where(cases.software.sends_matrices > 0, MATRICES * split.before_last, refills)
     below = np.where(layouts.zero_stage == 0, buckets, np.maximum(refills, 1.0))
     pieces = np.where(signs, 1.0, np.where(at_three, np.maximum(split.first, 1.0), below))
     return _Frequency(
