@@ -14,8 +14,8 @@ LEAST_GAIN = 0.02
 uncertainty about distant candidates, not candidates known to be good."""
 OPTIMISM = 2.0
 """Standard deviations above the mean that count as the most optimistic outcome of a candidate."""
-LIKELY = 0.25
-"""Candidates that are less likely to run are tried only if no others are left: a wrong verdict must not hide the winner."""
+LIKELY = 0.5
+"""Candidates that are less likely to run are tried only if no others are left."""
 PRESELECTED = 200_000
 """Of more candidates, only this many are considered: those with the highest expected rate, ignoring nearby trials."""
 FIRST_BATCH = 512

@@ -82,8 +82,9 @@ def test_the_truth_is_found_again_from_rows_with_noise() -> None:
     found = coefficients_from_benchmark(record(measured(TRUTH, 0.03)), GPUS, "native", SHIPPED)
     assert len(TOLD) == 15
     for name in TOLD:
-        # At which size a product is half as fast is told by how the fast ones differ: less sharply than all else.
-        bound = 0.2 if name in ("rows_half", "width_half") else 0.1
+        # At which size a product is half as fast is told by how the fast ones differ, and a latency from the delay of small
+        # messages only by the prior: less sharply than all else.
+        bound = 0.2 if name in ("rows_half", "width_half", "network_seconds", "half_message") else 0.1
         assert getattr(found, name) == pytest.approx(getattr(TRUTH, name), rel=bound), name
 
 

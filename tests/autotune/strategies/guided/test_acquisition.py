@@ -15,12 +15,6 @@ def test_first_the_fastest_that_fits() -> None:
     assert choose(pool, told(pool, [], []), everything(pool), 3) == [1, 2, 0]
 
 
-def test_a_doubtful_verdict_does_not_hide_a_much_faster_candidate() -> None:
-    """Their chances to fit are 0.35, 0.08 and 1: the first is worth a trial, the second waits."""
-    pool = described([40.0, 400.0, 10.0], needed=[104.0, 115.0, 10.0], memory_spread=[0.1] * 3)
-    assert choose(pool, told(pool, [], []), everything(pool), 3) == [0, 2, 1]
-
-
 def test_what_is_closed_is_not_chosen() -> None:
     pool = described([30.0, 20.0, 10.0])
     open_ = np.array([False, True, True])
