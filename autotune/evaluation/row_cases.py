@@ -7,8 +7,9 @@ from itertools import product
 
 import numpy as np
 
-from autotune.evaluation.row_hardware import RowHardware, row_hardware
+from autotune.evaluation.row_hardware import RowHardware, find_device, row_hardware
 from autotune.evaluation.row_models import completed, named_model
+from autotune.evaluation.row_notes import noted_adapters, noted_software
 from autotune.evaluation.validation.row import Row
 from autotune.prediction.cases.config_cases import shapes_of
 from autotune.prediction.equations.cases import RECOMPUTE, SCHEDULES, Cases, Hardware, Layouts, Shapes, scalar
@@ -18,11 +19,12 @@ from search_spaces.clusters.cluster import PCIE_COPIES
 from search_spaces.models.model import ModelSpec
 
 _TRAINABLE = re.compile(r"trainable=([\d,]+)")
-_LORA = re.compile(r"=\s*q?lora\b", re.IGNORECASE)
 _LORA_RANK = 16
 _EVERY_LAYER = re.compile(r"selective layer|every (second|other) layer", re.IGNORECASE)
 _CONFIGURES = re.compile(r"kernel=[^;]*|method=[^;]*|(?<!no )(?:torch\.)?compile|async ?tp", re.IGNORECASE)
 """Parts of notes that describe the software; the others may describe the result, which a predictor must not see."""
+_RECENT = "device-fp8"
+"""The word for devices that multiply in 8 bits: sold since 2022."""
 FP4_GAIN = 2.1
 """Speed of training in 4 bits relative to bf16; products are four times as fast."""
 HOST_LINK = {"v100": 12e9, "a100": 25e9, "a800": 25e9}
@@ -61,8 +63,12 @@ def _recompute(row: Row) -> str | None:
 
 
 def described(row: Row) -> str:
-    """The row's description of its software."""
-    return " ".join(str(part) for part in (row.framework, row.precision, *_CONFIGURES.findall(row.notes)) if part)
+    """The row's description of its software, and whether its device is recent: software of its time has fused attention."""
+    words = [*_CONFIGURES.findall(row.notes), *noted_software(row.notes, row.optimizer)]
+    found = find_device(row.gpu_type or "")
+    if found is not None and "fp8" in found[1].peak_flops:
+        words.append(_RECENT)
+    return " ".join(str(part) for part in (row.framework, row.precision, *words) if part)
 
 
 def adapts(row: Row) -> bool:
@@ -145,14 +151,17 @@ def _adapter(row: Row) -> tuple[float, float]:
 
     Four bits with a scale per 64 values take 0.57 bytes, with quantised scales 0.52 [Dettmers 2023, QLoRA, 3].
     """
-    noted = _TRAINABLE.search(row.notes)
-    if not noted and not _LORA.search(row.notes):
+    noted, rank = _TRAINABLE.search(row.notes), noted_adapters(row.notes)
+    if not noted and rank is None:
         return 0.0, 0.0
     precision = row.precision or ""
-    frozen = 0.52 if "nf4-dq" in precision else 0.57 if "nf4" in precision else 2.0
+    four = "nf4" in precision or "qlora" in row.notes.lower()
+    frozen = 0.52 if "nf4-dq" in precision else 0.57 if four else 2.0
     hidden, layers = row.hidden or 1, row.num_layers or 1
     trained = (
-        float(noted[1].replace(",", "")) if noted else _LORA_RANK * layers * (8 * hidden + 3 * (row.ffn_hidden or 4 * hidden))
+        float(noted[1].replace(",", ""))
+        if noted
+        else (rank or _LORA_RANK) * layers * (8 * hidden + 3 * (row.ffn_hidden or 4 * hidden))
     )
     return trained / layers, frozen
 
@@ -204,8 +213,8 @@ def _layouts(row: Row, values: dict[str, float]) -> Layouts:
         offload_optimizer=scalar(1.0 if row.offload and "optimizer" in row.offload else 0.0),
         offload_parameters=scalar(1.0 if row.offload and "param" in row.offload else 0.0),
         parameter_bytes=scalar(4.0 if (row.precision or "").lower() == "fp32" else 2.0),
-        reduce_bytes=scalar(values["gradient_bytes"]),
-        reduce_bucket_size=scalar(2e8),
+        reduce_bytes=scalar(values["reduce_bytes"] or values["gradient_bytes"]),
+        reduce_bucket_size=scalar(values["reduce_bucket"]),
         prefetch_bucket_size=scalar(5e7),
         param_persistence_threshold=scalar(0),
         max_live_parameters=scalar(1e9),

@@ -14,6 +14,7 @@ from autotune.evaluation.validation.truth import peak_bytes, step_seconds
 from autotune.prediction.equations.cases import RECOMPUTE, Array, Cases, Flags, stacked
 from autotune.prediction.equations.coefficients import Coefficients, names
 from autotune.prediction.equations.memory import Memory, memory
+from autotune.prediction.equations.parameters import stage_parameters
 from autotune.prediction.equations.rates import fitted_sources, shipped_rates
 from autotune.prediction.equations.step import Z90, Prediction, predict, seconds_of
 from autotune.prediction.fitting.fitting import fitted
@@ -26,6 +27,8 @@ _SOURCE_WEIGHT = {"time": 3.0, "memory": 3.0}
 _TIME_NOISE, _MEMORY_NOISE = 0.08, 0.12
 _SOURCE_NOISE = 0.3
 """Standard deviation of the logarithm between sources, from effects that no coefficient represents."""
+_LEAST_UTILIZATION = 0.01
+"""Share of the device's peak below which a run was disturbed: its time says nothing about the terms that are fitted."""
 _HALF_PRIOR_ROWS = 4.0
 """Number of rows at which a band's spread is half measured and half prior."""
 
@@ -207,7 +210,7 @@ def _memory_residual(held: Sequence[Row], rates: Coefficients) -> Residual:
 
 def _fit_time(rows: Sequence[Row], before: Coefficients, together: bool) -> Coefficients:
     """Fit twice: the second time with the noise found by the first."""
-    timed = _spread_out([row for row in rows if step_seconds(row)])
+    timed = _spread_out(_undisturbed(rows))
     if not timed:
         return before
     cases, measured = _resolved(cases_of_rows(timed), timed, before), _times(timed)
@@ -223,6 +226,27 @@ def _fit_time(rows: Sequence[Row], before: Coefficients, together: bool) -> Coef
     return replace(rates, time_spread=spread)
 
 
+def _undisturbed(rows: Sequence[Row]) -> list[Row]:
+    """The rows with a time that use at least `_LEAST_UTILIZATION` of the devices' peak, or a tenth of the source's best.
+
+    Six FLOPs per parameter and token.
+    """
+    timed = [row for row in rows if step_seconds(row)]
+    if not timed:
+        return []
+    cases = cases_of_rows(timed)
+    held = stage_parameters(cases, cases.shapes.layers, np.ones(1), np.ones(1))
+    tokens = np.array([(row.samples_per_step or 1) * (row.seq_len or 1) / (row.num_gpus or 1) for row in timed])
+    flops = 6 * (held.trained + held.frozen) * cases.layouts.tensor * tokens
+    used = flops / (_times(timed) * cases.hardware.peak)
+    most: dict[str, float] = {}
+    for row, share in zip(timed, used, strict=True):
+        most[row.source] = max(most.get(row.source, 0.0), float(share))
+    # Small models never use much: theirs is compared with the source's best.
+    least = {source: min(_LEAST_UTILIZATION, share / 10) for source, share in most.items()}
+    return [row for row, share in zip(timed, used, strict=True) if share >= least[row.source]]
+
+
 def _fit_memory(rows: Sequence[Row], before: Coefficients, together: bool) -> Coefficients:
     held = _spread_out([row for row in rows if peak_bytes(row)])
     if not held:
@@ -235,15 +259,18 @@ def _fit_memory(rows: Sequence[Row], before: Coefficients, together: bool) -> Co
     weights = _weights(held, _SOURCE_WEIGHT["memory"] if together else None)
     rates = fitted(names("memory", shared=together), before, predicted, measured, _MEMORY_NOISE, weights)
     left = np.log(measured / predicted(rates))
-    return replace(rates, memory_spread=_spread(left, held, before.memory_spread))
+    return replace(rates, memory_spread=_spread(left, held, before.memory_spread, mean=True))
 
 
 def _spread_out(rows: Sequence[Row]) -> list[Row]:
-    """At most `_MOST` of the rows, deterministically chosen."""
+    """At most `_MOST` of the rows, deterministically chosen: of each source as many, or all."""
     if len(rows) <= _MOST:
         return list(rows)
-    chosen = np.random.default_rng(0).permutation(len(rows))[:_MOST]
-    return [rows[index] for index in sorted(chosen)]
+    order: dict[str, list[int]] = {}
+    for index in np.random.default_rng(0).permutation(len(rows)):
+        order.setdefault(rows[index].source, []).append(int(index))
+    turns = sorted((turn, index) for places in order.values() for turn, index in enumerate(places))
+    return [rows[index] for index in sorted(index for _, index in turns[:_MOST])]
 
 
 def _weights(rows: Sequence[Row], each: float | None) -> Array | None:
@@ -259,11 +286,15 @@ def _times(rows: Sequence[Row]) -> Array:
     return np.array([step_seconds(row) or 0.0 for row in rows])
 
 
-def _spread(left: NDArray[np.float64], rows: Sequence[Row], before: float) -> float:
-    """Standard deviation by the median, for the median source, shrunk to the prior if there are few rows."""
+def _spread(left: NDArray[np.float64], rows: Sequence[Row], before: float, *, mean: bool = False) -> float:
+    """Standard deviation by the median of each source, for the median source, shrunk to the prior if there are few rows.
+
+    `mean`: for the mean source. Verdicts of a source left out need it, since a few sources are off by far more than most.
+    """
     sources = {row.source for row in rows}
     own = [np.abs(left[[row.source == source for row in rows]]) for source in sources]
-    found = 1.4826 * float(np.median([np.median(errors) for errors in own]))
+    each = [np.median(errors) for errors in own]
+    found = 1.4826 * float(np.mean(each) if mean else np.median(each))
     return float((len(left) * found + _HALF_PRIOR_ROWS * before) / (len(left) + _HALF_PRIOR_ROWS))
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from autotune.evaluation.row_notes import noted_precision, noted_recompute
 from autotune.evaluation.validation.row import RowOutcome, noted_accumulation
 
 
@@ -21,11 +22,14 @@ def device_contradiction(values: Mapping[str, Any]) -> str | None:
 
 
 def filled_in(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The data-parallel size, if it is missing and determined by the other sizes."""
+    """Missing values that others determine: the data-parallel size by the other sizes, recomputation and precision by notes."""
+    notes = values.get("notes", "")
+    noted = {"recompute": noted_recompute(notes), "precision": noted_precision(notes)}
+    found: dict[str, Any] = {name: value for name, value in noted.items() if value and not values.get(name)}
     devices, tp, pp = (values.get(name) for name in ("num_gpus", "tp", "pp"))
-    if values.get("dp") or not (devices and tp and pp):
-        return {}
-    return {"dp": devices // (tp * pp * values.get("cp", 1))}
+    if not values.get("dp") and devices and tp and pp:
+        found["dp"] = devices // (tp * pp * values.get("cp", 1))
+    return found
 
 
 def batch_contradiction(values: Mapping[str, Any]) -> str | None:

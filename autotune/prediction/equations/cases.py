@@ -289,6 +289,12 @@ class Software:
     in pieces of unknown size."""
     reduces_last: Array
     """1 if, with sharded states, gradients are reduced after the last backward, so that nothing hides it."""
+    sends_matrices: Array
+    """1 if, with sharded states, each matrix is reduced and gathered in a message of its own; 0: buckets are."""
+    blocks_sends: Array
+    """1 if the host waits for every message between pipeline stages, so that tensor ranks resume at different times."""
+    sends_shapes: Array
+    """1 if the host also waits for a message with the shape before every one of them."""
     state_bytes: Array
     """Bytes of optimizer state per parameter: 12 for fp32 master and two moments."""
     kept_logit_bytes: Array

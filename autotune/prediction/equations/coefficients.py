@@ -42,13 +42,16 @@ class Coefficients:
     network_seconds: float = _known(3.0e-5, 0.7, "time")
     """Latency of a collective across link domains, for each doubling of them."""
     half_message: float = _known(2.0e7, 0.8, "time")
-    """Bytes of a message, across link domains, at which half of the bandwidth is reached."""
-    crossed_seconds: float = _known(1.0e-5, 2.5, "time", shared=False)
-    """Seconds that a tensor-parallel collective waits per rank of its group if the next stage is in another link domain."""
-    data_exposed: float = _known(0.15, 0.8, "time", shared=False)
+    """Bytes of a message of a group that uses a node's whole network at which half of the bandwidth is reached."""
+    crossed_seconds: float = _known(1.0e-5, 2.5, "time")
+    """Seconds that a tensor-parallel collective waits per rank of its group if the host waits for messages to another link
+    domain."""
+    data_exposed: float = _known(0.15, 0.8, "time")
     """Share of the data-parallel communication that could be hidden but is not."""
     hop_seconds: float = _known(2.0e-4, 0.8, "time")
     """Seconds per micro-batch at a boundary of pipeline stages beyond the transfer of its bytes."""
+    blocked_seconds: float = _known(5.0e-5, 2.0, "time")
+    """Seconds per micro-batch, and per pair of the run's link domains, that blocking messages between stages cost."""
     update_efficiency: float = _known(0.6, 0.4, "time")
     """Share of the memory bandwidth that the optimizer's update reaches."""
     host_update_efficiency: float = _known(0.3, 0.5, "time")

@@ -32,13 +32,14 @@ def collective_seconds(cases: Cases, group: Group, volume: Array, count: Array, 
 
     `volume` is what passes through a rank's link: (n - 1) / n of the message for all-gather and reduce-scatter, twice that for
     all-reduce. Across link domains (nodes, if the fast link ends at the node) the rings are limited by the group's share of the
-    network: every rank adds its part of its node's network cards. Small messages reach less of it.
+    network: every rank adds its part of its node's network cards. Small messages reach less of it: each begins with a delay
+    that does not depend on the group's share.
     """
     hardware = cases.hardware
     crosses = group.ranks > group.in_domain
     domains = np.maximum(group.ranks / group.in_domain, 1.0)
     message = volume / np.maximum(count, 1e-9)
-    reached = message / (message + rates.half_message)
+    reached = message / (message + rates.half_message / np.maximum(group.sharing, 1.0))
     inside = volume / (hardware.intra * rates.link_efficiency)
     share = np.minimum(hardware.inter / group.sharing, hardware.intra)
     across = volume / np.maximum(share * rates.network_efficiency * np.maximum(reached, 1e-3), 1.0)

@@ -309,7 +309,9 @@ def _layer_communication(cases: Cases, rates: Coefficients) -> Array:
     tensor = collective_seconds(cases, tensor_group(cases), volume, units / 2, rates)
     tensor = tensor - _hidden_behind_products(cases, rates, message)
     tensor = tensor * (1 - cases.software.tensor_hidden)
-    tensor = tensor + np.where((n > 1) & crosses_domains(cases), units / 2 * n * rates.crossed_seconds, 0.0)
+    waits = (cases.software.blocks_sends > 0) & (n > 1)
+    if np.any(waits):
+        tensor = tensor + np.where(waits & crosses_domains(cases), units / 2 * n * rates.crossed_seconds, 0.0)
     sent, times = context_messages(cases)
     passes = 2.0 + np.where(layouts.activation_checkpointing == 2, 1.0, 0.0) / layouts.checkpoint_every_k
     share = (layouts.context - 1) / layouts.context

@@ -28,6 +28,9 @@ from autotune.prediction.equations.parameters import (
 )
 from autotune.prediction.equations.pipeline import Split
 
+MATRICES = 9.0
+"""Tensors of a layer: four of attention, three of a gated MLP, two norms."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Frequency:
@@ -129,6 +132,8 @@ def _frequency(cases: Cases, split: Split, held: StageParameters) -> _Frequency:
     buckets = np.maximum(np.ceil(held.trained / layouts.reduce_bucket_size), 1.0)
     # Below stage 3 our engine gathers parameters in separate buckets.
     refills = np.where(_waits(cases), np.ceil(held.trained / layouts.allgather_bucket_size), buckets)
+    if np.any(cases.software.sends_matrices > 0):
+        refills = np.where(cases.software.sends_matrices > 0, MATRICES * split.before_last, refills)
     below = np.where(layouts.zero_stage == 0, buckets, np.maximum(refills, 1.0))
     pieces = np.where(signs, 1.0, np.where(at_three, np.maximum(split.first, 1.0), below))
     return _Frequency(

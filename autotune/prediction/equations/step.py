@@ -219,11 +219,14 @@ def _pipeline(cases: Cases, rates: Coefficients, slowest: Array, whole: Array) -
     """Idle time at the pace of the mean rank: earlier stages wait for the first micro-batch, later ones for the last.
 
     Boundaries move 2 b s h / c bytes (/ t under sequence parallelism); exposed while the pipeline fills and drains, with a
-    latency for every micro-batch.
+    latency for every micro-batch. Software that sends shapes first also waits in each, the longer the more nodes there are.
     """
     layouts = cases.layouts
     crossed = 2 * boundaries(cases) * hop_seconds(cases, rates)
     exposed = crossed * (layouts.accumulation * 0.5 + layouts.pipeline - 1)
+    if np.any(cases.software.sends_shapes > 0):
+        domains = np.maximum(_world(cases) / cases.hardware.linked_devices, 1.0)
+        exposed = exposed + cases.software.sends_shapes * rates.blocked_seconds * domains**2 * layouts.accumulation
     return np.where(layouts.pipeline > 1, idle_micro_batches(cases) * _mean_pace(cases, slowest, whole) + exposed, 0.0)
 
 

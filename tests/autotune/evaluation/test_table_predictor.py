@@ -67,7 +67,7 @@ def test_another_source_is_told_less_than_ones_own() -> None:
 
 def test_software_that_reduces_at_the_end_of_a_step_hides_no_reduction_of_sharded_gradients() -> None:
     """Only at stages 1 and 2: an all-reduce of stage 0 runs beside backward. More backward per step hides no more of it."""
-    one = rows(1.0)[0]
+    one = replace(rows(1.0)[0], inter_bw="1600 Gb/s per node")
     sharded, whole, longer = one, replace(one, zero_stage=0), replace(one, global_batch=4 * 512)
 
     def communication(row: Row, *, at_the_end: bool) -> float:
@@ -78,6 +78,42 @@ def test_software_that_reduces_at_the_end_of_a_step_hides_no_reduction_of_sharde
     assert communication(whole, at_the_end=True) == communication(whole, at_the_end=False)
     assert communication(sharded, at_the_end=True) > 1.5 * communication(sharded, at_the_end=False)
     assert communication(longer, at_the_end=True) == communication(sharded, at_the_end=True)
+
+
+def test_messages_of_single_matrices_cost_sharded_gradients_more_the_larger_the_run() -> None:
+    """Stage 0 sends buckets in any case. Per message, a group with a part of the network pays as much as one with all."""
+
+    def more(row: Row) -> float:
+        cases = cases_of_rows([row])
+        single = replace(cases, software=replace(cases.software, sends_matrices=np.ones(1)))
+        return float((predict(single, shipped_rates()).parts["data"] - predict(cases, shipped_rates()).parts["data"])[0])
+
+    one = rows(1.0)[0]
+    larger = replace(one, num_gpus=512, dp=512, global_batch=8 * 512)
+    assert more(replace(one, zero_stage=0)) == 0
+    assert 0 < more(one) < more(larger)
+    assert more(replace(one, tp=4, dp=16)) == pytest.approx(more(one), rel=0.5)
+
+
+def test_software_that_waits_for_messages_between_stages_does_so_in_every_micro_batch() -> None:
+    def wait(row: Row) -> float:
+        cases = cases_of_rows([row])
+        blocks = replace(cases, software=replace(cases.software, sends_shapes=np.ones(1)))
+        return float((predict(blocks, shipped_rates()).seconds - predict(cases, shipped_rates()).seconds)[0])
+
+    one = rows(1.0)[0]
+    piped = replace(one, pp=4, dp=16)
+    assert wait(one) == 0
+    assert wait(replace(piped, micro_batch=2)) == pytest.approx(wait(piped) / 2)
+    assert wait(replace(piped, num_gpus=128, dp=32, global_batch=1024)) == pytest.approx(4 * wait(piped))
+
+
+def test_disturbed_runs_are_not_fitted() -> None:
+    """Below one per cent of the peak, a time says nothing about the terms of a step."""
+    table = rows(1.2)
+    disturbed = [replace(row, source="s", step_time_s=(row.step_time_s or 0.0) * 90) for row in table]
+    one, both = (TablePredictor().calibrated(known).described(table).rates for known in (table, [*table, *disturbed]))
+    assert one == both
 
 
 def test_shipped_coefficients_say_what_they_have_seen() -> None:

@@ -58,7 +58,7 @@ def test_an_unknown_device_is_refused_in_one_line() -> None:
         ("8x400 Gb/s NDR IB per node", 400e9),
         ("4 Omni-Path 100 Gb/s links per node", 50e9),
         ("EFA", 400e9),
-        (None, 200e9),
+        (None, 50e9),
     ],
 )
 def test_links_are_read_from_words(text: str | None, per_node: float) -> None:

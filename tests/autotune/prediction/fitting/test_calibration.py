@@ -19,6 +19,7 @@ from storage.records import CalibrationRecord
 from storage.store import Store
 
 GPUS = resolve_cluster("dgx-h100:2")
+INTER = GPUS.inter_node_bandwidth
 SHIPPED = Coefficients()
 TRUTH = dataclasses.replace(
     SHIPPED, matrix_efficiency=0.7, rows_half=150.0, width_half=600.0, attention_efficiency=0.3, backward_ratio=2.3,
@@ -84,7 +85,15 @@ def test_the_truth_is_found_again_from_rows_with_noise() -> None:
     for name in TOLD:
         # At which size a product is half as fast is told by how the fast ones differ: less sharply than all else.
         bound = 0.2 if name in ("rows_half", "width_half") else 0.1
-        assert getattr(found, name) == pytest.approx(getattr(TRUTH, name), rel=bound), name
+        if name not in ("network_seconds", "half_message"):
+            assert getattr(found, name) == pytest.approx(getattr(TRUTH, name), rel=bound), name
+    # Between two nodes a latency and the delay of a message are one number.
+    assert delay(found) == pytest.approx(delay(TRUTH), rel=0.1)
+
+
+def delay(rates: Coefficients) -> float:
+    """Seconds of the smallest message between two nodes."""
+    return rates.network_seconds * float(np.log2(3)) + rates.half_message / (rates.network_efficiency * INTER)
 
 
 def test_it_predicts_what_was_not_measured() -> None:
