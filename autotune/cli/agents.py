@@ -1,37 +1,28 @@
 """`autotune mcp`: serve the tools for agents over standard input and output, or over HTTP on this machine."""
 
-from dataclasses import dataclass
-
 from autotune.cli.status import Status
 from autotune.client import Client
 from autotune.errors import MissingPackageError, RequestError
 from autotune.ops.network import is_loopback
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AgentOptions:
-    """Parsed options of the command."""
-
-    url: str | None
-    http: str | None
-    """ADDRESS:PORT; None: standard input and output."""
-
-
-def mcp_command(options: AgentOptions) -> Status:
+def mcp_command(http: str | None) -> Status:
     """Serve until the client closes the connection.
+
+    `http`: ADDRESS:PORT; None: standard input and output.
 
     Raises:
         MissingPackageError: the package `mcp` is not installed.
         RequestError: the address can be reached from other machines, or is not one.
     """
-    where = None if options.http is None else _address(options.http)
+    where = None if http is None else _address(http)
     try:
         from autotune.agents.server import make_server
     except ImportError as error:
         if error.name is None or error.name.partition(".")[0] != "mcp":
             raise
         raise MissingPackageError("mcp", "is not installed", "pip install 'autotune[mcp]'") from error
-    with Client(options.url) as client:
+    with Client() as client:
         server = make_server(client)
         if where is None:
             server.run("stdio")

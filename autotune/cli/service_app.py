@@ -156,14 +156,11 @@ def mcp(
         str | None,
         typer.Option(metavar="ADDRESS:PORT", help="Serve over HTTP on this machine. [default: standard input and output]"),
     ] = None,
-    url: Annotated[
-        str | None, typer.Option(metavar="URL", help="URL of the service. [default: AUTOTUNE_URL, else http://127.0.0.1:8000]")
-    ] = None,
 ) -> None:
-    """Tools for agents (Model Context Protocol): plan, predict, lint, submit within a budget, watch, explain, export."""
-    from autotune.cli.agents import AgentOptions, mcp_command
+    """Tools for agents (Model Context Protocol), on the service of AUTOTUNE_URL with the key of AUTOTUNE_API_KEY."""
+    from autotune.cli.agents import mcp_command
 
-    end(lambda: mcp_command(AgentOptions(url=url, http=http)))
+    end(lambda: mcp_command(http))
 
 
 keys_app = typer.Typer(help="Create, list and revoke API keys.", no_args_is_help=True)

@@ -202,8 +202,10 @@ def test_text_of_users_stays_data(service: str, store: Store) -> None:
 
 
 def test_over_standard_input_and_output(service: str) -> None:
-    words = [*served.COMMAND, "mcp", "--url", service]
-    command = StdioServerParameters(command=sys.executable, args=words[1:], env={"PYTHONPATH": str(served.ROOT)})
+    words = [*served.COMMAND, "mcp"]
+    command = StdioServerParameters(
+        command=sys.executable, args=words[1:], env={"PYTHONPATH": str(served.ROOT), "AUTOTUNE_URL": service}
+    )
 
     async def run() -> Any:
         async with Agent(command) as agent:

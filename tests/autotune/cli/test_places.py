@@ -60,6 +60,7 @@ PLACES: Mapping[str, tuple[Place, list[str]]] = {
     "serve": (Place.HERE, []),
     "worker": (Place.HERE, []),
     "lint": (Place.HERE, []),
+    "mcp": (Place.HERE, []),
     "challenge": (Place.SERVICE, [JOB, "--predict-only"]),
     "carry": (Place.SERVICE, [JOB, "--to", "dgx-h100:2"]),
     "weights": (Place.HERE, []),
