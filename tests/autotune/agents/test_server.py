@@ -3,14 +3,12 @@
 import asyncio
 import json
 import sys
-import threading
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import served
-import table
 from lint_recipes import RECIPES
 
 pytest.importorskip("mcp", reason="mcp of the extra `mcp` is not installed")
@@ -20,8 +18,6 @@ from mcp import StdioServerParameters
 
 from autotune import Client
 from autotune.agents.server import make_server
-from autotune.loop.stop import StopSignal
-from autotune.loop.worker import Worker
 from storage.store import Store
 
 GOOD, FAULTY = RECIPES / "titan-llama3-8b.toml", RECIPES / "titan-misspelled.toml"
@@ -32,18 +28,6 @@ JOB: dict[str, Any] = {"model": "llama-tiny", "trials": 3, "device_hours": 5.0, 
 def service(store: Store, tmp_path: Path) -> Iterator[str]:
     with served.service(str(tmp_path / "jobs.db")) as url:
         yield url
-
-
-@pytest.fixture
-def working(store: Store) -> Iterator[None]:
-    """A worker in a thread, which answers trials from a table."""
-    stop = StopSignal()
-    worker = Worker(store, lambda _session: table.runner(), poll_seconds=0.02)
-    thread = threading.Thread(target=worker.run, args=(stop,))
-    thread.start()
-    yield
-    stop.request()
-    thread.join(20)
 
 
 def talk(url: str, use: Callable[[Any], Awaitable[Any]], key: str | None = None) -> Any:

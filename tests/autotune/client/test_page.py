@@ -4,31 +4,14 @@ import json
 import os
 import re
 import subprocess
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import served
-import table
 
-from autotune.loop.stop import StopSignal
-from autotune.loop.worker import Worker
 from storage.store import Store
 
 PAGE = (served.ROOT / "docs" / "client.md").read_text(encoding="utf-8")
-
-
-@pytest.fixture
-def working(store: Store) -> Iterator[None]:
-    """A worker in a thread, which answers trials from a table."""
-    stop = StopSignal()
-    worker = Worker(store, lambda _session: table.runner(), poll_seconds=0.02)
-    thread = threading.Thread(target=worker.run, args=(stop,))
-    thread.start()
-    yield
-    stop.request()
-    thread.join(20)
 
 
 def example(language: str, url: str) -> str:
