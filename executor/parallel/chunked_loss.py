@@ -23,8 +23,11 @@ def chunked_loss(
     3. Backward multiplies both by the gradient of the loss, in place. It can be called only once.
 
     This is the algorithm of Liger's FusedLinearCrossEntropy [Hsu et al. 2024, 3.2] in torch operators. From forward to backward
-    it stores the gradients, which have the sizes and dtypes of rows and weight.
+    it stores the gradients, which have the sizes and dtypes of rows and weight; under autocast, autocast's dtype.
     """
+    kind = rows.device.type
+    if torch.is_autocast_enabled(kind):  # which converts the operands of products, but not of those with `out`
+        rows, weight = (value.to(torch.get_autocast_dtype(kind)) for value in (rows, weight))
     result: Tensor = _ChunkedLoss.apply(rows, weight, targets, chunk, tensor, scale, padded, softcap)  # type: ignore[no-untyped-call]
     return result
 

@@ -59,6 +59,21 @@ def test_gradients_are_those_of_the_whole_loss(padded: bool) -> None:
     assert weight.grad is not None and weight.grad.dtype == weight.dtype
 
 
+def test_under_autocast_it_is_the_loss_of_the_narrow_operands() -> None:
+    """As DistributedDataParallel trains in bf16: parameters stay fp32, and so do their gradients."""
+    rows, weight, targets = operands(torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = functional.cross_entropy(functional.linear(rows, weight).float(), targets, reduction="sum") / 7
+        wanted = torch.autograd.grad(expected, (rows, weight))
+        loss = chunked_loss(rows, weight, targets, 8, ALONE, 1 / 7, False)
+    loss.backward()
+    torch.testing.assert_close(loss, expected, atol=0, rtol=1e-5)
+    assert rows.grad is not None and weight.grad is not None
+    for own, other in zip((rows.grad, weight.grad), wanted, strict=True):
+        assert own.dtype == torch.float32
+        torch.testing.assert_close(own, other, atol=0.02 * float(other.abs().max()), rtol=0)
+
+
 def test_a_frozen_weight_has_no_product_of_its_own() -> None:
     rows, weight, targets = operands(torch.float32)
     with Products() as products:
