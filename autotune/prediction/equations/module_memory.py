@@ -12,10 +12,12 @@ from autotune.prediction.equations.distinct_rows import Rows
 from autotune.prediction.equations.module_moments import composed, curve_of, kept_by_block
 from autotune.prediction.equations.module_pipeline import (
     Layout,
+    Shape,
     Stage,
     cut_stage,
     is_legal,
     received_buffers,
+    shape_of,
     shortened,
     stages_of,
 )
@@ -23,7 +25,6 @@ from autotune.prediction.equations.module_replay import follow, replay
 from autotune.prediction.equations.module_states import (
     GRADIENTS,
     Held,
-    Marks,
     StateKnobs,
     Step,
     micro_batches,
@@ -64,7 +65,7 @@ def _gathered(module: DescribedModule, own: dict[str, float]) -> tuple[float, fl
     states, count = _knobs(module, tuple(own[name] for name in STATES)), own["accumulation"]
     policy, every, _ = _moments(module, {**own, "offload_activations": 0.0})
     if own["pipeline"] == 1:
-        return _steps(module.profile, _marks(module.trace, policy, every), states).gathered(count)
+        return _steps(_shape(module, policy, every), states).gathered(count)
     layout = _layout({**own, "place": 0.0}, int(count))
     if not is_legal(module.profile, layout):
         return 0.0, 0.0
@@ -162,11 +163,11 @@ def _of_module(module: DescribedModule, rows: Rows, knobs: Sequence[StateKnobs],
     """Of a rank without a pipeline."""
     batch = rows.columns["micro_batch_size"]
     policy, every, offloads = _moments(module, {name: float(rows.columns[name][0]) for name in MOMENTS})
-    curve, marks = curve_of(module.trace, policy, every, offloads), _marks(module.trace, policy, every)
+    curve, shape = curve_of(module.trace, policy, every, offloads), _shape(module, policy, every)
     stepping, refilling = _updates([module.profile], rows, knobs, which)
     nothing = np.zeros(rows.count)
     pairs = [*zip(which.tolist(), batch.tolist(), strict=True)]
-    steps = [_steps(module.profile, marks, own) for own in knobs]
+    steps = [_steps(shape, own) for own in knobs]
     once = {(own, size): _fullest_moment(steps[own], curve, size) for own, size in dict.fromkeys(pairs)}
     after = np.array([own.after[GRADIENTS] for own in steps])[which]
     moments = np.stack([
@@ -344,14 +345,15 @@ class _Steps:
 
 
 @lru_cache(maxsize=4096)
-def _steps(profile: ModuleProfile, marks: Marks, states: StateKnobs) -> _Steps:
-    steps, after = micro_batches(profile.trained, marks, states)
+def _steps(shape: Shape, states: StateKnobs) -> _Steps:
+    steps, after = micro_batches(shape.trained, shape.marks, states)
     return _Steps(steps, after)
 
 
 @lru_cache(maxsize=1024)
-def _marks(trace: Trace, policy: str, every: int) -> Marks:
-    return tuple((moment.mark, moment.index) for moment in composed(trace, policy, every))
+def _shape(module: DescribedModule, policy: str, every: int) -> Shape:
+    marks = tuple((moment.mark, moment.index) for moment in composed(module.trace, policy, every))
+    return shape_of(module.profile.trained, marks)
 
 
 def _offloaded(trace: Trace, policy: str, batch: float) -> float:

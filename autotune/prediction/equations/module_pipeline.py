@@ -93,7 +93,8 @@ class Shape:
 
 
 @lru_cache(maxsize=1024)
-def _shape(trained: tuple[TrainedParameter, ...], marks: Marks) -> Shape:
+def shape_of(trained: tuple[TrainedParameter, ...], marks: Marks) -> Shape:
+    """The one shape with these values."""
     return Shape(trained=trained, marks=marks, elements=sum(parameter.elements for parameter in trained))
 
 
@@ -147,7 +148,7 @@ def cut_stage(profile: ModuleProfile, trace: Trace, policy: str, every: int, off
     trained = tuple(profile.trained[slot] for slot in slots)
     return Stage(
         profile=dataclasses.replace(profile, trained=trained, frozen=_frozen(profile, blocks, first, last)),
-        shape=_shape(_counted_from(blocks, trained), _marks_from(blocks, cutter.marks)),
+        shape=shape_of(_counted_from(blocks, trained), _marks_from(blocks, cutter.marks)),
         curve=np.array(cutter.rows), turn=turn, first=first, last=last,
     )  # fmt: skip
 
