@@ -1,42 +1,76 @@
 """Bytes that a rank holds at its peak while it trains a user's module: the module's trace and the engine's states together."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
+from numpy.typing import NDArray
 
 from autotune.prediction.equations.cases import RECOMPUTE, Array, Cases, DescribedModule
+from autotune.prediction.equations.distinct_rows import Rows
 from autotune.prediction.equations.module_moments import composed, curve_of, kept_by_block
-from autotune.prediction.equations.module_pipeline import Layout, cut_stage, is_legal, replay, stages_of
+from autotune.prediction.equations.module_pipeline import (
+    Layout,
+    Shape,
+    Stage,
+    cut_stage,
+    is_legal,
+    received_buffers,
+    shape_of,
+    shortened,
+    stages_of,
+)
+from autotune.prediction.equations.module_replay import follow, replay
 from autotune.prediction.equations.module_states import (
-    BUFFERS,
     GRADIENTS,
-    PARAMETERS,
     Held,
-    Marks,
     StateKnobs,
     Step,
     micro_batches,
 )
-from search_spaces.models.module_profile import ModuleProfile, Trace, at
+from search_spaces.models.module_profile import Affine, ModuleProfile, Trace, at
 from search_spaces.overlap import cut
 
+STATES = (
+    "shard", "zero_stage", "accumulation", "offload_optimizer", "offload_parameters", "parameter_bytes", "reduce_bytes",
+    "accumulation_bytes", "reduce_bucket_size", "prefetch_bucket_size", "param_persistence_threshold", "max_live_parameters",
+    "overlap_comm", "defer_gradient_reduction", "reshard_after_forward", "pipeline",
+)  # fmt: skip
+"""Fields of `Layouts` that decide how states are sharded and sent."""
+PIPELINE = ("pipeline", "virtual_stages", "pipeline_schedule")
+MOMENTS = ("activation_checkpointing", "checkpoint_every_k", "offload_activations")
 COLUMNS = (
-    "data", "tensor", "context", "shard", "zero_stage", "micro_batch_size", "accumulation", "activation_checkpointing",
-    "checkpoint_every_k", "offload_optimizer", "offload_parameters", "parameter_bytes", "reduce_bytes", "accumulation_bytes",
-    "reduce_bucket_size", "allgather_bucket_size", "prefetch_bucket_size", "param_persistence_threshold", "max_live_parameters",
-    "overlap_comm", "defer_gradient_reduction", "reshard_after_forward", "moment_bytes", "other_moment_bytes",
-    "offload_activations", "overlap_param_gather", "pipeline", "virtual_stages", "pipeline_schedule",
+    *STATES, "virtual_stages", "pipeline_schedule", *MOMENTS, "tensor", "micro_batch_size", "allgather_bucket_size",
+    "moment_bytes", "other_moment_bytes", "overlap_param_gather",
 )  # fmt: skip
 """Fields of `Layouts` on which the memory depends."""
-PEAK = ("parameters", "gradients", "optimizer_state", "activations", "buffers", "host", "gathers", "gathered_bytes")
+PEAK = ("parameters", "gradients", "optimizer_state", "activations", "buffers", "host")
 """The result by column."""
+Columns = dict[str, Array]
+"""Field, or `place`: the rank's position in the pipeline -> its value in each case."""
 
 
 def gathers_of_step(cases: Cases) -> tuple[Array, Array]:
     """Gathers of parameters in a step of stage 3, and the bytes of their messages: of the first rank of a pipeline."""
-    found = module_bytes(cases, np.zeros(1))
-    return found["gathers"], found["gathered_bytes"]
+    module = _module(cases)
+    rows = Rows.of({name: getattr(cases.layouts, name) for name in (*STATES, *PIPELINE[1:], *MOMENTS[:2])})
+    found = np.zeros((rows.count, 2))
+    for place in np.flatnonzero(rows.columns["zero_stage"] == 3).tolist():
+        found[place] = _gathered(module, {name: float(values[place]) for name, values in rows.columns.items()})
+    return rows.spread(found[:, 0]), rows.spread(found[:, 1])
+
+
+def _gathered(module: DescribedModule, own: dict[str, float]) -> tuple[float, float]:
+    states, count = _knobs(module, tuple(own[name] for name in STATES)), own["accumulation"]
+    policy, every, _ = _moments(module, {**own, "offload_activations": 0.0})
+    if own["pipeline"] == 1:
+        return _steps(_shape(module, policy, every), states).gathered(count)
+    layout = _layout({**own, "place": 0.0}, int(count))
+    if not is_legal(module.profile, layout):
+        return 0.0, 0.0
+    found = [follow(stage.shape, states).gathered(count) for stage in _stages(module, layout, policy, every, offloads=False)]
+    return sum(times for times, _ in found), sum(sizes for _, sizes in found)
 
 
 def module_bytes(cases: Cases, place: Array) -> dict[str, Array]:
@@ -44,103 +78,154 @@ def module_bytes(cases: Cases, place: Array) -> dict[str, Array]:
 
     `place`: the rank's position in the pipeline.
     """
-    module = cases.module
-    assert module is not None
-    columns = [getattr(cases.layouts, name) for name in COLUMNS] + [place]
-    shape = np.broadcast_shapes(*(column.shape for column in columns))
-    table = np.stack([np.broadcast_to(column, shape).reshape(-1) for column in columns], axis=1)
-    unique, inverse = np.unique(table, axis=0, return_inverse=True)
-    found = np.array([_peak(module, tuple(row)) for row in unique.tolist()])[inverse.reshape(-1)]
-    return {name: found[:, place].reshape(shape) for place, name in enumerate(PEAK)}
+    module = _module(cases)
+    rows = Rows.of({**{name: getattr(cases.layouts, name) for name in COLUMNS}, "place": place})
+    columns = rows.columns
+    ranks, virtual_stages, schedule = (columns[name] for name in PIPELINE)
+    columns["short"] = shortened(ranks, virtual_stages, schedule, columns["accumulation"])
+    found = np.zeros((rows.count, len(PEAK)))
+    for places in rows.alike((*PIPELINE, *MOMENTS, "place", "short")):
+        found[places] = _group_bytes(module, Rows({name: values[places] for name, values in columns.items()}))
+    return {name: rows.spread(found[:, place]) for place, name in enumerate(PEAK)}
+
+
+def _module(cases: Cases) -> DescribedModule:
+    assert cases.module is not None
+    return cases.module
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Fullest:
+    """The fullest moment of a rank's step in each case, in bytes, as if tensor-parallel ranks divided nothing."""
+
+    moment: Array
+    """(cases, 4): activations, parameters, gradients and buffers, of what follows the moments."""
+    received: Array
+    """Buffers of hidden states, which nothing divides."""
+    on_host: Array
+    """Activations in the main memory."""
+
+
+def _group_bytes(module: DescribedModule, rows: Rows) -> Array:
+    """(cases, columns of `PEAK`) of cases with one pipeline and one kind of checkpointing."""
+    first = {name: float(values[0]) for name, values in rows.columns.items()}
+    knobs, which = _distinct_knobs(module, rows)
+    profiles = [module.profile]
+    if first["pipeline"] > 1:
+        layout = _layout(first, int(first["short"]))
+        if not is_legal(module.profile, layout):  # rules refuse it, but grids evaluate it
+            return np.zeros((rows.count, len(PEAK)))
+        stages = _stages(module, layout, *_moments(module, first))
+        profiles = [stage.profile for stage in stages]
+        fullest = _of_pipeline(module, rows, layout, stages, knobs, which)
+    else:
+        fullest = _of_module(module, rows, knobs, which)
+    columns, trace, part = rows.columns, module.trace, 1 / rows.columns["tensor"]
+    activations, parameters, gradients, buffers = (part * column for column in fullest.moment.T)
+    standing, state, host = _state_bytes(module, profiles, rows, knobs, which)
+    inputs = columns["accumulation"] * _at(trace.batch_bytes, columns["micro_batch_size"])
+    found = (
+        parameters + standing * part, gradients, state * part, activations + inputs,
+        buffers + fullest.received + trace.buffer_bytes, host * part + fullest.on_host,
+    )  # fmt: skip
+    return np.stack(found, axis=1)
+
+
+def _of_pipeline(
+    module: DescribedModule, rows: Rows, layout: Layout, stages: Sequence[Stage], knobs: Sequence[StateKnobs],
+    which: NDArray[np.int64],
+) -> _Fullest:  # fmt: skip
+    """Of a rank's stages together: while they run, while the optimizer steps, and while updated parameters are gathered."""
+    columns, profile, trace = rows.columns, module.profile, module.trace
+    batch = columns["micro_batch_size"]
+    hidden = _at(trace.hidden_bytes, batch)
+    found = replay(layout, stages, knobs, which, batch, hidden, columns["accumulation"] - columns["short"])
+    stepping, refilling = _updates([stage.profile for stage in stages], rows, knobs, which)
+    nothing = np.zeros(rows.count)
+    moments = np.stack([
+        np.column_stack([found.activations, found.held]),
+        np.column_stack([found.sent, nothing, found.after[:, GRADIENTS], stepping.sum(axis=0)]),
+        np.column_stack([found.sent, nothing, nothing, refilling.max(axis=0)]),
+    ])  # fmt: skip
+    policy, _, offloads = _moments(module, {name: float(columns[name][0]) for name in MOMENTS})
+    on_host = nothing
+    if offloads:
+        blocks_held = sum(len(blocks) for _, blocks in stages_of(profile, layout)) / max(len(profile.block_names), 1)
+        sizes, each = np.unique(batch, return_inverse=True)
+        on_host = np.array([_offloaded(trace, policy, size) for size in sizes.tolist()])[each] * blocks_held * found.in_flight
+    received = received_buffers(layout) * columns["accumulation"] * hidden
+    return _Fullest(
+        moment=moments[moments.sum(axis=2).argmax(axis=0), np.arange(rows.count)], received=received, on_host=on_host
+    )
+
+
+def _of_module(module: DescribedModule, rows: Rows, knobs: Sequence[StateKnobs], which: NDArray[np.int64]) -> _Fullest:
+    """Of a rank without a pipeline."""
+    batch = rows.columns["micro_batch_size"]
+    policy, every, offloads = _moments(module, {name: float(rows.columns[name][0]) for name in MOMENTS})
+    curve, shape = curve_of(module.trace, policy, every, offloads), _shape(module, policy, every)
+    stepping, refilling = _updates([module.profile], rows, knobs, which)
+    nothing = np.zeros(rows.count)
+    pairs = [*zip(which.tolist(), batch.tolist(), strict=True)]
+    steps = [_steps(shape, own) for own in knobs]
+    once = {(own, size): _fullest_moment(steps[own], curve, size) for own, size in dict.fromkeys(pairs)}
+    after = np.array([own.after[GRADIENTS] for own in steps])[which]
+    moments = np.stack([
+        np.array([once[pair] for pair in pairs]),
+        np.column_stack([nothing, nothing, after, stepping[0]]),
+        np.column_stack([nothing, nothing, nothing, refilling[0]]),
+    ])  # fmt: skip
+    on_host = np.array([_offloaded(module.trace, policy, size) for size in batch.tolist()]) if offloads else nothing
+    return _Fullest(
+        moment=moments[moments.sum(axis=2).argmax(axis=0), np.arange(rows.count)], received=nothing, on_host=on_host
+    )
+
+
+def _fullest_moment(steps: "_Steps", curve: Array, batch: float) -> Array:
+    """(4): the fullest moment of the first and of the last micro-batch."""
+    peaks, levels = (curve[:, 2 * place] + curve[:, 2 * place + 1] * batch for place in range(2))
+    moments = np.concatenate([
+        np.concatenate([np.column_stack([peaks, held]), np.column_stack([levels, acting])])
+        for held, acting in zip(steps.during, steps.acting, strict=True)
+    ])  # fmt: skip
+    found: Array = moments[int(moments.sum(axis=1).argmax())]
+    return found
+
+
+def _at(value: Affine, samples: Array) -> Array:
+    return value[0] + value[1] * samples
+
+
+def _moments(module: DescribedModule, own: dict[str, float]) -> tuple[str, int, bool]:
+    """Checkpointing, its distance, and whether activations are offloaded."""
+    policy = RECOMPUTE[int(own["activation_checkpointing"])] if module.profile.block_names else RECOMPUTE[0]
+    return policy, int(own["checkpoint_every_k"]), own["offload_activations"] > 0
+
+
+def _layout(own: dict[str, float], micro_batches: int) -> Layout:
+    return Layout(
+        ranks=int(own["pipeline"]), virtual_stages=int(own["virtual_stages"]), schedule=int(own["pipeline_schedule"]),
+        place=int(own["place"]), micro_batches=micro_batches,
+    )  # fmt: skip
+
+
+def _stages(module: DescribedModule, layout: Layout, policy: str, every: int, offloads: bool) -> list[Stage]:
+    cuts = stages_of(module.profile, layout)
+    return [cut_stage(module.profile, module.trace, policy, every, offloads, blocks) for _, blocks in cuts]
+
+
+def _distinct_knobs(module: DescribedModule, rows: Rows) -> tuple[list[StateKnobs], NDArray[np.int64]]:
+    """How states are sharded and sent, each once, and which of it each case has."""
+    table = np.stack([rows.columns[name] for name in STATES], axis=1)
+    found: dict[StateKnobs, int] = {}
+    which = [found.setdefault(_knobs(module, tuple(row)), len(found)) for row in table.tolist()]
+    return [*found], np.array(which)
 
 
 @lru_cache(maxsize=1 << 16)
-def _peak(module: DescribedModule, row: tuple[float, ...]) -> tuple[float, ...]:
-    """One combination, without a pipeline.
-
-    1. The fullest moment of the first and the last micro-batch: activations, and what the engine holds beside them.
-    2. The update, and the gathers of updated parameters after it, which have no activations.
-    """
-    knobs = dict(zip(COLUMNS, row, strict=False))
-    if knobs["pipeline"] > 1:
-        return _pipeline_peak(module, knobs, int(row[-1]))
-    profile, trace, divisor = module.profile, module.trace, knobs["tensor"]
-    part = 1 / divisor
-    states = _knobs(module, knobs)
-    policy = RECOMPUTE[int(knobs["activation_checkpointing"])] if profile.block_names else RECOMPUTE[0]
-    every = int(knobs["checkpoint_every_k"])
-    offloads = knobs["offload_activations"] > 0
-    standing = _standing(profile, trace.frozen_bytes, knobs, states)
-    steps = _steps(profile, _marks(trace, policy, every), states)
-    curve = curve_of(trace, policy, every, offloads)
-    batch = knobs["micro_batch_size"]
-    inputs = knobs["accumulation"] * at(trace.batch_bytes, batch)
-    peaks, levels = (curve[:, 2 * place] + curve[:, 2 * place + 1] * batch for place in range(2))
-    candidates = [
-        np.concatenate([np.column_stack([peaks * part, held * part]), np.column_stack([levels * part, acting * part])])
-        for held, acting in zip(steps.during, steps.acting, strict=True)
-    ]
-    moments = np.concatenate(candidates)
-    best = moments[int(moments.sum(axis=1).argmax())]
-    activations, parameters, gradients, buffers = (float(value) for value in best)
-    update = _update(profile, states, knobs["allgather_bucket_size"], knobs["offload_optimizer"] > 0)
-    after = np.array([0.0, 0.0, steps.after[GRADIENTS], update.stepping]) * part
-    refill = np.array([0.0, 0.0, 0.0, update.refilling]) * part
-    for other in (after, refill):
-        if other.sum() > activations + parameters + gradients + buffers:
-            activations, parameters, gradients, buffers = (float(value) for value in other)
-    return (
-        parameters + standing * part,
-        gradients,
-        _state_bytes(profile, knobs, states) * part,
-        activations + inputs,
-        buffers + trace.buffer_bytes,
-        _host_bytes(profile, knobs, states) * part + (_offloaded(trace, policy, batch) if offloads else 0.0),
-        *steps.gathered(knobs["accumulation"]),
-    )
-
-
-def _pipeline_peak(module: DescribedModule, knobs: dict[str, float], place: int) -> tuple[float, ...]:
-    """One combination on a rank of a pipeline: the same for its stages together."""
-    profile, trace, part = module.profile, module.trace, 1 / knobs["tensor"]
-    layout = Layout(
-        ranks=int(knobs["pipeline"]), virtual_stages=int(knobs["virtual_stages"]), schedule=int(knobs["pipeline_schedule"]),
-        place=place, micro_batches=int(knobs["accumulation"]),
-    )  # fmt: skip
-    if not is_legal(profile, layout):  # rules refuse it, but grids evaluate it
-        return (0.0,) * len(PEAK)
-    states, batch, offloads = _knobs(module, knobs), knobs["micro_batch_size"], knobs["offload_activations"] > 0
-    policy = RECOMPUTE[int(knobs["activation_checkpointing"])]
-    held = {number: cut_stage(profile, trace, policy, int(knobs["checkpoint_every_k"]), offloads, blocks)
-            for number, blocks in stages_of(profile, layout)}  # fmt: skip
-    found = replay(layout, held, states, batch, at(trace.hidden_bytes, batch))
-    profiles = [stage.profile for stage in held.values()]
-    updates = [_update(own, states, knobs["allgather_bucket_size"], knobs["offload_optimizer"] > 0) for own in profiles]
-    frozen = trace.frozen_bytes / max(profile.frozen, 1)
-    standing = sum(_standing(own, frozen * own.frozen, knobs, states) for own in profiles)
-    inputs = knobs["accumulation"] * at(trace.batch_bytes, batch)
-    candidates = [
-        (found.activations, found.held[PARAMETERS], found.held[GRADIENTS], found.held[BUFFERS]),
-        (found.sent, 0.0, found.after[GRADIENTS], sum(update.stepping for update in updates)),
-        (found.sent, 0.0, 0.0, max(update.refilling for update in updates)),
-    ]
-    activations, parameters, gradients, buffers = max(candidates, key=sum)
-    on_host = sum(_host_bytes(own, knobs, states) for own in profiles)
-    blocks_held = sum(len(blocks) for _, blocks in stages_of(profile, layout)) / max(len(profile.block_names), 1)
-    kept_on_host = _offloaded(trace, policy, batch) * blocks_held * found.in_flight if offloads else 0.0
-    return (
-        (parameters + standing) * part,
-        gradients * part,
-        sum(_state_bytes(own, knobs, states) for own in profiles) * part,
-        activations * part + inputs,
-        buffers * part + found.received + trace.buffer_bytes,
-        on_host * part + kept_on_host,
-        *found.gathered,
-    )
-
-
-def _knobs(module: DescribedModule, knobs: dict[str, float]) -> StateKnobs:
-    """The knobs that matter at the stage; others, and sizes beyond the module's, have one value."""
+def _knobs(module: DescribedModule, row: tuple[float, ...]) -> StateKnobs:
+    """The knobs that matter at the stage; others, and sizes beyond the module's, have one value. `row`: see `STATES`."""
+    knobs = dict(zip(STATES, row, strict=True))
     stage, width = int(knobs["zero_stage"]), knobs["parameter_bytes"]
     master, three = max(width, 4.0), stage == 3
     elements, accumulates = float(sum(_shared_elements(module.profile, 1))), knobs["accumulation"] > 1
@@ -173,72 +258,75 @@ def _shared_elements(profile: ModuleProfile, ranks: int) -> tuple[int, int]:
     return inside, sum(-(-parameter.elements // ranks) for parameter in profile.trained) - inside
 
 
-def _share_elements(profile: ModuleProfile, states: StateKnobs) -> int:
-    return sum(_shared_elements(profile, states.ranks))
+def _state_bytes(
+    module: DescribedModule, profiles: Sequence[ModuleProfile], rows: Rows, knobs: Sequence[StateKnobs],
+    which: NDArray[np.int64],
+) -> tuple[Array, Array, Array]:  # fmt: skip
+    """Of the parts of a module on a rank, in each case:
+
+    - Parameters that are there throughout; what stage 3 gathers is counted with the moments.
+    - The device's part of the optimizer's state: the master, unless parameters are views of it, and moments.
+    - State and parameters in the main memory.
+    """
+    columns, frozen = rows.columns, module.trace.frozen_bytes / max(module.profile.frozen, 1)
+    whole = sum(sum(_shared_elements(own, 1)) for own in profiles)
+    shares = [np.sum([_shared_elements(own, states.ranks) for own in profiles], axis=0) for states in knobs]
+    inside, outside = np.array(shares, dtype=np.float64)[which].T
+    fields = [(own.zero_stage, own.ranks, own.width, own.master_width, own.shard_beside_master) for own in knobs]
+    stage, ranks, width, master, beside = np.array(fields, dtype=np.float64)[which].T
+    elements, offloaded = inside + outside, columns["offload_optimizer"]
+    late = (columns["overlap_param_gather"] > 0) & ((stage == 1) | (stage == 2)) & (ranks > 1) & (offloaded > 0)
+    standing = frozen * sum(own.frozen for own in profiles) + np.where(stage < 3, whole * width, beside * elements * width)
+    views = (stage == 0) & (width == master)
+    moments = inside * columns["moment_bytes"] + outside * columns["other_moment_bytes"]
+    on_device = (elements * np.where(views, 0.0, master) + moments * master / 4) * (1 - offloaded)
+    of_host = elements * offloaded * (master + columns["moment_bytes"] * master / 4)
+    on_host = of_host + elements * width * columns["offload_parameters"]
+    return standing + np.where(late, elements * width, 0.0), on_device, on_host
 
 
-def _standing(profile: ModuleProfile, frozen_bytes: float, knobs: dict[str, float], states: StateKnobs) -> float:
-    """Bytes of parameters that are there throughout; what stage 3 gathers is counted with the moments."""
-    parameters = float(frozen_bytes)
-    if states.zero_stage < 3:
-        parameters += sum(_shared_elements(profile, 1)) * states.width
-    elif states.shard_beside_master:
-        parameters += _share_elements(profile, states) * states.width
-    late = knobs["overlap_param_gather"] > 0 and states.zero_stage in (1, 2) and states.ranks > 1
-    if late and knobs["offload_optimizer"] > 0:
-        parameters += _share_elements(profile, states) * states.width
-    return parameters
+def _updates(
+    profiles: Sequence[ModuleProfile], rows: Rows, knobs: Sequence[StateKnobs], which: NDArray[np.int64]
+) -> tuple[Array, Array]:
+    """(profiles, cases) bytes of buffers in the update: while the optimizer steps, beside the gradients, and while updated
+    parameters are gathered (stages 1 and 2)."""
+    columns = rows.columns
+    chosen = which.tolist(), columns["allgather_bucket_size"].tolist(), (columns["offload_optimizer"] > 0).tolist()
+    cases = [*zip(*chosen, strict=True)]
+    once = {case: [_update(own, knobs[case[0]], *case[1:]) for own in profiles] for case in dict.fromkeys(cases)}
+    stepping, refilling = np.array([once[case] for case in cases]).T
+    return stepping, refilling
 
 
-def _state_bytes(profile: ModuleProfile, knobs: dict[str, float], states: StateKnobs) -> float:
-    """The device's part of the optimizer's state: the master, unless parameters are views of it, and moments."""
-    views = states.zero_stage == 0 and states.width == states.master_width
-    master = 0.0 if views else states.master_width
-    scale = states.master_width / 4
-    inside, outside = _shared_elements(profile, states.ranks)
-    moments = inside * knobs["moment_bytes"] + outside * knobs["other_moment_bytes"]
-    return ((inside + outside) * master + moments * scale) * (1 - knobs["offload_optimizer"])
-
-
-def _host_bytes(profile: ModuleProfile, knobs: dict[str, float], states: StateKnobs) -> float:
-    """State and parameters in the main memory."""
-    elements = _share_elements(profile, states)
-    moments = states.master_width + knobs["moment_bytes"] * states.master_width / 4
-    parameters = elements * states.width * knobs["offload_parameters"]
-    return elements * knobs["offload_optimizer"] * moments + parameters
-
-
-class _Update:
-    """Bytes of buffers in the update."""
-
-    def __init__(self, stepping: float, refilling: float) -> None:
-        self.stepping, self.refilling = stepping, refilling
-
-
-@lru_cache(maxsize=4096)
-def _update(profile: ModuleProfile, states: StateKnobs, bucket: float, offloaded: bool) -> _Update:
-    """While the optimizer steps, beside the gradients; and while updated parameters are gathered (stages 1 and 2)."""
-    own = _share_elements(profile, states) * states.width
+def _update(profile: ModuleProfile, states: StateKnobs, bucket: float, offloaded: bool) -> tuple[float, float]:
+    own = sum(_shared_elements(profile, states.ranks)) * states.width
     offloads = offloaded and states.zero_stage < 3
     stepping = own if offloads else 0.0
     if states.zero_stage not in (1, 2) or states.ranks == 1:
-        return _Update(stepping, stepping)
-    sizes = [parameter.elements for parameter in reversed(profile.trained)]
-    groups = cut(range(len(sizes)), sizes.__getitem__, bucket)
+        return stepping, stepping
     casts = states.width < states.master_width and not offloads
+    bucket = min(bucket, float(sum(_shared_elements(profile, 1))))
+    return stepping, stepping + _refilling(profile, states.ranks, states.width, casts, states.copies, states.overlaps, bucket)
+
+
+@lru_cache(maxsize=4096)
+def _refilling(
+    profile: ModuleProfile, ranks: int, width: float, casts: bool, copies: bool, overlaps: bool, bucket: float
+) -> float:
+    """Bytes of the buckets in which updated parameters are gathered."""
+    sizes = [parameter.elements for parameter in reversed(profile.trained)]
     rows = []
-    for group in groups:
-        columns = sum(-(-sizes[place] // states.ranks) for place in group)
-        padded = sum(-(-sizes[place] // states.ranks) * states.ranks for place in group if sizes[place] % states.ranks)
-        held = columns * states.width * (states.ranks + (1 if casts else 0))
-        rows.append((held + (columns * states.width * states.ranks if states.copies else 0.0), held + padded * states.width))
-    at_once = 2 if states.overlaps else 1
-    refilling = max(
+    for group in cut(range(len(sizes)), sizes.__getitem__, bucket):
+        columns = sum(-(-sizes[place] // ranks) for place in group)
+        padded = sum(-(-sizes[place] // ranks) * ranks for place in group if sizes[place] % ranks)
+        held = columns * width * (ranks + (1 if casts else 0))
+        rows.append((held + (columns * width * ranks if copies else 0.0), held + padded * width))
+    at_once = 2 if overlaps else 1
+    return max(
         max(sum(first for first, _ in rows[place : place + at_once]),
             rows[place][1] + sum(first for first, _ in rows[place + 1 : place + at_once]))
         for place in range(len(rows))
     )  # fmt: skip
-    return _Update(stepping, stepping + refilling)
 
 
 class _Steps:
@@ -257,14 +345,15 @@ class _Steps:
 
 
 @lru_cache(maxsize=4096)
-def _steps(profile: ModuleProfile, marks: Marks, states: StateKnobs) -> _Steps:
-    steps, after = micro_batches(profile, marks, states)
+def _steps(shape: Shape, states: StateKnobs) -> _Steps:
+    steps, after = micro_batches(shape.trained, shape.marks, states)
     return _Steps(steps, after)
 
 
 @lru_cache(maxsize=1024)
-def _marks(trace: Trace, policy: str, every: int) -> Marks:
-    return tuple((moment.mark, moment.index) for moment in composed(trace, policy, every))
+def _shape(module: DescribedModule, policy: str, every: int) -> Shape:
+    marks = tuple((moment.mark, moment.index) for moment in composed(module.trace, policy, every))
+    return shape_of(module.profile.trained, marks)
 
 
 def _offloaded(trace: Trace, policy: str, batch: float) -> float:

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from search_spaces.models.module_profile import OUTER, Mark, ModuleProfile
+from search_spaces.models.module_profile import OUTER, Mark, TrainedParameter
 from search_spaces.overlap import IN_FLIGHT, PIECE_ELEMENTS, cut
 
 
@@ -68,12 +68,14 @@ class Step:
     """Their messages."""
 
 
-def micro_batches(profile: ModuleProfile, marks: Marks, knobs: StateKnobs, between: int = 0) -> tuple[list[Step], Held]:
+def micro_batches(
+    trained: Sequence[TrainedParameter], marks: Marks, knobs: StateKnobs, between: int = 0
+) -> tuple[list[Step], Held]:
     """The states in the first and, if there are several, the last micro-batch of a step; and what is held after it.
 
     `between`: number of further micro-batches between them, if there are several.
     """
-    step = _Engine(profile, marks, knobs)
+    step = _Engine(trained, marks, knobs)
     found = [step.run(last=not knobs.accumulates)]
     if knobs.accumulates:
         found += [step.run(last=index == between) for index in range(between + 1)]
@@ -93,13 +95,13 @@ class _Sent:
 class _Engine:
     """Gradients and, at stage 3, gathered parameters of one rank."""
 
-    def __init__(self, profile: ModuleProfile, marks: Marks, knobs: StateKnobs) -> None:
+    def __init__(self, trained: Sequence[TrainedParameter], marks: Marks, knobs: StateKnobs) -> None:
         self.knobs, self.marks = knobs, marks
         self.held = [0.0, 0.0, 0.0]
         self.total = self.highest = 0.0
         self.most: Held = (0.0, 0.0, 0.0)
         """The fullest since the last moment, of `highest` bytes in total."""
-        self.elements = [parameter.elements for parameter in profile.trained]
+        self.elements = [parameter.elements for parameter in trained]
         self.shares = [-(-elements // knobs.ranks) for elements in self.elements]
         order = list(reversed(range(len(self.elements))))
         self.buckets = [*cut(order, self.elements.__getitem__, knobs.bucket)]
@@ -120,7 +122,7 @@ class _Engine:
         self.missing: list[int] = []
         self.tag = GRADIENTS if self.in_share or not self.every else BUFFERS
         """Of full gradients."""
-        self.gatherer = _Gatherer(profile, marks, self) if knobs.zero_stage == 3 else None
+        self.gatherer = _Gatherer(trained, marks, self) if knobs.zero_stage == 3 else None
 
     def run(self, last: bool) -> Step:
         """One micro-batch."""
@@ -322,10 +324,10 @@ class _Gather:
 class _Gatherer:
     """Parameters of stage 3, after the trace of uses has been recorded: `ParameterGatherer`."""
 
-    def __init__(self, profile: ModuleProfile, marks: Marks, engine: _Engine) -> None:
+    def __init__(self, trained: Sequence[TrainedParameter], marks: Marks, engine: _Engine) -> None:
         self.engine, self.knobs = engine, engine.knobs
         by_block: dict[int, list[int]] = {}
-        for slot, parameter in enumerate(profile.trained):
+        for slot, parameter in enumerate(trained):
             by_block.setdefault(parameter.block, []).append(slot)
         only = len(by_block) == 1
         self.units = {block: _Unit(block, tuple(slots)) for block, slots in by_block.items()}

@@ -97,28 +97,29 @@ class _Work:
     def set_bucket(self, name: str, room: Room, by_memory: bool) -> None:
         """Set one bucket for all leaders."""
         values = [value for value in self.space.domains[name] if self._honours(name, value)]
+        numbers = np.array([float(value) for value in values])
         condition, context = KNOBS[name].condition, self.space.context
-        for group, (places, cases) in enumerate(self.groups):
-            matters = np.array([condition is None or condition.holds(self.leaders[at].config, context) for at in places])
-            tried = [self._predict_value(cases, name, value, room) for value in values]
-            seconds, memory, fits = (np.array([part[field] for part in tried]) for field in range(3))
+        for group, (everyone, cases) in enumerate(self.groups):
+            matters = [condition is None or condition.holds(self.leaders[at].config, context) for at in everyone]
+            rows = np.flatnonzero(matters)
+            if not len(rows) or not values:
+                continue
+            places = everyone[rows]
+            seconds, memory, fits = self._predict_values(cases.take(rows), name, numbers, room)
             now, other = (self.memory, self.seconds) if by_memory else (self.seconds, self.memory)
             first, second = (memory, seconds) if by_memory else (seconds, memory)
             best = _best(first, second, fits, now[places], other[places])
-            held = getattr(cases.layouts, name)
-            numbers = np.array([float(value) for value in values])
-            take = matters & (best >= 0)
-            moved = np.where(take, numbers[np.maximum(best, 0)], held)
-            self.groups[group] = (places, _with(cases, name, moved))
+            moved = np.broadcast_to(getattr(cases.layouts, name), len(everyone)).copy()
+            moved[rows] = np.where(best >= 0, numbers[np.maximum(best, 0)], moved[rows])
+            self.groups[group] = (everyone, _with(cases, name, moved))
             for column, place in enumerate(places):
-                if matters[column]:
-                    self.settings[place][name] = {
-                        value: Setting(
-                            seconds=float(seconds[row, column]), memory=float(memory[row, column]), fits=bool(fits[row, column])
-                        )
-                        for row, value in enumerate(values)
-                    }
-                if take[column]:
+                self.settings[place][name] = {
+                    value: Setting(
+                        seconds=float(seconds[row, column]), memory=float(memory[row, column]), fits=bool(fits[row, column])
+                    )
+                    for row, value in enumerate(values)
+                }
+                if best[column] >= 0:
                     row = int(best[column])
                     self.chosen[place][name] = values[row]
                     self.seconds[place], self.memory[place] = seconds[row, column], memory[row, column]
@@ -139,11 +140,16 @@ class _Work:
     def _honours(self, name: str, value: Value) -> bool:
         return self.space.capability is None or self.space.capability.honours(name, value)
 
-    def _predict_value(self, cases: Cases, name: str, value: Value, room: Room) -> tuple[Array, Array, NDArray[np.bool_]]:
-        count = len(cases)
-        prediction = predict(_with(cases, name, np.full(count, float(value))), self.question.rates)
-        seconds, memory = np.broadcast_to(prediction.seconds, count), np.broadcast_to(prediction.memory.needed, count)
-        return seconds, memory, room.holds(memory, np.broadcast_to(prediction.memory.host, count))
+    def _predict_values(self, cases: Cases, name: str, numbers: Array, room: Room) -> tuple[Array, Array, NDArray[np.bool_]]:
+        """(values, cases): seconds, memory and whether it fits, all predicted at once."""
+        shape = len(numbers), len(cases)
+        again = cases.take(np.tile(np.arange(shape[1]), shape[0]))
+        prediction = predict(_with(again, name, np.repeat(numbers, shape[1])), self.question.rates)
+        held = prediction.memory
+        seconds, memory, host = (
+            np.broadcast_to(own, shape[0] * shape[1]) for own in (prediction.seconds, held.needed, held.host)
+        )
+        return seconds.reshape(shape), memory.reshape(shape), room.holds(memory, host).reshape(shape)
 
 
 def _best(first: Array, second: Array, fits: NDArray[np.bool_], now: Array, other: Array) -> NDArray[np.int64]:
