@@ -32,6 +32,7 @@ COEFFICIENT_TEXTS = {
     "network_seconds": "s latency across nodes",
     "half_message": "bytes at which half of the network is reached",
     "crossed_seconds": "s of wait per rank if stages cross nodes",
+    "blocked_seconds": "s per micro-batch and pair of nodes if sends block",
     "data_exposed": "of the data-parallel communication is not hidden",
     "hop_seconds": "s at a boundary of pipeline stages",
     "update_efficiency": "of the stated memory bandwidth in updates",

@@ -62,9 +62,11 @@ def test_plans_are_ranked_with_reasons(client: TestClient) -> None:
     answer = client.post("/v1/plans", json=ASKED | {"space": "3d", "top": 3, "price": 2.0})
     assert answer.status_code == 200, answer.text
     body = answer.json()
-    rates = [plan["predicted"]["samples_per_second"]["mean"] for plan in body["plans"]]
-    assert len(rates) == 3
-    assert rates == sorted(rates, reverse=True)
+    first, *others = (plan["predicted"]["samples_per_second"] for plan in body["plans"])
+    assert len(others) == 2
+    # Unusual values are not first unless they are certainly faster; each further row shows the simplest of what ties.
+    assert all(other["mean"] <= first["high"] for other in others)
+    assert others[1]["mean"] <= others[0]["mean"] * (1 + body["resolution"])
     assert body["configurations"] >= body["fitting"] > 100
     assert body["max"] is None
     for plan in body["plans"]:

@@ -23,7 +23,7 @@ from storage.store import Store
 
 def shipped(session: Session) -> StepForecast:
     assert isinstance(session.model, ModelSpec)
-    return forecast_of(session, session.model, None)
+    return forecast_of(session, None)
 
 
 def predicted(session: Session, config: TrialConfig) -> float:

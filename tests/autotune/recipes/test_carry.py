@@ -168,10 +168,10 @@ def test_bad_input_is_one_line(file: str, cluster: str, model: str, message: str
 
 
 def test_a_layout_that_runs_stays_unless_another_is_certainly_faster() -> None:
-    source, wider = recipe("titan-llama3-405b.toml", "dgx-h100:16"), resolve_cluster("dgx-h100:32")
+    source, wider = recipe("titan-llama3-8b.toml", "dgx-h100:1"), resolve_cluster("dgx-h100:2")
     found = carry(source, wider, BatchRule.SCALED, None, 5)
     assert (found.found[0].distance, found.changes) == (0, ())
-    assert found.target.text == (RECIPES / "titan-llama3-405b.toml").read_text(encoding="utf-8")
+    assert found.target.text == (RECIPES / "titan-llama3-8b.toml").read_text(encoding="utf-8")
     faster = carry(recipe("titan-llama3-70b.toml", "dgx-h100:8"), resolve_cluster("dgx-h100:16"), BatchRule.SCALED, None, 5)
     assert not isinstance(faster.same_outlook, str) and faster.found[0].distance > 0
     assert faster.found[0].outlook.rate > faster.same_outlook.rate * certain_gain(faster.same)

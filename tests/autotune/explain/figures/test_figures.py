@@ -172,10 +172,10 @@ def test_a_pipeline_that_won(tmp_path: Path, store: Store) -> None:
 
 def test_what_a_stage_needs_is_there_before_it_runs(tmp_path: Path, store: Store) -> None:
     question = gather(store, swept(tmp_path, store, trials=2)).question
-    assert question is not None
+    assert question is not None and isinstance(question.model, ModelSpec)
     for name, virtual in (("1f1b", 1), ("zbv", 2), ("dualpipev", 2), ("interleaved_1f1b", 2), ("interleaved_zero_bubble", 2)):
         config = TrialConfig(pipeline_parallel_size=2, virtual_stages=virtual, pipeline_schedule=name)
-        spec = ModelSpec(**{**to_plain(question.model), "num_layers": 4})
+        spec = dataclasses.replace(question.model, num_layers=4)
         layers = [len(held) for held in split_layers(spec, config, 64)]
         durations = durations_of(config, question, layers)
         placed = place(actions_of(config, 8), durations)
