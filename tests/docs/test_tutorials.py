@@ -38,7 +38,7 @@ def blocks(page: Path) -> list[Block]:
 
 def program(page: Path) -> str:
     """The commands of a page as one bash script. The output of each block goes to `blockN.out`, N from 0."""
-    lines = ["set -u"]
+    lines = ["set -u", "trap 'kill $(jobs -p) 2>/dev/null' EXIT"]
     for number, block in enumerate(blocks(page)):
         if block.language != "sh":
             continue
@@ -76,7 +76,6 @@ def environment(tmp_path: Path) -> dict[str, str]:
     tools.mkdir()
     (tools / "autotune").write_text(PROGRAM)
     (tools / "autotune").chmod(0o755)
-    (tools / "python").symlink_to(sys.executable)
     given = {name: value for name, value in os.environ.items() if not name.startswith("AUTOTUNE_")}
     path = f"{tools}:{Path(sys.executable).parent}:{os.environ['PATH']}"
     return given | {
