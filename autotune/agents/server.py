@@ -18,8 +18,10 @@ from mcp.server import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 
 from autotune.client import Client, ServiceError
+from autotune.client.fields import is_path
+from autotune.client.problems import one_line
 from autotune.errors import AutotuneError, RequestError
-from autotune.imports.read import FORMATS, read_written
+from autotune.imports.read import read_written
 from autotune.lint.case import Surroundings
 from autotune.lint.lint import lint
 from autotune.lint.report import checked_version, document
@@ -35,7 +37,7 @@ WATCH_SECONDS = 60.0
 """Most seconds that one call of `watch` waits."""
 POLL_SECONDS = 0.5
 MOST_RECIPE_BYTES = 200_000
-SUFFIXES = {"json": ".json", "toml": ".toml", "yaml": ".yaml", "sh": ".sh", "py": ".py"}
+LANGUAGES = ("json", "toml", "yaml", "sh", "py")
 BUDGET = ("trials", "device_hours")
 INSTRUCTIONS = """Autotune finds the fastest parallel training configuration (ZeRO stage, micro-batch, tensor, pipeline,
 context and expert parallelism, checkpointing, offload) for a model on a cluster. Begin with `plan`: it needs no device. Check
@@ -73,7 +75,7 @@ def _one_line(function: Callable[Asked, Answer]) -> Callable[Asked, Answer]:
         try:
             return function(*args, **kwargs)
         except (ServiceError, AutotuneError, SearchSpaceError, TypeError) as error:
-            raise ToolError(" ".join(str(error).split())) from error
+            raise ToolError(one_line(str(error))) from error
 
     return call
 
@@ -85,7 +87,7 @@ def named_model(model: str | Mapping[str, Any]) -> str | Mapping[str, Any]:
         RequestError: it is a path.
     """
     if isinstance(model, str):
-        if "/" in model or "\\" in model or model.endswith(".json"):
+        if is_path(model):
             raise RequestError(
                 "model", f"{model!r} is a path, and no file is read here", "give a preset's name, or the content"
             )
@@ -99,14 +101,14 @@ def checked_recipe(text: str, format_name: str, language: str, around: Surroundi
     Raises:
         RequestError: it is too long, names another file, or cannot be read.
     """
-    if language not in SUFFIXES:
-        raise RequestError("language", f"{language!r} is not known", f"use {', '.join(SUFFIXES)}")
+    if language not in LANGUAGES:
+        raise RequestError("language", f"{language!r} is not known", f"use {', '.join(LANGUAGES)}")
     if len(text.encode()) > MOST_RECIPE_BYTES:
         raise RequestError("recipe", f"is longer than {MOST_RECIPE_BYTES:,} bytes", "give one recipe")
     if "config_file" in text:
         raise RequestError("recipe", "names another file, and no file is read here", "give the settings of that file instead")
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / f"recipe{SUFFIXES[language]}"
+        path = Path(folder) / f"recipe.{language}"
         path.write_text(text, encoding="utf-8")
         found = [lint(one, around) for one in read_written(path, "" if format_name == "auto" else format_name)]
         return [document(one, checked_version(one)) for one in found]
@@ -176,8 +178,6 @@ def _tools(client: Client) -> list[Callable[..., Any]]:
         recipe: its text. format: auto, deepspeed, torchtitan, megatron, megatron-bridge or accelerate. language: json, toml,
         yaml, sh or py (which is read, never run). model: a preset, if the recipe does not name it.
         """
-        if format not in ("auto", *FORMATS):
-            raise RequestError("format", f"{format!r} is not known", f"use auto, {', '.join(FORMATS)}")
         around = Surroundings(
             model=resolve_model(str(named_model(model))) if model else None,
             cluster=cluster_of(_preset(cluster), ranks, None) if cluster else None,
@@ -225,8 +225,7 @@ def _tools(client: Client) -> list[Callable[..., Any]]:
     @_one_line
     def jobs(limit: int = 20) -> list[dict[str, Any]]:
         """The newest jobs that the key may see."""
-        found = client.jobs(limit=min(max(limit, 1), 100))
-        return [_plain(one) for one, _ in zip(found, range(limit), strict=False)]
+        return [_plain(one) for one in client.jobs(limit=min(max(limit, 0), 100))]
 
     @_one_line
     def watch(job: str, after: int = 0, seconds: float = 20.0) -> dict[str, Any]:

@@ -92,15 +92,20 @@ def submission_body(model: Model | None, fields: SubmissionFields) -> dict[str, 
     return {**named, **{name: value for name, value in fields.items() if value is not None}}
 
 
+def is_path(model: str) -> bool:
+    """Whether a text is the path of a model's file, and not a name: it has a slash or ends in `.json`."""
+    return model.endswith(".json") or "/" in model or "\\" in model
+
+
 def model_body(model: Model) -> str | dict[str, Any]:
-    """The model as the service takes it. A text is a path where it has a slash or ends in `.json`, and a name elsewhere.
+    """The model as the service takes it; a path's file is read.
 
     Raises:
         RequestError: the file cannot be read.
     """
     if isinstance(model, Mapping):
         return dict(model)
-    if isinstance(model, str) and not (model.endswith(".json") or "/" in model or "\\" in model):
+    if isinstance(model, str) and not is_path(model):
         return model
     file = Path(model).expanduser()
     file = file / "config.json" if file.is_dir() else file
