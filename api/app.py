@@ -19,13 +19,27 @@ from api.document import DocumentedApp
 from api.events import EventHub
 from api.figures import FigureBoard
 from api.guard import VERSION, Guard
+from api.head import HeadRequests
 from api.keys import KeyReader
 from api.limits import OwnerLimits
 from api.logs import LogHub
 from api.metrics import Metrics, ProcessMetrics, RequestTimer
 from api.points import PointsBoard
 from api.rates import KnownKeys
-from api.routes import catalog, drafts, figures, jobs, logs, operations, overviews, page, predictions, results, webhooks
+from api.routes import (
+    catalog,
+    drafts,
+    figures,
+    jobs,
+    leaderboard,
+    logs,
+    operations,
+    overviews,
+    page,
+    predictions,
+    results,
+    webhooks,
+)
 from api.settings import Settings
 from api.targets import networks
 from api.together import RequestBatcher
@@ -91,6 +105,7 @@ def create_app(settings: Settings) -> FastAPI:
         naming=Pool("resolved", settings.names_at_once),
     )
     app.state.known_keys = KnownKeys()
+    app.add_middleware(HeadRequests)
     app.add_middleware(Guard, settings=settings, known_keys=app.state.known_keys)
     app.add_middleware(RequestTimer, metrics=app.state.metrics, log=settings.access_log)
     return app
@@ -119,7 +134,20 @@ def with_routes(lifespan: Lifespan[FastAPI] | None = None, asks_for_keys: bool =
     app.asks_for_keys = asks_for_keys
     problems.install(app)
     # Routes are matched in this order, the most frequent first.
-    for routes in (jobs, overviews, results, figures, logs, operations, catalog, drafts, predictions, webhooks, page):
+    for routes in (
+        jobs,
+        overviews,
+        leaderboard,
+        results,
+        figures,
+        logs,
+        operations,
+        catalog,
+        drafts,
+        predictions,
+        webhooks,
+        page,
+    ):
         app.include_router(routes.router)
     # FastAPI builds the handlers of a router when it is first matched. Do it now: it takes too long for the event loop.
     nowhere = {"type": "http", "method": "GET", "path": "", "headers": [], "path_params": {}}

@@ -7,6 +7,7 @@ from functools import cached_property
 
 from pydantic_core import to_json
 
+from autotune.explain.explanation.differences import knob_differences, total_effect
 from autotune.explain.explanation.evidence import question_of_job
 from autotune.explain.explanation.explain import explain, explain_evidence
 from autotune.explain.explanation.time_use import parts_of
@@ -16,10 +17,10 @@ from autotune.objective.ranking import rate
 from autotune.prediction.planning.estimate import estimates
 from autotune.prediction.planning.question import Question
 from autotune.reports.formats import report_text
-from autotune.wire.figures import StepPart, StepParts
+from autotune.wire.figures import Differences, StepPart, StepParts
 from search_spaces.plain import to_plain
 from storage.errors import UnknownTrialError
-from storage.records import JobRecord
+from storage.records import JobRecord, TrialRecord
 from storage.store import Store
 
 EXPLANATION = "explanation"
@@ -52,10 +53,7 @@ class JobFigures:
         Raises:
             UnknownTrialError: there is no such trial.
         """
-        snapshot, session = self._source.snapshot, self._source.session
-        if number >= len(snapshot.trials):
-            raise UnknownTrialError(f"job {snapshot.job.id} has no trial {number}; list them with GET /v1/jobs/{{id}}/trials")
-        trial = snapshot.trial(number)
+        trial, session = self._trial(number), self._source.session
         if session is None or not rate(trial):
             return StepParts(trial=number, step_seconds=None, parts=(), note="nothing was measured")
         seconds = session.request.global_batch_size / rate(trial)
@@ -64,6 +62,30 @@ class JobFigures:
         (predicted,) = estimates(self._question, [trial.config])
         parts = tuple(StepPart(name=part.name, seconds=part.seconds, share=part.share) for part in parts_of(predicted, seconds))
         return StepParts(trial=number, step_seconds=seconds, parts=parts, note=f"by {self._question.rests_on}")
+
+    def differences(self, number: int, other: int) -> Differences:
+        """The knobs in which trial `other` differs from trial `number`, with the predicted effect of each.
+
+        Raises:
+            UnknownTrialError: there is no such trial.
+        """
+        before, after = self._trial(number), self._trial(other)
+        session, question = self._source.session, self._question
+        rates = rate(before), rate(after)
+        return Differences(
+            trial=number,
+            other=other,
+            measured_speed=rates[1] / rates[0] if all(rates) else None,
+            total=total_effect(question, before.config, after.config),
+            knobs=() if session is None else knob_differences(session.space, question, before.config, after.config),
+            note=self._source.unpredicted if question is None else f"by {question.rests_on}",
+        )
+
+    def _trial(self, number: int) -> TrialRecord:
+        snapshot = self._source.snapshot
+        if number >= len(snapshot.trials):
+            raise UnknownTrialError(f"job {snapshot.job.id} has no trial {number}; list them with GET /v1/jobs/{{id}}/trials")
+        return snapshot.trial(number)
 
     def explanation(self) -> bytes:
         """The `Explanation` as JSON.

@@ -115,7 +115,8 @@ def _methods(request: Request) -> list[str]:
     def matches(method: str) -> bool:
         return any(route.matches(scope | {"method": method})[0] is Match.FULL for route in routes)
 
-    return [method for method in ("DELETE", "GET", "HEAD", "PATCH", "POST", "PUT") if matches(method)]
+    possible = [method for method in ("DELETE", "GET", "PATCH", "POST", "PUT") if matches(method)]
+    return sorted([*possible, "HEAD"]) if "GET" in possible else possible
 
 
 def problem(

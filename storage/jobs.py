@@ -114,15 +114,24 @@ def job_summaries(
     return [job_summary(row) for row in session.scalars(query)]
 
 
+def answered_jobs(session: Session, limit: int, submitter: str | None) -> list[tuple[JobRecord, int | None, int | None]]:
+    """See `Store.answered_jobs`."""
+    request = readable(JobRow.request)
+    batch, length = (request[name].as_integer() for name in ("global_batch_size", "sequence_length"))
+    query = select(JobRow, batch, length).options(*WITHOUT_REQUEST).where(JobRow.answer.is_not(None))
+    query = _newest(session, query, limit, None, (), submitter, ())
+    return [(job_summary(row), batch, length) for row, batch, length in session.execute(query)]
+
+
 def _newest(
     session: Session,
-    query: Select[JobRow],
+    query: Select[Any],
     limit: int,
     before: str | None,
     states: Collection[JobState],
     submitter: str | None,
     tags: Collection[str],
-) -> Select[JobRow]:
+) -> Select[Any]:
     query = query.order_by(JobRow.created.desc(), JobRow.id.desc()).limit(limit)
     if before is not None:
         last = find_job(session, before)

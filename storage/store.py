@@ -191,6 +191,10 @@ class Store:
         """Like `jobs`, with only the fields `LISTED` of each request: a whole request may have a megabyte."""
         return self._read(jobs.job_summaries, limit, before, states, submitter, tags)
 
+    def answered_jobs(self, limit: int, submitter: str | None = None) -> list[tuple[JobRecord, int | None, int | None]]:
+        """Like `job_summaries`, of jobs with an answer, each with its global batch size and its sequence length."""
+        return self._read(jobs.answered_jobs, limit, submitter)
+
     def jobs_of(self, job_ids: Sequence[str]) -> list[JobRecord | None]:
         """Return the result of `exact_jobs` for each id, in order; None: there is no such job."""
         found = self.exact_jobs(set(job_ids))

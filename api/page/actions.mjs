@@ -22,9 +22,9 @@ const ACTIONS = [
 ];
 
 /**
- * @param {{job: object, onDone: () => void}} props - `onDone`: the job is to be read again
+ * @param {{job: object, onDone: () => void, children: any}} props - `onDone`: the job is to be read again; `children`: more actions
  */
-export function Actions({ job, onDone }) {
+export function Actions({ job, onDone, children }) {
   const [problem, setProblem] = useState(null);
   const [isBusy, setBusy] = useState(false);
   const [asking, setAsking] = useState(null);
@@ -69,6 +69,7 @@ export function Actions({ job, onDone }) {
       ${job.state === "SUCCEEDED" && html`<button type="button" onClick=${() => setAsking(MORE)}>More trials …</button>`}
       <button type="button" onClick=${clone}>Run again</button>
       <a class="button" href=${`#/new?from=${job.id}`}>Change and run</a>
+      ${children}
     </div>
     <${ProblemNote} problem=${problem} />
     ${asking === MORE && html`<${More} trials=${job.request.trials} onYes=${goOn} onNo=${() => setAsking(null)} />`}

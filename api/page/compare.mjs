@@ -2,6 +2,7 @@
 
 import { html, useEffect, useState } from "./vendor/preact.mjs";
 import { Beside } from "./compare/beside.mjs";
+import { Effects } from "./compare/effects.mjs";
 import { jobLines, trialLines } from "./compare/lines.mjs";
 import { JobsBest, JobsMeasured } from "./compare/plots.mjs";
 import { chosenBy, MOST, told, useSubjects } from "./compare/subjects.mjs";
@@ -49,6 +50,7 @@ function Trials({ subjects, chosen, onChoose }) {
   return html`<section class="compared-part" aria-labelledby="compared-trials">
     <h2 id="compared-trials">${counted(subjects.length, "trial")}</h2>
     <${Beside} caption="Trials beside each other" subjects=${subjects} header=${header} lines=${trialLines(subjects)} />
+    <${Effects} subjects=${subjects} />
   </section>`;
 }
 

@@ -11,7 +11,9 @@ import { ThroughputMemory } from "./charts/throughput_memory.mjs";
 import { Timeline } from "./charts/timeline.mjs";
 import { Exports } from "./exports.mjs";
 import { moment, rate } from "./format.mjs";
+import { Labels } from "./labels.mjs";
 import { LiveJob } from "./live.mjs";
+import { Notify } from "./notify.mjs";
 import { isOver, stateLook } from "./outcomes.mjs";
 import { RequestCard } from "./request.mjs";
 import { Running } from "./running.mjs";
@@ -56,7 +58,7 @@ function Top({ job, live }) {
       <p class="soft"><span class="mono">${job.id}</span> · ${job.request.name && `${job.model} · `}${moment(job.created)}${job.submitter && ` · ${job.submitter}`}</p>
       ${job.request.note && html`<p class="lines">${job.request.note}</p>`}
     </div>
-    <${Actions} job=${job} onDone=${refresh} />
+    <${Actions} job=${job} onDone=${refresh}><${Labels} job=${job} onDone=${refresh} /><${Notify} job=${job} /><//>
   </div>`;
 }
 

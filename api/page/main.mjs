@@ -13,6 +13,7 @@ const VIEWS = {
   trial: () => import("./trial.mjs"),
   form: () => import("./form.mjs"),
   compare: () => import("./compare.mjs"),
+  leaderboard: () => import("./leaderboard.mjs"),
   usage: () => import("./usage.mjs"),
   key: () => import("./key.mjs"),
   missing: async () => ({ default: Missing }),

@@ -8,6 +8,7 @@ const ROUTES = [
   [/^\/new$/, "form", []],
   [/^\/key$/, "key", []],
   [/^\/usage$/, "usage", []],
+  [/^\/best$/, "leaderboard", []],
   [/^\/compare$/, "compare", []],
   [new RegExp(`^/jobs/(${JOB})$`), "job", ["job"]],
   [new RegExp(`^/jobs/(${JOB})/trials/(\\d{1,9})$`), "trial", ["job", "number"]],

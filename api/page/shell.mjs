@@ -1,6 +1,7 @@
 /** What surrounds every view: the header, the banner when the server is gone, and where news is told to screen readers. */
 
 import { html, useEffect, useState } from "./vendor/preact.mjs";
+import { KeyboardHelp } from "./keyboard.mjs";
 import { forgetKey, hasKey, reachable } from "./service.mjs";
 import { useSignal, Signal } from "./signal.mjs";
 import { onTheme, theme, toggleTheme } from "./theme.mjs";
@@ -26,11 +27,12 @@ export function Shell({ route, children }) {
       <a class="brand" href="#/"><img src="/page/icon.svg" alt="" width="24" height="24" />Autotune</a>
       <nav aria-label="Main">
         <${NavLink} href="#/" current=${["jobs", "job", "trial"].includes(route.view)}>Jobs<//>
+        <${NavLink} href="#/best" current=${route.view === "leaderboard"}>Best<//>
         <${NavLink} href="#/compare" current=${route.view === "compare"}>Compare<//>
         <${NavLink} href="#/new" current=${route.view === "form"}>New job<//>
         <${NavLink} href="#/usage" current=${route.view === "usage"}>Usage<//>
       </nav>
-      <div class="tools"><${KeyTool} /><${ThemeTool} /></div>
+      <div class="tools"><${KeyTool} /><${KeyboardHelp} /><${ThemeTool} /></div>
     </header>
     <${Banner} />
     <main id="main" tabindex="-1">${children}</main>

@@ -78,6 +78,7 @@ function rankColumns(ranks) {
     ...tags.map((tag) => measure(tag, tag.replaceAll("_", " "), bytes, ({ memory_by_tag: held }) => held?.[tag] ?? null)),
     measure("compute_seconds_per_step", "Computes a step", duration),
     measure("wait_seconds_per_step", "Waits a step", duration),
+    measure("busy", "Busy", share, ({ compute_seconds_per_step: busy, wait_seconds_per_step: wait }) => (busy > 0 ? busy / (busy + (wait ?? 0)) : null)),
   ];
 }
 

@@ -1,18 +1,19 @@
 /** The trials of a job: filtered, sorted, and chosen to be compared. */
 
-import { html, useCallback, useMemo, useState } from "./vendor/preact.mjs";
+import { html, useCallback, useEffect, useMemo, useState } from "./vendor/preact.mjs";
 import { Filters, NO_FILTER, passing } from "./filters.mjs";
 import { bytes, duration, interval, knob as knobText, number, share } from "./format.mjs";
 import { outcomeLook } from "./outcomes.mjs";
-import { trialLink } from "./router.mjs";
+import { here, setQuery, trialLink } from "./router.mjs";
 import { DataTable } from "./table.mjs";
 
 /** More than these side by side nobody reads. */
 const MOST_COMPARED = 8;
 
 export function Trials({ points, job, brushed, onUnbrush }) {
-  const [filter, setFilter] = useState(NO_FILTER);
-  const [sort, setSort] = useState({ key: "number", descending: true });
+  const [filter, setFilter] = useState(filterOfAddress);
+  const [sort, setSort] = useState(sortOfAddress);
+  useEffect(() => setQuery({ ...filter, sort: sort.key === "number" && sort.descending ? "" : `${sort.descending ? "-" : ""}${sort.key}` }), [filter, sort]);
   const [chosen, setChosen] = useState([]);
   const rows = useMemo(() => passing(points, filter, brushed), [points, filter, brushed]);
   const choose = useCallback((row) => setChosen((known) => (known.includes(row) ? known.filter((other) => other !== row) : [...known, row].slice(-MOST_COMPARED))), []);
@@ -33,6 +34,17 @@ export function Trials({ points, job, brushed, onUnbrush }) {
       : html`<${DataTable} caption="Trials of this job" columns=${columns} rows=${rows} keyOf=${(row) => row} sort=${sort} onSort=${setSort}
           classOf=${(row) => (row === points.bestRow ? "best" : "")} />`}
   </section>`;
+}
+
+/** The address has the filters and the order, so that it can be shared. */
+function filterOfAddress() {
+  const { query } = here();
+  return Object.fromEntries(Object.keys(NO_FILTER).map((name) => [name, query.get(name) ?? ""]));
+}
+
+function sortOfAddress() {
+  const text = here().query.get("sort") ?? "-number";
+  return { key: text.replace(/^-/, ""), descending: text.startsWith("-") };
 }
 
 function CompareLink({ job, chosen, onClear }) {

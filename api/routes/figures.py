@@ -16,7 +16,7 @@ from api.routes.jobs import JobId
 from api.routes.results import MOST, Number
 from autotune.explain.figures.all_figures import NAMES
 from autotune.reports.formats import WRITERS, require_format
-from autotune.wire.figures import Figure, StepParts
+from autotune.wire.figures import Differences, Figure, StepParts
 from autotune.wire.points import Points
 from autotune.wire.service import Names
 from storage.store import Store
@@ -101,6 +101,17 @@ async def get_parts(
     figures = await run_in_threadpool(_figures, request, store, principal, job_id)
     async with _turn(figures):
         return await computing.run(figures.parts, number)
+
+
+@router.get("/trials/{number}/differences", operation_id="get_differences")
+async def get_differences(
+    job_id: JobId, number: Number, request: Request, store: StoreOf, principal: Reader, computing: Computing,
+    other: Annotated[int, Query(ge=0, le=MOST, description="The trial to compare it with.")],
+) -> Differences:  # fmt: skip
+    """The knobs in which another trial differs from this one, with the predicted effect of each on speed and memory."""
+    figures = await run_in_threadpool(_figures, request, store, principal, job_id)
+    async with _turn(figures):
+        return await computing.run(figures.differences, number, other)
 
 
 @asynccontextmanager

@@ -14,7 +14,7 @@ from autotune.client.submission_fields import SubmissionFields
 from autotune.client.transport import Transport
 from autotune.errors import RequestError
 from autotune.request.field_names import accepts_old_names
-from autotune.wire.jobs import Job, JobPage, JobSummary, Overview, OverviewList
+from autotune.wire.jobs import Job, JobPage, JobSummary, Leaderboard, Overview, OverviewList
 
 JOBS = "/v1/jobs"
 PAGE = 100
@@ -64,6 +64,15 @@ class JobCalls:
         """
         ids = [job.id if isinstance(job, JobSummary) else job for job in jobs]
         return self._transport.get(OverviewList, "/v1/overviews", {"job": ids}).items
+
+    def leaderboard(self, *, model: str | None = None, cluster: str | None = None) -> Leaderboard:
+        """The fastest answers by model and cluster.
+
+        Args:
+            model: only this model; None: all.
+            cluster: only this cluster; None: all.
+        """
+        return self._transport.get(Leaderboard, "/v1/leaderboard", _given(model=model, cluster=cluster))
 
     def jobs(
         self,

@@ -10,7 +10,7 @@ from autotune.client.jobs import PAGE, job_path
 from autotune.client.problems import one_line
 from autotune.client.transport import Transport
 from autotune.wire.events import Event
-from autotune.wire.figures import Figure, StepParts
+from autotune.wire.figures import Differences, Figure, StepParts
 from autotune.wire.jobs import JobSummary
 from autotune.wire.points import Points
 from autotune.wire.service import Names
@@ -71,6 +71,15 @@ class ResultCalls:
         """Where a trial's measured step goes, by the equations."""
         number = trial.number if isinstance(trial, Trial) else int(trial)
         return self._transport.get(StepParts, f"{job_path(job)}/trials/{number}/parts")
+
+    def differences(self, job: str | JobSummary, trial: int | Trial, other: int | Trial) -> Differences:
+        """The knobs in which trial `other` differs from `trial`, with the predicted effect of each on speed and memory.
+
+        Raises:
+            NotFoundError: there is no such trial.
+        """
+        number, second = (item.number if isinstance(item, Trial) else int(item) for item in (trial, other))
+        return self._transport.get(Differences, f"{job_path(job)}/trials/{number}/differences", {"other": second})
 
     def best(self, job: str | JobSummary) -> dict[str, Any]:
         """The best configuration so far: the document that docs/best-config.md explains.

@@ -129,3 +129,46 @@ class StepParts:
     """Empty: `note` says why."""
     note: str
     """The source of the division, or why there is none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnobEffect:
+    """The predicted effect of a change."""
+
+    speed: float
+    """Samples/s after the change divided by those before it."""
+    peak_memory: float
+    """Peak memory after the change divided by that before it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnobDifference:
+    """A knob in which two configurations differ."""
+
+    knob: str
+    before: Any
+    """Its value in the trial."""
+    after: Any
+    """Its value in the other trial."""
+    first: KnobEffect | None
+    """If it is the first knob to change. None: the rules refuse this, or the equations do not know the model."""
+    last: KnobEffect | None
+    """If it is the last knob to change. None as above."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Differences:
+    """From the configuration of one trial to that of another."""
+
+    trial: int
+    """Number of the trial before the changes."""
+    other: int
+    """Number of the trial after them."""
+    measured_speed: float | None
+    """Measured samples/s of the other trial divided by those of the trial. None: one of them was not measured."""
+    total: KnobEffect | None
+    """The predicted effect of all changes together. None: the equations do not know the model."""
+    knobs: tuple[KnobDifference, ...]
+    """Largest effect first."""
+    note: str
+    """The source of the predictions, or why there are none."""

@@ -6,6 +6,7 @@ from datetime import datetime
 from typing import Any
 
 from autotune.wire.answers import Answer, Gain
+from autotune.wire.predictions import Interval
 from search_spaces.outcome import JobState
 
 ENDED = (JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED)
@@ -117,3 +118,40 @@ class OverviewList:
     """Jobs in the requested order."""
 
     items: tuple[Overview, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaderboardEntry:
+    """The fastest answer for a model on a cluster, among the jobs with the same ranks, batch and sequence length."""
+
+    model: str
+    cluster: str
+    ranks: int
+    global_batch_size: int
+    """Samples per step."""
+    sequence_length: int
+    """Tokens per sample."""
+    jobs: int
+    """Jobs with an answer for these."""
+    job: str
+    """Id of the fastest."""
+    name: str
+    """Its name. Empty: it has no name."""
+    submitter: str
+    """Its owner."""
+    created: datetime
+    trial: int
+    """Number of the trial that is its answer."""
+    rate: Interval
+    """Samples/s of the answer."""
+    gain: Gain | None
+    """The gain of the answer over its own baseline. None: the baseline was not measured."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leaderboard:
+    """The fastest answers, by model and cluster."""
+
+    items: tuple[LeaderboardEntry, ...]
+    jobs: int
+    """Jobs with an answer that were compared: the newest."""

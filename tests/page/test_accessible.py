@@ -17,6 +17,7 @@ VIEWS = {
     "job": "#/jobs/{job}",
     "trial": "#/jobs/{job}/trials/0",
     "compare": "#/compare?jobs={job}&trials={job}:1",
+    "leaderboard": "#/best",
     "usage": "#/usage",
     "key": "#/key",
     "missing": "#/nowhere",

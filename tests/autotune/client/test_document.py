@@ -73,6 +73,8 @@ CALLS: dict[str, Callable[[Client], Any]] = {
     "list_figures": lambda client: client.figures(JOB),
     "get_figure": lambda client: client.figure(JOB, "timeline"),
     "get_parts": lambda client: client.step_parts(JOB, 3),
+    "get_differences": lambda client: client.differences(JOB, 3, 5),
+    "list_leaderboard": lambda client: client.leaderboard(model="llama-tiny", cluster="local"),
     "get_explanation": lambda client: client.explanation(JOB),
     "get_report": lambda client: client.report(JOB, "md"),
     "get_best": lambda client: client.best(JOB),
@@ -230,6 +232,8 @@ def _sample(schema: Mapping[str, Any]) -> Any:
         return _sample(SCHEMAS[schema["$ref"].rpartition("/")[2]])
     if "anyOf" in schema:
         return _sample(schema["anyOf"][0])
+    if "type" not in schema:
+        return 4  # a value of any type
     if schema["type"] == "object":
         return {name: _sample(part) for name, part in schema.get("properties", {}).items()}
     if schema["type"] == "array":

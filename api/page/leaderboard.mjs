@@ -1,0 +1,64 @@
+/** The fastest answers of all jobs, by model and cluster. */
+
+import { html, useEffect, useMemo, useState } from "./vendor/preact.mjs";
+import { count, counted, interval, moment, number, share } from "./format.mjs";
+import { here, jobLink, setQuery, trialLink } from "./router.mjs";
+import { ask } from "./service.mjs";
+import { useTitle } from "./shell.mjs";
+import { Heading, Unusable, Waiting } from "./states.mjs";
+import { DataTable } from "./table.mjs";
+
+export default function Leaderboard() {
+  useTitle("Best");
+  const [board, setBoard] = useState(null);
+  const [problem, setProblem] = useState(null);
+  const [filter, setFilter] = useState(() => ({ model: here().query.get("model") ?? "", cluster: here().query.get("cluster") ?? "" }));
+  const read = () => void ask("/v1/leaderboard").then(setBoard, setProblem);
+  useEffect(read, []);
+  const columns = useMemo(() => columnsOf(), []);
+  if (problem) return html`<${Unusable} error=${problem} retry=${() => (setProblem(null), read())} />`;
+  if (board === null) return html`<${Waiting} what="the best of all jobs" />`;
+  const change = (changes) => {
+    setFilter({ ...filter, ...changes });
+    setQuery(changes);
+  };
+  const shown = board.items.filter(({ model, cluster }) => [[filter.model, model], [filter.cluster, cluster]].every(([wanted, own]) => !wanted || wanted === own));
+  return html`<${Heading}>Best by model and cluster<//>
+    <p class="soft">The fastest answer of all jobs with the same model, cluster, ranks, batch and sequence length. ${counted(board.jobs, "job")} compared.</p>
+    ${board.items.length === 0
+      ? html`<p class="state">No job has an answer yet. <a href="#/new">Submit one</a></p>`
+      : html`<form class="filters" role="search" aria-label="Filter the best" onSubmit=${(event) => event.preventDefault()}>
+          ${["model", "cluster"].map((name) => html`<${Choice} key=${name} name=${name} items=${board.items} value=${filter[name]} onChange=${(value) => change({ [name]: value })} />`)}
+        </form>
+        <${DataTable} caption="The fastest answers" columns=${columns} rows=${shown} keyOf=${({ job }) => job} />`}`;
+}
+
+function Choice({ name, items, value, onChange }) {
+  const options = [...new Set(items.map((item) => item[name]))].sort();
+  return html`<label>${name === "model" ? "Model" : "Cluster"}
+    <select value=${value} onChange=${(event) => onChange(event.target.value)}>
+      <option value="">Any</option>
+      ${options.map((option) => html`<option key=${option} value=${option} selected=${option === value}>${option}</option>`)}
+    </select>
+  </label>`;
+}
+
+function columnsOf() {
+  const field = (key, title, width, more = {}) => ({ key, title, width, value: (row) => row[key], ...more });
+  const counted = (key, title, width, unit) => field(key, title, width, { unit, numeric: true, cell: (row) => count(row[key]) });
+  const tokens = (row) => row.rate.mean * row.sequence_length;
+  return [
+    field("model", "Model", 22),
+    field("cluster", "Cluster", 16),
+    counted("ranks", "Ranks", 8),
+    counted("global_batch_size", "Batch", 9),
+    counted("sequence_length", "Length", 10, "tokens"),
+    { key: "rate", title: "Best", unit: "samples/s", width: 26, numeric: true, value: (row) => row.rate.mean, cell: ({ rate }) => interval(rate.mean, rate.low, rate.high) },
+    { key: "tokens", title: "Tokens", unit: "tokens/s", width: 14, numeric: true, value: tokens, cell: (row) => number(tokens(row)) },
+    { key: "gain", title: "Gain", width: 10, numeric: true, value: ({ gain }) => (gain === null ? null : gain.mean - 1), cell: ({ gain }) => (gain === null ? null : share(gain.mean - 1, true)) },
+    { key: "job", title: "Job", width: 30, value: ({ name, job }) => name || job, cell: ({ job, name, trial }) => html`<a href=${jobLink(job)}>${name || job}</a>, <a href=${trialLink(job, trial)}>trial ${trial}</a>` },
+    counted("jobs", "Jobs", 8),
+    field("submitter", "Owner", 14, { cell: ({ submitter }) => submitter || null }),
+    { key: "created", title: "Submitted", width: 24, value: ({ created }) => created, cell: ({ created }) => moment(created) },
+  ];
+}
