@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,10 +38,11 @@ from autotune.session.session import Session
 from autotune.text.console import Console
 from autotune.text.rows import rate_text
 from autotune.tuning import finish, open_job
+from executor.runners.runner import Runner
 from search_spaces.plain import to_plain
 from search_spaces.trial import Interval
 from storage.address import default_database_url
-from storage.store import open_store
+from storage.store import Store, open_store
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,24 +69,33 @@ def challenge_command(options: ChallengeOptions) -> Status:
         _report(recipe, nomination, None, options.json)
         return Status.FAILURE if nomination.result is Result.BEATEN else Status.OK
     quiet = (lambda _: None) if options.json else (lambda line: print_line(console, line))
-    fields = _fields(recipe, options)
-    request = request_from_fields(with_found(fields, recipe.case.found, recipe.name, _ranks(options), quiet))
-    session = prepare(dataclasses.replace(request, resolved_model=recipe.case.model))
-    case = _placed(recipe, options, session)
-    nomination = nominate(case, session.request.global_batch_size, options.rivals)
-    challenged = _run(session, nomination, options)
+    session, nomination = prepare_challenge(recipe, options, quiet)
+    rivals = len(nomination.rivals)
+    with (
+        open_store(options.recipe.database or default_database_url()) as store,
+        Console(stderr=True).status(f"running the recipe and {rivals} rivals"),
+        make_runner(session) as runner,
+    ):
+        challenged = run_challenge(session, nomination, store, runner)
     _report(recipe, nomination, challenged, options.json)
     return Status.FAILURE if challenged.result is Result.BEATEN or challenged.rate is None else Status.OK
 
 
-def _run(session: Session, nomination: Nomination, options: ChallengeOptions) -> Challenged:
+def prepare_challenge(recipe: Recipe, options: ChallengeOptions, say: Callable[[str], None]) -> tuple[Session, Nomination]:
+    """The session whose baseline is the recipe, and its rivals. `say`: takes what was read from the recipe, line by line."""
+    fields = _fields(recipe, options)
+    request = request_from_fields(with_found(fields, recipe.case.found, recipe.name, _ranks(options), say))
+    session = prepare(dataclasses.replace(request, resolved_model=recipe.case.model))
+    case = _placed(recipe, options, session)
+    return session, nominate(case, session.request.global_batch_size, options.rivals)
+
+
+def run_challenge(session: Session, nomination: Nomination, store: Store, runner: Runner) -> Challenged:
     """Run the recipe and its rivals as a job, and decide."""
     session, rivals = challenge_session(session, nomination)
-    with open_store(options.recipe.database or default_database_url()) as store:
-        with Console(stderr=True).status(f"running the recipe and {len(rivals)} rivals"), make_runner(session) as runner:
-            job = open_job(store, session)
-            finish(session, store, job.id, runner)
-        return judge(session, read_snapshot(store, job.id), rivals)
+    job = open_job(store, session)
+    finish(session, store, job.id, runner)
+    return judge(session, read_snapshot(store, job.id), rivals)
 
 
 def _ranks(options: ChallengeOptions) -> tuple[int, ...]:
