@@ -141,6 +141,7 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/intervals.py --markdown docs/interval-coverage.md
 	$(BIN)/python -m benchmarks.goodput --markdown docs/goodput.md
 	$(BIN)/python -m benchmarks.decisions --markdown docs/decision-benchmark.md
+	$(BIN)/python -m benchmarks.challenges --markdown docs/challenge-games.md
 	$(BIN)/python -m benchmarks.live_answers --markdown docs/live-answers.md
 	$(BIN)/python -m benchmarks.fidelity --markdown docs/fidelity.md
 	$(BIN)/python -m benchmarks.depth --markdown docs/depth.md
