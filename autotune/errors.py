@@ -9,6 +9,7 @@ AutotuneError
 ├── BestConfigError       (ValueError)   a best-config file cannot be read
 ├── OutputError           (OSError)      the output path cannot be written
 ├── MeasurementsError     (ValueError)   a table of measurements, or of labels, cannot be read
+├── KnowledgeError       (ValueError)   a bundle of measurements cannot be read, or is not trusted
 ├── MissingPackageError   (ImportError)  an optional package is not installed
 ├── ExportRefusedError    (ValueError)   a format cannot express a degree of the layout
 └── UnknownFormatError    (LookupError)  no exporter has that name
@@ -60,6 +61,10 @@ class OutputError(AutotuneError, OSError):
 
 class MeasurementsError(AutotuneError, ValueError):
     """A table of measurements, or of labels, is not a CSV file or lacks a required column."""
+
+
+class KnowledgeError(AutotuneError, ValueError):
+    """A bundle of measurements is damaged, of another version, forged, or by nobody whom the user trusts."""
 
 
 class MissingPackageError(AutotuneError, ImportError):

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass
+from functools import cache
 
 from search_spaces.clusters.cluster import DeviceSpec
 from search_spaces.clusters.presets import device_family, device_preset
@@ -47,6 +48,7 @@ class RowHardware:
     inter: float
 
 
+@cache
 def find_device(name: str) -> tuple[str, DeviceSpec] | None:
     """The preset whose family the name contains, with the stated memory; None: unknown device."""
     words = _WORDS.findall(name.lower())

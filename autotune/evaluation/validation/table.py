@@ -1,5 +1,6 @@
 """Reads a table of measurements: rows, and problems by line."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,15 @@ def read_table(path: Path) -> Table:
         for record in file.records:
             reading.take(record)
     return Table(path=path, rows=tuple(reading.rows), skipped=tuple(reading.skipped), problems=tuple(reading.problems))
+
+
+def read_records(records: Iterable[Record]) -> tuple[tuple[Row, ...], tuple[str, ...]]:
+    """The rows of records in the columns of a table, and every problem of a record."""
+    reading = _Reading()
+    for record in records:
+        reading.take(record)
+    problems = [*(each.reason for each in reading.skipped), *(each.problem for each in reading.problems)]
+    return tuple(reading.rows), tuple(problems)
 
 
 @dataclass(slots=True)

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from autotune.prediction.equations.coefficients import Coefficients
 from autotune.prediction.equations.rates import rates_for
 from autotune.prediction.fitting.calibration import coefficients_from_benchmark
@@ -23,6 +25,18 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Borrowed:
+    """What measurements by others add: `autotune.knowledge`."""
+
+    rates: Coefficients
+    """The shipped coefficients, refined by measurements on other hardware."""
+    runs: tuple[Runs, ...]
+    """Measurements on the same devices."""
+    text: str
+    """The measurements in words."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Calibrated:
     """Coefficients and their source."""
 
@@ -33,6 +47,8 @@ class Calibrated:
     """Trials of the database on the same hardware."""
     lessons: tuple[Lesson, ...] = ()
     """Residuals of these trials relative to `rates`."""
+    borrowed: str = ""
+    """Measurements by others, in words; empty: none."""
 
     @property
     def source(self) -> str:
@@ -42,6 +58,8 @@ class Calibrated:
             parts.append(benchmark_text(self.benchmark))
         if self.trials:
             parts.append(f"{self.trials} trial{'s' * (self.trials > 1)} on the same hardware")
+        if self.borrowed:
+            parts.append(self.borrowed)
         return " and ".join(parts) or SHIPPED
 
 
@@ -51,28 +69,45 @@ def benchmark_text(record: CalibrationRecord) -> str:
 
 
 def calibrated(
-    store: "Store", cluster: ClusterSpec, engine: str, shipped: Coefficients, earlier: Sequence[Runs] = ()
+    store: "Store | None",
+    cluster: ClusterSpec,
+    engine: str,
+    shipped: Coefficients,
+    earlier: Sequence[Runs] = (),
+    borrowed: Borrowed | None = None,
 ) -> Calibrated:
     """Start from `shipped`, refine by the newest micro-benchmark, then by trials; each result is the next prior.
 
     Args:
-        store: the database.
+        store: the database; None: there is none.
         cluster: the target cluster.
         engine: the engine.
         shipped: coefficients without a database.
         earlier: trials on the cluster that are not in the database.
+        borrowed: what measurements by others add, which `shipped` are then not used.
     """
-    newest = store.calibrations(fingerprint(cluster), limit=1)
+    newest = store.calibrations(fingerprint(cluster), limit=1) if store is not None else []
     record = newest[0] if newest else None
-    rates = shipped if record is None else coefficients_from_benchmark(record, cluster, engine, shipped)
-    history = [*earlier, *trial_history(store, cluster, engine)]
-    rates, trials = fit_runs(history, rates)
-    return Calibrated(rates=rates, benchmark=record, trials=trials, lessons=lessons_of(history, rates))
+    before = shipped if borrowed is None else borrowed.rates
+    rates = before if record is None else coefficients_from_benchmark(record, cluster, engine, before)
+    history = [*earlier, *(trial_history(store, cluster, engine) if store is not None else ())]
+    own = int(sum(np.sum(runs.repeats) for runs in history))
+    history += borrowed.runs if borrowed is not None else ()
+    rates, _ = fit_runs(history, rates)
+    return Calibrated(
+        rates=rates,
+        benchmark=record,
+        trials=own,
+        lessons=lessons_of(history, rates),
+        borrowed=borrowed.text if borrowed is not None else "",
+    )
 
 
-def asked_here(store: "Store", question: Question) -> Question:
-    """Add the database's knowledge of the cluster to the question; used for every prediction shown to users."""
-    found = calibrated(store, question.cluster, question.engine, rates_for(question.cluster, question.engine))
+def asked_here(store: "Store | None", question: Question, borrowed: Borrowed | None = None) -> Question:
+    """Add the database's knowledge of the cluster to the question, and that of others; used for every prediction shown to
+    users."""
+    shipped = rates_for(question.cluster, question.engine)
+    found = calibrated(store, question.cluster, question.engine, shipped, borrowed=borrowed)
     return dataclasses.replace(question, known=found.rates, lessons=found.lessons, rests_on=found.source)
 
 

@@ -8,7 +8,7 @@ from autotune.prediction.equations.coefficients import Coefficients
 from autotune.prediction.equations.rates import rates_for
 from autotune.prediction.fitting.lessons import Lesson
 from autotune.prediction.fitting.trial_history import Runs, jobs_elsewhere
-from autotune.prediction.planning.calibrated import calibrated
+from autotune.prediction.planning.calibrated import Borrowed, calibrated
 from autotune.prediction.planning.question import SHIPPED
 from search_spaces.clusters.cluster import ClusterSpec
 
@@ -38,7 +38,9 @@ class Prior:
         return text
 
 
-def learn_prior(store: "Store", cluster: ClusterSpec, engine: str, earlier: Sequence[Runs] = ()) -> Prior:
+def learn_prior(
+    store: "Store", cluster: ClusterSpec, engine: str, earlier: Sequence[Runs] = (), borrowed: Borrowed | None = None
+) -> Prior:
     """Learn from the database: the cluster's micro-benchmark, and trials on the same hardware and engine.
 
     Args:
@@ -46,8 +48,9 @@ def learn_prior(store: "Store", cluster: ClusterSpec, engine: str, earlier: Sequ
         cluster: where the job runs.
         engine: the engine of the job.
         earlier: trials from other sources; they precede those of the database.
+        borrowed: what measurements by others add.
     """
-    known = calibrated(store, cluster, engine, rates_for(cluster, engine), earlier)
+    known = calibrated(store, cluster, engine, rates_for(cluster, engine), earlier, borrowed)
     return Prior(
         rates=known.rates,
         lessons=known.lessons,

@@ -1,0 +1,222 @@
+"""What predictions for a cluster and an engine learn from measurements by others."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from autotune.evaluation.row_cases import case_of, refusal
+from autotune.evaluation.table_predictor import cases_of_rows
+from autotune.evaluation.validation.row import Row, blinded
+from autotune.evaluation.validation.truth import step_seconds
+from autotune.knowledge.collect import local_measurements
+from autotune.knowledge.measurement import Measurement, Trial
+from autotune.knowledge.trust import Trust, trust_in, weights_of
+from autotune.prediction.cases.config_cases import cases_of
+from autotune.prediction.equations.cases import Array, Cases
+from autotune.prediction.equations.coefficients import Coefficients, names
+from autotune.prediction.equations.mixed import hardware_of
+from autotune.prediction.equations.rates import rates_for
+from autotune.prediction.equations.step import seconds_of
+from autotune.prediction.fitting.fitting import fitted
+from autotune.prediction.fitting.trial_fit import TIME_NOISE
+from autotune.prediction.fitting.trial_history import MOST_CONFIGURATIONS, Runs
+from autotune.prediction.planning.calibrated import Borrowed, calibrated
+from search_spaces.clusters.cluster import ClusterSpec
+from search_spaces.knob_values import KNOBS
+from search_spaces.trial_config import TrialConfig
+
+if TYPE_CHECKING:
+    from storage.store import Store
+
+ELSEWHERE_NOISE = 0.3
+"""Standard deviation of the logarithm of a time between devices and software, from effects that no coefficient represents."""
+SOURCE_ROWS = 3.0
+"""Most weight of a source on other devices, in measurements."""
+OTHER_SOFTWARE = 0.1
+"""Standard deviation of the logarithm of a time between software on the same devices."""
+ALIKE = 0.02
+"""Largest difference of the logarithm of a figure between devices that are the same."""
+_KNOB_OF = {
+    "zero_stage": "zero_stage", "tp": "tensor_parallel_size", "pp": "pipeline_parallel_size", "vpp": "virtual_stages",
+    "cp": "context_parallel_size", "ep": "expert_parallel_size", "sequence_parallel": "sequence_parallel",
+    "recompute": "activation_checkpointing", "micro_batch": "micro_batch_size",
+}  # fmt: skip
+"""Column -> its knob."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Learned:
+    """What predictions learn, and how far each source is believed."""
+
+    borrowed: Borrowed
+    trust: Mapping[str, Trust]
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """A line for each source that contradicts local measurements."""
+        return tuple(
+            f"source {each.source} contradicts local measurements ({each.text}): nothing is learned from it"
+            for each in self.trust.values()
+            if each.contradicts
+        )
+
+
+def learned_from(measurements: Sequence[Measurement], store: "Store | None", cluster: ClusterSpec, engine: str) -> Learned:
+    """Learn from measurements by others, as far as they do not contradict those of the database.
+
+    1. Compare each source with the local measurements, by the coefficients that these determine.
+    2. Measurements on other devices refine the coefficients that hold for any software, each source with little weight.
+    3. Those on the same devices are learned from like trials; other software has more noise, and its memory is not used.
+    """
+    local = local_measurements(store) if store is not None else ()
+    shipped = rates_for(cluster, engine)
+    known = {_identity(each.trial) for each in local if each.trial is not None}
+    foreign = [each for each in measurements if each.trial is None or _identity(each.trial) not in known]
+    rates = calibrated(store, cluster, engine, shipped).rates if local else shipped
+    trust = trust_in(foreign, local, rates)
+    weights = weights_of(trust)
+    believed = [each for each in foreign if weights[each.source] > 0]
+    near = [each for each in believed if _is_same_device(each, cluster)]
+    kept = {id(each) for each in near}
+    far = [each for each in believed if id(each) not in kept]
+    borrowed = Borrowed(
+        rates=_refined(_spread(far), weights, shipped),
+        runs=tuple(_runs(_spread(near), weights, engine)),
+        text=_text(len(near), len(far), len({each.source for each in believed})),
+    )
+    return Learned(borrowed=borrowed, trust=trust)
+
+
+def _text(near: int, far: int, sources: int) -> str:
+    if not near + far:
+        return ""
+    of = f"{sources} source{'s' * (sources != 1)}"
+    parts = [f"{count} {where}" for count, where in ((near, "on the same devices"), (far, "on others")) if count]
+    return f"measurements of {of} by others ({', '.join(parts)})"
+
+
+def _identity(trial: Trial) -> tuple[str, str]:
+    return repr(trial.setting), trial.config.hash
+
+
+def _spread(measurements: Sequence[Measurement]) -> list[Measurement]:
+    """At most `MOST_CONFIGURATIONS` timed measurements: of each source as many, evenly spread."""
+    sources: dict[str, list[Measurement]] = {}
+    for each in measurements:
+        if _seconds(each) is not None:
+            sources.setdefault(each.source, []).append(each)
+    share = MOST_CONFIGURATIONS // max(len(sources), 1) or 1
+    return [
+        members[place]
+        for members in sources.values()
+        for place in sorted({round(at) for at in np.linspace(0, len(members) - 1, min(len(members), share))})
+    ]
+
+
+def _seconds(measurement: Measurement) -> float | None:
+    if (trial := measurement.trial) is not None:
+        return trial.setting.global_batch_size / trial.samples_per_second if trial.samples_per_second else None
+    return step_seconds(measurement.row) if measurement.row is not None and refusal(measurement.row) is None else None
+
+
+def _is_same_device(measurement: Measurement, cluster: ClusterSpec) -> bool:
+    """Whether device and links are the same; the number of nodes may differ."""
+    if (trial := measurement.trial) is not None:
+        there = trial.setting.cluster
+        if there.device.kind != cluster.device.kind or there.devices_per_node != cluster.devices_per_node:
+            return False
+        if cluster.device.kind == "cpu" and there.cores_per_node != cluster.cores_per_node:
+            return False
+        pairs = [
+            (there.intra_node_bandwidth, cluster.intra_node_bandwidth),
+            (there.device.memory_bandwidth, cluster.device.memory_bandwidth),
+            *((flops, cluster.device.peak_flops.get(name)) for name, flops in there.device.peak_flops.items()),
+        ]
+        if there.nodes > 1 and cluster.nodes > 1:
+            pairs.append((there.inter_node_bandwidth, cluster.inter_node_bandwidth))
+        return all(_is_close(one, other) for one, other in pairs)
+    if measurement.row is None or cluster.device.kind != "cuda" or refusal(measurement.row) is not None:
+        return False
+    own, here = case_of(measurement.row).hardware, hardware_of(cluster, "bf16")
+    names = ("peak", "bandwidth", "intra", "devices_per_node")
+    return all(_is_close(float(getattr(own, name)[0]), float(getattr(here, name)[0])) for name in names)
+
+
+def _is_close(one: float | None, other: float | None) -> bool:
+    return one == other or (bool(one) and bool(other) and abs(math.log(one / other)) < ALIKE)  # type: ignore[operator]
+
+
+def _refined(measurements: Sequence[Measurement], weights: Mapping[str, float], before: Coefficients) -> Coefficients:
+    """The coefficients of time that hold for any software, by measurements on other devices."""
+    if not measurements:
+        return before
+    counts: dict[str, int] = {}
+    for each in measurements:
+        counts[each.source] = counts.get(each.source, 0) + 1
+    runs = list(_groups(measurements))
+    seconds = np.concatenate([np.array([_seconds(each) or math.nan for each in members]) for members, _, _ in runs])
+    share = np.concatenate(
+        [np.array([weights[each.source] * min(1.0, SOURCE_ROWS / counts[each.source]) for each in own]) for own, _, _ in runs]
+    )
+
+    def predicted(tried: Coefficients) -> Array:
+        return np.concatenate([seconds_of(cases, tried) * np.ones(len(members)) for members, cases, _ in runs])
+
+    return fitted(names("time", shared=True), before, predicted, seconds, ELSEWHERE_NOISE, share)
+
+
+def _runs(measurements: Sequence[Measurement], weights: Mapping[str, float], engine: str) -> Iterable[Runs]:
+    for members, cases, configs in _groups(measurements):
+        trial = members[0].trial
+        same = trial is not None and trial.setting.engine == engine
+        further = np.array([TIME_NOISE**2 * (1 / weights[each.source] - 1) for each in members])
+        further = further if same else further + OTHER_SOFTWARE**2
+        peaks = [each.trial.peak_memory_bytes if same and each.trial is not None else None for each in members]
+        yield Runs(
+            cases=cases,
+            configs=tuple(configs),
+            keys=tuple(f"{each.source}:{place}" for place, each in enumerate(members)),
+            seconds=np.array([_seconds(each) or math.nan for each in members]),
+            peaks=np.array([peak or math.nan for peak in peaks]),
+            repeats=np.array([float(each.repeats) for each in members]),
+            noise=np.sqrt(np.array([each.noise for each in members]) ** 2 + further),
+        )
+
+
+def _groups(measurements: Sequence[Measurement]) -> Iterable[tuple[list[Measurement], Cases, list[TrialConfig]]]:
+    """Measurements of one source, model, workload and number of devices, with their cases."""
+    groups: dict[tuple[object, ...], list[Measurement]] = {}
+    for each in measurements:
+        groups.setdefault(_group(each), []).append(each)
+    for members in groups.values():
+        if (trial := members[0].trial) is not None:
+            configs = [each.trial.config for each in members if each.trial is not None]
+            setting = trial.setting
+            yield members, cases_of(setting.model, setting.cluster, setting.workload, configs, setting.engine), configs
+        else:
+            rows = [each.row for each in members if each.row is not None]
+            yield members, cases_of_rows([blinded(row) for row in rows]), [_config(row) for row in rows]
+
+
+def _group(measurement: Measurement) -> tuple[object, ...]:
+    if (trial := measurement.trial) is not None:
+        return measurement.source, repr(trial.setting), trial.config.precision, trial.config.attention_backend == "math"
+    row = measurement.row
+    assert row is not None
+    shape = (row.num_layers, row.hidden, row.heads, row.seq_len, row.global_batch, row.num_gpus, row.precision)
+    return measurement.source, *shape, row.framework, row.notes if "=" in row.notes else ""
+
+
+def _config(row: Row) -> TrialConfig:
+    """The knobs that the row's columns state."""
+    values = {knob: getattr(row, column) for column, knob in _KNOB_OF.items() if getattr(row, column) is not None}
+    values["precision"] = row.precision
+    known = {
+        name: value
+        for name, value in values.items()
+        if (value in KNOBS[name].choices if KNOBS[name].choices else isinstance(value, int))
+    }
+    return TrialConfig().replace(known)

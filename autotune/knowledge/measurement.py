@@ -1,0 +1,229 @@
+"""One measurement: a configuration of a model on hardware, and what was measured, without names of people, hosts or jobs."""
+
+import dataclasses
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from autotune.evaluation.row_hardware import find_device
+from autotune.evaluation.row_models import beyond_columns
+from autotune.evaluation.validation.row import Row, RowOutcome
+from autotune.evaluation.validation.truth import GIB
+from autotune.knowledge.anonymous import anonymous, rounded
+from autotune.request.request import JobRequest
+from search_spaces.clusters.cluster import ClusterSpec
+from search_spaces.clusters.presets import device_preset
+from search_spaces.knob_values import KNOBS
+from search_spaces.models.huggingface import model_preset_names, resolve_model
+from search_spaces.models.model import ModelSpec
+from search_spaces.outcome import Outcome
+from search_spaces.preset_files import preset_tables
+from search_spaces.trial import Workload
+from search_spaces.trial_config import KNOB_NAMES, TrialConfig
+from storage.records import FULL, TrialRecord
+
+ROW_NOISE = 0.05
+"""Standard deviation of the logarithm of a rate in a table, which states no interval."""
+MOST_NOISE = 1.0
+NORMAL_95 = 1.96
+_UNNAMED = "unnamed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """The model, cluster, engine and workload of trials of this product. Names are those of public presets."""
+
+    model: ModelSpec
+    cluster: ClusterSpec
+    engine: str
+    global_batch_size: int
+    sequence_length: int
+    training_steps: int | None = None
+    document_lengths: tuple[int, ...] = ()
+
+    @property
+    def workload(self) -> Workload:
+        """The workload, without seeds and paths, which do not change a trial's time."""
+        return Workload(
+            global_batch_size=self.global_batch_size,
+            sequence_length=self.sequence_length,
+            training_steps=self.training_steps,
+            document_lengths=self.document_lengths,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """A trial of this product, or several of one configuration, in all detail."""
+
+    setting: Setting
+    config: TrialConfig
+    samples_per_second: float | None
+    """None: it ran out of memory."""
+    peak_memory_bytes: float | None
+    """Of torch's allocator on the fullest rank; None: not measured."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """What a source measured: a row of a table, or a trial of this product, which has a row too if columns can describe it."""
+
+    source: str
+    """Equal for measurements by one protocol; no name."""
+    row: Row | None
+    """The facts and figures in the columns of tables; None: the columns do not describe the trial's model."""
+    trial: Trial | None = None
+    """None: the row has all that is known."""
+    repeats: int = 1
+    noise: float = ROW_NOISE
+    """Standard deviation of the logarithm of the rate."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collected:
+    """Measurements, and why others are left out."""
+
+    measurements: tuple[Measurement, ...]
+    left_out: Mapping[str, int]
+    """Reason -> number of rows or trials."""
+
+
+def measurements_of_rows(rows: Iterable[Row], names: Mapping[str, str]) -> Collected:
+    """The rows of a table in known words. `names`: source of the table -> its name from now on."""
+    found, left_out = [], dict[str, int]()
+    for row in rows:
+        stated = anonymous(row, names[row.source])
+        if isinstance(stated, Row):
+            found.append(Measurement(source=stated.source, row=stated))
+        else:
+            left_out[stated] = left_out.get(stated, 0) + 1
+    return Collected(measurements=tuple(found), left_out=left_out)
+
+
+def measurements_of_job(request: JobRequest, trials: Sequence[TrialRecord], source: str) -> Collected:
+    """The trials of a job: those that are measured in full and stable, and those that ran out of memory."""
+    setting = _setting(request)
+    if isinstance(setting, str):
+        return Collected(measurements=(), left_out={setting: len(trials)} if trials else {})
+    kept: dict[str, list[TrialRecord]] = {}
+    left_out = dict[str, int]()
+    for trial in trials:
+        why = _unusable(trial)
+        if why is None:
+            kept.setdefault(trial.config_hash, []).append(trial)
+        else:
+            left_out[why] = left_out.get(why, 0) + 1
+    found = [trial_measurement(source, _combined(setting, same), len(same), _noise(same)) for same in kept.values()]
+    return Collected(measurements=tuple(found), left_out=left_out)
+
+
+def trial_measurement(source: str, trial: Trial, repeats: int, noise: float) -> Measurement:
+    """The measurement of a trial, with its row."""
+    return Measurement(source=source, row=_row(source, trial), trial=trial, repeats=repeats, noise=noise)
+
+
+def _setting(request: JobRequest) -> Setting | str:
+    model, cluster = request.resolved_model, request.resolved_cluster
+    if not isinstance(model, ModelSpec) or cluster is None:
+        return "the job's model is a module or a script, whose shape is not known to others"
+    if cluster.groups:
+        return "the job's nodes differ"
+    return Setting(
+        model=dataclasses.replace(model, name=_preset_of(model), family=model.family if model.family in _families() else ""),
+        cluster=_unnamed_cluster(cluster),
+        engine=request.engine,
+        global_batch_size=request.global_batch_size,
+        sequence_length=request.sequence_length,
+        training_steps=request.training_steps,
+        document_lengths=tuple(request.document_lengths),
+    )
+
+
+def _families() -> frozenset[str]:
+    return frozenset(resolve_model(name).family for name in model_preset_names())
+
+
+def _preset_of(model: ModelSpec) -> str:
+    """The public preset with this shape."""
+    alike = (name for name in model_preset_names() if dataclasses.replace(resolve_model(name), name=model.name) == model)
+    return next(alike, _UNNAMED)
+
+
+def _unnamed_cluster(cluster: ClusterSpec) -> ClusterSpec:
+    found = find_device(cluster.device.name) if cluster.device.kind == "cuda" else None
+    named = next((key for key in preset_tables("devices") if found and device_preset(key) == found[1]), cluster.device.kind)
+    device = dataclasses.replace(cluster.device, name=named, source="")
+    return dataclasses.replace(cluster, name=_UNNAMED, device=device, kernel_packages=None)
+
+
+def _unusable(trial: TrialRecord) -> str | None:
+    result = trial.result
+    if trial.outcome is Outcome.INFEASIBLE and trial.attempts:
+        return None if _is_plain(trial.config) else "the configuration has texts of the user"
+    if trial.outcome is not Outcome.OK or result is None or result.samples_per_second is None:
+        return "it has no measured rate"
+    if result.unstable:
+        return "it was unstable"
+    if trial.fidelity != FULL or result.extrapolated:
+        return "it was not measured in full"
+    if not (math.isfinite(result.samples_per_second.mean) and result.samples_per_second.mean > 0):
+        return "it has no measured rate"
+    return None if _is_plain(trial.config) else "the configuration has texts of the user"
+
+
+def _is_plain(config: TrialConfig) -> bool:
+    """Whether every text in the configuration is one of a knob's choices: others are the user's."""
+    texts = ((KNOBS[name], getattr(config, name)) for name in KNOB_NAMES)
+    return all(not isinstance(value, str) or value == knob.default or value in knob.choices for knob, value in texts)
+
+
+def _combined(setting: Setting, same: Sequence[TrialRecord]) -> Trial:
+    results = [trial.result for trial in same if trial.outcome is Outcome.OK and trial.result is not None]
+    rates = [result.samples_per_second.mean for result in results if result.samples_per_second is not None]
+    peaks = [result.peak_memory_bytes for result in results if result.peak_memory_bytes]
+    return Trial(
+        setting=setting,
+        config=same[0].config,
+        samples_per_second=rounded(math.exp(sum(map(math.log, rates)) / len(rates))) if rates else None,
+        peak_memory_bytes=rounded(float(max(peaks))) if peaks else None,
+    )
+
+
+def _noise(same: Sequence[TrialRecord]) -> float:
+    """The noise of the mean of the trials' logarithms."""
+    intervals = [trial.result.samples_per_second for trial in same if trial.result is not None]
+    known = [each for each in intervals if each is not None and 0 < each.low <= each.high < math.inf]
+    if not known:
+        return MOST_NOISE
+    within = [math.log(each.high / each.low) / (2 * NORMAL_95) for each in known]
+    logs = [math.log(each.mean) for each in known]
+    centre = sum(logs) / len(logs)
+    between = math.sqrt(sum((log - centre) ** 2 for log in logs) / max(len(logs) - 1, 1))
+    noise = max(between, math.sqrt(sum(one**2 for one in within) / len(within))) / math.sqrt(len(known))
+    return rounded(min(noise, MOST_NOISE))
+
+
+def _row(source: str, trial: Trial) -> Row | None:
+    """The trial in the columns of tables."""
+    setting, config = trial.setting, trial.config
+    model, cluster = setting.model, setting.cluster
+    if beyond_columns(model) or model.lora_rank or cluster.device.kind != "cuda":
+        return None
+    world = cluster.world_size
+    ran = trial.samples_per_second is not None
+    return Row(
+        line=0, row_id="", source=source, num_layers=model.num_layers, hidden=model.hidden_size,
+        heads=model.num_attention_heads, kv_heads=model.num_key_value_heads, ffn_hidden=model.ffn_hidden_size,
+        vocab=model.vocab_size, seq_len=setting.sequence_length, params_b=rounded(model.parameter_count / 1e9),
+        gpu_type=cluster.device.name, num_gpus=world, gpus_per_node=cluster.devices_per_node,
+        inter_bw=f"{cluster.inter_node_bandwidth * 8 / 1e9:.10g} Gb/s per node", precision=config.precision,
+        zero_stage=config.zero_stage, tp=config.tensor_parallel_size, pp=config.pipeline_parallel_size,
+        vpp=config.virtual_stages, dp=config.data_parallel_size(world), cp=config.context_parallel_size,
+        ep=config.expert_parallel_size, sequence_parallel=bool(config.sequence_parallel),
+        recompute=config.activation_checkpointing, micro_batch=config.micro_batch_size,
+        global_batch=setting.global_batch_size, optimizer=config.optimizer,
+        offload="optimizer" if config.offload_optimizer != "none" else None, framework=f"engine={setting.engine}",
+        samples_per_s=trial.samples_per_second,
+        peak_mem_gb=trial.peak_memory_bytes / GIB if trial.peak_memory_bytes and ran else None,
+        mem_kind="GiB", outcome=RowOutcome.OK if ran else RowOutcome.OOM,
+    )  # fmt: skip
