@@ -4,7 +4,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
@@ -47,6 +47,8 @@ ModelName = Annotated[str, Field(min_length=1, max_length=100, pattern=r"^[A-Za-
 JobName = Annotated[str, Field(max_length=LONGEST["name"], pattern=r"^[^\x00-\x1f]*$")]
 JobNote = Annotated[str, Field(max_length=LONGEST["note"], pattern=r"^[^\x00-\x08\x0b-\x1f]*$")]
 JobTag = Annotated[str, Field(pattern=f"^{TAG.pattern}$")]
+KnowledgeContent = Annotated[dict[Literal["settings", "measurements"], list[dict[str, Any]]], Field(max_length=2)]
+"""As in the content of a part of a bundle; what it holds is checked with the rest of the request."""
 GoodputTexts = Annotated[list[Annotated[str, Field(max_length=200)]], Field(max_length=40, fail_fast=True)]
 JobTags = Annotated[list[JobTag], Field(max_length=MOST_TAGS, fail_fast=True)]
 
@@ -84,7 +86,7 @@ def _declared_fields() -> dict[str, Any]:
 
 OWN_TYPES: Mapping[str, Any] = {
     "document_lengths": DocumentLengths, "expert_loads": ExpertLoads, "memory_limit": Size,
-    "name": JobName, "note": JobNote, "tags": JobTags, "goodput": GoodputTexts,
+    "name": JobName, "note": JobNote, "tags": JobTags, "goodput": GoodputTexts, "knowledge": KnowledgeContent,
     "environment_settings": Annotated[list[Setting], Field(max_length=MOST_SETTINGS, fail_fast=True)],
 }  # fmt: skip
 """Types of fields that are not numbers, switches or names."""
@@ -115,6 +117,9 @@ SMALL_BYTES = 4_096
 """Most bytes of a body that is processed in the event loop, which takes a millisecond or two."""
 HIDDEN = ("data_path", "nvme_path", "checkpoint_path", "python_path", "fidelity", "ray_address")
 """Request fields that only the server sets: they name its paths and hosts, or the cost of its trials."""
+
+UNSHOWN = ("knowledge",)
+"""Fields that clients can set and that answers leave out, because they are large."""
 
 
 def session_of_submission(body: JobSubmission, settings: Settings, most_steps: int) -> Session:
@@ -212,7 +217,7 @@ def checked(values: Mapping[str, KnobValue]) -> dict[str, Value]:
 def shown_fields(request: dict[str, Any]) -> dict[str, Any]:
     """The fields of a stored request that a client can set."""
     present = with_present_names(request)
-    return {name: present[name] for name in FIELDS if name in present and name not in HIDDEN}
+    return {name: present[name] for name in FIELDS if name in present and name not in (*HIDDEN, *UNSHOWN)}
 
 
 def body_hash(body: JobSubmission) -> str:

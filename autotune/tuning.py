@@ -3,6 +3,7 @@
 import dataclasses
 import importlib
 import io
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +24,7 @@ from autotune.request.further_fields import FurtherFields
 from autotune.request.rows import request_from_fields, request_to_row
 from autotune.request.strategy_names import STRATEGIES
 from autotune.session.baselines import read_baseline
+from autotune.session.knowledge import with_knowledge
 from autotune.session.quick_calibration import calibrate_for
 from autotune.session.resolve import prepare, require_startable, session_of
 from autotune.session.runners import make_runner
@@ -39,6 +41,7 @@ from storage.address import default_database_url
 from storage.records import OVER, Ask, JobRecord, TrialRecord
 from storage.store import Store, open_store
 
+_log = logging.getLogger(__name__)
 COLUMNS = (
     "number", "purpose", "repeat", "outcome", "samples_per_second", "samples_per_second_low", "samples_per_second_high",
     "peak_memory_bytes", "seconds", "message",
@@ -187,7 +190,8 @@ def tune(
         note=note, **further,
     )  # fmt: skip
     if resume is None:
-        session = prepare(request_from_fields(with_address({k: v for k, v in fields.items() if v is not None})))
+        request = request_from_fields(with_address({k: v for k, v in fields.items() if v is not None}))
+        session = prepare(with_knowledge(request, _log.info, database))
         return run_new_job(
             session, database or default_database_url(), out=out, listener=_listener(session, listener, progress)
         )

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from autotune.cli.report_document import print_document
 from autotune.cli.status import Status
+from autotune.cli.validate import informed_predictor
 from autotune.errors import RequestError
 from autotune.evaluation.search_benchmark.markdown import (
     DECISIONS,
@@ -48,6 +49,7 @@ class BenchSearchOptions:
     min_timed: int
     seed: int
     labels: Path | None
+    knowledge: str | None
     processes: int
     markdown: Path | None
     json: bool
@@ -68,8 +70,9 @@ def bench_search_command(options: BenchSearchOptions) -> Status:
         require_writable(options.markdown)
     table = read_table(options.table)
     labels = read_labels(options.labels) if options.labels else NO_LABELS
+    predictor = None if options.knowledge is None else informed_predictor(options.knowledge, table, rounds.calibrate)
     with _progress() as progress:
-        document = bench_search(table, rounds, labels, progress=progress)
+        document = bench_search(table, rounds, labels, predictor, progress)
     print_document(document, markdown_page, options.markdown, options.json, _print)
     return Status.OK
 

@@ -1,4 +1,4 @@
-"""`--history`: earlier measurements from outside the database."""
+"""`--knowledge` with trials of the job's own model, batch and hardware: a study, or a table of knobs and rates."""
 
 import dataclasses
 from collections.abc import Callable
@@ -21,10 +21,10 @@ def with_history(session: Session, source: str, report: Callable[[str], None]) -
     """
     if session.request.strategy not in PREDICTING:
         problem = f"{session.request.strategy} does not use earlier trials"
-        raise RequestError("history", problem, "use --strategy guided, or leave it out")
+        raise RequestError("knowledge", problem, "use --strategy guided, or leave it out")
     if not isinstance(session.model, ModelSpec):
         problem = f"the layers of {session.model.name} are unknown, so their cost cannot be predicted"
-        raise RequestError("history", problem, "leave it out, or give a config.json")
+        raise RequestError("knowledge", problem, "leave it out, or give a config.json")
     rows = read_history(source)
     found = admit(rows, session)
     report(f"history: {len(found.trials)} of {len(rows)} trials count")
@@ -32,5 +32,5 @@ def with_history(session: Session, source: str, report: Callable[[str], None]) -
         listed = ", ".join(map(str, numbers[:MOST_NUMBERS])) + (", …" if len(numbers) > MOST_NUMBERS else "")
         report(f"history: {'trials' if len(numbers) > 1 else 'trial'} {listed} left out: {reason}")
     if not found.trials:
-        raise RequestError("history", f"no trial of {source} counts", "use the names of knobs for its columns or parameters")
+        raise RequestError("knowledge", f"no trial of {source} counts", "use the names of knobs for its columns or parameters")
     return dataclasses.replace(session, request=dataclasses.replace(session.request, resolved_history=found.trials))

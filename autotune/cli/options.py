@@ -149,15 +149,6 @@ From = Annotated[
         rich_help_panel=Panel.SEARCH.value,
     ),
 ]
-History = Annotated[
-    str | None,
-    typer.Option(
-        "--history",
-        metavar="STUDY",
-        help="Earlier trials to learn from: a CSV file, or an Optuna storage[#study].",
-        rich_help_panel=Panel.SEARCH.value,
-    ),
-]
 Launcher = Annotated[
     str | None,
     typer.Option(
@@ -269,6 +260,12 @@ LoraTargets = Annotated[
     str | None,
     typer.Option(metavar="NAMES", help="Matrices with adapters, separated by commas. [default: query,value]"),
 ]
+_MEASUREMENTS = "Measurements to learn from: a table, a bundle, a job, or an address of a table or bundle."
+Knowledge = Annotated[str | None, typer.Option("--knowledge", metavar="FILE|JOB|URL", help=_MEASUREMENTS)]
+TableKnowledge = Annotated[
+    str | None,
+    typer.Option("--knowledge", metavar="FILE|JOB|URL", help=f"{_MEASUREMENTS} Rows that the table has too are left out."),
+]
 FrozenBits = Annotated[int | None, typer.Option(metavar="BITS", help="Bits of a frozen parameter: 16, 8 or 4. [default: 16]")]
 
 
@@ -302,8 +299,6 @@ class SweepOptions:
     baseline: Path | None
     imported: Path | None
     """A configuration of another framework that becomes the baseline."""
-    history: str | None
-    """An Optuna study or a table of earlier trials."""
     out: Path
     config: Path | None
     resume: str | None

@@ -54,6 +54,8 @@ class PlanCommandOptions:
     lora_rank: int | None
     lora_targets: str | None
     frozen_bits: int | None
+    knowledge: str | None
+    """Measurements to learn from; None: only those of the database."""
     nvme_path: str | None
     database: str | None
     json: bool
@@ -85,7 +87,7 @@ def plan_command(options: PlanCommandOptions) -> Status:
         nvme_path=options.nvme_path,
         simple=options.simple,
     )
-    question = with_calibration(question, options.database)
+    question = with_calibration(question, options.database, options.knowledge)
     biggest = largest(question, options.most, plan_options.fit_probability) if options.most else None
     question = biggest.question if biggest else question
     plans = plan(question, plan_options)

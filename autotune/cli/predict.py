@@ -3,11 +3,12 @@
 import json
 import sys
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from autotune.cli.fields import import_folders
-from autotune.cli.status import Status
+from autotune.cli.status import Status, print_note
 from autotune.cluster.ray_cluster import asked_cluster
 from autotune.prediction.planning.estimate import Estimate, estimates
 from autotune.prediction.planning.question import Question, cluster_of, described_model, precisions_of, question_of
@@ -20,6 +21,10 @@ from search_spaces.models.model import FactoryModel, ModelSpec, without_profile
 from search_spaces.plain import to_plain
 from search_spaces.spaces import Pin, parse_pins
 from storage.folder import has_default_database
+
+if TYPE_CHECKING:
+    from autotune.prediction.planning.calibrated import Borrowed
+    from storage.store import Store
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +46,8 @@ class PredictOptions:
     lora_rank: int | None
     lora_targets: str | None
     frozen_bits: int | None
+    knowledge: str | None
+    """Measurements to learn from; None: only those of the database."""
     stages: bool
     """Whether every pipeline rank is shown."""
     nvme_path: str | None
@@ -63,7 +70,7 @@ def predict_command(options: PredictOptions) -> Status:
         pins=pins,
         nvme_path=options.nvme_path,
     )
-    question = with_calibration(question, options.database)
+    question = with_calibration(question, options.database, options.knowledge)
     estimate = estimates(question, [question.config()])[0]
     if options.json:
         sys.stdout.write(json.dumps(prediction_document(question, estimate), indent=2) + "\n")
@@ -98,22 +105,37 @@ def asked_model(options: ModelOptions, cluster: ClusterSpec, pins: Mapping[str, 
     )  # fmt: skip
 
 
-def with_calibration(question: Question, database: str | None) -> Question:
-    """The question with coefficients from the calibrations and trials of the database.
+def with_calibration(question: Question, database: str | None, knowledge: str | None = None) -> Question:
+    """The question with coefficients from the calibrations and trials of the database, and from measurements by others.
 
-    Without a database the question is unchanged. A database is created only for this machine's CPUs, which are measured first.
+    Without a database only these count. A database is created only for this machine's CPUs, which are measured first.
     """
     from autotune.session.quick_calibration import calibrate_quickly, may_calibrate
 
-    if database is None and not has_default_database() and not may_calibrate(question.cluster):
+    has_database = database is not None or has_default_database() or may_calibrate(question.cluster)
+    if not has_database and knowledge is None:
         return question
     from autotune.prediction.planning.calibrated import asked_here
     from storage.address import default_database_url
     from storage.store import open_store
 
-    with open_store(database or default_database_url()) as store:
-        calibrate_quickly(store, question.cluster)
-        return asked_here(store, question)
+    with open_store(database or default_database_url()) if has_database else nullcontext() as store:
+        if store is not None:
+            calibrate_quickly(store, question.cluster)
+        borrowed = None if knowledge is None else _borrowed(question, store, knowledge, database)
+        return asked_here(store, question, borrowed)
+
+
+def _borrowed(question: Question, store: "Store | None", knowledge: str, database: str | None) -> "Borrowed":
+    from autotune.knowledge.learning import learned_from
+    from autotune.knowledge.read import read_knowledge
+
+    given = read_knowledge(knowledge, database)
+    collected = given.measurements()
+    learned = learned_from(collected.measurements, store, question.cluster, question.engine)
+    for note in (*given.notes, *collected.lines(knowledge), *learned.notes):
+        print_note(note)
+    return learned.borrowed
 
 
 def named(text: str | None) -> tuple[str, ...] | None:

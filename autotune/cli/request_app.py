@@ -32,7 +32,6 @@ def sweep(
     trial_seconds: options.TrialSeconds = None,
     baseline: options.Baseline = None,
     from_: options.From = None,
-    history: options.History = None,
     out: Out = DEFAULT_OUT,
     pass_environment: options.PassEnvironment = None,
     config: options.Config = None,
@@ -59,7 +58,6 @@ def sweep(
                 pins=tuple(pin or ()),
                 baseline=baseline,
                 imported=from_,
-                history=history,
                 out=out,
                 pass_environment=tuple(pass_environment or ()),
                 config=config,
@@ -104,7 +102,6 @@ def scale(
                 config=config,
                 resume=None,
                 imported=None,
-                history=None,
                 database=options.only_database("scale", db),
                 json=json,
             )

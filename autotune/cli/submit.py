@@ -8,7 +8,7 @@ from typing import Any
 from autotune.cli.fields import request_fields
 from autotune.cli.jobs import print_submitted
 from autotune.cli.open_backend import open_backend
-from autotune.cli.status import Status
+from autotune.cli.status import Status, print_note
 from autotune.cli.watch import watch_job
 from autotune.errors import RequestError
 
@@ -41,6 +41,10 @@ def submit_command(options: SubmitOptions) -> Status:
 
         ranks = () if fields.get("ranks") is None else (int(fields["ranks"]),)
         fields = with_imported(fields, options.imported, ranks, lambda line: print(line, file=sys.stderr))  # noqa: T201
+    if isinstance(fields.get("knowledge"), str):
+        from autotune.session.knowledge import knowledge_content
+
+        fields["knowledge"] = knowledge_content(fields["knowledge"], print_note, options.database)
     with open_backend(options.url, options.database) as backend:
         job = backend.submit(fields, options.priority)
         if options.watch:

@@ -15,6 +15,7 @@ from autotune.errors import RequestError
 from autotune.ops.output import require_writable
 from autotune.request.request import JobRequest
 from autotune.request.rows import SERIES, request_from_fields
+from autotune.session.knowledge import with_knowledge
 from autotune.session.resolve import prepare
 from autotune.text.console import Console
 from autotune.text.result import print_result
@@ -44,13 +45,15 @@ def sweep_command(options: SweepOptions) -> Status:
         if fields.get("objective") in SERIES:
             from autotune.cli.series import series_command
 
-            _require_no_history(options)
+            _require_no_knowledge(fields)
             return series_command(options, with_import_folders(fields), ranks)
-        session = prepare(_request(options, fields, ranks))
-        if options.history is not None:
+        history = _history_in(fields)
+        request = with_knowledge(_request(options, fields, ranks), lambda line: print_line(console, line), options.database)
+        session = prepare(request)
+        if history is not None:
             from autotune.cli.history import with_history
 
-            session = with_history(session, options.history, lambda line: print_line(console, line))
+            session = with_history(session, history, lambda line: print_line(console, line))
         result = run_new(session, options, console, options.out)
     _print(result, options, console)
     return _status(result)
@@ -60,7 +63,7 @@ def _resumed(options: SweepOptions, console: Console) -> TuneResult:
     fields = {**options.fields}
     ray_address = fields.pop("ray_address", None)
     budget = {name: fields.pop(name) for name in BUDGET if name in fields}
-    given = (fields, options.series, options.pins, options.baseline, options.imported, options.history, options.config)
+    given = (fields, options.series, options.pins, options.baseline, options.imported, options.config)
     if any(given):
         raise RequestError("resume", "a job is resumed with its own request", _RESUMED)
     with open_store(options.database or default_database_url()) as store:
@@ -94,9 +97,19 @@ def ranks_of(fields: Mapping[str, Any]) -> tuple[int, ...]:
         raise RequestError("ranks", f"{given!r} is not a number of ranks", "write 2, or 1,2,4 for a series") from error
 
 
-def _require_no_history(options: SweepOptions) -> None:
-    if options.history is not None:
-        raise RequestError("history", "applies to one job, but this is a series of jobs", "leave it out, or choose one size")
+def _history_in(fields: dict[str, Any]) -> str | None:
+    """Take trials of the job's own model, batch and hardware from the fields: they are read when its space is known."""
+    named = fields.get("knowledge")
+    if not isinstance(named, str):
+        return None
+    from autotune.knowledge.read import is_history
+
+    return fields.pop("knowledge") if is_history(named) else None
+
+
+def _require_no_knowledge(fields: Mapping[str, Any]) -> None:
+    if fields.get("knowledge") is not None:
+        raise RequestError("knowledge", "applies to one job, but this is a series of jobs", "leave it out, or choose one size")
 
 
 def _print(result: TuneResult, options: SweepOptions, console: Console) -> None:

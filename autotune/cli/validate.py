@@ -5,12 +5,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.table import Table
+from rich.table import Table as ShownTable
 from rich.text import Text
 
 from autotune.cli.report_document import print_document
-from autotune.cli.status import Status
+from autotune.cli.status import Status, print_note
 from autotune.errors import RequestError
+from autotune.evaluation.table_predictor import TablePredictor
 from autotune.evaluation.validation.contract import Predictor
 from autotune.evaluation.validation.folds import Calibration
 from autotune.evaluation.validation.markdown import (
@@ -25,7 +26,7 @@ from autotune.evaluation.validation.markdown import (
 )
 from autotune.evaluation.validation.outcomes import NO_LABELS, read_labels
 from autotune.evaluation.validation.report import validate
-from autotune.evaluation.validation.table import read_table
+from autotune.evaluation.validation.table import Table, read_table
 from autotune.evaluation.validation.validate import Progress, Protocol
 from autotune.ops.output import require_writable
 from autotune.text.console import Console
@@ -42,6 +43,7 @@ class ValidateOptions:
     calibrate: str
     calibration_rows: int
     labels: Path | None
+    knowledge: str | None
     min_timed: int
     seed: int
     markdown: Path | None
@@ -60,18 +62,43 @@ def validate_command(options: ValidateOptions) -> Status:
         require_writable(options.markdown)
     table = read_table(options.table)
     labels = read_labels(options.labels) if options.labels else NO_LABELS
+    predictor = shipped_predictor()
+    if options.knowledge is not None:
+        predictor = informed_predictor(options.knowledge, table, protocol.calibrate)
     with _progress() as progress:
-        document = validate(table, shipped_predictor(), protocol, labels, progress)
+        document = validate(table, predictor, protocol, labels, progress)
     print_document(document, markdown_page, options.markdown, options.json, _print)
     return Status.OK
 
 
 def shipped_predictor() -> Predictor:
     """The analytic model with the shipped coefficients."""
-    from autotune.evaluation.table_predictor import TablePredictor  # type: ignore[import-not-found, unused-ignore]
+    return TablePredictor()
 
-    predictor: Predictor = TablePredictor()
-    return predictor
+
+def informed_predictor(knowledge: str, table: Table, calibrate: Calibration) -> TablePredictor:
+    """The analytic model with the shipped coefficients, and with the measurements that the user names to learn from.
+
+    Raises:
+        KnowledgeError, MeasurementsError: these cannot be read, or none of them may be learned from.
+    """
+    from autotune.evaluation.validation.knowledge import admitted
+    from autotune.knowledge.read import read_knowledge
+
+    given = read_knowledge(knowledge)
+    found = admitted(given.rows, table.rows, calibrate)
+    for note in given.notes:
+        print_note(note)
+    print_note(f"{len(found.rows):,} rows of {knowledge} are learned from")
+    if found.copies:
+        print_note(f"{found.copies:,} rows of {knowledge} left out: the table has the same measurements")
+    if found.of_the_table:
+        print_note(f"{found.of_the_table:,} rows of {knowledge} left out: {calibrate} leaves them out of the table too")
+    if not found.rows:
+        raise RequestError(
+            "knowledge", f"no row of {knowledge} may be learned from", "give other measurements than the table's"
+        )
+    return TablePredictor().informed(found.rows)
 
 
 def _calibration(name: str) -> Calibration:
@@ -97,7 +124,7 @@ def _print(document: Document) -> None:
     for sentence in method_lines(document):
         console.print(sentence, highlight=False, markup=False, soft_wrap=True)
     for score, columns in FIGURES.items():
-        shown = Table(box=None, pad_edge=False, header_style="bold", title=TITLES[score], title_justify="left")
+        shown = ShownTable(box=None, pad_edge=False, header_style="bold", title=TITLES[score], title_justify="left")
         shown.add_column("source", overflow="fold", max_width=40)
         for _, heading in columns:
             shown.add_column(heading, justify="right")

@@ -1,5 +1,6 @@
 """The analytic model as a predictor of tables of measurements, and its calibration on their rows."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -7,7 +8,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.evaluation.row_cases import adapts, case_of, refusal
+from autotune.evaluation.row_cases import adapts, case_of, described, refusal
+from autotune.evaluation.row_hardware import find_device
 from autotune.evaluation.validation.contract import Forecast
 from autotune.evaluation.validation.row import Row
 from autotune.evaluation.validation.truth import peak_bytes, step_seconds
@@ -16,10 +18,14 @@ from autotune.prediction.equations.coefficients import Coefficients, names
 from autotune.prediction.equations.memory import Memory, memory
 from autotune.prediction.equations.parameters import stage_parameters
 from autotune.prediction.equations.rates import fitted_sources, shipped_rates
+from autotune.prediction.equations.software import profile
 from autotune.prediction.equations.step import Z90, Prediction, predict, seconds_of
 from autotune.prediction.fitting.fitting import fitted
 from autotune.prediction.fitting.residual import FEWEST, Residual, learned
 
+_GENERIC = Coefficients()
+"""The prior without any measurement."""
+_Stack = tuple[str, tuple[float, ...]]
 _MOST = 400
 """Maximum number of rows for a fit; more hardly change the result."""
 _SOURCE_WEIGHT = {"time": 3.0, "memory": 3.0}
@@ -66,13 +72,19 @@ class TablePredictor:
 
     known: tuple[Row, ...] | None = None
     """Calibration rows; None: the shipped coefficients."""
+    knowledge: tuple[Row, ...] = ()
+    """Rows of other tables and bundles that every calibration has too. A source that is not in the calibration is predicted by
+    the fit to the source of the knowledge with the same device and software."""
+    before: Coefficients = _GENERIC
+    """The prior of fits."""
     disturb: Callable[[Coefficients], Coefficients] | None = None
     """Modifies the coefficients after the fit: to test strategies that rely on wrong ones."""
     _fits: dict[str, _Fit] = field(default_factory=dict, repr=False, compare=False)
 
     def in_sample(self, rows: Sequence[Row]) -> int:
         """The number of rows from sources used to fit the shipped coefficients."""
-        return 0 if self.known is not None else sum(row.source in fitted_sources() for row in rows)
+        shipped = self.known is None or self.before == shipped_rates()
+        return sum(row.source in fitted_sources() for row in rows) if shipped else 0
 
     def refusals(self, rows: Sequence[Row]) -> list[str | None]:
         """Why each row cannot be represented; None: it can."""
@@ -80,7 +92,12 @@ class TablePredictor:
 
     def calibrated(self, rows: Sequence[Row]) -> "TablePredictor":
         """A predictor that uses only these rows and generic priors."""
-        return TablePredictor(known=tuple(rows), disturb=self.disturb)
+        return TablePredictor(known=(*rows, *self.knowledge), knowledge=self.knowledge, disturb=self.disturb)
+
+    def informed(self, rows: Sequence[Row]) -> "TablePredictor":
+        """A predictor that learns from these rows, from the shipped coefficients on, and adds them to every calibration."""
+        kept = tuple(row for row in rows if refusal(row) is None)
+        return TablePredictor(known=kept, knowledge=kept, before=shipped_rates(), disturb=self.disturb)
 
     def disturbed(self, disturb: Callable[[Coefficients], Coefficients] | None) -> "TablePredictor":
         """The same predictor with disturbed coefficients; fits are reused."""
@@ -100,7 +117,7 @@ class TablePredictor:
 
     def described(self, rows: Sequence[Row]) -> Described:
         """Components of the predictions for rows of one source that are not refused."""
-        fit = self._fit(rows[0].source)
+        fit = self._fit(rows[0])
         cases = _resolved(cases_of_rows(rows), rows, fit.rates)
         return Described(
             cases=cases,
@@ -126,8 +143,8 @@ class TablePredictor:
             "out_of_memory": 1.0 * (found.fullest.needed * found.beyond > found.fullest.usable(_on_fullest_rank(found.cases))),
         }
 
-    def _fit(self, source: str) -> _Fit:
-        own = source if self.known is not None and source in self._sources else ""
+    def _fit(self, row: Row) -> _Fit:
+        own = row.source if self.known is not None and row.source in self._sources else self._alike.get(_stack(row), "")
         if own not in self._fits:
             self._fits[own] = self._fitted(own)
         fit = self._fits[own]
@@ -136,11 +153,23 @@ class TablePredictor:
     def _fitted(self, own: str) -> _Fit:
         if self.known is None:
             return _Fit(rates=shipped_rates())
-        return _fitted_on([row for row in self.known if row.source == own] if own else self.known, bool(own))
+        return _fitted_on([row for row in self.known if row.source == own] if own else self.known, bool(own), self.before)
+
+    @cached_property
+    def _alike(self) -> dict[_Stack, str]:
+        """Device and software -> the source with most rows of them among the knowledge."""
+        counts = Counter((_stack(row), row.source) for row in self.knowledge)
+        return {stack: source for (stack, source), _ in reversed(counts.most_common())}
 
     @cached_property
     def _sources(self) -> frozenset[str]:
         return frozenset(row.source for row in self.known or ())
+
+
+def _stack(row: Row) -> _Stack:
+    """What fits depend on beside the configuration: the device and the features of the software."""
+    found = find_device(row.gpu_type or "")
+    return found[1].name if found else "", tuple(profile(described(row).lower()).values())
 
 
 def _on_fullest_rank(cases: Cases) -> Cases:
@@ -181,15 +210,15 @@ def as_read(held: Memory, rows: Sequence[Row]) -> Array:
     return read
 
 
-def fitted_rates(rows: Sequence[Row], *, together: bool) -> Coefficients:
-    """Coefficients fitted to rows; `together`: rows of several sources, with equal total weights."""
-    rates = _fit_memory(rows, Coefficients(), together)
+def fitted_rates(rows: Sequence[Row], *, together: bool, before: Coefficients = _GENERIC) -> Coefficients:
+    """Coefficients fitted to rows; `together`: rows of several sources, with equal total weights; `before`: the prior."""
+    rates = _fit_memory(rows, before, together)
     return _fit_time(rows, rates, together)
 
 
-def _fitted_on(rows: Sequence[Row], own: bool) -> _Fit:
+def _fitted_on(rows: Sequence[Row], own: bool, before: Coefficients) -> _Fit:
     """Fit the rows of one source: coefficients and residuals. For several sources: only coefficients."""
-    rates = fitted_rates(rows, together=not own)
+    rates = fitted_rates(rows, together=not own, before=before)
     timed = [row for row in rows if step_seconds(row)]
     held = [row for row in rows if peak_bytes(row)]
     beyond = _memory_residual(held, rates) if own and len(held) >= FEWEST else None

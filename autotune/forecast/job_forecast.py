@@ -12,6 +12,7 @@ from autotune.prediction.planning.plan import PlanObjective, PlanOptions, plan
 from autotune.prediction.planning.question import Question
 from autotune.prediction.planning.scan import Bounds
 from autotune.request.request import Objective
+from autotune.session.knowledge import learned_of
 from autotune.session.session import Session
 from search_spaces.errors import SpaceTooLargeError
 from search_spaces.spaces import Pin
@@ -53,7 +54,8 @@ def expected(session: Session, store: Store, bounds: Bounds) -> Expected:
     if question is None:
         note = f"{unknown_model(session.model)}: nothing is predicted before the first trial"
         return Expected(trials=trials, baseline=None, best=None, trial_seconds=None, seconds=None, rests_on="", note=note)
-    question = asked_here(store, _narrowed(question, session))
+    learned = learned_of(session, store)
+    question = asked_here(store, _narrowed(question, session), learned.borrowed if learned is not None else None)
     (baseline,) = estimates(question, session.baselines[:1])
     best, note = _best(question, session, bounds)
     bands = [trial_seconds_band(one.step_seconds.mean, request.fidelity) for one in (best or baseline, baseline)]

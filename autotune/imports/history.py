@@ -48,7 +48,7 @@ def read_history(source: str) -> list[EarlierRow]:
     storage = address if "://" in address else f"sqlite:///{Path(address).absolute()}"
     file = storage.removeprefix(SQLITE)
     if storage.startswith(SQLITE) and not Path(file).is_file():  # Optuna would create it
-        raise RequestError("history", f"{file} does not exist", REMEDY)
+        raise RequestError("knowledge", f"{file} does not exist", REMEDY)
     return _study_rows(storage, study)
 
 
@@ -58,12 +58,12 @@ def _table_rows(path: Path) -> list[EarlierRow]:
             reader = csv.DictReader(file)
             columns, rows = reader.fieldnames or (), list(reader)
     except OSError as error:
-        raise RequestError("history", f"{path} cannot be read ({error.strerror})", REMEDY) from error
+        raise RequestError("knowledge", f"{path} cannot be read ({error.strerror})", REMEDY) from error
     except (csv.Error, UnicodeDecodeError) as error:
-        raise RequestError("history", f"{path} is not a CSV file ({error})", REMEDY) from error
+        raise RequestError("knowledge", f"{path} is not a CSV file ({error})", REMEDY) from error
     rate = next((name for name in RATES if name in columns), None)
     if rate is None:
-        raise RequestError("history", f"{path} has no column of rates", f"name one of its columns {RATES[0]}")
+        raise RequestError("knowledge", f"{path} has no column of rates", f"name one of its columns {RATES[0]}")
     return [_table_row(number, row, rate) for number, row in enumerate(rows)]
 
 
@@ -94,16 +94,16 @@ def _study_rows(storage: str, name: str) -> list[EarlierRow]:
 
     from autotune.exports.optuna_storage import optuna_storage
 
-    with optuna_storage(storage, "history") as opened:
+    with optuna_storage(storage, "knowledge") as opened:
         names = optuna.get_all_study_names(opened)
         if not name and len(names) == 1:
             name = names[0]
         if name not in names:
             known = ", ".join(names[:10]) or "none"
-            raise RequestError("history", f"{storage} has no study {name!r} (it has {known})", "write STORAGE#NAME")
+            raise RequestError("knowledge", f"{storage} has no study {name!r} (it has {known})", "write STORAGE#NAME")
         study = optuna.load_study(study_name=name, storage=opened)
         if study.direction is not optuna.study.StudyDirection.MAXIMIZE:
-            raise RequestError("history", f"the study {name!r} minimizes", "give one whose value is samples/s, maximized")
+            raise RequestError("knowledge", f"the study {name!r} minimizes", "give one whose value is samples/s, maximized")
         return [_study_row(trial) for trial in study.get_trials(deepcopy=False)]
 
 

@@ -83,8 +83,8 @@ def learned_from(measurements: Sequence[Measurement], store: "Store | None", clu
     kept = {id(each) for each in near}
     far = [each for each in believed if id(each) not in kept]
     borrowed = Borrowed(
-        rates=_refined(_spread(far), weights, shipped),
-        runs=tuple(_runs(_spread(near), weights, engine)),
+        rates=_refined(_timed(far), weights, shipped),
+        runs=tuple(_runs(_timed(near), weights, engine)),
         text=_text(len(near), len(far), len({each.source for each in believed})),
     )
     return Learned(borrowed=borrowed, trust=trust)
@@ -102,18 +102,23 @@ def _identity(trial: Trial) -> tuple[str, str]:
     return repr(trial.setting), trial.config.hash
 
 
-def _spread(measurements: Sequence[Measurement]) -> list[Measurement]:
-    """At most `MOST_CONFIGURATIONS` timed measurements: of each source as many, evenly spread."""
+def thinned(measurements: Sequence[Measurement], most: int) -> list[Measurement]:
+    """At most so many measurements: of each source as many, evenly spread."""
     sources: dict[str, list[Measurement]] = {}
     for each in measurements:
-        if _seconds(each) is not None:
-            sources.setdefault(each.source, []).append(each)
-    share = MOST_CONFIGURATIONS // max(len(sources), 1) or 1
+        sources.setdefault(each.source, []).append(each)
+    if len(measurements) <= most:
+        return list(measurements)
+    share = max(most // len(sources), 1)
     return [
         members[place]
         for members in sources.values()
-        for place in sorted({round(at) for at in np.linspace(0, len(members) - 1, min(len(members), share))})
+        for place in sorted({round(at) for at in np.linspace(0, len(members) - 1, min(len(members), share)).tolist()})
     ]
+
+
+def _timed(measurements: Sequence[Measurement]) -> list[Measurement]:
+    return thinned([each for each in measurements if _seconds(each) is not None], MOST_CONFIGURATIONS)
 
 
 def _seconds(measurement: Measurement) -> float | None:

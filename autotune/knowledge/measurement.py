@@ -87,6 +87,12 @@ class Collected:
     left_out: Mapping[str, int]
     """Reason -> number of rows or trials."""
 
+    def lines(self, name: str) -> tuple[str, ...]:
+        """A line for each reason. `name`: of what they were collected from."""
+        return tuple(
+            f"{name}: {count:,} measurement{'s' * (count > 1)} left out: {why}" for why, count in self.left_out.items()
+        )
+
 
 def measurements_of_rows(rows: Iterable[Row], names: Mapping[str, str]) -> Collected:
     """The rows of a table in known words. `names`: source of the table -> its name from now on."""

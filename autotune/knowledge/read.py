@@ -2,7 +2,6 @@
 
 import csv
 import tempfile
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -68,7 +67,7 @@ def read_knowledge(source: str, database: str | None = None) -> Knowledge:
         raise KnowledgeError("knowledge", f"{source} does not exist", FORMS)
     with open_store(database or default_database_url()) as store:
         found = job_measurements(store, store.job(None if source == "latest" else source).id)
-    return _of_measurements(source, found.measurements, _left_out(source, found.left_out))
+    return _of_measurements(source, found.measurements, found.lines(source))
 
 
 def is_history(source: str) -> bool:
@@ -120,7 +119,8 @@ def _of_file(path: Path, name: str) -> Knowledge:
         bundle, notes = trusted(read_bundle(text, name), name)
         return _of_measurements(name, distinct(bundle.parts), notes)
     table = read_table(path)
-    notes = _left_out(name, {"it cannot be read as a row": len(table.skipped)}) if table.skipped else ()
+    skipped = len(table.skipped)
+    notes = Collected(measurements=(), left_out={"it cannot be read as a row": skipped} if skipped else {}).lines(name)
     return Knowledge(source=name, rows=table.rows, table=True, bundled=(), notes=notes)
 
 
@@ -129,10 +129,6 @@ def _of_measurements(name: str, measurements: tuple[Measurement, ...], notes: tu
         raise KnowledgeError("knowledge", f"{name} has no measurement", "; ".join(notes) or FORMS)
     rows = tuple(each.row for each in measurements if each.row is not None)
     return Knowledge(source=name, rows=rows, table=False, bundled=measurements, notes=notes)
-
-
-def _left_out(name: str, left_out: Mapping[str, int]) -> tuple[str, ...]:
-    return tuple(f"{name}: {count:,} measurement{'s' * (count > 1)} left out: {why}" for why, count in left_out.items())
 
 
 def read_text(source: str) -> str:

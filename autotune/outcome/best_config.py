@@ -82,7 +82,8 @@ def _job(session: Session, snapshot: JobSnapshot, verdict: Verdict) -> dict[str,
         "spent": spent(session, snapshot, verdict),
         "runner_up": verdict.runner_up.config.values() if verdict.runner_up else None,
         "reference_losses": list(snapshot.job.reference_losses),
-        "request": request_to_row(session.request),
+        # The measurements by others are in the job's prior, and are not this result's to pass on.
+        "request": request_to_row(dataclasses.replace(session.request, knowledge=None)),
     }
 
 

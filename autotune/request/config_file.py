@@ -18,6 +18,7 @@ READERS: Mapping[str, Callable[[str, Path], Any]] = {
     "failures": lambda name, folder: read_failures(folder / name),
     "document_lengths": read_lengths,
     "expert_loads": read_loads,
+    "knowledge": lambda name, folder: str(folder / name) if (folder / name).exists() else name,
 }
 """Field -> parser of its text, which may be the name of a file in a folder."""
 

@@ -27,6 +27,7 @@ OLD_OPTION_NAMES: dict[str, str] = {
     "for": "answer_for",
     "environment": "environment_settings",
     "run_gpu_hours": "run_device_hours",
+    "history": "knowledge",
 }
 """Old name of an option -> the field's name: accepted on the command line and in TOML files."""
 OLD_COMMAND_OPTIONS: dict[str, str] = {

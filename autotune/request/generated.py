@@ -25,6 +25,7 @@ TYPES = {
     "command": "Mapping[str, Any] | None",
     "document_lengths": "Sequence[int] | None",
     "expert_loads": "Sequence[Sequence[float]] | None",
+    "knowledge": "Mapping[str, Any] | str | None",
     "fidelity": "Mapping[str, Any] | None",
     "memory_limit": "int | str | None",
     "baseline": "Mapping[str, KnobValue] | None",
@@ -90,7 +91,10 @@ def _typed_fields(chosen: Callable[[dataclasses.Field[Any], RequestField], bool]
     return "".join(lines)
 
 
-KINDS = {"document_lengths": "text", "expert_loads": "text", "failures": "path", "data_path": "path", "memory_limit": "bytes"}
+KINDS = {
+    "document_lengths": "text", "expert_loads": "text", "knowledge": "text", "failures": "path", "data_path": "path",
+    "memory_limit": "bytes",
+}  # fmt: skip
 """Fields whose option has another type than the field, because the command parses it."""
 KIND_NAMES = {str: "text", int: "whole", float: "number", bool: "flag"}
 MERGED = frozenset({"pins", "baseline"})

@@ -22,7 +22,7 @@ from autotune.request.checks import (
 )
 from autotune.request.cluster_shape import parse_shape
 from autotune.request.earlier_trial import EarlierTrial
-from autotune.request.field import JOB, SWEEP, Panel, RequestField, request_field
+from autotune.request.field import FORM, JOB, SERVICE, SWEEP, Panel, RequestField, request_field
 from autotune.request.labels import require_labels
 from autotune.request.loads_field import require_loads
 from autotune.request.sizes import parse_size
@@ -307,6 +307,16 @@ class JobRequest:
     )
     """How many tokens choose each expert, in any unit: one row for all layers with experts, or one for each of them. Trials
     draw choices that follow the loads, and predictions are of the busiest rank. Empty: not stated."""
+    knowledge: dict[str, Any] | str | None = request_field(
+        None,
+        "Measurements to learn from: a table, a bundle, a study, a job, or an address.",
+        Panel.SEARCH,
+        "FILE|JOB|URL",
+        commands=JOB,
+        helps=((SERVICE, "Measurements to learn from, as in the content of a part of a bundle."), (FORM, "")),
+    )
+    """Measurements by others, as in the content of a bundle (`autotune.knowledge.bundle`); text: what the user named, until it
+    is read; None: only those of the database."""
     lr: float | None = request_field(
         None,
         "Learning rate of your run, for trials and exported files.",

@@ -23,6 +23,7 @@ from autotune.session.baselines import baselines_of
 from autotune.session.chosen_strategy import strategy_of
 from autotune.session.environments import environments_of
 from autotune.session.feasible import nothing_legal, require_fit, require_positions
+from autotune.session.knowledge import learned_of, require_knowledge
 from autotune.session.nvme import require_folder
 from autotune.session.session import OPTIMIZER, Session
 from search_spaces.capability import Capability
@@ -107,6 +108,8 @@ def _resolve(request: JobRequest, live: ClusterSpec | None = None, most_steps: i
         )  # fmt: skip
         resolve_space(request.space, placeholder, cluster, workload, capability, request.pins)
     model = with_loads(request.resolved_model or _resolve_model(request, cluster), request.expert_loads)
+    if request.resolved_domains is None:  # what is stored was checked
+        require_knowledge(request, model)
     space = (
         _stored_space(request, model, cluster)
         if request.resolved_domains is not None
@@ -196,10 +199,13 @@ def with_prior(session: Session, store: "Store", lease: Lease) -> tuple[Session,
         return session, ""
     from autotune.strategies.guided.prior import Prior, learn_prior
 
-    kept = store.prior(lease.job_id)
+    kept, notes = store.prior(lease.job_id), tuple[str, ...]()
     if kept is None:
-        learned = learn_prior(store, session.cluster, session.request.engine, _earlier(session))
-        kept = store.set_prior(lease, to_plain(learned))
+        learned = learned_of(session, store)
+        borrowed, notes = (learned.borrowed, learned.notes) if learned is not None else (None, ())
+        kept = store.set_prior(
+            lease, to_plain(learn_prior(store, session.cluster, session.request.engine, _earlier(session), borrowed))
+        )
     if not predicts:
         return session, ""
     try:
@@ -208,7 +214,7 @@ def with_prior(session: Session, store: "Store", lease: Lease) -> tuple[Session,
         problem = f"{lease.job_id} has a damaged prior ({error})"
         raise JobNotResumableError("job", problem, "see `autotune db check`, or clone it") from error
     strategy = strategy_of(session.request, session.space, session.model, session.ranking, prior)
-    return dataclasses.replace(session, strategy=strategy), prior.note
+    return dataclasses.replace(session, strategy=strategy), "; ".join((prior.note, *notes))
 
 
 def _earlier(session: Session) -> "list[Runs]":
