@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from autotune.evaluation.row_cases import case_of, refusal
+from autotune.evaluation.row_cases import refusal
+from autotune.evaluation.row_hardware import row_hardware
 from autotune.evaluation.table_predictor import cases_of_rows
 from autotune.evaluation.validation.row import Row, blinded
 from autotune.evaluation.validation.truth import step_seconds
@@ -17,12 +18,12 @@ from autotune.knowledge.trust import Trust, trust_in, weights_of
 from autotune.prediction.cases.config_cases import cases_of
 from autotune.prediction.equations.cases import Array, Cases
 from autotune.prediction.equations.coefficients import Coefficients, names
-from autotune.prediction.equations.mixed import hardware_of
 from autotune.prediction.equations.rates import rates_for
 from autotune.prediction.equations.step import seconds_of
 from autotune.prediction.fitting.fitting import fitted
+from autotune.prediction.fitting.lessons import MOST_LESSONS
 from autotune.prediction.fitting.trial_fit import TIME_NOISE
-from autotune.prediction.fitting.trial_history import MOST_CONFIGURATIONS, Runs
+from autotune.prediction.fitting.trial_history import Runs
 from autotune.prediction.planning.calibrated import Borrowed, calibrated
 from search_spaces.clusters.cluster import ClusterSpec
 from search_spaces.knob_values import KNOBS
@@ -118,7 +119,7 @@ def thinned(measurements: Sequence[Measurement], most: int) -> list[Measurement]
 
 
 def _timed(measurements: Sequence[Measurement]) -> list[Measurement]:
-    return thinned([each for each in measurements if _seconds(each) is not None], MOST_CONFIGURATIONS)
+    return thinned([each for each in measurements if _seconds(each) is not None], MOST_LESSONS)
 
 
 def _seconds(measurement: Measurement) -> float | None:
@@ -145,9 +146,15 @@ def _is_same_device(measurement: Measurement, cluster: ClusterSpec) -> bool:
         return all(_is_close(one, other) for one, other in pairs)
     if measurement.row is None or cluster.device.kind != "cuda" or refusal(measurement.row) is not None:
         return False
-    own, here = case_of(measurement.row).hardware, hardware_of(cluster, "bf16")
-    names = ("peak", "bandwidth", "intra", "devices_per_node")
-    return all(_is_close(float(getattr(own, name)[0]), float(getattr(here, name)[0])) for name in names)
+    row, device = measurement.row, cluster.device
+    found = row_hardware(row.gpu_type or "", row.gpus_per_node, row.num_gpus or 1, row.intra_bw, row.inter_bw)
+    return (
+        found is not None
+        and found.devices_per_node == cluster.linked_devices
+        and _is_close(found.intra, cluster.intra_node_bandwidth)
+        and _is_close(found.device.memory_bandwidth, device.memory_bandwidth)
+        and _is_close(found.device.peak_flops.get("bf16"), device.peak_flops.get("bf16"))
+    )
 
 
 def _is_close(one: float | None, other: float | None) -> bool:
@@ -192,7 +199,7 @@ def _runs(measurements: Sequence[Measurement], weights: Mapping[str, float], eng
 
 
 def _groups(measurements: Sequence[Measurement]) -> Iterable[tuple[list[Measurement], Cases, list[TrialConfig]]]:
-    """Measurements of one source, model, workload and number of devices, with their cases."""
+    """Measurements with their cases: the rows of each source, and the trials of one setting."""
     groups: dict[tuple[object, ...], list[Measurement]] = {}
     for each in measurements:
         groups.setdefault(_group(each), []).append(each)
@@ -209,10 +216,7 @@ def _groups(measurements: Sequence[Measurement]) -> Iterable[tuple[list[Measurem
 def _group(measurement: Measurement) -> tuple[object, ...]:
     if (trial := measurement.trial) is not None:
         return measurement.source, repr(trial.setting), trial.config.precision, trial.config.attention_backend == "math"
-    row = measurement.row
-    assert row is not None
-    shape = (row.num_layers, row.hidden, row.heads, row.seq_len, row.global_batch, row.num_gpus, row.precision)
-    return measurement.source, *shape, row.framework, row.notes if "=" in row.notes else ""
+    return (measurement.source,)
 
 
 def _config(row: Row) -> TrialConfig:

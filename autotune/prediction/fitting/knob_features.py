@@ -61,7 +61,7 @@ def knob_features(cases: Cases, numbers: Numbers) -> Array:
         np.log2(layouts.tensor / layouts.expert_tensor),
         np.log2(np.maximum(layouts.data * layouts.context / layouts.shard, 1.0)) * at_three,
         np.log2(layouts.parameter_bytes),
-        DETAIL * np.log2(layouts.reduce_bytes * layouts.accumulation_bytes / 4),
+        DETAIL * np.log2(layouts.reduce_bytes * np.minimum(layouts.accumulation_bytes, 4) / 4),
         _doublings(layouts.allgather_bucket_size),
         CHOICE * (layouts.context_parallel_method * (layouts.context > 1)),
         *(_column(knob, numbers) for knob in KNOBS.values() if knob.distance is not None),
