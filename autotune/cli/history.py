@@ -27,10 +27,10 @@ def with_history(session: Session, source: str, report: Callable[[str], None]) -
         raise RequestError("knowledge", problem, "leave it out, or give a config.json")
     rows = read_history(source)
     found = admit(rows, session)
-    report(f"history: {len(found.trials)} of {len(rows)} trials count")
+    report(f"knowledge: {len(found.trials)} of {len(rows)} trials count")
     for reason, numbers in found.refused.items():
         listed = ", ".join(map(str, numbers[:MOST_NUMBERS])) + (", …" if len(numbers) > MOST_NUMBERS else "")
-        report(f"history: {'trials' if len(numbers) > 1 else 'trial'} {listed} left out: {reason}")
+        report(f"knowledge: {'trials' if len(numbers) > 1 else 'trial'} {listed} left out: {reason}")
     if not found.trials:
         raise RequestError("knowledge", f"no trial of {source} counts", "use the names of knobs for its columns or parameters")
     return dataclasses.replace(session, request=dataclasses.replace(session.request, resolved_history=found.trials))

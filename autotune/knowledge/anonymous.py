@@ -6,6 +6,7 @@ device's preset, the network's rate, the features of the software. The result is
 
 import dataclasses
 import re
+from functools import cache
 
 import numpy as np
 
@@ -106,6 +107,7 @@ def _model_name(row: Row) -> str | None:
     return None if model is None else next(name for name in model_preset_names() if resolve_model(name) == model)
 
 
+@cache
 def _device_name(name: str) -> str | None:
     found = find_device(name)
     if found is None:

@@ -27,6 +27,7 @@ from autotune.knowledge.anonymous import COLUMNS
 from autotune.knowledge.measurement import Measurement, Setting, Trial, trial_measurement
 from autotune.knowledge.signature import fingerprint, is_signed_by, public_bytes
 from search_spaces.errors import SearchSpaceError
+from search_spaces.knob_values import check_value
 from search_spaces.plain import from_plain, to_plain
 from search_spaces.trial_config import TrialConfig
 
@@ -228,10 +229,23 @@ def _trial(plain: Mapping[str, Any], settings: Sequence[Setting], where: str) ->
         problem = f"{_short(outcome)} is neither ok with a rate nor oom without"
         raise KnowledgeError(f"{where}.outcome", problem, _AGAIN)
     try:
-        config = from_plain(TrialConfig, plain.get("config", {}))
+        given = plain.get("config", {})
+        config = TrialConfig().replace({name: check_value(name, value) for name, value in given.items()})
     except (TypeError, ValueError, AttributeError, LookupError, SearchSpaceError) as error:
         raise KnowledgeError(f"{where}.config", f"cannot be read ({' '.join(str(error).split())[:200]})", _AGAIN) from error
-    return Trial(setting=settings[place], config=config, samples_per_second=rate, peak_memory_bytes=peak)
+    setting = settings[place]
+    if not _runs(config, setting):
+        problem = f"{config} does not divide {setting.cluster.world_size} devices and a batch of {setting.global_batch_size}"
+        raise KnowledgeError(f"{where}.config", problem, _AGAIN)
+    return Trial(setting=setting, config=config, samples_per_second=rate, peak_memory_bytes=peak)
+
+
+def _runs(config: TrialConfig, setting: Setting) -> bool:
+    """Whether the sizes of a configuration fit together: only then it has a time."""
+    world, shards = setting.cluster.world_size, config.model_parallel_size
+    if shards < 1 or world % shards or config.pipeline_parallel_size > setting.model.num_layers or config.micro_batch_size < 1:
+        return False
+    return config.gradient_accumulation_steps(setting.global_batch_size, world) >= 1
 
 
 def _row(columns: Any, source: str, where: str) -> Row:

@@ -100,7 +100,7 @@ def _text(near: int, far: int, sources: int) -> str:
 
 
 def _identity(trial: Trial) -> tuple[str, str]:
-    return repr(trial.setting), trial.config.hash
+    return trial.setting.key, trial.config.hash
 
 
 def thinned(measurements: Sequence[Measurement], most: int) -> list[Measurement]:
@@ -215,7 +215,7 @@ def _groups(measurements: Sequence[Measurement]) -> Iterable[tuple[list[Measurem
 
 def _group(measurement: Measurement) -> tuple[object, ...]:
     if (trial := measurement.trial) is not None:
-        return measurement.source, repr(trial.setting), trial.config.precision, trial.config.attention_backend == "math"
+        return measurement.source, trial.setting.key, trial.config.precision, trial.config.attention_backend == "math"
     return (measurement.source,)
 
 

@@ -4,6 +4,7 @@ import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from autotune.evaluation.row_hardware import find_device
 from autotune.evaluation.row_models import beyond_columns
@@ -17,9 +18,10 @@ from search_spaces.knob_values import KNOBS
 from search_spaces.models.huggingface import model_preset_names, resolve_model
 from search_spaces.models.model import ModelSpec
 from search_spaces.outcome import Outcome
+from search_spaces.plain import to_plain
 from search_spaces.preset_files import preset_tables
 from search_spaces.trial import Workload
-from search_spaces.trial_config import KNOB_NAMES, TrialConfig
+from search_spaces.trial_config import KNOB_NAMES, TrialConfig, stable_hash
 from storage.records import FULL, TrialRecord
 
 ROW_NOISE = 0.05
@@ -40,6 +42,11 @@ class Setting:
     sequence_length: int
     training_steps: int | None = None
     document_lengths: tuple[int, ...] = ()
+
+    @property
+    def key(self) -> str:
+        """Equal for equal settings, however they were read."""
+        return stable_hash(to_plain(self))
 
     @property
     def workload(self) -> Workload:
@@ -145,14 +152,20 @@ def _setting(request: JobRequest) -> Setting | str:
     )
 
 
+@cache
 def _families() -> frozenset[str]:
-    return frozenset(resolve_model(name).family for name in model_preset_names())
+    return frozenset(preset.family for preset in _presets().values())
 
 
 def _preset_of(model: ModelSpec) -> str:
     """The public preset with this shape."""
-    alike = (name for name in model_preset_names() if dataclasses.replace(resolve_model(name), name=model.name) == model)
+    alike = (name for name, preset in _presets().items() if dataclasses.replace(preset, name=model.name) == model)
     return next(alike, _UNNAMED)
+
+
+@cache
+def _presets() -> dict[str, ModelSpec]:
+    return {name: resolve_model(name) for name in model_preset_names()}
 
 
 def _unnamed_cluster(cluster: ClusterSpec) -> ClusterSpec:

@@ -80,8 +80,8 @@ def _batches(
     for place, measurement in enumerate(measurements):
         if (trial := measurement.trial) is not None:
             config = trial.config
-            key = (trial.setting, config.precision, config.attention_backend == "math")
-            trials.setdefault((repr(key[0]), *key[1:]), []).append((place, trial))
+            key = (trial.setting.key, config.precision, config.attention_backend == "math")
+            trials.setdefault(key, []).append((place, trial))
         elif measurement.row is not None and refusal(measurement.row) is None:
             rows.append((place, measurement.row))
     if rows:

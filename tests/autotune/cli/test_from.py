@@ -138,11 +138,15 @@ def test_bad_files(command: Command, folder: Path, command_name: str) -> None:
 
 def test_bad_histories(command: Command, folder: Path) -> None:
     (folder / "earlier.csv").write_text("zero_stage,samples_per_second\n1,10\n")
-    sweep = ("sweep", "config.json", "--ranks", "2", "--history")
-    refused(command, *sweep, "none.csv", says=("history: none.csv cannot be read", "give a CSV file"))
-    refused(command, *sweep, "earlier.csv", "--strategy", "tpe", says=("history: tpe does not use", "use --strategy guided"))
+    sweep = ("sweep", "config.json", "--ranks", "2", "--knowledge")
+    refused(command, *sweep, "none.csv", says=("knowledge: none.csv does not exist", "give a table, a bundle"))
+    refused(command, *sweep, "none.db#mine", says=("knowledge: ", "none.db does not exist", "give a CSV file"))
+    refused(command, *sweep, "earlier.csv", "--strategy", "tpe", says=("knowledge: tpe does not use", "use --strategy guided"))
     words = ("--objective", "devices", "--rate", "1")
-    refused(command, *sweep, "earlier.csv", *words, says=("history: applies to one job", "leave it out"))
+    refused(command, *sweep, "earlier.csv", *words, says=("knowledge: applies to one job", "leave it out"))
+    answer = command(*sweep[:-1], "--history", "earlier.csv", "--strategy", "tpe")
+    assert answer.err.splitlines()[0] == "note: --history is now --knowledge; the old name still works"
+    assert "knowledge: tpe does not use earlier trials" in answer.err
 
 
 def test_a_job_as_a_study(command: Command, folder: Path) -> None:

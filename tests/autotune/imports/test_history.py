@@ -79,10 +79,10 @@ def test_a_parameter_that_is_no_knob_is_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("source", "says"),
     [
-        ("none.csv", "history: none.csv cannot be read"),
-        ("norate.csv", "history: norate.csv has no column of rates; name one of its columns samples_per_second"),
-        ("sqlite:///none.db", "history: none.db does not exist; give a CSV file"),
-        ("none.db#name", "history: .*none.db does not exist"),
+        ("none.csv", "knowledge: none.csv cannot be read"),
+        ("norate.csv", "knowledge: norate.csv has no column of rates; name one of its columns samples_per_second"),
+        ("sqlite:///none.db", "knowledge: none.db does not exist; give a CSV file"),
+        ("none.db#name", "knowledge: .*none.db does not exist"),
     ],
 )
 def test_a_history_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, says: str) -> None:
@@ -148,7 +148,7 @@ def test_a_storage_that_cannot_be_used(tmp_path: Path, store: Store) -> None:
 def test_a_study_that_minimizes_is_refused(tmp_path: Path) -> None:
     storage = f"sqlite:///{tmp_path}/studies.db"
     optuna.create_study(storage=storage, study_name="loss")
-    with pytest.raises(RequestError, match="history: the study 'loss' minimizes"):
+    with pytest.raises(RequestError, match="knowledge: the study 'loss' minimizes"):
         read_history(storage)
 
 
@@ -163,7 +163,7 @@ def test_guided_begins_where_the_history_ends(tmp_path: Path, store: Store) -> N
     rows = [f"{config.zero_stage},{config.micro_batch_size},{answer(config).samples_per_second.mean},," for config in configs]
     told: list[str] = []
     learned = with_history(session, csv(tmp_path, *rows), told.append)
-    assert told == [f"history: {len(rows)} of {len(rows)} trials count"]
+    assert told == [f"knowledge: {len(rows)} of {len(rows)} trials count"]
     assert request_from_row(request_to_row(learned.request)).resolved_history == learned.request.resolved_history
 
     def second(session: Session) -> TrialConfig:
@@ -178,7 +178,7 @@ def test_guided_begins_where_the_history_ends(tmp_path: Path, store: Store) -> N
 
 def test_a_history_that_nothing_learns_from_is_refused(tmp_path: Path) -> None:
     source = csv(tmp_path, "0,1,100.0,,")
-    with pytest.raises(RequestError, match="history: random does not use earlier trials; use --strategy guided"):
+    with pytest.raises(RequestError, match="knowledge: random does not use earlier trials; use --strategy guided"):
         with_history(table.session(tmp_path), source, print)
-    with pytest.raises(RequestError, match=r"history: no trial of .* counts"):
+    with pytest.raises(RequestError, match=r"knowledge: no trial of .* counts"):
         with_history(table.session(tmp_path, strategy="guided"), csv(tmp_path, "9,1,100.0,,"), lambda _: None)

@@ -1,0 +1,78 @@
+"""Measurements as the tests of knowledge use them: jobs whose trials took what the equations say, give or take."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from autotune.knowledge.measurement import Measurement, Setting, Trial, trial_measurement
+from autotune.prediction.cases.config_cases import cases_of
+from autotune.prediction.equations.coefficients import Coefficients
+from autotune.prediction.equations.memory import memory
+from autotune.prediction.equations.rates import shipped_rates
+from autotune.prediction.equations.step import seconds_of
+from autotune.request.rows import request_from_fields, request_to_row
+from autotune.session.resolve import resolve
+from search_spaces.clusters.presets import resolve_cluster
+from search_spaces.models.huggingface import resolve_model
+from search_spaces.outcome import JobState, Outcome, Purpose
+from search_spaces.trial import Interval, TrialResult
+from search_spaces.trial_config import TrialConfig
+from storage.owners import current_owner
+from storage.store import Store
+
+CONFIGS = tuple(
+    TrialConfig(zero_stage=stage, micro_batch_size=size, precision="bf16", tensor_parallel_size=tensor)
+    for stage in (0, 1, 3) for size in (1, 2, 4) for tensor in (1, 2, 4)
+)  # fmt: skip
+REAL = dataclasses.replace(shipped_rates(), matrix_efficiency=0.6, link_efficiency=0.5, activation_scale=1.1)
+"""What the machines of these tests are like, which differs from the shipped coefficients."""
+
+
+def measured(
+    source: str, count: int, *, seed: int = 0, times: float = 1.0, peaks: float = 1.0, model: str = "qwen2-0.5b",
+    cluster: str = "dgx-a100:1", noise: float = 0.03, truth: Coefficients = REAL,
+) -> list[Measurement]:  # fmt: skip
+    """Trials of a source. `times`, `peaks`: factors by which it lies."""
+    setting = Setting(
+        model=resolve_model(model),
+        cluster=resolve_cluster(cluster),
+        engine="native",
+        global_batch_size=32,
+        sequence_length=1024,
+    )
+    draw = np.random.default_rng(seed)
+    configs = [CONFIGS[place] for place in draw.permutation(len(CONFIGS))[:count]]
+    cases = cases_of(setting.model, setting.cluster, setting.workload, configs, "native")
+    seconds = times * seconds_of(cases, truth) * np.exp(noise * draw.standard_normal(count))
+    held = peaks * memory(cases, truth).allocated * np.exp(noise / 3 * draw.standard_normal(count))
+    return [
+        trial_measurement(
+            source, Trial(setting=setting, config=config, samples_per_second=32 / second, peak_memory_bytes=peak), 2, noise
+        )
+        for config, second, peak in zip(configs, seconds.tolist(), held.tolist(), strict=True)
+    ]
+
+
+def run_job(store: Store, measurements: Sequence[Measurement], fields: dict[str, Any] | None = None, **result: Any) -> str:
+    """A job of the database with these measurements; the last trial of all runs out of memory."""
+    stated = {"model": "qwen2-0.5b", "cluster": "dgx-a100:1", "global_batch_size": 32, "sequence_length": 1024}
+    session = resolve(request_from_fields(stated | (fields or {})))
+    job = store.create_job(request_to_row(session.request)).id
+    lease = store.acquire(job, current_owner())
+    for place, each in enumerate(measurements):
+        trial = each.trial
+        assert trial is not None
+        token = store.start_attempt(lease, store.add_trial(lease, trial.config, Purpose.SEARCH).number).token
+        rate = trial.samples_per_second or 0.0
+        ok = {
+            "samples_per_second": Interval(mean=rate, low=rate / 1.02, high=rate * 1.02),
+            "peak_memory_bytes": int(trial.peak_memory_bytes or 0),
+        }
+        figures: dict[str, Any] = (
+            {"outcome": Outcome.OK} | ok if place + 1 < len(measurements) else {"outcome": Outcome.INFEASIBLE}
+        )
+        store.finish_attempt(lease, TrialResult(attempt=token, **figures, **result))
+    store.release(lease, JobState.SUCCEEDED, "BUDGET", "")
+    return job
