@@ -195,9 +195,32 @@ def _setting(plain: Any, where: str) -> Setting:
     for name in ("global_batch_size", "sequence_length"):
         _positive(plain, name, where, whole=True)
     try:
-        return from_plain(Setting, plain)
+        setting = from_plain(Setting, plain)
     except (TypeError, ValueError, AttributeError, LookupError, SearchSpaceError) as error:
         raise KnowledgeError(where, f"cannot be read ({' '.join(str(error).split())[:200]})", _AGAIN) from error
+    if (wrong := _of_wrong_type(setting)) is not None:
+        raise KnowledgeError(f"{where}.{wrong}", "has a value of another type, or no finite number", _AGAIN)
+    return setting
+
+
+_PLAIN: Mapping[type, tuple[type, ...]] = {int: (int,), float: (int, float), bool: (bool,), str: (str,)}
+"""Type of a field -> types of its values."""
+
+
+def _of_wrong_type(value: Any) -> str | None:
+    """The name of a field, here or further in, whose value has not its type: decoders do not check numbers and texts."""
+    for field in dataclasses.fields(value):
+        inner = getattr(value, field.name)
+        if dataclasses.is_dataclass(inner):
+            if (found := _of_wrong_type(inner)) is not None:
+                return f"{field.name}.{found}"
+        elif isinstance(field.type, type) and field.type in _PLAIN and not _is_of(inner, _PLAIN[field.type]):
+            return field.name
+    return None
+
+
+def _is_of(value: Any, kinds: tuple[type, ...]) -> bool:
+    return type(value) in kinds and not (isinstance(value, float) and not math.isfinite(value))
 
 
 def _measurement(plain: Any, settings: Sequence[Setting], where: str, prefix: str) -> Measurement:

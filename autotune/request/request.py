@@ -313,7 +313,11 @@ class JobRequest:
         Panel.SEARCH,
         "FILE|JOB|URL",
         commands=JOB,
-        helps=((SERVICE, "Measurements to learn from, as in the content of a part of a bundle."), (FORM, "")),
+        helps=(
+            ("submit", "Measurements to learn from: a table, a bundle, a job, or an address."),
+            (SERVICE, "Measurements to learn from, as in the content of a part of a bundle."),
+            (FORM, ""),
+        ),
     )
     """Measurements by others, as in the content of a bundle (`autotune.knowledge.bundle`); text: what the user named, until it
     is read; None: only those of the database."""

@@ -137,6 +137,23 @@ def test_damaged_measurements(change: dict[str, Any], says: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("part", "name", "value", "says"),
+    [
+        ("model", "hidden_size", "wide", r"settings\[0\]"),
+        ("model", "num_layers", -1, r"settings\[0\]: cannot be read"),
+        ("model", "rope_theta", None, r"settings\[0\].model.rope_theta: has a value of another type"),
+        ("cluster", "nodes", 1.5, r"settings\[0\].cluster.nodes: has a value of another type"),
+        ("cluster", "device", {}, r"settings\[0\]: cannot be read"),
+    ],
+)
+def test_damaged_settings(part: str, name: str, value: Any, says: str) -> None:
+    content = json.loads(bundle_text(bundle(*measured("trials", 1))))["parts"][0]["content"]
+    content["settings"][0][part][name] = value
+    with pytest.raises(KnowledgeError, match=says):
+        read_content(content, "knowledge")
+
+
+@pytest.mark.parametrize(
     ("column", "value", "says"),
     [
         ("samples_per_s", -80, "columns: samples_per_s '-80' is not positive"),
