@@ -23,12 +23,11 @@ class RooflineStrategy(ReplayStrategy):
             if context is not None:
                 configs = sorted(configs, key=lambda config: (not may_fit(config, context), _seconds(config, context)))
             self._orders[candidates.hash] = list(configs)
-        for config in self._orders[candidates.hash]:
-            yield config
+        yield from self._orders[candidates.hash]
 
 
 def _seconds(config: TrialConfig, context: SpaceContext) -> float:
-    """max(FLOPs / peak, bytes / bandwidth) of a step [Williams 2009], plus tensor communication, times the pipeline's bubble; or
+    """max(FLOPs / peak, bytes / bandwidth) of a step [Williams 2009], plus tensor communication, times the bubble; or
     the reduction of gradients, which backward hides, if it takes longer."""
     model, cluster, world = context.model, context.cluster, context.world_size
     tensor, stages, data = config.tensor_parallel_size, config.pipeline_parallel_size, config.zero_ranks(world)
