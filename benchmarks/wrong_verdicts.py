@@ -63,6 +63,8 @@ def measure(data: Path, spread: Spread, factors: Sequence[float] = FACTORS) -> l
         games = play_all(gathered.groups, forecasters, replace(rounds, strategies=(strategy,)), spread)
         for source in dict.fromkeys(group.key[0] for group in gathered.groups):
             played = [game[strategy][0] for group, game in zip(gathered.groups, games, strict=True) if group.key[0] == source]
+            if broken := next((each.error for each in played if each.error), ""):
+                raise RuntimeError(f"{strategy} on {source}: {broken}")
             figures = over_groups([group_figures([each], BUDGET) for each in played], (), rounds.seed)
             won = sum(max(each.shares, default=0.0) >= FOUND for each in played)
             found.append(

@@ -23,7 +23,8 @@ class RooflineStrategy(ReplayStrategy):
             if context is not None:
                 configs = sorted(configs, key=lambda config: (not may_fit(config, context), _seconds(config, context)))
             self._orders[candidates.hash] = list(configs)
-        yield from self._orders[candidates.hash]
+        for config in self._orders[candidates.hash]:  # noqa: UP028  answers are sent, which a list does not take
+            yield config
 
 
 def _seconds(config: TrialConfig, context: SpaceContext) -> float:
