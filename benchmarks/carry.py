@@ -16,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import NormalDist, fmean
+from statistics import fmean
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from autotune.evaluation.table_predictor import TablePredictor
 from autotune.evaluation.validation.row import Row, RowOutcome
 from autotune.evaluation.validation.table import read_table
 from autotune.evaluation.validation.truth import step_seconds
+from autotune.prediction.equations.fit_probability import margin_of
 from autotune.prediction.equations.step import Z90
 from autotune.prediction.planning.room import PROBABILITY
 from autotune.prediction.planning.simplicity import RESOLUTION, resolution
@@ -83,7 +84,7 @@ def games(rows: Sequence[Row], predictor: TablePredictor) -> list[Game]:
 def _played(best: Row, there: Sequence[Row], growth: int, predictor: TablePredictor) -> Game:
     found = predictor.described(there)
     predicted = np.broadcast_to(found.prediction.seconds, len(there)) * np.exp(found.learned)
-    likely = math.exp(NormalDist().inv_cdf(PROBABILITY) * found.rates.memory_spread)
+    likely = math.exp(margin_of(PROBABILITY) * found.rates.memory_spread)
     changes = np.array([_changes(best, row) for row in there])
     fits = found.fullest.needed * found.beyond * likely <= found.fullest.usable(found.cases)
     fits = np.broadcast_to(fits, len(there)) | (changes == 0)  # the unchanged layout ran on fewer devices

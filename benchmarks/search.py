@@ -10,12 +10,13 @@ source's. Then guided runs with deliberately wrong predictions (`wrong_prior.py`
 import argparse
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
 import wrong_prior
+import wrong_verdicts
 from search_targets import GROUP, SOURCE, TARGETS, Document, Line, transfers
 
 from autotune.evaluation.search_benchmark.groups import gather_groups
@@ -37,7 +38,7 @@ TITLES = {GROUP: "Fitted on everything but the group", SOURCE: "Fitted on the ot
 class Search:
     """Runs all games and collects their results."""
 
-    def __init__(self, data: Path, rounds: Rounds, draws: int) -> None:
+    def __init__(self, data: Path, rounds: Rounds, draws: int, factors: Sequence[float]) -> None:
         self._table: Table = read_table(data / "measured.csv")
         self._labels: Labels = read_labels(data / "failure_labels.csv")
         self._facts: Facts = gather_facts(self._table.rows, self._labels)
@@ -45,6 +46,8 @@ class Search:
         self._wrongs = wrong_prior.drawn(draws)
         self.documents: dict[Calibration, Document] = {}
         self.wrong: list[wrong_prior.Measured] = []
+        self.shifted: list[wrong_verdicts.Shifted] = []
+        self._data, self._factors = data, factors
 
     def measure(self) -> None:
         """Play with both fits. Wrong predictions use the first fit's coefficients, so that nothing is fitted twice."""
@@ -60,10 +63,15 @@ class Search:
                 self.documents[mode] = document(self._table, self._facts, gathered, games, rounds, self._labels)
                 if wrong:
                     self.wrong = wrong_prior.measure(gathered, wrong, self._wrongs, games, rounds, spread)
+            self.shifted = wrong_verdicts.measure(self._data, spread, self._factors)
 
 
 def page(
-    documents: Mapping[Calibration, Document], lines: list[Line], wrong: list[wrong_prior.Measured], seconds: float
+    documents: Mapping[Calibration, Document],
+    lines: list[Line],
+    wrong: list[wrong_prior.Measured],
+    shifted: list[wrong_verdicts.Shifted],
+    seconds: float,
 ) -> str:
     """The Markdown page."""
     cells = [[line.target, line.bound, line.figure, HELD[line.held], line.oracle] for line in lines]
@@ -89,6 +97,9 @@ def page(
         + ", ".join(f"{name} ({', '.join(f'`{each}`' for each in ours)}) by {low:g}–{high:g}"
                     for name, (ours, low, high) in wrong_prior.RANGES.items())
         + ". Shares of `guided`, and in parentheses how far it is ahead of `tpe`.", "", *wrong_prior.page(wrong), "",
+        "## With every memory verdict shifted", "",
+        "Fitted on the other sources of all tables; every predicted memory is multiplied before the first trial.",
+        "", *wrong_verdicts.page(shifted), "",
     ]  # fmt: skip
     parts += [
         "## When it is sure to be done", "",
@@ -110,6 +121,10 @@ def main() -> int:
     )
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--draws", type=int, default=wrong_prior.DRAWS)
+    parser.add_argument(
+        "--memory-factors", type=lambda text: [float(each) for each in text.split(",")], default=wrong_verdicts.FACTORS,
+        help="factors on every predicted memory, with commas between",
+    )  # fmt: skip
     parser.add_argument("--markdown", type=Path)
     arguments = parser.parse_args()
     for name in ("measured.csv", "failure_labels.csv"):
@@ -118,13 +133,17 @@ def main() -> int:
             return 2
     began = time.monotonic()
     search = Search(
-        arguments.data, Rounds(strategies=tuple(arguments.strategies.split(",")), seeds=arguments.seeds), arguments.draws
+        arguments.data,
+        Rounds(strategies=tuple(arguments.strategies.split(",")), seeds=arguments.seeds),
+        arguments.draws,
+        arguments.memory_factors,
     )
     search.measure()
     lines = (
         [target.line(search.documents) for target in TARGETS] + transfers(search.documents) + wrong_prior.lines(search.wrong)
     )
-    text = page(search.documents, lines, search.wrong, time.monotonic() - began)
+    lines += wrong_verdicts.lines(search.shifted)
+    text = page(search.documents, lines, search.wrong, search.shifted, time.monotonic() - began)
     print("\n".join(f"{HELD[line.held]:12} {line.target}: {line.figure} ({line.bound}) {line.oracle}" for line in lines))
     if arguments.markdown:
         arguments.markdown.write_text(text, encoding="utf-8")

@@ -14,6 +14,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from validate_reliability import reliability_lines
 from validate_targets import TARGETS, Document, Line
 
 from autotune.cli.validate import shipped_predictor
@@ -86,6 +87,10 @@ def page(documents: Mapping[Calibration, Document], lines: list[Line], sections:
     for mode, title in SECTIONS.items():
         parts += [f"## {title}", "", *(f"- {sentence}." for sentence in method_lines(documents[mode])), ""]
         parts += [line.replace("## ", "### ") for line in source_tables(documents[mode])]
+    parts += [
+        "## Reliability", "", "On sources left out of the fit: stated probabilities against what happened.", "",
+        *reliability_lines(documents[Calibration.LEAVE_SOURCE_OUT]["reliability"]), "",
+    ]  # fmt: skip
     parts += ["## Rows that are not scored", "", *skipped_tables(documents[Calibration.LEAVE_SOURCE_OUT]), ""]
     return "\n".join(parts)
 

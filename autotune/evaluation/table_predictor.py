@@ -15,6 +15,7 @@ from autotune.evaluation.validation.row import Row
 from autotune.evaluation.validation.truth import peak_bytes, step_seconds
 from autotune.prediction.equations.cases import RECOMPUTE, Array, Cases, Flags, stacked
 from autotune.prediction.equations.coefficients import Coefficients, names
+from autotune.prediction.equations.fit_probability import fit_probability
 from autotune.prediction.equations.memory import Memory, memory
 from autotune.prediction.equations.parameters import stage_parameters
 from autotune.prediction.equations.rates import fitted_sources, shipped_rates
@@ -112,8 +113,7 @@ class TablePredictor:
         for indices in found.values():
             for name, values in self._forecast([rows[index] for index in indices]).items():
                 columns[name][indices] = values
-        verdict = columns.pop("out_of_memory") > 0
-        return Forecast(out_of_memory=verdict, **columns)
+        return Forecast(**columns)
 
     def described(self, rows: Sequence[Row]) -> Described:
         """Components of the predictions for rows of one source that are not refused."""
@@ -132,7 +132,7 @@ class TablePredictor:
         found = self.described(rows)
         seconds = found.prediction.seconds * np.exp(found.learned)
         read = as_read(found.prediction.memory, rows) * found.beyond
-        rates = found.rates
+        rates, needed = found.rates, found.fullest.needed * found.beyond
         return {
             "step_seconds": seconds,
             "step_seconds_low": seconds * np.exp(-Z90 * rates.time_spread),
@@ -140,7 +140,9 @@ class TablePredictor:
             "memory_bytes": read,
             "memory_bytes_low": read * np.exp(-Z90 * rates.memory_spread),
             "memory_bytes_high": read * np.exp(Z90 * rates.memory_spread),
-            "out_of_memory": 1.0 * (found.fullest.needed * found.beyond > found.fullest.usable(_on_fullest_rank(found.cases))),
+            "fit_probability": fit_probability(
+                needed, found.fullest.usable(_on_fullest_rank(found.cases)), rates.memory_spread
+            ),
         }
 
     def _fit(self, row: Row) -> _Fit:

@@ -38,3 +38,9 @@ def log_probability_below(values: Array) -> Array:
 def log_probability_above(values: Array) -> Array:
     """Logarithm of the probability above each value."""
     return log_probability_below(-values)
+
+
+def hazard(value: float) -> float:
+    """Density of the standard normal distribution over the probability above the value."""
+    above = float(log_probability_above(np.array([value]))[0])
+    return math.exp(-0.5 * value**2 - 0.5 * math.log(2 * math.pi) - above)

@@ -2,7 +2,9 @@
 
 from search_spaces.plugins import Group, plugin_names
 
-STRATEGIES = ("guided", "tpe", "random", "grid", "tpe-predicted", "gp", "nsga2", "smac", "deepspeed", "paddle", "expert")
+STRATEGIES = (
+    "guided", "tpe", "random", "grid", "tpe-predicted", "gp", "nsga2", "smac", "deepspeed", "paddle", "expert", "roofline",
+)  # fmt: skip
 """Strategies of this package, the default first."""
 PREDICTING = frozenset({"guided", "tpe-predicted"})
 """Strategies that use predictions."""

@@ -24,6 +24,7 @@ BUILT_IN: Mapping[str, str] = {
     "deepspeed": "autotune.evaluation.tuners.deepspeed:DeepSpeedStrategy",
     "paddle": "autotune.evaluation.tuners.paddle:PaddleStrategy",
     "expert": "autotune.evaluation.tuners.expert:ExpertStrategy",
+    "roofline": "autotune.evaluation.tuners.roofline:RooflineStrategy",
 }
 """Name -> module:attribute of the factory: called with the score, and with a `Guide` if the name is in `PREDICTING`."""
 

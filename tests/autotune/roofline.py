@@ -49,7 +49,7 @@ def forecast_of(seconds: Floats, memory: Floats, out_of_memory: object) -> Forec
         memory_bytes=memory,
         memory_bytes_low=memory * 0.9,
         memory_bytes_high=memory * 1.1,
-        out_of_memory=np.asarray(out_of_memory, dtype=bool),
+        fit_probability=1.0 - np.asarray(out_of_memory, dtype=np.float64),
     )
 
 

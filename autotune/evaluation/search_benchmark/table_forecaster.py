@@ -1,5 +1,7 @@
 """Predictions for a table's configurations, for guided search."""
 
+import copy
+import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -43,6 +45,14 @@ class TableForecaster:
         """`rows`: configurations without measurements; `work`: the work per step that a rate counts."""
         at = {config: place for place, config in enumerate(configs)}
         self._pool = _TablePool(_described(rows, work, predictor), configs, at)
+
+    def with_memory(self, factor: float) -> "TableForecaster":
+        """The same with every predicted memory multiplied: to test strategies that rely on wrong verdicts."""
+        other, described = copy.copy(self), self._pool.described
+        other._pool = dataclasses.replace(
+            self._pool, described=dataclasses.replace(described, needed=described.needed * factor)
+        )
+        return other
 
     def pool(self, candidates: Candidates) -> _TablePool:  # noqa: ARG002  there is only one group
         """All configurations of the group."""

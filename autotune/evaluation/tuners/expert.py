@@ -54,7 +54,7 @@ class ExpertStrategy(ReplayStrategy):
         lost: list[TrialConfig] = []
         context = context_of(candidates)
         for config in self._orders[candidates.hash]:
-            if _may_fit(config, context) and not any(_needs_as_much(config, other) for other in lost):
+            if may_fit(config, context) and not any(_needs_as_much(config, other) for other in lost):
                 answer: Answer = yield config
                 if answer.out_of_memory:
                     lost.append(config)
@@ -82,7 +82,7 @@ def _order(candidates: Candidates, combinations: Combinations) -> list[TrialConf
     return sorted(combinations.all(), key=key)
 
 
-def _may_fit(config: TrialConfig, context: SpaceContext | None) -> bool:
+def may_fit(config: TrialConfig, context: SpaceContext | None) -> bool:
     """Whether states and activations fit by calculation; offloading is not considered."""
     if context is None or config.offload_optimizer != "none":
         return True

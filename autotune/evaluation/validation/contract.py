@@ -25,8 +25,14 @@ class Forecast:
     """Peak memory of the device that needs the most, or of the one named by the row's `mem_kind`."""
     memory_bytes_low: Floats
     memory_bytes_high: Floats
-    out_of_memory: Flags
-    """The verdict: true if the predictor expects the configuration to run out of memory."""
+    fit_probability: Floats
+    """The probability that memory suffices."""
+
+    @property
+    def out_of_memory(self) -> Flags:
+        """The verdict: which configurations are expected to run out of memory."""
+        verdict: Flags = self.fit_probability < 0.5
+        return verdict
 
 
 class Predictor(Protocol):

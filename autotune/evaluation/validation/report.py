@@ -13,6 +13,7 @@ from autotune.evaluation.validation.facts import PATHOLOGICAL, Facts, GroupKey, 
 from autotune.evaluation.validation.folds import DRAWS, Calibration
 from autotune.evaluation.validation.outcomes import NO_LABELS, Fate, Labels
 from autotune.evaluation.validation.ranking import GroupScore, group_scores, rank_score
+from autotune.evaluation.validation.reliability import reliability
 from autotune.evaluation.validation.scores import memory_score, oom_score, time_score
 from autotune.evaluation.validation.table import Problem, Table
 from autotune.evaluation.validation.validate import Forecasts, Progress, Protocol, make_forecasts
@@ -62,6 +63,7 @@ def validate(
         },
         "summary": _figures(facts, forecasts, groups, limits, None),
         "by_source": {source: _figures(facts, forecasts, groups, limits, source) for source in facts.sources()},
+        "reliability": reliability(facts, forecasts.draws[0].forecast, forecasts.draws[0].scored),
         "groups": [_group(key, [scored[key] for scored in groups if key in scored], limits) for key in keys],
         "noise": {source: asdict(noise) for source, noise in limits.noise.items()},
         "skipped": [asdict(skip) for skip in sorted((*table.skipped, *forecasts.skipped), key=lambda skip: skip.line)],

@@ -110,8 +110,7 @@ def _few_rows_plan(facts: Facts, usable: Flags, protocol: Protocol) -> tuple[lis
 
 
 def _blank(count: int) -> Forecast:
-    arrays = {field.name: np.full(count, np.nan) for field in fields(Forecast) if field.name != "out_of_memory"}
-    return Forecast(**arrays, out_of_memory=np.zeros(count, dtype=bool))
+    return Forecast(**{field.name: np.full(count, np.nan) for field in fields(Forecast)})
 
 
 def _fill(forecast: Forecast, predictor: Predictor, asked: Sequence[Row], positions: Sequence[int]) -> None:
@@ -125,9 +124,9 @@ def _fill(forecast: Forecast, predictor: Predictor, asked: Sequence[Row], positi
 def _cleaned(forecast: Forecast) -> Forecast:
     """Replace non-positive and non-finite numbers by NaN."""
     for field in fields(Forecast):
-        if field.name != "out_of_memory":
-            values = getattr(forecast, field.name)
-            values[~(np.isfinite(values) & (values > 0))] = np.nan
+        values = getattr(forecast, field.name)
+        possible = values >= 0 if field.name == "fit_probability" else values > 0
+        values[~(np.isfinite(values) & possible)] = np.nan
     return forecast
 
 

@@ -17,7 +17,7 @@ from autotune.prediction.equations.uneven import has_explicit_layers, layout_key
 from autotune.prediction.fitting.knob_features import config_features
 from autotune.prediction.fitting.lessons import Lessons
 from autotune.prediction.planning.question import Question
-from autotune.prediction.planning.room import fit_probability, ranks_of_node
+from autotune.prediction.planning.room import chance_to_fit, ranks_of_node
 from search_spaces.models.model import FactoryModel
 from search_spaces.models.pipeline import stages_of_model, stages_of_rank
 from search_spaces.plain import to_plain
@@ -183,7 +183,7 @@ def _estimate(
         peak_memory_bytes=Interval(mean=peak, low=peak / factor, high=peak * factor),
         host_memory_bytes=host * ranks_of_node(question.cluster),
         memory_limit_bytes=round(question.cluster.device.memory_bytes * fullest.capacity_ratio),
-        fit_probability=fit_probability(question, max(rank.needed for rank in ranks), host),
+        fit_probability=chance_to_fit(question, max(rank.needed for rank in ranks), host),
         schedule=_schedule(question, config, cases, longer),
     )
 

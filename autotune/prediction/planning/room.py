@@ -2,13 +2,13 @@
 
 import math
 from dataclasses import dataclass
-from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autotune.errors import RequestError
 from autotune.prediction.equations.cases import Array
+from autotune.prediction.equations.fit_probability import fit_probability, margin_of
 from autotune.prediction.equations.memory import USABLE
 from autotune.prediction.planning.question import Question
 from search_spaces.clusters.cluster import ClusterSpec
@@ -19,10 +19,7 @@ PROBABILITY = 0.95
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
-    """Upper limits of predicted bytes.
-
-    A prediction is the median of measurements: measured / predicted is assumed to be log-normal.
-    """
+    """Upper limits of predicted bytes. A prediction is the median of measurements (`fit_probability`)."""
 
     device: float
     """Per rank, on the device."""
@@ -43,24 +40,21 @@ def room_of(question: Question, probability: float = PROBABILITY) -> Room:
     """
     if not 0.0 < probability < 1.0:
         raise RequestError("fit_probability", f"{probability} is not between 0 and 1", f"give a share such as {PROBABILITY}")
-    factor = math.exp(NormalDist().inv_cdf(probability) * question.rates.memory_spread)
+    factor = math.exp(margin_of(probability) * question.rates.memory_spread)
     cluster = question.cluster
     return Room(
         device=cluster.device.memory_bytes * USABLE / factor, host=cluster.host_memory_bytes / ranks_of_node(cluster) / factor
     )
 
 
-def fit_probability(question: Question, device_bytes: float, host_bytes: float) -> float:
+def chance_to_fit(question: Question, device_bytes: float, host_bytes: float) -> float:
     """The probability that neither a rank's device nor its share of the node's main memory runs out."""
-    cluster, spread = question.cluster, question.rates.memory_spread
-    device = _chance(cluster.device.memory_bytes * USABLE, device_bytes, spread)
-    return min(device, _chance(cluster.host_memory_bytes / ranks_of_node(cluster), host_bytes, spread))
+    cluster = question.cluster
+    room = np.array([cluster.device.memory_bytes * USABLE, cluster.host_memory_bytes / ranks_of_node(cluster)])
+    needed = np.maximum(np.array([device_bytes, host_bytes]), 1.0)
+    return float(fit_probability(needed, room, question.rates.memory_spread).min())
 
 
 def ranks_of_node(cluster: ClusterSpec) -> int:
     """Ranks that share a node's main memory."""
     return min(cluster.devices_per_node, cluster.world_size)
-
-
-def _chance(room: float, needed: float, spread: float) -> float:
-    return NormalDist().cdf(math.log(room / max(needed, 1.0)) / spread)

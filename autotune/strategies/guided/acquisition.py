@@ -1,5 +1,7 @@
 """The acquisition function: expected improvement per second of trial, times the probability that the trial runs."""
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from autotune.objective.normal import density, probability_below
@@ -14,12 +16,15 @@ LEAST_GAIN = 0.02
 uncertainty about distant candidates, not candidates known to be good."""
 OPTIMISM = 2.0
 """Standard deviations above the mean that count as the most optimistic outcome of a candidate."""
-LIKELY = 0.5
+HOPELESS = 0.01
 """Candidates that are less likely to run are tried only if no others are left."""
 PRESELECTED = 200_000
 """Of more candidates, only this many are considered: those with the highest expected rate, ignoring nearby trials."""
 FIRST_BATCH = 512
 """Number of candidates for which the distance to failed trials is computed first."""
+PATIENCE = 2.0
+"""Number of trials after which, if none is expected to gain, the probability to run counts half as much as before any trial:
+a doubtful verdict may cost a trial, but must not hide a winner for good."""
 CONSIDERED = 20_000
 """Number of candidates whose spread is computed and that are compared with each trial that ran out of memory."""
 
@@ -37,9 +42,11 @@ def choose(
     1. A running trial is assumed to end as expected [kriging believer: Ginsbourger 2010]; so is each choice, for the next one.
     2. Before any trial has run: the highest expected rate times the probability to run.
     3. Then expected improvement [Mockus 1975; Jones 1998] times that probability, per second of trial, while any candidate
-       exceeds `LEAST_GAIN`. Otherwise again the highest expected rate times the probability; every second time only among
-       candidates that a trial could distinguish from the best: one that leads by less than a trial's noise, at its best, wins
-       by luck. (But apparently equal neighbours may also differ for unmodelled reasons, which only a trial can reveal.)
+       exceeds `LEAST_GAIN`. Otherwise again the highest expected rate times a power of the probability that falls with the
+       number of trials (`PATIENCE`): likely winners with doubtful memory get their trial, only `HOPELESS` ones none. Every
+       second time only candidates that a trial could distinguish from the best: one that leads by less than a trial's noise,
+       at its best, wins by luck. (But apparently equal neighbours may also differ for unmodelled reasons, which only a trial
+       can reveal.)
 
     Args:
         pool: the candidates.
@@ -65,9 +72,8 @@ def choose(
         distinguishable = (
             _distinguishable(asked, mean, spread, surrogate) if len(observations) % 2 else np.ones(len(asked), dtype=bool)
         )
-        first = _first(
-            asked, mean, spread, distinguishable, with_moves(asked, observations.last_mesh), surrogate.best, feasibility
-        )
+        bar = _Bar(best=surrogate.best, trials=len(observations))
+        first = _first(asked, mean, spread, distinguishable, with_moves(asked, observations.last_mesh), bar, feasibility)
         chosen.append(int(places[first]))
         free[chosen[-1]] = False
         observations = observations.with_assumed(asked.take(np.array([first])), mean[first : first + 1])
@@ -96,7 +102,7 @@ def _distinguishable(asked: Described, mean: Array, spread: Array, surrogate: Su
 
 
 def _first(
-    asked: Described, mean: Array, spread: Array, distinguishable: Flags, seconds: Array, best: float, feasibility: Feasibility
+    asked: Described, mean: Array, spread: Array, distinguishable: Flags, seconds: Array, bar: "_Bar", feasibility: Feasibility
 ) -> int:
     """Position of the candidate with the highest worth.
 
@@ -104,19 +110,29 @@ def _first(
     candidates, then for more until the upper bound of the rest is lower than the best found.
     """
     cost, fits = seconds / seconds.min(), feasibility.fits(asked)
-    at_most = worth(mean, spread, distinguishable, fits, cost, best)
+    at_most = worth(mean, spread, distinguishable, fits, cost, bar)
     order, size = np.argsort(-at_most, kind="stable"), FIRST_BATCH
     while True:
         index = np.sort(order[:size])
         runs = fits[index] * (1 - feasibility.failing(asked.take(index)))
-        found = worth(mean[index], spread[index], distinguishable[index], runs, cost[index], best)
+        found = worth(mean[index], spread[index], distinguishable[index], runs, cost[index], bar)
         first = int(found.argmax())
         if size >= len(order) or found[first] > at_most[order[size]]:
             return int(index[first])
         size *= 4
 
 
-def worth(mean: Array, spread: Array, distinguishable: Flags, runs: Array, cost: Array, best: float) -> Array:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Bar:
+    """What a candidate is compared with."""
+
+    best: float
+    """Logarithm of the best rate; -inf: there is none."""
+    trials: int
+    """Number of trials so far."""
+
+
+def worth(mean: Array, spread: Array, distinguishable: Flags, runs: Array, cost: Array, bar: _Bar) -> Array:
     """(n,) Worth by which candidates are ordered: higher is tried sooner.
 
     Args:
@@ -124,15 +140,16 @@ def worth(mean: Array, spread: Array, distinguishable: Flags, runs: Array, cost:
         distinguishable: whether a trial could distinguish it from the best.
         runs: the probability to run.
         cost: of a trial, relative to the cheapest.
-        best: logarithm of the best rate.
+        bar: the best so far.
     """
     chance = np.log(np.maximum(runs, 1e-12))
-    order = np.where(distinguishable, mean, mean - 50) + chance
-    if np.isfinite(best):
-        gain = expected_gain(mean, spread, best) * runs
+    doubt = 1 / (1 + (bar.trials / PATIENCE) ** 2) if np.isfinite(bar.best) else 1.0
+    order = np.where(distinguishable, mean, mean - 50) + doubt * chance
+    if np.isfinite(bar.best):
+        gain = expected_gain(mean, spread, bar.best) * runs
         # 20 exceeds any difference between logarithms of rates.
         order = np.where(gain > LEAST_GAIN, 20 + np.log(np.maximum(gain, 1e-12)) - np.log(cost), order)
-    worths: Array = np.where(runs < LIKELY, order - 100 + chance, order)
+    worths: Array = np.where(runs < HOPELESS, order - 100 + chance, order)
     return worths
 
 

@@ -4,18 +4,22 @@ from collections.abc import Callable
 
 import numpy as np
 
-from autotune.objective.normal import log_probability_above, log_probability_below, probability_below
+from autotune.objective.normal import hazard
+from autotune.prediction.equations.fit_probability import probability_within
 from autotune.prediction.fitting.likeness import matern
 from autotune.strategies.guided.described import Array, Described
 from autotune.strategies.guided.observations import Flags, Observations
 from autotune.strategies.guided.surrogate import blocks
 
-INDIVIDUAL = 0.5
-"""Share of the memory's spread that is specific to each configuration; the rest is one error common to all."""
-BIASES = np.linspace(-4.0, 4.0, 81)
-"""Grid of values of the common error, in its standard deviations."""
+COMMON, TERMS, INDIVIDUAL = 0.5, 0.25, 0.25
+"""Parts of the variance of the memory's logarithm before any trial: an error common to all configurations, errors of the terms
+(states, activations, buffers) in proportion to their bytes, and an error specific to each configuration."""
 MEASURED = 0.02
 """Standard deviation of the memory's logarithm that remains once a peak was measured."""
+OUTLIER = 4.0
+"""Standard deviations that an error counts at most: a trial that is off by more has another cause."""
+UNEXPLAINED = 0.1
+"""Probability of a failure of unknown cause where memory suffices."""
 SURE = 0.99
 """Least probability that memory suffices if a trial with at least as many bytes ran."""
 FAILED_LENGTH = 4.0
@@ -27,26 +31,29 @@ PRIOR_SUCCESSES = 0.5
 class Feasibility:
     """The probability that candidates run, given the trials so far.
 
-    1. log(measured / predicted bytes) = an error common to all + an individual one, both normal. The common error is
-       weighted on a grid: by measured peaks, and by which trials ran or ran out of memory.
-    2. After an out-of-memory trial: no configuration of the same kind with at least as many predicted bytes in every tag fits.
+    1. log(measured / predicted bytes), in spreads = a common error + errors of the terms in proportion to their bytes + an
+       individual one; before any trial its distribution is that of `fit_probability`.
+    2. Each trial updates the common error and those of the terms, and with them all configurations that share the terms: a
+       measured peak as a linear observation, a trial that ran or ran out of memory as a bound, by matching moments [assumed
+       density filtering: Opper 1998]. A failure of unknown cause is a bound with the probability that memory was its cause.
+    3. After an out-of-memory trial: no configuration of the same kind with at least as many predicted bytes in every tag fits.
        After a trial that ran: any such configuration with at most as many bytes in every tag fits.
-    3. Failures repeat nearby: the share of failures among nearby trials, weighted by distance.
+    4. Failures repeat nearby: the share of failures among nearby trials, weighted by distance.
     """
 
     def __init__(self, observations: Observations) -> None:
         self._observations = observations
-        weights = self._error_weights()
-        self._shared = float(weights @ BIASES)
-        """Mean and variance of the common error, in units of its spread before any trial."""
-        self._variance = float(weights @ (BIASES - self._shared) ** 2)
+        count = observations.described.tags.shape[1] + 1
+        self._mean, self._covariance = np.zeros(count), np.eye(count)
+        """Of the common error and of each term's, in units of their spread before any trial."""
+        self._learn()
 
     def quick_probability(self, asked: Described) -> Array:
-        """(n,) The probability that memory suffices, from the prediction and the common error only."""
-        margin = np.log(asked.room / asked.needed)
-        shared = self._shared * asked.memory_spread * np.sqrt(1 - INDIVIDUAL**2)
-        spread = asked.memory_spread * np.sqrt(INDIVIDUAL**2 + (1 - INDIVIDUAL**2) * self._variance)
-        return probability_below((margin - shared) / spread)
+        """(n,) The probability that memory suffices, by the prediction and the learned errors."""
+        along = _directions(asked)
+        spread = np.sqrt(INDIVIDUAL + np.einsum("ij,jk,ik->i", along, self._covariance, along))
+        margin = np.log(asked.room / asked.needed) / asked.memory_spread
+        return probability_within((margin - along @ self._mean) / spread)
 
     def probability(self, asked: Described) -> Array:
         """(n,) The probability that each candidate runs."""
@@ -71,24 +78,39 @@ class Feasibility:
                 share[block] = near @ failed / (near.sum(axis=1) + PRIOR_SUCCESSES)
         return share
 
-    def _error_weights(self) -> Array:
-        """The probability of each value of the common error."""
+    def _learn(self) -> None:
+        """Update the errors by each trial, in order."""
         seen, observations = self._observations.described, self._observations
-        log_weights = -0.5 * BIASES**2
-        for place in range(len(observations)):
-            spread = float(seen.memory_spread[place])
-            shared, own = BIASES * spread * np.sqrt(1 - INDIVIDUAL**2), spread * INDIVIDUAL
-            margin = float(np.log(seen.room[place] / seen.needed[place]))
+        margins, along = np.log(seen.room / seen.needed) / seen.memory_spread, _directions(seen)
+        for place, (margin, direction) in enumerate(zip(margins, along, strict=True)):
+            own = INDIVIDUAL
+            projected = self._covariance @ direction
             if np.isfinite(observations.peak[place]):
-                error = float(np.log((observations.peak[place] + seen.outside[place]) / seen.needed[place]))
-                log_weights = log_weights - 0.5 * ((error - shared) / np.hypot(own, MEASURED)) ** 2
+                own += float(MEASURED / seen.memory_spread[place]) ** 2
+            spread = float(np.sqrt(own + direction @ projected))
+            expected = float(direction @ self._mean)
+            z = float(margin - expected) / spread
+            if np.isfinite(observations.peak[place]):
+                read = np.log((observations.peak[place] + seen.outside[place]) / seen.needed[place])
+                moved, narrower, weight = float(read / seen.memory_spread[place] - expected) / spread, 1.0, 1.0
             elif observations.ran[place]:
-                log_weights = log_weights + log_probability_below((margin - shared) / own)
-            elif observations.out_of_memory[place]:
-                log_weights = log_weights + log_probability_above((margin - shared) / own)
-        weights = np.exp(log_weights - log_weights.max())
-        normed: Array = weights / weights.sum()
-        return normed
+                ratio = hazard(-z)
+                moved, narrower, weight = -ratio, ratio * (z + ratio), 1.0
+            else:
+                ratio = hazard(z)
+                moved, narrower, weight = ratio, ratio * (ratio - z), self._blamed(place, z)
+            moved = float(np.clip(moved, -OUTLIER, OUTLIER))
+            step = projected / spread
+            self._mean = self._mean + weight * moved * step
+            spread_left = weight * narrower - weight * (1 - weight) * moved**2
+            self._covariance = self._covariance - max(spread_left, 0.0) * np.outer(step, step)
+
+    def _blamed(self, place: int, margin: float) -> float:
+        """The probability that memory was the cause of a failure."""
+        if self._observations.out_of_memory[place]:
+            return 1.0
+        fits = float(probability_within(np.array([margin]))[0])
+        return (1 - fits) / (1 - fits + UNEXPLAINED * fits)
 
     def _above_one_that_did_not_fit(self, asked: Described) -> Flags:
         seen = self._observations.described.take(np.flatnonzero(self._observations.out_of_memory))
@@ -108,3 +130,10 @@ def _any_other(asked: Described, seen: Described, holds: Callable[[Array, Array]
             pairs &= holds(held[:, None], theirs)
         found[block] = pairs.any(axis=1)
     return found
+
+
+def _directions(described: Described) -> Array:
+    """(n, t + 1) The effect of the common error and of each term's on the logarithm of a configuration's bytes."""
+    sizes = np.maximum(np.linalg.norm(described.tags, axis=1, keepdims=True), 1.0)
+    common = np.full((len(described), 1), np.sqrt(COMMON))
+    return np.concatenate([common, np.sqrt(TERMS) * described.tags / sizes], axis=1)

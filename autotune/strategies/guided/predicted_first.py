@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from autotune.strategies.guided.acquisition import LIKELY
 from autotune.strategies.guided.described import Forecaster, Guide, Pools
 from autotune.strategies.guided.feasibility import Feasibility
 from autotune.strategies.guided.observations import no_observations
@@ -41,7 +40,7 @@ class PredictedFirst(Strategy):
         pool = self._pools.of(candidates)
         described = pool.described
         fits = Feasibility(no_observations(described.take(np.empty(0, dtype=np.int64)))).quick_probability(described)
-        order = np.argsort(-np.where(fits < LIKELY, -np.inf, prior(described)), kind="stable")
+        order = np.argsort(-(prior(described) + np.log(np.maximum(fits, 1e-12))), kind="stable")
         return [pool.config(int(place)) for place in order[:FIRST]]
 
 

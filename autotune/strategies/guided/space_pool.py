@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autotune.objective.normal import probability_below
 from autotune.prediction.cases.grid import Codes, Grid, Rows
 from autotune.prediction.cases.grid_cases import GridCases, numbers
 from autotune.prediction.equations.cases import Cases
+from autotune.prediction.equations.fit_probability import probability_within
 from autotune.prediction.fitting.knob_features import Numbers
 from autotune.prediction.planning.scan import uniform_parts, without_buckets
 from autotune.strategies.guided.described import Array, Described, Index, joined
@@ -25,7 +25,7 @@ WHOLE = 20_000
 once. In a larger space they are tuned around the best."""
 MOST_PREDICTED = 10_000_000
 """Number of configurations predicted before a space is refused as too large: about 30 seconds."""
-LEAST_FIT_CHANCE = 1e-4
+LEAST_FIT_CHANCE = 0.005
 """Probability to fit below which a candidate of a large space is dropped."""
 
 Describe = Callable[[Cases, Numbers], Described]
@@ -109,7 +109,7 @@ def _kept(space: SearchSpace, make_cases: Callable[[SearchSpace, Grid], GridCase
                 raise SpaceTooLargeError("space", problem, "pin some knobs, choose a smaller space, or use --strategy tpe")
             cases, shape = part.cases.of(rows), (rows.count, grid.sides.count)
             seconds = np.broadcast_to(order.seconds(cases), shape).ravel()
-            fits = probability_below(np.broadcast_to(order.margin(cases), shape).ravel())
+            fits = probability_within(np.broadcast_to(order.margin(cases), shape).ravel())
             # Candidates that hardly fit come last and are kept if there is space for all.
             ranked = np.where(fits < LEAST_FIT_CHANCE, 1e12 * (2 - fits), seconds)
             part.codes = np.concatenate([part.codes, grid.codes_at(rows, np.arange(len(ranked)))])

@@ -13,6 +13,7 @@ from autotune.evaluation.tuners.deepspeed import DeepSpeedStrategy
 from autotune.evaluation.tuners.expert import ExpertStrategy
 from autotune.evaluation.tuners.paddle import PaddleStrategy
 from autotune.evaluation.tuners.replay import NONEXISTENT, ReplayStrategy, start_of
+from autotune.evaluation.tuners.roofline import RooflineStrategy
 from autotune.objective.ranking import Ranking
 from search_spaces.context import SpaceContext
 from search_spaces.knob import Value
@@ -278,6 +279,23 @@ def test_expert_passes_over_what_its_activations_exceed(tmp_path: Path) -> None:
     configs = combined(micro_batch_size=[1, 2], activation_checkpointing=["none", "full"])
     order = wanted(ExpertStrategy, FewCandidates(configs, context=context), lambda config: 10.0)
     assert [(c.micro_batch_size, c.activation_checkpointing) for c in order] == [(1, "none"), (1, "full"), (2, "full")]
+
+
+# Roofline
+
+
+def test_roofline_tries_what_fits_first_then_what_computes_and_sends_least(tmp_path: Path) -> None:
+    context = memory_of(table.session(tmp_path).space.context, share=16, beside=34 * TOKENS_BY_WIDTH)
+    configs = combined(micro_batch_size=[2, 1], activation_checkpointing=["full", "none"])
+    order = wanted(RooflineStrategy, FewCandidates(configs, context=context), lambda config: 0.0)
+    shown = [(c.micro_batch_size, c.activation_checkpointing) for c in order]
+    # Only the last does not fit. Recomputation costs a third; one micro-batch of two reads the parameters once.
+    assert shown == [(1, "none"), (2, "full"), (1, "full"), (2, "none")]
+
+
+def test_roofline_without_a_model_keeps_the_order_of_the_candidates() -> None:
+    configs = combined(tensor_parallel_size=[2, 1])
+    assert wanted(RooflineStrategy, FewCandidates(configs), lambda config: 1.0) == configs
 
 
 TOKENS_BY_WIDTH = 2 * 64 * 64

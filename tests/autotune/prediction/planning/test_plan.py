@@ -16,7 +16,7 @@ from autotune.prediction.planning.largest import largest, scaled
 from autotune.prediction.planning.plan import PlanObjective, PlanOptions, Plans, plan
 from autotune.prediction.planning.question import Question, cluster_of, model_of, question_of
 from autotune.prediction.planning.question_space import space_of
-from autotune.prediction.planning.room import PROBABILITY, fit_probability, room_of
+from autotune.prediction.planning.room import PROBABILITY, chance_to_fit, room_of
 from autotune.prediction.planning.scan import Bounds, scan, without_buckets
 from search_spaces.errors import IllegalConfigError, SpaceTooLargeError
 from search_spaces.knob_values import KNOBS
@@ -331,7 +331,7 @@ def test_what_fits_is_what_is_probable_to_fit() -> None:
     question = asked()
     for probability in (0.5, 0.9, 0.95, 0.99):
         room = room_of(question, probability)
-        assert fit_probability(question, room.device, 0.0) == pytest.approx(probability)
-        assert fit_probability(question, 1.0, room.host) == pytest.approx(probability)
+        assert chance_to_fit(question, room.device, 0.0) == pytest.approx(probability)
+        assert chance_to_fit(question, 1.0, room.host) == pytest.approx(probability)
     with pytest.raises(RequestError, match="fit_probability"):
         room_of(question, 1.0)
