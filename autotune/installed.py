@@ -45,6 +45,6 @@ def install_line(extra: str) -> str:
         metadata.distribution(WHOLE)
         return f"pip install '{WHOLE}[{extra}]'"
     with suppress(metadata.PackageNotFoundError):
-        if extra in (metadata.metadata(CLIENT).get_all("Provides-Extra") or ()):
+        if extra in (metadata.distribution(CLIENT).metadata.get_all("Provides-Extra") or ()):
             return f"pip install '{CLIENT}[{extra}]'"
     return f"pip install '{WHOLE}[{extra}]'"
