@@ -95,8 +95,9 @@ def build(name: str, out: Path) -> list[Path]:
         _stage(project, source)
         environment = {**os.environ, "SOURCE_DATE_EPOCH": str(epoch), "PYTHONHASHSEED": "0"}
         words = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(made), str(source)]
+        # The umask decides the modes of the files that the build itself writes.
         answer = subprocess.run(
-            words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+            words, env=environment, umask=0o022, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
         )
         if answer.returncode:
             sys.stderr.write(answer.stdout)

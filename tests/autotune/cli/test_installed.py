@@ -71,9 +71,10 @@ def test_a_command_that_lacks_a_module(
 
 
 def test_a_client_without_a_service(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "sqlalchemy", None)
-    monkeypatch.delitem(sys.modules, "autotune.cli.database_backend", raising=False)
-    monkeypatch.setitem(sys.modules, "storage.store", None)
+    for name in ("autotune.cli.database_backend", "storage.store"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    for name in ("sqlalchemy", "sqlalchemy.orm"):
+        monkeypatch.setitem(sys.modules, name, None)
     answer = command("jobs")
     line = "url: is missing, and this client reads no database; give --url, set AUTOTUNE_URL, or pip install autotune"
     assert (answer.status, answer.err) == (2, f"autotune: {line}\n")
