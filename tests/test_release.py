@@ -276,6 +276,6 @@ def _service(programs: Path, folder: Path) -> Iterator[str]:
 
 def _answers(url: str) -> bool:
     try:
-        return httpx2.get(f"{url}/healthz").is_success
+        return httpx2.get(f"{url}/readyz").is_success
     except httpx2.TransportError:
         return False
