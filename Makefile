@@ -27,7 +27,11 @@ DOCS_VENV ?= .venv-docs
 DOCS_BIN := $(DOCS_VENV)/bin
 DOCS_STAMP := $(DOCS_VENV)/.installed
 
-.PHONY: docs lock demo check lint test nightly oldest extras gpu gpu-bundle gpu-ahead parity chaos hostile fuzz bench validate search clean
+RELEASE_VENV ?= .venv-release
+RELEASE_BIN := $(RELEASE_VENV)/bin
+RELEASE_STAMP := $(RELEASE_VENV)/.installed
+
+.PHONY: client release docs lock demo check lint test nightly oldest extras gpu gpu-bundle gpu-ahead parity chaos hostile fuzz bench validate search clean
 
 # Only files whose hashes are listed are installed. torch for CPUs where one is offered whose hash is listed, else the CUDA build.
 $(STAMP): pyproject.toml constraints.txt $(wildcard locks/*.txt)
@@ -39,7 +43,7 @@ $(STAMP): pyproject.toml constraints.txt $(wildcard locks/*.txt)
 
 # Needs uv, and the network. CPU_WHEELS: wheels of torch for CPUs, whose hashes are listed.
 lock:
-	$(PYTHON) locks/lock.py --uv $(UV) $(addprefix --cpu-wheel ,$(CPU_WHEELS))
+	$(PYTHON) -m locks.lock --uv $(UV) $(addprefix --cpu-wheel ,$(CPU_WHEELS))
 
 demo: $(STAMP)
 	PATH="$(CURDIR)/$(BIN):$$PATH" bash examples/demo.sh
@@ -62,7 +66,7 @@ lint: $(STAMP)
 test: lint
 	$(PYTEST) -m "not nightly and not hostile"
 
-nightly: $(STAMP)
+nightly: $(STAMP) $(RELEASE_STAMP)
 	$(PYTEST) -m "nightly and not chaos"
 	AUTOTUNE_STALL_SECONDS=0.05 $(BIN)/python -m pytest tests/api -m "not nightly and not fuzz"
 	AUTOTUNE_FUZZ_EXAMPLES=5 $(BIN)/python -m pytest tests/api/schema_proofs.py
@@ -115,6 +119,20 @@ docs: $(DOCS_STAMP) $(STAMP)
 	$(DOCS_BIN)/codespell README.md CONTRIBUTING.md docs --skip '*.png,*.json'
 	$(BIN)/python -m pytest -q tests/docs -m "not nightly"
 	NO_MKDOCS_2_WARNING=1 $(DOCS_BIN)/mkdocs build --quiet --strict
+
+$(RELEASE_STAMP): locks/release.txt
+	$(PYTHON) -m venv $(RELEASE_VENV)
+	$(RELEASE_BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r locks/release.txt
+	touch $@
+
+# In dist/: the sdist and the wheel of autotune-client, which plans and submits without torch and Ray.
+client: $(RELEASE_STAMP)
+	$(RELEASE_BIN)/python -m release.build autotune-client
+
+# In dist/: sdists and wheels of autotune-client and autotune, their SBOMs and checksums; the same bytes for the same commit.
+release: $(RELEASE_STAMP)
+	rm -rf dist
+	$(RELEASE_BIN)/python -m release.build --sbom
 
 parity: $(STAMP)
 	$(BIN)/python benchmarks/parity.py --markdown docs/parity.md
@@ -203,4 +221,4 @@ gpu-ahead:
 	    --out $(GPU_AHEAD) --resume $(GPU_AHEAD) --seconds 3600
 
 clean:
-	rm -rf $(VENV) $(EXTRAS_VENV) $(OLDEST_VENV) build dist *.egg-info
+	rm -rf $(VENV) $(EXTRAS_VENV) $(OLDEST_VENV) $(RELEASE_VENV) build dist *.egg-info

@@ -2,7 +2,7 @@
 
     python -m benchmarks.deepspeed_engine [--trials 30] [--rounds 3] [--markdown docs/deepspeed-engine.md]
 
-About 6 minutes on two idle cores. DeepSpeed 0.19.8 must be installed (`pip install autotune[deepspeed]`); without it, the
+About 6 minutes on two idle cores. DeepSpeed 0.19.8 must be installed (`pip install 'autotune[deepspeed]'`); without it, the
 program prints the reason and measures nothing.
 """
 

@@ -13,6 +13,8 @@ import tomllib
 from collections.abc import Collection
 from pathlib import Path
 
+from release.build import CLIENT, project_of
+
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "locks"
 PYTHON = "3.11"
@@ -20,6 +22,8 @@ PYTHON = "3.11"
 WHOLE = {"container": ("--extra", "postgresql", "--extra", "ray-node"), "development": ("--extra", "dev")}
 TESTED_WITH = ("hypothesis", "numpy", "psutil", "pytest", "pytest-xdist", "scipy")
 """What tests of the engines and `make gpu` need beside torch."""
+RELEASED_WITH = ("build", "cyclonedx-bom", "setuptools")
+"""What `make client` and `make release` need."""
 HEAD = "# Written by `make lock`. pip install --require-hashes -r locks/{name}.txt{beside}\n"
 
 
@@ -38,6 +42,8 @@ def main() -> None:
         write(name, {package: text for package, text in found.items() if package not in of_cuda}, " -r locks/torch-….txt")
     write("torch-cuda", of_cuda, " -r locks/….txt")
     write("torch-oldest", compiled_oldest(given.uv, [*of_cuda, "setuptools"]), "")
+    write("client", compiled(given.uv, "-", (), "\n".join(project_of(CLIENT)["project"]["dependencies"])), "")
+    write("release", compiled(given.uv, "-", (), "\n".join(RELEASED_WITH)), "")
     if given.cpu_wheel:
         hashes = sorted(hashlib.sha256(wheel.read_bytes()).hexdigest() for wheel in given.cpu_wheel)
         lines = " \\\n".join([f"{torch}+cpu", *(f"    --hash=sha256:{digest}" for digest in hashes)])

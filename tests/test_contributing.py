@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from search_spaces.knob_values import KNOBS
+from tests.documents import check_document
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("api", "autotune", "executor", "search_spaces", "storage")
@@ -48,6 +49,7 @@ def run(copy: Path, *words: str) -> str:
         [sys.executable, *words], cwd=copy.parent, env=environment, capture_output=True, text=True, timeout=300
     )
     assert ended.returncode == 0, ended.stderr
+    check_document(words[2:], ended.stdout)
     return ended.stdout
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.wheel_project import PACKAGES, PARAMETERS, REFERENCE, ROOT, build_wheel, install, printed, write_project
+from tests.documents import check_document
 
 pytestmark = pytest.mark.nightly
 
@@ -78,7 +79,9 @@ def test_the_client_beside_packages_of_our_names(installed: Path, project: Path)
 
 def _autotune(installed: Path, project: Path, *words: str) -> str:
     environment = {**os.environ, "PYTHONPATH": str(project), "AUTOTUNE_DB": str(project / "jobs.db"), "NO_COLOR": "1"}
-    return printed(str(installed), *words, folder=project, environment=environment)
+    output = printed(str(installed), *words, folder=project, environment=environment)
+    check_document(words, output)
+    return output
 
 
 def _version() -> str:

@@ -3,6 +3,7 @@
 from autotune.cli.status import Status
 from autotune.client import Client
 from autotune.errors import MissingPackageError, RequestError
+from autotune.installed import install_line
 from autotune.ops.network import is_loopback
 
 
@@ -21,7 +22,7 @@ def mcp_command(http: str | None) -> Status:
     except ImportError as error:
         if error.name is None or error.name.partition(".")[0] != "mcp":
             raise
-        raise MissingPackageError("mcp", "is not installed", "pip install 'autotune[mcp]'") from error
+        raise MissingPackageError("mcp", "is not installed", install_line("mcp")) from error
     with Client() as client:
         server = make_server(client)
         if where is None:

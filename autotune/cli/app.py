@@ -1,12 +1,12 @@
 """All commands with their options. Each is implemented in the module of its name, which is imported when it is called."""
 
-import importlib.metadata
 import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from autotune import installed
 from autotune.cli import database_app, knowledge_app, options, planning_app, service_app, study_app
 from autotune.cli.command_words import command_of, without_command
 from autotune.cli.jobs_app import jobs_app
@@ -32,10 +32,8 @@ def run() -> int:
 
 def _version(requested: bool) -> None:
     if requested:
-        try:
-            typer.echo(f"{PROGRAM} {importlib.metadata.version(PROGRAM)}")
-        except importlib.metadata.PackageNotFoundError:
-            typer.echo(f"{PROGRAM}, not installed, in {Path(__file__).resolve().parents[2]}")
+        found = installed.version()
+        typer.echo(f"{PROGRAM} {found}" if found else f"{PROGRAM}, not installed, in {Path(__file__).resolve().parents[2]}")
         raise typer.Exit
 
 

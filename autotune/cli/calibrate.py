@@ -1,13 +1,12 @@
 """`autotune calibrate`: measure the cluster, or reuse a measurement, and show the resulting prediction coefficients."""
 
 import dataclasses
-import json
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from autotune.cli.calibrate_table import print_calibration
+from autotune.cli.documents import write_document
 from autotune.cli.status import Status
 from autotune.cluster.ray_cluster import with_address
 from autotune.prediction.equations.coefficients import Coefficients
@@ -61,7 +60,7 @@ def calibrate_command(options: CalibrateOptions) -> Status:
                 found = measure_cluster(store, request, cluster, reason)
         known = calibrated(store, cluster, options.engine, shipped)
     if options.json:
-        sys.stdout.write(json.dumps(_document(found, known, shipped, options.engine), indent=2) + "\n")
+        write_document(_document(found, known, shipped, options.engine))
     else:
         print_calibration(found, known, shipped, options.engine, Console())
     return Status.OK

@@ -1,11 +1,10 @@
 """`autotune capacity`: the ZeRO stage and offloading that a model needs on a cluster, and the sizes that fit."""
 
 import dataclasses
-import json
-import sys
 from dataclasses import dataclass
 
 from autotune.cli.capacity_table import print_capacity
+from autotune.cli.documents import write_document
 from autotune.cli.predict import asked_model, question_document, with_calibration
 from autotune.cli.status import Status
 from autotune.cluster.ray_cluster import asked_cluster
@@ -55,7 +54,7 @@ def capacity_command(options: CapacityOptions) -> Status:
     probability = PROBABILITY if options.fit_probability is None else options.fit_probability
     found = capacity(with_calibration(question, options.database), probability)
     if options.json:
-        sys.stdout.write(json.dumps({**question_document(found.question), **found.document()}, indent=2) + "\n")
+        write_document({**question_document(found.question), **found.document()})
     else:
         print_capacity(found, Console())
     return Status.OK if found.needed else Status.NOTHING_FEASIBLE

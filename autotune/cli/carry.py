@@ -1,7 +1,6 @@
 """`autotune carry`: a recipe on another cluster."""
 
 import json
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any
 
 from rich.table import Table
 
+from autotune.cli.documents import write_document
 from autotune.cli.open_backend import open_backend
 from autotune.cli.status import Status
 from autotune.errors import RequestError
@@ -80,7 +80,7 @@ def carry_command(options: CarryOptions) -> Status:
     if options.out is not None:
         write_whole(options.out, carried.target.text)
     if options.json:
-        sys.stdout.write(json.dumps(document(carried), indent=2) + "\n")
+        write_document(document(carried))
         return Status.OK
     _print(carried, options.out, Console())
     return Status.OK

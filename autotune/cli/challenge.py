@@ -1,8 +1,6 @@
 """`autotune challenge`: is a recipe beaten by rivals that predictions nominate?"""
 
 import dataclasses
-import json
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +8,7 @@ from typing import Any
 from rich.table import Table
 
 from autotune.cli.carry import RecipeOptions
+from autotune.cli.documents import write_document
 from autotune.cli.foreground import print_line
 from autotune.cli.imported import with_found
 from autotune.cli.status import Status
@@ -143,7 +142,7 @@ def _report(recipe: Recipe, nomination: Nomination, challenged: Challenged | Non
     result = nomination.result if challenged is None else challenged.result
     rivals = nomination.rivals if challenged is None else challenged.rivals
     if as_json:
-        sys.stdout.write(json.dumps(_document(recipe, nomination, challenged), indent=2) + "\n")
+        write_document(_document(recipe, nomination, challenged))
         return
     console = Console()
 

@@ -1,13 +1,12 @@
 """`autotune cluster`: show a Ray cluster from Ray, its description, a calibration and the quarantine."""
 
 import contextlib
-import json
-import sys
 from collections.abc import Iterator
 from typing import Any
 
 from rich.table import Table
 
+from autotune.cli.documents import write_document
 from autotune.cli.status import Status
 from autotune.cluster.facts import Claim, ClusterFacts, cluster_facts
 from autotune.cluster.ray_cluster import ANY, named_address
@@ -30,7 +29,7 @@ def cluster_command(ray_address: str | None, database: str | None, as_json: bool
     with open_store(database or default_database_url()) as store:
         found = cluster_facts(nodes, store)
     if as_json:
-        sys.stdout.write(json.dumps(_document(address, found), indent=2, default=str) + "\n")
+        write_document(_document(address, found), default=str)
     else:
         _print(address, found, Console())
     return Status.OK

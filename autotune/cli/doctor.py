@@ -2,7 +2,6 @@
 
 import importlib.metadata
 import importlib.util
-import json
 import os
 import shutil
 import sys
@@ -10,9 +9,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from autotune.cli.documents import write_document
 from autotune.cli.finding import Finding
 from autotune.cli.status import Status
 from autotune.errors import RequestError
+from autotune.installed import CLIENT, WHOLE
 from autotune.request.engines import CAPABILITIES, why_unusable
 from autotune.text.console import Console
 from autotune.text.sizes import bytes_text
@@ -49,7 +50,7 @@ def doctor_command(options: DoctorOptions) -> Status:
         checks.append(lambda: _cluster(options))
     findings = [finding for check in checks for finding in check()]
     if options.json:
-        sys.stdout.write(json.dumps([finding.document() for finding in findings], indent=2) + "\n")
+        write_document([finding.document() for finding in findings])
     else:
         console = Console()
         for finding in findings:
@@ -92,7 +93,7 @@ def _names() -> list[Finding]:
     owners = importlib.metadata.packages_distributions()
     found = []
     for package in PACKAGES:
-        others = sorted({owner for owner in owners.get(package, []) if owner.lower() != "autotune"})
+        others = sorted({owner for owner in owners.get(package, []) if owner.lower() not in (WHOLE, CLIENT)})
         if others:
             text = f"the package {package!r} is also installed by {', '.join(others)}"
             found.append(Finding(name="names", good=False, text=text, remedy="use an environment without it"))

@@ -1,12 +1,11 @@
 """`autotune dry-run`: the memory and communication of a configuration on a cluster that need not be available."""
 
 import dataclasses
-import json
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from autotune.cli.documents import write_document
 from autotune.cli.dry_run_table import print_dry_run
 from autotune.cli.fields import import_folders
 from autotune.cli.profile import configuration, single_values
@@ -55,7 +54,7 @@ def dry_run_command(options: DryRunOptions) -> Status:
     with Console(stderr=True).status(f"dry run of {session.model.name} on {session.world_size} ranks"):
         found = dry_run_model(request, backend=backend, python_path=session.request.python_path)
     if options.json:
-        sys.stdout.write(json.dumps(_document(session, config, found), indent=2) + "\n")
+        write_document(_document(session, config, found))
     else:
         print_dry_run(session, config, found, Console())
     return Status.OK if found.peak_memory_bytes <= session.cluster.device.memory_bytes else Status.NOTHING_FEASIBLE

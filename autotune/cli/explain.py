@@ -1,13 +1,12 @@
 """`autotune explain`: explain why a job's best configuration is the best."""
 
-import json
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 
+from autotune.cli.documents import write_document
 from autotune.cli.finite import finite
 from autotune.cli.open_backend import open_backend
 from autotune.cli.status import Status
@@ -40,7 +39,7 @@ def explain_command(options: ExplainOptions) -> Status:
     if options.markdown is not None:
         write_whole(options.markdown, markdown_of(explanation))
     if options.json:
-        sys.stdout.write(json.dumps(document_of(explanation), indent=2, allow_nan=False) + "\n")
+        write_document(document_of(explanation))
     elif options.markdown is None:
         print_explanation(explanation, Console())
     return Status.OK

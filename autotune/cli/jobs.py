@@ -1,6 +1,5 @@
 """`autotune jobs`, and operations on one job: pause, resume, stop, cancel, clone, extend, label."""
 
-import json
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -10,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from autotune.cli.backend import Standing
+from autotune.cli.documents import write_document
 from autotune.cli.open_backend import open_backend
 from autotune.cli.status import Status
 from autotune.errors import RequestError
@@ -195,4 +195,4 @@ def _print_line(line: str) -> None:
 
 
 def _write(document: Any) -> None:
-    sys.stdout.write(json.dumps(document, indent=2) + "\n")
+    write_document(document)

@@ -1,7 +1,5 @@
 """`autotune knowledge`: export, merge and check bundles of measurements."""
 
-import json
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +8,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from autotune.cli.documents import write_document
 from autotune.cli.status import Status
 from autotune.errors import KnowledgeError, RequestError
 from autotune.evaluation.validation.table import read_table
@@ -116,7 +115,7 @@ def check_command(options: CheckOptions) -> Status:
         "contradicts": any(each.contradicts for each in trust.values()),
     }
     if options.json:
-        sys.stdout.write(json.dumps(document, indent=2, allow_nan=False) + "\n")
+        write_document(document)
     else:
         _print(bundle, known, trust)
     return Status.OK if document["trusted"] and not document["contradicts"] else Status.FAILURE
@@ -183,7 +182,7 @@ def _counted(measurements: Sequence[Measurement]) -> str:
 
 def _shown(document: Mapping[str, Any], lines: Sequence[str], as_json: bool) -> Status:
     if as_json:
-        sys.stdout.write(json.dumps(document, indent=2) + "\n")
+        write_document(document)
     else:
         for line in lines:
             Console(stderr=True).print(line, highlight=False, markup=False, soft_wrap=True)

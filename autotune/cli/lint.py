@@ -1,10 +1,9 @@
 """`autotune lint`: check configurations of other frameworks: what has no effect, whether it fits, and how fast it is."""
 
-import json
-import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from autotune.cli.documents import write_document
 from autotune.cli.status import Status, print_error
 from autotune.errors import AutotuneError, RequestError, UnknownFormatError
 from autotune.imports.read import FORMATS, Written, read_written
@@ -99,13 +98,13 @@ def _checked(one: Written, around: Surroundings, dry: bool) -> Linted:
 
 def _print(linted: list[Linted], unread: list[str], options: LintOptions) -> None:
     if options.sarif:
-        sys.stdout.write(json.dumps(sarif(linted, unread), indent=2) + "\n")
+        write_document(sarif(linted, unread))
         return
     for line in unread:
         print_error(line)
     if options.json:
         files = [document(one, checked_version(one, options.version or "")) for one in linted]
-        sys.stdout.write(json.dumps({"files": files}, indent=2) + "\n")
+        write_document({"files": files})
         return
     console = Console()
     for one in linted:

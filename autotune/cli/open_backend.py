@@ -4,6 +4,7 @@ import os
 
 from autotune.cli.backend import JobBackend
 from autotune.errors import RequestError
+from autotune.installed import WHOLE, missing_line
 
 
 def open_backend(url: str | None, database: str | None) -> JobBackend:
@@ -27,6 +28,14 @@ def open_backend(url: str | None, database: str | None) -> JobBackend:
             raise RequestError("url", problem, "pip install httpx2, or leave --url and AUTOTUNE_URL out") from error
 
         return ServiceBackend(address, words=() if url is None else ("--url", url))
-    from autotune.cli.database_backend import DatabaseBackend
+    try:
+        from autotune.cli.database_backend import DatabaseBackend
+    except ModuleNotFoundError as error:
+        line = missing_line(error)
+        if line is None:
+            raise
+        raise RequestError(
+            "url", "is missing, and this client reads no database", f"give --url, set AUTOTUNE_URL, or pip install {WHOLE}"
+        ) from error
 
     return DatabaseBackend(database, words=() if database is None else ("--db", database))

@@ -1,10 +1,9 @@
 """`autotune plan`: the predicted best configurations of a space, and why."""
 
-import json
-import sys
 from dataclasses import dataclass
 from typing import Any
 
+from autotune.cli.documents import write_document
 from autotune.cli.plan_table import print_largest, print_plans
 from autotune.cli.predict import asked_model, question_document, with_calibration
 from autotune.cli.status import Status
@@ -99,7 +98,7 @@ def plan_command(options: PlanCommandOptions) -> Status:
         }
         if biggest:
             document["max"] = {"dimension": biggest.dimension.value, "value": biggest.value, "next": biggest.next}
-        sys.stdout.write(json.dumps(document | plans.document(), indent=2) + "\n")
+        write_document(document | plans.document())
         return Status.OK
     console = Console()
     if biggest:

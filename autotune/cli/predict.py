@@ -1,15 +1,15 @@
 """`autotune predict`: predict time and memory of one configuration."""
 
-import json
-import sys
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from autotune.cli.documents import write_document
 from autotune.cli.fields import import_folders
 from autotune.cli.status import Status, print_note
 from autotune.cluster.ray_cluster import asked_cluster
+from autotune.installed import WHOLE, has
 from autotune.prediction.planning.estimate import Estimate, estimates
 from autotune.prediction.planning.question import Question, cluster_of, described_model, precisions_of, question_of
 from autotune.request.documents_field import read_lengths
@@ -73,7 +73,7 @@ def predict_command(options: PredictOptions) -> Status:
     question = with_calibration(question, options.database, options.knowledge)
     estimate = estimates(question, [question.config()])[0]
     if options.json:
-        sys.stdout.write(json.dumps(prediction_document(question, estimate), indent=2) + "\n")
+        write_document(prediction_document(question, estimate))
     else:
         print_estimate(question, estimate, Console(), stages=options.stages)
     return Status.OK
@@ -108,8 +108,13 @@ def asked_model(options: ModelOptions, cluster: ClusterSpec, pins: Mapping[str, 
 def with_calibration(question: Question, database: str | None, knowledge: str | None = None) -> Question:
     """The question with coefficients from the calibrations and trials of the database, and from measurements by others.
 
-    Without a database only these count. A database is created only for this machine's CPUs, which are measured first.
+    Without a database, or without what reads one, only these count. A database is created only for this machine's CPUs, which
+    are measured first.
     """
+    if database is None and knowledge is None and not has("sqlalchemy"):
+        if has_default_database():
+            print_note(f"calibrations of your database are not used: pip install {WHOLE}")
+        return question
     from autotune.session.quick_calibration import calibrate_quickly, may_calibrate
 
     has_database = database is not None or has_default_database() or may_calibrate(question.cluster)

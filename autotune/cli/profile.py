@@ -1,13 +1,12 @@
 """`autotune profile`: the cost of every module of a model in an optimizer step."""
 
 import dataclasses
-import json
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from autotune.cli.documents import write_document
 from autotune.cli.fields import import_folders
 from autotune.cli.profile_table import print_profile
 from autotune.cli.profile_tree import OWN, Row, rows_of
@@ -68,7 +67,7 @@ def profile_command(options: ProfileOptions) -> Status:
     rows = rows_of(profile, depth=options.depth, merge=not options.every_block)
     peak = request.peak_flops_per_device
     if options.json:
-        sys.stdout.write(json.dumps(_document(session, config, profile, rows, peak), indent=2) + "\n")
+        write_document(_document(session, config, profile, rows, peak))
     else:
         print_profile(session, config, profile, rows, hfu(profile, peak), Console())
     return Status.OK

@@ -1,12 +1,11 @@
 """`autotune keys quota`: the quotas of owners and their usage."""
 
-import json
 import math
-import sys
 from collections.abc import Sequence
 
 from rich.table import Table
 
+from autotune.cli.documents import write_document
 from autotune.cli.options import parse_bytes
 from autotune.cli.status import Status
 from autotune.errors import RequestError
@@ -39,7 +38,7 @@ def quota_command(database: str | None, owner: str | None, limits: Sequence[str]
         owners = store.owners() if owner is None else [owner]
         found = {name: store.quotas(name, Quotas()) for name in owners}
     if as_json:
-        sys.stdout.write(json.dumps({name: [_plain(use) for use in uses] for name, uses in found.items()}, indent=2) + "\n")
+        write_document({name: [_plain(use) for use in uses] for name, uses in found.items()})
         return Status.OK
     table = Table(box=None, pad_edge=False, header_style="bold")
     for head in ("owner", "quota", "used", "limit", ""):

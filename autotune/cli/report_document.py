@@ -1,11 +1,10 @@
 """Output of a report document: as a page, as JSON, or on the console."""
 
-import json
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from autotune.cli.documents import write_document
 from autotune.ops.output import write_whole
 
 Document = Mapping[str, Any]
@@ -19,6 +18,6 @@ def print_document(
         write_whole(path, page(document))
     if as_json:
         # Serialised to a string first: a number that JSON cannot represent must not leave half a document.
-        sys.stdout.write(json.dumps(document, indent=2, allow_nan=False) + "\n")
+        write_document(document)
     else:
         show(document)

@@ -1,11 +1,10 @@
 """`autotune reproduce`: repeat a best configuration and compare it with its interval."""
 
 import dataclasses
-import json
-import sys
 from pathlib import Path
 from typing import Any
 
+from autotune.cli.documents import error_document, write_document
 from autotune.cli.status import Status
 from autotune.cluster.ray_cluster import run_by
 from autotune.exports.best_config_file import read_best_config, request_of, require_measured
@@ -36,6 +35,8 @@ def reproduce_command(path: Path, runner_name: str | None, ray_address: str | No
         failed = next(result for result in results if repeat_of(result) is None)
         message = f"{path}: did not run: {failed.outcome.value} {failed.message}; compare its provenance with this machine"
         console.print(message, highlight=False, markup=False, soft_wrap=True)
+        if as_json:
+            write_document(error_document(message, Status.FAILURE, "NotMeasured"))
         return Status.FAILURE
     return _print_result(document, session.prior.combined(measured), measured, as_json)
 
@@ -54,7 +55,7 @@ def _print_result(document: dict[str, Any], now: Interval, measured: list[Repeat
             "inside": inside, "stated": dataclasses.asdict(stated), "measured": dataclasses.asdict(now),
             "rates": [repeat.rate for repeat in measured],
         }  # fmt: skip
-        sys.stdout.write(json.dumps(result, indent=2) + "\n")
+        write_document(result)
     else:
         where = "inside" if inside else "OUTSIDE"
         text = f"stated {rate_text(stated)} samples/s, now {rate_text(now)}: {where} the stated interval"

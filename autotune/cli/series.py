@@ -1,12 +1,11 @@
 """`autotune scale`, and `sweep` with a series as objective: run several jobs in sequence, and combine their results."""
 
-import json
-import sys
 from collections.abc import Mapping
 from typing import Any
 
 from rich.table import Table
 
+from autotune.cli.documents import write_document
 from autotune.cli.foreground import run_new
 from autotune.cli.options import SweepOptions
 from autotune.cli.status import Status
@@ -46,7 +45,7 @@ def series_command(options: SweepOptions, fields: Mapping[str, Any], ranks: tupl
 
 def _print(found: SeriesResult, options: SweepOptions) -> None:
     if options.json:
-        sys.stdout.write(json.dumps(found.document(), indent=2) + "\n")
+        write_document(found.document())
         return
     console = Console()
     print_result(found.best_config, console)

@@ -1,6 +1,5 @@
 """`autotune worker` and `autotune keys`: run the jobs of the service, and manage access to it."""
 
-import json
 import signal
 import sys
 import threading
@@ -11,6 +10,7 @@ from types import FrameType
 
 from rich.table import Table
 
+from autotune.cli.documents import write_document
 from autotune.cli.passed import pass_environment
 from autotune.cli.status import Status
 from autotune.cluster.ray_cluster import named_address
@@ -124,9 +124,7 @@ def list_keys_command(database: str | None, as_json: bool) -> Status:
     with open_store(database or default_database_url()) as store:
         keys = store.keys()
     if as_json:
-        sys.stdout.write(
-            json.dumps([to_plain(key) | {"scopes": sorted(key.scopes)} for key in keys], indent=2, default=str) + "\n"
-        )
+        write_document([to_plain(key) | {"scopes": sorted(key.scopes)} for key in keys], default=str)
         return Status.OK
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("key", "owner", "scopes", "created (UTC)", "expires", "last use", "revoked"):

@@ -1,12 +1,10 @@
 """`autotune show`: show a job."""
 
-import json
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from autotune.cli.finite import finite
+from autotune.cli.documents import write_document
 from autotune.cli.open_backend import open_backend
 from autotune.cli.status import Status
 from autotune.errors import NoBestError, RequestError
@@ -61,7 +59,7 @@ def show_command(options: ShowOptions) -> Status:
             best = None
     chosen = _chosen(job, trials, options)
     if options.json:
-        sys.stdout.write(json.dumps(_document(job, chosen, best), indent=2) + "\n")
+        write_document(_document(job, chosen, best))
         return Status.OK
     console = Console()
     counted = sum(trial.counted for trial in trials)
@@ -145,7 +143,7 @@ def _document(job: JobRecord, trials: Sequence[TrialRecord], best: dict[str, Any
             {
                 "number": trial.number, "purpose": trial.purpose.value, "repeat": trial.repeat, "counted": trial.counted,
                 "outcome": trial.outcome.value if trial.outcome else None, "config": trial.config.values(),
-                "result": finite(to_plain(trial.result)),
+                "result": to_plain(trial.result),
             }
             for trial in trials
         ],

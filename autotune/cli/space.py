@@ -1,11 +1,10 @@
 """`autotune space`: count the configurations of a space, and show what each rule refuses and why."""
 
-import json
-import sys
 from dataclasses import dataclass
 
 from rich.table import Table
 
+from autotune.cli.documents import write_document
 from autotune.cli.status import Status
 from autotune.cluster.ray_cluster import asked_cluster
 from autotune.errors import RequestError
@@ -50,7 +49,7 @@ def space_command(options: SpaceOptions) -> Status:
             "raw": census.raw, "legal": census.legal, "merged": census.merged,
             "refused": {rule: {"count": count, "example": examples[rule]} for rule, count in census.refused.items()},
         }  # fmt: skip
-        sys.stdout.write(json.dumps(document, indent=2) + "\n")
+        write_document(document)
         return Status.OK if census.legal else Status.NOTHING_FEASIBLE
     _print(space, options, examples)
     return Status.OK if census.legal else Status.NOTHING_FEASIBLE

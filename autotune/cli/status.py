@@ -7,6 +7,7 @@ from typing import Any
 
 import typer
 
+from autotune.installed import missing_line
 from autotune.text.visible_text import visible_line
 
 PROGRAM = "autotune"
@@ -27,18 +28,24 @@ def exit_status(app: typer.Typer, arguments: Sequence[str], further: dict[str, A
 
     `further`: additional data for the commands' context.
     """
+    as_json = "--json" in arguments
     try:
         # The name is given because shell completion depends on it.
         result = app(args=list(arguments), prog_name=PROGRAM, standalone_mode=False, obj=further)
     except typer.TyperException as error:
-        return _fail(_usage_text(error), Status.USAGE)
+        return _fail(_usage_text(error), Status.USAGE, as_json, "UsageError")
     except typer.Abort:
-        return _fail("interrupted", Status.INTERRUPTED)
+        return _fail("interrupted", Status.INTERRUPTED, as_json, "Interrupted")
+    except ModuleNotFoundError as error:
+        line = missing_line(error)
+        if line is None:
+            raise
+        return _fail(line, Status.USAGE, as_json, error)
     except Exception as error:
         status = status_of(error)
         if status is None:
             raise
-        return _fail(str(error), status)
+        return _fail(str(error), status, as_json, error)
     return result if isinstance(result, int) else Status.OK
 
 
@@ -96,8 +103,12 @@ def print_error(line: str) -> None:
     print(f"{PROGRAM}: {visible_line(line)}", file=sys.stderr)  # noqa: T201  the one place that prints errors
 
 
-def _fail(message: str, status: Status) -> Status:
+def _fail(message: str, status: Status, as_json: bool, error: Exception | str) -> Status:
     print_error(message)
+    if as_json:
+        from autotune.cli.documents import error_document, write_document
+
+        write_document(error_document(visible_line(message), status, error))
     return status
 
 

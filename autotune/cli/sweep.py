@@ -1,10 +1,9 @@
 """`autotune sweep`: open or resume a job, run it, write the best configuration and print the result."""
 
-import json
-import sys
 from collections.abc import Mapping
 from typing import Any
 
+from autotune.cli.documents import write_document
 from autotune.cli.fields import request_fields, with_import_folders
 from autotune.cli.foreground import print_line, resume_line, run_job_with_table, run_new, start_runner
 from autotune.cli.options import SweepOptions
@@ -121,7 +120,7 @@ def _print(result: TuneResult, options: SweepOptions, console: Console) -> None:
             "message": result.message,
             "best_config": result.best_config,
         }
-        sys.stdout.write(json.dumps(document, indent=2) + "\n")
+        write_document(document)
         return
     if result.traceback is not None:
         print_line(console, result.traceback.rstrip())

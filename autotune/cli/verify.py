@@ -1,10 +1,9 @@
 """`autotune verify`: run a best configuration on its target engine, and compare delivered with promised rates."""
 
-import json
-import sys
 from pathlib import Path
 from typing import Any
 
+from autotune.cli.documents import write_document
 from autotune.cli.status import Status
 from autotune.exports.best_config_file import best_config_text, read_best_config, require_measured
 from autotune.ops.output import require_writable, write_whole
@@ -40,7 +39,7 @@ def verify_command(
     if write:
         write_whole(path, best_config_text(verified(document, found)))
     if as_json:
-        sys.stdout.write(json.dumps(found.document(), indent=2) + "\n")
+        write_document(found.document())
     else:
         _print_result(found, Console())
     return Status.OK if found.holds else Status.FAILURE

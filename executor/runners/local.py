@@ -1,5 +1,6 @@
 """The local runner, which needs only torch: plain processes on this machine."""
 
+import importlib.util
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -69,7 +70,13 @@ class LocalTransport(Transport):
         self._ranks: dict[int, RankProcess] = {}
 
     def start(self, python_path: Sequence[str], variables: Mapping[str, str] = NO_VARIABLES) -> None:
-        """Start every rank; see `Transport`."""
+        """Start every rank; see `Transport`.
+
+        Raises:
+            ModuleNotFoundError: torch is not installed.
+        """
+        if importlib.util.find_spec("torch") is None:
+            raise ModuleNotFoundError("No module named 'torch'", name="torch")
         try:
             for rank in range(self.world_size):
                 self._ranks[rank] = self._start_rank(rank, python_path, variables)

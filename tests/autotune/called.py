@@ -1,7 +1,12 @@
-"""A call of the command line, as tests see it."""
+"""Calls of the command line, as tests see them, and its commands."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
+
+import typer
+
+from autotune.cli.app import app
 
 
 @dataclass(frozen=True)
@@ -14,3 +19,15 @@ class Answer:
 
 
 Command = Callable[..., Answer]
+
+
+def registered(command: Any, words: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
+    """Name and command of each that there is, those of groups by both words."""
+    if hasattr(command, "commands"):
+        for name, inner in command.commands.items():
+            yield from registered(inner, (*words, name))
+    else:
+        yield " ".join(words), command
+
+
+COMMANDS = dict(registered(typer.main.get_command(app).build()))

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.documents import check_document
+
 EXAMPLE = Path(__file__).resolve().parents[1] / "plugin_example"
 ROOT = Path(__file__).resolve().parents[2]
 MAIN = "from autotune.cli import main; main()"
@@ -16,9 +18,11 @@ MAIN = "from autotune.cli import main; main()"
 def run(folder: Path, *words: str, path: Path = EXAMPLE, **variables: str) -> subprocess.CompletedProcess[str]:
     """The command line in a process that has the distribution at `path`."""
     environment = os.environ | {"PYTHONPATH": f"{path}{os.pathsep}{ROOT}", "AUTOTUNE_DB": str(folder / "jobs.db"), **variables}
-    return subprocess.run(
+    answer = subprocess.run(
         [sys.executable, "-c", MAIN, *words], cwd=folder, env=environment, capture_output=True, text=True, timeout=300
     )
+    check_document(words, answer.stdout)
+    return answer
 
 
 def test_a_sweep_uses_a_knob_a_rule_an_engine_a_strategy_and_a_tracker(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from autotune.session.resolve import session_of
 from autotune.tuning import result_of
 from storage.store import open_store
 from tests.autotune.served import start
+from tests.documents import check_document
 from tests.page.conftest import Open
 from tests.page.place import Place
 
@@ -30,6 +31,7 @@ def command(place: Place, *words: str) -> str:
     process: subprocess.Popen[str] = start(place.folder, *words)
     out, error = process.communicate(timeout=120)
     assert process.returncode == 0, error
+    check_document(words, out)
     return out
 
 

@@ -12,6 +12,7 @@ from called import Answer, Command
 
 from autotune.cli.app import run
 from autotune.ops.logs import CHATTY
+from tests.documents import check_document
 
 
 @pytest.fixture
@@ -51,6 +52,7 @@ def command(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
         with logs_as_before():
             status = run()
         told = capsys.readouterr()
+        check_document(words, told.out)
         return Answer(status, told.out, told.err)
 
     return call

@@ -1,5 +1,6 @@
 """Options by their old names: the same result, and a note on standard error."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -32,7 +33,8 @@ def test_an_old_option_does_what_the_present_one_does(command: Command, old: tup
 )
 def test_both_names_are_refused(command: Command, words: tuple[object, ...], told: str) -> None:
     answer = command(*SPACE, *words)
-    assert (answer.status, answer.out, answer.err) == (2, "", f"autotune: {told}; leave one of them out\n")
+    line = f"{told}; leave one of them out"
+    assert (answer.status, json.loads(answer.out)["error"]["message"], answer.err) == (2, line, f"autotune: {line}\n")
 
 
 def test_what_is_a_value_or_of_the_own_command_is_not_renamed(command: Command, folder: Path) -> None:

@@ -3,15 +3,12 @@
 from collections.abc import Iterator, Mapping
 from enum import Enum, auto
 from pathlib import Path
-from typing import Any
 
 import pytest
 import served
-import typer
-from called import Command
+from called import COMMANDS, Command
 from served import Request
 
-from autotune.cli.app import app
 from storage.store import open_store
 
 
@@ -82,18 +79,6 @@ PLACES: Mapping[str, tuple[Place, list[str]]] = {
     "cluster": (Place.DATABASE, []),
     "clean": (Place.DATABASE, ["--all", "--yes"]),
 }
-
-
-def registered(command: Any, words: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
-    """Name and command of each that there is, those of groups by both words."""
-    if hasattr(command, "commands"):
-        for name, inner in command.commands.items():
-            yield from registered(inner, (*words, name))
-    else:
-        yield " ".join(words), command
-
-
-COMMANDS = dict(registered(typer.main.get_command(app).build()))
 
 
 @pytest.fixture

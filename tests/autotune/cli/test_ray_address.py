@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from called import Answer, Command
 
+from tests.documents import check_document
 from tests.ports import free_port
 
 pytestmark = pytest.mark.ray
@@ -118,6 +119,7 @@ def process() -> Command:
 
     def run(*words: object) -> Answer:
         called = subprocess.run([sys.executable, "-c", MAIN, *map(str, words)], capture_output=True, text=True, timeout=300)
+        check_document(words, called.stdout)
         return Answer(called.returncode, called.stdout, called.stderr)
 
     return run

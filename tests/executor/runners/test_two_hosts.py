@@ -22,6 +22,7 @@ import pytest
 
 from benchmarks.shaped_link import run_command, why_not
 from benchmarks.shaped_network import ShapedNetwork
+from tests.documents import check_document
 
 ROOT = Path(__file__).parents[3]
 KEEPER = ROOT / "examples/deploy/keep-ray-node.sh"
@@ -146,10 +147,14 @@ def require_sound(hosts: Hosts, address: str, other: str) -> None:
     words = (sys.executable, "-c", "from autotune.cli import main; main()")
     options = ("--ray-address", address, "--db", hosts.folder / "jobs.db", "--json")
     shown = hosts.start(0, *words, "cluster", *options, stdout=subprocess.PIPE)
-    nodes = json.loads(shown.communicate(timeout=60)[0])["nodes"]
+    output = shown.communicate(timeout=60)[0]
+    check_document(("cluster", *options), output)
+    nodes = json.loads(output)["nodes"]
     assert [(node["host"], node["alive"]) for node in nodes] == [("host0", True), ("host1", True)]
     checked = hosts.start(0, *words, "doctor", "--cluster", *options, stdout=subprocess.PIPE)
-    findings = {item["name"]: item for item in json.loads(checked.communicate(timeout=120)[0])}
+    output = checked.communicate(timeout=120)[0]
+    check_document(("doctor", *options), output)
+    findings = {item["name"]: item for item in json.loads(output)}
     (pair,) = (item for name, item in findings.items() if name.startswith("all-reduce"))
     for item in (pair, findings["ports"], findings[f"gloo's interface on {other}"], findings["torch"]):
         assert item["good"], item

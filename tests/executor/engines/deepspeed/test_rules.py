@@ -16,7 +16,7 @@ from search_spaces.deepspeed.lint import findings
 from search_spaces.finding import Effect
 
 pytestmark = pytest.mark.skipif(
-    installed_version() != "0.19.8", reason="DeepSpeed 0.19.8 is not installed: pip install autotune[deepspeed]"
+    installed_version() != "0.19.8", reason="DeepSpeed 0.19.8 is not installed: pip install 'autotune[deepspeed]'"
 )
 TESTS = Path(__file__).parents[3] / "search_spaces"
 SCRIPT = """
