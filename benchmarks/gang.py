@@ -66,7 +66,8 @@ class Gang:
             self._start()
             limit += START_SECONDS
         for connection in self._connections:
-            connection.send(task)
+            with contextlib.suppress(BrokenPipeError):  # a rank that died; its connection says so when it is read
+                connection.send(task)
         try:
             return [answer.result for answer in self._answers(limit)]
         except BaseException:
@@ -104,7 +105,7 @@ class Gang:
     def _receive(connection: Connection, rank: int) -> _Answer:
         try:
             answer: _Answer = connection.recv()
-        except EOFError:
+        except (EOFError, ConnectionResetError):
             return _Answer(error=f"the process of rank {rank} died")
         return answer
 
