@@ -48,6 +48,7 @@ JobName = Annotated[str, Field(max_length=LONGEST["name"], pattern=r"^[^\x00-\x1
 JobNote = Annotated[str, Field(max_length=LONGEST["note"], pattern=r"^[^\x00-\x08\x0b-\x1f]*$")]
 JobTag = Annotated[str, Field(pattern=f"^{TAG.pattern}$")]
 GoodputTexts = Annotated[list[Annotated[str, Field(max_length=200)]], Field(max_length=40, fail_fast=True)]
+TrackerNames = Annotated[list[Name], Field(max_length=10, fail_fast=True)]
 JobTags = Annotated[list[JobTag], Field(max_length=MOST_TAGS, fail_fast=True)]
 
 
@@ -84,7 +85,7 @@ def _declared_fields() -> dict[str, Any]:
 
 OWN_TYPES: Mapping[str, Any] = {
     "document_lengths": DocumentLengths, "expert_loads": ExpertLoads, "memory_limit": Size,
-    "name": JobName, "note": JobNote, "tags": JobTags, "goodput": GoodputTexts,
+    "name": JobName, "note": JobNote, "tags": JobTags, "goodput": GoodputTexts, "trackers": TrackerNames,
     "environment_settings": Annotated[list[Setting], Field(max_length=MOST_SETTINGS, fail_fast=True)],
 }  # fmt: skip
 """Types of fields that are not numbers, switches or names."""

@@ -25,6 +25,7 @@ from autotune.session.environments import environments_of
 from autotune.session.feasible import nothing_legal, require_fit, require_positions
 from autotune.session.nvme import require_folder
 from autotune.session.session import OPTIMIZER, Session
+from autotune.request.tracker_names import require_installed
 from search_spaces.capability import Capability
 from search_spaces.clusters.cluster import ClusterSpec
 from search_spaces.environment import ENVIRONMENT
@@ -67,6 +68,7 @@ def prepare(request: JobRequest, live: ClusterSpec | None = None) -> Session:
         NothingFeasibleError: they exceed the stated limit in every configuration.
         SearchSpaceError: model, cluster, space or a pin cannot be resolved.
         FactoryError: a factory does not implement the Protocol.
+        MissingPackageError: the library of a tracker is not installed.
     """
     if request.data_path is not None:
         # Absolute, because a resume may come from another folder.
@@ -76,6 +78,7 @@ def prepare(request: JobRequest, live: ClusterSpec | None = None) -> Session:
     if request.command is not None and not request.command.folder:
         request = dataclasses.replace(request, command=dataclasses.replace(request.command, folder=str(Path.cwd())))
     require_text(request)
+    require_installed(request.trackers)
     live = live or found_cluster(request)
     session = _resolve(request, live)
     if live is None:
