@@ -19,13 +19,13 @@ from autotune.request.request import JobRequest, Objective
 from autotune.request.rows import request_of
 from autotune.request.script_capability import require_carried, require_script
 from autotune.request.strategy_names import PREDICTING
+from autotune.request.tracker_names import require_installed
 from autotune.session.baselines import baselines_of
 from autotune.session.chosen_strategy import strategy_of
 from autotune.session.environments import environments_of
 from autotune.session.feasible import nothing_legal, require_fit, require_positions
 from autotune.session.nvme import require_folder
 from autotune.session.session import OPTIMIZER, Session
-from autotune.request.tracker_names import require_installed
 from search_spaces.capability import Capability
 from search_spaces.clusters.cluster import ClusterSpec
 from search_spaces.environment import ENVIRONMENT

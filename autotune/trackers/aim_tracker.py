@@ -8,9 +8,9 @@ from aim import Repo, Run, Text
 
 from autotune.trackers.tracker import JobSummary, TrackedJob, TrackedTrial, Tracker
 
-KEY = "autotune"
-"""Parameter of a run: its job, its trial (-1: the summary), and whether it was written to its end."""
-SUMMARY = -1
+SUMMARY = "summary"
+PARTIAL = " (partial)"
+"""The end of a run's name until it is complete. Names can be read at once; parameters only after Aim has indexed the run."""
 
 
 class AimTracker(Tracker):
@@ -18,19 +18,20 @@ class AimTracker(Tracker):
 
     def __init__(self, job: TrackedJob) -> None:
         self._job = job
+        self._experiment = f"{job.name} {job.id}"
         self._repo = Repo.from_path(os.environ.get("AIM_REPO", "."), init=True)
 
     def recorded_trials(self) -> Collection[int]:
         recorded = set()
-        for name, trial, complete in self._own_runs():
-            if complete:
-                recorded.add(trial)
-            else:
-                self._repo.delete_run(name)  # its process was killed
-        return recorded - {SUMMARY}
+        for name, run in self._own_runs():
+            if name.endswith(PARTIAL):
+                self._repo.delete_run(run)  # its process was killed
+            elif name != SUMMARY:
+                recorded.add(int(name.rpartition(" ")[2]))
+        return recorded
 
     def log_trial(self, trial: TrackedTrial) -> None:
-        run = self._run(trial.number, trial.name)
+        run = self._run(trial.name)
         run["hparams"] = dict(trial.config)
         run["outcome"], run["message"], run["purpose"] = str(trial.outcome), trial.message, trial.purpose
         run["started"], run["finished"] = trial.started.isoformat(), trial.finished.isoformat()
@@ -41,13 +42,13 @@ class AimTracker(Tracker):
         for name, values in trial.curves.items():
             for step, value in enumerate(values):
                 run.track(value, name=name, step=step)
-        self._finish(run, trial.number)
+        self._finish(run, trial.name)
 
     def log_summary(self, summary: JobSummary) -> None:
-        for name, trial, _ in self._own_runs():
-            if trial == SUMMARY:
-                self._repo.delete_run(name)
-        run = self._run(SUMMARY, "summary")
+        for name, earlier in self._own_runs():
+            if name == SUMMARY:
+                self._repo.delete_run(earlier)
+        run = self._run(SUMMARY)
         run["state"], run["reason"], run["message"] = summary.state, summary.reason, summary.message
         for name, value in summary.figures.items():
             run.track(value, name=name)
@@ -57,29 +58,24 @@ class AimTracker(Tracker):
     def close(self) -> None:
         self._repo.close()
 
-    def _own_runs(self) -> list[tuple[str, int, bool]]:
-        """The name of each run of the job, with its trial and whether it is complete."""
-        found = []
-        for run in self._repo.iter_runs():
-            about = run.get(KEY) or {}
-            if about.get("job") == self._job.id:
-                found.append((run.hash, int(about["trial"]), bool(about.get("complete"))))
-        return found
+    def _own_runs(self) -> list[tuple[str, str]]:
+        """Name and identifier of each run of the job."""
+        runs = [Run(found, repo=self._repo, read_only=True) for found in self._repo.list_all_runs()]
+        return [(run.name, run.hash) for run in runs if run.experiment == self._experiment]
 
-    def _run(self, trial: int, name: str) -> Any:
+    def _run(self, name: str) -> Any:
         run = Run(
             repo=self._repo,
-            experiment=f"{self._job.name} {self._job.id}",
+            experiment=self._experiment,
             # Of the process and the machine: the trial ran in other processes, and its output is in the database.
             system_tracking_interval=None,
             log_system_params=False,
             capture_terminal_logs=False,
         )
-        run[KEY] = {"job": self._job.id, "trial": trial, "complete": False}
-        run["job"] = dict(self._job.config)
-        run.name = name
+        run.name = name + PARTIAL
+        run["job"] = {"id": self._job.id, **self._job.config}
         return run
 
-    def _finish(self, run: Any, trial: int) -> None:
-        run[KEY] = {"job": self._job.id, "trial": trial, "complete": True}
+    def _finish(self, run: Any, name: str) -> None:
+        run.name = name
         run.close()

@@ -99,9 +99,7 @@ def job_summary(snapshot: JobSnapshot) -> JobSummary:
         reason=snapshot.job.reason,
         message=snapshot.job.message,
         columns=(*COLUMNS, *varied),
-        rows=tuple(
-            (*_row(trial), *(config[name] for name in varied)) for trial, config in zip(ended, configs, strict=True)
-        ),
+        rows=tuple((*_row(trial), *(config[name] for name in varied)) for trial, config in zip(ended, configs, strict=True)),
         figures=_answer(snapshot.job.answer or {}),
     )
 

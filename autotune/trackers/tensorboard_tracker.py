@@ -12,7 +12,12 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.compat.proto.tensor_pb2 import TensorProto
 from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
 from tensorboard.plugins.hparams.api_pb2 import Status
-from tensorboard.plugins.hparams.metadata import NULL_TENSOR, SESSION_END_INFO_TAG, SESSION_START_INFO_TAG, create_summary_metadata
+from tensorboard.plugins.hparams.metadata import (
+    NULL_TENSOR,
+    SESSION_END_INFO_TAG,
+    SESSION_START_INFO_TAG,
+    create_summary_metadata,
+)
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData, SessionEndInfo, SessionStartInfo
 from tensorboard.plugins.text.metadata import create_summary_metadata as text_metadata
 from tensorboard.summary.writer.event_file_writer import EventFileWriter

@@ -53,9 +53,7 @@ class WandbTracker(Tracker):
         run = self._run("summary", "summary", list(self._job.tags))
         run.config.update(dict(self._job.config))
         run.log({"trials": wandb.Table(columns=list(summary.columns), data=[list(row) for row in summary.rows])})
-        run.summary.update(
-            {**summary.figures, "state": summary.state, "reason": summary.reason, "message": summary.message}
-        )
+        run.summary.update({**summary.figures, "state": summary.state, "reason": summary.reason, "message": summary.message})
         self._finish(run, failed=summary.state == "FAILED")
 
     def _run(self, number: str, name: str, tags: list[str]) -> Any:

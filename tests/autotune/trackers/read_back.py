@@ -124,27 +124,27 @@ def of_mlflow(uri: str, job: str) -> ReadJob:
 
 
 def of_aim(folder: Path, job: str) -> ReadJob:
-    from aim import Repo
+    from aim import Repo, Run
     from aim.storage.context import Context
 
     read = ReadJob()
     repo = Repo.from_path(str(folder))
-    for run in repo.iter_runs():
-        about = run["autotune"]
-        if about["job"] != job:
+    repo._recreate_index()  # as `aim storage reindex` and `aim up` do
+    repo.container_pool.clear()
+    for name in repo.list_all_runs():
+        run = Run(name, repo=repo, read_only=True)
+        if run["job", "id"] != job:
             continue
-        assert about["complete"]
         values = {metric.name: [float(value) for value in metric.values.sparse_numpy()[1]] for metric in run.metrics()}
-        if about["trial"] == -1:
+        if run.name == "summary":
             read.summaries += 1
             read.figures = {name: value for name, (value,) in values.items()}
-            sequence = run.get_text_sequence("trials", Context({}))
-            read.table = sequence.values.sparse_list()[1][0].data
+            read.table = run.get_text_sequence("trials", Context({})).values.sparse_list()[1][0].data
             continue
         one = Read(config=texts({**run["job"], **run["hparams"]}), outcome=run["outcome"])
-        one.failed = one.outcome in ("FAILED", "WRONG", "TIMEOUT", "LOST")
+        one.failed = one.outcome == "FAILED"
         _sort(values, one)
-        read.runs.append((about["trial"], one))
+        read.runs.append((int(run.name.removeprefix("trial ")), one))
     repo.close()
     return read
 

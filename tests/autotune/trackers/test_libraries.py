@@ -106,7 +106,13 @@ def test_a_run_for_each_trial_once_over_a_pause_and_a_summary(tracker: str, tmp_
     assert snapshot.job.answer is not None
     assert read.figures["best_trial"] == snapshot.job.answer["trial"]
     assert read.figures["best_samples_per_second"] == pytest.approx(snapshot.job.answer["rate"]["mean"], rel=1e-6)
-    for word in ("zero_stage", "micro_batch_size", "samples_per_second", "an error", *map(str, (t.number for t in snapshot.trials))):
+    for word in (
+        "zero_stage",
+        "micro_batch_size",
+        "samples_per_second",
+        "an error",
+        *map(str, (t.number for t in snapshot.trials)),
+    ):
         assert word in read.table
 
 
@@ -140,9 +146,7 @@ def mlflow_server(tmp_path: Path) -> Iterator[str]:
         log.close()
 
 
-def test_through_a_server_of_mlflow(
-    mlflow_server: str, tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_through_a_server_of_mlflow(mlflow_server: str, tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", mlflow_server)
     session = table.session(tmp_path, trackers=("mlflow",), trials=2, confirm_repeats=0)
@@ -150,7 +154,7 @@ def test_through_a_server_of_mlflow(
     run_job(session, store, job, table.runner())
     read = read_back.of_mlflow(mlflow_server, job)
     assert read.numbers == [trial.number for trial in read_snapshot(store, job).trials]
-    assert "micro_batch_size" in read.table
+    assert "samples_per_second" in read.table
 
 
 def test_a_real_sweep_with_every_tracker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

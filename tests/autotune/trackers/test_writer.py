@@ -162,7 +162,7 @@ def test_a_missing_library_is_the_line_to_type(name: str, tmp_path: Path, monkey
     ],
 )
 def test_wrong_names_are_refused(given: Any, line: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plugins, "_found", lambda: {})
+    monkeypatch.setattr(plugins, "_found", dict)
     with pytest.raises(RequestError) as refused:
         request_from_fields({"model": "llama-tiny", "trackers": given})
     assert str(refused.value) == line
