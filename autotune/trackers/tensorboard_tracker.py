@@ -30,7 +30,7 @@ PARTIAL = ".partial"
 
 
 class TensorboardTracker(Tracker):
-    """Writes event files by TensorBoard's own writer, without torch and TensorFlow. Its hyperparameter view lists the trials."""
+    """Writes event files by TensorBoard's own writer, without torch and TensorFlow. Its HParams view lists the trials."""
 
     def __init__(self, job: TrackedJob) -> None:
         self._job = job

@@ -135,7 +135,7 @@ def of_aim(folder: Path, job: str) -> ReadJob:
         run = Run(name, repo=repo, read_only=True)
         if run["job", "id"] != job:
             continue
-        values = {metric.name: [float(value) for value in metric.values.sparse_numpy()[1]] for metric in run.metrics()}
+        values = {metric.name: metric.data.items_list()[1][0] for metric in run.metrics()}  # by step
         if run.name == "summary":
             read.summaries += 1
             read.figures = {name: value for name, (value,) in values.items()}
