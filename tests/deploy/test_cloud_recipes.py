@@ -1,4 +1,4 @@
-"""The recipes for SkyPilot and dstack: read by the parsers of those packages where they are installed; their scripts are sound."""
+"""The recipes for SkyPilot and dstack: read by the parsers of those packages where they are installed; sound scripts."""
 
 import re
 import shlex

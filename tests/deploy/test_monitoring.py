@@ -36,8 +36,10 @@ class OneOfEach:
 class Traffic:
     """Connections and streams of a process."""
 
-    ended: Counter[str] = Counter()
     count = streams = failed = 1
+
+    def __init__(self) -> None:
+        self.ended: Counter[str] = Counter()
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +105,9 @@ def test_panels_do_not_overlap_and_legends_have_labels(exported: dict[str, set[s
     taken: Counter[tuple[int, int]] = Counter()
     for panel in dashboard()["panels"]:
         place = panel["gridPos"]
-        taken.update((x, y) for x in range(place["x"], place["x"] + place["w"]) for y in range(place["y"], place["y"] + place["h"]))
+        taken.update(
+            (x, y) for x in range(place["x"], place["x"] + place["w"]) for y in range(place["y"], place["y"] + place["h"])
+        )
         assert place["x"] + place["w"] <= 24
         for target in panel["targets"]:
             labels = set(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"]))
