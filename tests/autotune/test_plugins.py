@@ -33,9 +33,10 @@ def test_a_sweep_uses_a_knob_a_rule_an_engine_a_strategy_and_a_tracker(tmp_path:
     assert document["engine"] == "example"
     assert "step_pause" not in document["best"]["config"], "a pause of 0 is the fastest, and a default is not stored"
     tracked = (tmp_path / "trials.txt").read_text().splitlines()
-    assert [line.split()[1:] for line in tracked] == [["0", "OK"], ["1", "OK"], ["-1", "2", "trials"]]
-    shown = run(tmp_path, "show", "--json")
-    pauses = {trial["config"].get("step_pause", 0) for trial in json.loads(shown.stdout)["trials"]}
+    shown = json.loads(run(tmp_path, "show", "--json").stdout)["trials"]
+    trials = [[str(trial["number"]), trial["outcome"]] for trial in shown]
+    assert [line.split()[1:] for line in tracked] == [*trials, ["-1", "2", "trials"]]
+    pauses = {trial["config"].get("step_pause", 0) for trial in shown}
     assert pauses == {0, 200}
 
     odd = run(tmp_path, *words[:-1], "--pin", "sequence_parallel=false", "--config", str(_odd(tmp_path)))
