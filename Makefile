@@ -31,7 +31,7 @@ RELEASE_VENV ?= .venv-release
 RELEASE_BIN := $(RELEASE_VENV)/bin
 RELEASE_STAMP := $(RELEASE_VENV)/.installed
 
-.PHONY: client release docs lock demo check lint test nightly oldest extras gpu gpu-bundle gpu-ahead parity chaos hostile fuzz bench validate search clean
+.PHONY: client release docs lock demo check lint test nightly oldest extras trackers gpu gpu-bundle gpu-ahead parity chaos hostile fuzz bench validate search clean
 
 # Only files whose hashes are listed are installed. torch for CPUs where one is offered whose hash is listed, else the CUDA build.
 $(STAMP): pyproject.toml constraints.txt $(wildcard locks/*.txt)
@@ -95,14 +95,33 @@ oldest: $(OLDEST_STAMP)
 $(EXTRAS_STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(EXTRAS_VENV)
 	$(EXTRAS_BIN)/python -m pip install --quiet --disable-pip-version-check "$$(grep '^torch==' constraints.txt)" -c constraints.txt
-	$(EXTRAS_BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,exports,transformers,deepspeed,outside,mcp]' -c constraints.txt
+	$(EXTRAS_BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,exports,transformers,deepspeed,outside,mcp]' helm-python-sdk -c constraints.txt
 	$(EXTRAS_BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps "$$(grep '^torchtitan==' constraints.txt)"
 	touch $@
 
+# Every tracker with its library, and a server of MLflow. Aim and MLflow refuse the versions of five packages that everything else is
+# tested with; these are the versions that they are tested with.
+TRACKERS_VENV ?= .venv-trackers
+TRACKERS_BIN := $(TRACKERS_VENV)/bin
+TRACKERS_STAMP := $(TRACKERS_VENV)/.installed
+TRACKERS_NEED := filelock==3.32.7 graphql-core==3.2.14 importlib_metadata==9.1.0 pyarrow==25.0.1 python-dateutil==2.9.0.post0
+
+$(TRACKERS_STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(TRACKERS_VENV)
+	grep -vE "^($$(echo '$(TRACKERS_NEED)' | sed -E 's/==[^ ]*//g; s/ /|/g'))==" constraints.txt > $(TRACKERS_VENV)/constraints.txt
+	$(TRACKERS_BIN)/python -m pip install --quiet --disable-pip-version-check "$$(grep '^torch==' constraints.txt)" $(TRACKERS_NEED) \
+	    -c $(TRACKERS_VENV)/constraints.txt
+	$(TRACKERS_BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[wandb,mlflow,tensorboard,aim]' mlflow pytest \
+	    $(TRACKERS_NEED) -c $(TRACKERS_VENV)/constraints.txt
+	touch $@
+
+trackers: $(TRACKERS_STAMP)
+	$(TRACKERS_BIN)/python -m pytest tests/autotune/trackers
+
 # Every test that skips where a framework of others is missing, and the proofs that need them.
-extras: $(EXTRAS_STAMP)
+extras: $(EXTRAS_STAMP) trackers
 	$(EXTRAS_BIN)/python -m pytest tests/autotune/exports/test_targets.py tests/autotune/strategies \
-	    tests/autotune/agents tests/search_spaces/models tests/executor/files tests/executor/engines/test_user_modules.py tests/executor/engines/command/test_frameworks.py tests/executor/engines/deepspeed
+	    tests/autotune/agents tests/search_spaces/models tests/executor/files tests/executor/engines/test_user_modules.py tests/executor/engines/command/test_frameworks.py tests/executor/engines/deepspeed tests/deploy/test_chart.py
 	$(EXTRAS_BIN)/python -m benchmarks.torch_export --markdown docs/torch-export.md
 	$(EXTRAS_BIN)/python -m benchmarks.own_models --markdown docs/own-models.md
 	$(EXTRAS_BIN)/python -m benchmarks.module_plans --markdown docs/module-plans.md
@@ -221,4 +240,4 @@ gpu-ahead:
 	    --out $(GPU_AHEAD) --resume $(GPU_AHEAD) --seconds 3600
 
 clean:
-	rm -rf $(VENV) $(EXTRAS_VENV) $(OLDEST_VENV) $(RELEASE_VENV) build dist *.egg-info
+	rm -rf $(VENV) $(EXTRAS_VENV) $(TRACKERS_VENV) $(OLDEST_VENV) $(RELEASE_VENV) build dist *.egg-info

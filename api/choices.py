@@ -70,7 +70,7 @@ def _form_fields(settings: Settings) -> tuple[FormField, ...]:
 def _kind(name: str, kind: Any, declared: RequestField, options: Mapping[str, tuple[FormOption, ...]]) -> str:
     """How a field is entered."""
     plain = plain_type(kind)
-    own = {"memory_limit": "bytes", "environment_settings": "texts", "tags": "words", "goodput": "texts"}
+    own = {"memory_limit": "bytes", "environment_settings": "texts", "tags": "words", "goodput": "texts", "trackers": "words"}
     if name in options or name in own:
         return own.get(name, "choice")
     if plain is bool:

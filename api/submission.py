@@ -50,6 +50,7 @@ JobTag = Annotated[str, Field(pattern=f"^{TAG.pattern}$")]
 KnowledgeContent = Annotated[dict[Literal["settings", "measurements"], list[dict[str, Any]]], Field(max_length=2)]
 """As in the content of a part of a bundle; what it holds is checked with the rest of the request."""
 GoodputTexts = Annotated[list[Annotated[str, Field(max_length=200)]], Field(max_length=40, fail_fast=True)]
+TrackerNames = Annotated[list[Name], Field(max_length=10, fail_fast=True)]
 JobTags = Annotated[list[JobTag], Field(max_length=MOST_TAGS, fail_fast=True)]
 
 
@@ -87,6 +88,7 @@ def _declared_fields() -> dict[str, Any]:
 OWN_TYPES: Mapping[str, Any] = {
     "document_lengths": DocumentLengths, "expert_loads": ExpertLoads, "memory_limit": Size,
     "name": JobName, "note": JobNote, "tags": JobTags, "goodput": GoodputTexts, "knowledge": KnowledgeContent,
+    "trackers": TrackerNames,
     "environment_settings": Annotated[list[Setting], Field(max_length=MOST_SETTINGS, fail_fast=True)],
 }  # fmt: skip
 """Types of fields that are not numbers, switches or names."""

@@ -11,7 +11,7 @@ ranks start again, load the last checkpoint and repeat the work since then.
 3. Training with failures at the advised interval, at half of it and at twice it. The three take turns, so that a drifting
    machine affects all of them, with the same gaps between failures.
 
-Goodput: steps in the last checkpoint when the last failure happens, times the calibrated seconds of a step, over the time that has
+Goodput: steps in the last checkpoint at the last failure, times the calibrated seconds of a step, over the time that has
 passed.
 """
 

@@ -38,8 +38,8 @@ class Group(StrEnum):
     """Called with the table of a file and the file's name: returns an `autotune.imports.imported.Imported`, or None if the file
     has another format."""
     TRACKERS = "autotune.trackers"
-    """Called with the `autotune.session.session.Session` of a starting job: returns an
-    `autotune.loop.listener.LoopListener`."""
+    """Called with an `autotune.trackers.tracker.TrackedJob` if its request names the tracker: returns an
+    `autotune.trackers.tracker.Tracker`."""
 
 
 @cache

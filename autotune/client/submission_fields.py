@@ -90,5 +90,7 @@ class SubmissionFields(TypedDict, total=False):
     """Tag for finding the job. May be repeated."""
     note: str | None
     """Note about the job."""
+    trackers: Sequence[str] | None
+    """Experiment tracker that gets a run for each trial: wandb, mlflow, tensorboard, aim. May be repeated."""
     priority: int
     """Jobs with higher priority run first; between -100 and 100."""

@@ -1,19 +1,14 @@
 """Notifications of a running job: for a live table, a log, a page."""
 
-import functools
-import logging
-from collections.abc import Callable
-from typing import Any
+from types import TracebackType
 
 from autotune.outcome.job_snapshot import JobSnapshot
 from autotune.outcome.verdict import Verdict
 from autotune.session.session import Session
+from autotune.trackers.writer import TrackerWriter
 from search_spaces.outcome import JobState
-from search_spaces.plugins import Group, load_plugins
 from search_spaces.trial import Progress
-from storage.records import TrialRecord
-
-log = logging.getLogger(__name__)
+from storage.records import HELD, TrialRecord
 
 
 class LoopListener:
@@ -42,29 +37,33 @@ class LoopListener:
 
 
 class TrackedListener(LoopListener):
-    """Forwards every notification to a listener and to the trackers of plug-ins.
+    """Forwards every notification to a listener, and gives trials and the end of the job to the request's trackers.
 
-    A tracker that raises is removed with a warning: its errors must not end the job.
+    As a context manager, it waits on exit until the trackers have written, within the limits of `autotune.trackers.writer`.
     """
 
-    def __init__(self, listener: LoopListener, trackers: dict[str, LoopListener]) -> None:
-        self._listener, self._trackers = listener, trackers
-        for name in (name for name in vars(LoopListener) if name.startswith("on_")):
-            setattr(self, name, functools.partial(self._notify, name))
+    def __init__(self, listener: LoopListener, session: Session) -> None:
+        self._listener, self._session = listener, session
+        self._writers: list[TrackerWriter] = []
+        for name in (name for name in vars(LoopListener) if name.startswith("on_") and name not in vars(TrackedListener)):
+            setattr(self, name, getattr(listener, name))
 
-    def _notify(self, method: str, *arguments: Any) -> None:
-        notify: Callable[..., None] = getattr(self._listener, method)
-        notify(*arguments)
-        for name, tracker in list(self._trackers.items()):
-            try:
-                getattr(tracker, method)(*arguments)
-            except Exception:
-                log.warning("tracker %s: %s failed; it is left out", name, method, exc_info=True)
-                del self._trackers[name]
+    def __enter__(self) -> "TrackedListener":
+        return self
 
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        for writer in self._writers:
+            writer.close()
 
-def with_trackers(listener: LoopListener | None, session: Session) -> LoopListener:
-    """Combine the listener with the installed trackers. Raises what `load_plugins` raises."""
-    trackers = {name: track(session) for name, track in load_plugins(Group.TRACKERS).items()}
-    own = listener or LoopListener()
-    return TrackedListener(own, trackers) if trackers else own
+    def on_state(self, state: JobState, message: str, snapshot: JobSnapshot) -> None:
+        self._listener.on_state(state, message, snapshot)
+        if not self._writers:
+            self._writers = [TrackerWriter(name, self._session, snapshot) for name in self._session.request.trackers]
+        if state not in HELD:
+            for writer in self._writers:
+                writer.end(snapshot)
+
+    def on_trial(self, trial: TrialRecord, snapshot: JobSnapshot) -> None:
+        self._listener.on_trial(trial, snapshot)
+        for writer in self._writers:
+            writer.add(trial)

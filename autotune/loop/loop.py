@@ -13,7 +13,7 @@ from autotune.loop.confirmation import needs_fresh_processes
 from autotune.loop.drift_reporter import DriftReporter
 from autotune.loop.incumbent import Incumbent
 from autotune.loop.lease_heartbeat import LEASE_SECONDS, LeaseHeartbeat
-from autotune.loop.listener import LoopListener, with_trackers
+from autotune.loop.listener import LoopListener, TrackedListener
 from autotune.loop.node_monitor import NodeMonitor
 from autotune.loop.output_writer import OutputWriter
 from autotune.loop.planned_trial import PlannedTrial
@@ -85,24 +85,24 @@ def run_held_job(
 
     With `keep_on_error`, the job stays held after a RunnerError, so that the caller can continue with another runner.
     """
-    try:
-        tracked = with_trackers(listener, session)
-        session, note = with_prior(session, store, heartbeat.lease)
-        if note:
-            tracked.on_note(note)
-        loop = TuningLoop(session, store, heartbeat, runner, stop or StopSignal(), tracked)
-        released = _run_and_release(loop, store, heartbeat)
-    except BaseException as error:
-        # A damaged row ends the job: if its lease were kept, the job would be taken and fail again and again.
-        if isinstance(error, StorageError) and not isinstance(error, DamagedRowError):
+    with TrackedListener(listener or LoopListener(), session) as tracked:
+        try:
+            session, note = with_prior(session, store, heartbeat.lease)
+            if note:
+                tracked.on_note(note)
+            loop = TuningLoop(session, store, heartbeat, runner, stop or StopSignal(), tracked)
+            released = _run_and_release(loop, store, heartbeat)
+        except BaseException as error:
+            # A damaged row ends the job: if its lease were kept, the job would be taken and fail again and again.
+            if isinstance(error, StorageError) and not isinstance(error, DamagedRowError):
+                raise
+            if keep_on_error and isinstance(error, RunnerError):
+                raise
+            paused = isinstance(error, KeyboardInterrupt)
+            state = JobState.PAUSED if paused else JobState.FAILED
+            store.release(heartbeat.lease, state, "interrupted" if paused else type(error).__name__, str(error))
             raise
-        if keep_on_error and isinstance(error, RunnerError):
-            raise
-        paused = isinstance(error, KeyboardInterrupt)
-        state = JobState.PAUSED if paused else JobState.FAILED
-        store.release(heartbeat.lease, state, "interrupted" if paused else type(error).__name__, str(error))
-        raise
-    tracked.on_state(released.state, released.message, read_snapshot(store, released.id))
+        tracked.on_state(released.state, released.message, read_snapshot(store, released.id))
     return released
 
 

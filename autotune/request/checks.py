@@ -35,7 +35,7 @@ def require_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
 def require_declared(name: str, declared: RequestField, kind: Any, value: Any) -> None:
     """Check a given value against the bounds in its field's declaration. `kind`: the field's type."""
     if declared.choices is not None:
-        require_choice(name, value, declared.choices())
+        _require_choices(name, kind, value, declared.choices())
     elif kind is bool:
         require(isinstance(value, bool), name, f"{value!r} is not a boolean", "give true or false")
     elif declared.above is not None:
@@ -46,6 +46,15 @@ def require_declared(name: str, declared: RequestField, kind: Any, value: Any) -
         good = is_number(value) and declared.least <= value < math.inf
         which = f"a number of {declared.least:g} or more"
         require(good, name, f"{value!r} is not {which}", f"give {which}")
+
+
+def _require_choices(name: str, kind: Any, value: Any, choices: tuple[str, ...]) -> None:
+    """Refuse a value that is not one of the choices; of a field with several values, one of them or one that is given twice."""
+    several = isinstance(value, tuple)
+    require(several or kind != tuple[str, ...], name, f"{value!r} is not a list", f"list some of {', '.join(choices)}")
+    for item in value if several else (value,):
+        require_choice(name, item, choices)
+        require(not several or value.count(item) == 1, name, f"{item} is given twice", "leave one of them out")
 
 
 def _require_whole(name: str, value: object, least: int) -> None:

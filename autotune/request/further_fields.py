@@ -62,3 +62,5 @@ class FurtherFields(TypedDict, total=False):
     """Run trials on N nodes with M devices of the cluster. Requires --answer-for."""
     answer_for: str | None
     """Extrapolate the answer to N nodes with M devices by predictions."""
+    trackers: Sequence[str] | None
+    """Experiment tracker that gets a run for each trial: wandb, mlflow, tensorboard, aim. May be repeated."""

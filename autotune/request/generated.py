@@ -33,6 +33,7 @@ TYPES = {
     "environment_settings": "Sequence[str] | None",
     "tags": "Sequence[str] | None",
     "goodput": "Sequence[str] | None",
+    "trackers": "Sequence[str] | None",
 }
 """Fields whose type differs from that of the request."""
 SUBMISSION = '''"""The fields of a submission. Written by `python -m autotune.request.generated`; do not edit."""

@@ -27,6 +27,7 @@ from autotune.request.labels import require_labels
 from autotune.request.loads_field import require_loads
 from autotune.request.sizes import parse_size
 from autotune.request.strategy_names import GAIN_PREDICTING, STRATEGIES, strategy_names
+from autotune.request.tracker_names import TRACKERS, tracker_names
 from search_spaces.clusters.cluster import ClusterSpec
 from search_spaces.failure import FailureRow
 from search_spaces.knob import Value
@@ -576,6 +577,18 @@ class JobRequest:
         helps=(("form", ""),),
     )
     """The user's note about the job."""
+    trackers: tuple[str, ...] = request_field(
+        (),
+        f"Experiment tracker that gets a run for each trial: {', '.join(TRACKERS)}. May be repeated.",
+        Panel.JOB,
+        "NAME",
+        choices=tracker_names,
+        commands=JOB,
+        label="Trackers",
+        section="labels",
+        helps=(("form", f"{', '.join(TRACKERS)}: they get a run for each trial."),),
+    )
+    """Experiment trackers to which the process that runs the job writes, with its own environment variables."""
     resolved_model: Model | None = None
     """The model that `model` named when the job was opened, so that a resume needs no files; None: not resolved yet."""
     resolved_cluster: ClusterSpec | None = None

@@ -33,7 +33,7 @@ def request_from_fields(fields: Mapping[str, Any]) -> JobRequest:
         if name not in FIELDS:
             raise RequestError(name, "is not a field of a request", nearest_field(name))
     fields = with_load_rows(with_failures(with_command(fields)))
-    for name in (ENVIRONMENT_SETTINGS, "tags", "goodput"):
+    for name in (ENVIRONMENT_SETTINGS, "tags", "goodput", "trackers"):
         if isinstance(fields.get(name), str):  # a single string, which tuple() would split into letters
             fields = {**fields, name: (fields[name],)}
     fidelity = fields.get("fidelity", {})

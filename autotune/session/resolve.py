@@ -19,6 +19,7 @@ from autotune.request.request import JobRequest, Objective
 from autotune.request.rows import request_of
 from autotune.request.script_capability import require_carried, require_script
 from autotune.request.strategy_names import PREDICTING
+from autotune.request.tracker_names import require_installed
 from autotune.session.baselines import baselines_of
 from autotune.session.chosen_strategy import strategy_of
 from autotune.session.environments import environments_of
@@ -68,6 +69,7 @@ def prepare(request: JobRequest, live: ClusterSpec | None = None) -> Session:
         NothingFeasibleError: they exceed the stated limit in every configuration.
         SearchSpaceError: model, cluster, space or a pin cannot be resolved.
         FactoryError: a factory does not implement the Protocol.
+        MissingPackageError: the library of a tracker is not installed.
     """
     if request.data_path is not None:
         # Absolute, because a resume may come from another folder.
@@ -77,6 +79,7 @@ def prepare(request: JobRequest, live: ClusterSpec | None = None) -> Session:
     if request.command is not None and not request.command.folder:
         request = dataclasses.replace(request, command=dataclasses.replace(request.command, folder=str(Path.cwd())))
     require_text(request)
+    require_installed(request.trackers)
     live = live or found_cluster(request)
     session = _resolve(request, live)
     if live is None:

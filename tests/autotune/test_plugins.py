@@ -29,7 +29,7 @@ def test_a_sweep_uses_a_knob_a_rule_an_engine_a_strategy_and_a_tracker(tmp_path:
     words = (
         *("sweep", "llama-tiny", "--engine", "example", "--strategy", "last-first", "--runner", "local", "--ranks", "1"),
         *("--trials", "2", "--confirm-repeats", "0", "--global-batch-size", "2", "--sequence-length", "16"),
-        *("--pin", "step_pause=0,200", "--pin", "micro_batch_size=1", "--trial-seconds", "0.5", "--json"),
+        *("--pin", "step_pause=0,200", "--pin", "micro_batch_size=1", "--trial-seconds", "0.5", "--tracker", "lines", "--json"),
     )
     swept = run(tmp_path, *words, EXAMPLE_TRACKER=str(tmp_path / "trials.txt"))
     assert swept.returncode == 0, swept.stderr
@@ -37,9 +37,10 @@ def test_a_sweep_uses_a_knob_a_rule_an_engine_a_strategy_and_a_tracker(tmp_path:
     assert document["engine"] == "example"
     assert "step_pause" not in document["best"]["config"], "a pause of 0 is the fastest, and a default is not stored"
     tracked = (tmp_path / "trials.txt").read_text().splitlines()
-    assert [line.split()[:2] for line in tracked] == [["llama-tiny", "0"], ["llama-tiny", "1"]]
-    shown = run(tmp_path, "show", "--json")
-    pauses = {trial["config"].get("step_pause", 0) for trial in json.loads(shown.stdout)["trials"]}
+    shown = json.loads(run(tmp_path, "show", "--json").stdout)["trials"]
+    trials = [[str(trial["number"]), trial["outcome"]] for trial in shown]
+    assert [line.split()[1:] for line in tracked] == [*trials, ["-1", "2", "trials"]]
+    pauses = {trial["config"].get("step_pause", 0) for trial in shown}
     assert pauses == {0, 200}
 
     odd = run(tmp_path, *words[:-1], "--pin", "sequence_parallel=false", "--config", str(_odd(tmp_path)))

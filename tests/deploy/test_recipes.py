@@ -16,7 +16,7 @@ from autotune.cli.command_words import without_command
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "examples/deploy"
 PAGES = sorted((ROOT / "docs/deploy").glob("*.md"))
-SCRIPTS = [*sorted(DEPLOY.glob("*.sh")), DEPLOY / "autotune.sbatch"]
+SCRIPTS = sorted((*DEPLOY.glob("*.sh"), *DEPLOY.glob("*.sbatch")))
 
 
 def commands(page: Path) -> list[list[str]]:
@@ -132,8 +132,9 @@ def test_the_unit_is_one(tmp_path: Path) -> None:
     assert (ran.returncode, [line for line in ran.stderr.splitlines() if unit.name in line]) == (0, [])
 
 
-def test_the_batch_script_asks_for_a_node_a_task_and_comes_back() -> None:
-    lines = (DEPLOY / "autotune.sbatch").read_text("utf-8").splitlines()
+@pytest.mark.parametrize("script", sorted(DEPLOY.glob("*.sbatch")), ids=lambda path: path.stem)
+def test_the_batch_script_asks_for_a_node_a_task_and_comes_back(script: Path) -> None:
+    lines = script.read_text("utf-8").splitlines()
     directives = [line for line in lines if line.startswith("#SBATCH")]
     # Slurm reads them up to the first command alone.
     first = next(place for place, line in enumerate(lines) if line and not line.startswith("#"))

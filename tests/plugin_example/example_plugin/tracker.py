@@ -1,21 +1,29 @@
 """A tracker: a line for each trial, in the file that EXAMPLE_TRACKER names."""
 
 import os
+from collections.abc import Collection
 from pathlib import Path
 
-from autotune.loop.listener import LoopListener
-from autotune.outcome.job_snapshot import JobSnapshot
-from autotune.session.session import Session
-from storage.records import TrialRecord
+from autotune.trackers.tracker import JobSummary, TrackedJob, TrackedTrial, Tracker
 
 
-class LineTracker(LoopListener):
+class LineTracker(Tracker):
     """Appends to the file."""
 
-    def __init__(self, session: Session) -> None:
-        self._file = Path(os.environ.get("EXAMPLE_TRACKER", os.devnull))
-        self._model = session.model.name
+    def __init__(self, job: TrackedJob) -> None:
+        self._file = Path(os.environ["EXAMPLE_TRACKER"])
+        self._job = job
 
-    def on_trial(self, trial: TrialRecord, snapshot: JobSnapshot) -> None:
+    def recorded_trials(self) -> Collection[int]:
+        lines = self._file.read_text(encoding="utf-8").splitlines() if self._file.exists() else []
+        return [int(line.split()[1]) for line in lines if line.startswith(f"{self._job.id} ")]
+
+    def log_trial(self, trial: TrackedTrial) -> None:
+        self._write(f"{trial.number} {trial.outcome}")
+
+    def log_summary(self, summary: JobSummary) -> None:
+        self._write(f"-1 {len(summary.rows)} trials")
+
+    def _write(self, text: str) -> None:
         with self._file.open("a", encoding="utf-8") as file:
-            file.write(f"{self._model} {trial.number} {trial.outcome}\n")
+            file.write(f"{self._job.id} {text}\n")

@@ -1,0 +1,29 @@
+"""The names of the trackers, and whether their libraries are installed. Imports neither."""
+
+from collections.abc import Collection
+from importlib.util import find_spec
+
+from autotune.errors import MissingPackageError
+from search_spaces.plugins import Group, load_plugin, plugin_names
+
+TRACKERS = ("wandb", "mlflow", "tensorboard", "aim")
+"""Trackers of this package. Each is also the name of its library's module, and of the extra that installs it."""
+
+
+def tracker_names() -> tuple[str, ...]:
+    """All trackers, those of plug-ins last."""
+    return (*TRACKERS, *plugin_names(Group.TRACKERS))
+
+
+def require_installed(names: Collection[str]) -> None:
+    """Refuse trackers that cannot be used in this process.
+
+    Raises:
+        MissingPackageError: a library is not installed; the remedy is the line to type.
+        PluginError: the plug-in of that name cannot be loaded.
+    """
+    for name in names:
+        if name not in TRACKERS:
+            load_plugin(Group.TRACKERS, name)
+        elif find_spec(name) is None:
+            raise MissingPackageError(f"tracker {name}", "is not installed", f"pip install 'autotune[{name}]'")
