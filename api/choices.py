@@ -5,7 +5,7 @@ from functools import cache
 from typing import Any
 
 from api.settings import Settings
-from api.submission import HIDDEN, JobSubmission
+from api.submission import HIDDEN, UNSHOWN, JobSubmission
 from autotune.exports import EXPORTERS
 from autotune.request.command_field import parse_allowed
 from autotune.request.engines import CAPABILITIES, why_unusable
@@ -102,7 +102,9 @@ def _clusters() -> tuple[Choice, ...]:
 @cache
 def _defaults() -> dict[str, Any]:
     row = request_to_row(JobRequest(model="-"))
-    fields = (name for name in JobSubmission.model_fields if name in row and name not in ("model", "command", *HIDDEN))
+    fields = (
+        name for name in JobSubmission.model_fields if name in row and name not in ("model", "command", *HIDDEN, *UNSHOWN)
+    )
     return {name: row[name] for name in fields} | {"priority": 0}
 
 
