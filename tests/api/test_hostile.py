@@ -215,7 +215,7 @@ def test_nobody_has_a_key_to_the_jobs_of_another(serve, store: Store) -> None:
         for method in item:
             if "{job_id}" not in path:
                 continue
-            more = {"json": {"trials": 9}} if method == "patch" else {}
+            more = {"json": {"trials": 9}} if method == "patch" else {"params": {"other": 0}} if "differences" in path else {}
             for job in (job_id, "20300101-000000-aaaa"):
                 url = path.format(job_id=job, number=0, name="timeline")
                 problem_of(client.request(method, url, headers=ben, **more), 404)
@@ -270,7 +270,9 @@ def test_no_redirect_names_the_host_of_the_request(serve, store: Store) -> None:
 
 def test_an_unknown_method_is_told_which_there_are(client: TestClient) -> None:
     job_id = submit(client)["id"]
-    for path, methods in (("/v1/jobs", "GET, POST"), (f"/v1/jobs/{job_id}", "GET, PATCH"), ("/livez", "GET")):
+    for path, methods in (
+        ("/v1/jobs", "GET, HEAD, POST"), (f"/v1/jobs/{job_id}", "GET, HEAD, PATCH"), ("/livez", "GET, HEAD")
+    ):  # fmt: skip
         answer = client.delete(path)
         problem_of(answer, 405)
         assert answer.headers["allow"] == methods

@@ -32,7 +32,9 @@ def pinned() -> dict[str, str]:
 
 
 def test_all_are_there() -> None:
-    assert [path.stem for path in FILES] == ["build", "container", "development", "torch-cpu", "torch-cuda", "torch-oldest"]
+    assert [path.stem for path in FILES] == [
+        "build", "client", "container", "development", "release", "torch-cpu", "torch-cuda", "torch-oldest",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
