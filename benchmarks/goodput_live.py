@@ -164,7 +164,7 @@ class Calibration:
     save: float
     load: float
     down: float
-    """From a failure to the first step after it, without the load."""
+    """From a failure to the end of the first step after it, without the load and a step: the first step takes longer."""
 
     def run(self, mean_seconds: float) -> Run:
         """The same as the closed form takes it; a failure takes no node."""
@@ -183,18 +183,17 @@ def calibrate(gang: Gang, folder: Path) -> Calibration:
     steps = [line["seconds"] for line in events(folder, "step")]
     injector, downs = Injector(0), []
     for _ in range(KILLS):
-        began = time.time()
-        killed = began + 3.0
+        killed = time.time() + 3.0
         injector.at(killed)
         until_killed(gang, Training(folder=str(folder), interval=SAVED_EVERY))
         ended = durable_steps(folder) + SAVED_EVERY
         gang.run(Training(folder=str(folder), interval=SAVED_EVERY, last=ended))
         first, loaded = events(folder, "step", killed + 0.01), events(folder, "loaded", killed)
-        # The first step that began after the load.
-        begin = next(line["at"] - line["seconds"] for line in first if line["at"] > loaded[0]["at"])
-        downs.append(begin - killed - loaded[0]["seconds"])
+        ended_at = next(line["at"] for line in first if line["at"] > loaded[0]["at"])
+        downs.append(ended_at - killed - loaded[0]["seconds"])
+    step = statistics.fmean(steps[5:])
     saves, loads = (statistics.fmean(line["seconds"] for line in events(folder, name)) for name in ("saved", "loaded"))
-    return Calibration(step=statistics.fmean(steps[5:]), save=saves, load=loads, down=statistics.fmean(downs))
+    return Calibration(step=step, save=saves, load=loads, down=statistics.fmean(downs) - step)
 
 
 @dataclass(slots=True, kw_only=True)
