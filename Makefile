@@ -177,6 +177,7 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/dry_run.py --markdown docs/dry-run.md
 	$(BIN)/python benchmarks/intervals.py --markdown docs/interval-coverage.md
 	$(BIN)/python -m benchmarks.goodput --markdown docs/goodput.md
+	$(BIN)/python -m benchmarks.goodput_live --markdown docs/goodput-live.md
 	$(BIN)/python -m benchmarks.decisions --markdown docs/decision-benchmark.md
 	$(BIN)/python -m benchmarks.challenges --markdown docs/challenge-games.md
 	$(BIN)/python -m benchmarks.live_answers --markdown docs/live-answers.md

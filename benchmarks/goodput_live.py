@@ -1,6 +1,6 @@
 """Goodput of real training with injected failures, against the closed form.
 
-    python -m benchmarks.goodput_live [--failures 20] [--mean-seconds 15] [--markdown docs/goodput-live.md]
+    python -m benchmarks.goodput_live [--failures 20] [--mean-seconds 8] [--markdown docs/goodput-live.md]
 
 The native engine trains on four local ranks. Ranks are killed at the instants of a Poisson process. After each failure all
 ranks start again, load the last checkpoint and repeat the work since then.
@@ -295,7 +295,7 @@ def problems(calibration: Calibration, run: Run, courses: Sequence[Course]) -> l
 def main() -> int:
     parser = page_parser(__doc__)
     parser.add_argument("--failures", type=int, default=20, help="at each interval")
-    parser.add_argument("--mean-seconds", type=float, default=15.0, help="mean time between failures")
+    parser.add_argument("--mean-seconds", type=float, default=8.0, help="mean time between failures")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as place, Gang(RANKS, train, seconds_limit=3600.0) as gang:
         calibration = calibrate(gang, Path(place) / "calibration")
