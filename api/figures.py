@@ -7,7 +7,7 @@ from functools import cached_property
 
 from pydantic_core import to_json
 
-from autotune.explain.explanation.differences import knob_differences, total_effect
+from autotune.explain.explanation.differences import knob_differences
 from autotune.explain.explanation.evidence import question_of_job
 from autotune.explain.explanation.explain import explain, explain_evidence
 from autotune.explain.explanation.time_use import parts_of
@@ -71,13 +71,14 @@ class JobFigures:
         """
         before, after = self._trial(number), self._trial(other)
         session, question = self._source.session, self._question
+        total, knobs = (None, ()) if session is None else knob_differences(session.space, question, before.config, after.config)
         rates = rate(before), rate(after)
         return Differences(
             trial=number,
             other=other,
             measured_speed=rates[1] / rates[0] if all(rates) else None,
-            total=total_effect(question, before.config, after.config),
-            knobs=() if session is None else knob_differences(session.space, question, before.config, after.config),
+            total=total,
+            knobs=knobs,
             note=self._source.unpredicted if question is None else f"by {question.rests_on}",
         )
 

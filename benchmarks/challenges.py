@@ -177,11 +177,13 @@ def page(found: Mapping[int, Sequence[Game]]) -> str:
         ]
         for recipe in dict.fromkeys(game.recipe for game in played):
             mine = [game for game in played if game.recipe == recipe]
-            told = ", ".join(f"{name}={value}" for name, value in recipe.differences(TrialConfig()).items()) or "the defaults"
+            settings = (
+                ", ".join(f"{name}={value}" for name, value in recipe.differences(TrialConfig()).items()) or "the defaults"
+            )
             ratios = sorted({f"{game.ratio:.2f}" for game in mine})
             rounds = sum(game.challenged.rounds for game in mine) / len(mine)
             lines.append(
-                f"| {told} | {mine[0].place} of {mine[0].of} | {' to '.join(dict.fromkeys((ratios[0], ratios[-1])))} "
+                f"| {settings} | {mine[0].place} of {mine[0].of} | {' to '.join(dict.fromkeys((ratios[0], ratios[-1])))} "
                 f"| {_counts(mine)} | {sum(game.right for game in mine)} of {len(mine)} | {rounds:.1f} |"
             )
     return "\n".join(lines) + "\n"

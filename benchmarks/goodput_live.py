@@ -310,8 +310,8 @@ def main() -> int:
         for first in range(0, len(gaps), TURN):
             for course in courses:
                 play(gang, course, gaps[first : first + TURN], seed=first)
-                told = f"{course.name}: {course.failures} failures, {course.effective(calibration.step):.3f}"
-                print(told, file=sys.stderr, flush=True)
+                progress = f"{course.name}: {course.failures} failures, {course.effective(calibration.step):.3f}"
+                print(progress, file=sys.stderr, flush=True)
         text, wrong = page(calibration, arguments.mean_seconds, run, courses), problems(calibration, run, courses)
     return judge(text, wrong, arguments.markdown)
 

@@ -78,7 +78,8 @@ function Text({ value, onChange }) {
   return html`<label>Text <input type="search" value=${typed} placeholder="zero_stage=2" onInput=${(event) => type(event.target.value)} /></label>`;
 }
 
-function Choice({ label, value, options, onChange }) {
+/** A selection of which nothing may be chosen: `options` are pairs of value and text. */
+export function Choice({ label, value, options, onChange }) {
   return html`<label>${label}
     <select value=${value} onChange=${(event) => onChange(event.target.value)}>
       <option value="">Any</option>

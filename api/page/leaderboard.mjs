@@ -1,12 +1,15 @@
 /** The fastest answers of all jobs, by model and cluster. */
 
 import { html, useEffect, useMemo, useState } from "./vendor/preact.mjs";
+import { Choice } from "./filters.mjs";
 import { count, counted, interval, moment, number, share } from "./format.mjs";
 import { here, jobLink, setQuery, trialLink } from "./router.mjs";
 import { ask } from "./service.mjs";
 import { useTitle } from "./shell.mjs";
 import { Heading, Unusable, Waiting } from "./states.mjs";
 import { DataTable } from "./table.mjs";
+
+const FILTERS = { model: "Model", cluster: "Cluster" };
 
 export default function Leaderboard() {
   useTitle("Best");
@@ -22,26 +25,18 @@ export default function Leaderboard() {
     setFilter({ ...filter, ...changes });
     setQuery(changes);
   };
-  const shown = board.items.filter(({ model, cluster }) => [[filter.model, model], [filter.cluster, cluster]].every(([wanted, own]) => !wanted || wanted === own));
+  const shown = board.items.filter((item) => Object.keys(FILTERS).every((name) => !filter[name] || filter[name] === item[name]));
   return html`<${Heading}>Best by model and cluster<//>
     <p class="soft">The fastest answer of all jobs with the same model, cluster, ranks, batch and sequence length. ${counted(board.jobs, "job")} compared.</p>
     ${board.items.length === 0
       ? html`<p class="state">No job has an answer yet. <a href="#/new">Submit one</a></p>`
       : html`<form class="filters" role="search" aria-label="Filter the best" onSubmit=${(event) => event.preventDefault()}>
-          ${["model", "cluster"].map((name) => html`<${Choice} key=${name} name=${name} items=${board.items} value=${filter[name]} onChange=${(value) => change({ [name]: value })} />`)}
+          ${Object.entries(FILTERS).map(([name, label]) => html`<${Choice} key=${name} label=${label} value=${filter[name]} options=${valuesOf(board.items, name)} onChange=${(value) => change({ [name]: value })} />`)}
         </form>
         <${DataTable} caption="The fastest answers" columns=${columns} rows=${shown} keyOf=${({ job }) => job} />`}`;
 }
 
-function Choice({ name, items, value, onChange }) {
-  const options = [...new Set(items.map((item) => item[name]))].sort();
-  return html`<label>${name === "model" ? "Model" : "Cluster"}
-    <select value=${value} onChange=${(event) => onChange(event.target.value)}>
-      <option value="">Any</option>
-      ${options.map((option) => html`<option key=${option} value=${option} selected=${option === value}>${option}</option>`)}
-    </select>
-  </label>`;
-}
+const valuesOf = (items, name) => [...new Set(items.map((item) => item[name]))].sort().map((value) => [value, value]);
 
 function columnsOf() {
   const field = (key, title, width, more = {}) => ({ key, title, width, value: (row) => row[key], ...more });

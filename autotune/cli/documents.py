@@ -20,7 +20,7 @@ def schema_path(command: str) -> Path:
 
 
 def write_document(document: Any, default: Callable[[Any], Any] | None = None) -> None:
-    """Print the document, with null for numbers that JSON cannot represent."""
+    """Print the document, with null for numbers that JSON cannot represent. It is made whole before anything is printed."""
     sys.stdout.write(json.dumps(finite(document), indent=2, allow_nan=False, default=default) + "\n")
 
 

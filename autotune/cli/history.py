@@ -5,10 +5,9 @@ from collections.abc import Callable
 
 from autotune.errors import RequestError
 from autotune.imports.history import read_history
-from autotune.request.strategy_names import PREDICTING
 from autotune.session.history import admit
+from autotune.session.knowledge import require_learning
 from autotune.session.session import Session
-from search_spaces.models.model import ModelSpec
 
 MOST_NUMBERS = 12
 
@@ -19,12 +18,7 @@ def with_history(session: Session, source: str, report: Callable[[str], None]) -
     Raises:
         RequestError: the history cannot be read, no trial is usable, or the job cannot learn from it.
     """
-    if session.request.strategy not in PREDICTING:
-        problem = f"{session.request.strategy} does not use earlier trials"
-        raise RequestError("knowledge", problem, "use --strategy guided, or leave it out")
-    if not isinstance(session.model, ModelSpec):
-        problem = f"the layers of {session.model.name} are unknown, so their cost cannot be predicted"
-        raise RequestError("knowledge", problem, "leave it out, or give a config.json")
+    require_learning(session.request, session.model)
     rows = read_history(source)
     found = admit(rows, session)
     report(f"knowledge: {len(found.trials)} of {len(rows)} trials count")

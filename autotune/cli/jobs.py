@@ -43,7 +43,7 @@ def list_command(
         jobs = list(backend.jobs(selected, submitter, limit, tags))
         standings = backend.standings(jobs)
     if as_json:
-        _write([job_document(job) | _standing_document(found) for job, found in zip(jobs, standings, strict=True)])
+        write_document([job_document(job) | _standing_document(found) for job, found in zip(jobs, standings, strict=True)])
         return Status.OK
     console = Console()
     console.print(_table(jobs, standings), highlight=False, markup=False)
@@ -146,7 +146,7 @@ def extend_command(
 def print_submitted(job: JobRecord, as_json: bool) -> None:
     """Print only the job's id to standard output, for scripts; the rest goes to standard error."""
     if as_json:
-        _write(job_document(job))
+        write_document(job_document(job))
         return
     _print_line(f"job {job.id}: {_state_and_next(job)}")
     sys.stdout.write(job.id + "\n")
@@ -172,7 +172,7 @@ def _require_seconds(seconds: float | None) -> None:
 
 def _print_job(job: JobRecord, as_json: bool) -> Status:
     if as_json:
-        _write(job_document(job))
+        write_document(job_document(job))
     else:
         _print_line(f"job {job.id}: {_state_and_next(job)}")
     return Status.OK
@@ -192,7 +192,3 @@ def _state(name: str) -> JobState:
 
 def _print_line(line: str) -> None:
     Console(stderr=True).print(line, highlight=False, markup=False, soft_wrap=True)
-
-
-def _write(document: Any) -> None:
-    write_document(document)

@@ -14,7 +14,7 @@ from autotune.errors import KnowledgeError, RequestError
 from autotune.evaluation.validation.table import read_table
 from autotune.knowledge.bundle import Bundle, Part, bundle_text, distinct, merged, pseudonym, read_bundle, signed_part
 from autotune.knowledge.collect import all_measurements, job_measurements, local_measurements
-from autotune.knowledge.measurement import Collected, Measurement, measurements_of_rows
+from autotune.knowledge.measurement import Collected, Measurement, joined, measurements_of_rows
 from autotune.knowledge.read import read_knowledge, read_text
 from autotune.knowledge.signature import fingerprint, own_key, read_public_key, record_trusted, trusted_keys
 from autotune.knowledge.trust import Trust, trust_in
@@ -34,29 +34,26 @@ def export_command(sources: Sequence[str], out: Path, key_file: Path | None, dat
     def naming(text: str) -> str:
         return pseudonym(key, text)
 
-    found: list[Collected] = []
+    parts: list[Collected] = []
     tables = [Path(source) for source in sources if source.endswith(".csv")]
     for path in tables:
         rows = read_table(path).rows
-        found.append(measurements_of_rows(rows, {row.source: naming(f"table {row.source}") for row in rows}))
+        parts.append(measurements_of_rows(rows, {row.source: naming(f"table {row.source}") for row in rows}))
     jobs = [source for source in sources if not source.endswith(".csv")]
     if jobs or not tables:
         with open_store(database or default_database_url()) as store:
-            found += [job_measurements(store, store.job(_named(job)).id, naming) for job in jobs]
-            found += [] if sources else [all_measurements(store, naming)]
-    measurements = [each for collected in found for each in collected.measurements]
-    left_out: dict[str, int] = {}
-    for collected in found:
-        for why, count in collected.left_out.items():
-            left_out[why] = left_out.get(why, 0) + count
-    if not measurements:
+            parts += [job_measurements(store, store.job(job).id, naming) for job in jobs]
+            parts += [] if sources else [all_measurements(store, naming)]
+    found = joined(parts)
+    left_out = found.left_out
+    if not found.measurements:
         reasons = "; ".join(f"{count:,} left out: {why}" for why, count in left_out.items()) or "there is none"
         raise RequestError("sources", f"no measurement to export ({reasons})", "name jobs with trials, or tables")
-    part = signed_part(measurements, key)
+    part = signed_part(found.measurements, key)
     write_whole(out, bundle_text(Bundle(parts=(part,))))
     document = {
         "file": str(out), "key": fingerprint(part.key), "measurements": len(part.measurements),
-        "sources": len({each.source for each in part.measurements}), "left_out": left_out,
+        "sources": _sources(part.measurements), "left_out": left_out,
     }  # fmt: skip
     lines = [
         f"wrote {_counted(part.measurements)} to {out}, signed by {fingerprint(part.key)}",
@@ -74,7 +71,7 @@ def merge_command(files: Sequence[Path], out: Path, as_json: bool) -> Status:
     kept = distinct(whole.parts)
     document = {
         "file": str(out), "parts": len(whole.parts), "measurements": len(kept), "duplicates": whole.duplicates,
-        "sources": len({each.source for each in kept}),
+        "sources": _sources(kept),
     }  # fmt: skip
     lines = [f"wrote {_counted(kept)} in {len(whole.parts)} parts to {out}", f"{whole.duplicates:,} duplicates count once"]
     return _shown(document, lines, as_json)
@@ -121,10 +118,6 @@ def check_command(options: CheckOptions) -> Status:
     return Status.OK if document["trusted"] and not document["contradicts"] else Status.FAILURE
 
 
-def _named(job: str) -> str | None:
-    return None if job == "latest" else job
-
-
 def _local(options: CheckOptions) -> Sequence[Measurement]:
     if options.against is not None:
         return read_knowledge(options.against, options.database).measurements().measurements
@@ -140,7 +133,7 @@ def _part_document(part: Part, known: Mapping[bytes, str]) -> dict[str, Any]:
         "trusted": part.key in known,
         "name": known.get(part.key),
         "measurements": len(part.measurements),
-        "sources": len({each.source for each in part.measurements}),
+        "sources": _sources(part.measurements),
     }
 
 
@@ -162,7 +155,7 @@ def _print(bundle: Bundle, known: Mapping[bytes, str], trust: Mapping[str, Trust
     for heading in ("signed by", "trusted as", "measurements", "sources"):
         parts.add_column(heading, justify="left" if heading.endswith(("by", "as")) else "right")
     for part in bundle.parts:
-        own = len({each.source for each in part.measurements})
+        own = _sources(part.measurements)
         parts.add_row(fingerprint(part.key), Text(known.get(part.key, "not trusted")), f"{len(part.measurements):,}", str(own))
     console.print(parts, highlight=False)
     console.print(f"{bundle.duplicates:,} duplicates count once\n", highlight=False)
@@ -175,8 +168,12 @@ def _print(bundle: Bundle, known: Mapping[bytes, str], trust: Mapping[str, Trust
     console.print(sources, highlight=False)
 
 
+def _sources(measurements: Sequence[Measurement]) -> int:
+    return len({each.source for each in measurements})
+
+
 def _counted(measurements: Sequence[Measurement]) -> str:
-    sources = len({each.source for each in measurements})
+    sources = _sources(measurements)
     return f"{len(measurements):,} measurement{'s' * (len(measurements) != 1)} of {sources} source{'s' * (sources != 1)}"
 
 

@@ -17,7 +17,6 @@ def print_document(
     if path:
         write_whole(path, page(document))
     if as_json:
-        # Serialised to a string first: a number that JSON cannot represent must not leave half a document.
         write_document(document)
     else:
         show(document)

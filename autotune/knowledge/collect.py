@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from autotune.errors import AutotuneError
-from autotune.knowledge.measurement import Collected, Measurement, measurements_of_job
+from autotune.knowledge.measurement import Collected, Measurement, joined, measurements_of_job
 from autotune.prediction.fitting.trial_history import MOST_CONFIGURATIONS, MOST_JOBS, PAGE, hardware_key
 from autotune.request.request import JobRequest
 from autotune.request.rows import request_from_row, request_of
@@ -43,20 +43,18 @@ def all_measurements(store: "Store", naming: Naming = same_name, most: int | Non
         naming: names the sources.
         most: about how many; None: all.
     """
-    found, left_out = list[Measurement](), dict[str, int]()
+    found, count = list[Collected](), 0
     for job in _jobs(store, most is not None):
         try:
             request = request_from_row(job.request)
         except (AutotuneError, SearchSpaceError):
-            left_out["the job is of another version"] = left_out.get("the job is of another version", 0) + 1
+            found.append(Collected(measurements=(), left_out={"the job is of another version": 1}))
             continue
-        of_job = _collected(store, job, request, naming)
-        found += of_job.measurements
-        for why, count in of_job.left_out.items():
-            left_out[why] = left_out.get(why, 0) + count
-        if most is not None and len(found) >= most:
+        found.append(_collected(store, job, request, naming))
+        count += len(found[-1].measurements)
+        if most is not None and count >= most:
             break
-    return Collected(measurements=tuple(found), left_out=left_out)
+    return joined(found)
 
 
 def local_measurements(store: "Store") -> tuple[Measurement, ...]:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -101,16 +102,25 @@ class Collected:
         )
 
 
+def joined(parts: Iterable[Collected]) -> Collected:
+    """The parts as one."""
+    measurements, left_out = list[Measurement](), Counter[str]()
+    for part in parts:
+        measurements += part.measurements
+        left_out.update(part.left_out)
+    return Collected(measurements=tuple(measurements), left_out=dict(left_out))
+
+
 def measurements_of_rows(rows: Iterable[Row], names: Mapping[str, str]) -> Collected:
     """The rows of a table in known words. `names`: source of the table -> its name from now on."""
-    found, left_out = [], dict[str, int]()
+    found, left_out = [], Counter[str]()
     for row in rows:
         stated = anonymous(row, names[row.source])
         if isinstance(stated, Row):
             found.append(Measurement(source=stated.source, row=stated))
         else:
-            left_out[stated] = left_out.get(stated, 0) + 1
-    return Collected(measurements=tuple(found), left_out=left_out)
+            left_out[stated] += 1
+    return Collected(measurements=tuple(found), left_out=dict(left_out))
 
 
 def measurements_of_job(request: JobRequest, trials: Sequence[TrialRecord], source: str) -> Collected:

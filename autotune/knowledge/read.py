@@ -66,7 +66,7 @@ def read_knowledge(source: str, database: str | None = None) -> Knowledge:
     if "/" in source or source.endswith((".csv", ".json", *_STUDIES)):
         raise KnowledgeError("knowledge", f"{source} does not exist", FORMS)
     with open_store(database or default_database_url()) as store:
-        found = job_measurements(store, store.job(None if source == "latest" else source).id)
+        found = job_measurements(store, store.job(source).id)
     return _of_measurements(source, found.measurements, found.lines(source))
 
 

@@ -1,9 +1,9 @@
 """The names of the trackers, and whether their libraries are installed. Imports neither."""
 
 from collections.abc import Collection
-from importlib.util import find_spec
 
 from autotune.errors import MissingPackageError
+from autotune.installed import has, install_line
 from search_spaces.plugins import Group, load_plugin, plugin_names
 
 TRACKERS = ("wandb", "mlflow", "tensorboard", "aim")
@@ -25,5 +25,5 @@ def require_installed(names: Collection[str]) -> None:
     for name in names:
         if name not in TRACKERS:
             load_plugin(Group.TRACKERS, name)
-        elif find_spec(name) is None:
-            raise MissingPackageError(f"tracker {name}", "is not installed", f"pip install 'autotune[{name}]'")
+        elif not has(name):
+            raise MissingPackageError(f"tracker {name}", "is not installed", install_line(name))

@@ -61,17 +61,26 @@ def require_knowledge(request: JobRequest, model: Model) -> None:
     """
     if request.knowledge is None:
         return
+    require_learning(request, model)
+    if isinstance(request.knowledge, str):
+        raise RequestError("knowledge", f"{request.knowledge[:60]!r} is not read here", "give the content of a bundle's part")
+    from autotune.knowledge.bundle import read_content
+
+    read_content(request.knowledge, "knowledge")
+
+
+def require_learning(request: JobRequest, model: Model) -> None:
+    """Refuse a job that cannot learn from measurements.
+
+    Raises:
+        RequestError: its strategy predicts nothing, or its model cannot be predicted.
+    """
     if request.strategy not in PREDICTING:
         problem = f"{request.strategy} does not use earlier trials"
         raise RequestError("knowledge", problem, "use --strategy guided, or leave it out")
     if not isinstance(model, ModelSpec):
         problem = f"the layers of {model.name} are unknown, so their cost cannot be predicted"
         raise RequestError("knowledge", problem, "leave it out, or give a config.json")
-    if isinstance(request.knowledge, str):
-        raise RequestError("knowledge", f"{request.knowledge[:60]!r} is not read here", "give the content of a bundle's part")
-    from autotune.knowledge.bundle import read_content
-
-    read_content(request.knowledge, "knowledge")
 
 
 def learned_of(session: "Session", store: "Store") -> "Learned | None":

@@ -62,7 +62,7 @@ def test_the_address_has_the_filters(finished: str, open_page: Open) -> None:
     table.get_by_role("button", name="Measured").click()
     expect(page).to_have_url(re.compile(r"outcome=OK&text=zero_stage%3D3&sort=-rate$"))
     shown = table.locator("tbody tr").all_inner_texts()
-    other = open_page(page.url.partition("/#")[2].join(("#", "")))
+    other = open_page(f"#{page.url.partition('#')[2]}")
     rows = other.get_by_role("region", name="Trials of this job").locator("tbody tr")
     expect(rows).to_have_count(len(shown))
     assert rows.all_inner_texts() == shown

@@ -23,12 +23,12 @@ function Pair({ job, number: one, other }) {
   const id = `effects-${one}-${other}`;
   return html`<section class="stack" aria-labelledby=${id}>
     <h3 id=${id}>From <a href=${trialLink(job, one)}>trial ${one}</a> to <a href=${trialLink(job, other)}>trial ${other}</a></h3>
-    <p class="soft">${told(found)}</p>
+    <p class="soft">${summaryOf(found)}</p>
     <${DataTable} caption=${`Predicted effects from trial ${one} to trial ${other}`} columns=${COLUMNS} rows=${found.knobs} keyOf=${({ knob: name }) => name} />
   </section>`;
 }
 
-function told({ measured_speed: measured, total, note }) {
+function summaryOf({ measured_speed: measured, total, note }) {
   const speeds = [[measured, "measured"], [total?.speed ?? null, "predicted"]].filter(([value]) => value !== null);
   return `${speeds.map(([value, how]) => `Samples/s ${how}: ${share(value - 1, true)}. `).join("")}Effects ${note || "are predicted"}. The effect of a knob depends on the others: it is given as the first change, and as the last.`;
 }

@@ -1,7 +1,5 @@
 """Which knobs differ between two configurations, and the predicted effect of each."""
 
-from collections.abc import Iterator
-
 from autotune.prediction.planning.estimate import Estimate, estimates
 from autotune.prediction.planning.question import Question
 from autotune.wire.figures import KnobDifference, KnobEffect
@@ -12,8 +10,9 @@ from search_spaces.trial_config import TrialConfig
 
 def knob_differences(
     space: SearchSpace, question: Question | None, one: TrialConfig, other: TrialConfig
-) -> tuple[KnobDifference, ...]:
-    """The knobs in which `other` differs from `one`, those with the largest effect first.
+) -> tuple[KnobEffect | None, tuple[KnobDifference, ...]]:
+    """The predicted effect of all differences together, and the knobs in which `other` differs from `one`, those with the
+    largest effect first.
 
     The effect of a knob depends on the other knobs. Therefore it is predicted twice: as the first knob to change, from `one`,
     and as the last, to `other`.
@@ -32,24 +31,18 @@ def knob_differences(
     def effect(before: TrialConfig | None, after: TrialConfig | None) -> KnobEffect | None:
         if before not in found or after not in found:
             return None
-        return _effect(found[before], found[after])
+        return KnobEffect(
+            speed=found[before].step_seconds.mean / found[after].step_seconds.mean,
+            peak_memory=found[after].peak_memory_bytes.mean / found[before].peak_memory_bytes.mean,
+        )
 
     differences = [
         KnobDifference(
-            knob=name,
-            before=getattr(one, name),
-            after=value,
-            first=effect(one, first[name]),
-            last=effect(last[name], other),
+            knob=name, before=getattr(one, name), after=value, first=effect(one, first[name]), last=effect(last[name], other)
         )
         for name, value in changed.items()
     ]
-    return tuple(sorted(differences, key=_size, reverse=True))
-
-
-def total_effect(question: Question | None, one: TrialConfig, other: TrialConfig) -> KnobEffect | None:
-    """The predicted effect of all differences together. None: the equations do not know the model."""
-    return None if question is None else _effect(*estimates(question, [one, other]))
+    return effect(one, other), tuple(sorted(differences, key=_size, reverse=True))
 
 
 def _changed(space: SearchSpace, config: TrialConfig, knob: str, value: Value) -> TrialConfig | None:
@@ -63,16 +56,6 @@ def _estimates(question: Question, *configs: TrialConfig | None) -> dict[TrialCo
     return dict(zip(wanted, estimates(question, wanted), strict=True))
 
 
-def _effect(before: Estimate, after: Estimate) -> KnobEffect:
-    return KnobEffect(
-        speed=before.step_seconds.mean / after.step_seconds.mean,
-        peak_memory=after.peak_memory_bytes.mean / before.peak_memory_bytes.mean,
-    )
-
-
 def _size(difference: KnobDifference) -> float:
-    return max((abs(speed - 1) for speed in _speeds(difference)), default=0.0)
-
-
-def _speeds(difference: KnobDifference) -> Iterator[float]:
-    return (effect.speed for effect in (difference.first, difference.last) if effect is not None)
+    effects = (difference.first, difference.last)
+    return max((abs(effect.speed - 1) for effect in effects if effect is not None), default=0.0)

@@ -148,7 +148,7 @@ def test_a_tracker_that_hangs_does_not_keep_the_sweep(
 
 @pytest.mark.parametrize("name", tracker_names.TRACKERS)
 def test_a_missing_library_is_the_line_to_type(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tracker_names, "find_spec", lambda _: None)
+    monkeypatch.setattr(tracker_names, "has", lambda _: False)
     with pytest.raises(MissingPackageError) as refused:
         table.session(tmp_path, trackers=(name,))
     assert str(refused.value) == f"tracker {name}: is not installed; pip install 'autotune[{name}]'"
