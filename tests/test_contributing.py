@@ -53,6 +53,7 @@ def run(copy: Path, *words: str) -> str:
     return ended.stdout
 
 
+@pytest.mark.nightly
 def test_add_a_knob(copy: Path) -> None:
     declaration = recipe("knob")
     assert f"number={max(knob.number for knob in KNOBS.values()) + 1}," in declaration

@@ -47,6 +47,8 @@ if [ -z "${RAY_AUTH_MODE:-}" ]; then
     export RAY_AUTH_MODE
 fi
 export RAY_USAGE_STATS_ENABLED=${RAY_USAGE_STATS_ENABLED:-0}
+# Ray's own default is 15: beside any other work on the node its ranks would hardly compute.
+export RAY_worker_niceness=${RAY_worker_niceness:-0}
 # A node that was cut off ends soon, so that it can be started again as soon as it is back.
 export RAY_gcs_rpc_server_reconnect_timeout_s=${RAY_gcs_rpc_server_reconnect_timeout_s:-20}
 # RDMA registers, and so locks, the buffers of collectives. Where this shell may not, `autotune doctor --cluster` tells.

@@ -113,6 +113,7 @@ def refused_well(kind: str, request: Raw, answer: Answer) -> None:
         assert b"Traceback" not in answer.body and b"root:" not in answer.body and b"site-packages" not in answer.body, told
 
 
+@pytest.mark.nightly
 def test_whatever_is_sent_is_answered(store: Store, database: str, jobs: tuple[list[str], list[str]]) -> None:
     malformed = Malformed(SEED, *jobs, keys_of(store))
     app = create_app(Settings(database_url=database))
@@ -193,6 +194,7 @@ def alive(port: int) -> bool:
         return False
 
 
+@pytest.mark.nightly
 def test_whatever_comes_over_a_socket_is_answered(store: Store, jobs: tuple[list[str], list[str]], served: int) -> None:
     malformed, chance = Malformed(SEED, *jobs, keys_of(store)), random.Random(SEED)
     made = [malformed.next() for _ in range(400)]

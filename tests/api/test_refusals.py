@@ -39,10 +39,10 @@ def lines_of(answer: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("name", sampled([*JobSubmission.model_fields, "nonsense"], every=8))
-def test_no_field_is_refused_in_the_words_of_the_validator(client: TestClient, name: str) -> None:
+def test_no_field_is_refused_in_the_words_of_the_validator(refusing: TestClient, name: str) -> None:
     refused = 0
     for value in WRONG:
-        answer = client.post("/v1/drafts/check", json=REQUEST | {name: value})
+        answer = refusing.post("/v1/drafts/check", json=REQUEST | {name: value})
         if answer.status_code != 200:
             refused += 1
             assert all(line.count("; ") for line in lines_of(answer))
@@ -81,8 +81,8 @@ def test_no_field_is_refused_in_the_words_of_the_validator(client: TestClient, n
     ],
     ids=str,
 )
-def test_a_wrong_value_is_refused_in_one_line(client: TestClient, change: dict[str, Any], line: str) -> None:
-    assert lines_of(client.post("/v1/jobs", json=REQUEST | change))[0].startswith(line)
+def test_a_wrong_value_is_refused_in_one_line(refusing: TestClient, change: dict[str, Any], line: str) -> None:
+    assert lines_of(refusing.post("/v1/jobs", json=REQUEST | change))[0].startswith(line)
 
 
 @pytest.mark.parametrize(
@@ -101,8 +101,8 @@ def test_a_wrong_value_is_refused_in_one_line(client: TestClient, change: dict[s
         ("POST", "/v1/jobs", {"json": REQUEST, "headers": {"Idempotency-Key": "a b"}}, "Idempotency-Key: 'a b' is not a key "),
     ],
 )  # fmt: skip
-def test_wrong_parameters_and_bodies(client: TestClient, method: str, path: str, more: dict[str, Any], line: str) -> None:
-    assert lines_of(client.request(method, path, **more))[0].startswith(line)
+def test_wrong_parameters_and_bodies(refusing: TestClient, method: str, path: str, more: dict[str, Any], line: str) -> None:
+    assert lines_of(refusing.request(method, path, **more))[0].startswith(line)
 
 
 @pytest.mark.parametrize(
@@ -115,8 +115,8 @@ def test_wrong_parameters_and_bodies(client: TestClient, method: str, path: str,
         ("DELETE", "/v1/jobs", b"", "", "method: DELETE is not possible here; use GET, "),
     ],
 )
-def test_what_no_operation_sees(client: TestClient, method: str, path: str, content: bytes, kind: str, line: str) -> None:
-    detail = client.request(method, path, content=content, headers={"Content-Type": kind}).json()["detail"]
+def test_what_no_operation_sees(refusing: TestClient, method: str, path: str, content: bytes, kind: str, line: str) -> None:
+    detail = refusing.request(method, path, content=content, headers={"Content-Type": kind}).json()["detail"]
     assert detail.startswith(line)
     assert "; " in detail
 

@@ -200,7 +200,7 @@ class Dies(LoopListener):
             raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("trials", sampled([10, 11, 21, 22, 26, 28], every=3))
+@pytest.mark.parametrize("trials", sampled([10, 11, 21, 22, 26, 28], every=6))
 def test_a_process_that_takes_over_finds_the_same_and_tells_it_once(tmp_path: Path, store: Store, trials: int) -> None:
     def machine() -> Drifting:
         return Drifting(0.65, since=max(CHANGES_AT - trials, 0))

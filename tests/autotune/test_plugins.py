@@ -56,6 +56,7 @@ def _odd(folder: Path) -> Path:
     return config
 
 
+@pytest.mark.nightly
 def test_an_export_and_an_import(tmp_path: Path) -> None:
     (tmp_path / "flags.json").write_text('{"flags": {"micro_batch_size": 2}}')
     words = (

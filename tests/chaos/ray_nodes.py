@@ -16,6 +16,8 @@ DEVICES = 8
 ROOT = Path(__file__).parents[2]
 SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
+    # Ranks compute beside other processes of the tests, as those of a Ray that Autotune starts can.
+    "RAY_worker_niceness": "0",
     # Each node would start as many idle workers as it has CPUs, for tasks that never come.
     "RAY_enable_worker_prestart": "0",
     "RAY_prestart_worker_first_driver": "0",

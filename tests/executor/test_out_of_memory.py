@@ -62,7 +62,7 @@ def children() -> set[int]:
     return {process.pid for process in psutil.Process().children()}
 
 
-@pytest.mark.parametrize("layout", sampled(LAYOUTS, every=2))
+@pytest.mark.parametrize("layout", sampled(LAYOUTS, every=4))
 def test_the_same_processes_run_the_next_trial(attempt: Try, layout: str) -> None:
     before = attempt(layout)
     processes = children()

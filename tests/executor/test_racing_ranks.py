@@ -80,6 +80,7 @@ def test_a_trial_of_a_third_of_the_best_rate_ends_while_it_is_timed_and_the_rank
     assert run(BRIEF).warm
 
 
+@pytest.mark.nightly
 def test_a_trial_that_reaches_the_best_is_measured_to_its_end(run: Run) -> None:
     result = run(PATIENT, rate_to_beat=1e-3, race_spread=0.05)
     assert (result.outcome, len(result.step_seconds)) == (Outcome.OK, 30)
@@ -152,6 +153,7 @@ def test_a_deep_model_from_two_shallower_ones_is_marked_and_what_layers_add_is_e
         assert extrapolated == sent
 
 
+@pytest.mark.nightly
 def test_an_extrapolated_peak_beyond_the_limit_is_told_and_that_of_a_depth_is_INFEASIBLE(run: Run) -> None:
     deep = dataclasses.replace(SPEC, num_layers=40)
     shallow = run(BRIEF, model=dataclasses.replace(SPEC, num_layers=4))

@@ -13,6 +13,7 @@ from search_spaces.outcome import Outcome
 from search_spaces.trial import Fidelity, TrialRequest, TrialResult, Workload
 from search_spaces.trial_config import TrialConfig
 from tests.executor.slowed import NAP_SECONDS
+from tests.sampling import sampled
 
 FOLDER = str(Path(__file__).parent)
 """Ranks get it by PYTHONPATH, for `slowed`."""
@@ -75,7 +76,7 @@ def test_the_slow_rank_computes_and_the_other_waits_for_it(runner: LocalRunner, 
         assert [event.node for event in slow_nodes(config, apart, 0.04)] == ["1"]
 
 
-@pytest.mark.parametrize("engine", ["ddp", "fsdp2"])
+@pytest.mark.parametrize("engine", sampled(["ddp", "fsdp2"], every=2))
 def test_engines_that_wait_inside_of_torch_say_that_they_cannot_tell(runner: LocalRunner, engine: str) -> None:
     result = measured(runner, TrialConfig(zero_stage=0 if engine == "ddp" else 3), engine)
     assert {rank.compute_seconds_per_step for rank in result.ranks} == {None}

@@ -1,10 +1,12 @@
 """The OpenAPI document as /docs shows it: under the page's policy, with nothing from elsewhere."""
 
+import pytest
 from playwright.sync_api import expect
 
 from tests.page.conftest import Open
 
 
+@pytest.mark.nightly
 def test_operations_are_shown_and_can_be_tried(open_page: Open) -> None:
     page = open_page("docs")
     operation = page.locator("#operations-jobs-list_jobs")

@@ -2,6 +2,7 @@
 
 import re
 
+import pytest
 from playwright.sync_api import Page, expect
 
 from autotune.client import Client
@@ -87,6 +88,7 @@ def test_a_double_click_opens_one_job(place: Place, open_page: Open) -> None:
     assert len(jobs(place)) == len(known) + 1
 
 
+@pytest.mark.nightly
 def test_a_clone_begins_with_what_the_job_was_asked_for(place: Place, finished: str, open_page: Open) -> None:
     page = open_page(f"#/new?from={finished}")
     expect(page.get_by_label(re.compile("^Trials"))).to_have_value("24")

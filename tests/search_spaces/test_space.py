@@ -342,6 +342,7 @@ def test_a_field_of_models_that_came_later_leaves_the_hash_of_models_without_it(
     assert plain.hash == stable_hash([place, None, to_plain(plain.domains), to_plain(plain.base)])
 
 
+@pytest.mark.nightly
 def test_hashes_and_draws_are_the_same_in_every_process() -> None:
     root = Path(search_spaces.__file__).parents[1]
     told = [

@@ -112,6 +112,8 @@ def _connect(address: str | None, cores: int) -> None:
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     if address is None:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        # Ray's own default is 15: beside any other work on this machine its ranks would hardly compute.
+        os.environ.setdefault("RAY_worker_niceness", "0")
         options |= {"num_cpus": cores, "include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES}
     try:
         # A Ray that is started here passes this process's environment to its processes.

@@ -34,6 +34,7 @@ def build():
 LAYOUT = ("--pin", "tensor_parallel_size=2", "--pin", "pipeline_parallel_size=2", "--pin", "zero_stage=1")
 
 
+@pytest.mark.nightly
 def test_a_pipeline_on_a_cluster_that_is_not_here(command: Command) -> None:
     answer = command("dry-run", "config.json", "--cluster", "dgx-a100", *LAYOUT, "--sequence-length", 32, "--json")
     assert answer.status == 0, answer.err

@@ -355,6 +355,7 @@ def test_labels_may_change_in_every_state(command: Command) -> None:
 
 
 @pytest.mark.usefixtures("place")
+@pytest.mark.nightly
 def test_a_job_that_has_succeeded_goes_on_with_more_trials(command: Command, kept: Store) -> None:
     (job,) = good(command(*SUBMIT)).out.split()
     with working(kept):

@@ -59,6 +59,7 @@ def test_a_recipe_that_does_not_fit(command: Command) -> None:
     assert "does not fit: predicted" in answer.out and "; set " in answer.out
 
 
+@pytest.mark.nightly
 def test_a_dry_run_is_exact(command: Command, folder: Path) -> None:
     path = folder / "tiny.toml"
     path.write_text(GOOD.read_text().replace('flavor = "8B"', 'flavor = "debugmodel"').replace("8192", "128"))

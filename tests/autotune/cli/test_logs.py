@@ -116,6 +116,7 @@ def test_a_flood_is_kept_at_both_ends(command: Command, store: Store, job_id: st
     assert command("logs", job_id, 0, "--rank", 0, "--tail", 1).out == "rank 0 was let go\n"
 
 
+@pytest.mark.nightly
 def test_a_killed_and_resumed_job_has_what_both_attempts_printed(
     command: Command, folder: Path, store: Store, job_id: str, ranks: Runner, stage: Path
 ) -> None:

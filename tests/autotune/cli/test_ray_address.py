@@ -31,8 +31,8 @@ for line in sys.stdin:
     print("written", flush=True)
 """
 """Replaces the versions that a head has written down: for each line of input, by its own and those that the line gives."""
-NO_PRESTART = {"RAY_enable_worker_prestart": "0", "RAY_prestart_worker_first_driver": "0"}
-"""Otherwise Ray starts a worker for every CPU when a driver connects, and most of them are never used."""
+RAY_SETTINGS = {"RAY_enable_worker_prestart": "0", "RAY_prestart_worker_first_driver": "0", "RAY_worker_niceness": "0"}
+"""Otherwise Ray starts a worker for every CPU when a driver connects, most in vain, and gives all of them little time."""
 JOURNEY = """
 import sys
 import ray
@@ -71,7 +71,7 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             [ray, *words, *options],
             stdout=told,
             stderr=told,
-            env=os.environ | NO_PRESTART | {"RAY_AUTH_MODE": "disabled", "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0"},
+            env=os.environ | RAY_SETTINGS | {"RAY_AUTH_MODE": "disabled", "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0"},
         )
     try:
         limit = time.monotonic() + 120
@@ -163,6 +163,7 @@ def test_the_environment_names_the_cluster_too(process: Command, head: str, monk
     assert json.loads(process("cluster", "--json").out)["address"] == head
 
 
+@pytest.mark.nightly
 def test_a_cluster_without_GPUs_refuses_a_job_for_them(process: Command, head: str, folder: Path) -> None:
     words = ("--cluster", "dgx-h100", "--ray-address", head, "--global-batch-size", 8)
     refused(process, *SWEEP, *words, says=("cluster: dgx-h100 is 1 x 8 GPUs", f"Ray at {head} has no GPU; start Ray"), status=2)
@@ -193,6 +194,7 @@ def test_an_address_that_does_not_answer_is_one_line(command: Command, folder: P
 
 @pytest.mark.usefixtures("own_version")
 @pytest.mark.parametrize(("name", "theirs"), [("ray_version", "2.1.0"), ("python_version", "3.9.1")])
+@pytest.mark.nightly
 def test_another_version_on_the_cluster_is_one_line(
     process: Command, head: str, write_versions: Callable[..., None], name: str, theirs: str
 ) -> None:
@@ -216,7 +218,7 @@ def test_a_process_that_has_started_a_ray_joins_one_that_has_no_token(head: str)
 
 def journey(*places: str) -> list[str]:
     """What was met, place by place."""
-    environment = {name: value for name, value in os.environ.items() if name != "RAY_AUTH_MODE"} | NO_PRESTART
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_AUTH_MODE"} | RAY_SETTINGS
     words = [sys.executable, "-c", JOURNEY, *places]
     travelled = subprocess.run(words, capture_output=True, text=True, timeout=240, check=False, env=environment)
     assert travelled.returncode == 0, travelled.stderr

@@ -104,6 +104,7 @@ def test_a_stream_that_falls_silent_is_given_up(monkeypatch: pytest.MonkeyPatch)
     assert (asked[:2], asked[-1]) == (["0", "0"], "1")
 
 
+@pytest.mark.nightly
 def test_a_server_that_is_killed_and_started_again(tmp_path: Path, store: Store) -> None:
     """Killed without warning while events come, and ended in good order: who follows misses nothing and sees nothing twice."""
     port = free_port()

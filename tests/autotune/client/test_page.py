@@ -29,6 +29,7 @@ def test_python(url: str, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.usefixtures("working")
+@pytest.mark.nightly
 def test_commands(url: str, store: Store, tmp_path: Path) -> None:
     (commands,) = re.findall(r"^```\n(export .*?)^```", PAGE, re.DOTALL | re.MULTILINE)
     script = 'autotune() { "${PYTHON[@]}" "$@"; }\n' + commands.replace("http://127.0.0.1:8000", url)

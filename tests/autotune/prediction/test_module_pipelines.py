@@ -72,7 +72,7 @@ def test_later_ranks_of_1f1b_hold_fewer_micro_batches(described: dict[str, Facto
     assert held[0] > held[1] > held[2]
 
 
-@pytest.mark.parametrize("case", sampled(CASES, every=8))
+@pytest.mark.parametrize("case", sampled(CASES, every=14))
 def test_the_peak_is_that_of_real_ranks(ranks: LocalRunner, described: dict[str, FactoryModel], case: str) -> None:
     name, knobs = CASES[case]
     model, config, cluster = described[name], TrialConfig(**knobs), local_cluster(RANKS)

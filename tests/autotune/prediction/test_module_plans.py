@@ -46,7 +46,7 @@ def allocated(model: FactoryModel, knobs: dict[str, Any]) -> float:
     return float(memory(cases_of(model, cluster, WORKLOAD, [config], "native"), rates_for(cluster, "native")).allocated[0])
 
 
-@pytest.mark.parametrize("name", ["mlp", "conv", "decoder", "tied", "frozen"])
+@pytest.mark.parametrize("name", sampled(["tied", "mlp", "conv", "decoder", "frozen"], every=5))
 def test_parameters_and_flops_are_those_of_the_module(name: str) -> None:
     model = profiled(name)
     assert model.profile is not None
@@ -120,6 +120,7 @@ def test_a_module_that_reads_values_is_refused_in_one_line() -> None:
         question_of(model, cluster_of("dgx-h100", None, None))
 
 
+@pytest.mark.nightly
 def test_a_plan_has_only_legal_configurations() -> None:
     question = question_of(profiled("decoder"), cluster_of("dgx-h100", None, None), global_batch_size=64)
     found = plan(question, PlanOptions(top=3))

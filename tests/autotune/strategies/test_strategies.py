@@ -154,6 +154,7 @@ def proposals(folder: Path) -> list[str]:
     return found
 
 
+@pytest.mark.nightly
 def test_another_process_proposes_the_same(tmp_path: Path) -> None:
     """One with another seed of its hashes: this one's is drawn when it starts."""
     here = Path(__file__).parent

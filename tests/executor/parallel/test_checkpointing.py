@@ -271,6 +271,7 @@ def test_collectives_inside_a_block_run_once_and_kept_results_are_right(pair: Lo
         assert "keep_collective" in found["refused"]
 
 
+@pytest.mark.nightly
 def test_stage_3_gathers_outside_of_what_runs_again(pair: LocalRunner) -> None:
     """Two real ranks: the same losses to the bit, the same collectives, and peaks in order."""
     results: list[TrialResult] = []

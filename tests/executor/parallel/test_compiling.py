@@ -56,6 +56,7 @@ def loss_of(module: nn.Module) -> Tensor:
     return loss
 
 
+@pytest.mark.nightly
 def test_a_compiled_trial_trains_the_same_and_tells_its_compile_time_apart() -> None:
     compiled, plain = trial(compiled=True), trial(compiled=False)
     assert compiled.outcome == plain.outcome == Outcome.OK

@@ -57,6 +57,7 @@ class TestContract(ProcessRunnerContract):
     """All of the contract."""
 
 
+@pytest.mark.nightly
 def test_one_rank_shares_no_core_and_logs_what_it_prints(tmp_path: Path) -> None:
     with make(1, log_directory=tmp_path / "logs") as runner:
         result = run(runner, world_size=1)

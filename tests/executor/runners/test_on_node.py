@@ -99,6 +99,7 @@ def test_a_port_is_reached_and_a_closed_one_is_told() -> None:
     assert "refused" in closed
 
 
+@pytest.mark.nightly
 def test_a_pair_is_measured_by_both_of_its_ranks() -> None:
     environment = os.environ | {"PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo"}
     words = [sys.executable, "-c", END]

@@ -74,6 +74,7 @@ class TestRayRunner(ProcessRunnerContract):
         assert pair.environment["threads"] == str(max(1, cores // 2))
         assert alone.environment["pid"] == pair.environment["pid"]
         assert COMPARABLE not in alone.environment
+        assert os.getpriority(os.PRIO_PROCESS, int(alone.environment["pid"])) == os.getpriority(os.PRIO_PROCESS, 0)
         assert (COMPARABLE in run(runner, world_size=more).environment) == (cores < more)
 
 

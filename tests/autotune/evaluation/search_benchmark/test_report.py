@@ -68,6 +68,7 @@ def test_the_document(played: dict[str, Any]) -> None:
     assert markdown_page(found).count("| guided |") > 6
 
 
+@pytest.mark.nightly
 def test_the_same_in_several_processes(folder: Path, played: dict[str, Any]) -> None:
     """But for times."""
     again = document(folder, TWO, strategies=(*FEW, "tpe"), processes=2)

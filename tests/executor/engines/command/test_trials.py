@@ -13,6 +13,7 @@ from search_spaces.models.command import CommandModel
 from search_spaces.outcome import Outcome
 from search_spaces.trial import Fidelity, LogLines, TrialRequest, TrialResult, Workload
 from search_spaces.trial_config import TrialConfig
+from tests.sampling import sampled
 
 SCRIPT = str(Path(__file__).with_name("script.py"))
 BRIEF = Fidelity(min_steps=5, max_steps=10, max_warmup_steps=6)
@@ -144,7 +145,7 @@ def test_a_silent_script_fails_with_the_remedy(run: Run, how: str) -> None:
     assert "autotune.report(samples=…)" in result.message
 
 
-@pytest.mark.parametrize("how", ["wait_for_ever", "children"])
+@pytest.mark.parametrize("how", sampled(["children", "wait_for_ever"], every=2))
 def test_a_script_that_hangs_runs_out_of_time_and_tells_where(runner: LocalRunner, how: str, tmp_path: Path) -> None:
     for attempt in range(3):  # a stall of a second, in which stacks are printed, leaves the rest to the ranks' own limit
         folder = tmp_path / str(attempt)

@@ -196,6 +196,7 @@ def test_stage_3_kept_after_forward_holds_every_parameter(measure: Measure) -> N
     assert measure(**SHARDED, reshard_after_forward=False).ranks[0].tag_peak_bytes["parameters"] == BYTES * P
 
 
+@pytest.mark.nightly
 def test_held_gradients_are_full_until_the_last_micro_batch(measure: Measure) -> None:
     """Stage 1, and stage 2 deferred: full gradients and the share; stage 2 at each micro-batch: the share alone."""
     held = {"micro_batch_size": 1, "contiguous_gradients": True}
