@@ -31,7 +31,7 @@ RELEASE_VENV ?= .venv-release
 RELEASE_BIN := $(RELEASE_VENV)/bin
 RELEASE_STAMP := $(RELEASE_VENV)/.installed
 
-.PHONY: client release docs lock demo check lint test nightly oldest extras trackers gpu gpu-bundle gpu-ahead parity chaos hostile fuzz bench validate search clean
+.PHONY: client release docs notebooks lock demo check lint test nightly oldest extras trackers gpu gpu-bundle gpu-ahead parity chaos hostile fuzz bench validate search clean
 
 # Only files whose hashes are listed are installed. torch for CPUs where one is offered whose hash is listed, else the CUDA build.
 $(STAMP): pyproject.toml constraints.txt $(wildcard locks/*.txt)
@@ -70,6 +70,7 @@ nightly: $(STAMP) $(RELEASE_STAMP)
 	$(PYTEST) -m "nightly and not chaos"
 	AUTOTUNE_STALL_SECONDS=0.05 $(BIN)/python -m pytest tests/api -m "not nightly and not fuzz"
 	AUTOTUNE_FUZZ_EXAMPLES=5 $(BIN)/python -m pytest tests/api/schema_proofs.py
+	$(MAKE) notebooks NOTEBOOK_OUTPUTS= NOTEBOOK_FIGURES=plotly_mimetype
 	$(MAKE) chaos hostile
 
 # Of PyPI's torch, which is the CUDA build: it computes on CPUs as well.
@@ -130,7 +131,7 @@ extras: $(EXTRAS_STAMP) trackers
 
 $(DOCS_STAMP): constraints.txt
 	$(PYTHON) -m venv $(DOCS_VENV)
-	$(DOCS_BIN)/python -m pip install --quiet --disable-pip-version-check mkdocs-material 'mkdocstrings[python]' codespell -c constraints.txt
+	$(DOCS_BIN)/python -m pip install --quiet --disable-pip-version-check mkdocs-material 'mkdocstrings[python]' codespell mkdocs-jupyter nbclient ipykernel kaleido -c constraints.txt
 	touch $@
 
 # The site in site/: a dead link, a page outside of the navigation or a docstring that names a wrong parameter fails it.
@@ -138,6 +139,15 @@ docs: $(DOCS_STAMP) $(STAMP)
 	$(DOCS_BIN)/codespell README.md CONTRIBUTING.md docs --skip '*.png,*.json'
 	$(BIN)/python -m pytest -q tests/docs -m "not nightly"
 	NO_MKDOCS_2_WARNING=1 $(DOCS_BIN)/mkdocs build --quiet --strict
+
+# The notebooks, executed by the site's environment with the packages of the product's. --inplace: with their outputs, which needs
+# Chromium for the figures.
+NOTEBOOK_OUTPUTS ?= --inplace
+NOTEBOOK_FIGURES ?= png
+notebooks: $(DOCS_STAMP) $(STAMP)
+	mkdir -p build && PATH="$(CURDIR)/$(BIN):$$PATH" PLOTLY_RENDERER=$(NOTEBOOK_FIGURES) AUTOTUNE_DB="$$(mktemp -d)/jobs.db" \
+	    PYTHONPATH="$(CURDIR):$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" \
+	    $(CURDIR)/$(DOCS_BIN)/jupyter execute $(NOTEBOOK_OUTPUTS) docs/notebooks/*.ipynb
 
 $(RELEASE_STAMP): locks/release.txt
 	$(PYTHON) -m venv $(RELEASE_VENV)

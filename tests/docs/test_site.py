@@ -1,5 +1,6 @@
 """The pages: each in the navigation of the site, each public name in the reference, in plain English."""
 
+import json
 import re
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import autotune.plots
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = sorted(str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md"))
+NOTEBOOKS = sorted(DOCS.rglob("*.ipynb"))
 # Of each, the standard term is shorter and clearer: report, return, learned, predicted, only, "there is not".
 AVOIDED = re.compile(
     r"\b(told|tells?|telling|taught|teach(?:es)?|foreseen|such as one has|whatever comes of it)\b", re.IGNORECASE
@@ -17,8 +19,17 @@ AVOIDED = re.compile(
 
 
 def test_every_page_is_in_the_navigation_once() -> None:
-    listed = re.findall(r"[\w/-]+\.md", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
-    assert sorted(listed) == PAGES
+    listed = re.findall(r"[\w/-]+\.(?:md|ipynb)", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
+    assert sorted(listed) == sorted([*PAGES, *(str(notebook.relative_to(DOCS)) for notebook in NOTEBOOKS)])
+
+
+def test_notebooks_have_the_outputs_of_a_whole_run() -> None:
+    for notebook in NOTEBOOKS:
+        cells = [cell for cell in json.loads(notebook.read_text(encoding="utf-8"))["cells"] if cell["cell_type"] == "code"]
+        assert [cell["execution_count"] for cell in cells] == [*range(1, len(cells) + 1)], notebook.name
+        outputs = [output for cell in cells for output in cell["outputs"]]
+        assert not any(output["output_type"] == "error" for output in outputs)
+        assert sum("image/png" in output.get("data", {}) for output in outputs) >= 3
 
 
 def test_every_public_name_is_in_the_reference() -> None:

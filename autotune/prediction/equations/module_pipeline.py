@@ -13,6 +13,7 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -144,13 +145,26 @@ def cut_stage(profile: ModuleProfile, trace: Trace, policy: str, every: int, off
     if last:
         cutter.add(moments[forward], moments[forward - 1].level)
     turn = len(cutter.marks)
-    cutter.backward(moments[forward:], blocks, last)
+    shared = _shared_gradients(profile, moments) if first != last else {}
+    cutter.backward(moments[forward:], blocks, first, last, shared)
     trained = tuple(profile.trained[slot] for slot in slots)
     return Stage(
         profile=dataclasses.replace(profile, trained=trained, frozen=_frozen(profile, blocks, first, last)),
         shape=shape_of(_counted_from(blocks, trained), _marks_from(blocks, cutter.marks)),
         curve=np.array(cutter.rows), turn=turn, first=first, last=last,
     )  # fmt: skip
+
+
+def _shared_gradients(profile: ModuleProfile, moments: Sequence[Moment]) -> dict[int, NDArray[np.float64]]:
+    """Slot of each parameter that the first and the last block's surroundings share -> bytes of its gradient, as in a curve.
+
+    The module holds what the last use contributes until backward reaches the first use. Stages with one use each do not.
+    """
+    return {
+        moment.index: np.array([before.level[0] - moment.level[0], 0.0])
+        for before, moment in pairwise(moments)
+        if moment.mark is Mark.GRADIENT and profile.trained[moment.index].first and profile.trained[moment.index].last
+    }
 
 
 def _counted_from(blocks: range, trained: Sequence[TrainedParameter]) -> tuple[TrainedParameter, ...]:
@@ -216,12 +230,22 @@ class _Cutter:
                 self.add(moment, level)  # the last block's input is dropped
             level = moment.level
 
-    def backward(self, moments: Sequence[Moment], blocks: range, last: bool) -> None:
-        """From the loss, or from the last block; the received gradient is no activation, and the output stays."""
+    def backward(
+        self, moments: Sequence[Moment], blocks: range, first: bool, last: bool, shared: dict[int, NDArray[np.float64]]
+    ) -> None:
+        """From the loss, or from the last block; the received gradient is no activation, and the output stays.
+
+        `shared`: gradients to which the module's other end contributes; the last stage has them as soon as blocks begin.
+        """
         level = moments[0].level
         running = last
         received = not last
         for moment in moments[1:]:
+            if last:
+                for slot, size in shared.items():
+                    self.add(dataclasses.replace(moment, mark=Mark.GRADIENT, index=slot), level, -size)
+                    moment, level = dataclasses.replace(moment, peak=moment.level), moment.level
+                shared = {}
             if moment.mark is Mark.BACKWARD and moment.index == blocks[-1] and not last:
                 running = True
                 self.marks.append((Mark.BACKWARD, moment.index))
@@ -233,5 +257,7 @@ class _Cutter:
                 # The block that got the gradient has not freed it.
                 more = self.hidden if received and moment.mark is not Mark.GRADIENT else None
                 received = received and more is None
+                if first and moment.mark is Mark.GRADIENT:
+                    more = shared.get(moment.index, more)
                 self.add(moment, level, more)
             level = moment.level
