@@ -89,8 +89,8 @@ def page(documents: Mapping[Calibration, Document], lines: list[Line], sections:
         parts += [line.replace("## ", "### ") for line in source_tables(documents[mode])]
     parts += [
         "## Reliability", "",
-        "On sources left out of the fit: stated probabilities against what happened. Bands of time and memory are too narrow",
-        "there: the common factor of new software or a new network is not in them.", "",
+        "On sources left out of the fit: stated probabilities against what happened. Bands are those of the mean source: a few",
+        "sources with many rows are off by a common factor.", "",
         *reliability_lines(documents[Calibration.LEAVE_SOURCE_OUT]["reliability"]), "",
     ]  # fmt: skip
     parts += ["## Rows that are not scored", "", *skipped_tables(documents[Calibration.LEAVE_SOURCE_OUT]), ""]

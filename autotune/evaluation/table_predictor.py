@@ -133,13 +133,14 @@ class TablePredictor:
         seconds = found.prediction.seconds * np.exp(found.learned)
         read = as_read(found.prediction.memory, rows) * found.beyond
         rates, needed = found.rates, found.fullest.needed * found.beyond
+        time_reach, memory_reach = found.prediction.time_reach, found.prediction.memory_reach
         return {
             "step_seconds": seconds,
-            "step_seconds_low": seconds * np.exp(-Z90 * rates.time_spread),
-            "step_seconds_high": seconds * np.exp(Z90 * rates.time_spread),
+            "step_seconds_low": seconds * np.exp(-time_reach),
+            "step_seconds_high": seconds * np.exp(time_reach),
             "memory_bytes": read,
-            "memory_bytes_low": read * np.exp(-Z90 * rates.memory_spread),
-            "memory_bytes_high": read * np.exp(Z90 * rates.memory_spread),
+            "memory_bytes_low": read * np.exp(-memory_reach),
+            "memory_bytes_high": read * np.exp(memory_reach),
             "fit_probability": fit_probability(
                 needed, found.fullest.usable(_on_fullest_rank(found.cases)), rates.memory_spread
             ),
@@ -254,7 +255,7 @@ def _fit_time(rows: Sequence[Row], before: Coefficients, together: bool) -> Coef
         if spread < 1.5 * noise:
             break
         noise = min(spread, 0.2)
-    return replace(rates, time_spread=spread)
+    return replace(rates, time_spread=spread, time_tail=_tail(left, timed, spread, before.time_tail))
 
 
 def _undisturbed(rows: Sequence[Row]) -> list[Row]:
@@ -290,7 +291,8 @@ def _fit_memory(rows: Sequence[Row], before: Coefficients, together: bool) -> Co
     weights = _weights(held, _SOURCE_WEIGHT["memory"] if together else None)
     rates = fitted(names("memory", shared=together), before, predicted, measured, _MEMORY_NOISE, weights)
     left = np.log(measured / predicted(rates))
-    return replace(rates, memory_spread=_spread(left, held, before.memory_spread, mean=True))
+    spread = _spread(left, held, before.memory_spread, mean=True)
+    return replace(rates, memory_spread=spread, memory_tail=_tail(left, held, spread, before.memory_tail))
 
 
 def _spread_out(rows: Sequence[Row]) -> list[Row]:
@@ -326,6 +328,18 @@ def _spread(left: NDArray[np.float64], rows: Sequence[Row], before: float, *, me
     own = [np.abs(left[[row.source == source for row in rows]]) for source in sources]
     each = [np.median(errors) for errors in own]
     found = 1.4826 * float(np.mean(each) if mean else np.median(each))
+    return float((len(left) * found + _HALF_PRIOR_ROWS * before) / (len(left) + _HALF_PRIOR_ROWS))
+
+
+def _tail(left: NDArray[np.float64], rows: Sequence[Row], spread: float, before: float) -> float:
+    """The 90 % quantile of the errors, each source having the same weight, over that of a normal distribution with the spread.
+
+    At least 1; shrunk to the prior if there are few rows.
+    """
+    counts = Counter(row.source for row in rows)
+    order = np.argsort(np.abs(left))
+    share = np.cumsum([1.0 / counts[rows[place].source] for place in order]) / len(counts)
+    found = max(float(np.abs(left)[order[int(np.searchsorted(share, 0.9 - 1e-12))]]) / (Z90 * spread), 1.0)
     return float((len(left) * found + _HALF_PRIOR_ROWS * before) / (len(left) + _HALF_PRIOR_ROWS))
 
 

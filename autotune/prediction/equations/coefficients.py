@@ -66,6 +66,11 @@ class Coefficients:
     """Bytes/s, sum of both directions, with equal simultaneous reads and writes."""
     time_spread: float = _known(0.12, 0.5, "band")
     """Standard deviation of the logarithm of measured / predicted time."""
+    time_tail: float = _known(1.0, 0.5, "band")
+    """Half-width of the 90 % band of times as a multiple of that of a normal distribution with `time_spread`.
+
+    Software and networks without trials of their own share an error that the spread within a source does not contain.
+    """
 
     context_bytes: float = _known(1.8e9, 0.3, "memory")
     """Bytes outside of torch's allocator: the device's context and communicators."""
@@ -79,6 +84,8 @@ class Coefficients:
     """Activations of a layer that backward holds besides the kept ones: gradients and temporaries."""
     memory_spread: float = _known(0.06, 0.5, "band")
     """Standard deviation of the logarithm of measured / predicted memory."""
+    memory_tail: float = _known(1.0, 0.5, "band")
+    """The same as `time_tail` for the 90 % band of memory."""
 
 
 def names(quantity: str, *, shared: bool = False) -> tuple[str, ...]:

@@ -49,8 +49,9 @@ class Prediction:
     parts: dict[str, Array]
     """Part of `PARTS` -> seconds; the sum is the step time."""
     memory: Memory
-    time_spread: float
-    memory_spread: float
+    time_reach: float
+    """Half-width of the 90 % band of the logarithm of the time."""
+    memory_reach: float
 
     @property
     def seconds(self) -> Array:
@@ -59,11 +60,11 @@ class Prediction:
 
     def seconds_band(self) -> tuple[Array, Array]:
         """The interval that contains the step time with a probability of 90 %."""
-        return _band(self.seconds, self.time_spread)
+        return _band(self.seconds, self.time_reach)
 
     def memory_band(self) -> tuple[Array, Array]:
         """The interval that contains the peak with a probability of 90 %."""
-        return _band(self.memory.total, self.memory_spread)
+        return _band(self.memory.total, self.memory_reach)
 
 
 def predict(cases: Cases, rates: Coefficients) -> Prediction:
@@ -71,8 +72,8 @@ def predict(cases: Cases, rates: Coefficients) -> Prediction:
     return Prediction(
         parts=_parts(cases, rates),
         memory=memory(cases, rates),
-        time_spread=rates.time_spread,
-        memory_spread=rates.memory_spread,
+        time_reach=Z90 * rates.time_spread * rates.time_tail,
+        memory_reach=Z90 * rates.memory_spread * rates.memory_tail,
     )
 
 
@@ -295,5 +296,5 @@ def _world(cases: Cases) -> Array:
     return layouts.data * layouts.tensor * layouts.pipeline * layouts.context
 
 
-def _band(values: Array, spread: float) -> tuple[Array, Array]:
-    return values * np.exp(-Z90 * spread), values * np.exp(Z90 * spread)
+def _band(values: Array, reach: float) -> tuple[Array, Array]:
+    return values * np.exp(-reach), values * np.exp(reach)

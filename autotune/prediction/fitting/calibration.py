@@ -12,7 +12,7 @@ from autotune.prediction.equations.cases import Array
 from autotune.prediction.equations.coefficients import Coefficients
 from autotune.prediction.equations.rates import ON_A_PROCESSOR
 from autotune.prediction.fitting.fitting import fitted
-from autotune.prediction.fitting.trial_fit import spread_after
+from autotune.prediction.fitting.trial_fit import spread_after, tail_after
 from search_spaces.clusters.cluster import ClusterSpec
 from search_spaces.clusters.microbenchmark import Measured, Operation, ranks_in_domain
 from storage.records import CalibrationRecord
@@ -85,7 +85,8 @@ def coefficients_from_benchmark(
     spread = spread_after(before.time_spread, errors)
     # A quick measurement sees few shapes, each only once: it does not narrow the band.
     spread = max(spread, before.time_spread) if record.quick else spread
-    return dataclasses.replace(_counted(record, cluster, rates), time_spread=spread)
+    tail = before.time_tail if record.quick else tail_after(before.time_tail, errors)
+    return dataclasses.replace(_counted(record, cluster, rates), time_spread=spread, time_tail=tail)
 
 
 def default_precision(cluster: ClusterSpec) -> str:

@@ -39,6 +39,8 @@ def fit_runs(history: Sequence[Runs], before: Coefficients) -> tuple[Coefficient
     spreads = {
         "time_spread": spread_after(before.time_spread, time_errors),
         "memory_spread": spread_after(before.memory_spread, memory_errors),
+        "time_tail": tail_after(before.time_tail, time_errors),
+        "memory_tail": tail_after(before.memory_tail, memory_errors),
     }
     return dataclasses.replace(rates, **spreads), int(sum(np.sum(runs.repeats) for runs in history))
 
@@ -93,6 +95,11 @@ def _fit(figures: _Figures, candidates: Sequence[str], before: Coefficients, noi
 WORTH = 4.0
 """Number of errors to which the prior spread is equivalent: a few lucky errors do not narrow the band."""
 LEAST_SPREAD = 0.02
+
+
+def tail_after(before: float, errors: Array) -> float:
+    """What of a band's tail is left once these errors are known: it counts as `WORTH` errors too, and none of them has one."""
+    return 1.0 + (before - 1.0) * WORTH / (WORTH + len(errors))
 
 
 def spread_after(before: float, errors: Array) -> float:

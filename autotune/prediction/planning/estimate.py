@@ -12,7 +12,7 @@ from autotune.prediction.cases.config_cases import cases_of
 from autotune.prediction.equations.cases import Array, Cases, scalar
 from autotune.prediction.equations.memory import rank_memory, share_memory
 from autotune.prediction.equations.schedules import at_point
-from autotune.prediction.equations.step import Z90, Prediction, predict
+from autotune.prediction.equations.step import Prediction, predict
 from autotune.prediction.equations.uneven import has_explicit_layers, layout_key, layout_overrides, shares_of, tabled
 from autotune.prediction.fitting.knob_features import config_features
 from autotune.prediction.fitting.lessons import Lessons
@@ -166,7 +166,7 @@ def _estimate(
     ranks = _ranks(question, config, cases)
     fullest = max(ranks, key=lambda rank: rank.total / rank.capacity_ratio)
     peak = fullest.total
-    factor = math.exp(Z90 * prediction.memory_spread)
+    factor = math.exp(prediction.memory_reach)
     host = _at(prediction.memory.host, row)
     flops = _flops_of_sample(question, config) * batch
     tflops = flops / seconds / question.cluster.world_size / 1e12
