@@ -1,10 +1,10 @@
 """The probability that memory suffices: one definition for verdicts, plans and search.
 
-log(measured / predicted bytes) has Student's distribution with two degrees of freedom, scaled so that its 90 % band is that of
-a normal distribution with the calibrated spread. (Stated bands are wider by `memory_tail`: sources also differ in what they call
-memory.) Memory is usually as predicted within a few per cent, but a few configurations in a hundred are off by a third, which a
-normal distribution would call impossible: on published sweeps left out of the fit, the log loss of its verdicts is 0.100, and
-0.072 with this one.
+log(measured / predicted bytes) has Student's distribution with two degrees of freedom, scaled so that its 90 % band is that
+of a normal distribution with the calibrated spread. (Stated bands are wider by `memory_tail`: sources also differ in what
+they call memory.) Memory is usually as predicted within a few per cent, but a few configurations in a hundred are off by a
+third, which a normal distribution would call impossible: on published sweeps left out of the fit, the log loss of its
+verdicts is 0.100, and 0.072 with this one.
 """
 
 import math
