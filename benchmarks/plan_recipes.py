@@ -225,7 +225,7 @@ def _verdict(ratio: float, found: Found) -> str:
         return f"ties with the first row (it is predicted to be {size}; ties reach to {100 * tie:.1f} %)"
     certain = 100 * (math.exp(Z90 * spread) - 1)
     far = "beyond" if 100 * abs(ratio) > certain else "within"
-    return f"is predicted to be {size}, {far} the stated uncertainty of one prediction ({certain:.0f} %)"
+    return f"is predicted to be {size}, {far} what predictions for one machine are off by ({certain:.0f} %)"
 
 
 def page(all_found: list[Found]) -> str:
