@@ -26,5 +26,5 @@ def test_a_case_is_told_with_both_predictions_and_why_they_differ() -> None:
     assert f"{found.first.estimate.samples_per_second.mean:.4g} [" in text
     # Context parallelism over 2, as the recipe of this very cluster chooses.
     assert found.first.estimate.config.context_parallel_size == 2
-    assert "within the stated uncertainty of one prediction" in text
+    assert "within what predictions for one machine are off by" in text
     assert re.search(r"[\d.]+ s more compute", text)

@@ -42,12 +42,14 @@ COEFFICIENT_TEXTS = {
     "file_read_bandwidth": "bytes/s that a node reads from files",
     "file_update_bandwidth": "bytes/s of a node's files in updates",
     "time_spread": "spread of measured / predicted time",
+    "time_tail": "90 % band of time, over that of its spread",
     "context_bytes": "bytes outside torch's allocator",
     "workspace_bytes": "bytes of workspaces",
     "fragmentation": "reserved / allocated",
     "activation_scale": "x the modelled activations",
     "working_layers": "layers of working activations in backward",
     "memory_spread": "spread of measured / predicted memory",
+    "memory_tail": "90 % band of memory, over that of its spread",
 }
 """Coefficient -> short description."""
 CHANGED = 0.005
