@@ -14,6 +14,7 @@ PROOFS = Path(__file__).with_name("schema_proofs.py")
 
 
 @pytest.mark.fuzz
+@pytest.mark.nightly
 def test_every_operation_is_answered_as_the_document_says() -> None:
     chosen = [] if "AUTOTUNE_FUZZ_EXAMPLES" in os.environ else ["-m", "not nightly"]
     run = subprocess.run([sys.executable, "-m", "pytest", "-q", str(PROOFS), *chosen], capture_output=True, text=True)

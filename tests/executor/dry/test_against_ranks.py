@@ -85,12 +85,13 @@ def test_families_are_foretold(ranks: LocalRunner, family: str, knobs: dict[str,
     require_foretold(ranks, model, config, workload, exact_memory=True)
 
 
+@pytest.mark.nightly
 def test_experts_are_foretold_as_evenly_used(ranks: LocalRunner) -> None:
     config, workload = TrialConfig(micro_batch_size=4), Workload(global_batch_size=16, sequence_length=32)
     require_foretold(ranks, EXPERTS, config, workload, exact_memory=False)
 
 
-@pytest.mark.parametrize("stage", [1, 3])
+@pytest.mark.parametrize("stage", sampled([1, 3], every=2))
 def test_experts_with_a_capacity_are_foretold_exactly_whatever_ranks_divide_them(ranks: LocalRunner, stage: int) -> None:
     spec = dataclasses.replace(EXPERTS, capacity_factor=1.25, load_balance=0.01)
     config = TrialConfig(micro_batch_size=4, expert_parallel_size=2, zero_stage=stage).replace({} if stage < 3 else GATHERS)

@@ -22,6 +22,8 @@ from search_spaces.models.model import FactoryModel, ModelSpec
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
 
+pytestmark = pytest.mark.nightly  # `make oldest` runs them too
+
 RANKS, STEPS = 2, 4
 SPEC = ModelSpec(
     name="float8", family="llama", num_layers=4, hidden_size=64, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
@@ -130,7 +132,6 @@ def test_frozen_matrices_are_multiplied_so_beside_their_adapters(gang: Gang) -> 
     assert narrow != wide
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize("knobs", [{"zero_stage": 0}, {"zero_stage": 2, "micro_batch_size": 2}], ids=str)
 def test_graphs_replay_the_same_products(gang: Gang, knobs: Mapping[str, Value]) -> None:
     """Scales are of the values of each replay, not of those that were captured."""

@@ -18,7 +18,10 @@ from search_spaces.outcome import Outcome
 from search_spaces.trial import Fidelity, TrialRequest, TrialResult, Workload
 from search_spaces.trial_config import TrialConfig
 
-pytestmark = pytest.mark.filterwarnings("default")  # of what the compiler does inside it warns itself
+pytestmark = [
+    pytest.mark.filterwarnings("default"),  # of what the compiler does inside it warns itself
+    pytest.mark.nightly,  # `make oldest` runs them too
+]
 
 SMALL = ModelSpec(
     name="small", family="llama", num_layers=2, hidden_size=16, num_attention_heads=2, num_key_value_heads=1, head_dim=8,
@@ -56,7 +59,6 @@ def loss_of(module: nn.Module) -> Tensor:
     return loss
 
 
-@pytest.mark.nightly
 def test_a_compiled_trial_trains_the_same_and_tells_its_compile_time_apart() -> None:
     compiled, plain = trial(compiled=True), trial(compiled=False)
     assert compiled.outcome == plain.outcome == Outcome.OK

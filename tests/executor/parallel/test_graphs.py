@@ -33,7 +33,8 @@ from search_spaces.models.model import FactoryModel, ModelSpec
 from search_spaces.outcome import Outcome
 from search_spaces.trial import Fidelity, TrialRequest, Workload
 from search_spaces.trial_config import TrialConfig
-from tests.sampling import sampled
+
+pytestmark = pytest.mark.nightly  # `make oldest` runs them too
 
 SPEC = ModelSpec(
     name="small", family="llama", num_layers=2, hidden_size=16, num_attention_heads=2, num_key_value_heads=1, head_dim=8,
@@ -106,21 +107,18 @@ def check(gang: Gang, tried: Case) -> None:
 
 @pytest.mark.parametrize(
     ("model", "knobs"),
-    sampled(
-        [
-            ("llama", {"zero_stage": 0, "micro_batch_size": 4}),
-            ("llama", {"zero_stage": 1, "overlap_param_gather": True, "contiguous_gradients": False}),
-            ("llama", {"zero_stage": 1, "offload_optimizer": "cpu", "offload_ratio": 0.5, "micro_batch_size": 8}),
-            ("llama", {"zero_stage": 2, "defer_gradient_reduction": True, "contiguous_gradients": False}),
-            ("llama", {"zero_stage": 1, "precision": "fp16", "optimizer": "muon", "micro_batch_size": 4}),
-            ("llama", {"zero_stage": 0, "precision": "bf16", "accumulation_dtype": "bf16", "contiguous_gradients": False}),
-            ("gpt2", {"zero_stage": 2}),
-            (WIDE, {"zero_stage": 1, "lora_rank": 4, "frozen_dtype": "nf4", "micro_batch_size": 8}),
-            ("llama", {"zero_stage": 1, "prompt_length": 4, "micro_batch_size": 8}),
-            ("llama", {"zero_stage": 2, "prefix_length": 4, "micro_batch_size": 8}),
-        ],
-        every=5,
-    ),
+    [
+        ("llama", {"zero_stage": 0, "micro_batch_size": 4}),
+        ("llama", {"zero_stage": 1, "overlap_param_gather": True, "contiguous_gradients": False}),
+        ("llama", {"zero_stage": 1, "offload_optimizer": "cpu", "offload_ratio": 0.5, "micro_batch_size": 8}),
+        ("llama", {"zero_stage": 2, "defer_gradient_reduction": True, "contiguous_gradients": False}),
+        ("llama", {"zero_stage": 1, "precision": "fp16", "optimizer": "muon", "micro_batch_size": 4}),
+        ("llama", {"zero_stage": 0, "precision": "bf16", "accumulation_dtype": "bf16", "contiguous_gradients": False}),
+        ("gpt2", {"zero_stage": 2}),
+        (WIDE, {"zero_stage": 1, "lora_rank": 4, "frozen_dtype": "nf4", "micro_batch_size": 8}),
+        ("llama", {"zero_stage": 1, "prompt_length": 4, "micro_batch_size": 8}),
+        ("llama", {"zero_stage": 2, "prefix_length": 4, "micro_batch_size": 8}),
+    ],
     ids=str,
 )
 def test_two_ranks_train_as_plain_torch_does(pair: Gang, model: str, knobs: dict[str, Value]) -> None:

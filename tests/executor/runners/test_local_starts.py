@@ -42,6 +42,7 @@ def make_runner() -> Callable[[], LocalRunner]:
     return make
 
 
+@pytest.mark.nightly
 class TestStart:
     """The part of the contract that depends on how ranks start. `test_local.py` has all of it with forked ranks."""
 

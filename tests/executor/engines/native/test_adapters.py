@@ -14,7 +14,8 @@ from search_spaces.models.model import ModelSpec
 from search_spaces.training.adapters import adapted, layer_adapter_elements
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
-from tests.sampling import sampled
+
+pytestmark = pytest.mark.nightly  # `make oldest` runs them too
 
 BYTES = 4  # fp32
 STEP_COUNTER = 4
@@ -90,7 +91,7 @@ def test_tensor_parallel_ranks_send_nothing_more_but_the_summands(measure: Measu
 
 @pytest.mark.parametrize(
     ("stage", "optimizer", "gradients"),
-    sampled([(3, 12 * A // 2, 2 * A), (0, 8 * A, 4 * A), (1, 12 * A // 2, 6 * A), (2, 12 * A // 2, 2 * A)], every=4),
+    [(3, 12 * A // 2, 2 * A), (0, 8 * A, 4 * A), (1, 12 * A // 2, 6 * A), (2, 12 * A // 2, 2 * A)],
 )
 def test_frozen_parameters_have_no_states(measure: Measure, stage: int, optimizer: int, gradients: int) -> None:
     knobs = SHARDED if stage == 3 else {"zero_stage": stage}
@@ -122,7 +123,7 @@ BITS = {"int8": 8 / 8 + 4 / 64, "nf4": 4 / 8 + 4 / 64}
 """Bytes of a quantised element, its share of a scale included."""
 
 
-@pytest.mark.parametrize(("stage", "dtype"), sampled([(stage, dtype) for stage in (1, 0, 2) for dtype in BITS], every=6))
+@pytest.mark.parametrize(("stage", "dtype"), [(stage, dtype) for stage in (1, 0, 2) for dtype in BITS])
 def test_quantised_matrices_lie_whole_below_stage_3(measure: Measure, stage: int, dtype: str) -> None:
     rank = measure(zero_stage=stage, frozen_dtype=dtype).ranks[0]
     whole = BYTES * (P + A - MATRICES) + BITS[dtype] * MATRICES
@@ -133,7 +134,7 @@ def test_quantised_matrices_lie_whole_below_stage_3(measure: Measure, stage: int
     assert sent["all_reduce" if stage == 0 else "reduce_scatter"] == BYTES * A
 
 
-@pytest.mark.parametrize("dtype", sampled(reversed(BITS), every=2))
+@pytest.mark.parametrize("dtype", BITS)
 def test_quantised_matrices_are_gathered_as_bytes(measure: Measure, dtype: str) -> None:
     """In collectives of their own: one more in each layer, forward and backward."""
     rank = measure(**SHARDED, frozen_dtype=dtype).ranks[0]

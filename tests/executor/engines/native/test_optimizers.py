@@ -27,7 +27,8 @@ from search_spaces.models.model import ModelSpec
 from search_spaces.optimizers import LEAST_QUANTISED, OPTIMIZERS, QUANTISED_BLOCK
 from search_spaces.trial import TrialResult, Workload
 from search_spaces.trial_config import TrialConfig
-from tests.sampling import sampled
+
+pytestmark = pytest.mark.nightly  # `make oldest` runs them too
 
 SPEC = ModelSpec(
     name="kept", family="llama", num_layers=4, hidden_size=64, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
@@ -64,7 +65,7 @@ COUNTERS = {"muon": STEP_COUNTER * (2 + 2 * L + 1), "adamw8bit": STEP_COUNTER * 
 
 
 @pytest.mark.parametrize("optimizer", STATES)
-@pytest.mark.parametrize("stage", sampled([3, 0], every=2))
+@pytest.mark.parametrize("stage", [3, 0])
 def test_states_equal_the_closed_form(measure: Measure, optimizer: str, stage: int) -> None:
     """At stage 0 in fp32 the parameters are the master copy; above each rank has its share of that too."""
     held = measure(zero_stage=stage, optimizer=optimizer).ranks[0].tag_peak_bytes["optimizer_state"]
@@ -72,7 +73,7 @@ def test_states_equal_the_closed_form(measure: Measure, optimizer: str, stage: i
     assert held == (whole // RANKS if stage else whole) + COUNTERS.get(optimizer, 0)
 
 
-@pytest.mark.parametrize("optimizer", sampled(STATES, every=3))
+@pytest.mark.parametrize("optimizer", STATES)
 def test_a_dry_run_finds_the_same(optimizer: str) -> None:
     config = TrialConfig(micro_batch_size=4, zero_stage=1, optimizer=optimizer, precision="fp16")
     rank = dry_run(SPEC, config, WORKLOAD, RANKS)
@@ -83,7 +84,6 @@ def _sent(result: TrialResult) -> dict[str, tuple[int, int]]:
     return {count.operation: (count.count, count.bytes) for count in result.ranks[0].collectives}
 
 
-@pytest.mark.nightly
 def test_what_the_update_sends_besides(measure: Measure) -> None:
     """lamb two numbers a parameter; muon each matrix of the blocks to its owner and back in bf16; the others nothing."""
     plain = _sent(measure(zero_stage=1))
@@ -111,7 +111,6 @@ def test_matrices_are_dealt_out_evenly_and_completely() -> None:
     assert [len(slots) for slots in assign_owners(layout.slots[:1], 3)] == [1, 0, 0]
 
 
-@pytest.mark.nightly
 def test_sums_in_the_precision_take_two_bytes_instead_of_four(measure: Measure) -> None:
     """Stage 1 holds full gradients over the micro-batches; stage 2 shares, which become fp32 for the update."""
     knobs: dict[str, Any] = {"precision": "bf16", "micro_batch_size": 2, "reduce_bucket_size": 1}
@@ -123,7 +122,7 @@ def test_sums_in_the_precision_take_two_bytes_instead_of_four(measure: Measure) 
         assert abs(wide - narrow - saved) <= 4 * TABLE  # a bucket on its way is held in both types
 
 
-@pytest.mark.parametrize("stage", sampled([0, 1, 2, 3], every=4))
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
 @pytest.mark.parametrize(("kind", "width"), [("fp32", 4), ("bf16", 2)])
 def test_between_micro_batches_gradients_are_held_in_the_type_of_their_sums(stage: int, kind: str, width: int) -> None:
     context = RankContext(rank=0, world_size=1, device=torch.device("cpu"))

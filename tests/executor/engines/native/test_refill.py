@@ -16,6 +16,8 @@ from search_spaces.models.model import ModelSpec
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
 
+pytestmark = pytest.mark.nightly  # `make oldest` runs them too
+
 LAYERS = 4
 SPEC = ModelSpec(
     name="late", family="llama", num_layers=LAYERS, hidden_size=16, num_attention_heads=4, num_key_value_heads=4, head_dim=4,
