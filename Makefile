@@ -49,7 +49,7 @@ demo: $(STAMP)
 	PATH="$(CURDIR)/$(BIN):$$PATH" bash examples/demo.sh
 
 # docs/testing.md lists what check, test and nightly cover. Three processes: with two a quarter of the time of two cores was waiting,
-# with four, ranks wait for each other's turns.
+# and four were not faster.
 PYTEST := $(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
 # Tests that start no process.
 CHECKED := tests/search_spaces $(addprefix tests/autotune/,explain exports imports objective outcome prediction/cases \
