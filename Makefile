@@ -68,9 +68,9 @@ test: lint
 	$(PYTEST) -m "not nightly and not hostile"
 
 nightly: $(STAMP) $(RELEASE_STAMP)
-	$(PYTEST) -m "nightly and not chaos"
+	$(PYTEST) -m "nightly and not chaos and not fuzz"
 	AUTOTUNE_STALL_SECONDS=0.05 $(BIN)/python -m pytest tests/api -m "not nightly and not fuzz"
-	AUTOTUNE_FUZZ_EXAMPLES=5 $(BIN)/python -m pytest tests/api/schema_proofs.py
+	AUTOTUNE_FUZZ_EXAMPLES=5 $(BIN)/python -m pytest -m fuzz
 	$(MAKE) notebooks NOTEBOOK_OUTPUTS= NOTEBOOK_FIGURES=plotly_mimetype
 	$(MAKE) chaos hostile
 
@@ -146,9 +146,9 @@ docs: $(DOCS_STAMP) $(STAMP)
 NOTEBOOK_OUTPUTS ?= --inplace
 NOTEBOOK_FIGURES ?= png
 notebooks: $(DOCS_STAMP) $(STAMP)
-	mkdir -p build && PATH="$(CURDIR)/$(BIN):$$PATH" PLOTLY_RENDERER=$(NOTEBOOK_FIGURES) AUTOTUNE_DB="$$(mktemp -d)/jobs.db" \
+	PATH="$(CURDIR)/$(BIN):$$PATH" PLOTLY_RENDERER=$(NOTEBOOK_FIGURES) AUTOTUNE_DB="$$(mktemp -d)/jobs.db" \
 	    PYTHONPATH="$(CURDIR):$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" \
-	    $(CURDIR)/$(DOCS_BIN)/jupyter execute $(NOTEBOOK_OUTPUTS) docs/notebooks/*.ipynb
+	    $(DOCS_BIN)/jupyter execute $(NOTEBOOK_OUTPUTS) docs/notebooks/*.ipynb
 
 $(RELEASE_STAMP): locks/release.txt
 	$(PYTHON) -m venv $(RELEASE_VENV)

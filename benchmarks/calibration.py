@@ -14,7 +14,7 @@ import numpy as np
 
 from autotune.prediction.equations.coefficients import Coefficients
 from autotune.prediction.equations.memory import memory
-from autotune.prediction.equations.step import Z90, predict
+from autotune.prediction.equations.step import predict
 from autotune.prediction.fitting.calibration import coefficients_from_benchmark
 from autotune.prediction.fitting.rank_correlation import spearman
 from autotune.prediction.fitting.trial_fit import fit_runs
@@ -121,12 +121,13 @@ class Score:
     memory_error: list[float] = dataclasses.field(default_factory=list)
 
     def add(self, unseen: list[Runs], rates: Coefficients) -> None:
-        pairs = [(np.broadcast_to(predict(runs.cases, rates).seconds, len(runs.keys)), runs.seconds) for runs in unseen]
+        found = [predict(runs.cases, rates) for runs in unseen]
+        pairs = [(np.broadcast_to(own.seconds, len(runs.keys)), runs.seconds) for own, runs in zip(found, unseen, strict=True)]
         ratio = np.concatenate([predicted / measured for predicted, measured in pairs])
         self.error.append(float(np.median(np.abs(ratio - 1))))
         ranks = [spearman(one, other) or 0.0 for one, other in pairs if len(other) >= 4]
         self.rank.append(float(np.mean(ranks)))
-        self.covered.append(float(np.mean(np.abs(np.log(ratio)) <= Z90 * rates.time_spread)))
+        self.covered.append(float(np.mean(np.abs(np.log(ratio)) <= found[0].time_reach)))
         peaks = [np.broadcast_to(memory(runs.cases, rates).allocated, len(runs.keys)) / runs.peaks for runs in unseen]
         self.memory_error.append(float(np.median(np.abs(np.concatenate(peaks) - 1))))
 

@@ -309,9 +309,7 @@ def _spread_out(rows: Sequence[Row]) -> list[Row]:
 def _weights(rows: Sequence[Row], each: float | None) -> Array | None:
     if each is None:
         return None
-    counts = {row.source: 0 for row in rows}
-    for row in rows:
-        counts[row.source] += 1
+    counts = Counter(row.source for row in rows)
     return np.array([min(1.0, each / counts[row.source]) for row in rows])
 
 
@@ -327,8 +325,7 @@ def _spread(left: NDArray[np.float64], rows: Sequence[Row], before: float, *, me
     sources = {row.source for row in rows}
     own = [np.abs(left[[row.source == source for row in rows]]) for source in sources]
     each = [np.median(errors) for errors in own]
-    found = 1.4826 * float(np.mean(each) if mean else np.median(each))
-    return float((len(left) * found + _HALF_PRIOR_ROWS * before) / (len(left) + _HALF_PRIOR_ROWS))
+    return _shrunk(1.4826 * float(np.mean(each) if mean else np.median(each)), len(left), before)
 
 
 def _tail(left: NDArray[np.float64], rows: Sequence[Row], spread: float, before: float) -> float:
@@ -339,8 +336,13 @@ def _tail(left: NDArray[np.float64], rows: Sequence[Row], spread: float, before:
     counts = Counter(row.source for row in rows)
     order = np.argsort(np.abs(left))
     share = np.cumsum([1.0 / counts[rows[place].source] for place in order]) / len(counts)
-    found = max(float(np.abs(left)[order[int(np.searchsorted(share, 0.9 - 1e-12))]]) / (Z90 * spread), 1.0)
-    return float((len(left) * found + _HALF_PRIOR_ROWS * before) / (len(left) + _HALF_PRIOR_ROWS))
+    edge = float(np.abs(left)[order[int(np.searchsorted(share, 0.9 - 1e-12))]])
+    return _shrunk(max(edge / (Z90 * spread), 1.0), len(left), before)
+
+
+def _shrunk(found: float, rows: int, before: float) -> float:
+    """The mean of what so many rows say and of the prior."""
+    return (rows * found + _HALF_PRIOR_ROWS * before) / (rows + _HALF_PRIOR_ROWS)
 
 
 def cases_of_rows(rows: Sequence[Row]) -> Cases:

@@ -14,13 +14,17 @@ from typing import Self
 DEVICES = 8
 """Fake GPUs, and CPU slots, of a node."""
 ROOT = Path(__file__).parents[2]
-SETTINGS = {
-    "RAY_USAGE_STATS_ENABLED": "0",
+WORKERS = {
     # Ranks compute beside other processes of the tests, as those of a Ray that Autotune starts can.
     "RAY_worker_niceness": "0",
     # Each node would start as many idle workers as it has CPUs, for tasks that never come.
     "RAY_enable_worker_prestart": "0",
     "RAY_prestart_worker_first_driver": "0",
+}
+"""Settings of a Ray for tests: few workers, which have time to compute."""
+SETTINGS = {
+    **WORKERS,
+    "RAY_USAGE_STATS_ENABLED": "0",
     # Five answers missed, three seconds apart, are a node's death otherwise. One that stalls has 15 seconds here too.
     "RAY_health_check_initial_delay_ms": "1000",
     "RAY_health_check_period_ms": "1000",

@@ -146,7 +146,7 @@ def cut_stage(profile: ModuleProfile, trace: Trace, policy: str, every: int, off
         cutter.add(moments[forward], moments[forward - 1].level)
     turn = len(cutter.marks)
     shared = _shared_gradients(profile, moments) if first != last else {}
-    cutter.backward(moments[forward:], blocks, first, last, shared)
+    cutter.backward(moments[forward:], blocks, last, shared)
     trained = tuple(profile.trained[slot] for slot in slots)
     return Stage(
         profile=dataclasses.replace(profile, trained=trained, frozen=_frozen(profile, blocks, first, last)),
@@ -230,22 +230,20 @@ class _Cutter:
                 self.add(moment, level)  # the last block's input is dropped
             level = moment.level
 
-    def backward(
-        self, moments: Sequence[Moment], blocks: range, first: bool, last: bool, shared: dict[int, NDArray[np.float64]]
-    ) -> None:
+    def backward(self, moments: Sequence[Moment], blocks: range, last: bool, shared: dict[int, NDArray[np.float64]]) -> None:
         """From the loss, or from the last block; the received gradient is no activation, and the output stays.
 
         `shared`: gradients to which the module's other end contributes; the last stage has them as soon as blocks begin.
         """
-        level = moments[0].level
+        level, following = moments[0].level, [*moments[1:]]
         running = last
         received = not last
-        for moment in moments[1:]:
-            if last:
-                for slot, size in shared.items():
-                    self.add(dataclasses.replace(moment, mark=Mark.GRADIENT, index=slot), level, -size)
-                    moment, level = dataclasses.replace(moment, peak=moment.level), moment.level
-                shared = {}
+        if last:
+            for slot, size in shared.items():
+                begin = following[0]
+                self.add(dataclasses.replace(begin, mark=Mark.GRADIENT, index=slot), level, -size)
+                following[0], level = dataclasses.replace(begin, peak=begin.level), begin.level
+        for moment in following:
             if moment.mark is Mark.BACKWARD and moment.index == blocks[-1] and not last:
                 running = True
                 self.marks.append((Mark.BACKWARD, moment.index))
@@ -257,7 +255,7 @@ class _Cutter:
                 # The block that got the gradient has not freed it.
                 more = self.hidden if received and moment.mark is not Mark.GRADIENT else None
                 received = received and more is None
-                if first and moment.mark is Mark.GRADIENT:
+                if moment.mark is Mark.GRADIENT:
                     more = shared.get(moment.index, more)
                 self.add(moment, level, more)
             level = moment.level

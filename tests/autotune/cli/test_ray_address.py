@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from called import Answer, Command
 
+from tests.chaos.ray_nodes import WORKERS
 from tests.documents import check_document
 from tests.ports import free_port
 
@@ -31,8 +32,6 @@ for line in sys.stdin:
     print("written", flush=True)
 """
 """Replaces the versions that a head has written down: for each line of input, by its own and those that the line gives."""
-RAY_SETTINGS = {"RAY_enable_worker_prestart": "0", "RAY_prestart_worker_first_driver": "0", "RAY_worker_niceness": "0"}
-"""Otherwise Ray starts a worker for every CPU when a driver connects, most in vain, and gives all of them little time."""
 JOURNEY = """
 import sys
 import ray
@@ -71,7 +70,7 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             [ray, *words, *options],
             stdout=told,
             stderr=told,
-            env=os.environ | RAY_SETTINGS | {"RAY_AUTH_MODE": "disabled", "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0"},
+            env=os.environ | WORKERS | {"RAY_AUTH_MODE": "disabled", "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0"},
         )
     try:
         limit = time.monotonic() + 120
@@ -218,7 +217,7 @@ def test_a_process_that_has_started_a_ray_joins_one_that_has_no_token(head: str)
 
 def journey(*places: str) -> list[str]:
     """What was met, place by place."""
-    environment = {name: value for name, value in os.environ.items() if name != "RAY_AUTH_MODE"} | RAY_SETTINGS
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_AUTH_MODE"} | WORKERS
     words = [sys.executable, "-c", JOURNEY, *places]
     travelled = subprocess.run(words, capture_output=True, text=True, timeout=240, check=False, env=environment)
     assert travelled.returncode == 0, travelled.stderr

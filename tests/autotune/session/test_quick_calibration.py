@@ -64,8 +64,8 @@ def test_the_first_prediction_rests_on_this_machine(tmp_path, runs: list[int]) -
     question = with_calibration(asked(), database)
     (before,), (after,) = estimates(asked(), [question.config()]), estimates(question, [question.config()])
     assert question.rests_on.startswith("a quick micro-benchmark of this cluster")
-    # By how much depends on the machine and on what runs beside: on an idle CPU by a factor of ten.
-    assert after.samples_per_second.mean != pytest.approx(before.samples_per_second.mean, rel=0.01)
+    # What is shipped is off by a factor of ten on a CPU.
+    assert after.samples_per_second.mean > 2 * before.samples_per_second.mean
     assert after.step_seconds.high / after.step_seconds.low >= 0.999 * before.step_seconds.high / before.step_seconds.low
     again = with_calibration(asked(), database)
     assert again.rates == question.rates
