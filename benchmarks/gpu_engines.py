@@ -4,6 +4,7 @@ import dataclasses
 import importlib.util
 from functools import partial
 
+from benchmarks.gpu_families import TEXT
 from benchmarks.gpu_models import model_of, workload_of
 from benchmarks.gpu_proof import LOSS_BOUND, Item, Proof, apart, request, why
 from executor.runners.local import LocalRunner
@@ -58,7 +59,8 @@ def prove_engine(proof: Proof, engine: str) -> None:
 
 def _run(runner: Runner, engine: str, precision: str) -> TrialResult:
     knobs = {"precision": precision, "micro_batch_size": 2, "zero_stage": STAGES.get(engine, 0)}
-    trial_request = request(f"{engine}-{precision}", model_of("small"), workload_of("small"), 1, BRIEF, **knobs)
+    workload = dataclasses.replace(workload_of("small"), data_path=str(TEXT))
+    trial_request = request(f"{engine}-{precision}", model_of("small"), workload, 1, BRIEF, **knobs)
     return runner.run(dataclasses.replace(trial_request, engine=engine))
 
 

@@ -113,7 +113,7 @@ def measure(proof: Proof, config: TrialConfig) -> None:
         f"{rate.mean:.3f} samples/s [{rate.low:.3f}, {rate.high:.3f}]{share}, peak {rank.peak_memory_bytes / 2**20:,.1f} MiB"
         f"{reserved}{', unstable' if result.unstable else ''}",
         rate=to_plain(rate), seconds=workload_of(size).global_batch_size / rate.mean, peak=rank.peak_memory_bytes,
-        reserved=rank.reserved_bytes, mfu=result.mfu, unstable=result.unstable, retries=rank.allocation_retries,
+        reserved=rank.reserved_bytes, outside=rank.non_torch_bytes, mfu=result.mfu, unstable=result.unstable, retries=rank.allocation_retries,
         clock=rank.sm_clock_mhz, phases=result.phase_seconds,
     )  # fmt: skip
 

@@ -17,6 +17,8 @@ class Backend:
     """Operations for which the backend copies the full message. The copy lives until the program has waited for the work."""
     rounding_bytes: int = 1
     """Every allocation is rounded up to a multiple of this."""
+    workspace_bytes: int = 0
+    """What libraries take from the allocator once, for all steps."""
 
 
 BACKENDS: Mapping[str, Backend] = {
@@ -25,8 +27,9 @@ BACKENDS: Mapping[str, Backend] = {
     # broadcast and send work in the caller's memory. The CPU allocator reports the requested bytes.
     "gloo": Backend(name="gloo", device_kind="cpu", copies=frozenset({"reduce_scatter", "all_gather"})),
     # NCCL reduces and gathers between the callers' buffers; its own channels are outside of torch's allocator
-    # (`non_torch_bytes`). CUDACachingAllocator.cpp, `kMinBlockSize`: blocks are multiples of 512 bytes.
-    "nccl": Backend(name="nccl", device_kind="cuda", rounding_bytes=512),
+    # (`non_torch_bytes`). CUDACachingAllocator.cpp, `kMinBlockSize`: blocks are multiples of 512 bytes. cuBLAS gets 32 MiB on
+    # Hopper and newer, for the thread of forward and for that of backward (8 MiB on older devices) [CUDABlas.cpp].
+    "nccl": Backend(name="nccl", device_kind="cuda", rounding_bytes=512, workspace_bytes=2 * 32 << 20),
 }
 
 

@@ -20,6 +20,7 @@ from executor.dry.result import DryRank, DryRun
 from executor.engine import Engine, RankContext, measured_config
 from executor.engines.session import ParallelSession, refuse
 from executor.errors import EngineRefusalError, FactoryError
+from executor.parallel.attention_kernel import SWITCHES
 from executor.trial.run import ENGINES
 from search_spaces.fused_kernels import FUSED_KERNELS, NONE
 from search_spaces.mesh import DIMENSIONS, PIPELINE, make_mesh
@@ -127,6 +128,8 @@ def _run(
         try:
             session = engine.build(context, model, measured_config(config), workload)
             assert isinstance(session, ParallelSession)
+            if config.attention_backend != "math":
+                SWITCHES["flash"](True)  # a CPU has no other fused kernel; they keep the same tensors
             try:
                 _register_dimensions(session, mode)
                 return _follow(session, mode)
@@ -148,7 +151,7 @@ def _follow(session: ParallelSession, mode: DryMode) -> DryRank:
     with _without_collections():
         mode.traffic.clear()
         mode.flops = 0
-        mode.ledger.open(session.tagged_storages())
+        mode.ledger.open(session.tagged_storages(), mode.backend.workspace_bytes)
         session.run_step()
         memory = mode.ledger.close()
     config, context = session.config, session.context

@@ -90,9 +90,10 @@ class Ledger:
         if entry is not None:
             entry[1].tag = tag
 
-    def open(self, named: Iterable[tuple[str, Tensor]]) -> None:
-        """Start accounting with the storages that the engine names. The first tag given for a storage holds."""
-        self._changes, self._first = [], []
+    def open(self, named: Iterable[tuple[str, Tensor]], standing: int = 0) -> None:
+        """Start accounting with the storages that the engine names, and `standing` bytes of buffers that libraries hold. The
+        first tag given for a storage holds."""
+        self._changes, self._first = [], [_Block(standing, "buffers", True)]
         host: dict[int, int] = {}
         for tag, value in named:
             self.track(value)

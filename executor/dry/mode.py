@@ -7,6 +7,7 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -14,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from executor.dry.backends import Backend
 from executor.dry.flops import FORMULAS
 from executor.dry.ledger import Ledger
+from executor.dry.norms import rms_norm
 from executor.dry.products import workspace_bytes
 from executor.dry.quick import QUICK, quick
 from executor.dry.sends import keep_sent_tensors
@@ -109,6 +111,7 @@ class DryMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 patch.object(torch.UntypedStorage, "resize_", resized),
                 patch.object(torch, "get_rng_state", kept_state if self.backend.device_kind == "cpu" else state),
                 patch.object(nn.Module, "_apply", _apply),
+                patch.object(functional, "rms_norm", rms_norm if self.backend.device_kind == "cuda" else functional.rms_norm),
                 keep_sent_tensors(),
                 observed_by(self),
                 self,

@@ -32,6 +32,10 @@ class DeviceCounters:
         """Bytes that tensors hold now."""
         return None
 
+    def peak_allocated_bytes(self) -> int | None:
+        """Most bytes that tensors have held since `reset_peaks`."""
+        return None
+
     def peak_reserved_bytes(self) -> int | None:
         """Most bytes that the caching allocator has reserved since `reset_peaks`."""
         return None
@@ -87,6 +91,10 @@ class CudaCounters(DeviceCounters):
     def allocated_bytes(self) -> int | None:
         """See `DeviceCounters`."""
         return int(torch.cuda.memory_allocated(self.device))
+
+    def peak_allocated_bytes(self) -> int | None:
+        """See `DeviceCounters`."""
+        return int(torch.cuda.max_memory_allocated(self.device))
 
     def peak_reserved_bytes(self) -> int | None:
         """See `DeviceCounters`."""

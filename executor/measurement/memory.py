@@ -67,6 +67,8 @@ def account_step(
        allocated before the profiler started; by the engine's contract no named storage is released in a step.)
     3. The events are replayed in order of time. An allocation is an activation unless the engine marks it
        (`autotune.tag:TAG:ADDRESS`) or the communication backend allocated it for itself (buffers).
+    4. On a device whose allocator reports its peak, that is the peak: autograd's device thread releases the gradients that an
+       operator has read without a report, so that the replay holds them until their memory is used again.
 
     On every device, allocators report to the CPU profiler. Recording CUDA kernels too would start CUPTI, which slows down
     graphs captured before it.
@@ -81,6 +83,7 @@ def account_step(
         allocated = counters.allocated_bytes()
         if allocated is not None and pool is not None:
             allocated -= pool.allocated
+        counters.reset_peaks()
         # acc_events avoids torch 2.11's warning that events of other cycles are cleared. There is only one cycle.
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as recorder:
             step()
@@ -90,7 +93,19 @@ def account_step(
             gc.enable()
     kept = {} if pool is None else pool.by_tag
     account = _replay(_events(recorder), named, device, allocated, sum(host.values()), kept)
+    highest = counters.peak_allocated_bytes()
+    if highest is not None:
+        account = _with_peak(account, highest if pool is None else highest - pool.allocated + sum(pool.by_tag.values()))
     return replace(account, outside=counters.outside_bytes())
+
+
+def _with_peak(account: MemoryAccount, peak: int) -> MemoryAccount:
+    """The account with the allocator's own peak. Activations are what is released unseen; rounding counts as buffers."""
+    unseen = min(max(account.peak - peak, 0), account.by_tag["activations"])
+    by_tag = {**account.by_tag, "activations": account.by_tag["activations"] - unseen}
+    by_tag["buffers"] += peak - sum(by_tag.values())
+    highest = {**account.tag_peaks, "activations": account.tag_peaks["activations"] - unseen}
+    return replace(account, peak=peak, by_tag=by_tag, tag_peaks={tag: max(highest[tag], by_tag[tag]) for tag in TAGS})
 
 
 def _named_storages(storages: Iterable[tuple[str, Tensor]], device: torch.device) -> tuple[dict[int, _Block], dict[int, int]]:

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.utils._python_dispatch import _disable_current_modes
 
 from executor.parallel.attention_kernel import scaled_attention
 from executor.parallel.collectives import Group
@@ -144,8 +145,10 @@ def _causal_mask(query: Tensor, end: int) -> Tensor:
         # Imported here, because it loads torch.compile, which takes a second: too long for short-lived ranks on CPUs.
         from torch.nn.attention.bias import causal_lower_right
 
-        bias: Tensor = causal_lower_right(tokens, end)
-        return bias
+        if torch.compiler.is_compiling():
+            return causal_lower_right(tokens, end)  # type: ignore[no-any-return]
+        with _disable_current_modes():  # torch cannot create a bias under a dispatch mode, such as a counter of FLOPs
+            return causal_lower_right(tokens, end)  # type: ignore[no-any-return]
     return torch.ones(tokens, end, dtype=torch.bool, device=query.device).tril(end - tokens)
 
 

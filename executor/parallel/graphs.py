@@ -129,6 +129,8 @@ class BlockGraphs:
         for sample, one in zip(samples, inputs, strict=True):
             sample.requires_grad_(one.requires_grad)
         self._graphed = list(self._capture.graph(calls, samples))
+        for call in calls:
+            call.forget_graph()
         self.seconds += time.perf_counter() - began
 
     def pool(self) -> PrivatePool | None:
@@ -174,9 +176,21 @@ class _Call(nn.Module):
     def __init__(self, block: nn.Module, plain: Callable[..., Any], others: tuple[Any, ...]) -> None:
         super().__init__()
         self.block, self._plain, self._others = block, plain, others
+        self._results: list[Tensor] = []
 
     def forward(self, x: Tensor) -> Any:
-        return self._plain(x, *self._others)
+        result = self._plain(x, *self._others)
+        self._results = [value for value in tree_leaves(result) if isinstance(value, Tensor)]
+        return result
+
+    def forget_graph(self) -> None:
+        """Drop the autograd graph of the capture, which a replay does not use. It would keep the parameters' AccumulateGrad
+        nodes, which stay on the stream of the capture: backward would then wait twice for every gradient.
+        """
+        for value in self._results:
+            if value.grad_fn is not None and not value._is_view():
+                value.detach_()
+        self._results = []
 
 
 def capture_of(config: TrialConfig, capture: type[Capture] = CudaCapture) -> Capture | None:

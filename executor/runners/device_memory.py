@@ -14,16 +14,24 @@ class DeviceMemory:
 
     def __init__(self) -> None:
         self._base: int | None = None
+        self._settles = False
+        """Whether the base is read again: the first trial has ended well, and left what libraries load once."""
         self._held = 0
         self._counters: DeviceCounters | None = None
 
     def begin(self, counters: DeviceCounters) -> None:
-        """Start a trial. Memory in use beyond that at the start of the first trial was left by the trials in between."""
+        """Start a trial. Memory in use beyond that at the start of the second was left by the trials in between; the first one
+        also leaves kernels and workspaces of libraries, about 1 GB on an H200. If it failed, its own start is the base."""
         if (known := counters.memory_in_use()) is None:
             return
         used, _ = known
-        self._base = used if self._base is None else self._base
+        if self._base is None or self._settles:
+            self._base, self._settles = used, self._base is None
         self._counters, self._held = counters, max(used - self._base, 0)
+
+    def failed(self) -> None:
+        """The trial failed: what it has left is not the base."""
+        self._settles = False
 
     def signs(self, message: str) -> tuple[Sign, ...]:
         """Return LEFTOVER if an allocation lacked no more memory than earlier trials have left."""

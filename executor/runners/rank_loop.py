@@ -70,6 +70,7 @@ class RankLoop:
             failed = self._answer(message)
             if message["kind"] in (Kind.RUN, Kind.MEASURE):
                 if failed:
+                    self._memory.failed()
                     self._clean_up()
                 self._release_memory(failed)
                 if (held := process_usage(self._counters.reserved_bytes(), self._counters.pinned_bytes(), failed)) is not None:

@@ -21,6 +21,7 @@ from executor.engines.native.prefetch import ParameterGatherer, find_units
 from executor.engines.native.refill import Refill, RefillBesideForward
 from executor.errors import EngineRefusalError
 from executor.files.rank_file import folder_of
+from executor.parallel import streams
 from executor.parallel.collectives import Group, mark
 from executor.parallel.copies import CopyEngine, Staging
 from executor.parallel.groups import Sharing
@@ -97,6 +98,8 @@ class ShardedModel(Replica):
         self.gatherer = self._make_gatherer(groups.near) if config.zero_stage == 3 else None
         self.window_is_step = config.pipeline_parallel_size > 1 or not config.reshard_after_forward
         self._gradient: list[Tensor] | None = None
+        self._stream: torch.Stream | None = None
+        """The stream of the step, on which gradients are moved."""
         self._hooks = [self._hook(slot) for slot in self.layout.slots]
 
     def begin_step(self) -> None:
@@ -104,6 +107,7 @@ class ShardedModel(Replica):
             self.refill.begin_step()
 
     def begin_micro_batch(self, last: bool) -> None:
+        self._stream = streams.working_stream(self.device)
         self.reducer.skips_reduction = self.optimizer.sums_itself
         self.reducer.begin_micro_batch(last)
         if self.gatherer is not None:
@@ -400,11 +404,12 @@ class ShardedModel(Replica):
         def accumulated(parameter: Tensor) -> None:
             if parameter.grad is not None:
                 mark("gradients", parameter.grad)
-            self.reducer.take(slot)
-            if self.gatherer is None:
-                self.reducer.declare_ready((slot,))
-            else:
-                self.gatherer.gradient_done(slot)
+            with streams.resumed(self._stream):
+                self.reducer.take(slot)
+                if self.gatherer is None:
+                    self.reducer.declare_ready((slot,))
+                else:
+                    self.gatherer.gradient_done(slot)
 
         hook: torch.utils.hooks.RemovableHandle = slot.parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
             accumulated

@@ -22,7 +22,7 @@ CUDA = torch.device("cuda", 0)
 def test_the_answers_of_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
     answers = {
-        "memory_allocated": 10, "max_memory_reserved": 40, "memory_reserved": 30, "mem_get_info": (20, 100),
+        "memory_allocated": 10, "max_memory_allocated": 25, "max_memory_reserved": 40, "memory_reserved": 30, "mem_get_info": (20, 100),
         "memory_stats": {"num_alloc_retries": 3}, "synchronize": None, "reset_peak_memory_stats": None,
     }  # fmt: skip
     for name, answer in answers.items():
@@ -31,7 +31,7 @@ def test_the_answers_of_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     counters = counters_of(CUDA)
     assert (counters.allocated_bytes(), counters.peak_reserved_bytes(), counters.reserved_bytes()) == (10, 40, 30)
     assert (counters.memory_in_use(), counters.outside_bytes(), counters.pinned_bytes()) == ((80, 20), 50, 7)
-    assert counters.allocation_retries() == 3
+    assert (counters.peak_allocated_bytes(), counters.allocation_retries()) == (25, 3)
     counters.reset_peaks()
     counters.synchronize()
     assert asked[-2:] == [("reset_peak_memory_stats", CUDA), ("synchronize", CUDA)]
@@ -75,6 +75,30 @@ def test_the_memory_step_asks_for_no_activity_of_cuda_and_counts_what_is_outside
     assert [what["activities"] for what in asked] == [[torch.profiler.ProfilerActivity.CPU]]
     assert (account.peak, account.outside, account.needed) == (1000, 300, 1300)
     assert account_step(lambda: None, list, torch.device("cpu")).outside is None
+
+
+class Peaks(Substitute):
+    """Its allocator reports the peak, too."""
+
+    peak = 0
+
+    def allocated_bytes(self) -> int:
+        return 0
+
+    def peak_allocated_bytes(self) -> int:
+        return self.peak
+
+
+@pytest.mark.parametrize(("peak", "activations", "buffers"), [(300, 300, 0), (450, 400, 50)])
+def test_the_allocators_own_peak_is_the_peak(monkeypatch: pytest.MonkeyPatch, peak: int, activations: int, buffers: int) -> None:
+    """A release that no thread reports, and rounding that none does."""
+    monkeypatch.setattr(Peaks, "peak", peak)
+    monkeypatch.setitem(COUNTERS, "cpu", Peaks)
+    kept: list[torch.Tensor] = []
+    account = account_step(lambda: kept.append(torch.ones(100)), list, torch.device("cpu"))
+    assert (account.peak, account.by_tag["activations"], account.by_tag["buffers"]) == (peak, activations, buffers)
+    assert sum(account.by_tag.values()) == peak
+    assert account.tag_peaks["activations"] == activations
 
 
 def test_what_bounds_the_hosts_memory_is_the_host(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ One rank of a world that is not there (the fake process group), on CPU tensors t
 """
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -28,6 +29,7 @@ from executor.engines.native.file_share import FileShare
 from executor.engines.native.parameter_shard import Loaded
 from executor.engines.native.prefetch import ParameterGatherer
 from executor.files.file_stream import FileStream
+from executor.parallel import streams
 from executor.parallel.activation_offload import _Piece
 from executor.parallel.collectives import Group, InFlight
 from executor.parallel.copies import Copy
@@ -140,6 +142,44 @@ def test_pipelines_and_experts_order_their_messages(forked_ranks: None, tmp_path
             for faults, sent in gang.run((str(tmp_path), {"zero_stage": 1, **knobs})):
                 assert faults == []
                 assert sent
+
+
+@contextmanager
+def hooks_elsewhere(checker: StreamChecker) -> Iterator[None]:
+    """Autograd runs the hooks of every other parameter on a stream of its own, as after a capture: behind what made the
+    gradient, and backward ends behind them."""
+    register, backward, stream = Tensor.register_post_accumulate_grad_hook, Tensor.backward, checker.new_stream("elsewhere")
+    count = itertools.count()
+
+    def registered(parameter: Tensor, hook: Callable[[Tensor], None]) -> Any:
+        def elsewhere(value: Tensor) -> None:
+            stream.wait_stream(checker.compute)
+            with stream:
+                hook(value)
+
+        return register(parameter, elsewhere if next(count) % 2 else hook)
+
+    def joined(loss: Tensor, *how: Any, **options: Any) -> None:
+        backward(loss, *how, **options)
+        checker.compute.wait_stream(stream)
+
+    with patch.multiple(Tensor, register_post_accumulate_grad_hook=registered, backward=joined):
+        yield
+
+
+@contextmanager
+def hooks_stay_elsewhere(checker: StreamChecker) -> Iterator[None]:
+    """What the hooks start stays on that stream."""
+    with hooks_elsewhere(checker), patch.object(streams, "resumed", lambda _: nullcontext()):
+        yield
+
+
+@pytest.mark.parametrize("knobs", [{"zero_stage": 1}, {"zero_stage": 1, "contiguous_gradients": False}, {"zero_stage": 3}], ids=str)
+def test_gradients_may_come_on_another_stream(tmp_path: Path, knobs: Knobs) -> None:
+    checker = StreamChecker()
+    with world(2), hooks_elsewhere(checker):
+        followed(tmp_path, checker, 2, **knobs)
+    assert [str(fault) for fault in checker.faults] == []
 
 
 class Planted(NamedTuple):
@@ -255,6 +295,10 @@ PLANTED = {
     "a collective reads a gradient that is being made": Planted(
         {"zero_stage": 1}, lambda checker: beside(Group, "reduce_scatter", checker),
         ("reduce_scatter_single in buckets._reduce", "reads", "in buckets._put on compute"),
+    ),
+    "a collective does not wait for a gradient's hook": Planted(
+        {"zero_stage": 1}, hooks_stay_elsewhere,
+        ("reduce_scatter_single in buckets._reduce on", "reads", "on elsewhere"),
     ),
     "the update reads a sum that has not come": Planted(
         {"zero_stage": 1}, lambda _: without_wait(GradientReducer, "_land"),

@@ -57,12 +57,24 @@ def test_a_sticky_error_retires_the_process() -> None:
 )
 def test_what_a_warm_process_holds_may_be_to_blame(monkeypatch: pytest.MonkeyPatch, held: int, free: int, cause: str) -> None:
     memory, counters = DeviceMemory(), CudaCounters(torch.device("cuda", 0))
-    used = iter([(80 * 2**30, 80 * 2**30), (80 * 2**30 - held, 80 * 2**30), (free, 80 * 2**30)])
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: next(used))
-    memory.begin(counters)
-    memory.begin(counters)
+    libraries = 3 * 2**30
+    left = iter([80 * 2**30, 80 * 2**30 - libraries, 80 * 2**30 - libraries - held, free])
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (next(left), 80 * 2**30))
+    for _ in range(3):
+        memory.begin(counters)
     error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 80.00 GiB")
     assert classify(error, signs_of=memory.signs).cause == cause
+
+
+def test_what_a_failed_first_trial_has_left_is_no_base(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory, counters = DeviceMemory(), CudaCounters(torch.device("cuda", 0))
+    left = iter([80 * 2**30, 76 * 2**30, 2**20])
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (next(left), 80 * 2**30))
+    memory.begin(counters)
+    memory.failed()
+    memory.begin(counters)
+    error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 80.00 GiB")
+    assert classify(error, signs_of=memory.signs).cause == "device-memory-leftover"
 
 
 def test_a_users_row_tells_an_exception() -> None:

@@ -440,6 +440,7 @@ class StreamChecker(TorchDispatchMode):
             for target, name, new in (
                 (streams, "make_stream", lambda _: self.new_stream()),
                 (streams, "current_stream", lambda _: self.current()),
+                (streams, "working_stream", lambda _: self.current()),
                 (streams, "is_on_host", self.is_on_host),
                 (torch.UntypedStorage, "resize_", lambda storage, size: self._resized(storage, resize, size)),
                 (Tensor, "tolist", listed),
