@@ -67,9 +67,12 @@ def stop_of(session: Session, snapshot: JobSnapshot) -> Stop | None:
 def time_is_up(session: Session, snapshot: JobSnapshot, reserved: float = 0.0) -> Stop | None:
     """Return the time budget that is spent, after `reserved` seconds and one confirmation round; None: none is."""
     request = session.request
-    seconds = _spent_seconds(session, snapshot) + reserved
+    spent = snapshot.job.active_seconds
+    kept = reserved + _confirmation_seconds(session, snapshot)
+    seconds = spent + kept
     if request.max_seconds is not None and seconds >= request.max_seconds:
-        return Stop(reason=StopReason.BUDGET, message=f"{request.max_seconds:g} s are spent")
+        why = f": {spent:.0f} s, and {kept:.0f} s are kept to measure the best again" if spent < request.max_seconds else ""
+        return Stop(reason=StopReason.BUDGET, message=f"{request.max_seconds:g} s are spent{why}")
     if request.device_hours is not None and session.device_hours(seconds) >= request.device_hours:
         return Stop(reason=StopReason.BUDGET, message=f"{request.device_hours:g} device-hours are spent")
     return None
@@ -100,10 +103,11 @@ def outlook_of(session: Session, snapshot: JobSnapshot) -> Outlook | None:
     )
 
 
-def _spent_seconds(session: Session, snapshot: JobSnapshot) -> float:
-    """Active seconds of the job, plus the time of one confirmation round, which must still fit."""
-    reserve = FINALISTS * snapshot.mean_seconds if session.request.confirm_repeats else 0.0
-    return snapshot.job.active_seconds + reserve
+def _confirmation_seconds(session: Session, snapshot: JobSnapshot) -> float:
+    """The time of one confirmation round, which must still fit: of as many trials as there are to confirm."""
+    if not session.request.confirm_repeats:
+        return 0.0
+    return min(FINALISTS, len(session.ranking.ranked(snapshot.searched))) * snapshot.mean_seconds
 
 
 def _not_worth_it(session: Session, expected: Outlook) -> Stop | None:

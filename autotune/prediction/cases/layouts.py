@@ -67,6 +67,7 @@ def layouts_from(numbers: Numbers, global_batch_size: int, world_size: int) -> L
         "orthogonalizes": numbers("optimizer", lambda value: value == "muon"),
         "gather_bytes": numbers("gather_dtype", _gathered_bytes),
         "fused_kernels": numbers("fused_kernels", lambda value: KERNEL_CHOICES.index(str(value))),
+        "compiled": numbers("compile_blocks"),
         "rounding_bytes": numbers("precision", lambda value: value == FLOAT8) * numbers("compile_blocks", rounding_bytes),
         "secondary_shard_size": numbers("secondary_shard_size") * numbers("reshard_after_forward"),
     }

@@ -253,6 +253,8 @@ class Layouts:
     """1 if shared experts compute while tokens travel to and from the others."""
     fused_kernels: Array = field(default_factory=lambda: np.zeros(1))
     """Provider of fused kernels: index in `search_spaces.fused_kernels.KERNEL_CHOICES`."""
+    compiled: Array = field(default_factory=lambda: np.zeros(1))
+    """1 if blocks are compiled, so that operators between products are fused."""
     cuda_graphs: Array = field(default_factory=lambda: np.zeros(1))
     """1 if blocks are replayed as CUDA graphs."""
     busiest_rows: Array = field(default_factory=lambda: scalar(1.0))

@@ -54,7 +54,7 @@ class Coefficients:
     """Seconds per micro-batch, and per pair of the run's link domains, that blocking messages between stages cost."""
     update_efficiency: float = _known(0.6, 0.4, "time")
     """Share of the memory bandwidth that the optimizer's update reaches."""
-    host_update_efficiency: float = _known(0.3, 0.5, "time")
+    host_update_efficiency: float = _known(1.0, 0.5, "time")
     """Share of the host's memory bandwidth that an update on the host reaches."""
     step_seconds: float = _known(0.01, 0.8, "time")
     """Seconds of a step not accounted for elsewhere."""

@@ -43,8 +43,9 @@ def loss_fused(cases: Cases) -> Flags:
 
 
 def moved_elements(cases: Cases, hidden_layer: Array, norms: Array, rotations: Array) -> Array:
-    """Elements that a layer moves; each part that is not fused counts times the profile's multiple."""
-    multiple = cases.software.elementwise
+    """Elements that a layer moves; each part that is not fused, by a kernel or by compilation, counts times the profile's
+    multiple."""
+    multiple = np.where(cases.layouts.compiled > 0, np.minimum(cases.software.elementwise, 1.0), cases.software.elementwise)
     parts = ((hidden_layer, gates_fused(cases)), (norms, norms_fused(cases)), (rotations, rotations_fused(cases)))
     moved = np.zeros(1)
     for elements, fused in parts:

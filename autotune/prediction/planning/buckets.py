@@ -1,6 +1,7 @@
 """Bucket sizes of the best configurations: coordinate-wise, each knob is set to the value best for each configuration."""
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -45,17 +46,19 @@ class Tuned:
     """Bucket -> value -> its effect, for the buckets that have several values and matter here."""
 
 
-def tuned(question: Question, space: SearchSpace, room: Room, leaders: Sequence[Leader], by_memory: bool) -> list[Tuned]:
+def tuned(
+    question: Question, space: SearchSpace, room: Room, leaders: Sequence[Leader], by_memory: bool, slowest: float = math.inf
+) -> list[Tuned]:
     """The leaders with their bucket sizes set, best first.
 
     1. For each bucket in turn: predict all leaders with each of its values, where it matters at all.
-    2. Each leader takes the best value that fits; it keeps its value if the gain is below `WORTH`; among equally good values,
+    2. Each leader takes the best value that fits and is not slower than `slowest` seconds; it keeps its value if the gain is below `WORTH`; among equally good values,
        it takes the one that needs the least memory.
     """
     work = _Work.of(question, space, leaders)
     for name in BUCKETS:
         if len(space.domains.get(name, ())) > 1:
-            work.set_bucket(name, room, by_memory)
+            work.set_bucket(name, room, by_memory, slowest)
     return in_order(work.results(), by_memory)
 
 
@@ -94,7 +97,7 @@ class _Work:
             np.array([leader.seconds for leader in leaders]), np.array([leader.memory for leader in leaders]),
         )  # fmt: skip
 
-    def set_bucket(self, name: str, room: Room, by_memory: bool) -> None:
+    def set_bucket(self, name: str, room: Room, by_memory: bool, slowest: float) -> None:
         """Set one bucket for all leaders."""
         values = [value for value in self.space.domains[name] if self._honours(name, value)]
         numbers = np.array([float(value) for value in values])
@@ -108,7 +111,7 @@ class _Work:
             seconds, memory, fits = self._predict_values(cases.take(rows), name, numbers, room)
             now, other = (self.memory, self.seconds) if by_memory else (self.seconds, self.memory)
             first, second = (memory, seconds) if by_memory else (seconds, memory)
-            best = _best(first, second, fits, now[places], other[places])
+            best = _best(first, second, fits & (seconds <= slowest), now[places], other[places])
             moved = np.broadcast_to(getattr(cases.layouts, name), len(everyone)).copy()
             moved[rows] = np.where(best >= 0, numbers[np.maximum(best, 0)], moved[rows])
             self.groups[group] = (everyone, _with(cases, name, moved))

@@ -1,5 +1,6 @@
 """What a scan has found: the best configurations, and the best result for each value of each knob."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -67,6 +68,8 @@ class Scanned:
     """If nothing fits, the least bytes of any configuration."""
     at_best: dict[str, dict[Value, AtBest]]
     """Knob -> value -> its best result, for the knobs with several values."""
+    slowest: float = math.inf
+    """Seconds of the slowest step that the objective allows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

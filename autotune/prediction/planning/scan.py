@@ -30,7 +30,7 @@ BUCKETS = tuple(
 )
 """Knobs that are only set for the best: how communication and the loss are cut, which hardly changes the order."""
 UNMODELLED = tuple(knob.name for knob in KNOBS.values() if knob.planning is Planning.NOT_MODELLED)
-"""Knobs that no equation reads, but for `compile_blocks` in 8 bits: they stand near the device's defaults."""
+"""Knobs that no equation reads: they stand near the device's defaults."""
 NOT_SCANNED = frozenset({*BUCKETS, *UNMODELLED})
 SCANNED = frozenset(KNOBS) - NOT_SCANNED
 TOGETHER = 2 * BLOCK
@@ -158,8 +158,6 @@ def without_buckets(space: SearchSpace) -> SearchSpace:
     sizes, layer = [int(size) for size in excluded.get("prefetch_bucket_size", ())], _layer_parameters(space.context.model)
     if sizes and space.base.prefetch_bucket_size < layer:
         standing["prefetch_bucket_size"] = min((size for size in sizes if size >= layer), default=max(sizes))
-    if False in excluded.get("compile_blocks", ()):  # false excludes no other value
-        standing["compile_blocks"] = False
     domains = {name: values for name, values in space.domains.items() if name not in excluded}
     return dataclasses.replace(space, domains=domains, base=space.base.replace(standing))
 

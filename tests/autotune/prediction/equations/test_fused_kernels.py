@@ -81,8 +81,11 @@ def test_gpipe_holds_the_gradients_of_every_micro_batch() -> None:
 def test_less_is_kept_and_moved(kernels: str) -> None:
     divided = {"tensor_parallel_size": 2}  # so that the loss is our own
     ours, fused = cases(divided), cases({**divided, "fused_kernels": kernels})
-    assert kept_layer_bytes(fused)[0] < kept_layer_bytes(ours)[0]
-    assert predict(fused, RATES).parts["compute"][0] < predict(ours, RATES).parts["compute"][0]
+    # CUDA's own RMSNorm is one kernel, too.
+    assert bool(kept_layer_bytes(fused)[0] < kept_layer_bytes(ours)[0]) is (kernels == "liger")
+    compute = predict(ours, RATES).parts["compute"][0]
+    assert predict(fused, RATES).parts["compute"][0] < compute
+    assert predict(cases({**divided, "compile_blocks": True}), RATES).parts["compute"][0] < compute
 
 
 def test_few_rows_read_the_whole_table_for_each_small_piece() -> None:
