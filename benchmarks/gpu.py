@@ -3,7 +3,7 @@
     python -m benchmarks.gpu --part correctness|grid|sweep|by-hand --out FILE.jsonl [--resume FILE.jsonl …] [--seconds 520]
     python -m benchmarks.gpu --page FILE.jsonl … [--markdown docs/gpu.md]
 
-correctness  every collective over one rank of NCCL, two ranks on one GPU, memory, out of memory, graphs, all engines and families
+correctness  every collective over one rank of NCCL, two ranks on one GPU, memory, graphs, all engines and families
 grid         configurations of a 1B model in one warm process, time and memory of each predicted beforehand
 sweep        `autotune calibrate`, then a guided `autotune sweep --runner local`; the winner against the grid's best
 by-hand      our tuned configuration against a 1B model written by hand; float8, flex attention, fused kernels
@@ -24,7 +24,17 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import gpu_by_hand, gpu_engines, gpu_families, gpu_graphs, gpu_grid, gpu_memory, gpu_one_rank, gpu_pair, gpu_sweep
+from benchmarks import (
+    gpu_by_hand,
+    gpu_engines,
+    gpu_families,
+    gpu_graphs,
+    gpu_grid,
+    gpu_memory,
+    gpu_one_rank,
+    gpu_pair,
+    gpu_sweep,
+)
 from benchmarks.gpu_bundle import FOLDER
 from benchmarks.gpu_lines import State, read_lines
 from benchmarks.gpu_page import page

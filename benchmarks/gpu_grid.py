@@ -9,7 +9,7 @@ from autotune.prediction.planning.estimate import estimates
 from autotune.prediction.planning.question import Question
 from benchmarks.gpu_design import POINTS, cluster_for, label_of, screening, space_of
 from benchmarks.gpu_lines import Line
-from benchmarks.gpu_models import model_of, workload_of
+from benchmarks.gpu_models import BACKEND, model_of, workload_of
 from benchmarks.gpu_proof import Item, Proof, Setting, request, why
 from executor.dry.dry_run import dry_run
 from executor.errors import EngineRefusalError
@@ -56,7 +56,7 @@ def run_dry(proof: Proof, config: TrialConfig) -> None:
     """The dry run's peak."""
     size = proof.setting.size
     try:
-        peak = dry_run(model_of(size), config, workload_of(size), 1, backend="nccl").peak_memory_bytes
+        peak = dry_run(model_of(size), config, workload_of(size), 1, backend=BACKEND[size]).peak_memory_bytes
     except EngineRefusalError as error:
         proof.measured(f"no dry run: {error}")
         return
@@ -113,8 +113,8 @@ def measure(proof: Proof, config: TrialConfig) -> None:
         f"{rate.mean:.3f} samples/s [{rate.low:.3f}, {rate.high:.3f}]{share}, peak {rank.peak_memory_bytes / 2**20:,.1f} MiB"
         f"{reserved}{', unstable' if result.unstable else ''}",
         rate=to_plain(rate), seconds=workload_of(size).global_batch_size / rate.mean, peak=rank.peak_memory_bytes,
-        reserved=rank.reserved_bytes, outside=rank.non_torch_bytes, mfu=result.mfu, unstable=result.unstable, retries=rank.allocation_retries,
-        clock=rank.sm_clock_mhz, phases=result.phase_seconds,
+        reserved=rank.reserved_bytes, outside=rank.non_torch_bytes, mfu=result.mfu, unstable=result.unstable,
+        retries=rank.allocation_retries, clock=rank.sm_clock_mhz, phases=result.phase_seconds,
     )  # fmt: skip
 
 

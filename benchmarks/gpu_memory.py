@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu_models import LOSS_CHUNK, model_of, workload_of
+from benchmarks.gpu_models import BACKEND, LOSS_CHUNK, model_of, workload_of
 from benchmarks.gpu_proof import LOSS_BOUND, Item, Proof, Setting, apart, request, why
 from executor.dry.dry_run import dry_run
 from executor.engine import RankContext
@@ -50,7 +50,7 @@ def items(setting: Setting) -> list[Item]:
 def measure_dry_run(proof: Proof, config: TrialConfig) -> None:
     """The dry run's peak: it needs no device, so any machine can compute it beforehand."""
     size = proof.setting.size
-    peak = dry_run(model_of(size), config, workload_of(size), 1, backend="nccl").peak_memory_bytes
+    peak = dry_run(model_of(size), config, workload_of(size), 1, backend=BACKEND[size]).peak_memory_bytes
     proof.measured(f"{peak:,} bytes at the peak of a step", peak=peak)
 
 

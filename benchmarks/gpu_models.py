@@ -20,6 +20,10 @@ LOSS_CHUNK = {"large": 2048, "small": 64}
 """Tokens whose logits are in memory at once."""
 
 
+BACKEND = {"large": "nccl", "small": "gloo"}
+"""Backend of dry runs: the large model is for a GPU, wherever its dry run runs; the small one is measured on a CPU."""
+
+
 def model_of(size: str) -> ModelSpec:
     """The model of `size`: large or small."""
     return LARGE if size == "large" else SMALL

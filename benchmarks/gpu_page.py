@@ -59,7 +59,7 @@ def _head(known: Known, device: str) -> list[str]:
     if device == "cpu":
         note = (
             "**These results are from a CPU and tiny models**: they show that the proofs themselves run, without claims about "
-            "times. No GPU has run them yet."
+            "times."
         )
         return [source + where, "", note]
     return [source + where]

@@ -98,7 +98,7 @@ def resolve_space(
     """The space that `text` names, a preset or the path of a TOML file, with pinned knobs set to a value or domain.
 
     `base` has the values of the knobs that are not searched; by default `device_defaults` without compiled blocks, because
-    spaces without a job are used for plans, whose equations do not read that knob. A preset's knob is not searched if the
+    spaces without a job are used for plans, whose order compilation hardly changes. A preset's knob is not searched if the
     engine honours none of its values; a knob that the user names is searched, and refused. If `base` has compiled blocks, the
     space includes uncompiled blocks too, because other values may exclude compiled ones. `layouts` proposes values of
     `pipeline_layout` if its domain is `solved`; without it nothing is proposed.

@@ -1,5 +1,6 @@
 """Whether a configuration fits and how fast it is, by prediction, and the smallest change that makes it fit."""
 
+import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ RULE = "memory"
 UNLIKELY = 0.01
 """Predicted probability below which a configuration counts as not fitting. Low, because its framework's kernels are not ours:
 the layout that Megatron-Bridge #949 reports as running is predicted to fit with probability 0.03."""
+PROFILE = "native recompute=framework"
+"""Our engine's equations, with the frameworks' selective checkpointing, which keeps less than ours."""
 GIB = 2**30
 LEVERS = (
     "activation_checkpointing", "micro_batch_size", "zero_stage", "tensor_parallel_size", "pipeline_parallel_size",
@@ -90,7 +93,8 @@ def question_about(case: Case, model: ModelSpec | None = None, batch: int | None
     batch = batch or case.batch or config.micro_batch_size * replicas * (config.pipeline_parallel_size if replicas else 1)
     try:
         model = model or case.framework.as_run(case.model, config)
-        return question_of(model, cluster, global_batch_size=batch, sequence_length=case.tokens)
+        asked = question_of(model, cluster, global_batch_size=batch, sequence_length=case.tokens)
+        return dataclasses.replace(asked, profile=PROFILE)
     except (AutotuneError, ModelFormatError):
         return None
 

@@ -7,8 +7,8 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn import functional
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 

@@ -30,9 +30,9 @@ class _Fused(torch.autograd.Function):
         return torch.empty_like(x, memory_format=torch.contiguous_format)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+    def backward(ctx: Any, *_: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         saved: tuple[Tensor | None, ...] = ctx.saved_tensors
-        x, weight, _ = saved
+        x, weight = saved[:2]
         needed = ctx.needs_input_grad
         return (
             torch.empty_like(x) if needed[0] and x is not None else None,

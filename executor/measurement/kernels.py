@@ -12,6 +12,7 @@ from executor.parallel.head import Head
 from executor.parallel.model import Block, whole
 from executor.parallel.rotary import rotary_table
 from search_spaces.clusters.microbenchmark import SINGLE_RANK, GroupShape, Operation, layer_model
+from search_spaces.training.offload_files import CHUNK_ELEMENTS
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 Run = Callable[[], object]
@@ -187,7 +188,6 @@ def _memory(device: torch.device, grid: Grid) -> Iterator[Case]:
         value = torch.zeros(64, device=device)
         return lambda: value.add_(1.0)
 
-    host = torch.device("cpu")
     for elements in grid.elements:
         moved = 4.0 * elements
         parts: list[tuple[Operation, float, Callable[[], Run]]] = [
@@ -196,7 +196,7 @@ def _memory(device: torch.device, grid: Grid) -> Iterator[Case]:
         ]
         if device.type == "cuda":
             parts += [
-                (Operation.HOST_UPDATE, 0.0, partial(update, elements, host)),
+                (Operation.HOST_UPDATE, 0.0, partial(host_update, elements)),
                 (Operation.TO_HOST, 1.0, partial(host_copy, elements, device, down=True)),
                 (Operation.TO_DEVICE, 1.0, partial(host_copy, elements, device, down=False)),
             ]
@@ -225,6 +225,25 @@ def update(elements: int, device: torch.device) -> Run:
             [parameter], [gradient], [first], [second], [], [step], lr=1e-3, beta1=0.9, beta2=0.999, weight_decay=0.01,
             eps=1e-8, amsgrad=False, maximize=False,
         )  # fmt: skip
+
+    return run
+
+
+def host_update(elements: int) -> Run:
+    """Return an update of flat fp32 states on the host as offloading runs it: in chunks, without a norm."""
+    states = [torch.zeros(elements) for _ in range(3)]
+    gradient, step = torch.full((elements,), 1e-3), torch.zeros(())
+    chunks = [
+        [value[start : start + CHUNK_ELEMENTS] for value in (*states, gradient)] for start in range(0, elements, CHUNK_ELEMENTS)
+    ]
+
+    def run() -> None:
+        step.add_(1.0)
+        for parameter, first, second, part in chunks:
+            torch._fused_adamw_(
+                [parameter], [part], [first], [second], [], [step], lr=1e-3, beta1=0.9, beta2=0.999, weight_decay=0.01,
+                eps=1e-8, amsgrad=False, maximize=False,
+            )  # fmt: skip
 
     return run
 

@@ -146,9 +146,9 @@ def _causal_mask(query: Tensor, end: int) -> Tensor:
         from torch.nn.attention.bias import causal_lower_right
 
         if torch.compiler.is_compiling():
-            return causal_lower_right(tokens, end)  # type: ignore[no-any-return]
+            return causal_lower_right(tokens, end)
         with _disable_current_modes():  # torch cannot create a bias under a dispatch mode, such as a counter of FLOPs
-            return causal_lower_right(tokens, end)  # type: ignore[no-any-return]
+            return causal_lower_right(tokens, end)
     return torch.ones(tokens, end, dtype=torch.bool, device=query.device).tril(end - tokens)
 
 

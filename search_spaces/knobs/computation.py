@@ -41,7 +41,6 @@ class ComputationKnobs:
         searched_after="micro_batch_size",
         engines=TORCH_ENGINES,
         spaces={"full": "all"},
-        acts_on=("compute",),
         distance=Distance.CHOICE,
         remedy="compile each block in the program: block.compile()",
     )

@@ -307,6 +307,8 @@ class Software:
     """Bytes kept per element of the attention matrix; 0: the kernel does not keep it."""
     norm_extra: Array
     """Bytes kept per element beyond the inputs of a norm, by a norm that is not a single kernel."""
+    keeps_products: Array
+    """1 if selective checkpointing keeps the result of every product and recomputes only what lies between them."""
     input_share: Array
     """Bytes kept of the inputs of products, as a share of the compute type."""
     mlp_bytes: Array

@@ -54,8 +54,8 @@ class Coefficients:
     """Seconds per micro-batch, and per pair of the run's link domains, that blocking messages between stages cost."""
     update_efficiency: float = _known(0.6, 0.4, "time")
     """Share of the memory bandwidth that the optimizer's update reaches."""
-    host_update_efficiency: float = _known(1.0, 0.5, "time")
-    """Share of the host's memory bandwidth that an update on the host reaches."""
+    host_update_efficiency: float = _known(1.5, 0.5, "time")
+    """Bytes per second that an update on the host moves, as a multiple of 2.5 GB/s for each core."""
     step_seconds: float = _known(0.01, 0.8, "time")
     """Seconds of a step not accounted for elsewhere."""
     overlap_slowdown: float = _known(0.15, 0.5, "time")

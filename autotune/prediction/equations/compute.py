@@ -234,10 +234,12 @@ def _elementwise(cases: Cases, rates: Coefficients) -> Array:
 
 
 def _recomputed(cases: Cases, rates: Coefficients, forward: Array) -> Array:
-    """Seconds of recomputation in backward: the whole layer, or the cheap and large parts (attention with its inputs)."""
+    """Seconds of recomputation in backward: the whole layer, or the cheap and large parts: attention with its inputs, or what
+    lies between products."""
     layouts = cases.layouts
     kept = cases.software.scores > 0
-    selective = np.where(kept, attention_forward(cases, rates), 0.5 * forward)
+    others = np.where(kept, attention_forward(cases, rates), 0.5 * forward)
+    selective = np.where(cases.software.keeps_products > 0, _elementwise(cases, rates), others)
     again = np.select(
         [layouts.activation_checkpointing == 2, layouts.activation_checkpointing == 1],
         [forward, selective],

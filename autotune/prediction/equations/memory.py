@@ -602,11 +602,27 @@ def kept_layer_bytes(cases: Cases) -> Array:
     shapes, layouts, software = cases.shapes, cases.layouts, cases.software
     whole = layer_bytes(cases)
     full = layouts.parameter_bytes * shapes.hidden / _divided(cases)
-    selective = np.where(software.scores > 0, whole - _scores(cases) / layouts.tensor, SELECTIVE * whole)
+    others = np.where(software.scores > 0, whole - _scores(cases) / layouts.tensor, SELECTIVE * whole)
+    selective = np.where(software.keeps_products > 0, _kept_results(cases), others)
     kept = np.select(
         [layouts.activation_checkpointing == 2, layouts.activation_checkpointing == 1], [full, selective], default=whole
     )
     return whole + (kept - whole) / layouts.checkpoint_every_k
+
+
+def _kept_results(cases: Cases) -> Array:
+    """Bytes per token of a layer's input, and of its results of products, attention and collectives (`selective.KEPT`). The
+    results of products with divided inputs are whole before they are summed."""
+    shapes, layouts = cases.shapes, cases.layouts
+    width, t, divided = layouts.parameter_bytes, layouts.tensor, _divided(cases)
+    routed = np.where(shapes.experts > 0, shapes.routed, 0.0)
+    hidden = width * shapes.hidden
+    summed = np.where(t > 1, 2 * hidden / divided, 0.0)
+    gathered = np.where(divided > 1, 2 * hidden, 0.0)
+    attention = width * (2 * shapes.query + 2 * shapes.key_value) + 4 * shapes.heads + _scores(cases)
+    mlp = width * (shapes.matrices - 1) * shapes.mlp_width
+    rows = routed * hidden * np.where(layouts.expert > 1, 3.0, 1.0) * layouts.expert_tensor / t
+    return hidden / divided + 2 * hidden + summed + gathered + rows + (attention + mlp) / t
 
 
 def _module_memory(cases: Cases, rates: Coefficients, place: Array) -> Memory:

@@ -52,8 +52,8 @@ def tuned(
     """The leaders with their bucket sizes set, best first.
 
     1. For each bucket in turn: predict all leaders with each of its values, where it matters at all.
-    2. Each leader takes the best value that fits and is not slower than `slowest` seconds; it keeps its value if the gain is below `WORTH`; among equally good values,
-       it takes the one that needs the least memory.
+    2. Each leader takes the best value that fits and is not slower than `slowest` seconds; it keeps its value if the gain is
+       below `WORTH`; among equally good values, it takes the one that needs the least memory.
     """
     work = _Work.of(question, space, leaders)
     for name in BUCKETS:

@@ -153,7 +153,7 @@ def alike(question: Question, configs: Sequence[TrialConfig]) -> Iterator[tuple[
         groups.setdefault((config.precision, config.attention_backend), []).append(place)
     for places in groups.values():
         own = [configs[place] for place in places]
-        yield places, cases_of(question.model, question.cluster, question.workload, own, question.engine)
+        yield places, cases_of(question.model, question.cluster, question.workload, own, question.profile or question.engine)
 
 
 def _estimate(

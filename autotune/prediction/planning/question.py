@@ -47,6 +47,8 @@ class Question:
     """A user's module has a profile."""
     cluster: ClusterSpec
     engine: str = "native"
+    profile: str | None = None
+    """The words by which `software.toml` describes what trains; None: the engine."""
     global_batch_size: int
     """Samples per optimizer step, over all ranks."""
     sequence_length: int

@@ -22,7 +22,8 @@ CUDA = torch.device("cuda", 0)
 def test_the_answers_of_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
     answers = {
-        "memory_allocated": 10, "max_memory_allocated": 25, "max_memory_reserved": 40, "memory_reserved": 30, "mem_get_info": (20, 100),
+        "memory_allocated": 10, "max_memory_allocated": 25, "max_memory_reserved": 40, "memory_reserved": 30,
+        "mem_get_info": (20, 100),
         "memory_stats": {"num_alloc_retries": 3}, "synchronize": None, "reset_peak_memory_stats": None,
     }  # fmt: skip
     for name, answer in answers.items():
@@ -90,7 +91,9 @@ class Peaks(Substitute):
 
 
 @pytest.mark.parametrize(("peak", "activations", "buffers"), [(300, 300, 0), (450, 400, 50)])
-def test_the_allocators_own_peak_is_the_peak(monkeypatch: pytest.MonkeyPatch, peak: int, activations: int, buffers: int) -> None:
+def test_the_allocators_own_peak_is_the_peak(
+    monkeypatch: pytest.MonkeyPatch, peak: int, activations: int, buffers: int
+) -> None:
     """A release that no thread reports, and rounding that none does."""
     monkeypatch.setattr(Peaks, "peak", peak)
     monkeypatch.setitem(COUNTERS, "cpu", Peaks)

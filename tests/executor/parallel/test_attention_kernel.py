@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.utils.flop_counter import FlopCounterMode
 
-from executor.parallel import attention_kernel
+from executor.parallel import attention_kernel, context
 from executor.parallel.attention_kernel import BEST, any_kernel, choose_attention_kernel, repeats_heads, scaled_attention
 from search_spaces.attention_kernels import Verdict, verdict
 
@@ -53,6 +54,19 @@ def test_a_kernel_that_the_device_has_not_is_never_replaced_in_silence() -> None
     choose_attention_kernel("cudnn")
     with pytest.raises(RuntimeError, match="viable"):
         attention()
+
+
+def test_a_causal_bias_is_made_while_flops_are_counted() -> None:
+    """As context parallelism makes it on CUDA; torch cannot create one under a dispatch mode."""
+    query, key, value = torch.randn(3, 1, 2, 8, 4).unbind()
+    query = query[:, :, 4:]
+    on_cuda = cast("Tensor", SimpleNamespace(is_cuda=True, shape=query.shape))
+    with FlopCounterMode(display=False):
+        bias = context._causal_mask(on_cuda, 8)
+        found = scaled_attention(query, key, value, bias)
+    expected = scaled_attention(query, key, value, context._causal_mask(query, 8))
+    assert type(bias) is not Tensor
+    torch.testing.assert_close(found, expected)
 
 
 REPEATED = Verdict(repeats_heads=True)

@@ -4,7 +4,7 @@ No CUDA device is here: a stand-in (`benchmarks.static_buffers`) keeps the contr
 """
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 from unittest.mock import patch
@@ -26,7 +26,7 @@ from executor.engines.native.engine import NativeEngine
 from executor.engines.session import ParallelSession
 from executor.errors import EngineRefusalError
 from executor.measurement.memory import account_step
-from executor.parallel.graphs import EAGER_STEPS, BlockGraphs
+from executor.parallel.graphs import EAGER_STEPS, BlockGraphs, Call
 from executor.trial.run import ENGINES, run_trial
 from search_spaces.knob import Value
 from search_spaces.models.model import FactoryModel, ModelSpec
@@ -44,6 +44,26 @@ WORKLOAD = Workload(global_batch_size=8, sequence_length=16, learning_rate=1e-2)
 ALONE = RankContext(rank=0, world_size=1, device=torch.device("cpu"))
 ENGINE = NativeEngine(StaticBuffers)
 GRAPHED: dict[str, Value] = {"precision": "fp64", "micro_batch_size": 2, "cuda_graphs": True}
+
+
+class Kept(StaticBuffers):
+    """Keeps the results of the capture with their autograd graphs, as torch does."""
+
+    results: list[Tensor]
+
+    def graph(self, calls: Sequence[nn.Module], samples: Sequence[Tensor]) -> Sequence[Call]:
+        self.results = [call(sample) for call, sample in zip(calls, samples, strict=True)]
+        assert all(result.grad_fn is not None for result in self.results)
+        return [partial(nn.Module.__call__, call) for call in calls]
+
+
+def test_the_graph_of_the_capture_is_forgotten() -> None:
+    """It would keep nodes of the parameters on the capture's stream, on which later gradients would then come."""
+    blocks, capture = [nn.Linear(4, 4), nn.Linear(4, 4)], Kept()
+    graphs = BlockGraphs(blocks, capture)
+    blocks[1](blocks[0](torch.ones(2, 4, requires_grad=True)))
+    graphs.capture()
+    assert [result.grad_fn for result in capture.results] == [None, None]
 
 
 def graphed_parity(rank: int, task: tuple[Case, bool]) -> tuple[float, int]:

@@ -174,7 +174,9 @@ def hooks_stay_elsewhere(checker: StreamChecker) -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("knobs", [{"zero_stage": 1}, {"zero_stage": 1, "contiguous_gradients": False}, {"zero_stage": 3}], ids=str)
+@pytest.mark.parametrize(
+    "knobs", [{"zero_stage": 1}, {"zero_stage": 1, "contiguous_gradients": False}, {"zero_stage": 3}], ids=str
+)
 def test_gradients_may_come_on_another_stream(tmp_path: Path, knobs: Knobs) -> None:
     checker = StreamChecker()
     with world(2), hooks_elsewhere(checker):
