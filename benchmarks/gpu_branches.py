@@ -49,6 +49,8 @@ _TIMED = (f"{_CUDA}steps_and_samples_are_timed_by_the_devices_clock",)
 _ASKED = (f"{_CUDA}a_measurement_asks_the_device_what_it_has",)
 _READY = (f"{_CUDA}a_rank_tells_its_devices_and_gives_memory_back",)
 _GRAPHED = (f"{_CUDA}blocks_are_captured_in_one_pool_whose_segments_are_counted",)
+_FOR_CUDA = ("tests/executor/dry/test_for_cuda.py::test_a_norm_keeps_its_input_and_libraries_their_workspaces",)
+_BIAS = (f"{_PARALLEL}test_attention_kernel.py::test_a_causal_bias_is_made_while_flops_are_counted",)
 _DRY = ("tests/autotune/cli/test_dry_run.py::test_a_pipeline_on_a_cluster_that_is_not_here",)
 _PAIR = ("tests/executor/runners/test_on_node.py::test_a_pair_of_devices_is_timed_to_its_end",)
 _REPLAYED = "results equal those of eager blocks, and the pool's segments match the allocator's"
@@ -67,6 +69,10 @@ _ENTRIES: dict[str, tuple[_Entry, ...]] = {
             "the driver prints these columns",
             ("sweep",),
         ),
+    ),
+    "dry/mode.py": (
+        ("DryMode.running", _FOR_CUDA,
+         "the predicted peak equals the allocator's", ("correctness", "grid")),
     ),
     "dry/backends.py": (
         ("(module)", ("tests/autotune/prediction/test_against_dry_run.py::test_allocated_memory",),
@@ -94,7 +100,7 @@ _ENTRIES: dict[str, tuple[_Entry, ...]] = {
         ("FullyShardedReplica._shard", (), "torch's offload works from pinned memory", ()),
     ),
     "parallel/context.py": (
-        ("_causal_mask", (_FLEX,), "fused kernels accept the mask", ("correctness",)),
+        ("_causal_mask", _BIAS, "fused kernels accept the mask", ("correctness",)),
     ),
     "parallel/copies.py": (
         ("CopyEngine.start", _STREAMED, "copies overlap with computation, in both directions", ("correctness", "grid")),
@@ -133,6 +139,8 @@ _ENTRIES: dict[str, tuple[_Entry, ...]] = {
     ),
     "parallel/streams.py": (
         ("make_stream", _STREAMED, "streams run concurrently", ("correctness", "grid")),
+        ("working_stream", (f"{_STREAMS}gradients_may_come_on_another_stream", f"{_STREAMS}a_planted_fault_is_found"),
+         "gradients of captured blocks are waited for", ("correctness",)),
         ("current_stream", _STREAMED, "backward's thread uses forward's stream", ("correctness",)),
         ("is_on_host", _STREAMED, "nothing beyond the stream checker", ("correctness",)),
     ),
@@ -161,6 +169,8 @@ _ENTRIES: dict[str, tuple[_Entry, ...]] = {
         ("CudaCounters.synchronize", _ANSWERS, "nothing", ("grid",)),
         ("CudaCounters.reset_peaks", _ANSWERS, "the reserved bytes are the trial's own", ("correctness",)),
         ("CudaCounters.allocated_bytes", _ANSWERS, "the account's peak equals the allocator's", ("correctness",)),
+        ("CudaCounters.peak_allocated_bytes", (*_ANSWERS, f"{_DEVICE}the_allocators_peak_is_the_peak"),
+         "the account's peak is the allocator's", ("correctness",)),
         ("CudaCounters.peak_reserved_bytes", _ANSWERS, "the reserved bytes are the trial's own", ("correctness",)),
         ("CudaCounters.reserved_bytes", _ANSWERS, "memory returns to its baseline after a trial", ("correctness",)),
         ("CudaCounters.pinned_bytes", _ANSWERS, "memory returns to its baseline after a trial", ("correctness",)),

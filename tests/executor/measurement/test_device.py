@@ -91,9 +91,7 @@ class Peaks(Substitute):
 
 
 @pytest.mark.parametrize(("peak", "activations", "buffers"), [(300, 300, 0), (450, 400, 50)])
-def test_the_allocators_own_peak_is_the_peak(
-    monkeypatch: pytest.MonkeyPatch, peak: int, activations: int, buffers: int
-) -> None:
+def test_the_allocators_peak_is_the_peak(monkeypatch: pytest.MonkeyPatch, peak: int, activations: int, buffers: int) -> None:
     """A release that no thread reports, and rounding that none does."""
     monkeypatch.setattr(Peaks, "peak", peak)
     monkeypatch.setitem(COUNTERS, "cpu", Peaks)
