@@ -50,7 +50,7 @@ def test_a_good_recipe_is_predicted(command: Command) -> None:
     assert (answer.status, document["findings"], document["model"]) == (0, [], "llama-3-8b")
     assert document["predicted"]["fit_probability"] > 0.95 and document["predicted"]["samples_per_second"]["mean"] > 0
     lines = command("lint", GOOD, "--cluster", "dgx-h100:1").out.splitlines()
-    assert lines[0].endswith("would refuse, ignore or change") and "fits with probability 0.99" in lines[1]
+    assert lines[0].endswith("would refuse, ignore or change") and "fits with probability 1.00" in lines[1]
 
 
 def test_a_recipe_that_does_not_fit(command: Command) -> None:
