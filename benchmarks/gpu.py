@@ -44,8 +44,8 @@ from benchmarks.gpu_work import Ended, Worker
 
 def _correctness(setting: Setting) -> list[Item]:
     return [
-        *gpu_one_rank.items(), *gpu_memory.items(setting), *gpu_engines.items(), *gpu_families.items(setting), *gpu_pair.items(),
-        *gpu_graphs.items(setting),
+        *gpu_one_rank.items(), *gpu_memory.items(setting), *gpu_engines.items(), *gpu_families.items(setting),
+        *gpu_pair.items(), *gpu_graphs.items(setting),
     ]  # fmt: skip
 
 
