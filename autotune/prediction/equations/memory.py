@@ -611,14 +611,17 @@ def kept_layer_bytes(cases: Cases) -> Array:
 
 
 def _kept_results(cases: Cases) -> Array:
-    """Bytes per token of a layer's input, and of its results of products, attention and collectives (`selective.KEPT`). The
-    results of products with divided inputs are whole before they are summed."""
+    """Bytes per token of a layer's input, and of its results of products, attention and collectives (`selective.KEPT`).
+
+    Results of products with divided inputs are whole, and are summed in place without sequence parallelism. Overlapped gathers
+    are repeated in backward.
+    """
     shapes, layouts = cases.shapes, cases.layouts
     width, t, divided = layouts.parameter_bytes, layouts.tensor, _divided(cases)
     routed = np.where(shapes.experts > 0, shapes.routed, 0.0)
     hidden = width * shapes.hidden
-    summed = np.where(t > 1, 2 * hidden / divided, 0.0)
-    gathered = np.where(divided > 1, 2 * hidden, 0.0)
+    summed = np.where(divided > 1, 2 * hidden / divided, 0.0)
+    gathered = np.where((divided > 1) & (layouts.async_tensor_parallel == 0), 2 * hidden, 0.0)
     attention = width * (2 * shapes.query + 2 * shapes.key_value) + 4 * shapes.heads + _scores(cases)
     mlp = width * (shapes.matrices - 1) * shapes.mlp_width
     rows = routed * hidden * np.where(layouts.expert > 1, 3.0, 1.0) * layouts.expert_tensor / t

@@ -32,7 +32,7 @@ TENSOR: dict[str, Value] = {"tensor_parallel_size": 4, "sequence_parallel": True
             ({"zero_stage": 1, "activation_checkpointing": "full", "micro_batch_size": 2}, 0.10),
             ({"zero_stage": 1, "pipeline_parallel_size": 2}, 0.15),
             ({**TENSOR, "async_tensor_parallel": True}, 0.05),
-            ({**TENSOR, "async_tensor_parallel": True, "activation_checkpointing": "selective"}, 0.05),
+            ({**TENSOR, "async_tensor_parallel": True, "activation_checkpointing": "selective"}, 0.06),
             ({"zero_stage": 0, "optimizer": "muon"}, 0.05),
             ({"zero_stage": 1, "optimizer": "adamw8bit"}, 0.05),
             ({"zero_stage": 0, "accumulation_dtype": "bf16"}, 0.05),
