@@ -3,6 +3,7 @@
 import gc
 import math
 import statistics
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -168,7 +169,11 @@ def peak_flops(precision: str) -> float | None:
 def why(result: TrialResult) -> str:
     """Outcome and message of a trial, in one line."""
     last = (result.traceback or "").strip().splitlines()[-1:]
-    return f"{result.outcome} {result.message[:200]} {' '.join(last)[:200]}".rstrip()
+    return f"{result.outcome} {_shortened(result.message)} {_shortened(' '.join(last))}".rstrip()
+
+
+def _shortened(text: str) -> str:
+    return textwrap.shorten(text, 200, placeholder=" …")
 
 
 def apart(ones: Sequence[float], others: Sequence[float]) -> float:
