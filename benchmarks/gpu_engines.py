@@ -4,8 +4,7 @@ import dataclasses
 import importlib.util
 from functools import partial
 
-from benchmarks.gpu_families import TEXT
-from benchmarks.gpu_models import model_of, workload_of
+from benchmarks.gpu_models import TEXT, model_of, workload_of
 from benchmarks.gpu_proof import LOSS_BOUND, Item, Proof, apart, request, why
 from executor.runners.local import LocalRunner
 from executor.runners.runner import Runner

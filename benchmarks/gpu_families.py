@@ -4,11 +4,9 @@ from functools import partial
 
 import torch
 
-from benchmarks.gpu_bundle import ROOT
-from benchmarks.gpu_proof import LOSS_BOUND, Item, Proof, Setting, apart
+from benchmarks.gpu_models import TEXT
+from benchmarks.gpu_proof import LOSS_BOUND, Item, Proof, Setting, apart, first_losses
 from benchmarks.tiny_models import tiny
-from executor.engine import RankContext
-from executor.engines.native.engine import NativeEngine
 from search_spaces.models.huggingface import FAMILIES, model_spec_from_config
 from search_spaces.models.model import ModelSpec
 from search_spaces.trial import Workload
@@ -18,8 +16,6 @@ STEPS, LENGTH, SAMPLES = 3, 64, 4
 FACTOR = 4
 """Bounds are so many times those of dense models: in bf16 a router may choose another expert for a token."""
 ON_A_CPU = ("llama", "deepseek_v3")
-TEXT = ROOT / "docs" / "knobs.md"
-"""The same text everywhere; the standard library's differs between versions of Python."""
 
 
 def items(setting: Setting) -> list[Item]:
@@ -50,13 +46,4 @@ def prove_family(proof: Proof, family: str) -> None:
 
 def _losses(model: ModelSpec, precision: str, device: torch.device) -> list[float]:
     workload = Workload(global_batch_size=SAMPLES, sequence_length=LENGTH, data_path=str(TEXT))
-    config = TrialConfig(precision=precision, micro_batch_size=2)
-    session = NativeEngine().build(RankContext(rank=0, world_size=1, device=device), model, config, workload)
-    try:
-        losses = []
-        for step in range(STEPS):
-            session.prepare(step)
-            losses.append(session.train_step().loss or 0.0)
-        return losses
-    finally:
-        session.close()
+    return first_losses(device, model, TrialConfig(precision=precision, micro_batch_size=2), workload, STEPS)

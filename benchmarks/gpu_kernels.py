@@ -3,9 +3,7 @@
 from functools import partial
 
 from benchmarks.gpu_models import model_of, workload_of
-from benchmarks.gpu_proof import LOSS_BOUND, Item, Proof, Setting, apart, request, why, written
-from executor.engine import RankContext
-from executor.engines.native.engine import NativeEngine
+from benchmarks.gpu_proof import LOSS_BOUND, Item, Proof, Setting, apart, first_losses, request, why, written
 from search_spaces.fused_kernels import NONE, PACKAGES, installed_kernels, kernel_refusals
 from search_spaces.outcome import Outcome
 from search_spaces.trial_config import TrialConfig
@@ -49,15 +47,4 @@ def prove_losses(proof: Proof, kernels: str) -> None:
 def _losses(setting: Setting, kernels: str, precision: str) -> list[float]:
     """Losses of the small model: in fp32 the large one would take long."""
     config = TrialConfig(precision=precision, micro_batch_size=2, fused_kernels=kernels)
-    context = RankContext(rank=0, world_size=1, device=setting.device)
-    session = NativeEngine().build(context, model_of("small"), config, workload_of("small"))
-    try:
-        losses = []
-        for step in range(STEPS):
-            session.prepare(step)
-            loss = session.train_step().loss
-            assert loss is not None
-            losses.append(loss)
-        return losses
-    finally:
-        session.close()
+    return first_losses(setting.device, model_of("small"), config, workload_of("small"), STEPS)

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from benchmarks.gpu_bundle import ROOT
 from search_spaces.models.model import ModelSpec
 from search_spaces.trial import Workload
 
@@ -20,6 +21,8 @@ LOSS_CHUNK = {"large": 2048, "small": 64}
 """Tokens whose logits are in memory at once."""
 
 
+TEXT = ROOT / "docs" / "knobs.md"
+"""The same text everywhere; the standard library's differs between versions of Python."""
 BACKEND = {"large": "nccl", "small": "gloo"}
 """Backend of dry runs: the large model is for a GPU, wherever its dry run runs; the small one is measured on a CPU."""
 

@@ -13,6 +13,8 @@ import torch
 
 from benchmarks.gpu_bundle import FOLDER, ROOT
 from benchmarks.gpu_lines import Claim, Line, State, worst
+from executor.engine import RankContext
+from executor.engines.native.engine import NativeEngine
 from executor.measurement.timing import student_t_975
 from executor.runners.local import LocalRunner
 from executor.runners.transport import RUN_TRIAL
@@ -174,6 +176,21 @@ def why(result: TrialResult) -> str:
 
 def _shortened(text: str) -> str:
     return textwrap.shorten(text, 200, placeholder=" …")
+
+
+def first_losses(device: torch.device, model: ModelSpec, config: TrialConfig, workload: Workload, steps: int) -> list[float]:
+    """Losses of our engine's first steps, of one rank in this process."""
+    session = NativeEngine().build(RankContext(rank=0, world_size=1, device=device), model, config, workload)
+    try:
+        losses = []
+        for step in range(steps):
+            session.prepare(step)
+            loss = session.train_step().loss
+            assert loss is not None
+            losses.append(loss)
+        return losses
+    finally:
+        session.close()
 
 
 def apart(ones: Sequence[float], others: Sequence[float]) -> float:

@@ -210,21 +210,14 @@ def _memory(device: torch.device, grid: Grid) -> Iterator[Case]:
 
 
 def update(elements: int, device: torch.device) -> Run:
-    """Return an optimizer step over flat fp32 states: norm, clipping, fused AdamW.
-
-    It calls the operator of `torch.optim.AdamW` directly: the class imports torch.compile, which takes longer than a short
-    measurement.
-    """
+    """Return an optimizer step over flat fp32 states: norm, clipping, fused AdamW."""
     parameter, first, second = (torch.zeros(elements, device=device) for _ in range(3))
     gradient, step = torch.full_like(parameter, 1e-3), torch.zeros((), device=device)
 
     def run() -> None:
         gradient.mul_((1.0 / (gradient.norm() + 1e-6)).clamp(max=1.0))
         step.add_(1.0)
-        torch._fused_adamw_(
-            [parameter], [gradient], [first], [second], [], [step], lr=1e-3, beta1=0.9, beta2=0.999, weight_decay=0.01,
-            eps=1e-8, amsgrad=False, maximize=False,
-        )  # fmt: skip
+        _fused_adamw(parameter, gradient, first, second, step)
 
     return run
 
@@ -240,12 +233,17 @@ def host_update(elements: int) -> Run:
     def run() -> None:
         step.add_(1.0)
         for parameter, first, second, part in chunks:
-            torch._fused_adamw_(
-                [parameter], [part], [first], [second], [], [step], lr=1e-3, beta1=0.9, beta2=0.999, weight_decay=0.01,
-                eps=1e-8, amsgrad=False, maximize=False,
-            )  # fmt: skip
+            _fused_adamw(parameter, part, first, second, step)
 
     return run
+
+
+def _fused_adamw(parameter: Tensor, gradient: Tensor, first: Tensor, second: Tensor, step: Tensor) -> None:
+    """The operator of `torch.optim.AdamW`: the class imports torch.compile, which takes longer than a short measurement."""
+    torch._fused_adamw_(
+        [parameter], [gradient], [first], [second], [], [step], lr=1e-3, beta1=0.9, beta2=0.999, weight_decay=0.01,
+        eps=1e-8, amsgrad=False, maximize=False,
+    )  # fmt: skip
 
 
 def host_copy(elements: int, device: torch.device, *, down: bool) -> Run:

@@ -95,7 +95,7 @@ def account_step(
     account = _replay(_events(recorder), named, device, allocated, sum(host.values()), kept)
     highest = counters.peak_allocated_bytes()
     if highest is not None:
-        account = _with_peak(account, highest if pool is None else highest - pool.allocated + sum(pool.by_tag.values()))
+        account = _with_peak(account, highest if pool is None else highest - pool.allocated + sum(kept.values()))
     return replace(account, outside=counters.outside_bytes())
 
 

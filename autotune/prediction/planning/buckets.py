@@ -1,7 +1,6 @@
 """Bucket sizes of the best configurations: coordinate-wise, each knob is set to the value best for each configuration."""
 
 import dataclasses
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -47,7 +46,7 @@ class Tuned:
 
 
 def tuned(
-    question: Question, space: SearchSpace, room: Room, leaders: Sequence[Leader], by_memory: bool, slowest: float = math.inf
+    question: Question, space: SearchSpace, room: Room, leaders: Sequence[Leader], by_memory: bool, slowest: float
 ) -> list[Tuned]:
     """The leaders with their bucket sizes set, best first.
 

@@ -68,8 +68,8 @@ class Scanned:
     """If nothing fits, the least bytes of any configuration."""
     at_best: dict[str, dict[Value, AtBest]]
     """Knob -> value -> its best result, for the knobs with several values."""
-    slowest: float = math.inf
-    """Seconds of the slowest step that the objective allows."""
+    slowest: float
+    """Seconds of the slowest step that may lead; infinite: the rank is by time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,6 +195,7 @@ class Found:
             fitting=self.fitting,
             fastest=self.fastest,
             least=self.least,
+            slowest=math.inf if self.slowest is None else self.slowest,
             at_best={name: {value: _at_best(found) for value, found in values.items()} for name, values in varied.items()},
         )
 

@@ -238,8 +238,7 @@ def _plans_of(question: Question, options: PlanOptions, bounds: Bounds, counted:
     contenders = [found.leader for values in scanned.at_best.values() for found in values.values() if found.leader is not None]
     simple = [leader for leaders in scanned.apart for leader in leaders]
     leaders = tuple({leader.config: leader for leader in (*scanned.leaders, *contenders, *simple)}.values())
-    slowest = scanned.slowest if by_memory else math.inf
-    best = _with_lessons(question, tuned(question, space, room, leaders, by_memory, slowest), by_memory)
+    best = _with_lessons(question, tuned(question, space, room, leaders, by_memory, scanned.slowest), by_memory)
     counted.settings += sum(len(values) for item in best for values in item.settings.values())
     chosen = [item for item in best if options.rate is None or question.global_batch_size / item.seconds >= options.rate]
     if question.simple is not None:
@@ -322,7 +321,7 @@ def _scanned(
     if not by_memory or not scanned.leaders:
         return scanned
     slowest = scanned.fastest / (SHARE if options.share is None else options.share)
-    return dataclasses.replace(scan(question, space, room, slowest=slowest, bounds=left), slowest=slowest)
+    return scan(question, space, room, slowest=slowest, bounds=left)
 
 
 def _plan(
