@@ -3,9 +3,10 @@
 import secrets
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
+from functools import reduce
 from typing import Any
 
-from sqlalchemy import Select, delete, func, select, tuple_
+from sqlalchemy import ColumnElement, Select, Text, cast, delete, func, select, tuple_
 from sqlalchemy.orm import Session, defer
 
 from search_spaces.outcome import JobState
@@ -15,7 +16,7 @@ from storage.attempts import abandon
 from storage.codec import clean, dump_json, job_record, job_summary, owner_of
 from storage.errors import JobStateError, UnknownJobError
 from storage.events import append_event
-from storage.records import ASKED, LATEST, EventKind, JobRecord, Lease, Owner
+from storage.records import ASKED, LATEST, SEARCHED, EventKind, JobFilter, JobRecord, Lease, Owner
 from storage.service_records import Actor
 from storage.tables import JobRow, readable
 from storage.webhooks import announce
@@ -88,29 +89,15 @@ def exact_jobs(session: Session, job_ids: Collection[str]) -> dict[str, JobRecor
     return {row.id: job_record(row) for row in session.scalars(select(JobRow).where(JobRow.id.in_(possible)))}
 
 
-def jobs(
-    session: Session,
-    limit: int,
-    before: str | None,
-    states: Collection[JobState] = (),
-    submitter: str | None = None,
-    tags: Collection[str] = (),
-) -> list[JobRecord]:
+def jobs(session: Session, limit: int, before: str | None, having: JobFilter) -> list[JobRecord]:
     """See `Store.jobs`."""
-    query = _newest(session, select(JobRow), limit, before, states, submitter, tags)
+    query = _newest(session, select(JobRow), limit, before, having)
     return [job_record(row) for row in session.scalars(query)]
 
 
-def job_summaries(
-    session: Session,
-    limit: int,
-    before: str | None,
-    states: Collection[JobState],
-    submitter: str | None,
-    tags: Collection[str],
-) -> list[JobRecord]:
+def job_summaries(session: Session, limit: int, before: str | None, having: JobFilter) -> list[JobRecord]:
     """See `Store.job_summaries`."""
-    query = _newest(session, select(JobRow).options(*WITHOUT_REQUEST), limit, before, states, submitter, tags)
+    query = _newest(session, select(JobRow).options(*WITHOUT_REQUEST), limit, before, having)
     return [job_summary(row) for row in session.scalars(query)]
 
 
@@ -119,32 +106,34 @@ def answered_jobs(session: Session, limit: int, submitter: str | None) -> list[t
     request = readable(JobRow.request)
     batch, length = (request[name].as_integer() for name in ("global_batch_size", "sequence_length"))
     query = select(JobRow, batch, length).options(*WITHOUT_REQUEST).where(JobRow.answer.is_not(None))
-    query = _newest(session, query, limit, None, (), submitter, ())
+    query = _newest(session, query, limit, None, JobFilter(submitter=submitter))
     return [(job_summary(row), batch, length) for row, batch, length in session.execute(query)]
 
 
-def _newest(
-    session: Session,
-    query: Select[Any],
-    limit: int,
-    before: str | None,
-    states: Collection[JobState],
-    submitter: str | None,
-    tags: Collection[str],
-) -> Select[Any]:
+def _newest(session: Session, query: Select[Any], limit: int, before: str | None, having: JobFilter) -> Select[Any]:
     query = query.order_by(JobRow.created.desc(), JobRow.id.desc()).limit(limit)
     if before is not None:
         last = find_job(session, before)
         query = query.where(tuple_(JobRow.created, JobRow.id) < tuple_(last.created, last.id))
-    if states:
-        query = query.where(JobRow.state.in_(states))
-    if submitter is not None:
-        query = query.where(JobRow.submitter == submitter)
-    for tag in tags:
+    if having.states:
+        query = query.where(JobRow.state.in_(having.states))
+    if having.submitter is not None:
+        query = query.where(JobRow.submitter == having.submitter)
+    for tag in having.tags:
         # The list as JSON text has the tag in quotation marks. `replace` is case-sensitive in both databases, LIKE is not.
         listed = readable(JobRow.summary)["tags"].as_string()
         query = query.where(func.replace(listed, f'"{tag}"', "") != listed)
+    for word in having.text.lower().split():
+        query = query.where(_searched_text().contains(word, autoescape=True))
     return query
+
+
+def _searched_text() -> ColumnElement[str]:
+    """What `JobFilter.text` looks at, in lower case. Line ends part the fields, so that no word, which has none, spans two."""
+    summary = readable(JobRow.summary)
+    fields = [summary[name].as_string() for name in SEARCHED]
+    columns = [JobRow.id, cast(JobRow.state, Text), JobRow.message, JobRow.submitter]
+    return func.lower(reduce(lambda text, part: text + "\n" + func.coalesce(part, ""), [*columns, *fields]))
 
 
 def delete_job(session: Session, now: datetime, job_id: str, by: Actor) -> None:

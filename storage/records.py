@@ -1,6 +1,6 @@
 """Rows as values, as returned by the Store."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
@@ -106,8 +106,10 @@ LABELS = ("name", "tags", "note")
 
 DAMAGED = "$damaged"
 """Key of an object that replaces a JSON value that cannot be read; its value is the stored text."""
-LISTED = ("model", *LABELS, "space", "strategy", "cluster", "ranks", "runner", "trials", "max_seconds")
-"""Fields of a request that lists show and search."""
+SEARCHED = ("model", *LABELS, "space", "strategy", "cluster", "runner")
+"""Fields of a request that `JobFilter.text` looks at."""
+LISTED = (*SEARCHED, "ranks", "trials", "max_seconds")
+"""Fields of a request that lists show."""
 
 
 def summary_of(request: Any) -> dict[str, Any]:
@@ -121,6 +123,22 @@ def summary_of(request: Any) -> dict[str, Any]:
     return {name: value for name, value in found.items() if not isinstance(value, dict)}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobFilter:
+    """The jobs that a list has: those for which every field holds."""
+
+    states: Collection[JobState] = ()
+    """It is in one of these states; empty: in any."""
+    submitter: str | None = None
+    """It is theirs; None: anybody's."""
+    tags: Collection[str] = ()
+    """It has all of these."""
+    text: str = ""
+    """Words, all of which are part of its id, state, message, submitter or one of the `SEARCHED` fields of its request, in
+    upper or lower case (SQLite knows the case of ASCII letters alone)."""
+
+
+ANY_JOB = JobFilter()
 ASKED: Mapping[JobState, tuple[JobState, str, str]] = {
     JobState.PAUSING: (JobState.PAUSED, "paused", "paused on request"),
     JobState.STOPPING: (JobState.SUCCEEDED, StopReason.STOPPED, "stopped on request"),

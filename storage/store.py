@@ -47,12 +47,14 @@ from storage.log_records import LogNews, LogRecord, ProgressRecord
 from storage.migrations import migrate, stored_revision
 from storage.private_files import make_private_file
 from storage.records import (
+    ANY_JOB,
     ApiKey,
     Ask,
     AttemptRecord,
     CalibrationRecord,
     EventRecord,
     Figures,
+    JobFilter,
     JobNews,
     JobRecord,
     Lease,
@@ -170,26 +172,19 @@ class Store:
         self,
         limit: int = 50,
         before: str | None = None,
-        states: Collection[JobState] = (),
-        submitter: str | None = None,
-        tags: Collection[str] = (),
+        having: JobFilter = ANY_JOB,
     ) -> list[JobRecord]:
-        """Return jobs, newest first; `before` is the id of the last job of the previous page.
-
-        `states`, `submitter` and `tags` filter: only jobs in one of these states, of this submitter, with all of these tags.
-        """
-        return self._read(jobs.jobs, limit, before, states, submitter, tags)
+        """Return jobs, newest first; `before` is the id of the last job of the previous page."""
+        return self._read(jobs.jobs, limit, before, having)
 
     def job_summaries(
         self,
         limit: int = 50,
         before: str | None = None,
-        states: Collection[JobState] = (),
-        submitter: str | None = None,
-        tags: Collection[str] = (),
+        having: JobFilter = ANY_JOB,
     ) -> list[JobRecord]:
         """Like `jobs`, with only the fields `LISTED` of each request: a whole request may have a megabyte."""
-        return self._read(jobs.job_summaries, limit, before, states, submitter, tags)
+        return self._read(jobs.job_summaries, limit, before, having)
 
     def answered_jobs(self, limit: int, submitter: str | None = None) -> list[tuple[JobRecord, int | None, int | None]]:
         """Like `job_summaries`, of jobs with an answer, each with its global batch size and its sequence length."""

@@ -18,13 +18,13 @@ export class Board {
   /** @type {Signal} why jobs cannot be read; null: they can */
   problem = new Signal(null);
 
-  #state;
+  #filter;
   #cursor = null;
   #ended = new AbortController();
 
-  /** @param {string} state - of the jobs to show; empty: all */
-  constructor(state) {
-    this.#state = state;
+  /** @param {{state: string, text: string}} filter - of the jobs to show; empty: all */
+  constructor(filter) {
+    this.#filter = filter;
   }
 
   /** Look until `close`. A window that nobody sees does not ask. */
@@ -68,7 +68,7 @@ export class Board {
   #page(cursor) {
     const query = new URLSearchParams({ limit: PAGE });
     if (cursor) query.set("cursor", cursor);
-    if (this.#state) query.set("state", this.#state);
+    for (const [name, value] of Object.entries(this.#filter)) if (value) query.set(name, value);
     return ask(`/v1/jobs?${query}`, { signal: this.#ended.signal });
   }
 

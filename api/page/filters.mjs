@@ -49,7 +49,7 @@ export function Filters({ points, filter, onChange, shown, brushed, onClear }) {
   const knob = points.varied.find(({ name }) => name === filter.knob);
   const isFiltered = brushed !== null || Object.values(filter).some(Boolean);
   return html`<form class="filters" role="search" aria-label="Filter the trials" onSubmit=${(event) => event.preventDefault()}>
-    <${Text} value=${filter.text} onChange=${(text) => onChange({ text })} />
+    <${SearchText} value=${filter.text} placeholder="zero_stage=2" onChange=${(text) => onChange({ text })} />
     <${Choice} label="Outcome" value=${filter.outcome} options=${outcomes.map((name) => [name, name === "OPEN" ? "No outcome yet" : outcomeLook(name).label])} onChange=${(outcome) => onChange({ outcome })} />
     <${Choice} label="Purpose" value=${filter.purpose} options=${purposes.map((name) => [name, name])} onChange=${(purpose) => onChange({ purpose })} />
     <${Choice} label="Knob" value=${filter.knob} options=${points.varied.map(({ name }) => [name, name])} onChange=${(name) => onChange({ knob: name, value: "" })} />
@@ -59,7 +59,8 @@ export function Filters({ points, filter, onChange, shown, brushed, onClear }) {
   </form>`;
 }
 
-function Text({ value, onChange }) {
+/** A text to look for, reported when nothing more is typed. */
+export function SearchText({ value, onChange, placeholder }) {
   const [typed, setTyped] = useState(value);
   const told = useRef(value);
   const timer = useRef(0);
@@ -75,7 +76,7 @@ function Text({ value, onChange }) {
     clearTimeout(timer.current);
     timer.current = setTimeout(() => change.current((told.current = text)), TYPED);
   };
-  return html`<label>Text <input type="search" value=${typed} placeholder="zero_stage=2" onInput=${(event) => type(event.target.value)} /></label>`;
+  return html`<label>Text <input type="search" value=${typed} placeholder=${placeholder} onInput=${(event) => type(event.target.value)} /></label>`;
 }
 
 /** A selection of which nothing may be chosen: `options` are pairs of value and text. */

@@ -2,6 +2,7 @@
 
 import { html, useEffect, useState } from "./vendor/preact.mjs";
 import { Board } from "./board.mjs";
+import { SearchText } from "./filters.mjs";
 import { ago, count, counted, duration, number, share } from "./format.mjs";
 import { stateLook, STATE_NAMES } from "./outcomes.mjs";
 import { here, jobLink, setQuery } from "./router.mjs";
@@ -13,6 +14,7 @@ import { StateBadge, Tags } from "./summary.mjs";
 export default function Jobs() {
   useTitle("Jobs");
   const [filter, setFilter] = useState(() => ({ state: here().query.get("state") ?? "", text: here().query.get("text") ?? "" }));
+  const [chosen, setChosen] = useState([]);
   const change = (changes) => {
     setFilter({ ...filter, ...changes });
     setQuery(changes);
@@ -26,15 +28,14 @@ export default function Jobs() {
           ${STATE_NAMES.map((name) => html`<option key=${name} value=${name} selected=${name === filter.state}>${stateLook(name).label}</option>`)}
         </select>
       </label>
-      <label>Text <input type="search" value=${filter.text} placeholder="name, tag, model, id, owner" onInput=${(event) => change({ text: event.target.value })} /></label>
+      <${SearchText} value=${filter.text} placeholder="name, tag, note, model, id, owner" onChange=${(text) => change({ text })} />
     </form>
-    <${JobList} key=${filter.state} state=${filter.state} text=${filter.text} />
+    <${JobList} key=${JSON.stringify(filter)} filter=${filter} chosen=${chosen} onChoose=${setChosen} />
   `;
 }
 
-function JobList({ state, text }) {
-  const [board] = useState(() => new Board(state));
-  const [chosen, setChosen] = useState([]);
+function JobList({ filter, chosen, onChoose }) {
+  const [board] = useState(() => new Board(filter));
   useEffect(() => {
     board.open();
     return () => board.close();
@@ -42,22 +43,20 @@ function JobList({ state, text }) {
   const [jobs, overviews, problem, hasMore] = [useSignal(board.jobs), useSignal(board.overviews), useSignal(board.problem), useSignal(board.hasMore)];
   if (problem && jobs === null) return html`<${Unusable} error=${problem} />`;
   if (jobs === null) return html`<${Waiting} what="jobs" />`;
-  const words = text.toLowerCase().split(/\s+/).filter(Boolean);
-  const shown = jobs.filter((job) => words.every((word) => textOf(job).includes(word)));
-  const choose = (id) => setChosen(chosen.includes(id) ? chosen.filter((other) => other !== id) : [...chosen, id]);
-  if (jobs.length === 0) return html`<${Empty} state=${state} />`;
+  const choose = (id) => onChoose(chosen.includes(id) ? chosen.filter((other) => other !== id) : [...chosen, id]);
+  if (jobs.length === 0) return html`<${Empty} filter=${filter} />`;
   return html`
     ${chosen.length > 0 && html`<p class="actions"><a class="button primary" href=${`#/compare?jobs=${chosen.join(",")}`}>Compare ${counted(chosen.length, "job")}</a>
-      <button type="button" class="quiet" onClick=${() => setChosen([])}>Untick all</button></p>`}
-    ${shown.length === 0 && html`<p class="state">None of these ${counted(jobs.length, "job")} is like that.</p>`}
+      <button type="button" class="quiet" onClick=${() => onChoose([])}>Untick all</button></p>`}
     <ul class="jobs" aria-label="Jobs, newest first">
-      ${shown.map((job) => html`<${JobRow} key=${job.id} job=${job} overview=${overviews.get(job.id)} isChosen=${chosen.includes(job.id)} onChoose=${choose} />`)}
+      ${jobs.map((job) => html`<${JobRow} key=${job.id} job=${job} overview=${overviews.get(job.id)} isChosen=${chosen.includes(job.id)} onChoose=${choose} />`)}
     </ul>
     ${hasMore && html`<p class="actions"><button type="button" onClick=${() => board.more()}>Older jobs</button></p>`}
   `;
 }
 
-function Empty({ state }) {
+function Empty({ filter: { state, text } }) {
+  if (text.trim()) return html`<p class="state">No job${state && ` that is ${stateLook(state).label.toLowerCase()}`} has all of these words: ${text}</p>`;
   if (state) return html`<p class="state">No job is ${stateLook(state).label.toLowerCase()}.</p>`;
   return html`<div class="state stack">
     <p>There is no job yet. A job measures configurations of a model by real trial runs, and finds the fastest that fits.</p>
@@ -65,9 +64,6 @@ function Empty({ state }) {
     <p>Or from a terminal: <code>autotune submit llama-tiny --url ${location.origin}</code></p>
   </div>`;
 }
-
-const textOf = ({ id, model, submitter, state, message, request }) =>
-  `${id} ${model} ${request.name ?? ""} ${(request.tags ?? []).join(" ")} ${submitter} ${state} ${message} ${request.space ?? ""} ${request.strategy ?? ""} ${request.cluster ?? ""}`.toLowerCase();
 
 function JobRow({ job, overview, isChosen, onChoose }) {
   const { name, trials, space, strategy, cluster, ranks } = job.request;

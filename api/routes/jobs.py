@@ -22,7 +22,7 @@ from autotune.request.rows import request_of
 from autotune.session.allowed import is_from_outside
 from autotune.wire.jobs import Job, JobPage, job_etag
 from search_spaces.outcome import JobState
-from storage.records import LABELS, ORIGIN, OVER, Ask, JobRecord, Submission
+from storage.records import LABELS, ORIGIN, OVER, Ask, JobFilter, JobRecord, Submission
 from storage.store import Store
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
@@ -106,6 +106,15 @@ def list_jobs(
     tag: Annotated[
         list[JobTag] | None, Query(max_length=MOST_TAGS, description="List only jobs that have all these tags.")
     ] = None,
+    text: Annotated[
+        str,
+        Query(
+            max_length=200,
+            pattern=r"^[^\x00]*$",
+            description="Words: list only jobs with all of them in their name, note, tags, model, space, strategy, cluster, "
+            "runner, id, state, message or submitter.",
+        ),
+    ] = "",
 ) -> Response:
     """The newest jobs first, without their whole requests (see GET /v1/jobs/{id}). A page with long rows has fewer items."""
     if cursor is not None:
@@ -113,7 +122,8 @@ def list_jobs(
     whose = submitter if principal.sees_all else principal.owner
     if submitter is not None and submitter != whose:
         return page_response((), None)
-    found = [*enumerate(store.job_summaries(limit + 1, cursor, state or (), whose, tag or ()), 1)]
+    having = JobFilter(states=state or (), submitter=whose, tags=tag or (), text=text)
+    found = [*enumerate(store.job_summaries(limit + 1, cursor, having), 1)]
     parts, shown, more = page(
         lambda first, most: found[first : first + most],
         0,

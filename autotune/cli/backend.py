@@ -1,17 +1,16 @@
 """The interface of commands to jobs in a service or a database."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
 from autotune.explain.explanation.findings import Explanation
 from autotune.exports.export import Export
-from search_spaces.outcome import JobState
 from search_spaces.trial import Interval
 from storage.log_records import LogRecord, ProgressRecord
-from storage.records import Ask, EventRecord, JobRecord, TrialRecord
+from storage.records import Ask, EventRecord, JobFilter, JobRecord, TrialRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,11 +60,8 @@ class JobBackend(ABC):
         """The current state of the job."""
 
     @abstractmethod
-    def jobs(
-        self, states: Collection[JobState], submitter: str | None, limit: int, tags: Collection[str] = ()
-    ) -> Iterator[JobRecord]:
-        """Jobs, newest first, in one of the states (empty: any) and with all of the tags; `submitter` None: of every visible
-        submitter."""
+    def jobs(self, having: JobFilter, limit: int) -> Iterator[JobRecord]:
+        """Jobs, newest first; a `submitter` of None: of every visible submitter."""
 
     @abstractmethod
     def standings(self, jobs: Sequence[JobRecord]) -> list[Standing]:

@@ -17,10 +17,9 @@ from autotune.reports.formats import report_text
 from autotune.request.labels import merged_labels
 from autotune.request.rows import request_from_fields, request_to_row
 from autotune.session.resolve import resolve, session_of
-from search_spaces.outcome import JobState
 from storage.address import default_database_url
 from storage.log_records import LogRecord, ProgressRecord
-from storage.records import ENDED, Ask, EventRecord, JobRecord, Submission, TrialRecord
+from storage.records import ENDED, Ask, EventRecord, JobFilter, JobRecord, Submission, TrialRecord
 from storage.store import open_store
 
 POLL_SECONDS = 0.2
@@ -49,11 +48,9 @@ class DatabaseBackend(JobBackend):
         """See `JobBackend.job`."""
         return self._store.job(job)
 
-    def jobs(
-        self, states: Collection[JobState], submitter: str | None, limit: int, tags: Collection[str] = ()
-    ) -> Iterator[JobRecord]:
+    def jobs(self, having: JobFilter, limit: int) -> Iterator[JobRecord]:
         """See `JobBackend.jobs`."""
-        return iter(self._store.jobs(limit, states=states, submitter=submitter, tags=tags))
+        return iter(self._store.jobs(limit, having=having))
 
     def standings(self, jobs: Sequence[JobRecord]) -> list[Standing]:
         """See `JobBackend.standings`."""

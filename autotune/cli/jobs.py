@@ -2,7 +2,7 @@
 
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from rich.table import Table
@@ -17,7 +17,7 @@ from autotune.text.console import Console
 from autotune.text.jobs import labels_text, model_text, state_text
 from search_spaces.outcome import JobState
 from search_spaces.plain import to_plain
-from storage.records import Ask, JobRecord
+from storage.records import Ask, JobFilter, JobRecord
 
 _NEXT = {
     JobState.QUEUED: "waits for a worker",
@@ -31,16 +31,17 @@ _NEXT = {
 def list_command(
     url: str | None,
     database: str | None,
-    states: tuple[str, ...],
+    states: Collection[str],
     submitter: str | None,
-    tags: tuple[str, ...],
+    tags: Collection[str],
+    text: str,
     limit: int,
     as_json: bool,
 ) -> Status:
     """List the newest jobs."""
-    selected = [_state(name) for name in states]
+    having = JobFilter(states=[_state(name) for name in states], submitter=submitter, tags=tags, text=text)
     with open_backend(url, database) as backend:
-        jobs = list(backend.jobs(selected, submitter, limit, tags))
+        jobs = list(backend.jobs(having, limit))
         standings = backend.standings(jobs)
     if as_json:
         write_document([job_document(job) | _standing_document(found) for job, found in zip(jobs, standings, strict=True)])

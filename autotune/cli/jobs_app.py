@@ -34,6 +34,10 @@ def jobs(
         list[str] | None,
         typer.Option("--tag", metavar="WORD", help="Jobs with this tag. May be repeated: jobs with all of them."),
     ] = None,
+    text: Annotated[
+        str,
+        typer.Option(metavar="WORDS", help="Jobs with all these words in their name, note, tags, model, id or message."),
+    ] = "",
     limit: Annotated[int, typer.Option(min=1, metavar="N", help="Maximum number of jobs.")] = 50,
     url: Url = None,
     db: Database = None,
@@ -42,7 +46,7 @@ def jobs(
     """List the newest jobs: model, state, trials, gain relative to the baseline."""
     from autotune.cli.jobs import list_command
 
-    end(lambda: list_command(url, db, tuple(state or ()), submitter, tuple(tag or ()), limit, json))
+    end(lambda: list_command(url, db, state or (), submitter, tag or (), text, limit, json))
 
 
 @jobs_app.command()

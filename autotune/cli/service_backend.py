@@ -1,7 +1,7 @@
 """Access to jobs of a service."""
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -28,7 +28,7 @@ from search_spaces.preset_files import preset_tables
 from search_spaces.trial import TrialResult
 from search_spaces.trial_config import KNOB_NAMES, TrialConfig
 from storage.log_records import LogRecord, ProgressRecord
-from storage.records import LATEST, Ask, EventRecord, JobRecord, TrialRecord
+from storage.records import LATEST, Ask, EventRecord, JobFilter, JobRecord, TrialRecord
 
 WHOLE_ID = re.compile(r"[0-9]{8}-[0-9]{6}-[a-z0-9]{4}")
 OVERVIEWS = 200
@@ -61,11 +61,12 @@ class ServiceBackend(JobBackend):
         """See `JobBackend.job`."""
         return _job(self._found(job))
 
-    def jobs(
-        self, states: Collection[JobState], submitter: str | None, limit: int, tags: Collection[str] = ()
-    ) -> Iterator[JobRecord]:
+    def jobs(self, having: JobFilter, limit: int) -> Iterator[JobRecord]:
         """See `JobBackend.jobs`."""
-        return map(_job, self._client.jobs(state=[*states], submitter=submitter, limit=limit, tag=[*tags]))
+        found = self._client.jobs(
+            state=[*having.states], submitter=having.submitter, limit=limit, tag=[*having.tags], text=having.text or None
+        )
+        return map(_job, found)
 
     def standings(self, jobs: Sequence[JobRecord]) -> list[Standing]:
         """See `JobBackend.standings`."""

@@ -81,6 +81,7 @@ class JobCalls:
         submitter: str | None = None,
         limit: int | None = None,
         tag: str | Sequence[str] | None = None,
+        text: str | None = None,
     ) -> Iterator[JobSummary]:
         """The newest jobs first, page by page as they are asked for.
 
@@ -89,10 +90,10 @@ class JobCalls:
             submitter: whose jobs; other people's for administrators alone. None: yours, or all for an administrator.
             limit: jobs at most; None: all.
             tag: one tag or several, all of which a job has; None: any or none.
+            text: words, all of which are part of a job's name, note, tags, model, cluster, id, state, message or submitter.
         """
         states, tags = ([given] if isinstance(given, str) else list(given or ()) for given in (state, tag))
-        of = {} if submitter is None else {"submitter": submitter}
-        found = self._pages({"state": states, "tag": tags, **of}, limit)
+        found = self._pages({"state": states, "tag": tags, **_given(submitter=submitter, text=text)}, limit)
         return itertools.islice(found, limit)
 
     def pause(self, job: str | JobSummary) -> Job:

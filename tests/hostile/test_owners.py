@@ -12,6 +12,7 @@ from typing import Any
 import httpx2
 import pytest
 
+from storage.records import JobFilter
 from storage.store import open_store
 from tests.hostile.ground import HEAVY, JOB, Finding, NodePool, Row, ground
 
@@ -60,7 +61,7 @@ def test_an_owner_takes_no_more_than_their_share(tmp_path: Path, database: str, 
             problems = attack_shares(here.url, here.key("mallory"), 2 * QUEUED + 10)
         client.require_served()
         with open_store(database) as store:
-            taken = len(store.jobs(1000, submitter="mallory"))
+            taken = len(store.jobs(1000, having=JobFilter(submitter="mallory")))
         usage = here.usage()
     assert 0 < taken <= QUEUED
     assert {problem["quota"] for problem in problems} <= {"queued_jobs", "stored_bytes"}

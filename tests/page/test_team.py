@@ -6,8 +6,9 @@ import pytest
 from playwright.sync_api import expect
 
 from autotune.client import Client
+from storage.store import open_store
 from tests.page.conftest import Open
-from tests.page.place import Place
+from tests.page.place import SUBMITTED, Place
 
 pytestmark = pytest.mark.nightly
 
@@ -34,6 +35,28 @@ def test_the_best_of_all_jobs(place: Place, finished: str, open_page: Open) -> N
     expect(page).to_have_url(re.compile(r"#/best\?model=llama-tiny$"))
     table.get_by_role("button", name="Length").click()
     expect(table.locator("tbody tr").first).to_contain_text("64")
+
+
+def test_the_service_looks_for_words_in_jobs_that_the_page_has_not_read(place: Place, finished: str, open_page: Open) -> None:
+    with open_store(place.database) as store:
+        newer = [store.create_job(SUBMITTED | {"name": f"run {number}", "trials": 1}).id for number in range(60)]
+    try:
+        page = open_page()
+        rows = page.get_by_role("list", name="Jobs, newest first").get_by_role("listitem")
+        expect(rows).to_have_count(50)
+        page.get_by_label(f"Compare llama-tiny {newer[-1]}").check()
+        page.get_by_label("Text").fill(f"SUCCEEDED {finished}")
+        expect(rows).to_have_count(1)
+        expect(rows.first).to_contain_text(finished)
+        expect(page).to_have_url(re.compile("text=SUCCEEDED"))
+        page.get_by_label(f"Compare llama-tiny {finished}").check()
+        expect(page.get_by_role("link", name="Compare 2 jobs")).to_be_visible()
+        page.get_by_label("Text").fill("no such <b>job</b>")
+        expect(page.get_by_text("No job has all of these words: no such <b>job</b>")).to_be_visible()
+    finally:
+        with open_store(place.database) as store:
+            for job in newer:
+                store.delete_job(job)
 
 
 def test_labels_are_changed(place: Place, open_page: Open) -> None:

@@ -16,7 +16,7 @@ from search_spaces.trial import LogLines, Progress, TrialResult
 from search_spaces.trial_config import TrialConfig
 from storage.errors import DamagedRowError
 from storage.owners import current_owner
-from storage.records import Ask, JobRecord, QueueLimits, Submission
+from storage.records import Ask, JobFilter, JobRecord, QueueLimits, Submission
 from storage.store import Store, open_store
 from tests.storage.job_steps import RANK
 
@@ -99,7 +99,7 @@ def check_others(store: Store, first: JobRecord, second: JobRecord) -> None:
     """Everything that reads rows of several jobs, with the second one as it should be."""
     ids = [first.id, second.id]
     assert [job.id for job in store.jobs()] == [second.id, first.id]
-    assert second.id in [job.id for job in store.jobs(tags=["nightly"])]
+    assert second.id in [job.id for job in store.jobs(having=JobFilter(tags=["nightly"]))]
     assert store.exact_jobs(ids)[second.id].request == store.job(second.id).request == second.request
     assert store.overviews(ids)[second.id].outcomes == {"OK": 1}
     news = store.news(dict.fromkeys(ids, 0))

@@ -7,7 +7,7 @@ import pytest
 from search_spaces.outcome import JobState, Outcome
 from search_spaces.trial import TrialResult
 from storage.errors import LeaseHeldError, UnknownJobError
-from storage.records import Lease
+from storage.records import JobFilter, Lease
 from storage.store import Store
 from tests.storage.job_steps import RANK, attempt, kinds
 
@@ -49,8 +49,25 @@ class TestJobs:
             ids.append(store.create_job({"tags": tags}).id)
             clock.advance(1)
         store.create_job({})
-        found = {tags: [job.id for job in store.jobs(tags=tags)] for tags in (("a",), ("a", "b_c"), ("A",), ("b_c",), ("c",))}
+        found = {
+            tags: [job.id for job in store.jobs(having=JobFilter(tags=tags))]
+            for tags in (("a",), ("a", "b_c"), ("A",), ("b_c",), ("c",))
+        }
         assert list(found.values()) == [[ids[1], ids[0]], [ids[0]], [ids[2]], [ids[0]], []]
+
+    def test_words_narrow_the_list_to_jobs_that_have_all_of_them(self, store: Store, clock) -> None:
+        first = {"name": "Grüße 100%", "tags": ("smoke",), "model": "llama-tiny", "trials": 77}
+        second = {"name": "gruss", "note": 'a_b says "no"', "model": {"name": "llama"}, "cluster": "a100x8"}
+        ids = []
+        for request in (first, second, {}):
+            ids.append(store.create_job(request).id)
+            clock.advance(1)
+        for text, found in {
+            "GRüße": ids[:1], "gr": ids[1::-1], "tiny SMOKE": ids[:1], "tiny gruss": [], "100%": ids[:1], "a%8": [],
+            "a_b": ids[1:2], "a?b": [], '"no"': ids[1:2], "queued": ids[::-1], ids[2]: ids[2:], "77": [],
+            "smoke\nllama": ids[:1], "trials": [], " ": ids[::-1], "\\": [], "/": [],
+        }.items():  # fmt: skip
+            assert [job.id for job in store.jobs(having=JobFilter(text=text))] == found, text
 
     def test_a_prefix_names_a_job_that_only_it_fits(self, store: Store, clock) -> None:
         first = store.create_job({})

@@ -155,6 +155,7 @@ def test_steering(command: Command) -> None:
     assert "  0/9" in table.splitlines()[1]
     assert job not in table
     assert job not in good(command("jobs", "--limit", 1)).out
+    assert [one["id"] for one in json.loads(good(command("jobs", "--text", f"STOPPED {job[4:]}", "--json")).out)] == [job]
     watched = command("watch", clone)
     assert (watched.status, watched.out) == (1, "")
     assert watched.err.splitlines()[-1] == "cancelled"

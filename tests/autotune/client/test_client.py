@@ -111,6 +111,7 @@ def test_a_job_has_labels_that_may_change(client: Client) -> None:
     assert (job.name, job.tags, job.note) == ("nightly", ("a100", "smoke"), "first")
     submit(client)
     assert [found.id for found in client.jobs(tag="smoke")] == [job.id]
+    assert [[found.id for found in client.jobs(text=text)] for text in ("FIRST night", "second")] == [[job.id], []]
     client.cancel(job)
     changed = client.label(job, tags=["smoke"], note="")
     assert (changed.state, changed.name, changed.tags, changed.note) == ("CANCELLED", "nightly", ("smoke",), "")
