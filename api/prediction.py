@@ -1,5 +1,6 @@
 """Requests for predictions and plans, and their answers."""
 
+import dataclasses
 import time
 from typing import Annotated, Any
 
@@ -7,9 +8,20 @@ from pydantic import Field
 
 from api.fields import Body, DocumentLengths, ExpertLoads, Integer, Size
 from api.settings import Settings
-from api.submission import KnobName, KnobValue, Name, UploadedModel, checked, require_preset_names, uploaded_or_named
+from api.submission import (
+    KnobName,
+    KnobValue,
+    KnowledgeContent,
+    Name,
+    UploadedModel,
+    checked,
+    require_preset_names,
+    uploaded_or_named,
+)
 from api.views import checked_view
 from autotune.goodput.terms import terms_of
+from autotune.knowledge.bundle import read_content
+from autotune.knowledge.learning import learned_from
 from autotune.prediction.planning.calibrated import asked_here
 from autotune.prediction.planning.estimate import estimates
 from autotune.prediction.planning.largest import Dimension, largest
@@ -58,6 +70,8 @@ class QuestionFields(Body):
     """Rank of low-rank adapters; all other parameters are frozen. Omitted: every parameter is trained."""
     lora_targets: Annotated[list[Name], Field(min_length=1, max_length=20)] | None = None
     frozen_bits: Annotated[Integer, Field(ge=1, le=64)] | None = None
+    knowledge: KnowledgeContent | None = None
+    """Measurements by others, as in the content of a bundle."""
 
 
 class PredictionRequest(QuestionFields):
@@ -103,7 +117,7 @@ class PlanRequest(QuestionFields):
 
 def predict_config(body: PredictionRequest, settings: Settings, store: Store) -> Prediction:
     """Predict one configuration. Errors name the field and the remedy."""
-    question = asked_here(store, _question(body, settings, pins=checked(body.config)))
+    question = _learned(body, store, _question(body, settings, pins=checked(body.config)))
     (estimate,) = estimates(question, [question.config()])
     own = {"world_size": question.cluster.world_size}
     return checked_view(Prediction, {**_asked(question), **own, **estimate.document()})
@@ -111,7 +125,7 @@ def predict_config(body: PredictionRequest, settings: Settings, store: Store) ->
 
 def rank_plans(body: PlanRequest, settings: Settings, store: Store) -> Plans:
     """Rank a space within the limits of the settings. Errors name the field and the remedy."""
-    question = asked_here(store, _question(body, settings, pins=body.pins, space=body.space, simple=body.simple))
+    question = _learned(body, store, _question(body, settings, pins=body.pins, space=body.space, simple=body.simple))
     options = PlanOptions(
         objective=body.objective, top=body.top, fit_probability=body.fit_probability, share=body.share, price=body.price,
         rate=body.rate, goodput=None if body.goodput is None else terms_of(body.goodput),
@@ -146,6 +160,15 @@ def _question(
         most_steps=settings.count_steps,
         simple=simple,
     )
+
+
+def _learned(body: QuestionFields, store: Store, question: Question) -> Question:
+    """The question with what the database and the body's measurements say; sources that contradict the database are named."""
+    if body.knowledge is None:
+        return asked_here(store, question)
+    learned = learned_from(read_content(body.knowledge, "knowledge"), store, question.cluster, question.engine)
+    asked = asked_here(store, question, learned.borrowed)
+    return dataclasses.replace(asked, rests_on="; ".join((asked.rests_on, *learned.notes)))
 
 
 def _model(body: QuestionFields, settings: Settings, cluster: ClusterSpec, pins: Any) -> ModelSpec | FactoryModel:

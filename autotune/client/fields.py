@@ -37,6 +37,8 @@ class AskedFields(TypedDict, total=False):
     """Rank of low-rank adapters, all else being frozen."""
     lora_targets: Sequence[str] | None
     frozen_bits: int | None
+    knowledge: Mapping[str, Any] | None
+    """Measurements by others, as in the content of a bundle."""
 
 
 class PlanFields(AskedFields, total=False):

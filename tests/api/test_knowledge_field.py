@@ -32,6 +32,25 @@ def test_measurements_stay_with_the_job(client: TestClient, database: str) -> No
         assert store.job(job).request["knowledge"] == content()
 
 
+def test_predictions_and_plans_learn_from_measurements(refusing: TestClient) -> None:
+    asked = {"model": "llama-3-8b", "cluster": "dgx-a100", "global_batch_size": 64, "sequence_length": 1024}
+    seconds = {}
+    for name, field in (("without", {}), ("with", {"knowledge": content()})):
+        predicted = refusing.post("/v1/predictions", json=asked | field)
+        planned = refusing.post("/v1/plans", json=asked | field | {"space": "zero", "top": 1})
+        assert (predicted.status_code, planned.status_code) == (200, 200), predicted.text + planned.text
+        assert predicted.json()["rests_on"] == planned.json()["rests_on"]
+        assert ("measurements of 1 source by others (1 on the same devices)" in predicted.json()["rests_on"]) == bool(field)
+        seconds[name] = [answer.json() for answer in (predicted, planned)]
+    before, after = (seconds[name][0]["predicted"]["step_seconds"] for name in ("without", "with"))
+    assert before != after
+    broken = {"settings": [], "measurements": [{"columns": {}}]}
+    for path in ("/v1/predictions", "/v1/plans"):
+        answer = refusing.post(path, json=asked | {"knowledge": broken})
+        assert answer.status_code == 422, answer.text
+        assert "knowledge.measurements[0]" in answer.text
+
+
 def test_damaged_measurements_are_refused(refusing: TestClient) -> None:
     broken = content()
     broken["measurements"][0]["columns"]["samples_per_s"] = -80.0

@@ -50,6 +50,7 @@ ASKED: dict[str, Any] = {
     "cluster": "dgx-h100:2", "ranks": 16, "global_batch_size": 64, "sequence_length": 2048, "memory_limit": 10**9,
     "training_steps": 1000, "document_lengths": [64, 17, 8], "expert_loads": [[3.0, 1.0]], "engine": "native",
     "lora_rank": 8, "lora_targets": ["query"], "frozen_bits": 4,
+    "knowledge": {"settings": [], "measurements": []},
 }  # fmt: skip
 PLANNED: dict[str, Any] = ASKED | {
     "simple": "megatron",
