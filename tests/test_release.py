@@ -166,7 +166,7 @@ def test_the_client_of_a_service(client: Path, both: Path, tmp_path: Path) -> No
     with _service(both, tmp_path) as url:
         place = ("--url", url)
         job = _autotune(client, tmp_path, "submit", "llama-tiny", *place, "--runner", "local", "--trials", "2",
-                        "--confirm-repeats", "0", "--trial-seconds", "0.1", "--global-batch-size", "4").strip()  # fmt: skip
+                        "--confirm-repeats", "0", "--global-batch-size", "4").strip()  # fmt: skip
         _autotune(client, tmp_path, "watch", job, *place)
         assert json.loads(_autotune(client, tmp_path, "show", job, *place, "--json"))["state"] == "SUCCEEDED"
         assert json.loads(_autotune(client, tmp_path, "explain", job, *place, "--json"))["job"]

@@ -1,7 +1,6 @@
 """Spaces by name, from files, with pins."""
 
 import dataclasses
-import time
 from pathlib import Path
 from typing import Any
 
@@ -59,13 +58,10 @@ def test_presets_grow() -> None:
 
 
 @pytest.mark.nightly
-def test_full_on_64_devices_is_counted_fast() -> None:
-    start = time.process_time()
-    space = resolve("full", "llama-3-70b", "dgx-h100:8", 1024)
-    census = space.census()
+def test_full_on_64_devices_is_counted_in_few_steps() -> None:
+    census = resolve("full", "llama-3-70b", "dgx-h100:8", 1024, most_steps=700_000).census()
     assert census.legal > 10**9
     assert census.raw == census.legal + sum(census.refused.values()) + census.merged
-    assert time.process_time() - start < 10
 
 
 def test_element_sizes_separate_models_of_any_size() -> None:
