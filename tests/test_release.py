@@ -168,7 +168,7 @@ def test_the_client_of_a_service(client: Path, both: Path, tmp_path: Path) -> No
         job = _autotune(client, tmp_path, "submit", "llama-tiny", *place, "--runner", "local", "--trials", "2",
                         "--confirm-repeats", "0", "--global-batch-size", "4").strip()  # fmt: skip
         _autotune(client, tmp_path, "watch", job, *place)
-        assert json.loads(_autotune(client, tmp_path, "show", job, *place, "--json"))["state"] == "SUCCEEDED"
+        assert json.loads(_autotune(client, tmp_path, "show", job, *place, "--json"))["job"]["state"] == "SUCCEEDED"
         assert json.loads(_autotune(client, tmp_path, "explain", job, *place, "--json"))["job"]
         assert "zero_optimization" in _autotune(client, tmp_path, "export", job, *place, "--format", "deepspeed")
         assert job in _autotune(client, tmp_path, "report", job, *place, "--format", "md")
