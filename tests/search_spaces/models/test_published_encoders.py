@@ -12,6 +12,7 @@ from search_spaces.trial import Workload
 transformers = pytest.importorskip("transformers", reason="needs the extra transformers")
 LARGE = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096}
 ROBERTA = {"vocab_size": 50265, "max_position_embeddings": 514, "type_vocab_size": 1}
+T5 = {"decoder_start_token_id": 0}
 MODELS: dict[str, tuple[str, dict[str, Any], float]] = {
     "bert-base": ("BertForMaskedLM", {}, 0.11),
     "bert-large": ("BertForMaskedLM", LARGE, 0.34),
@@ -23,8 +24,8 @@ MODELS: dict[str, tuple[str, dict[str, Any], float]] = {
         {"hidden_size": 1024, "num_hidden_layers": 28, "num_attention_heads": 16, "intermediate_size": 2624},
         0.395,
     ),
-    "t5-base": ("T5ForConditionalGeneration", {"d_model": 768, "d_ff": 3072, "num_layers": 12, "num_heads": 12}, 0.22),
-    "t5-large": ("T5ForConditionalGeneration", {"d_model": 1024, "d_ff": 4096, "num_layers": 24, "num_heads": 16}, 0.77),
+    "t5-base": ("T5ForConditionalGeneration", {**T5, "d_model": 768, "d_ff": 3072, "num_layers": 12, "num_heads": 12}, 0.22),
+    "t5-large": ("T5ForConditionalGeneration", {**T5, "d_model": 1024, "d_ff": 4096, "num_layers": 24, "num_heads": 16}, 0.77),
     "vit-base": ("ViTForImageClassification", {}, 0.086),
     "vit-huge": (
         "ViTForImageClassification",
