@@ -177,6 +177,7 @@ def test_trials_and_the_best(desk: JobBackend, store: Store) -> None:
     assert json.loads(deepspeed.text)["zero_optimization"]["stage"] == best["best"]["config"]["zero_stage"]
 
 
+@pytest.mark.nightly
 def test_the_explanation_and_the_report(desk: JobBackend, store: Store) -> None:
     """Of the job that is named, not of the latest of a database that happens to be here."""
     job = desk.submit(FIELDS, 0)

@@ -44,6 +44,7 @@ def start(*words: str) -> "subprocess.Popen[str]":
 
 
 @pytest.mark.usefixtures("forked_ranks")  # of what goes on in this process; those of the command are real
+@pytest.mark.nightly
 def test_the_first_stops_and_says_how_to_go_on(folder: Path, command: Command) -> None:
     process = start(*SWEEP, "--config", long_trials(folder, 1))  # the job is interrupted while its ranks start, for seconds
     assert a_trial_runs(folder / "jobs.db")

@@ -269,6 +269,7 @@ INTERRUPTIBLE = "import signal; signal.signal(signal.SIGINT, signal.default_int_
 
 
 @pytest.mark.usefixtures("place")
+@pytest.mark.nightly
 def test_ctrl_c_detaches(folder: Path, command: Command, kept: Store, place: str) -> None:
     (job,) = good(command(*SUBMIT, "--trials", 9)).out.split()
     named = ("--db", "jobs.db") if place == "database" else ("--url", os.environ["AUTOTUNE_URL"])
@@ -301,6 +302,7 @@ def test_ctrl_c_detaches(folder: Path, command: Command, kept: Store, place: str
     assert [trial.outcome for trial in kept.trials(job)] == ["OK"] * 9
 
 
+@pytest.mark.nightly
 def test_a_service_is_used_without_what_a_database_needs(folder: Path) -> None:
     """A laptop has neither torch nor SQLAlchemy, or does not wish to wait for them."""
     script = (

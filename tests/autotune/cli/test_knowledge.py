@@ -17,6 +17,7 @@ from autotune.knowledge.bundle import Bundle, bundle_text, content_of, distinct,
 from autotune.loop.loop import run_job as run_to_its_end
 from autotune.request.rows import request_to_row
 from storage.store import open_store
+from tests.sampling import sampled
 
 PREDICT = ("predict", "qwen2-0.5b", "--cluster", "dgx-a100:1", "--global-batch-size", 32, "--sequence-length", 1024, "--json")
 THEIRS = Ed25519PrivateKey.from_private_bytes(bytes([7]) * 32)
@@ -138,7 +139,7 @@ def test_a_key_of_ssh_keygen_signs(command: Command, keys: Path, folder: Path) -
     assert not keys.exists()
 
 
-@pytest.mark.parametrize("form", ["table", "bundle"])
+@pytest.mark.parametrize("form", sampled(["table", "bundle"], every=2))
 def test_tables_are_validated_with_knowledge_but_not_with_their_answers(
     command: Command, keys: Path, folder: Path, form: str
 ) -> None:

@@ -53,6 +53,7 @@ def test_a_good_recipe_is_predicted(command: Command) -> None:
     assert lines[0].endswith("would refuse, ignore or change") and "fits with probability 1.00" in lines[1]
 
 
+@pytest.mark.nightly
 def test_a_recipe_that_does_not_fit(command: Command) -> None:
     answer = command("lint", GOOD, "--model", "llama-3-70b", "--cluster", "dgx-h100:1")
     assert answer.status == 1

@@ -26,6 +26,7 @@ from search_spaces.outcome import Outcome
 from search_spaces.trial import Interval, TrialResult
 from search_spaces.trial_config import TrialConfig
 from storage.store import Store, open_store
+from tests.sampling import sampled
 
 GOLDEN = Path(__file__).parent / "golden"
 LIMIT = 6_000_000
@@ -145,7 +146,7 @@ def test_another_snapshot_or_size_draws_anew_and_the_same_does_not(made: Made) -
     assert seen.lines(dataclasses.replace(snapshot), None) is not first
 
 
-@pytest.mark.parametrize(("width", "height"), [(80, 24), (60, 24), (120, 40)])
+@pytest.mark.parametrize(("width", "height"), sampled([(80, 24), (60, 24), (120, 40)], every=3))
 def test_table_and_charts_are_never_higher_than_the_terminal(tmp_path: Path, store: Store, width: int, height: int) -> None:
     session = table.session(tmp_path, trials=14, confirm_repeats=0)
     job = store.create_job(request_to_row(session.request))

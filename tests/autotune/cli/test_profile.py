@@ -109,6 +109,7 @@ def profiled(command: Command) -> Any:
     return run
 
 
+@pytest.mark.nightly
 def test_a_profile_counts_what_a_trial_counts(profiled: Any) -> None:
     knobs = {"activation_checkpointing": "full", "micro_batch_size": 2}
     pins = [word for name, value in knobs.items() for word in ("--pin", f"{name}={value}")]

@@ -98,6 +98,7 @@ def test_json_is_one_document_and_a_file_gives_the_options(command: Command, fol
     assert (config["zero_stage"], config["micro_batch_size"]) == (2, 2)
 
 
+@pytest.mark.nightly
 def test_a_limit_below_every_real_peak_is_nothing_feasible(command: Command, folder: Path) -> None:
     """Above what the states alone need, so that trials run and prove it."""
     answer = command(

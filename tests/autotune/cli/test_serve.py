@@ -70,6 +70,7 @@ def test_several_processes_share_a_port(tmp_path: Path) -> None:
         server.communicate()
 
 
+@pytest.mark.nightly
 def test_processes_end_when_the_first_is_killed(tmp_path: Path) -> None:
     port = free_port()
     server = start(tmp_path, "serve", "--no-worker", "--port", port, "--workers", 2)

@@ -20,6 +20,7 @@ def example(language: str, url: str) -> str:
 
 
 @pytest.mark.usefixtures("working")
+@pytest.mark.nightly
 def test_python(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     exec(compile(example("python", url), "docs/client.md", "exec"), {})
     told = capsys.readouterr().out

@@ -36,6 +36,7 @@ def hook() -> dict[str, Any]:
     return dict(declared)
 
 
+@pytest.mark.nightly
 def test_the_hook_by_its_declared_entry(environment: dict[str, str]) -> None:
     words = shlex.split(hook()["entry"])
     for files, status in (([GOOD], 0), ([GOOD, FAULTY], 0), ([RECIPES / "titan-misspelled.toml", GOOD], 1)):

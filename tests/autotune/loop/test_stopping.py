@@ -42,6 +42,7 @@ def test_it_ends_when_a_trial_costs_more_than_it_saves(tmp_path: Path) -> None:
     assert spent < 15
 
 
+@pytest.mark.nightly
 def test_a_long_run_is_worth_every_trial_that_may_help(tmp_path: Path) -> None:
     (tmp_path / "short").mkdir()
     (tmp_path / "long").mkdir()

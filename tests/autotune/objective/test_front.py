@@ -50,6 +50,7 @@ def test_each_share_has_its_turn_whether_asked_one_by_one_or_at_once(tmp_path: P
     assert len({config.hash for config in together}) == 6
 
 
+@pytest.mark.nightly
 def test_the_front_is_wider_than_that_of_a_search_for_the_fastest(tmp_path: Path, store: Store) -> None:
     shares: dict[str, float] = {}
     for objective in ("throughput", "pareto"):

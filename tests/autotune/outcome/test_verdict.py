@@ -95,6 +95,7 @@ def test_repeats_end_when_the_answer_is_separated(tmp_path: Path, store: Store) 
     assert len(confirmations(snapshot)) < 9
 
 
+@pytest.mark.nightly
 def test_never_more_repeats_than_three_times_the_rounds(tmp_path: Path, store: Store) -> None:
     alike = {(stage, size): (100.0, 100.0) for stage in range(4) for size in (1, 2, 4)}
     for rounds in (0, 1, 2):

@@ -64,7 +64,7 @@ TENSOR: dict[str, Value] = {"tensor_parallel_size": 4, "sequence_parallel": True
             ({**QUANTISED, "frozen_dtype": "nf4", "zero_stage": 1}, 0.06),
             ({**QUANTISED, "frozen_dtype": "int8", "zero_stage": 3}, 0.15),
         ],
-        every=13,
+        every=40,
     ),
     ids=str,
 )

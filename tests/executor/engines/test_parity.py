@@ -17,7 +17,7 @@ from search_spaces.knob_values import KNOBS
 from search_spaces.rules.table import check_config
 
 PARITY = Path(__file__).parents[3] / "benchmarks" / "parity.py"
-SAMPLES = [(4, 613), *(pytest.param(*fine, marks=pytest.mark.nightly) for fine in ((2, 41), (4, 47)))]
+SAMPLES = [(2, 409), *(pytest.param(*fine, marks=pytest.mark.nightly) for fine in ((2, 41), (4, 47)))]
 """Ranks, and which part of the matrix is run: every so many-th case."""
 
 

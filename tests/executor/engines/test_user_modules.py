@@ -49,6 +49,7 @@ def test_a_module_with_a_plan_runs_in_tensor_and_pipeline_dimensions(pair: Gang)
     assert wrong(pair, cases) == []
 
 
+@pytest.mark.nightly
 def test_a_module_with_a_plan_runs_in_both_at_once() -> None:
     interleaved = {**PIPELINE, "virtual_stages": 2, "pipeline_schedule": "interleaved_1f1b"}
     with Gang(4, compare) as gang:

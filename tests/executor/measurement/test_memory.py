@@ -72,11 +72,12 @@ for knobs in KNOBS:
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "knobs",
     [
         [{"zero_stage": 3, "activation_checkpointing": "full"}],
-        pytest.param([{}, {"precision": "bf16"}], marks=pytest.mark.nightly),
+        [{}, {"precision": "bf16"}],
     ],
     ids=("stage 3", "stage 0"),
 )

@@ -148,6 +148,7 @@ def measured(layers: int, offload: bool, **knobs: Any) -> RankMeasurement:
 TOKENS = 4 * 64
 
 
+@pytest.mark.nightly
 def test_layers_beyond_two_take_host_memory_alone() -> None:
     """On the device as much is there at the peak of four layers as of six; on the host each takes the same."""
     few, many = measured(4, True), measured(6, True)

@@ -154,6 +154,7 @@ def test_the_first_of_every_k_blocks_runs_again(kind: str, every: int, run_again
     assert [index for index, block in enumerate(model) if block.calls == 2] == run_again  # type: ignore[comparison-overlap]
 
 
+@pytest.mark.nightly
 def test_peaks_fall_from_none_over_selective_to_full() -> None:
     none, selective, full = (activation_peak(kind, 1) for kind in ("none", "selective", "full"))
     assert full < selective < none

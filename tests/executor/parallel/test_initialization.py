@@ -30,6 +30,7 @@ from search_spaces.models.model import ModelSpec
 from search_spaces.training.configured import configured
 from search_spaces.trial import TrialRequest, Workload
 from search_spaces.trial_config import TrialConfig
+from tests.sampling import sampled
 
 CPU = torch.device("cpu")
 SPEC = ModelSpec(
@@ -149,7 +150,7 @@ def shards_of(replica: Any) -> tuple[ShardedModel, ...]:
     return (replica,) if isinstance(replica, ShardedModel) else replica._both
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("name", sampled(LAYOUTS, every=3))
 def test_every_rank_begins_with_its_part_of_the_same_weights(name: str) -> None:
     world, spec, knobs = LAYOUTS[name]
     config = TrialConfig().replace(knobs)

@@ -107,7 +107,7 @@ CLEAN = [
 """Ranks, and knobs."""
 
 
-@pytest.mark.parametrize(("ranks", "knobs"), sampled(CLEAN, every=3), ids=str)
+@pytest.mark.parametrize(("ranks", "knobs"), sampled(CLEAN, every=6), ids=str)
 def test_the_engine_orders_all_that_it_does(tmp_path: Path, ranks: int, knobs: Knobs) -> None:
     checker = StreamChecker()
     with world(ranks):

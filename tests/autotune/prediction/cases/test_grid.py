@@ -100,7 +100,7 @@ def made(name: str) -> tuple[SearchSpace, ModelSpec, str]:
     return resolve_space(space, model, resolve_cluster(cluster), workload, capability, pins), model, engine or "native"
 
 
-@pytest.mark.parametrize("name", sampled(SPACES, every=3))
+@pytest.mark.parametrize("name", sampled(SPACES, every=6))
 def test_grid_and_products_are_the_enumeration(name: str) -> None:
     space, _, _ = made(name)
     grid = Grid(space)

@@ -108,6 +108,7 @@ def test_four_trials_help_too(store: Store) -> None:
     assert after[1] < before[1]
 
 
+@pytest.mark.nightly
 def test_spreads_shrink_with_good_trials_and_grow_with_bad_ones(store: Store, tmp_path) -> None:
     run_job(store, 24, 0.02)
     good = coefficients_from_trials(store, cluster(), "native", SHIPPED)[0]

@@ -12,6 +12,7 @@ from autotune.prediction.planning.question import Question, cluster_of, model_of
 from autotune.prediction.planning.room import PROBABILITY
 from search_spaces.errors import IllegalConfigError
 from search_spaces.spaces import Pin
+from tests.sampling import sampled
 
 SEVEN_BILLION = 6_738_415_616
 """Parameters of Llama-2-7B."""
@@ -46,6 +47,7 @@ def test_what_is_frozen_has_neither_gradients_nor_state() -> None:
     assert tags["activations"] > 1e9
 
 
+@pytest.mark.nightly
 def test_seven_billion_needs_what_is_known_of_it() -> None:
     """121 GB of states: none on one card of 80 GB; with the optimizer over 8, 13.5 + 27 + 10 GB. On 2 x 24 GB not without
     offloading, half of the states being 61 GB; with adapters it is 13.5 GB and fits one card."""
@@ -60,7 +62,7 @@ def test_seven_billion_needs_what_is_known_of_it() -> None:
     assert 14e9 < adapted.needed < 24 * 2**30
 
 
-@pytest.mark.parametrize("lora", [None, 16])
+@pytest.mark.parametrize("lora", sampled([None, 16], every=2))
 def test_what_is_told_fits_and_one_more_does_not(lora: int | None) -> None:
     question = asked("llama-2-7b", "8x40GB", lora)
     ladder, found = Ladder(question, PROBABILITY), capacity(question)

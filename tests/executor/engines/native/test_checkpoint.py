@@ -171,7 +171,7 @@ def check(answers: list[dict[str, Any]], model: str, folder: Path) -> None:
     assert torch.allclose(means[0], means[1], rtol=0, atol=1e-9), (before, after)
 
 
-@pytest.mark.parametrize(("model", "before", "after"), sampled(pairs()[:70], 24), ids=str)
+@pytest.mark.parametrize(("model", "before", "after"), sampled(pairs()[:70], 71), ids=str)
 def test_what_one_layout_saves_another_loads(gang: Any, tmp_path: Path, model: str, before: Knobs, after: Knobs) -> None:
     check(gang.run(("carried", (model, before, after, str(tmp_path)))), model, tmp_path)
 
