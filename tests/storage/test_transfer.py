@@ -11,7 +11,7 @@ from search_spaces.trial import Interval, RankMeasurement, TrialResult
 from search_spaces.trial_config import TrialConfig
 from storage.errors import TransferError, UnknownJobError
 from storage.owners import current_owner
-from storage.records import Ask, AttemptState, Lease, QueueLimits, Submission
+from storage.records import Ask, AttemptState, JobFilter, Lease, QueueLimits, Submission
 from storage.service_records import Quota, Quotas
 from storage.store import Store, open_store
 
@@ -247,7 +247,7 @@ def test_texts_that_a_database_cannot_hold_are_imported_as_what_it_can(store: St
         if other is store:
             store.delete_job(job.id)
         other.load_job(io.StringIO(text))
-        (found,) = other.jobs(tags=["a"])
+        (found,) = other.jobs(having=JobFilter(tags=["a"]))
         assert found.request["name"] == "\\0\\udc80".replace("udc80", "ud800")
         other.ask(job.id, Ask.RESUME)
         assert other.claim(current_owner(), limits=QueueLimits(runners=frozenset({"local"}))) is not None

@@ -20,7 +20,7 @@ from autotune.explain.explanation.explain import explain
 from autotune.reports.formats import report_text
 from search_spaces.outcome import JobState, Outcome
 from storage.owners import current_owner
-from storage.records import Ask
+from storage.records import ANY_JOB, Ask, JobFilter
 from storage.store import Store
 from tests.api.conftest import measure
 
@@ -115,10 +115,11 @@ def test_jobs(desk: JobBackend) -> None:
     jobs = [desk.submit(FIELDS, 0) for _ in range(3)][::-1]
     paused = desk.ask(jobs[1].id, Ask.PAUSE)
     ids = lambda found: [job.id for job in found]  # noqa: E731  of a service, lists have summaries
-    assert ids(desk.jobs((), None, 50)) == ids([jobs[0], paused, jobs[2]])
-    assert ids(desk.jobs((), None, 2)) == ids([jobs[0], paused])
-    assert ids(desk.jobs((JobState.PAUSED, JobState.FAILED), None, 50)) == [paused.id]
-    assert list(desk.jobs((), "nobody", 50)) == []
+    assert ids(desk.jobs(ANY_JOB, 50)) == ids([jobs[0], paused, jobs[2]])
+    assert ids(desk.jobs(ANY_JOB, 2)) == ids([jobs[0], paused])
+    assert ids(desk.jobs(JobFilter(states=(JobState.PAUSED, JobState.FAILED)), 50)) == [paused.id]
+    assert list(desk.jobs(JobFilter(submitter="nobody"), 50)) == []
+    assert ids(desk.jobs(JobFilter(text=f"{paused.id} PAUSED"), 50)) == [paused.id]
 
 
 def test_asking(desk: JobBackend) -> None:
