@@ -20,8 +20,6 @@ from api.submission import (
 )
 from api.views import checked_view
 from autotune.goodput.terms import terms_of
-from autotune.knowledge.bundle import read_content
-from autotune.knowledge.learning import learned_from
 from autotune.prediction.planning.calibrated import asked_here
 from autotune.prediction.planning.estimate import estimates
 from autotune.prediction.planning.largest import Dimension, largest
@@ -37,6 +35,7 @@ from autotune.prediction.planning.question import (
 from autotune.prediction.planning.room import PROBABILITY
 from autotune.prediction.planning.scan import Bounds
 from autotune.request.loads_field import with_loads
+from autotune.session.knowledge import learned_of
 from autotune.wire.plans import Plans
 from autotune.wire.predictions import Prediction
 from search_spaces.clusters.cluster import ClusterSpec
@@ -164,9 +163,9 @@ def _question(
 
 def _learned(body: QuestionFields, store: Store, question: Question) -> Question:
     """The question with what the database and the body's measurements say; sources that contradict the database are named."""
-    if body.knowledge is None:
+    learned = learned_of(body.knowledge, store, question.cluster, question.engine)
+    if learned is None:
         return asked_here(store, question)
-    learned = learned_from(read_content(body.knowledge, "knowledge"), store, question.cluster, question.engine)
     asked = asked_here(store, question, learned.borrowed)
     return dataclasses.replace(asked, rests_on="; ".join((asked.rests_on, *learned.notes)))
 

@@ -123,8 +123,9 @@ def _newest(session: Session, query: Select[Any], limit: int, before: str | None
         # The list as JSON text has the tag in quotation marks. `replace` is case-sensitive in both databases, LIKE is not.
         listed = readable(JobRow.summary)["tags"].as_string()
         query = query.where(func.replace(listed, f'"{tag}"', "") != listed)
-    for word in having.text.lower().split():
-        query = query.where(_searched_text().contains(word, autoescape=True))
+    if words := having.text.lower().split():
+        searched = _searched_text()
+        query = query.where(*(searched.contains(word, autoescape=True) for word in words))
     return query
 
 

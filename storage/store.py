@@ -168,21 +168,11 @@ class Store:
         """Return the existing jobs with exactly these ids."""
         return self._read(jobs.exact_jobs, job_ids)
 
-    def jobs(
-        self,
-        limit: int = 50,
-        before: str | None = None,
-        having: JobFilter = ANY_JOB,
-    ) -> list[JobRecord]:
+    def jobs(self, limit: int = 50, before: str | None = None, having: JobFilter = ANY_JOB) -> list[JobRecord]:
         """Return jobs, newest first; `before` is the id of the last job of the previous page."""
         return self._read(jobs.jobs, limit, before, having)
 
-    def job_summaries(
-        self,
-        limit: int = 50,
-        before: str | None = None,
-        having: JobFilter = ANY_JOB,
-    ) -> list[JobRecord]:
+    def job_summaries(self, limit: int = 50, before: str | None = None, having: JobFilter = ANY_JOB) -> list[JobRecord]:
         """Like `jobs`, with only the fields `LISTED` of each request: a whole request may have a megabyte."""
         return self._read(jobs.job_summaries, limit, before, having)
 

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 from autotune.errors import RequestError
 from autotune.request.request import JobRequest
 from autotune.request.strategy_names import PREDICTING
+from search_spaces.clusters.cluster import ClusterSpec
 from search_spaces.models.model import Model, ModelSpec
 
 if TYPE_CHECKING:
     from autotune.knowledge.learning import Learned
-    from autotune.session.session import Session
     from storage.store import Store
 
 MOST = 1_000
@@ -83,12 +83,15 @@ def require_learning(request: JobRequest, model: Model) -> None:
         raise RequestError("knowledge", problem, "leave it out, or give a config.json")
 
 
-def learned_of(session: "Session", store: "Store") -> "Learned | None":
-    """What the session's job learns from measurements by others; None: it names none."""
-    if session.request.knowledge is None:
+def learned_of(knowledge: Any, store: "Store", cluster: ClusterSpec, engine: str) -> "Learned | None":
+    """What predictions learn from a request's field `knowledge`; None: it has none.
+
+    Raises:
+        KnowledgeError: a field of it is damaged.
+    """
+    if knowledge is None:
         return None
     from autotune.knowledge.bundle import read_content
     from autotune.knowledge.learning import learned_from
 
-    measurements = read_content(session.request.knowledge, "knowledge")
-    return learned_from(measurements, store, session.cluster, session.request.engine)
+    return learned_from(read_content(knowledge, "knowledge"), store, cluster, engine)

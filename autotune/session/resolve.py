@@ -204,7 +204,7 @@ def with_prior(session: Session, store: "Store", lease: Lease) -> tuple[Session,
 
     kept, notes = store.prior(lease.job_id), tuple[str, ...]()
     if kept is None:
-        learned = learned_of(session, store)
+        learned = learned_of(session.request.knowledge, store, session.cluster, session.request.engine)
         borrowed, notes = (learned.borrowed, learned.notes) if learned is not None else (None, ())
         kept = store.set_prior(
             lease, to_plain(learn_prior(store, session.cluster, session.request.engine, _earlier(session), borrowed))

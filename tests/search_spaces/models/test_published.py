@@ -41,6 +41,12 @@ OF_FAMILY: dict[str, dict[str, Any]] = {
 }
 
 
+def as_published(billions: float) -> Any:
+    """What a count in billions equals that was published with as many digits."""
+    digits = len(f"{billions:g}".replace(".", "").lstrip("0"))
+    return pytest.approx(billions, rel=max(0.6 * 10 ** (1 - digits), 0.005))
+
+
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_preset_has_the_published_number_of_parameters(name: str) -> None:
     published = PUBLISHED[name]
@@ -50,8 +56,7 @@ def test_a_preset_has_the_published_number_of_parameters(name: str) -> None:
     active = model.active_parameter_count - (model.input_embedding_parameters if without else 0)
     counted = (model.parameter_count, active)
     for count, billions in zip(counted, published if isinstance(published, tuple) else (published, published), strict=True):
-        digits = len(f"{billions:g}".replace(".", "").lstrip("0"))
-        assert count / 1e9 == pytest.approx(billions, rel=max(0.6 * 10 ** (1 - digits), 0.005))
+        assert count / 1e9 == as_published(billions)
 
 
 def test_every_preset_of_others_is_compared() -> None:
