@@ -34,7 +34,7 @@ BOUND = 0.97
 NEEDED = ("typer", "rich", "sqlalchemy", "alembic", "platformdirs", "cryptography", "pydantic")
 """Packages that the command line imports and a GPU machine may lack."""
 OPTIONS = {
-    "large": ("--trials", "14", "--confirm-repeats", "1", "--trial-seconds", "2", "--max-seconds", "300"),
+    "large": ("--trials", "14", "--confirm-repeats", "1", "--trial-seconds", "2", "--max-seconds", "240"),
     "small": ("--trials", "3", "--confirm-repeats", "0", "--trial-seconds", "0.1"),
 }
 CALIBRATION_SECONDS = {"large": "30", "small": "2"}
