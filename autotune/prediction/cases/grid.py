@@ -53,7 +53,8 @@ class Rows:
 
 
 class RowBuilder:
-    """Extends rows knob by knob by the values that the rules allow. Codes are given to values in the order in which they occur.
+    """Extends rows knob by knob by the values that the rules allow. Codes are in the order of the domain, so that they order
+    configurations as the space does; other values follow as they occur.
 
     Raises:
         SpaceTooLargeError: evaluating the rules takes more than the space's `most_steps`.
@@ -61,9 +62,9 @@ class RowBuilder:
 
     def __init__(self, space: SearchSpace) -> None:
         self._base, self._lattice = space.base, space.lattice
-        self.values: tuple[list[Value], ...] = tuple([] for _ in SEARCH_ORDER)
-        """For each knob of SEARCH_ORDER, the values that occur."""
-        self._places: tuple[dict[Value, int], ...] = tuple({} for _ in SEARCH_ORDER)
+        self.values: tuple[list[Value], ...] = tuple(list(space.domains.get(name, ())) for name in SEARCH_ORDER)
+        """For each knob of SEARCH_ORDER, its domain, and other values that occur."""
+        self._places = tuple({value: code for code, value in enumerate(values)} for values in self.values)
         self._most = [len(space.domains.get(name, (0,))) + SPARE for name in SEARCH_ORDER]
 
     def step(self, depth: int, judged: bool) -> "Step":
@@ -117,7 +118,7 @@ class Grid:
     def __init__(self, space: SearchSpace) -> None:
         self._space, self._builder = space, RowBuilder(space)
         self.values = self._builder.values
-        """For each knob of SEARCH_ORDER, the values that occur."""
+        """For each knob of SEARCH_ORDER, its domain, and other values that occur."""
         self.on_side = free_knobs(space)
         """The knobs of the second axis."""
         judged = _judged_on_side(space.lattice, self.on_side)

@@ -64,6 +64,7 @@ def layouts_from(numbers: Numbers, global_batch_size: int, world_size: int) -> L
         "moment_bytes": numbers("optimizer", lambda value: moment_bytes(str(value), MASTER)[0]) + unsaid,
         "other_moment_bytes": numbers("optimizer", lambda value: moment_bytes(str(value), MASTER)[1]) + unsaid,
         "update_bytes": numbers("optimizer", lambda value: MOVED[str(value)]),
+        "updates_pieces": numbers("optimizer", lambda value: value == "adamw8bit"),
         "orthogonalizes": numbers("optimizer", lambda value: value == "muon"),
         "gather_bytes": numbers("gather_dtype", _gathered_bytes),
         "fused_kernels": numbers("fused_kernels", lambda value: KERNEL_CHOICES.index(str(value))),

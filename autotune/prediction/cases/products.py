@@ -100,7 +100,7 @@ class Products:
         """`together`: further knobs of the first axis."""
         self._builder = RowBuilder(space)
         self.values = self._builder.values
-        """For each knob of SEARCH_ORDER, the values that occur."""
+        """For each knob of SEARCH_ORDER, its domain, and other values that occur."""
         varying = {depth for depth in DEPTHS if varies(space, depth)}
         first = _first(space, varying, {SEARCH_ORDER.index(name) for name in (*FIRST, *together)})
         groups = groups_of(space.lattice, varying - first)

@@ -216,6 +216,8 @@ class Layouts:
     """The same per element of the tables."""
     update_bytes: Array = field(default_factory=lambda: scalar(38.0))
     """Bytes that the update moves per parameter."""
+    updates_pieces: Array = field(default_factory=lambda: np.zeros(1))
+    """1 if the host launches the update in pieces (8-bit AdamW)."""
     orthogonalizes: Array = field(default_factory=lambda: scalar(0.0))
     """1 if every matrix is gathered and orthogonalised (muon)."""
     optimizer_in_files: Array = field(default_factory=lambda: np.zeros(1))
@@ -309,6 +311,10 @@ class Software:
     """Bytes kept per element beyond the inputs of a norm, by a norm that is not a single kernel."""
     keeps_products: Array
     """1 if selective checkpointing keeps the result of every product and recomputes only what lies between them."""
+    full_launches: Array
+    """What full checkpointing adds to the host's time of a layer, in launches of its forward."""
+    selective_launches: Array
+    """What selective checkpointing adds to it."""
     input_share: Array
     """Bytes kept of the inputs of products, as a share of the compute type."""
     mlp_bytes: Array

@@ -96,10 +96,12 @@ def _micro_batch(cases: Cases, rates: Coefficients) -> MicroBatch:
     backward_only = rates.backward_ratio * np.where(cases.shapes.frozen_bytes > 0, 0.55, 1.0)
     communication = _layer_communication(cases, rates)
     each = rates.kernel_seconds + np.where(layouts.tensor > 1, rates.collective_launch, 0.0)
-    launched = each * (
-        launches(cases, rates.backward_ratio)
-        + np.where(layouts.activation_checkpointing == 2, 1 / layouts.checkpoint_every_k, 0.0)
+    again_launched = np.select(
+        [layouts.activation_checkpointing == 2, layouts.activation_checkpointing == 1],
+        [cases.software.full_launches, cases.software.selective_launches],
+        default=0.0,
     )
+    launched = each * (launches(cases, rates.backward_ratio) + again_launched / layouts.checkpoint_every_k)
     parts = np.where((layouts.async_tensor_parallel > 0) & (layouts.tensor > 1), ROW_PARTS - 1.0, 0.0)
     launched = launched + parts * rates.collective_launch
     computed = forward * (1 + backward_only) + trained * (1 + rates.backward_ratio) + again + unpacking_seconds(cases)

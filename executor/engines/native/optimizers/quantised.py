@@ -74,5 +74,6 @@ def _boundaries(numbers: list[float]) -> Tensor:
 
 
 def _blocks(values: Tensor) -> Tensor:
-    """[blocks, QUANTISED_BLOCK], padded with zeros."""
-    return functional.pad(values, (0, -values.numel() % QUANTISED_BLOCK)).view(-1, QUANTISED_BLOCK)
+    """[blocks, QUANTISED_BLOCK], padded with zeros; a view if no padding is needed."""
+    missing = -values.numel() % QUANTISED_BLOCK
+    return (functional.pad(values, (0, missing)) if missing else values).view(-1, QUANTISED_BLOCK)
