@@ -45,6 +45,7 @@ from api.targets import networks
 from api.together import RequestBatcher
 from autotune.ops.telemetry import are_traced
 from autotune.session.resolved import Resolver
+from search_spaces.preset_files import preset_tables
 from storage.store import open_store
 
 QUIET = ("/livez", "/readyz", "/metrics")
@@ -84,6 +85,8 @@ def create_app(settings: Settings) -> FastAPI:
         await asyncio.to_thread(deliverer.close)
         store.close()
 
+    for file in ("models", "clusters", "spaces"):
+        preset_tables(file)  # cached: else the first submission would hold up the event loop for tens of milliseconds
     app = with_routes(lifespan, settings.require_keys)
     app.state.store, app.state.settings = store, settings
     app.state.keys, app.state.resolver = KeyReader(store), Resolver()

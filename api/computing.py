@@ -18,8 +18,9 @@ from typing import Annotated, ParamSpec, TypeVar
 from fastapi import Depends, Request
 from starlette.exceptions import HTTPException
 
+from autotune.errors import AutotuneError
 from search_spaces.checkpoints import checkpoints
-from search_spaces.errors import SpaceTooLargeError
+from search_spaces.errors import SearchSpaceError, SpaceTooLargeError
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -105,7 +106,19 @@ def _paced(call: Callable[[], T]) -> T:
             yielded = time.monotonic()
 
     with checkpoints(on_checkpoint):
-        return call()
+        try:
+            return call()
+        except (AutotuneError, SearchSpaceError) as error:
+            _forget_frames(error)
+            raise
+
+
+def _forget_frames(error: BaseException | None) -> None:
+    """Free what the frames of a refused request hold, a whole space perhaps: here, not on the event loop, which would wait.
+    A refusal is answered without a traceback."""
+    while error is not None:
+        error.__traceback__ = None
+        error = error.__cause__ or error.__context__
 
 
 @dataclass(frozen=True, slots=True)

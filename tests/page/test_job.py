@@ -50,6 +50,15 @@ def test_a_job_shows_what_it_is_called(place: Place, open_page: Open) -> None:
     expect(row).to_contain_text("smoke")
 
 
+def test_a_job_for_goodput_shows_how_to_run_its_answer(place: Place, open_page: Open) -> None:
+    job = place.finished(trials=2, objective="goodput", goodput=["failures=rsc1", "tokens=1e10"])
+    page = open_page(f"#/jobs/{job}")
+    figure = page.locator(".figure").filter(has_text="Kept on nodes that fail")
+    expect(figure).to_contain_text(re.compile(r"\d+(\.\d+)? ?%"))
+    expect(figure).to_contain_text(re.compile(r"checkpoint every \d[\d,]* steps?, \d+ spare nodes?"))
+    expect(figure).to_contain_text(re.compile(r"ends after [\d.]+ days \([\d.]+ to [\d.]+\)"))
+
+
 def test_chosen_trials_stand_beside_each_other(finished: str, open_page: Open) -> None:
     page = open_page(f"#/jobs/{finished}")
     for number in (0, 2):
