@@ -56,8 +56,8 @@ def moved_elements(cases: Cases, hidden_layer: Array, norms: Array, rotations: A
 
 
 def norm_extra(cases: Cases) -> Array:
-    """Bytes kept per element beyond the inputs of norms; a fused kernel keeps only a few numbers per row."""
-    return np.where(norms_fused(cases), 0.0, cases.software.norm_extra)
+    """Bytes kept per element beyond the inputs of norms; a fused kernel and a compiled block keep only a few numbers per row."""
+    return np.where(norms_fused(cases) | (cases.layouts.compiled > 0), 0.0, cases.software.norm_extra)
 
 
 def mlp_bytes(cases: Cases) -> Array:
