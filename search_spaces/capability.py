@@ -73,12 +73,8 @@ class Capability:
         """All refusals of `config` by the engine on `world_size` ranks. An engine checks this before it builds."""
         problem = self.refusal(config)
         single = [Refusal(ENGINE_HONOURS, problem, HONOURS_REMEDY)] if problem is not None else []
-        return [*single, *self.refused_combinations(config, world_size)]
-
-    def refused_combinations(self, config: TrialConfig, world_size: int) -> list[Refusal]:
-        """The combinations of values in `config` that the engine refuses on `world_size` ranks."""
-        refused = [item for item in self.combinations if item.holds(config, world_size)]
-        return [Refusal(item.rule, item.problem, item.remedy) for item in refused]
+        combined = [item for item in self.combinations if item.holds(config, world_size)]
+        return [*single, *(Refusal(item.rule, item.problem, item.remedy) for item in combined)]
 
     def starting_values(self) -> dict[str, Value]:
         """Knob -> starting value, for knobs whose default the engine does not honour."""

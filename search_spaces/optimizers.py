@@ -10,6 +10,9 @@ BETAS = (0.9, 0.999)
 """Betas of adamw, lamb, adamw8bit and onebit_adam."""
 EPSILON = 1e-8
 """Epsilon of adamw, adamw8bit and onebit_adam."""
+DEVICE_CHUNK_ELEMENTS = 1 << 23
+"""Elements whose 8-bit moments are dequantised at once on a device: an H200 needs 0.65 s for 953 M parameters in chunks of
+`1 << 20`, 7 times what it reads and writes, since it waits for the host to start some 40 operators per chunk."""
 LAMB_EPSILON = 1e-6
 """Epsilon of lamb [You et al. 2020, LAMB, algorithm 2 and its code]."""
 MUON_MOMENTUM = 0.95

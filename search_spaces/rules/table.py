@@ -57,10 +57,8 @@ SHAPES = frozenset({
 
 def check_config(config: TrialConfig, context: SpaceContext) -> list[Refusal]:
     """Every rule that refuses the configuration, in the order of `rules_of`; empty: it is legal."""
-    found = ((rule, rule.check(config, context)) for rule in RULES)
-    refused = [Refusal(rule.name, message, rule.remedy) for rule, message in found if message is not None]
-    combined = context.capability.refused_combinations(config, context.world_size) if context.capability else []
-    return refused + combined
+    found = ((rule, rule.check(config, context)) for rule in rules_of(context.capability))
+    return [Refusal(rule.name, message, rule.remedy) for rule, message in found if message is not None]
 
 
 def check_shapes(config: TrialConfig, model: Model, workload: Workload, world_size: int) -> list[Refusal]:

@@ -96,12 +96,8 @@ def _micro_batch(cases: Cases, rates: Coefficients) -> MicroBatch:
     backward_only = rates.backward_ratio * np.where(cases.shapes.frozen_bytes > 0, 0.55, 1.0)
     communication = _layer_communication(cases, rates)
     each = rates.kernel_seconds + np.where(layouts.tensor > 1, rates.collective_launch, 0.0)
-    again_launched = np.select(
-        [layouts.activation_checkpointing == 2, layouts.activation_checkpointing == 1],
-        [cases.software.full_launches, cases.software.selective_launches],
-        default=0.0,
-    )
-    launched = each * (launches(cases, rates.backward_ratio) + again_launched / layouts.checkpoint_every_k)
+    added = _if_checkpointed(cases, cases.software.full_launches, cases.software.selective_launches)
+    launched = each * (launches(cases, rates.backward_ratio) + added)
     parts = np.where((layouts.async_tensor_parallel > 0) & (layouts.tensor > 1), ROW_PARTS - 1.0, 0.0)
     launched = launched + parts * rates.collective_launch
     computed = forward * (1 + backward_only) + trained * (1 + rates.backward_ratio) + again + unpacking_seconds(cases)
@@ -238,16 +234,16 @@ def _elementwise(cases: Cases, rates: Coefficients) -> Array:
 def _recomputed(cases: Cases, rates: Coefficients, forward: Array) -> Array:
     """Seconds of recomputation in backward: the whole layer, or the cheap and large parts: attention with its inputs, or what
     lies between products."""
-    layouts = cases.layouts
     kept = cases.software.scores > 0
     others = np.where(kept, attention_forward(cases, rates), 0.5 * forward)
     selective = np.where(cases.software.keeps_products > 0, _elementwise(cases, rates), others)
-    again = np.select(
-        [layouts.activation_checkpointing == 2, layouts.activation_checkpointing == 1],
-        [forward, selective],
-        default=0.0 * forward,
-    )
-    return again / layouts.checkpoint_every_k
+    return _if_checkpointed(cases, forward, selective)
+
+
+def _if_checkpointed(cases: Cases, full: Array, selective: Array) -> Array:
+    """What checkpointing adds to a layer, as a mean over all layers, where it adds this to one that is checkpointed."""
+    kind = cases.layouts.activation_checkpointing
+    return np.select([kind == 2, kind == 1], [full, selective], default=0.0) / cases.layouts.checkpoint_every_k
 
 
 def _head_forward(cases: Cases, rates: Coefficients) -> Array:

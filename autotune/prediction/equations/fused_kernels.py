@@ -14,8 +14,6 @@ ACCUMULATED = 4.0
 """Bytes per element in which Liger accumulates the gradient of the output projection over pieces of the rows."""
 GATED_KEPT = 0.75
 """Share of a gated hidden layer kept relative to torch's operators: gate, hidden and their product, not the activated gate."""
-GATES_FROM = 3
-"""Matrices of an MLP that is gated."""
 _LIGER, _ENGINE = (float(KERNEL_CHOICES.index(name)) for name in (LIGER, TRANSFORMER_ENGINE))
 
 
@@ -56,14 +54,14 @@ def moved_elements(cases: Cases, hidden_layer: Array, norms: Array, rotations: A
 
 
 def norm_extra(cases: Cases) -> Array:
-    """Bytes kept per element beyond the inputs of norms; a fused kernel and a compiled block keep only a few numbers per row."""
+    """Bytes kept per element beyond the inputs of norms; fused kernels and compiled blocks keep only a few numbers per row."""
     return np.where(norms_fused(cases) | (cases.layouts.compiled > 0), 0.0, cases.software.norm_extra)
 
 
 def mlp_bytes(cases: Cases) -> Array:
     """Bytes kept per element of the MLP's hidden layer. Compiled blocks compute the activated gate again, too: on an H200 they
     kept 0.86 to 0.88 of the activations of a llama, which is the share without it (docs/gpu-findings.md)."""
-    fused = gates_fused(cases) | ((cases.layouts.compiled > 0) & (cases.shapes.matrices > GATES_FROM - 1))
+    fused = gates_fused(cases) | ((cases.layouts.compiled > 0) & (cases.shapes.matrices == 3))
     return cases.software.mlp_bytes * np.where(fused, GATED_KEPT, 1.0)
 
 

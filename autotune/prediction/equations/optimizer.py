@@ -5,13 +5,11 @@ import numpy as np
 from autotune.prediction.equations.cases import Array, Cases
 from autotune.prediction.equations.coefficients import Coefficients
 from autotune.prediction.equations.communication import collective_seconds, shard_group, tensor_group
+from search_spaces.optimizers import DEVICE_CHUNK_ELEMENTS
 
 MOVED = {"adamw": 38.0, "sgd": 30.0, "lamb": 128.0, "muon": 62.0, "adamw8bit": 200.0, "onebit_adam": 190.0}
 """Bytes that an update moves per parameter: fused AdamW 28, SGD 20; for the others, reads and writes of the engine's unfused
 operators. Each includes 2 for the copy in the precision and 8 for norm and clipping."""
-PIECE_ELEMENTS = float(1 << 23)
-"""Elements that a device's 8-bit AdamW updates at once (`adamw8bit.DEVICE_CHUNK_ELEMENTS`), never of two parameters. A piece
-has about as many operators as a layer's forward: on an H200 1 ms each, beside 0.8 ms of a layer (docs/gpu.md)."""
 PROJECTIONS = 4.0
 """Matrices of a layer's attention."""
 SENT_BYTES = 2.0
@@ -24,7 +22,8 @@ def update_seconds(cases: Cases, rates: Coefficients, local: Array, layers: Arra
     """Seconds for a rank that updates `local` parameters on the device, in a stage with `layers` layers."""
     moved = local * cases.layouts.update_bytes / (cases.hardware.bandwidth * rates.update_efficiency)
     if np.any(cases.layouts.updates_pieces):
-        pieces = local / PIECE_ELEMENTS + layers * (PROJECTIONS + cases.shapes.matrices)
+        # Never of two parameters. Each has about the operators of a layer's forward: 1 ms on an H200 (docs/gpu-findings.md).
+        pieces = local / DEVICE_CHUNK_ELEMENTS + layers * (PROJECTIONS + cases.shapes.matrices)
         moved = np.maximum(moved, cases.layouts.updates_pieces * pieces * rates.kernel_seconds)
     if not np.any(cases.layouts.orthogonalizes):  # true for most spaces: skips computation over millions of layouts
         return moved
