@@ -19,6 +19,7 @@ from pathlib import Path
 from statistics import fmean
 
 import numpy as np
+from numpy.typing import NDArray
 
 from autotune.evaluation.row_cases import refusal
 from autotune.evaluation.table_predictor import TablePredictor
@@ -33,11 +34,13 @@ from autotune.recipes.candidates import NORMAL_MEDIAN
 
 LAYOUT = ("tp", "pp", "vpp", "cp", "ep", "zero_stage", "recompute", "micro_batch", "sequence_parallel", "offload")
 HEADER = (
-    "| source | choices | rows a choice | carry | predicted best alone | where the unchanged layout was measured: choices "
-    "| carry | unchanged |"
+    "| source, devices | choices | rows a choice | carry | predicted best alone | estimated from the other rows "
+    "| where the unchanged layout was measured: choices | carry | unchanged |"
 )
 FEWEST = 3
 """Rows of a group at the larger size that make a choice."""
+LENGTH, NOISE = 3.0, 0.1
+"""Of the estimate from other rows: the best of six pairs tried (0.7, 1.5, 3.0 with 0.1, 0.5), so that it is rather too good."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,10 +48,11 @@ class Game:
     """One choice."""
 
     source: str
-    growth: int
+    devices: int
     candidates: int
     carried: float
     predicted: float
+    estimated: float
     data_degree: float | None
     """None: that layout was not measured."""
 
@@ -77,11 +81,11 @@ def games(rows: Sequence[Row], predictor: TablePredictor) -> list[Game]:
                 for larger in dict.fromkeys((batch, batch * growth)):
                     there = sizes.get((devices * growth, larger), [])
                     if len(there) >= FEWEST and max(map(rate, there)) > 0:
-                        found.append(_played(best, there, growth, predictor))
+                        found.append(_played(best, there, predictor))
     return found
 
 
-def _played(best: Row, there: Sequence[Row], growth: int, predictor: TablePredictor) -> Game:
+def _played(best: Row, there: Sequence[Row], predictor: TablePredictor) -> Game:
     found = predictor.described(there)
     predicted = np.broadcast_to(found.prediction.seconds, len(there)) * np.exp(found.learned)
     likely = math.exp(margin_of(PROBABILITY) * found.rates.memory_spread)
@@ -97,9 +101,32 @@ def _played(best: Row, there: Sequence[Row], growth: int, predictor: TablePredic
     same = [row for row in there if _changes(best, row) == 0]
     most = max(map(rate, there))
     return Game(
-        source=best.source, growth=growth, candidates=len(there), carried=rate(there[chosen]) / most,
-        predicted=rate(there[first]) / most, data_degree=max(map(rate, same)) / most if same else None,
+        source=best.source, devices=there[0].num_gpus or 0, candidates=len(there), carried=rate(there[chosen]) / most,
+        predicted=rate(there[first]) / most, estimated=rate(there[_estimated_best(there, predicted)]) / most,
+        data_degree=max(map(rate, same)) / most if same else None,
     )  # fmt: skip
+
+
+def _estimated_best(there: Sequence[Row], predicted: NDArray[np.float64]) -> int:
+    """The row with the shortest time of those that did not run out of memory, each estimated without its own measurement."""
+    ran = [place for place, row in enumerate(there) if rate(row) > 0]
+    measured = np.array([(there[place].global_batch or 0) / rate(there[place]) for place in ran])
+    residuals = np.log(measured / predicted[ran])
+    places = np.array([_place(there[place]) for place in ran])
+    alike = np.exp(-np.square(places[:, None] - places).sum(axis=-1) / (2 * LENGTH**2))
+    estimates = []
+    for own, place in enumerate(ran):
+        others = np.arange(len(ran)) != own
+        mean = residuals[others].mean()
+        weights = np.linalg.solve(alike[np.ix_(others, others)] + NOISE * np.eye(len(ran) - 1), residuals[others] - mean)
+        estimates.append(math.log(predicted[place]) + mean + alike[own, others] @ weights)
+    return ran[int(np.argmin(estimates))]
+
+
+def _place(row: Row) -> list[float]:
+    """Coordinates of a row's layout; degrees as their binary logarithm."""
+    degrees = [math.log2(degree or 1) for degree in (row.tp, row.pp, row.vpp, row.micro_batch)]
+    return [*degrees, row.zero_stage or 0, row.recompute not in (None, "none"), bool(row.sequence_parallel)]
 
 
 def _changes(one: Row, two: Row) -> int:
@@ -122,19 +149,22 @@ def main() -> None:
         found += games([row for row in rows if row.source == source], predictor)
     print(f"in sample of the shipped coefficients: {TablePredictor().in_sample(rows)} of {len(rows)} rows")
     print(HEADER)
-    print("|---|---|---|---|---|---|---|---|")
-    for source in [*dict.fromkeys(game.source for game in found), ""]:
-        own = [game for game in found if source in ("", game.source)]
-        if own:
-            print(_line(source or "all", own))
+    print("|---|---|---|---|---|---|---|---|---|")
+    for source in dict.fromkeys(game.source for game in found):
+        own = [game for game in found if game.source == source]
+        for devices in sorted({game.devices for game in own}):
+            print(_line(f"{source}, {devices}", [game for game in own if game.devices == devices]))
+    print(_line("all up to 256", [game for game in found if game.devices <= 256]))
+    print(_line("all", found))
 
 
 def _line(name: str, own: Sequence[Game]) -> str:
     both = [(game.carried, game.data_degree) for game in own if game.data_degree is not None]
     means = [fmean(score) for score in zip(*both, strict=True)] if both else []
     scores = [fmean(game.carried for game in own), fmean(game.predicted for game in own)]
+    scores.append(fmean(game.estimated for game in own))
     cells = [name, str(len(own)), f"{fmean(game.candidates for game in own):.0f}", *(f"{score:.3f}" for score in scores)]
-    cells += [str(len(both)), *(f"{score:.3f}" for score in means)]
+    cells += [str(len(both)), *([f"{score:.3f}" for score in means] or ["", ""])]
     return f"| {' | '.join(cells)} |"
 
 
