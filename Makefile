@@ -56,7 +56,7 @@ CHECKED := tests/search_spaces $(addprefix tests/autotune/,explain exports impor
     prediction/equations prediction/fitting request text)
 
 check: lint
-	$(PYTEST) $(CHECKED) --ignore tests/autotune/exports/test_launch.py
+	$(PYTEST) -m "not nightly" $(CHECKED) --ignore tests/autotune/exports/test_launch.py
 
 lint: $(STAMP)
 	$(BIN)/ruff format --check .

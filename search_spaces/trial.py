@@ -10,6 +10,9 @@ from search_spaces.trial_config import TrialConfig
 COMPARABLE = "comparable"
 """Key of a result's `environment` that states how far its figures are comparable with others; absent: unknown."""
 
+TRACE_FILE = "rank-{rank}.json.gz"
+"""Name of a rank's trace in `TrialRequest.trace_path`."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interval:
@@ -127,6 +130,8 @@ class TrialRequest:
     """Name and content of the files for a user's command, rendered from `config` (`placeholders.FILES`)."""
     checkpoint_path: str | None = None
     """A folder of every node in which the states are saved and loaded once, after the measurement; None: they are not."""
+    trace_path: str | None = None
+    """A folder of every node in which each rank writes the profiler's trace of one more step; None: they write none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

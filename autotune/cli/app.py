@@ -70,12 +70,15 @@ def reproduce(
     runner: Annotated[str | None, typer.Option(metavar="NAME", help="ray or local; default: as in the file.")] = None,
     ray_address: options.RayAddress = None,
     repeats: Annotated[int, typer.Option(min=1, metavar="N", help="Trials to run.")] = 1,
+    trace: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Write every rank's profiler trace of one more step into this folder.")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Repeat a best configuration and check that it is inside its interval; exit status 1 if it is not."""
     from autotune.cli.reproduce import reproduce_command
 
-    end(lambda: reproduce_command(path, runner, ray_address, repeats, json))
+    end(lambda: reproduce_command(path, runner, ray_address, repeats, trace, json))
 
 
 @app.command()

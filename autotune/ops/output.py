@@ -7,20 +7,20 @@ from pathlib import Path
 from autotune.errors import OutputError
 
 
-def require_writable(path: Path) -> None:
-    """Check, before the first trial, that `path` can be written.
+def require_writable(path: Path, option: str = "out") -> None:
+    """Check, before the first trial, that `path`, which an option names, can be written.
 
     Raises:
         OutputError: it is a folder, its folder does not exist, or no file can be created there.
     """
     if path.is_dir():
-        raise OutputError("out", f"{path} is a folder", "give the path of a file")
+        raise OutputError(option, f"{path} is a folder", "give the path of a file")
     try:
         # Permission bits do not reveal read-only file systems, and root ignores them: only creating a file is a proof.
         with tempfile.NamedTemporaryFile(dir=path.absolute().parent, prefix=f".{path.name}."):
             pass
     except OSError as error:
-        raise OutputError("out", f"{path} cannot be written ({error.strerror})", "give a path in a writable folder") from error
+        raise OutputError(option, f"{path} cannot be written ({error.strerror})", "give a path in a writable folder") from error
 
 
 def write_whole(path: Path, text: str, private: bool = False) -> None:

@@ -23,6 +23,7 @@ from executor.measurement.limits import bounded_memory, host_bound
 from executor.measurement.memory import MemoryAccount, account_step, peak_resident_set, reset_peak_resident_set
 from executor.measurement.meter import Costs, Meter, OwnTime
 from executor.measurement.timing import has_trend, steady_steps
+from executor.measurement.trace import trace_step
 from executor.measurement.trial_report import report, window_of_warm_up
 from executor.measurement.trial_state import Trial, Window, is_enough
 from executor.numa import bound_to_node
@@ -34,7 +35,7 @@ from search_spaces.models.model import FactoryModel, ModelSpec
 from search_spaces.outcome import Outcome
 from search_spaces.plugins import Group, load_plugins
 from search_spaces.training.data_schedule import useful_samples
-from search_spaces.trial import Progress, TrialRequest, TrialResult
+from search_spaces.trial import TRACE_FILE, Progress, TrialRequest, TrialResult
 
 ENGINES: dict[str, Engine] = {
     "native": NativeEngine(),
@@ -115,7 +116,17 @@ def _run_whole(context: RankContext, request: TrialRequest, progress: Callable[[
         session = engine.build(context, request.model, measured_config(request.config), request.workload)
         trial.leave(began)
         with closed_at_end(context, session), collected_by_steps(request.config.gc_interval):
-            return _with_checkpoint(trial, session, _measure(trial, session))
+            result = _measure(trial, session)
+            _trace(trial, session, result)
+            return _with_checkpoint(trial, session, result)
+
+
+def _trace(trial: Trial, session: EngineSession, result: TrialResult) -> None:
+    """Write the trace of one more step, if it is requested, after everything else was measured."""
+    folder = trial.request.trace_path
+    if folder is not None and result.outcome is Outcome.OK:
+        session.prepare(trial.step)
+        trace_step(session.train_step, trial.context.device, Path(folder) / TRACE_FILE.format(rank=trial.context.rank))
 
 
 def _with_checkpoint(trial: Trial, session: EngineSession, result: TrialResult) -> TrialResult:

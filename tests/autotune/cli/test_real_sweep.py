@@ -1,5 +1,6 @@
 """A real sweep on this machine's cores, and all that can be asked of it afterwards."""
 
+import gzip
 import json
 import sqlite3
 from pathlib import Path
@@ -63,11 +64,20 @@ def _export(command: Command, best: dict[str, Any], folder: Path) -> None:
 
 def _reproduce(command: Command, best: dict[str, Any]) -> None:
     """A machine that is busy may be outside the interval; then the status tells it."""
-    again = command("reproduce", "best-config.json", "--json")
+    again = command("reproduce", "best-config.json", "--trace", "traces", "--json")
     document = json.loads(again.out)
     assert again.status == (0 if document["inside"] else 1)
     assert document["stated"]["mean"] == best["best"]["measured"]["samples_per_second"]["mean"]
     assert len(document["rates"]) == 1
+    assert "traces of one step: traces/rank-*.json.gz; open them in Perfetto" in again.err
+    for rank in range(2):
+        events = json.loads(gzip.decompress(Path("traces", f"rank-{rank}.json.gz").read_bytes()))["traceEvents"]
+        products = [event for event in events if event.get("name") == "aten::mm"]
+        assert any(event["args"]["Input Dims"][0] for event in products)
+        assert sum(event["dur"] for event in products) > 0  # microseconds
+    refused = command("reproduce", "best-config.json", "--trace", "best-config.json/traces")
+    assert (refused.status, refused.out, len(refused.err.splitlines())) == (2, "", 1)
+    assert "trace: best-config.json/traces is no folder (Not a directory); give a folder that can be written" in refused.err
 
 
 def _jobs_and_clean(command: Command, best: dict[str, Any]) -> None:
