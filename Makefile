@@ -113,7 +113,7 @@ $(TRACKERS_STAMP): pyproject.toml constraints.txt
 	grep -vE "^($$(echo '$(TRACKERS_NEED)' | sed -E 's/==[^ ]*//g; s/ /|/g'))==" constraints.txt > $(TRACKERS_VENV)/constraints.txt
 	$(TRACKERS_BIN)/python -m pip install --quiet --disable-pip-version-check "$$(grep '^torch==' constraints.txt)" $(TRACKERS_NEED) \
 	    -c $(TRACKERS_VENV)/constraints.txt
-	$(TRACKERS_BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[wandb,mlflow,tensorboard,aim]' mlflow pytest \
+	$(TRACKERS_BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[wandb,mlflow,tensorboard,aim]' mlflow pytest pytest-xdist hypothesis \
 	    $(TRACKERS_NEED) -c $(TRACKERS_VENV)/constraints.txt
 	touch $@
 
