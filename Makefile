@@ -51,9 +51,9 @@ demo: $(STAMP)
 # docs/testing.md lists what check, test and nightly cover. Three processes: with two a quarter of the time of two cores was waiting,
 # and four were not faster.
 PYTEST := $(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
-# Tests that start no process.
-CHECKED := tests/search_spaces $(addprefix tests/autotune/,explain exports imports objective outcome prediction/cases \
-    prediction/equations prediction/fitting request text)
+# Tests that start no process and play no whole sweep.
+CHECKED := tests/search_spaces $(addprefix tests/autotune/,exports imports objective prediction/cases prediction/equations \
+    prediction/fitting request text)
 
 check: lint
 	$(PYTEST) -m "not nightly" $(CHECKED) --ignore tests/autotune/exports/test_launch.py
