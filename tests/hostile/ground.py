@@ -24,7 +24,7 @@ from storage.store import open_store
 from tests.ports import free_port
 
 HEAVY = bool(os.environ.get("AUTOTUNE_HOSTILE"))
-"""Whether attacks are as hard as they can be, and stalls count: `make hostile`. The variable names the page that is written."""
+"""Whether attacks are as hard as they can be, and times count: `make hostile`. The variable names the page that is written."""
 ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-c", "import sys; from autotune.cli import main; sys.exit(main())"]
 PEOPLE = Path(__file__).with_name("people.py")
@@ -35,10 +35,10 @@ MEASURED = {
 JOB = {"model": "llama-tiny", "ranks": 2, "space": "zero", "trials": 3, "global_batch_size": 8, "sequence_length": 64}
 """What a normal client submits."""
 READ_SECONDS, LIVEZ_SECONDS = 0.100, 0.050
-"""Bounds of a normal client's 99th percentiles during an attack. The page reports them: the same code is at 64 ms in one night
-and at 130 to 157 ms in another, so that no test fails by them."""
-STALLED_SECONDS = 1.0
-"""A 99th percentile that no machine explains: before their causes were removed, attacks stopped reads for 3 s and more."""
+"""Bounds of a normal client's 99th percentiles during an attack, on a machine of REST_SECONDS."""
+REST_SECONDS, MOST_SLOWNESS = 0.005, 4.0
+"""Median read of a normal client of a server at rest. Where it takes longer, the bounds are longer by the same factor, up to
+MOST_SLOWNESS: the same code was at 64 ms in one night and at 130 to 157 ms in another."""
 MOST_RSS_BYTES = 400_000_000
 """Of each process of the server."""
 
@@ -77,18 +77,19 @@ class NormalClient:
         """The larger 99th percentile of the two reads."""
         return max(self.readings["list"]["p99"], self.readings["job"]["p99"])
 
-    @property
-    def within(self) -> bool:
-        """Whether both bounds hold."""
-        return self.read_p99() < READ_SECONDS and self.readings["livez"]["p99"] < LIVEZ_SECONDS
-
     def require_served(self) -> None:
-        """Every request was answered with 200; where stalls count, there was none."""
+        """Every request was answered with 200; where times count, within the bounds."""
         assert self.readings, "the normal client has not ended"
         for name, reading in self.readings.items():
             assert reading["count"] > 0 and reading["failed"] == reading["refused"] == 0, (name, reading)
         if HEAVY:
-            assert max(self.read_p99(), self.readings["livez"]["p99"]) < STALLED_SECONDS, self.readings
+            slowness = _slowness[0]
+            assert self.read_p99() < READ_SECONDS * slowness, (slowness, self.readings)
+            assert self.readings["livez"]["p99"] < LIVEZ_SECONDS * slowness, (slowness, self.readings)
+
+
+_slowness: list[float] = []
+"""How much slower than REST_SECONDS this machine is, once it has been measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,6 +227,10 @@ def ground(
         while not here.is_alive():
             assert server.poll() is None and time.monotonic() < limit, here.log()
             time.sleep(0.1)
+        if HEAVY and not _slowness:
+            with here.normal_client() as client:
+                time.sleep(5)
+            _slowness.append(min(max(client.readings["list"]["median"] / REST_SECONDS, 1.0), MOST_SLOWNESS))
         for number in range(workers):
             words = ["worker", *map(str, worker)]
             here.workers.append(stack.enter_context(_process(words, folder, f"worker{number}", variables)))
@@ -277,8 +282,8 @@ PAGE = """# Attacks and what came of them
 Written by `make hostile`, on {cores} cores. Each attack runs against a real `autotune serve` (and workers where it needs them).
 Meanwhile a normal client reads the list of jobs, one job and `/livez`, each {pace:.0f} times a second; a request that could not
 be sent in time counts from when it was due. Bounds: reads under {read:.0f} ms and `/livez` under {livez:.0f} ms at the 99th
-percentile, held in {held} of {clients_count} runs. Times depend on the machine, so that a miss is reported here and fails no
-test, but a 99th percentile of {stalled:.0f} s does. At most {rss:.0f} MB of memory in each process of the server.
+percentile where a read of a server at rest takes {rest:.0f} ms, and longer by the same factor on slower machines (in this run
+{slowness:.1f}); at most {rss:.0f} MB of memory in each process of the server.
 
 | finding | attack | before | after |
 |---|---|---|---|
@@ -286,8 +291,8 @@ test, but a 99th percentile of {stalled:.0f} s does. At most {rss:.0f} MB of mem
 
 ## The normal client meanwhile
 
-| finding | database | reads, p99 (ms) | `/livez`, p99 (ms) | held | longest wait (ms) | memory (MB) | descriptors | threads |
-|---|---|---|---|---|---|---|---|---|
+| finding | database | reads, p99 (ms) | `/livez`, p99 (ms) | longest wait (ms) | peak memory (MB) | descriptors | threads |
+|---|---|---|---|---|---|---|---|
 {clients}
 """
 
@@ -302,10 +307,9 @@ def page(rows: Sequence[Row]) -> str:
         f"| {finding.number}. {finding.title} | {finding.attack} | {finding.before} | {_together(after)} |"
         for finding, after in findings.items()
     ]
-    clients = [row.client for row in rows if row.client is not None]
     return PAGE.format(
         cores=os.cpu_count(), pace=10, read=READ_SECONDS * 1e3, livez=LIVEZ_SECONDS * 1e3, rss=MOST_RSS_BYTES / 1e6,
-        stalled=STALLED_SECONDS, held=sum(client.within for client in clients), clients_count=len(clients),
+        rest=REST_SECONDS * 1e3, slowness=_slowness[0] if _slowness else 1.0,
         findings="\n".join(lines), clients="\n".join(_client_line(row) for row in rows if row.client is not None),
     )  # fmt: skip
 
@@ -321,7 +325,6 @@ def _client_line(row: Row) -> str:
     readings, usage = row.client.readings, row.usage
     worst = max(reading["worst"] for reading in readings.values())
     cells = [f"{row.finding.number}. {row.finding.title}", row.database]
-    p99s = [f"{seconds * 1e3:.0f}" for seconds in (row.client.read_p99(), readings["livez"]["p99"])]
-    cells += [*p99s, "yes" if row.client.within else "**no**", f"{worst * 1e3:.0f}"]
+    cells += [f"{seconds * 1e3:.0f}" for seconds in (row.client.read_p99(), readings["livez"]["p99"], worst)]
     held = ["–"] * 3 if usage is None else [f"{usage.peak_rss_bytes / 1e6:.0f}", str(usage.descriptors), str(usage.threads)]
     return "| " + " | ".join([*cells, *held]) + " |"
