@@ -85,27 +85,34 @@ class Stream:
         self.ended.set()
 
 
+def attack_with_a_revoked_key(here: NodePool) -> float:
+    """Keep streams open while their key is revoked. Return after how many seconds all of them had ended."""
+    key, other = here.key("mallory"), here.key("anna")
+    with here.client(key) as http, here.client(other) as honest:
+        job, theirs = (who.post("/v1/jobs", json=JOB).json()["id"] for who in (http, honest))
+    streams = [Stream(here, key, job) for _ in range(20 if HEAVY else 3)]
+    kept = Stream(here, other, theirs)
+    for stream in (*streams, kept):
+        assert stream.begun.wait(60)
+    with open_store(here.database) as store:
+        store.revoke_key(key.split("_")[1])
+    revoked = time.monotonic()
+    for stream in streams:
+        assert stream.ended.wait(60), "the stream of a revoked key goes on"
+    seconds = time.monotonic() - revoked
+    assert not kept.ended.is_set(), "somebody else's must go on"
+    with here.client(key) as http:
+        assert http.get("/v1/jobs").status_code == httpx2.codes.UNAUTHORIZED
+    with here.client(other) as honest:
+        honest.post(f"/v1/jobs/{theirs}/cancel")
+    assert kept.ended.wait(60), "it ends with its job"
+    return seconds
+
+
 def test_a_revoked_key_ends_its_streams(tmp_path: Path, database: str, rows: list[Row]) -> None:
     with ground(tmp_path, database, keys=True) as here, here.normal_client() as client:
-        key, other = here.key("mallory"), here.key("anna")
-        with here.client(key) as http, here.client(other) as honest:
-            job, theirs = (who.post("/v1/jobs", json=JOB).json()["id"] for who in (http, honest))
-        streams = [Stream(here, key, job) for _ in range(20 if HEAVY else 3)]
-        kept = Stream(here, other, theirs)
-        for stream in (*streams, kept):
-            assert stream.begun.wait(60)
-        with open_store(database) as store:
-            store.revoke_key(key.split("_")[1])
-        revoked = time.monotonic()
-        for stream in streams:
-            assert stream.ended.wait(60), "the stream of a revoked key goes on"
-        seconds = time.monotonic() - revoked
-        assert not kept.ended.is_set(), "somebody else's must go on"
-        with here.client(key) as http:
-            assert http.get("/v1/jobs").status_code == httpx2.codes.UNAUTHORIZED
-        with here.client(other) as honest:
-            honest.post(f"/v1/jobs/{theirs}/cancel")
-        assert kept.ended.wait(60), "it ends with its job"
+        # Several times: of the 50 reads of a single round, the 99th percentile would be the slowest.
+        seconds = max(attack_with_a_revoked_key(here) for _ in range(4 if HEAVY else 1))
     client.require_served()
     if HEAVY:
         assert seconds <= REVOKED_SECONDS

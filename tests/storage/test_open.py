@@ -33,6 +33,12 @@ def folder(tmp_path: Path) -> Iterator[Path]:
     folder.chmod(0o755)
 
 
+def test_new_files_know_where_long_values_end(database: Path) -> None:
+    """Lists read the columns behind requests of up to a megabyte."""
+    with closing(sqlite3.connect(database)) as other:
+        assert other.execute("PRAGMA auto_vacuum").fetchone() == (2,)
+
+
 def refusal(address: str | Path, busy_seconds: float = 0.2) -> str:
     with pytest.raises(DatabaseUnavailableError) as caught:
         open_store(str(address), busy_seconds)
