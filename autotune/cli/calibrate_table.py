@@ -29,6 +29,7 @@ COEFFICIENT_TEXTS = {
     "link_efficiency": "of the stated bandwidth in a node that collectives reach",
     "network_efficiency": "of the stated bandwidth between nodes",
     "link_seconds": "s latency in a node",
+    "chunk_seconds": "s for which messages in a node travel in chunks",
     "network_seconds": "s latency across nodes",
     "half_message": "bytes at which half of the network is reached",
     "crossed_seconds": "s of wait per rank if stages cross nodes",

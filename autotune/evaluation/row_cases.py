@@ -13,6 +13,7 @@ from autotune.evaluation.row_notes import noted_adapters, noted_software
 from autotune.evaluation.validation.row import Row
 from autotune.prediction.cases.config_cases import shapes_of
 from autotune.prediction.equations.cases import RECOMPUTE, SCHEDULES, Cases, Hardware, Layouts, Shapes, scalar
+from autotune.prediction.equations.kernels import product_efficiency
 from autotune.prediction.equations.mixed import FP8_GAIN
 from autotune.prediction.equations.software import profile, software_named
 from search_spaces.clusters.cluster import PCIE_COPIES
@@ -199,7 +200,7 @@ def _hardware(row: Row, found: RowHardware) -> Hardware:
     if "fp32" in precision and not ("bf16" in precision or "fp16" in precision):
         base = peaks.get("tf32", peaks.get("fp32", base))
     return Hardware(
-        peak=scalar(base * gain),
+        peak=scalar(base * gain * product_efficiency(found.device)),
         bandwidth=scalar(found.device.memory_bandwidth or 1e12),
         capacity=scalar(found.device.memory_bytes),
         devices_per_node=scalar(found.devices_per_node),

@@ -8,6 +8,8 @@ from search_spaces.clusters.cluster import DeviceSpec
 from search_spaces.clusters.presets import device_family, device_preset
 from search_spaces.preset_files import preset_tables
 
+_RACKS = {"gb200": 72, "gb300": 72}
+"""Family -> devices of a link domain, where nothing else is stated."""
 _NVL_DOMAIN = re.compile(r"NVL\s?(\d{2,3})", re.IGNORECASE)
 _RATE = re.compile(r"(?<![\d.])(\d+(?:\.\d+)?)\s*([TtGg])(?:(b(?:it)?(?:/s|ps)|bE\b|igabit|\b)|B(?:/s|ps))")
 """400 Gb/s, 400Gbps, 3.2 Tb/s, 400G, 100GbE, or bytes: 50 GB/s."""
@@ -84,8 +86,9 @@ def row_hardware(
     link = _PCIE if pcie else _INTRA.get(family, _PCIE)
     network = _rate(inter, per_node) or _INTER.get(family, 50e9 if family in _INTRA else 12.5e9) * per_node
     domain = _NVL_DOMAIN.search(f"{intra or ''} {gpu_type}")
-    if domain:
-        network, per_node = network / per_node * int(domain[1]), int(domain[1])
+    if domain or family in _RACKS:
+        linked = int(domain[1]) if domain else _RACKS[family]
+        network, per_node = network / per_node * linked, linked
     return RowHardware(device=device, family=family, devices_per_node=per_node, intra=link, inter=network)
 
 

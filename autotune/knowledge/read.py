@@ -2,6 +2,7 @@
 
 import csv
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,17 +11,20 @@ import httpx2
 from autotune.errors import KnowledgeError
 from autotune.evaluation.validation.columns import COLUMNS
 from autotune.evaluation.validation.row import Row
-from autotune.evaluation.validation.table import read_table
+from autotune.evaluation.validation.table import read_records, read_table
 from autotune.imports.history import RATES
 from autotune.knowledge.bundle import Bundle, distinct, read_bundle
 from autotune.knowledge.collect import job_measurements
 from autotune.knowledge.measurement import Collected, Measurement, measurements_of_rows
+from autotune.knowledge.mlperf import has_log, logs_of, read_log
 from autotune.knowledge.signature import fingerprint, trusted_keys
 from storage.address import default_database_url
 from storage.store import open_store
 
 MOST_BYTES = 1 << 28
-FORMS = "give a table, a bundle, a job of the database, or the address of a table or a bundle"
+FORMS = (
+    "give a table, a bundle, an MLPerf log or a folder of them, a job of the database, or the address of a table or a bundle"
+)
 _SECONDS = 60.0
 _STUDIES = (".db", ".sqlite", ".sqlite3")
 
@@ -61,6 +65,8 @@ def read_knowledge(source: str, database: str | None = None) -> Knowledge:
     """
     if "://" in source and not source.startswith("sqlite:"):
         return _downloaded(source)
+    if Path(source).is_dir():
+        return _of_logs(logs_of(Path(source)), source)
     if Path(source).is_file():
         return _of_file(Path(source), source)
     if "/" in source or source.endswith((".csv", ".json", *_STUDIES)):
@@ -118,10 +124,19 @@ def _of_file(path: Path, name: str) -> Knowledge:
     if json:
         bundle, notes = trusted(read_bundle(text, name), name)
         return _of_measurements(name, distinct(bundle.parts), notes)
+    if not json and has_log(path):
+        return _of_logs([path], name)
     table = read_table(path)
     skipped = len(table.skipped)
     notes = Collected(measurements=(), left_out={"it cannot be read as a row": skipped} if skipped else {}).lines(name)
     return Knowledge(source=name, rows=table.rows, table=True, bundled=(), notes=notes)
+
+
+def _of_logs(logs: Sequence[Path], name: str) -> Knowledge:
+    if not logs:
+        raise KnowledgeError("knowledge", f"{name} has no MLPerf log", FORMS)
+    rows, problems = read_records(read_log(path) for path in logs)
+    return Knowledge(source=name, rows=rows, table=True, bundled=(), notes=tuple(f"{name}: {problem}" for problem in problems))
 
 
 def _of_measurements(name: str, measurements: tuple[Measurement, ...], notes: tuple[str, ...]) -> Knowledge:

@@ -310,12 +310,12 @@ class JobRequest:
     draw choices that follow the loads, and predictions are of the busiest rank. Empty: not stated."""
     knowledge: dict[str, Any] | str | None = request_field(
         None,
-        "Measurements to learn from: a table, a bundle, a study, a job, or an address.",
+        "Measurements to learn from: a table, a bundle, a study, an MLPerf log, a job, or an address.",
         Panel.SEARCH,
         "FILE|JOB|URL",
         commands=JOB,
         helps=(
-            ("submit", "Measurements to learn from: a table, a bundle, a job, or an address."),
+            ("submit", "Measurements to learn from: a table, a bundle, an MLPerf log, a job, or an address."),
             (SERVICE, "Measurements to learn from, as in the content of a part of a bundle."),
             (FORM, ""),
         ),

@@ -139,7 +139,7 @@ class Hardware:
     """The device and the links."""
 
     peak: Array
-    """Dense FLOP/s at the precision of the computation."""
+    """Dense FLOP/s at the precision of the computation, times the device's `product_efficiency`."""
     bandwidth: Array
     """Bytes/s of device memory."""
     capacity: Array

@@ -18,13 +18,13 @@ class Coefficients:
     """Defaults are those of a GPU with NCCL; `fitted.toml` holds the values fitted to measurements."""
 
     matrix_efficiency: float = _known(0.85, 0.15, "time")
-    """Share of the peak that the largest matrix products reach."""
-    rows_half: float = _known(350.0, 0.5, "time")
-    """Rows (tokens) at which a product reaches half of that."""
-    width_half: float = _known(350.0, 0.5, "time")
+    """Share of the peak that the largest matrix products reach, on an A100 or H100."""
+    rows_half: float = _known(120.0, 0.3, "time")
+    """Rows (tokens) at which a product reaches half of that. This and the next: fitted to isolated kernels on nine devices."""
+    width_half: float = _known(150.0, 0.3, "time")
     """Inner and outer width (of a rank's slice) at which a product reaches half of that."""
     attention_efficiency: float = _known(0.45, 0.3, "time")
-    """Share of the peak of a fused attention kernel, forward and backward."""
+    """Share of the peak of a fused attention kernel with 4,096 tokens and heads of 128, forward and backward."""
     backward_ratio: float = _known(2.0, 0.08, "time")
     """Time of backward as a multiple of forward's."""
     traffic: float = _known(1.0, 0.4, "time")
@@ -33,12 +33,15 @@ class Coefficients:
     """Seconds in which the host launches one layer's forward: some 30 operators of about 20 us each in eager mode."""
     collective_launch: float = _known(2.0e-4, 1.0, "time", shared=False)
     """Seconds that launching tensor-parallel collectives adds to that: four of about 50 us."""
-    link_efficiency: float = _known(0.75, 0.25, "time")
+    link_efficiency: float = _known(0.8, 0.2, "time")
     """Share of the stated bandwidth inside a link domain that a collective reaches."""
     network_efficiency: float = _known(0.7, 0.35, "time")
     """Share of the stated bandwidth of the network."""
-    link_seconds: float = _known(1.2e-5, 0.6, "time")
+    link_seconds: float = _known(5.0e-6, 0.5, "time")
     """Latency of a collective inside a link domain."""
+    chunk_seconds: float = _known(2.0e-5, 0.5, "time")
+    """Inside a link domain, a message that takes T seconds at full bandwidth takes sqrt(chunk_seconds x T) more: it travels in
+    chunks, and fewer or smaller ones than would fill the link."""
     network_seconds: float = _known(3.0e-5, 0.7, "time")
     """Latency of a collective across link domains, for each doubling of them."""
     half_message: float = _known(2.0e7, 0.8, "time")

@@ -6,6 +6,7 @@ import numpy as np
 
 from autotune.prediction.equations.cases import Array, Cases, Flags
 from autotune.prediction.equations.coefficients import Coefficients
+from autotune.prediction.equations.kernels import link_seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +41,7 @@ def collective_seconds(cases: Cases, group: Group, volume: Array, count: Array, 
     domains = np.maximum(group.ranks / group.in_domain, 1.0)
     message = volume / np.maximum(count, 1e-9)
     reached = message / (message + rates.half_message / np.maximum(group.sharing, 1.0))
-    inside = volume / (hardware.intra * rates.link_efficiency)
+    inside = link_seconds(volume, count, hardware.intra, rates)
     share = np.minimum(hardware.inter / group.sharing, hardware.intra)
     across = volume / np.maximum(share * rates.network_efficiency * np.maximum(reached, 1e-3), 1.0)
     latency = np.where(

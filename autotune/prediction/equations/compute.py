@@ -21,6 +21,13 @@ from autotune.prediction.equations.float8 import rounding_seconds
 from autotune.prediction.equations.frozen import unpacking_seconds
 from autotune.prediction.equations.fused_kernels import loss_fused, loss_moved, moved_elements, pieces
 from autotune.prediction.equations.graphs import copy_seconds, launches
+from autotune.prediction.equations.kernels import (
+    LAYER_KERNELS,
+    SMALLEST_KERNEL,
+    attention_slowdown,
+    product_seconds,
+    smooth_maximum,
+)
 from autotune.prediction.equations.layer_kinds import of_kind
 from autotune.prediction.equations.module_compute import module_seconds
 from autotune.prediction.equations.schedules import (
@@ -32,7 +39,7 @@ from autotune.prediction.equations.schedules import (
 )
 from search_spaces.overlap import ROW_PARTS
 
-_SHARP = 4.0
+_ONE = np.ones(1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +109,9 @@ def _micro_batch(cases: Cases, rates: Coefficients) -> MicroBatch:
     launched = launched + parts * rates.collective_launch
     computed = forward * (1 + backward_only) + trained * (1 + rates.backward_ratio) + again + unpacking_seconds(cases)
     computed = computed + copy_seconds(cases) + rounding_seconds(cases, _tokens(cases))
-    layer = _smooth_maximum(computed + communication, launched) - communication
+    # Kernels of a forward, even if each has nothing to do; checkpointing repeats all of them, or about half.
+    computed = computed + LAYER_KERNELS * SMALLEST_KERNEL * (1 + rates.backward_ratio + _if_checkpointed(cases, _ONE, _ONE / 2))
+    layer = smooth_maximum(computed + communication, launched) - communication
     head = _head_forward(cases, rates) * (1 + rates.backward_ratio)
     embedding = 2 * 3 * _tokens(cases) * cases.shapes.hidden * layouts.parameter_bytes / cases.hardware.bandwidth
     modules = cases.shapes.modules
@@ -121,22 +130,14 @@ def _joining(cases: Cases, rates: Coefficients) -> Array:
     return _product(cases, rates, rows, 2 * cases.shapes.hidden, cases.shapes.hidden)
 
 
-def _smooth_maximum(one: Array, other: Array) -> Array:
-    """A smooth maximum of two overlapping times: if they are similar, they delay each other."""
-    return (one**_SHARP + other**_SHARP) ** (1 / _SHARP)
-
-
 def _tokens(cases: Cases) -> Array:
     return cases.layouts.micro_batch_size * trained_tokens(cases) / cases.layouts.context
 
 
 def _product(cases: Cases, rates: Coefficients, rows: Array, inner: Array, outer: Array) -> Array:
-    """Seconds of a product of (rows, inner) and (inner, outer): by FLOPs at the efficiency of its shape, or by its bytes."""
+    """Seconds of a product of (rows, inner) and (inner, outer)."""
     hardware = cases.hardware
-    shape = rows / (rows + rates.rows_half) * outer / (outer + rates.width_half) * inner / (inner + rates.width_half)
-    flops = 2 * rows * inner * outer / (hardware.peak * rates.matrix_efficiency * shape)
-    moved = (rows * inner + inner * outer + rows * outer) * cases.layouts.parameter_bytes
-    return np.maximum(flops, moved / hardware.bandwidth)
+    return product_seconds(rows, inner, outer, hardware.peak, hardware.bandwidth, cases.layouts.parameter_bytes, rates)
 
 
 def _layer_forward(cases: Cases, rates: Coefficients) -> Array:
@@ -210,8 +211,8 @@ def attention_forward(cases: Cases, rates: Coefficients) -> Array:
     elements = _tokens(cases) * attended * shapes.heads / layouts.tensor
     kept = cases.software.scores > 0
     speed = hardware.peak * rates.attention_efficiency * cases.software.attention_speed
-    narrow = 128 / np.maximum(shapes.query / shapes.heads, 1.0)
-    fused = products * causal / attended / speed * np.where(narrow > 1, narrow**0.25, 1.0)
+    width = np.maximum(shapes.query / shapes.heads, 1.0)
+    fused = products * causal / attended / speed * attention_slowdown(2 * causal, width)
     passes = 2 + cases.software.scores
     whole = products / (hardware.peak * rates.matrix_efficiency * 0.6) + elements * passes * 2 / hardware.bandwidth
     return np.where(kept, whole, fused)

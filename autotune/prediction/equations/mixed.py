@@ -10,6 +10,7 @@ from functools import lru_cache
 import numpy as np
 
 from autotune.prediction.equations.cases import Hardware, scalar
+from autotune.prediction.equations.kernels import product_efficiency
 from search_spaces.clusters.cluster import ClusterSpec
 from search_spaces.mesh import PIPELINE, make_mesh
 from search_spaces.trial_config import TrialConfig
@@ -32,7 +33,7 @@ def hardware_of(cluster: ClusterSpec, precision: str) -> Hardware:
     elif precision == "fp8":
         peak = min(peak, device.peak_flops.get("bf16", peak) * FP8_GAIN)
     return Hardware(
-        peak=scalar(peak),
+        peak=scalar(peak * product_efficiency(device)),
         bandwidth=scalar(device.memory_bandwidth or peak / 100),
         capacity=scalar(device.memory_bytes),
         devices_per_node=scalar(cluster.devices_per_node),

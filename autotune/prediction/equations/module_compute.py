@@ -4,11 +4,8 @@ import numpy as np
 
 from autotune.prediction.equations.cases import RECOMPUTE, Array, Cases, DescribedModule
 from autotune.prediction.equations.coefficients import Coefficients
+from autotune.prediction.equations.kernels import LAYER_KERNELS, SMALLEST_KERNEL, product_seconds, smooth_maximum
 from search_spaces.models.module_profile import Affine, BlockWork, Product, Work
-
-LAUNCHES = 20.0
-"""Operators of a layer's forward, to which `Coefficients.kernel_seconds` refers."""
-_SHARP = 4.0
 
 
 def module_seconds(cases: Cases, rates: Coefficients) -> Array:
@@ -56,8 +53,9 @@ def _seconds(cases: Cases, rates: Coefficients, work: Work) -> Array:
     speed = hardware.peak * rates.attention_efficiency * cases.software.attention_speed
     computed = computed + _at(cases, work.attention_flops) / speed
     computed = computed + _at(cases, work.moved_bytes) * rates.traffic / hardware.bandwidth
-    launched = work.operators * rates.kernel_seconds / LAUNCHES
-    return np.asarray((np.maximum(computed, 0.0) ** _SHARP + launched**_SHARP) ** (1 / _SHARP), dtype=np.float64)
+    computed = computed + work.operators * SMALLEST_KERNEL
+    launched = np.full(1, work.operators * rates.kernel_seconds / LAYER_KERNELS)
+    return np.asarray(smooth_maximum(np.maximum(computed, 0.0), launched), dtype=np.float64)
 
 
 def _product(cases: Cases, rates: Coefficients, product: Product) -> Array:
@@ -68,10 +66,8 @@ def _product(cases: Cases, rates: Coefficients, product: Product) -> Array:
     most = np.maximum(np.maximum(rows, inner), outer)
     width = np.minimum(np.minimum(rows, inner), outer)
     middle = rows * inner * outer / np.maximum(most * width, 1.0)
-    shape = most / (most + rates.rows_half) * width / (width + rates.width_half) * middle / (middle + rates.width_half)
-    flops = 2 * rows * inner * outer / (hardware.peak * rates.matrix_efficiency * shape)
-    moved = (rows * inner + inner * outer + rows * outer) * cases.layouts.parameter_bytes
-    return np.asarray(np.maximum(flops, moved / hardware.bandwidth), dtype=np.float64)
+    seconds = product_seconds(most, middle, width, hardware.peak, hardware.bandwidth, cases.layouts.parameter_bytes, rates)
+    return np.asarray(seconds, dtype=np.float64)
 
 
 def _again(cases: Cases, rates: Coefficients, policy: str) -> Array:

@@ -50,7 +50,7 @@ _PARTS = (
 _LINK_WEIGHTS = {
     Operation.ALL_REDUCE: 6.0, Operation.ALL_GATHER: 6.0, Operation.REDUCE_SCATTER: 6.0, Operation.ALL_TO_ALL: 2.0,
 }  # fmt: skip
-_LINKS = _Part(names=("link_efficiency", "link_seconds"), weights=_LINK_WEIGHTS)
+_LINKS = _Part(names=("link_efficiency", "link_seconds", "chunk_seconds"), weights=_LINK_WEIGHTS)
 _NETWORK = _Part(names=("network_efficiency", "network_seconds", "half_message"), weights=_LINK_WEIGHTS)
 _HOPS = _Part(names=("hop_seconds",), weights={Operation.SEND: 6.0})
 

@@ -18,7 +18,9 @@ from search_spaces.trial_config import TrialConfig
 
 CPUS, GPUS = local_cluster(4), resolve_cluster("dgx-h100:1")
 # Latencies aside, seconds are bytes.
-RATES = Coefficients(link_seconds=1e-12, network_seconds=1e-12, data_exposed=1.0, overlap_slowdown=1e-9)
+RATES = Coefficients(
+    link_seconds=1e-12, network_seconds=1e-12, chunk_seconds=0.0, data_exposed=1.0, overlap_slowdown=1e-9
+)  # fmt: skip
 
 
 def data_seconds(cluster: ClusterSpec, rates: Coefficients = RATES, **knobs: Any) -> float:

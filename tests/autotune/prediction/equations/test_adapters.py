@@ -18,7 +18,7 @@ from search_spaces.trial_config import TrialConfig
 MODEL = dataclasses.replace(resolve_model("llama-2-7b"), num_layers=8)
 WORKLOAD = Workload(global_batch_size=64, sequence_length=1024)
 CLUSTER = resolve_cluster("dgx-a100:1")
-BANDWIDTH_ALONE = Coefficients(data_exposed=1.0, overlap_slowdown=0.0, link_seconds=1e-12)
+BANDWIDTH_ALONE = Coefficients(data_exposed=1.0, overlap_slowdown=0.0, link_seconds=1e-12, chunk_seconds=0.0)
 """All communication is told, and its bytes alone."""
 WIDTH = 2
 """Bytes of a bf16 parameter."""

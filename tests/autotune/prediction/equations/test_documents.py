@@ -9,6 +9,7 @@ from autotune.prediction.cases.config_cases import cases_of
 from autotune.prediction.equations.cases import Cases
 from autotune.prediction.equations.coefficients import Coefficients
 from autotune.prediction.equations.compute import attention_forward
+from autotune.prediction.equations.kernels import attention_slowdown
 from autotune.prediction.equations.step import predict, seconds_of
 from autotune.prediction.planning.estimate import estimates
 from autotune.prediction.planning.largest import Dimension, largest
@@ -49,9 +50,14 @@ def test_a_padded_row_takes_as_long_as_a_whole_sample() -> None:
     assert seconds(PADDED) == pytest.approx(seconds(PADDED, WHOLE) / share)
 
 
+def slowdown(tokens: float) -> float:
+    return float(attention_slowdown(np.full(1, tokens), np.full(1, float(MODEL.head_dim)))[0])
+
+
 def test_attention_of_packed_rows_is_of_documents() -> None:
     padded, packed = attention_forward(cases(PADDED, PACKED), RATES)
-    assert packed / padded == pytest.approx(attended_tokens(LENGTHS, 4096) / 4096)
+    seen = attended_tokens(LENGTHS, 4096)
+    assert packed / padded == pytest.approx(seen * slowdown(seen) / (4096 * slowdown(4096)))
     assert padded == pytest.approx(float(attention_forward(cases(PADDED, workload=WHOLE), RATES)[0]))
 
 
@@ -59,7 +65,9 @@ def test_attention_within_chunks_of_packed_rows_is_of_pieces_of_documents() -> N
     chunked = dataclasses.replace(MODEL, sliding_window=1000, chunked_attention=True, whole_layers=(False, False, False, True))
     packed = cases_of(chunked, CLUSTER, WORK, [PACKED], "native")
     seen = 0.75 * attended_tokens(LENGTHS, 4096, 1000) + 0.25 * attended_tokens(LENGTHS, 4096)
-    assert attention_forward(packed, RATES) / attention_forward(cases(PADDED), RATES) == pytest.approx(seen / 4096)
+    assert attention_forward(packed, RATES) / attention_forward(cases(PADDED), RATES) == pytest.approx(
+        seen * slowdown(seen) / (4096 * slowdown(4096))
+    )
 
 
 def test_packing_is_faster_by_more_than_its_rows_are_fewer() -> None:

@@ -10,6 +10,7 @@ from autotune.prediction.cases.config_cases import cases_of
 from autotune.prediction.equations.cases import Cases
 from autotune.prediction.equations.coefficients import Coefficients
 from autotune.prediction.equations.compute import attention_forward, micro_batch
+from autotune.prediction.equations.kernels import attention_slowdown
 from autotune.prediction.equations.memory import layer_bytes
 from search_spaces.clusters.presets import resolve_cluster
 from search_spaces.models.huggingface import resolve_model
@@ -20,6 +21,7 @@ from search_spaces.trial_config import TrialConfig
 MODEL, CLUSTER = resolve_model("llama-3-8b"), resolve_cluster("dgx-a100:2")
 WORK = Workload(global_batch_size=64, sequence_length=8192)
 RATES = Coefficients()
+HEAD = np.full(1, 128.0)
 
 
 def cases(*configs: dict[str, Any]) -> Cases:
@@ -31,8 +33,9 @@ def test_attention_takes_as_long_as_the_pairs_that_are_visited() -> None:
     windows = (512, 2048)
     found = attention_forward(cases({}, *({"attention_window": tokens} for tokens in windows)), RATES)
     causal = WORK.sequence_length**2 / 2
-    wanted = [1.0, *(Window(tokens).visited_pairs(WORK.sequence_length) / causal for tokens in windows)]
-    assert found / found[0] == pytest.approx(wanted)
+    shares = np.array([1.0, *(Window(tokens).visited_pairs(WORK.sequence_length) / causal for tokens in windows)])
+    slowdown = attention_slowdown(shares * WORK.sequence_length, HEAD)
+    assert found / found[0] == pytest.approx(shares * slowdown / slowdown[0])
 
 
 def test_a_model_with_a_window_of_its_own_is_predicted_as_one_that_is_given_it() -> None:
@@ -49,7 +52,9 @@ def test_attention_within_chunks_takes_as_long_as_the_pairs_that_are_seen() -> N
         for model in (MODEL, chunked)
     )
     pairs = 8 * 1000 * 1001 / 2 + 192 * 193 / 2
-    assert within / whole == pytest.approx(0.25 + 0.75 * pairs / (WORK.sequence_length**2 / 2))
+    share = 0.25 + 0.75 * pairs / (WORK.sequence_length**2 / 2)
+    slower, usual = (attention_slowdown(np.full(1, part * WORK.sequence_length), HEAD)[0] for part in (share, 1.0))
+    assert within / whole == pytest.approx(share * slower / usual)
 
 
 def test_global_tokens_cost_something() -> None:
