@@ -184,12 +184,13 @@ def _block_steps(events: Sequence[Mapping[str, Any]], tokens: int) -> list[float
     """Seconds of a step of each block between evaluations that states its tokens (`epoch_count`)."""
     found, begun = [], None
     for event in events:
-        count = (event.get("metadata") or {}).get("epoch_count")
+        described, now = event.get("metadata"), event.get("time_ms")
+        count = described.get("epoch_count") if isinstance(described, dict) else None
         if event.get("key") == "block_start":
-            begun = event["time_ms"]
-        elif event.get("key") == "block_stop" and begun is not None:
-            if isinstance(count, int) and count and count % tokens == 0:
-                found.append((event["time_ms"] - begun) / 1e3 / (count // tokens))
+            begun = now
+        elif event.get("key") == "block_stop":
+            if isinstance(begun, int) and isinstance(now, int) and isinstance(count, int) and count and count % tokens == 0:
+                found.append((now - begun) / 1e3 / (count // tokens))
             begun = None
     return found
 

@@ -135,8 +135,17 @@ def _of_file(path: Path, name: str) -> Knowledge:
 def _of_logs(logs: Sequence[Path], name: str) -> Knowledge:
     if not logs:
         raise KnowledgeError("knowledge", f"{name} has no MLPerf log", FORMS)
-    rows, problems = read_records(read_log(path) for path in logs)
-    return Knowledge(source=name, rows=rows, table=True, bundled=(), notes=tuple(f"{name}: {problem}" for problem in problems))
+    records, left_out = [], list[KnowledgeError]()
+    for path in logs:
+        try:
+            records.append(read_log(path))
+        except KnowledgeError as error:
+            left_out.append(error)
+    if not records:
+        raise left_out[0]
+    rows, problems = read_records(records)
+    notes = (*(f"left out: {error}" for error in left_out), *(f"{name}: {problem}" for problem in problems))
+    return Knowledge(source=name, rows=rows, table=True, bundled=(), notes=notes)
 
 
 def _of_measurements(name: str, measurements: tuple[Measurement, ...], notes: tuple[str, ...]) -> Knowledge:

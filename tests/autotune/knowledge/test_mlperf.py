@@ -70,8 +70,11 @@ def test_a_folder_is_all_its_logs(tmp_path: Path) -> None:
     log = write(tmp_path, *STEPS)
     (tmp_path / "result_1.txt").write_text(log.read_text())
     (tmp_path / "notes.txt").write_text("nothing")
-    assert len(read_knowledge(str(tmp_path)).rows) == 2
-    assert read_knowledge(str(tmp_path)).measurements().measurements
+    (tmp_path / "result_2.txt").write_text(event("submission_benchmark", "resnet"))
+    found = read_knowledge(str(tmp_path))
+    assert len(found.rows) == 2
+    assert found.measurements().measurements
+    assert [note for note in found.notes if "result_2.txt" in note and "is of resnet" in note]
 
 
 def test_rates_and_blocks_are_times_too(tmp_path: Path) -> None:
