@@ -77,6 +77,17 @@ def test_a_folder_is_all_its_logs(tmp_path: Path) -> None:
     assert [note for note in found.notes if "result_2.txt" in note and "is of resnet" in note]
 
 
+def test_a_log_of_a_rack_can_be_stated_in_known_words(tmp_path: Path) -> None:
+    """Its nodes are part of a link domain of 72 devices, and the rate is of one node."""
+    log = write(tmp_path, *STEPS)
+    rack = {"accelerator_model_name": "NVIDIA GB300", "number_of_nodes": "32", "accelerators_per_node": "4"}
+    log.write_text(":::SYSJSON " + json.dumps(SYSTEM | rack) + log.read_text().partition("}")[2])
+    (tmp_path / "config_H100_16x8x32xtp4pp8cp1.sh").rename(tmp_path / "config_GB300_32x4x32xtp4pp8cp1.sh")
+    (kept,) = read_knowledge(str(log)).measurements().measurements
+    assert kept.row is not None
+    assert (kept.row.gpu_type, kept.row.inter_bw) == ("gb300", "3200 Gb/s per node")
+
+
 def test_rates_and_blocks_are_times_too(tmp_path: Path) -> None:
     rated = read(write(tmp_path, *(event("tracked_stats", {"throughput": rate}) for rate in (30.0, 32.0, 34.0))))
     assert step_seconds(rated) == pytest.approx(4.0)
