@@ -31,8 +31,8 @@ fi
 
 
 def event(key: str, value: object, milliseconds: int = 0, **metadata: object) -> str:
-    told = {"namespace": "", "time_ms": milliseconds, "event_type": "POINT_IN_TIME", "key": key, "value": value}
-    return ":::MLLOG " + json.dumps(told | {"metadata": metadata})
+    line = {"namespace": "", "time_ms": milliseconds, "event_type": "POINT_IN_TIME", "key": key, "value": value}
+    return ":::MLLOG " + json.dumps(line | {"metadata": metadata})
 
 
 def write(folder: Path, *events: str, benchmark: str = "llama31_405b", script: str = SCRIPT) -> Path:
