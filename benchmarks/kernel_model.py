@@ -15,6 +15,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -54,6 +55,8 @@ PREFACE = [
 ]  # fmt: skip
 SAMPLE = 2500
 """Measurements of a device that a fit uses: drawn evenly, so that all devices have the same weight."""
+LATENCIES = ("seconds of a launch", "link_seconds")
+"""Shared constants that do not depend on the size."""
 ELEMENT_BYTES = 2.0
 """Of bf16, and of the message sizes."""
 WIDEST_HEAD = 256
@@ -130,6 +133,7 @@ def _collectives(table: Table, device: DeviceSpec, own: float, shared: Sequence[
     return shared[1] * np.log2(1 + ranks) + link_seconds(volume, np.ones(1), np.full(1, LINKS[device.name]), rates)
 
 
+@cache
 def _read_products(data: Path, kind: str = "bfloat16") -> dict[str, Table]:
     rows = (row for row in _rows(data / "gemm.csv.gz") if row["gemm_dtype"] == kind)
     return _tables((row["system"], [row["m"], row["n"], row["k"]], row["ms"]) for row in rows)
@@ -200,8 +204,9 @@ def main() -> int:
     sections = []
     for kind in KINDS:
         scores, shared = score(kind, kind.read(folder))
-        sections += section(kind, scores, shared)
-        print("\n".join(sections[-len(scores) - 8 :]), flush=True)
+        lines = section(kind, scores, shared)
+        sections += lines
+        print("\n".join(lines), flush=True)
         if options.write and kind.own == "matrix_efficiency":
             OUT.write_text(document({score.device: score.own for score in scores}), encoding="utf-8")
     if options.markdown:
@@ -233,7 +238,7 @@ def score(kind: Kind, tables: Mapping[str, Table]) -> tuple[list[Score], list[fl
     tests = {name: table[: len(table) // 10] for name, table in mixed.items()}
     seen = {name: table[len(table) // 10 :][:SAMPLE] for name, table in mixed.items()}
     own, shared = fit(kind, seen)
-    negligible = [*([1e-12] * 2), *shared[2:]] if len(shared) > 2 else [1e-12, shared[1]]
+    negligible = [value if name in LATENCIES else 1e-12 for name, value in zip(kind.shared, shared, strict=True)]
     scores = []
     for name, table in tests.items():
         device = device_preset(name)

@@ -10,6 +10,7 @@ left out for which no script or several remain, and those whose time is below wh
 
 import argparse
 import json
+import math
 import re
 import shutil
 import sys
@@ -23,10 +24,11 @@ import numpy as np
 
 from autotune.errors import KnowledgeError
 from autotune.evaluation.row_cases import case_of, refusal
+from autotune.evaluation.row_hardware import find_device
 from autotune.evaluation.validation.row import Row
 from autotune.evaluation.validation.table import read_records
 from autotune.evaluation.validation.truth import step_seconds
-from autotune.knowledge.mlperf import BENCHMARKS, SYSTEM, read_log
+from autotune.knowledge.mlperf import BENCHMARKS, SYSTEM, parsed, read_log
 from autotune.prediction.equations.rates import shipped_rates
 from autotune.prediction.equations.step import predict
 
@@ -114,7 +116,7 @@ def submissions(checkout: Path, left_out: dict[str, int]) -> Iterator[Submission
             continue
         case, measured = case_of(row), step_seconds(row)
         assert measured is not None
-        if _least_seconds(row, float(case.hardware.peak[0])) > measured:
+        if _least_seconds(row) > measured:
             left_out["the time is below what the peak allows"] += 1
             continue
         made = predict(case, shipped_rates())
@@ -154,7 +156,9 @@ def _row(log: Path, checkout: Path, together: Path) -> Row:
 
 def _scripts(folder: Path, benchmark: str, text: str) -> list[Path]:
     """The scripts that may be that of the log, one of each name."""
-    values = {key: found[1] for key, pattern in _STATED.items() if (found := re.search(pattern, text))}
+    system, events = parsed(text)
+    batch = next((event["value"] for event in events if event.get("key") == "global_batch_size"), 0)
+    stated = tuple(str(system.get(name) or "") for name in ("number_of_nodes", "accelerators_per_node"))
     named: dict[str, Path] = {}
     for script in sorted(folder.rglob("config_*.sh")):
         sizes = SIZES.search(script.name)
@@ -163,23 +167,19 @@ def _scripts(folder: Path, benchmark: str, text: str) -> list[Path]:
             continue
         nodes, devices, samples, *degrees = (int(size or 1) for size in sizes.groups())
         ranks, replica = nodes * devices, int(np.prod(degrees))
-        stated = values.get("nodes", str(nodes)) == str(nodes) and values.get("devices", str(devices)) == str(devices)
-        if stated and ranks % replica == 0 and ranks // replica * samples == int(values.get("batch", 0)):
+        fits = all(size in ("", str(own_size)) for size, own_size in zip(stated, (nodes, devices), strict=True))
+        if fits and ranks % replica == 0 and ranks // replica * samples == batch:
             named.setdefault(script.name, script)
-    device = next((word for word in DEVICES if word in values.get("device", "").upper()), "")
+    device = next((word for word in DEVICES if word in str(system.get("accelerator_model_name")).upper()), "")
     for word in (device, "8B" if benchmark.endswith("_8b") else "", "FP4"):
         named = {name: script for name, script in named.items() if word in name.upper()} or named
     return [*named.values()]
 
 
-_STATED = {
-    "nodes": r'"number_of_nodes"\s*:\s*"?(\d+)', "devices": r'"accelerators_per_node"\s*:\s*"?(\d+)',
-    "device": r'"accelerator_model_name"\s*:\s*"([^"]*)"', "batch": r'"key": "global_batch_size", "value": (\d+)',
-}  # fmt: skip
-
-
-def _least_seconds(row: Row, peak: float) -> float:
-    """Seconds of a step at the peak: six FLOPs for each parameter and token."""
+def _least_seconds(row: Row) -> float:
+    """Seconds of a step at the device's peak: six FLOPs for each parameter and token."""
+    device = find_device(row.gpu_type or "")
+    peak = device[1].peak_flops["bf16"] if device else math.inf
     tokens = (row.global_batch or 0) * (row.seq_len or 0)
     trained = 4.0 if "lora" in row.notes else 6.0
     return (

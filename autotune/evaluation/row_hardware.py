@@ -48,6 +48,9 @@ class RowHardware:
     devices_per_node: int
     intra: float
     inter: float
+    """Of one of `devices_per_node` devices: a link domain."""
+    node_inter: float
+    """Of one of the row's own nodes, which may be part of a domain."""
 
 
 @cache
@@ -84,12 +87,12 @@ def row_hardware(
     per_node = gpus_per_node or min(8, world)
     pcie = "pcie" in f"{gpu_type} {intra or ''}".lower()
     link = _PCIE if pcie else _INTRA.get(family, _PCIE)
-    network = _rate(inter, per_node) or _INTER.get(family, 50e9 if family in _INTRA else 12.5e9) * per_node
+    own = _rate(inter, per_node) or _INTER.get(family, 50e9 if family in _INTRA else 12.5e9) * per_node
     domain = _NVL_DOMAIN.search(f"{intra or ''} {gpu_type}")
-    if domain or family in _RACKS:
-        linked = int(domain[1]) if domain else _RACKS[family]
-        network, per_node = network / per_node * linked, linked
-    return RowHardware(device=device, family=family, devices_per_node=per_node, intra=link, inter=network)
+    linked = int(domain[1]) if domain else _RACKS.get(family, per_node)
+    return RowHardware(
+        device=device, family=family, devices_per_node=linked, intra=link, inter=own / per_node * linked, node_inter=own
+    )  # fmt: skip
 
 
 def network_understood(text: str | None) -> bool:

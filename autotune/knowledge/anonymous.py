@@ -122,15 +122,11 @@ def _link(row: Row) -> str | None:
 
 
 def _network(row: Row) -> str | None:
-    """The rate of a node's network, as the equations read it."""
+    """The rate of the network of one of the row's nodes, as the equations read it."""
     if row.inter_bw is None or _DOMAIN.search(f"{row.intra_bw or ''} {row.gpu_type or ''}"):
         return None
     found = row_hardware(row.gpu_type or "", row.gpus_per_node, row.num_gpus or 1, row.intra_bw, row.inter_bw)
-    if found is None:
-        return None
-    # The equations' nodes are link domains; the rate is of one of the row's nodes.
-    per_node = row.gpus_per_node or min(8, row.num_gpus or 1)
-    return f"{found.inter / found.devices_per_node * per_node * 8 / 1e9:.10g} Gb/s per node"
+    return None if found is None else f"{found.node_inter * 8 / 1e9:.10g} Gb/s per node"
 
 
 def _memory_kind(kind: str) -> str:

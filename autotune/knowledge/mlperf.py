@@ -78,11 +78,11 @@ def read_log(path: Path) -> Record:
         text = path.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
         raise KnowledgeError(str(path), f"cannot be read ({error.strerror})", "give the path of a log") from error
-    system, events = _read(text)
+    system, events = parsed(text)
     return Record(line=1, cells=_cells(path, system, events, _variables(path, text, system)), problem="")
 
 
-def _read(text: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def parsed(text: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The machine, and all events in order. Lines that are damaged are left out."""
     system: dict[str, Any] = {}
     events: list[dict[str, Any]] = []

@@ -65,12 +65,15 @@ def test_what_a_rank_holds_and_sends(method: str, stage: int, layout: tuple[int,
 
 
 def test_a_prompt_passes_the_layers_and_a_prefix_is_looked_at() -> None:
-    plain, prompt, prefix, most = predicted(
-        *(BF16.replace({"micro_batch_size": 4, **knobs}) for knobs in (
+    configs = [
+        BF16.replace({"micro_batch_size": 4, **knobs}) for knobs in (
             {"prefix_length": 1}, {"prompt_length": 256}, {"prefix_length": 256}, {"prefix_length": 1024},
-        ))
-    ).parts["compute"]  # fmt: skip
-    assert 1.15 < prompt / plain < 1.3  # a quarter more tokens in the layers, none in the output projection
+        )
+    ]  # fmt: skip
+    products, longer, *_ = predicted(*configs, rates=Coefficients(attention_efficiency=1e9)).parts["compute"]
+    assert 1.15 < longer / products < 1.25  # a quarter more tokens in the layers, none in the output projection
+    plain, prompt, prefix, most = predicted(*configs).parts["compute"]
+    assert longer / products < prompt / plain < 1.26  # and each attends to more
     assert 1.0 < prefix / plain < 1.02 < most / plain < 1.1
 
 

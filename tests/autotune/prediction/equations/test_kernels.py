@@ -21,7 +21,6 @@ from search_spaces.preset_files import preset_tables
 
 RATES = Coefficients()
 DATA = Path(os.environ.get("AUTOTUNE_DATA", Path(__file__).parents[5] / "shared" / "data")) / "operators"
-ONE, FREE = np.ones(1), np.full(1, np.inf)
 
 
 def product(rows: float, inner: float, outer: float, bandwidth: float = np.inf) -> float:

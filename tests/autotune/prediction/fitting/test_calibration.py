@@ -168,5 +168,6 @@ def test_predictions_use_the_newest_of_the_same_hardware(store: Store) -> None:
     found = calibrated(store, GPUS, "native", SHIPPED)
     assert found.benchmark == saved
     assert found.rates == coefficients_from_benchmark(record(rows), GPUS, "native", SHIPPED)
+    assert found.rates.link_efficiency == pytest.approx(TRUTH.link_efficiency, rel=0.12)
     assert found.source.startswith("a micro-benchmark of this cluster (")
     assert calibrated(store, resolve_cluster("dgx-h100:4"), "native", SHIPPED).benchmark is None
