@@ -129,6 +129,7 @@ def of_aim(folder: Path, job: str) -> ReadJob:
 
     read = ReadJob()
     repo = Repo.from_path(str(folder))
+    Repo._all_run_hashes.cache_clear()  # Aim keeps the list for half a second, within which a played sweep begins and ends
     repo._recreate_index()  # as `aim storage reindex` and `aim up` do
     repo.container_pool.clear()
     for name in repo.list_all_runs():
