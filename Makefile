@@ -206,6 +206,7 @@ bench: $(STAMP)
 	$(BIN)/python -m benchmarks.update_counts --markdown docs/update-counts.md
 	$(BIN)/python benchmarks/service.py --parts large --markdown docs/service-large-job.md
 	$(BIN)/python -m benchmarks.page --markdown docs/page-performance.md
+	$(BIN)/python -m benchmarks.page --trials 100000 --runs 3 --markdown docs/page-performance-100000.md
 	$(BIN)/python -m benchmarks.grid --markdown docs/reference-grid.md
 	$(BIN)/python -m benchmarks.live_sweeps --warm --markdown docs/live-sweeps.md
 	$(BIN)/python -m benchmarks.scale_hosts --markdown docs/scaling.md

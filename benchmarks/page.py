@@ -1,7 +1,9 @@
 """The web page with a job of very many trials: load time, responsiveness, memory, cost of each event.
 
     python -m benchmarks.page [--trials 10000] [--runs 5] [--markdown docs/page-performance.md]
+    python -m benchmarks.page --trials 100000 --runs 3 --markdown docs/page-performance-100000.md
 
+The bounds of memory, inputs and answers are for 10,000 trials; with more, these are figures without a bound.
 `autotune serve`, a headless Chromium and the writer of the trials share this machine's cores. Needs the development tools and
 Chromium.
 """
@@ -31,6 +33,9 @@ PAINT_SECONDS, MEMORY_BYTES, INTERACTION_SECONDS, EVENT_BYTES = 1.5, 300e6, 0.2,
 WATCH = Path(__file__).with_name("page_watch.js").read_text()
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 POINTS_SECONDS, NEWS_SECONDS, REPEATS = 0.5, 0.02, 9
+BOUNDED_TRIALS = 10_000
+"""The most trials of a job for which the bounds of memory, inputs and answers hold."""
+SCROLLED, SCROLL_SECONDS = "scrolling the table", 0.1
 PATIENCE_SECONDS = 60.0
 RESULTS, EVENTS_EACH, PAUSE = 40, 3, 0.1
 """Results that arrive while the page is watched, events of each, seconds between two results."""
@@ -61,6 +66,11 @@ class Move:
     longest_task: float
     slowest: float
     """Longest time from an input to the frame that shows its effect; 0: all took less than a frame."""
+
+    @property
+    def longest_frame(self) -> float:
+        """Seconds; no input waits longer for the frame that shows its effect."""
+        return max(self.frames)
 
     @property
     def text(self) -> str:
@@ -179,7 +189,7 @@ def interactions(page: Page) -> dict[str, Callable[[], object]]:
         "typing into the filter": lambda: page.get_by_label("Text").press_sequentially("zero_stage=2", delay=60),
         "choosing an outcome": lambda: page.get_by_label("Outcome").select_option("OK"),
         "sorting the table": lambda: table.get_by_role("button", name="Measured").click(),
-        "scrolling the table": wheel,
+        SCROLLED: wheel,
         "moving over the plot": hover,
         "brushing an axis": brush,
         "scrolling the page": lambda: [(page.mouse.wheel(0, -300), page.wait_for_timeout(16)) for _ in range(40)],
@@ -253,28 +263,25 @@ def _timed(url: str) -> tuple[float, bytes]:
     return time.perf_counter() - began, body
 
 
-def report_answers(report: Report, answers: Answers) -> None:
+def report_answers(report: Report, answers: Answers, trials: int) -> None:
     whole, increment = statistics.median(answers.whole), statistics.median(answers.increments)
-    report.claim(
-        Claim(
-            "every trial as columns, from the service",
-            f"under {milliseconds(POINTS_SECONDS)}",
-            milliseconds(whole),
-            whole < POINTS_SECONDS,
-        )
-    )
-    report.claim(
-        Claim(
-            "changes by one result",
-            f"under {milliseconds(NEWS_SECONDS)}",
-            milliseconds(increment),
-            increment < NEWS_SECONDS,
-        )
-    )
+    for name, value, bound in (
+        ("every trial as columns, from the service", whole, POINTS_SECONDS),
+        ("changes by one result", increment, NEWS_SECONDS),
+    ):
+        report_bounded(report, trials, Claim(name, f"under {milliseconds(bound)}", milliseconds(value), value < bound))
     report.note(f"Every trial as columns, when the service reads the job for the first time: {seconds_text(answers.first)}.")
 
 
-def report_on(runs: list[Run]) -> Report:
+def report_bounded(report: Report, trials: int, claim: Claim) -> None:
+    """A claim, or a note where the job has more trials than the bound is for."""
+    if trials <= BOUNDED_TRIALS:
+        report.claim(claim)
+    else:
+        report.note(f"{claim.name.capitalize()}: {claim.measured} ({claim.target} is the bound for {BOUNDED_TRIALS:,} trials).")
+
+
+def report_on(runs: list[Run], trials: int) -> Report:
     """Medians of the runs, and whether the bounds hold."""
     report = Report()
 
@@ -288,20 +295,11 @@ def report_on(runs: list[Run]) -> Report:
     report.claim(
         Claim("first paint", f"under {PAINT_SECONDS} s", each(lambda run: run.paint, seconds_text), paint < PAINT_SECONDS)
     )
+    frames = [run.moves[SCROLLED].longest_frame for run in runs]
     report.claim(
         Claim(
-            "memory of the renderer",
-            f"under {MEMORY_BYTES / 1e6:.0f} MB",
-            each(lambda run: run.resident, megabytes),
-            resident < MEMORY_BYTES,
-        )
-    )
-    slowest = median_of(lambda run: max(move.slowest for move in run.moves.values()))
-    named = max(runs[0].moves, key=lambda name: statistics.median(run.moves[name].slowest for run in runs))
-    report.claim(
-        Claim(
-            "slowest answer to an input", f"under {milliseconds(INTERACTION_SECONDS)}",
-            f"median {milliseconds(slowest)} ({named})", slowest < INTERACTION_SECONDS,
+            "longest frame while the table scrolls", f"under {milliseconds(SCROLL_SECONDS)}",
+            f"longest of all {milliseconds(max(frames))}", max(frames) < SCROLL_SECONDS,
         )
     )  # fmt: skip
     cost, wholes = median_of(lambda run: run.event_bytes), sum(run.whole_reloads for run in runs)
@@ -311,6 +309,22 @@ def report_on(runs: list[Run]) -> Report:
             f"{cost / 1024:.2f} KiB, {wholes} reloads in {len(runs) * RESULTS * EVENTS_EACH} events",
             cost < EVENT_BYTES and not wholes,
         )
+    )  # fmt: skip
+    report_bounded(
+        report, trials,
+        Claim(
+            "memory of the renderer", f"under {megabytes(MEMORY_BYTES)}",
+            each(lambda run: run.resident, megabytes), resident < MEMORY_BYTES,
+        ),
+    )  # fmt: skip
+    slowest = median_of(lambda run: max(move.slowest for move in run.moves.values()))
+    named = max(runs[0].moves, key=lambda name: statistics.median(run.moves[name].slowest for run in runs))
+    report_bounded(
+        report, trials,
+        Claim(
+            "slowest answer to an input", f"under {milliseconds(INTERACTION_SECONDS)}",
+            f"median {milliseconds(slowest)} ({named})", slowest < INTERACTION_SECONDS,
+        ),
     )  # fmt: skip
     report.note(f"Every point drawn, and the page idle: {each(lambda run: run.drawn, seconds_text)}.")
     report.note(f"Longest task of the main thread until then: {each(lambda run: run.longest_load, milliseconds)}.")
@@ -365,10 +379,11 @@ def main() -> int:
             visit(browser, url, job, live)  # warms the caches of browser and service
             runs = [visit(browser, url, job, live) for _ in range(arguments.runs)]
         live.close()
-    report = report_on(runs)
-    report_answers(report, answers)
+    report = report_on(runs, arguments.trials)
+    report_answers(report, answers, arguments.trials)
     method = (
-        f"Written by `make bench`, in {time.monotonic() - began:.0f} s: {arguments.runs} visits with an empty cache, headless "
+        f"Written by `python -m benchmarks.page --trials {arguments.trials} --runs {arguments.runs}`, in "
+        f"{time.monotonic() - began:.0f} s: {arguments.runs} visits with an empty cache, headless "
         f"Chromium, {WINDOW['width']} x {WINDOW['height']} pixels, software rendering, on {os.cpu_count()} cores shared by "
         "browser, service and the writer of the trials."
     )

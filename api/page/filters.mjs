@@ -59,7 +59,7 @@ export function Filters({ points, filter, onChange, shown, brushed, onClear }) {
   </form>`;
 }
 
-/** A text to look for, reported when nothing more is typed. */
+/** A text to look for, as long as the service takes, reported when nothing more is typed. */
 export function SearchText({ value, onChange, placeholder }) {
   const [typed, setTyped] = useState(value);
   const told = useRef(value);
@@ -76,7 +76,7 @@ export function SearchText({ value, onChange, placeholder }) {
     clearTimeout(timer.current);
     timer.current = setTimeout(() => change.current((told.current = text)), TYPED);
   };
-  return html`<label>Text <input type="search" value=${typed} placeholder=${placeholder} onInput=${(event) => type(event.target.value)} /></label>`;
+  return html`<label>Text <input type="search" maxlength="200" value=${typed} placeholder=${placeholder} onInput=${(event) => type(event.target.value)} /></label>`;
 }
 
 /** A selection of which nothing may be chosen: `options` are pairs of value and text. */

@@ -13,11 +13,13 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "validation"))
 
 from predictor_case import PredictorCase
 
+from autotune.evaluation.row_cases import described, refusal
 from autotune.evaluation.table_predictor import TablePredictor, cases_of_rows
 from autotune.evaluation.validation.contract import Predictor
 from autotune.evaluation.validation.row import Row, RowOutcome
 from autotune.evaluation.validation.table import read_table
 from autotune.prediction.equations.rates import shipped_rates
+from autotune.prediction.equations.software import profile
 from autotune.prediction.equations.step import predict
 
 DATA = Path(os.environ.get("AUTOTUNE_DATA", Path(__file__).parents[4] / "shared" / "data"))
@@ -121,6 +123,26 @@ def test_shipped_coefficients_say_what_they_have_seen() -> None:
     assert TablePredictor().in_sample(table) == 0
     assert TablePredictor().in_sample([replace(table[0], source="torchtitan benchmarks")]) == 1
     assert TablePredictor().calibrated(table).in_sample([replace(table[0], source="torchtitan benchmarks")]) == 0
+
+
+def test_software_is_its_features_whatever_its_name() -> None:
+    """Published rows whose features are stated, with the framework's name removed or replaced by another."""
+    if not (DATA / "measured.csv").exists():
+        pytest.skip(f"no measurements in {DATA}")
+    published = [row for row in read_table(DATA / "measured.csv").rows if refusal(row) is None][::5]
+    assert len({row.framework for row in published}) >= 9
+    before = TablePredictor().forecast(published)
+    for name in (None, "of our own", "torchtitan", "nanotron"):
+        renamed = [replace(row, framework=name, notes=f"{row.notes}; {_features(row)}") for row in published]
+        after = TablePredictor().forecast(renamed)
+        np.testing.assert_allclose(after.step_seconds, before.step_seconds, rtol=1e-9)
+        np.testing.assert_allclose(after.memory_bytes, before.memory_bytes, rtol=1e-9)
+    unstated = TablePredictor().forecast([replace(row, framework=None) for row in published]).step_seconds
+    assert np.max(np.abs(np.log(unstated / before.step_seconds))) > 0.1, "names are defaults of features"
+
+
+def _features(row: Row) -> str:
+    return "; ".join(f"{name}={value:.10g}" for name, value in profile(described(row).lower()).items())
 
 
 def test_selenes_iteration_times_follow_one_curve() -> None:
