@@ -23,6 +23,8 @@ VERSION = "1"
 
 MOST_VALUES = 5_000
 """Most values of a body, counted by its commas and brackets. Each invalid value is reported, which takes microseconds."""
+MOST_WITH_KNOWLEDGE = 50_000
+"""The same with those of the field `knowledge`, of which only the first invalid one is reported."""
 READING = ("GET", "HEAD", "OPTIONS")
 """Methods that do not change anything."""
 FORWARDING = ("forwarded", "via", "x-real-ip", "x-client-ip", "true-client-ip", "cf-connecting-ip")
@@ -60,7 +62,10 @@ class Guard:
                 # The received part may look like a complete request.
                 refusal = HTTPStatus.BAD_REQUEST, "body: broke off; send it again", {}
             else:
-                refusal, value = self._body_refusal(body, headers)
+                if body is not None and _values(body) > MOST_VALUES:
+                    refusal, value = await asyncio.to_thread(self._body_refusal, body, headers)
+                else:
+                    refusal, value = self._body_refusal(body, headers)
                 receive = _replayed(body or b"", receive)
                 if refusal is None and (notes := _old_name_notes(body or b"", value)):
                     send = _with_deprecation(send, notes)
@@ -147,7 +152,11 @@ class Guard:
             return self._too_deep(), None
         except ValueError as error:
             return (HTTPStatus.BAD_REQUEST, f"body: is not JSON ({error}); correct it", {}), None
-        return (self._too_deep() if _is_deeper(value, self.settings.depth) else None), value
+        if _is_deeper(value, self.settings.depth):
+            return self._too_deep(), None
+        if _values(body) > MOST_VALUES and _values(_without_knowledge(value)) > MOST_VALUES:
+            return _too_many(MOST_VALUES), None
+        return None, value
 
     def _too_deep(self) -> Refusal:
         return HTTPStatus.BAD_REQUEST, f"body: is nested deeper than {self.settings.depth} levels; flatten it", {}
@@ -163,9 +172,22 @@ class Guard:
             return None
         if headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
             return HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "Content-Type: is not application/json; send JSON, and say so", {}
-        if sum(map(body.count, (b",", b"[", b"{"))) > MOST_VALUES:
-            return HTTPStatus.BAD_REQUEST, f"body: holds more than {MOST_VALUES:,} values; give fewer", {}
-        return None
+        return _too_many(MOST_WITH_KNOWLEDGE) if _values(body) > MOST_WITH_KNOWLEDGE else None
+
+
+def _values(body: bytes) -> int:
+    return sum(map(body.count, (b",", b"[", b"{")))
+
+
+def _too_many(most: int) -> Refusal:
+    return HTTPStatus.BAD_REQUEST, f"body: holds more than {most:,} values; give fewer", {}
+
+
+def _without_knowledge(value: Any) -> bytes:
+    """The body again, without measurements."""
+    if isinstance(value, dict):
+        value = {name: field for name, field in value.items() if name != "knowledge"}
+    return json.dumps(value).encode()
 
 
 def _with_common_headers(send: Send) -> Send:

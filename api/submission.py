@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, create_model
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model
 
 from api.commands import SubmittedCommand, allowed_command
 from api.computing import Pool
@@ -47,7 +47,20 @@ ModelName = Annotated[str, Field(min_length=1, max_length=100, pattern=r"^[A-Za-
 JobName = Annotated[str, Field(max_length=LONGEST["name"], pattern=r"^[^\x00-\x1f]*$")]
 JobNote = Annotated[str, Field(max_length=LONGEST["note"], pattern=r"^[^\x00-\x08\x0b-\x1f]*$")]
 JobTag = Annotated[str, Field(pattern=f"^{TAG.pattern}$")]
-KnowledgeContent = Annotated[dict[Literal["settings", "measurements"], list[dict[str, Any]]], Field(max_length=2)]
+
+
+def _of_two_fields(content: Any) -> Any:
+    """Refuses a content of many fields at once: pydantic reports each."""
+    if isinstance(content, dict) and len(content) > 2:
+        raise RequestError("knowledge", f"has {len(content):,} fields", "give settings and measurements")
+    return content
+
+
+KnowledgeContent = Annotated[
+    dict[Literal["settings", "measurements"], Annotated[list[dict[str, Any]], Field(fail_fast=True)]],
+    Field(max_length=2),
+    BeforeValidator(_of_two_fields),
+]
 """As in the content of a part of a bundle; what it holds is checked with the rest of the request."""
 GoodputTexts = Annotated[list[Annotated[str, Field(max_length=200)]], Field(max_length=40, fail_fast=True)]
 TrackerNames = Annotated[list[Name], Field(max_length=10, fail_fast=True)]

@@ -1,13 +1,16 @@
 """Measurements in a submission: checked, kept with the job, and not sent back."""
 
+import dataclasses
 import json
 from typing import Any
 
+import pytest
 from starlette.testclient import TestClient
 
 from autotune.evaluation.validation.row import Row, RowOutcome
 from autotune.knowledge.bundle import content_of
 from autotune.knowledge.measurement import measurements_of_rows
+from autotune.session.knowledge import MOST
 from storage.store import open_store
 from tests.api.conftest import REQUEST
 
@@ -63,3 +66,30 @@ def test_damaged_measurements_are_refused(refusing: TestClient) -> None:
         answer = refusing.post("/v1/jobs", json=REQUEST | {"strategy": "guided"} | change)
         assert answer.status_code in (400, 422), answer.text
         assert says in answer.text
+
+
+def test_as_many_measurements_as_a_job_keeps_go_into_a_body(client: TestClient) -> None:
+    rows = [dataclasses.replace(ROW, row_id=str(number), samples_per_s=80 + number / 100) for number in range(MOST)]
+    many = content_of(measurements_of_rows(rows, {"lab": "lab"}).measurements)
+    assert len(many["measurements"]) == MOST
+    answer = client.post("/v1/jobs", json=REQUEST | {"strategy": "guided", "knowledge": many})
+    assert answer.status_code == 202, answer.text
+
+
+@pytest.mark.parametrize(
+    ("body", "line"),
+    [
+        ({"knowledge": {"settings": [1] * 40_000}}, "knowledge.settings.0: 1 is not an object"),
+        (
+            {"knowledge": {str(number): [] for number in range(10_000)}},
+            "knowledge: has 10,000 fields; give settings and measurements",
+        ),
+        ({"knowledge": {"settings": [{}] * 60_000}}, "body: holds more than 50,000 values; give fewer"),
+        ({"knowledge": {}, "pins": {"zero_stage": [1] * 6_000}}, "body: holds more than 5,000 values; give fewer"),
+    ],
+)
+def test_many_values_that_are_no_measurements_get_one_line(refusing: TestClient, body: dict[str, Any], line: str) -> None:
+    answer = refusing.post("/v1/jobs", json=REQUEST | {"strategy": "guided"} | body)
+    assert answer.status_code in (400, 422), answer.text
+    assert line in answer.text
+    assert len(answer.text) < 500
