@@ -51,7 +51,7 @@ print("\\n" + json.dumps({"taken": taken, "keys": {path: keys(model) for path, m
 
 @pytest.fixture(scope="module")
 def cases() -> Mapping[str, Any]:
-    spec = importlib.util.spec_from_file_location("deepspeed_rule_cases", TESTS / "test_deepspeed_rules.py")
+    spec = importlib.util.spec_from_file_location("deepspeed_rule_cases", TESTS / "deepspeed" / "test_lint.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

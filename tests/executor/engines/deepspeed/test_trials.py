@@ -157,11 +157,17 @@ def test_a_module_of_the_users_own_trains_as_in_the_native_engine(
     assert result.gradient_norms == pytest.approx(users_own.gradient_norms, rel=FP32_BOUND)
 
 
-@pytest.mark.parametrize("degree", ["tensor_parallel_size", "pipeline_parallel_size"])
-def test_a_module_of_the_users_own_is_not_divided(runner: LocalRunner, degree: str) -> None:
+@pytest.mark.parametrize(
+    ("degree", "rule", "remedy"),
+    [
+        ("tensor_parallel_size", "factory-shape", "use tensor_parallel_size=1"),
+        ("pipeline_parallel_size", "pipeline-layers", "use fewer pipeline ranks"),
+    ],
+)
+def test_a_module_of_the_users_own_is_not_divided(runner: LocalRunner, degree: str, rule: str, remedy: str) -> None:
     result = runner.run(request("deepspeed", {degree: 2}, model=USERS))
-    assert (result.outcome, result.rule) == (Outcome.INVALID, "factory-shape")
-    assert f"use {degree}=1" in result.message
+    assert (result.outcome, result.rule) == (Outcome.INVALID, rule)
+    assert remedy in result.message
 
 
 def test_a_preset_in_a_sweep_of_the_engine(runner: LocalRunner) -> None:
