@@ -83,10 +83,15 @@ def _question_text(found: Capacity) -> str:
     adapters, bits = trained_text(model) or ", all trained", ""
     if isinstance(model, ModelSpec) and model.lora_rank and model.frozen_bits != 16:
         bits = f", base in {model.frozen_bits} bits"
+    samples = (
+        f"samples of {question.sequence_length:,} tokens"
+        if isinstance(model, ModelSpec)
+        else "samples as its factory makes them"
+    )
     return (
         f"{model.name} ({model.parameter_count:,} parameters{adapters}{bits}) on {cluster.name}: {cluster.world_size} x "
         f"{bytes_text(cluster.device.memory_bytes)}, {bytes_text(cluster.host_memory_bytes)} of main memory per node, "
-        f"{question.engine} engine, samples of {question.sequence_length:,} tokens"
+        f"{question.engine} engine, {samples}"
     )
 
 

@@ -25,7 +25,9 @@ def test_the_best_of_all_jobs(place: Place, finished: str, open_page: Open) -> N
     place.finished(trials=2, seed=5, name="shorter", sequence_length=32)
     page = open_page("#/best")
     table = page.get_by_role("region", name="The fastest answers")
-    expect(table.locator("tbody tr")).to_have_count(2)
+    lengths = [item["sequence_length"] for item in page.request.get(f"{place.url}/v1/leaderboard").json()["items"]]
+    assert {32, 64} <= {*lengths}
+    expect(table.locator("tbody tr")).to_have_count(len(lengths))
     with Client(place.url) as client:
         answer = client.job(finished).answer
     assert answer is not None
@@ -34,7 +36,7 @@ def test_the_best_of_all_jobs(place: Place, finished: str, open_page: Open) -> N
     page.get_by_label("Model").select_option("llama-tiny")
     expect(page).to_have_url(re.compile(r"#/best\?model=llama-tiny$"))
     table.get_by_role("button", name="Length").click()
-    expect(table.locator("tbody tr").first).to_contain_text("64")
+    expect(table.locator("tbody tr").first).to_contain_text(str(max(lengths)))
 
 
 def test_the_service_looks_for_words_in_jobs_that_the_page_has_not_read(place: Place, finished: str, open_page: Open) -> None:
@@ -82,6 +84,7 @@ def test_the_address_has_the_filters(finished: str, open_page: Open) -> None:
     table = page.get_by_role("region", name="Trials of this job")
     page.get_by_label("Outcome").select_option("OK")
     page.get_by_label("Text").fill("zero_stage=3")
+    expect(page).to_have_url(re.compile("text="))  # it is looked for when nothing more is typed
     table.get_by_role("button", name="Measured").click()
     expect(page).to_have_url(re.compile(r"outcome=OK&text=zero_stage%3D3&sort=-rate$"))
     shown = table.locator("tbody tr").all_inner_texts()
