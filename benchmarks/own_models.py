@@ -21,8 +21,10 @@ from typing import Any
 
 from autotune.evaluation.validation.markdown import table
 from autotune.session.resolve import session_of
+from benchmarks.gang import Gang
 from benchmarks.parity import run
 from benchmarks.parity_cases import FLOAT64_BOUND, GLOBAL_BATCH, HUGGING_FACE_BOUND, PROJECT, SEQUENCE, USER, Case, make_model
+from benchmarks.parity_rank import compare
 from benchmarks.wheel_project import ROOT, build_wheel, install, printed, write_project
 from search_spaces.knob_values import value_text
 from search_spaces.outcome import Outcome
@@ -126,7 +128,8 @@ def sweep(title: str, program: Path, place: Path, folder: Path, arguments: argpa
 def in_repository(name: str, configs: Sequence[TrialConfig]) -> list[float]:
     """The differences, computed by the parity matrix's harness."""
     cases = [Case(engine="native", ranks=RANKS, model=name, config=config) for config in configs]
-    rows = list(run(RANKS, cases))
+    with Gang(RANKS, compare) as gang:
+        rows = list(run(gang, cases))
     for row in rows:
         if row.error:
             print(f"{row.case.label()}: {row.error}", flush=True)
