@@ -227,6 +227,23 @@ def routed_experts(repeats: int) -> Iterator[Row]:
         yield Row(what=what, figure="CPU seconds of a step", before=1.0, now=cpu_ratio(before, now, repeats))
 
 
+def layers_of_experts() -> Iterator[Row]:
+    """What experts add to a layer, from models of two and three layers."""
+
+    def layer(spec: ModelSpec, dtype: torch.dtype) -> int:
+        models = (dataclasses.replace(spec, num_layers=layers) for layers in (3, 2))
+        more, fewer = (
+            counted(step_of(build_transformer(model, model.sequence_length, 0, dtype), model)).total() for model in models
+        )
+        return more - fewer
+
+    for dtype, name in ((torch.bfloat16, "bf16, grouped"), (torch.float32, "fp32, one by one")):
+        for experts in (8, 16):
+            routed = dataclasses.replace(DENSE, num_experts=experts, experts_per_token=2)
+            what = f"a layer of {experts} experts beside a dense one, {name}"
+            yield Row(what=what, figure="kernels of forward and backward", before=layer(DENSE, dtype), now=layer(routed, dtype))
+
+
 def joint_products(repeats: int) -> Iterator[Row]:
     """Queries, keys and values in one product, and gate and up: the gain if joining the weights were free, and if not."""
     hidden, keys, ffn, tokens = 1024, 256, 2816, 512
@@ -255,7 +272,13 @@ def joint_products(repeats: int) -> Iterator[Row]:
 
 
 def rows_of_page(repeats: int) -> list[Row]:
-    return [*chunked_loss(repeats), *random_states(), *routed_experts(repeats), *joint_products(repeats)]
+    return [
+        *chunked_loss(repeats),
+        *random_states(),
+        *routed_experts(repeats),
+        *layers_of_experts(),
+        *joint_products(repeats),
+    ]
 
 
 def page(rows: Sequence[Row], repeats: int) -> str:

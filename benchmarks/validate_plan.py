@@ -24,7 +24,7 @@ from autotune.evaluation.validation.row import Row
 from autotune.evaluation.validation.table import read_table
 
 TOP, SHARE = 10, 0.80
-TENSOR, CONTEXT, MICRO_BATCH, EXPERT = (1, 2, 4, 8), (1, 2, 4), (1, 2, 4), (1, 2, 4, 8, 16, 32, 64)
+TENSOR, CONTEXT, MICRO_BATCH, EXPERT = (1, 2, 4, 8), (1, 2, 4), (1, 2, 4, 8), (1, 2, 4, 8, 16, 32, 64)
 
 
 def space(row: Row) -> Iterator[Row]:
@@ -47,7 +47,7 @@ def _pipelined(row: Row, layers: int, world: int) -> Iterator[Row]:
         return
     most, model = layers // pp if pp > 1 else 1, named_model(row)
     experts = model.num_experts if model else 0
-    divisors = [size for size in EXPERT if experts and experts % size == 0 and dp % size == 0] or [1]
+    divisors = [size for size in EXPERT if experts and experts % size == 0 and (dp * cp * tp) % size == 0] or [1]
     for virtual in [stages for stages in range(1, most + 1) if (layers // pp) % stages == 0]:
         for ep in divisors:
             yield replace(row, dp=dp, vpp=virtual, ep=ep)

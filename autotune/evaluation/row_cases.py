@@ -226,7 +226,7 @@ def _layouts(row: Row, values: dict[str, float]) -> Layouts:
         pipeline=scalar(pp),
         context=scalar(cp),
         expert=scalar(row.ep or 1),
-        expert_tensor=scalar(tp),
+        expert_tensor=scalar(tp if dp * cp % (row.ep or 1) == 0 else 1),
         shard=scalar(_shard(row, dp * cp)),
         zero_stage=scalar(_stage(row)),
         micro_batch_size=scalar(row.micro_batch or 1),

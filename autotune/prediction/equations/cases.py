@@ -315,6 +315,10 @@ class Software:
     """What full checkpointing adds to the host's time of a layer, in launches of its forward."""
     selective_launches: Array
     """What selective checkpointing adds to it."""
+    separate_experts: Array
+    """1 if the products of a rank's experts are launched one by one, or operators for each of them; 0: grouped products."""
+    once_per_domain: Array
+    """1 if a token goes once to each link domain that has experts of it, and from there to their ranks; 0: once to each."""
     input_share: Array
     """Bytes kept of the inputs of products, as a share of the compute type."""
     mlp_bytes: Array

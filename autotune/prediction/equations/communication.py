@@ -36,21 +36,43 @@ def collective_seconds(cases: Cases, group: Group, volume: Array, count: Array, 
     network: every rank adds its part of its node's network cards. Small messages reach less of it: each begins with a delay
     that does not depend on the group's share.
     """
-    hardware = cases.hardware
+    inside = link_seconds(volume, count, cases.hardware.intra, rates)
+    across = _network_seconds(cases, group.sharing, volume, count, rates)
+    return _seconds(group, count, inside, np.maximum(across, inside), rates)
+
+
+def exchange_seconds(
+    cases: Cases, group: Group, volume: Array, count: Array, rates: Coefficients, crossing: Array | float = 1.0
+) -> Array:
+    """Seconds of `count` exchanges (all-to-all) in which each rank sends `volume` bytes in all, as many to each other rank.
+
+    What goes to other link domains passes through the rank's own part of its node's network: no other rank carries it. Of that
+    the share `crossing` is sent, where other domains forward the rest to several of their ranks.
+    """
+    outside = np.maximum(group.ranks - group.in_domain, 0.0) / np.maximum(group.ranks - 1, 1.0)
+    inside = link_seconds(volume * (1 - outside), count, cases.hardware.intra, rates)
+    across = _network_seconds(cases, cases.hardware.devices_per_node, volume * outside * crossing, count, rates)
+    return _seconds(group, count, inside, np.maximum(across, inside), rates)
+
+
+def _network_seconds(cases: Cases, sharing: Array, volume: Array, count: Array, rates: Coefficients) -> Array:
+    """Seconds of messages of `volume` bytes in all through the network of a node that `sharing` groups divide."""
+    message = volume / np.maximum(count, 1e-9)
+    reached = message / (message + rates.half_message / np.maximum(sharing, 1.0))
+    share = np.minimum(cases.hardware.inter / sharing, cases.hardware.intra)
+    return np.asarray(volume / np.maximum(share * rates.network_efficiency * np.maximum(reached, 1e-3), 1.0))
+
+
+def _seconds(group: Group, count: Array, inside: Array, across: Array, rates: Coefficients) -> Array:
+    """Transfers in one link domain or across, with their latencies; 0 for a group of one rank."""
     crosses = group.ranks > group.in_domain
     domains = np.maximum(group.ranks / group.in_domain, 1.0)
-    message = volume / np.maximum(count, 1e-9)
-    reached = message / (message + rates.half_message / np.maximum(group.sharing, 1.0))
-    inside = link_seconds(volume, count, hardware.intra, rates)
-    share = np.minimum(hardware.inter / group.sharing, hardware.intra)
-    across = volume / np.maximum(share * rates.network_efficiency * np.maximum(reached, 1e-3), 1.0)
     latency = np.where(
         crosses,
         rates.network_seconds * np.log2(1 + domains) + rates.link_seconds,
         rates.link_seconds * np.log2(1 + group.in_domain),
     )
-    seconds = count * latency + np.where(crosses, np.maximum(across, inside), inside)
-    return np.where(group.ranks > 1, seconds, 0.0)
+    return np.where(group.ranks > 1, count * latency + np.where(crosses, across, inside), 0.0)
 
 
 def tensor_group(cases: Cases) -> Group:

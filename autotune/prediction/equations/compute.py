@@ -13,6 +13,7 @@ from autotune.prediction.equations.communication import (
     collective_seconds,
     context_group,
     crosses_domains,
+    exchange_seconds,
     expert_group,
     expert_tensor_group,
     tensor_group,
@@ -40,6 +41,14 @@ from autotune.prediction.equations.schedules import (
 from search_spaces.overlap import ROW_PARTS
 
 _ONE = np.ones(1)
+
+
+GROUPED_EXPERTS, SEPARATE_EXPERTS, SEPARATE_EXPERT = 0.41, 0.2, 0.16
+"""Kernels that experts add to a layer's hundred of forward and backward, counted on our engine (docs/kernel-counts.md): 41 with
+grouped products; where each expert is multiplied by itself, 20, and 16 for each of a rank's experts."""
+ROUTED, ROUTED_BETWEEN_RANKS = 4.0, 2.0
+"""Passes over the rows of experts in forward, in fused kernels: rows are taken (read and written), weighted and added to the
+sums of their tokens (read, and the sums written). Between ranks they are also put in the order of experts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +113,7 @@ def _micro_batch(cases: Cases, rates: Coefficients) -> MicroBatch:
     communication = _layer_communication(cases, rates)
     each = rates.kernel_seconds + np.where(layouts.tensor > 1, rates.collective_launch, 0.0)
     added = _if_checkpointed(cases, cases.software.full_launches, cases.software.selective_launches)
-    launched = each * (launches(cases, rates.backward_ratio) + added)
+    launched = each * (launches(cases, rates.backward_ratio) + added) * (1 + _launches_of_experts(cases))
     parts = np.where((layouts.async_tensor_parallel > 0) & (layouts.tensor > 1), ROW_PARTS - 1.0, 0.0)
     launched = launched + parts * rates.collective_launch
     computed = forward * (1 + backward_only) + trained * (1 + rates.backward_ratio) + again + unpacking_seconds(cases)
@@ -121,6 +130,17 @@ def _micro_batch(cases: Cases, rates: Coefficients) -> MicroBatch:
         layer=layer, layer_communication=communication, head=head, head_communication=modules * communication,
         embedding=embedding,
     )  # fmt: skip
+
+
+def _launches_of_experts(cases: Cases) -> Array:
+    """Launches that experts add to a layer, as a share of its others."""
+    shapes, layouts = cases.shapes, cases.layouts
+    if not np.any(shapes.experts > 0):
+        return np.zeros(1)
+    apart = (cases.software.separate_experts > 0) | (layouts.rounding_bytes > 0) | (layouts.parameter_bytes > 2)
+    own = np.maximum(shapes.experts / layouts.expert, 1.0)
+    added = np.where(apart, SEPARATE_EXPERTS + own * SEPARATE_EXPERT, GROUPED_EXPERTS)
+    return np.where(shapes.experts > 0, shapes.expert_share * added, 0.0)
 
 
 def _joining(cases: Cases, rates: Coefficients) -> Array:
@@ -228,8 +248,19 @@ def _elementwise(cases: Cases, rates: Coefficients) -> Array:
         (8 + 2 * shapes.dropout) * shapes.hidden / divided,
         4 * (shapes.query + shapes.key_value) / layouts.tensor,
     )
-    moved = _tokens(cases) * moved_elements(cases, wide, norms, rotations) * layouts.parameter_bytes
+    routed = cases.software.elementwise * _routed_elements(cases)
+    moved = _tokens(cases) * (moved_elements(cases, wide, norms, rotations) + routed) * layouts.parameter_bytes
     return moved * rates.traffic / cases.hardware.bandwidth
+
+
+def _routed_elements(cases: Cases) -> Array:
+    """Elements that a layer moves for a token to give its rows to experts and to add up their results."""
+    shapes, layouts = cases.shapes, cases.layouts
+    if not np.any(shapes.experts > 0):
+        return np.zeros(1)
+    passes = ROUTED + np.where(layouts.expert > 1, ROUTED_BETWEEN_RANKS, 0.0)
+    rows = shapes.routed * layouts.busiest_rows * layouts.expert_tensor / layouts.tensor
+    return np.where(shapes.experts > 0, passes * rows * shapes.hidden, 0.0)
 
 
 def _recomputed(cases: Cases, rates: Coefficients, forward: Array) -> Array:
@@ -317,11 +348,13 @@ def _layer_communication(cases: Cases, rates: Coefficients) -> Array:
     passes = 2.0 + np.where(layouts.activation_checkpointing == 2, 1.0, 0.0) / layouts.checkpoint_every_k
     share = (layouts.context - 1) / layouts.context
     once = passes + np.where(times > 1, 0.0, beyond)
-    context = collective_seconds(cases, context_group(cases), once * sent * share, passes * times, rates)
+    moved = cases, context_group(cases), once * sent * share, passes * times, rates
+    exchanges = layouts.context_parallel_method == CONTEXT_METHODS.index("ulysses")
+    context = np.where(exchanges, exchange_seconds(*moved), collective_seconds(*moved))
     e = layouts.expert
     routed = message * layouts.expert_tensor / n * shapes.routed * layouts.busiest_rows * (e - 1) / e
     travels = 2 * (passes + 0 * e)
-    expert = collective_seconds(cases, expert_group(cases), travels * routed, travels, rates)
+    expert = exchange_seconds(cases, expert_group(cases), travels * routed, travels, rates, crossing_rows(cases))
     expert = expert - _hidden_behind_shared_experts(cases, rates, routed)
     return tensor + context + expert + at_experts
 
@@ -335,7 +368,7 @@ def _hidden_behind_shared_experts(cases: Cases, rates: Coefficients, message: Ar
     shapes, layouts, tokens = cases.shapes, cases.layouts, _tokens(cases)
     if not np.any(layouts.shared_expert_overlap > 0):
         return np.zeros(1)
-    travel = collective_seconds(cases, expert_group(cases), message, np.ones(1), rates)
+    travel = exchange_seconds(cases, expert_group(cases), message, np.ones(1), rates, crossing_rows(cases))
     width = np.maximum(shapes.shared_ffn, 1.0) / layouts.tensor
     halves = (
         _product(cases, rates, tokens, shapes.hidden, (shapes.matrices - 1) * width),
@@ -348,6 +381,17 @@ def _hidden_behind_shared_experts(cases: Cases, rates: Coefficients, message: Ar
         hidden = hidden + behind * (1 - rates.overlap_slowdown)
     beside = (layouts.shared_expert_overlap > 0) & (layouts.expert > 1) & (shapes.shared_ffn > 0)
     return np.where(beside, hidden, 0.0)
+
+
+def crossing_rows(cases: Cases) -> Array:
+    """Rows of experts sent to other link domains, as a share of those computed there: 1, or less if a token goes once to each
+    domain with several of its experts."""
+    if not np.any(cases.software.once_per_domain > 0):
+        return np.ones(1)
+    group, routed = expert_group(cases), np.maximum(cases.shapes.experts_per_token, 1.0)
+    domains = np.maximum(group.ranks / group.in_domain, 1.0)
+    reached = domains * (1 - (1 - 1 / domains) ** routed) / routed
+    return np.where(cases.software.once_per_domain > 0, reached, 1.0)
 
 
 def _sums_of_experts(cases: Cases, apart: Flags, units: Array) -> tuple[Array, Array]:

@@ -8,7 +8,8 @@ import pytest
 from autotune.prediction.cases.config_cases import cases_of
 from autotune.prediction.equations.cases import Cases
 from autotune.prediction.equations.coefficients import Coefficients
-from autotune.prediction.equations.communication import expert_group
+from autotune.prediction.equations.communication import collective_seconds, exchange_seconds, expert_group
+from autotune.prediction.equations.compute import GROUPED_EXPERTS, SEPARATE_EXPERT, SEPARATE_EXPERTS, crossing_rows, micro_batch
 from autotune.prediction.equations.step import Prediction, predict
 from executor.dry.dry_run import dry_run
 from search_spaces.clusters.presets import resolve_cluster
@@ -25,6 +26,7 @@ CLUSTER = resolve_cluster("dgx-a100:4")
 RANKS = CLUSTER.world_size
 WORKLOAD = Workload(global_batch_size=64, sequence_length=1024)
 EXPERTS = MODEL.num_layers * MODEL.num_experts * 3 * MODEL.hidden_size * MODEL.ffn_hidden_size
+RATES = Coefficients()
 COMMON = MODEL.parameter_count - EXPERTS
 TENSOR: dict[str, Value] = {"tensor_parallel_size": 4, "sequence_parallel": True, "micro_batch_size": 4}
 FOLDED: dict[str, Value] = {**TENSOR, "expert_parallel_size": 8, "expert_tensor_parallel_size": 1}
@@ -35,7 +37,7 @@ def cases(model: object = MODEL, **knobs: Value) -> Cases:
 
 
 def predicted(**knobs: Value) -> Prediction:
-    return predict(cases(**knobs), Coefficients())
+    return predict(cases(**knobs), RATES)
 
 
 @pytest.mark.parametrize("stage", range(4))
@@ -80,6 +82,58 @@ def test_whole_experts_are_exchanged_inside_a_node() -> None:
     assert [float(group.in_domain[0]) for group in groups] == [1.0, 1.0]
     group = expert_group(cases(**knobs, expert_parallel_size=16, expert_tensor_parallel_size=1))
     assert (float(group.ranks[0]), float(group.in_domain[0])) == (16.0, 8.0)
+
+
+def test_rows_for_other_nodes_pass_through_their_own_ranks_part_of_the_network() -> None:
+    """Of 16 ranks on two nodes, each sends 8/15 of its bytes to the other node. A ring of all would use all cards for the same
+    bytes; inside of one node both move them over the fast link."""
+
+    def seconds(ranks: int, crossing: float = 1.0) -> tuple[float, float]:
+        each = cases(zero_stage=1, expert_parallel_size=ranks)
+        group, volume = expert_group(each), np.array([1e10])
+        exchanged = exchange_seconds(each, group, volume, np.ones(1), RATES, crossing)
+        return float(exchanged[0]), float(collective_seconds(each, group, volume, np.ones(1), RATES)[0])
+
+    own = CLUSTER.inter_node_bandwidth / CLUSTER.devices_per_node * RATES.network_efficiency
+    exchanged, ring = seconds(16)
+    assert exchanged == pytest.approx(1e10 * 8 / 15 / own, rel=0.01)
+    assert ring == pytest.approx(exchanged * 15 / 8 / CLUSTER.devices_per_node, rel=0.05)
+    assert seconds(16, crossing=0.5)[0] == pytest.approx(exchanged / 2, rel=0.01)
+    assert seconds(8)[0] == seconds(8)[1]
+
+
+def test_a_token_that_goes_once_to_a_node_is_forwarded_there() -> None:
+    """Two experts of a token are on the same of two nodes in half of the cases: three rows of four are sent."""
+    across, inside = (cases(zero_stage=1, expert_parallel_size=ranks) for ranks in (16, 8))
+    assert float(crossing_rows(across)[0]) == 1.0
+    for each, share in ((across, 0.75), (inside, 0.5)):
+        software = dataclasses.replace(each.software, once_per_domain=np.ones(1))
+        assert float(crossing_rows(dataclasses.replace(each, software=software))[0]) == pytest.approx(share)
+
+
+@pytest.mark.parametrize(("precision", "added"), [("bf16", GROUPED_EXPERTS), ("fp32", SEPARATE_EXPERTS + 8 * SEPARATE_EXPERT)])
+def test_launches_of_experts(precision: str, added: float) -> None:
+    """Where the host is slow, a layer takes as long as its launches: the more, the more experts are multiplied one by one."""
+    slow = dataclasses.replace(RATES, kernel_seconds=10.0)
+    dense = dataclasses.replace(MODEL, num_experts=0, experts_per_token=0)
+    seconds = [
+        float(micro_batch(cases_of(model, CLUSTER, WORKLOAD, [TrialConfig(precision=precision)], "native"), slow).layer[0])
+        for model in (dense, MODEL)
+    ]
+    assert seconds[1] / seconds[0] == pytest.approx(1 + added, rel=0.01)
+
+
+def test_bytes_of_routing() -> None:
+    """Where memory is slow: tokens' rows are moved for each of their experts, and once more between ranks."""
+    slow = dataclasses.replace(RATES, traffic=1e4)
+
+    def seconds(**knobs: Value) -> float:
+        each = cases(zero_stage=0, **knobs)
+        bandwidth, width = float(each.hardware.bandwidth[0]), float(each.software.elementwise[0]) * 2 * MODEL.hidden_size
+        moved = float(micro_batch(each, slow).layer[0]) * bandwidth / (1 + slow.backward_ratio) / slow.traffic
+        return moved / WORKLOAD.sequence_length / width
+
+    assert seconds(expert_parallel_size=8) - seconds() == pytest.approx(2 * MODEL.experts_per_token, rel=0.01)
 
 
 @pytest.mark.parametrize(
