@@ -8,7 +8,7 @@ import numpy as np
 from autotune.prediction.cases.config_cases import engine_software, layouts_of, shapes_of
 from autotune.prediction.equations.cases import Array, Cases, scalar, stacked
 from autotune.prediction.equations.coefficients import Coefficients
-from autotune.prediction.equations.communication import Group, boundary_bandwidth, collective_seconds
+from autotune.prediction.equations.communication import Group, boundary_bandwidth, collective_seconds, exchange_seconds
 from autotune.prediction.equations.compute import _product, attention_forward, micro_batch
 from autotune.prediction.equations.mixed import hardware_of
 from autotune.prediction.equations.pipeline import split_layers
@@ -99,7 +99,12 @@ def _collective_rows(rows: Sequence[Measured], cluster: ClusterSpec, engine: str
         in_domain=np.array([float(ranks_in_domain(row.group, cluster)) for row in rows]),
         sharing=np.array([network_sharing(row.group, cluster) for row in rows]),
     )
-    return lambda rates: collective_seconds(cases, group, volume, np.ones(len(rows)), rates)
+    exchanges, once = np.array([row.operation is Operation.ALL_TO_ALL for row in rows]), np.ones(len(rows))
+    return lambda rates: np.where(
+        exchanges,
+        exchange_seconds(cases, group, volume, once, rates),
+        collective_seconds(cases, group, volume, once, rates),
+    )
 
 
 def _send_rows(rows: Sequence[Measured], cluster: ClusterSpec, engine: str) -> Predicted:

@@ -51,7 +51,7 @@ def exchange_seconds(
     """
     outside = np.maximum(group.ranks - group.in_domain, 0.0) / np.maximum(group.ranks - 1, 1.0)
     inside = link_seconds(volume * (1 - outside), count, cases.hardware.intra, rates)
-    across = _network_seconds(cases, cases.hardware.devices_per_node, volume * outside * crossing, count, rates)
+    across = _network_seconds(cases, group.sharing * group.in_domain, volume * outside * crossing, count, rates)
     return _seconds(group, count, inside, np.maximum(across, inside), rates)
 
 
