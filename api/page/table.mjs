@@ -1,6 +1,6 @@
 /** Tables that sort by any column, and draw only the rows that are seen. */
 
-import { Component, html, useEffect, useLayoutEffect, useMemo, useRef, useState } from "./vendor/preact.mjs";
+import { html, useEffect, useLayoutEffect, useMemo, useRef, useState } from "./vendor/preact.mjs";
 
 /**
  * @typedef {object} Column
@@ -15,7 +15,7 @@ import { Component, html, useEffect, useLayoutEffect, useMemo, useRef, useState 
  */
 
 const ROW = 34;
-const MARGIN = 8;
+const MARGIN = 4;
 /** Rows that are drawn: the style sheet has room for 18, and up to two margins are above them. */
 const DRAWN = 18 + 4 * MARGIN;
 /** Tables of fewer rows are drawn whole: a browser's search finds everything in them. */
@@ -48,24 +48,13 @@ export function DataTable({ caption, columns, rows, keyOf, classOf = () => "", s
       </tr></thead>
       <tbody>
         <${Gap} rows=${first} columns=${columns.length} />
-        ${shown.map((row, index) => html`<${Row} key=${keyOf ? keyOf(row) : first + index} row=${row} columns=${columns} kind=${classOf(row)} place=${first + index} />`)}
+        ${shown.map((row, index) => html`<tr key=${keyOf ? keyOf(row) : first + index} class=${classOf(row)} aria-rowindex=${first + index + 2}>
+          ${columns.map((column) => html`<td key=${column.key} class=${column.numeric ? "number" : ""}>${shownCell(column, row)}</td>`)}
+        </tr>`)}
         <${Gap} rows=${sorted.length - last} columns=${columns.length} />
       </tbody>
     </table>
   </div>`;
-}
-
-/** Drawn again only when its row, place or columns are others: a scrolled table draws the rows that come into sight. */
-class Row extends Component {
-  shouldComponentUpdate(next) {
-    return ["row", "columns", "kind", "place"].some((name) => next[name] !== this.props[name]);
-  }
-
-  render({ row, columns, kind, place }) {
-    return html`<tr class=${kind} aria-rowindex=${place + 2}>
-      ${columns.map((column) => html`<td key=${column.key} class=${column.numeric ? "number" : ""}>${shownCell(column, row)}</td>`)}
-    </tr>`;
-  }
 }
 
 function shownCell(column, row) {
