@@ -75,18 +75,22 @@ class Product:
             found = found & mask.reshape(shape)
         return np.broadcast_to(found, self.shape)
 
-    def parts(self, most: int) -> "Iterator[Product]":
-        """The configurations in parts of at most so many combinations: halved along the first axis, then the longest."""
+    def parts(self, most: int) -> "Iterator[tuple[list[Index], Product]]":
+        """The configurations in parts of at most so many combinations: halved along the first axis, then the longest. With each
+        part the rows of every axis that it has.
+        """
         first = np.logical_and.reduce([np.ones(self.axes[0].count, dtype=bool), *(mask.any(axis=1) for mask in self.masks)])
         rows = [np.flatnonzero(first), *(np.flatnonzero(mask[first].any(axis=0)) for mask in self.masks)]
         size = int(np.prod([float(len(own)) for own in rows]))
         if 0 < size <= most:
-            yield self if tuple(map(len, rows)) == self.shape else self.take(rows)
+            yield rows, self if tuple(map(len, rows)) == self.shape else self.take(rows)
         elif size:
             axis = 0 if len(rows[0]) > 1 else max(range(len(rows)), key=lambda place: len(rows[place]))
             middle = (len(rows[axis]) + 1) // 2
             for half in (rows[axis][:middle], rows[axis][middle:]):
-                yield from self.take([*rows[:axis], half, *rows[axis + 1 :]]).parts(most)
+                chosen = [*rows[:axis], half, *rows[axis + 1 :]]
+                for inner, part in self.take(chosen).parts(most):
+                    yield [own[at] for own, at in zip(chosen, inner, strict=True)], part
 
 
 class Products:
@@ -119,7 +123,7 @@ class Products:
 
     def blocks(self, configurations: int = BLOCK) -> Iterator[Product]:
         """All configurations, in parts with at most so many combinations."""
-        yield from self.whole.parts(configurations)
+        yield from (part for _, part in self.whole.parts(configurations))
 
     def codes(self, product: Product, name: str) -> Codes:
         """The indices of one knob's values, with one dimension for each axis."""

@@ -349,8 +349,9 @@ def _layer_communication(cases: Cases, rates: Coefficients) -> Array:
     share = (layouts.context - 1) / layouts.context
     once = passes + np.where(times > 1, 0.0, beyond)
     moved = cases, context_group(cases), once * sent * share, passes * times, rates
-    exchanges = layouts.context_parallel_method == CONTEXT_METHODS.index("ulysses")
-    context = np.where(exchanges, exchange_seconds(*moved), collective_seconds(*moved))
+    context, exchanges = collective_seconds(*moved), layouts.context_parallel_method == CONTEXT_METHODS.index("ulysses")
+    if np.any(exchanges):
+        context = np.where(exchanges, exchange_seconds(*moved), context)
     e = layouts.expert
     routed = message * layouts.expert_tensor / n * shapes.routed * layouts.busiest_rows * (e - 1) / e
     travels = 2 * (passes + 0 * e)

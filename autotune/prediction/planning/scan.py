@@ -73,8 +73,8 @@ def scan(
         require_within(bounds, found.count)
         for rows in _fastest_first(question, products, cases):
             require_within(bounds, found.count)
-            for product in rows.that_may_lead(found, products).parts(TOGETHER):
-                block = _predicted(question, room, products, cases, product, found)
+            for least, product in rows.that_may_lead(found, products):
+                block = _predicted(question, room, products, cases, product, least, found)
                 if block is not None:
                     found.add(block)
     return found.scanned()
@@ -86,13 +86,19 @@ class _Rows:
 
     least: Array
     """For each row, a lower bound of the seconds of its configurations; in ascending order."""
+    of_each: Array
+    """The same for each configuration of the product; of length 1 along axes that it does not depend on."""
     rows: Index
     product: Product
 
-    def that_may_lead(self, found: Found, products: Products) -> Product:
-        """The configurations of the rows with which a result may change."""
+    def that_may_lead(self, found: Found, products: Products) -> Iterator[tuple[Array, Product]]:
+        """The configurations of the rows with which a result may change, and the lower bound of their seconds, in parts."""
         own = self.product.take_rows(self.rows)
-        return own.take_rows(np.flatnonzero(self.least <= found.slowest_kept_of_rows(products, own)))
+        rows = np.flatnonzero(self.least <= found.slowest_kept_of_rows(products, own))
+        for chosen, part in own.take_rows(rows).parts(TOGETHER):
+            chosen[0] = self.rows[rows[chosen[0]]]
+            at = (own if size > 1 else np.zeros(1, dtype=int) for own, size in zip(chosen, self.of_each.shape, strict=True))
+            yield self.of_each[np.ix_(*at)], part
 
 
 def _fastest_first(question: Question, products: Products, cases: GridCases[Product]) -> list[_Rows]:
@@ -106,7 +112,7 @@ def _fastest_first(question: Question, products: Products, cases: GridCases[Prod
         of_row = np.broadcast_to(least.reshape(len(least), -1).min(axis=1), product.shape[0])
         order, each = np.argsort(of_row, kind="stable"), max(TOGETHER * product.shape[0] // int(np.prod(product.shape)), 1)
         for rows in np.split(order, range(each, len(order), each)):
-            found.append(_Rows(least=of_row[rows], rows=rows, product=product))
+            found.append(_Rows(least=of_row[rows], of_each=least, rows=rows, product=product))
     return sorted(found, key=lambda rows: float(rows.least[0]))
 
 
@@ -120,12 +126,11 @@ def _combined(question: Question, products: Products, cases: GridCases[Product])
 
 
 def _predicted(
-    question: Question, room: Room, products: Products, cases: GridCases[Product], product: Product, found: Found
+    question: Question, room: Room, products: Products, cases: GridCases[Product], product: Product, least: Array, found: Found
 ) -> Block | None:
     """Memory of the configurations of the product with which a result may change, whether they fit, and the time of those that
-    do; None: there are none.
+    do; None: there are none. `least`: a lower bound of their seconds.
     """
-    least = least_seconds_of(cases.of(product), question.rates)
     wanted = product.legal & (least <= found.slowest_kept(products, product))
     if not wanted.any():
         return None
