@@ -10,7 +10,6 @@ import re
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -22,8 +21,11 @@ from autotune.evaluation.validation.markdown import table
 from autotune.evaluation.validation.row import Row
 from autotune.evaluation.validation.table import read_records
 from autotune.evaluation.validation.truth import step_seconds
-from benchmarks.validate_plan import TOP, Place, place
+from benchmarks.predicted_runs import PredictedRun, summary, table_of_models
 from benchmarks.written_page import give, page_parser
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # files of `make validate` import each other by name
+from validate_plan import TOP, Place, place
 
 MODELS = {
     "DeepSeekV3": "deepseek-v3", "GPT OSS 120B": "gpt-oss-120b", "Qwen3_30B_a3B": "qwen3-30b-a3b",
@@ -40,23 +42,6 @@ COLUMNS = {
     "TP": "tp", "PP": "pp", "CP": "cp", "VP": "vpp", "EP": "ep",
 }  # fmt: skip
 PRECISIONS = {"BF16": "bf16", "NVFP4": "fp4"}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
-    """A published run, and what is predicted for it."""
-
-    row: Row
-    measured: float
-    """Seconds of a step."""
-    predicted: float
-    low: float
-    high: float
-
-    @property
-    def error(self) -> float:
-        """Predicted over measured, less one."""
-        return self.predicted / self.measured - 1
 
 
 def records(page: Path) -> Iterator[Record]:
@@ -106,8 +91,6 @@ that routing moves.
 
 {summary}
 
-| model | runs | devices | median error | mean | largest | in the 90 % band |
-|---|--:|--:|--:|--:|--:|--:|
 {models}
 
 Releases differ: the same layout on the same devices is up to {spread:.1f} times as fast in one as in another, which no
@@ -141,12 +124,12 @@ def main() -> int:
     return 0
 
 
-def runs(rows: Sequence[Row], predictor: TablePredictor) -> list[Run]:
+def runs(rows: Sequence[Row], predictor: TablePredictor) -> list[PredictedRun]:
     """The rows with their predictions."""
     made = predictor.forecast(rows)
     seconds = zip(made.step_seconds, made.step_seconds_low, made.step_seconds_high, strict=True)
     return [
-        Run(row=row, measured=step_seconds(row) or np.nan, predicted=float(mean), low=float(low), high=float(high))
+        PredictedRun(row=row, measured=step_seconds(row) or np.nan, predicted=float(mean), low=float(low), high=float(high))
         for row, (mean, low, high) in zip(rows, seconds, strict=True)
     ]
 
@@ -161,11 +144,10 @@ def _different(rows: Sequence[Row]) -> list[Row]:
     return [*{_layout(row): row for row in reversed(rows)}.values()][::-1]
 
 
-def page(found: Sequence[Run], places: Sequence[Place]) -> str:
+def page(found: Sequence[PredictedRun], places: Sequence[Place]) -> str:
     """Markdown."""
-    models, layouts = defaultdict(list), defaultdict(list)
+    layouts = defaultdict(list)
     for run in found:
-        models[str(run.row.model_name)].append(run)
         layouts[_layout(run.row)].append(run.measured)
     by_model = defaultdict(list)
     for each in places:
@@ -178,31 +160,12 @@ def page(found: Sequence[Run], places: Sequence[Place]) -> str:
     named = ["layout", "rank", "feasible", "predicted best: tensor, pipeline, context, expert size, micro-batch", "cause"]
     each_run = ["model", "devices", "layout", "precision", "release", "measured (s)", "predicted (s) [90 %]", "error"]
     return PAGE.format(
-        summary=_summary(found), models="\n".join(_model_line(name, group) for name, group in models.items()),
+        summary=summary(found, "runs"), models=table_of_models(found, "runs"),
         spread=max(max(times) / min(times) for times in layouts.values()), top=TOP,
         inside=sum(each.rank <= TOP for each in places), layouts=len(places),
         places="\n".join([*table(["model", f"in the top {TOP}", "layouts", "median rank"], shares), "", *table(named, missed)]),
         rows="\n".join(table(each_run, map(_line, found))),
     )  # fmt: skip
-
-
-def _summary(found: Sequence[Run]) -> str:
-    errors = np.abs([run.error for run in found])
-    inside = np.mean([run.low <= run.measured <= run.high for run in found])
-    return (
-        f"**{len(found)} runs: median error {np.median(errors):.1%}, mean {np.mean(errors):.1%}, largest "
-        f"{np.max(errors):.1%}; {inside:.0%} in the 90 % band.**"
-    )
-
-
-def _model_line(name: str, group: Sequence[Run]) -> str:
-    errors = np.abs([run.error for run in group])
-    counts = sorted(run.row.num_gpus or 0 for run in group)
-    inside = sum(run.low <= run.measured <= run.high for run in group)
-    return (
-        f"| {name} | {len(group)} | {counts[0]:,} to {counts[-1]:,} | {np.median(errors):.1%} | {np.mean(errors):.1%} "
-        f"| {np.max(errors):.1%} | {inside} |"
-    )
 
 
 def _sizes(row: Row) -> str:
@@ -215,7 +178,7 @@ def _missed(each: Place) -> list[str]:
     return [layout, str(each.rank), str(each.feasible), " ".join(map(str, each.first)), each.cause]
 
 
-def _line(run: Run) -> list[str]:
+def _line(run: PredictedRun) -> list[str]:
     row = run.row
     release, precision = (text.partition("=")[2] or text.removeprefix("release ") for text in row.notes.split("; "))
     return [

@@ -17,7 +17,7 @@ import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +31,7 @@ from autotune.evaluation.validation.truth import step_seconds
 from autotune.knowledge.mlperf import BENCHMARKS, SYSTEM, parsed, read_log
 from autotune.prediction.equations.rates import shipped_rates
 from autotune.prediction.equations.step import predict
+from benchmarks.predicted_runs import PredictedRun, summary, table_of_models
 
 SIZES = re.compile(r"_(\d+)x(\d+)x(\d+)(?:x(?:tp)?(\d+))?(?:(?:x|pp)(\d+))?(?:cp(\d+))?")
 """Nodes, devices of a node, samples of a replica, and tensor, pipeline and context size, in the name of a script."""
@@ -47,8 +48,6 @@ kernels. A log with its script is also [knowledge](knowledge.md).
 
 {summary}
 
-| model | submissions | devices | median error | mean | largest | in the 90 % band |
-|---|--:|--:|--:|--:|--:|--:|
 {models}
 
 Left out: {left_out}.
@@ -61,22 +60,6 @@ A submission on the same devices with the same layout as another counts by itsel
 |---|---|--:|---|---|--:|--:|--:|
 {rows}
 """
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Submission:
-    """A log that was read, and what is predicted for its run. Seconds of a step."""
-
-    row: Row
-    measured: float
-    predicted: float
-    low: float
-    high: float
-
-    @property
-    def error(self) -> float:
-        """Predicted over measured, less one."""
-        return self.predicted / self.measured - 1
 
 
 def main() -> int:
@@ -99,7 +82,7 @@ def main() -> int:
     return 0
 
 
-def submissions(checkout: Path, left_out: dict[str, int]) -> Iterator[Submission]:
+def submissions(checkout: Path, left_out: dict[str, int]) -> Iterator[PredictedRun]:
     """Those of a round that can be read; the reasons for others are counted."""
     for folder in sorted(path for name in BENCHMARKS for path in checkout.glob(f"*/results/*/{name}")):
         logs = sorted(folder.glob("result_*.txt"))
@@ -121,7 +104,7 @@ def submissions(checkout: Path, left_out: dict[str, int]) -> Iterator[Submission
             continue
         made = predict(case, shipped_rates())
         low, high = made.seconds_band()
-        yield Submission(
+        yield PredictedRun(
             row=row, measured=measured, predicted=float(made.seconds[0]), low=float(low[0]), high=float(high[0])
         )  # fmt: skip
 
@@ -187,39 +170,17 @@ def _least_seconds(row: Row) -> float:
     )
 
 
-def page(found: Sequence[Submission], left_out: Mapping[str, int], rounds: Sequence[str]) -> str:
+def page(found: Sequence[PredictedRun], left_out: Mapping[str, int], rounds: Sequence[str]) -> str:
     """Markdown."""
-    models: dict[str, list[Submission]] = defaultdict(list)
-    for one in found:
-        models[str(one.row.model_name)].append(one)
     reasons = [f"{count} ({reason})" for reason, count in sorted(left_out.items(), key=lambda item: -item[1])]
     return PAGE.format(
-        rounds=", ".join(rounds), summary=_summary(found), left_out=", ".join(reasons) or "none",
-        models="\n".join(_model_line(name, group) for name, group in sorted(models.items())),
+        rounds=", ".join(rounds), summary=summary(found, "submissions"), left_out=", ".join(reasons) or "none",
+        models=table_of_models(sorted(found, key=lambda one: str(one.row.model_name)), "submissions"),
         rows="\n".join(_line(one) for one in sorted(found, key=lambda one: (str(one.row.model_name), one.row.num_gpus or 0))),
     )  # fmt: skip
 
 
-def _summary(found: Sequence[Submission]) -> str:
-    errors = np.abs([one.error for one in found])
-    inside = np.mean([one.low <= one.measured <= one.high for one in found])
-    return (
-        f"**{len(found)} submissions: median error {np.median(errors):.1%}, mean {np.mean(errors):.1%}, largest "
-        f"{np.max(errors):.1%}; {inside:.0%} in the 90 % band.**"
-    )
-
-
-def _model_line(name: str, group: Sequence[Submission]) -> str:
-    errors = np.abs([one.error for one in group])
-    counts = sorted(one.row.num_gpus or 0 for one in group)
-    inside = sum(one.low <= one.measured <= one.high for one in group)
-    return (
-        f"| {name} | {len(group)} | {counts[0]:,} to {counts[-1]:,} | {np.median(errors):.1%} | {np.mean(errors):.1%} "
-        f"| {np.max(errors):.1%} | {inside} |"
-    )
-
-
-def _line(one: Submission) -> str:
+def _line(one: PredictedRun) -> str:
     row = one.row
     layout = " ".join(f"{name} {size}" for name in ("tp", "pp", "vpp", "cp", "micro_batch") if (size := getattr(row, name)))
     return (
