@@ -89,7 +89,7 @@ oldest: $(OLDEST_STAMP)
 	rm -f $(OLDEST_VENV)/gpu.jsonl
 	for part in correctness grid by-hand; do $(OLDEST_BIN)/python -m benchmarks.gpu --device cpu --part $$part --out $(OLDEST_VENV)/gpu.jsonl \
 	    --resume $(OLDEST_VENV)/gpu.jsonl --seconds 520 || exit 1; done
-	$(OLDEST_BIN)/python -m benchmarks.torch_versions --results $(OLDEST_VENV)/engines.xml --markdown docs/torch-versions.md
+	$(OLDEST_BIN)/python -m benchmarks.engines.torch_versions --results $(OLDEST_VENV)/engines.xml --markdown docs/torch-versions.md
 
 # From constraints.txt: the frameworks of others are no part of what is locked.
 # torch first, with its exact version: without it, installers may prefer a newer build with gigabytes of CUDA libraries.
@@ -124,11 +124,11 @@ trackers: $(TRACKERS_STAMP)
 extras: $(EXTRAS_STAMP) trackers
 	$(EXTRAS_BIN)/python -m pytest tests/autotune/exports/test_targets.py tests/autotune/strategies \
 	    tests/autotune/agents tests/search_spaces/models tests/executor/files tests/executor/engines/test_user_modules.py tests/executor/engines/command/test_frameworks.py tests/executor/engines/deepspeed tests/deploy/test_chart.py
-	$(EXTRAS_BIN)/python -m benchmarks.torch_export --markdown docs/torch-export.md
-	$(EXTRAS_BIN)/python -m benchmarks.own_models --markdown docs/own-models.md
-	$(EXTRAS_BIN)/python -m benchmarks.module_plans --markdown docs/module-plans.md
-	$(EXTRAS_BIN)/python -m benchmarks.own_scripts --markdown docs/own-scripts.md
-	$(EXTRAS_BIN)/python -m benchmarks.prefetch --markdown docs/prefetch.md
+	$(EXTRAS_BIN)/python -m benchmarks.frameworks.torch_export --markdown docs/torch-export.md
+	$(EXTRAS_BIN)/python -m benchmarks.frameworks.own_models --markdown docs/own-models.md
+	$(EXTRAS_BIN)/python -m benchmarks.prediction.module_plans --markdown docs/module-plans.md
+	$(EXTRAS_BIN)/python -m benchmarks.frameworks.own_scripts --markdown docs/own-scripts.md
+	$(EXTRAS_BIN)/python -m benchmarks.engines.prefetch --markdown docs/prefetch.md
 
 $(DOCS_STAMP): constraints.txt
 	$(PYTHON) -m venv $(DOCS_VENV)
@@ -165,11 +165,11 @@ release: $(RELEASE_STAMP)
 	$(RELEASE_BIN)/python -m release.build --sbom
 
 parity: $(STAMP)
-	$(BIN)/python benchmarks/parity.py --markdown docs/parity.md
-	$(BIN)/python benchmarks/loss_curves.py --markdown docs/loss-curves.md
-	$(BIN)/python benchmarks/narrow_types.py --markdown docs/narrow-types.md
-	$(BIN)/python benchmarks/attention_windows.py --markdown docs/attention-windows.md
-	$(BIN)/python benchmarks/compressed.py --markdown docs/compressed-communication-benchmark.md
+	$(BIN)/python -m benchmarks.correctness.parity --markdown docs/parity.md
+	$(BIN)/python -m benchmarks.correctness.loss_curves --markdown docs/loss-curves.md
+	$(BIN)/python -m benchmarks.correctness.narrow_types --markdown docs/narrow-types.md
+	$(BIN)/python -m benchmarks.correctness.attention_windows --markdown docs/attention-windows.md
+	$(BIN)/python -m benchmarks.correctness.compressed --markdown docs/compressed-communication-benchmark.md
 
 chaos: $(STAMP)
 	AUTOTUNE_CHAOS_KILLS=10 AUTOTUNE_CRASH_MATRIX=docs/crash-matrix.md AUTOTUNE_RAY_CHAOS=docs/ray-chaos.md \
@@ -182,46 +182,46 @@ fuzz: $(STAMP)
 	AUTOTUNE_FUZZ_EXAMPLES=300 $(BIN)/python -m pytest -m fuzz
 
 bench: $(STAMP)
-	$(BIN)/python benchmarks/trial_overhead.py --markdown docs/trial-overhead.md
-	$(BIN)/python benchmarks/pool_overhead.py --markdown docs/pool-overhead.md
-	$(BIN)/python benchmarks/hang_and_death.py --markdown docs/hang-and-death.md
-	$(BIN)/python benchmarks/dry_run.py --markdown docs/dry-run.md
-	$(BIN)/python benchmarks/intervals.py --markdown docs/interval-coverage.md
+	$(BIN)/python -m benchmarks.trials.trial_overhead --markdown docs/trial-overhead.md
+	$(BIN)/python -m benchmarks.trials.pool_overhead --markdown docs/pool-overhead.md
+	$(BIN)/python -m benchmarks.trials.hang_and_death --markdown docs/hang-and-death.md
+	$(BIN)/python -m benchmarks.prediction.dry_run --markdown docs/dry-run.md
+	$(BIN)/python -m benchmarks.trials.intervals --markdown docs/interval-coverage.md
 	$(BIN)/python -m benchmarks.goodput --markdown docs/goodput.md
-	$(BIN)/python -m benchmarks.goodput_live --markdown docs/goodput-live.md
-	$(BIN)/python -m benchmarks.decisions --markdown docs/decision-benchmark.md
-	$(BIN)/python -m benchmarks.challenges --markdown docs/challenge-games.md
-	$(BIN)/python -m benchmarks.live_answers --markdown docs/live-answers.md
-	$(BIN)/python -m benchmarks.fidelity --markdown docs/fidelity.md
-	$(BIN)/python -m benchmarks.depth --markdown docs/depth.md
-	$(BIN)/python benchmarks/engine.py --markdown docs/engine-benchmark.md
-	$(BIN)/python benchmarks/service.py --parts reads processes streams sqlite --markdown docs/service-load.md
-	$(BIN)/python benchmarks/prediction.py --markdown docs/prediction-speed.md
-	$(BIN)/python -m benchmarks.kernel_counts --markdown docs/kernel-counts.md
-	$(BIN)/python -m benchmarks.capacity --markdown docs/capacity.md
-	$(BIN)/python -m benchmarks.data_efficiency --markdown docs/data-efficiency-benchmark.md
-	$(BIN)/python -m benchmarks.packing --markdown docs/packing-benchmark.md
-	$(BIN)/python -m benchmarks.nvme_offload --markdown docs/nvme-benchmark.md
-	$(BIN)/python -m benchmarks.pipeline_program --markdown docs/pipeline-program.md
-	$(BIN)/python -m benchmarks.update_counts --markdown docs/update-counts.md
-	$(BIN)/python benchmarks/service.py --parts large --markdown docs/service-large-job.md
-	$(BIN)/python -m benchmarks.page --markdown docs/page-performance.md
-	$(BIN)/python -m benchmarks.page --trials 100000 --runs 3 --markdown docs/page-performance-100000.md
-	$(BIN)/python -m benchmarks.grid --markdown docs/reference-grid.md
-	$(BIN)/python -m benchmarks.live_sweeps --warm --markdown docs/live-sweeps.md
-	$(BIN)/python -m benchmarks.scale_hosts --markdown docs/scaling.md
-	$(BIN)/python -m benchmarks.deepspeed_engine --markdown docs/deepspeed-engine.md
-	$(BIN)/python -m benchmarks.full_space --markdown docs/full-space.md
-	$(BIN)/python -m benchmarks.plan_recipes --markdown docs/plan-recipes.md
-	$(BIN)/python -m benchmarks.transfer --markdown docs/transfer.md
-	$(BIN)/python -m benchmarks.against_deepspeed --deepspeed-python $(DEEPSPEED_PYTHON) --markdown docs/against-deepspeed.md
+	$(BIN)/python -m benchmarks.goodput.live --markdown docs/goodput-live.md
+	$(BIN)/python -m benchmarks.search.decisions --markdown docs/decision-benchmark.md
+	$(BIN)/python -m benchmarks.search.challenges --markdown docs/challenge-games.md
+	$(BIN)/python -m benchmarks.search.live_answers --markdown docs/live-answers.md
+	$(BIN)/python -m benchmarks.trials.fidelity --markdown docs/fidelity.md
+	$(BIN)/python -m benchmarks.search.depth --markdown docs/depth.md
+	$(BIN)/python -m benchmarks.engines.engine --markdown docs/engine-benchmark.md
+	$(BIN)/python -m benchmarks.service.load --parts reads processes streams sqlite --markdown docs/service-load.md
+	$(BIN)/python -m benchmarks.prediction.speed --markdown docs/prediction-speed.md
+	$(BIN)/python -m benchmarks.prediction.kernel_counts --markdown docs/kernel-counts.md
+	$(BIN)/python -m benchmarks.prediction.capacity --markdown docs/capacity.md
+	$(BIN)/python -m benchmarks.engines.data_efficiency --markdown docs/data-efficiency-benchmark.md
+	$(BIN)/python -m benchmarks.engines.packing --markdown docs/packing-benchmark.md
+	$(BIN)/python -m benchmarks.engines.nvme_offload --markdown docs/nvme-benchmark.md
+	$(BIN)/python -m benchmarks.engines.pipeline_program --markdown docs/pipeline-program.md
+	$(BIN)/python -m benchmarks.engines.update_counts --markdown docs/update-counts.md
+	$(BIN)/python -m benchmarks.service.load --parts large --markdown docs/service-large-job.md
+	$(BIN)/python -m benchmarks.service.page --markdown docs/page-performance.md
+	$(BIN)/python -m benchmarks.service.page --trials 100000 --runs 3 --markdown docs/page-performance-100000.md
+	$(BIN)/python -m benchmarks.search.grid --markdown docs/reference-grid.md
+	$(BIN)/python -m benchmarks.search.live_sweeps --warm --markdown docs/live-sweeps.md
+	$(BIN)/python -m benchmarks.search.scale_hosts --markdown docs/scaling.md
+	$(BIN)/python -m benchmarks.engines.deepspeed_engine --markdown docs/deepspeed-engine.md
+	$(BIN)/python -m benchmarks.search.full_space --markdown docs/full-space.md
+	$(BIN)/python -m benchmarks.prediction.plan_recipes --markdown docs/plan-recipes.md
+	$(BIN)/python -m benchmarks.prediction.transfer --markdown docs/transfer.md
+	$(BIN)/python -m benchmarks.search.against_deepspeed --deepspeed-python $(DEEPSPEED_PYTHON) --markdown docs/against-deepspeed.md
 
 validate: $(STAMP)
-	$(BIN)/python benchmarks/validate.py --data $(DATA) --markdown docs/validation.md
+	$(BIN)/python -m benchmarks.prediction.validate --data $(DATA) --markdown docs/validation.md
 
 search: $(STAMP)
-	$(BIN)/python benchmarks/decision_time.py --markdown docs/decision-time.md
-	$(BIN)/python benchmarks/search.py --data $(DATA) --markdown docs/search.md
+	$(BIN)/python -m benchmarks.search.decision_time --markdown docs/decision-time.md
+	$(BIN)/python -m benchmarks.search.search --data $(DATA) --markdown docs/search.md
 
 # Needs torch, NumPy and SciPy alone: no environment is made, PYTHON is the one that has torch. Part after part, each in pieces
 # of under ten minutes that resume where the last one ended (status 75); the page has what there is.
@@ -244,7 +244,7 @@ gpu:
 
 # What `make gpu` needs of a machine with an index and takes along: wheels of the command line, and what needs no GPU.
 gpu-bundle: $(STAMP)
-	$(BIN)/python -m benchmarks.gpu_bundle
+	$(BIN)/python -m benchmarks.gpu.bundle
 
 gpu-ahead:
 	$(PYTHON) -m benchmarks.gpu --part correctness --device cpu --size large --items "dry run" "losses on a CPU" \

@@ -22,7 +22,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from autotune.installed import NOT_IN_CLIENT
-from benchmarks.wheel_project import PACKAGES, ROOT, printed
+from benchmarks.common.wheel_project import PACKAGES, ROOT, printed
 from release.build import CLIENT, WHOLE, project_of
 from tests.documents import check_document
 from tests.ports import free_port

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.wheel_project import PACKAGES, PARAMETERS, REFERENCE, ROOT, build_wheel, install, printed, write_project
+from benchmarks.common.wheel_project import PACKAGES, PARAMETERS, REFERENCE, ROOT, build_wheel, install, printed, write_project
 from tests.documents import check_document
 
 pytestmark = pytest.mark.nightly

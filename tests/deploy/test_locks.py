@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.torch_versions import oldest
+from benchmarks.engines.torch_versions import oldest
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "locks").glob("*.txt"))

@@ -1,6 +1,6 @@
 """Branches that only CUDA executes, with a stand-in for what `torch.cuda` and the driver answer.
 
-Which branch has its substitute where is declared in `benchmarks/gpu_branches.py`.
+Which branch has its substitute where is declared in `benchmarks/gpu/branches.py`.
 """
 
 import subprocess

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.torch_versions import Figures, declaration, figures_of, newest, oldest, page
+from benchmarks.engines.torch_versions import Figures, declaration, figures_of, newest, oldest, page
 from executor.engine import RankContext
 from executor.engines.torch_versions import NEWER, RULE, release, version_refusals
 from executor.errors import EngineRefusalError

@@ -1,5 +1,5 @@
-"""Seconds of the kernels that dominate a step, by shape. `benchmarks/kernel_model.py` fits their forms and priors to published
-measurements of nine devices, and shows the errors in docs/kernel-model.md."""
+"""Seconds of the kernels that dominate a step, by shape. `benchmarks/prediction/kernel_model.py` fits their forms and priors
+to published measurements of nine devices, and shows the errors in docs/kernel-model.md."""
 
 import math
 import tomllib

@@ -1,4 +1,4 @@
-"""The shipped coefficients: fitted to published measurements by `benchmarks/fit_coefficients.py`."""
+"""The shipped coefficients: fitted to published measurements by `benchmarks/prediction/fit_coefficients.py`."""
 
 import dataclasses
 import tomllib

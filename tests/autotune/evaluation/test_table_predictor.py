@@ -150,7 +150,7 @@ def test_selenes_iteration_times_follow_one_curve() -> None:
         pytest.skip(f"no measurements in {DATA}")
     sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
     try:
-        from validate_selene import errors
+        from benchmarks.prediction.validate_selene import errors
     finally:
         sys.path.pop(0)
     sizes = np.abs(list(errors(DATA).values()))

@@ -12,7 +12,7 @@ from autotune.goodput.closed_form import best_interval, end_date, erlang_loss, e
 from autotune.goodput.failures import DAY, FailureKind, FailureRates
 from autotune.goodput.run import Recovery, Run
 from autotune.goodput.simulation import simulate
-from benchmarks.goodput_cases import random_case
+from benchmarks.goodput.cases import random_case
 
 
 def rates(per_day: float, **fields: object) -> FailureRates:

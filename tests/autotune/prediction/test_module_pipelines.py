@@ -38,7 +38,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 
 @pytest.fixture(scope="module")
 def described() -> dict[str, FactoryModel]:
-    return {name: profile_module(f"benchmarks.plan_modules:{name}", WORKLOAD, ("fp32",)) for name in ("decoder", "tied")}
+    return {
+        name: profile_module(f"benchmarks.prediction.plan_modules:{name}", WORKLOAD, ("fp32",)) for name in ("decoder", "tied")
+    }
 
 
 @pytest.fixture(scope="module")

@@ -32,7 +32,7 @@ from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
 from tests.sampling import sampled
 
-WORKLOAD, RANKS, MODULES = Workload(global_batch_size=16, sequence_length=64), 2, "benchmarks.plan_modules"
+WORKLOAD, RANKS, MODULES = Workload(global_batch_size=16, sequence_length=64), 2, "benchmarks.prediction.plan_modules"
 SMALL = {"reduce_bucket_size": 200_000, "allgather_bucket_size": 200_000, "param_persistence_threshold": 0}
 
 

@@ -55,7 +55,9 @@ CASES = {
 
 @pytest.fixture(scope="module")
 def profile() -> ModuleProfile:
-    model = profile_module("benchmarks.plan_modules:decoder", Workload(global_batch_size=16, sequence_length=64), ("fp32",))
+    model = profile_module(
+        "benchmarks.prediction.plan_modules:decoder", Workload(global_batch_size=16, sequence_length=64), ("fp32",)
+    )
     assert model.profile is not None
     return model.profile
 

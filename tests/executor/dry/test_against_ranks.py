@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.parity_cases import make_model
+from benchmarks.correctness.parity_cases import make_model
 from executor.dry.dry_run import dry_run_places
 from executor.runners.local import LocalRunner
 from search_spaces.mesh import PIPELINE, make_mesh
@@ -28,7 +28,7 @@ QUICK = Fidelity(min_steps=1, max_steps=1, max_warmup_steps=2)
 GATHERS = {"zero_stage": 3, "param_persistence_threshold": 0, "prefetch_bucket_size": 0}
 PIPELINED = {"pipeline_parallel_size": 2}
 VIRTUAL: dict[str, Any] = {**PIPELINED, "virtual_stages": 2}
-# More of them, all schedules among them, are in benchmarks/dry_run.py.
+# More of them, all schedules among them, are in benchmarks/prediction/dry_run.py.
 CASES: dict[str, dict[str, Any]] = {
     "stage 1, bf16": {"zero_stage": 1, "precision": "bf16", "micro_batch_size": 4},
     "stage 2, many micro-batches in buckets": {"zero_stage": 2, "reduce_bucket_size": 3000, "allgather_bucket_size": 3000},

@@ -16,14 +16,14 @@ WORKLOAD = Workload(global_batch_size=8, sequence_length=64)
 def whole(monkeypatch: pytest.MonkeyPatch, name: str, precision: str) -> FactoryModel:
     with monkeypatch.context() as patched:
         patched.setattr(module_profile, "choices_of_stand_ins", lambda _, blocks: [StandIns(blocks, {})])
-        return profile_module(f"benchmarks.plan_modules:{name}", WORKLOAD, (precision,))
+        return profile_module(f"benchmarks.prediction.plan_modules:{name}", WORKLOAD, (precision,))
 
 
 @pytest.mark.parametrize(("name", "precision"), sampled([("deep", "bf16"), ("unequal", "fp32")], every=2))
 def test_every_moment_and_product_is_as_if_every_block_computed(
     monkeypatch: pytest.MonkeyPatch, name: str, precision: str
 ) -> None:
-    mine = profile_module(f"benchmarks.plan_modules:{name}", WORKLOAD, (precision,)).profile
+    mine = profile_module(f"benchmarks.prediction.plan_modules:{name}", WORKLOAD, (precision,)).profile
     other = whole(monkeypatch, name, precision).profile
     assert mine is not None and other is not None
     assert mine.trained == other.trained

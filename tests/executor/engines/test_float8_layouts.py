@@ -11,8 +11,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from benchmarks.gang import Gang
-from benchmarks.static_buffers import StaticBuffers
+from benchmarks.common.gang import Gang
+from benchmarks.common.static_buffers import StaticBuffers
 from executor.engine import RankContext
 from executor.engines.native.engine import NativeEngine
 from executor.engines.torch_versions import version_refusals

@@ -8,15 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gang import Gang
-from benchmarks.parity import run
-from benchmarks.parity_cases import CAPABILITIES, Case
-from benchmarks.parity_matrix import matrix, some, untested
-from benchmarks.parity_rank import compare
+from benchmarks.common.gang import Gang
+from benchmarks.correctness.parity import run
+from benchmarks.correctness.parity_cases import CAPABILITIES, Case
+from benchmarks.correctness.parity_matrix import matrix, some, untested
+from benchmarks.correctness.parity_rank import compare
 from search_spaces.knob_values import KNOBS
 from search_spaces.rules.table import check_config
 
-PARITY = Path(__file__).parents[3] / "benchmarks" / "parity.py"
 SAMPLES = [(2, 409), *(pytest.param(*fine, marks=pytest.mark.nightly) for fine in ((2, 41), (4, 47)))]
 """Ranks, and which part of the matrix is run: every so many-th case."""
 
@@ -67,7 +66,19 @@ def test_every_case_is_legal(cases: dict[int, list[Case]]) -> None:
 @pytest.mark.nightly
 def test_the_command_runs_and_writes_its_table(tmp_path: Path) -> None:
     table = tmp_path / "parity.md"
-    command = [sys.executable, str(PARITY), "--ranks", "2", "--every", "1000", "--only", "ddp", "--markdown", str(table)]
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.correctness.parity",
+        "--ranks",
+        "2",
+        "--every",
+        "1000",
+        "--only",
+        "ddp",
+        "--markdown",
+        str(table),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     assert re.fullmatch(r"[1-9]\d* passed, 0 failed, 0 untested", done.stdout.splitlines()[-1])

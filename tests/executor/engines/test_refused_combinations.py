@@ -15,9 +15,9 @@ from refused_graphs import GRAPH_PROOFS
 from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from benchmarks.gang import Gang, TaskError
-from benchmarks.parity_cases import BF16_LEAST, CAPABILITIES, FLOAT64_BOUND, FP8_LOSS_BOUND, Case
-from benchmarks.parity_rank import compare
+from benchmarks.common.gang import Gang, TaskError
+from benchmarks.correctness.parity_cases import BF16_LEAST, CAPABILITIES, FLOAT64_BOUND, FP8_LOSS_BOUND, Case
+from benchmarks.correctness.parity_rank import compare
 from executor.engine import HOST, RankContext
 from executor.engines.native.engine import NativeEngine
 from executor.engines.native.layout import Layout, make_layout

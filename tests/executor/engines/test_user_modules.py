@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from benchmarks.gang import Gang
-from benchmarks.parity import run
-from benchmarks.parity_cases import BRANCH, HUGGING_FACE, USER, Case, make_model
-from benchmarks.parity_rank import compare
+from benchmarks.common.gang import Gang
+from benchmarks.correctness.parity import run
+from benchmarks.correctness.parity_cases import BRANCH, HUGGING_FACE, USER, Case, make_model
+from benchmarks.correctness.parity_rank import compare
 from executor.user_module.description import describe
 from search_spaces.models.model import FactoryModel
 from search_spaces.trial import Workload

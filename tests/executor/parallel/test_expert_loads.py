@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from benchmarks.gang import Gang
+from benchmarks.common.gang import Gang
 from executor.dry.dry_run import dry_run
 from executor.engine import RankContext
 from executor.engines.native.engine import NativeEngine

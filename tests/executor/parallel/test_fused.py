@@ -16,9 +16,9 @@ import pytest
 import torch
 from fused_ranks import STAND_INS, compare_by_stand_ins
 
-from benchmarks.gang import Gang
-from benchmarks.parity_cases import GLOBAL_BATCH, SEQUENCE, Case
-from benchmarks.parity_rank import STEPS
+from benchmarks.common.gang import Gang
+from benchmarks.correctness.parity_cases import GLOBAL_BATCH, SEQUENCE, Case
+from benchmarks.correctness.parity_rank import STEPS
 from executor.dry.dry_run import dry_run
 from executor.errors import EngineRefusalError
 from executor.parallel.fused.load import LIGER_ARGUMENTS, load_operators

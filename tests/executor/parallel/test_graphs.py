@@ -1,7 +1,7 @@
 """Blocks as graphs: the same training from static buffers, and breaches of the contract of CUDA graphs are found.
 
-No CUDA device is here: a stand-in (`benchmarks.static_buffers`) keeps the contract, and raises where a graph would be wrong.
-"""
+No CUDA device is here: a stand-in (`benchmarks.common.static_buffers`) keeps the contract, and raises where a graph would be
+wrong."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
@@ -13,11 +13,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from benchmarks import parity_rank
-from benchmarks.gang import Gang
-from benchmarks.parity_cases import WIDE, Case
-from benchmarks.parity_rank import compare
-from benchmarks.static_buffers import ContractBreachError, StaticBuffers
+from benchmarks.common.gang import Gang
+from benchmarks.common.static_buffers import ContractBreachError, StaticBuffers
+from benchmarks.correctness import parity_rank
+from benchmarks.correctness.parity_cases import WIDE, Case
+from benchmarks.correctness.parity_rank import compare
 from executor.dry.dry_run import dry_run
 from executor.engine import PrivatePool, RankContext
 from executor.engines import session as sessions

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from benchmarks.model_build_rank import build
+from benchmarks.engines.model_build_rank import build
 from executor.engine import RankContext
 from executor.engines.ddp.engine import DdpEngine
 from executor.engines.fsdp2.engine import Fsdp2Engine

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from benchmarks.gang import Gang
+from benchmarks.common.gang import Gang
 from executor.engine import RankContext
 from executor.engines.native.engine import NativeEngine
 from executor.engines.session import ParallelSession

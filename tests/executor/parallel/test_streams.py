@@ -18,8 +18,8 @@ from stream_checker import COMPUTE, Stream, StreamChecker
 from torch import Tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from benchmarks.gang import Gang
-from benchmarks.static_buffers import StaticBuffers, _Graph
+from benchmarks.common.gang import Gang
+from benchmarks.common.static_buffers import StaticBuffers, _Graph
 from executor.engine import RankContext
 from executor.engines import session as sessions
 from executor.engines.native import file_share

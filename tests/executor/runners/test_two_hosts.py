@@ -20,8 +20,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.shaped_link import run_command, why_not
-from benchmarks.shaped_network import ShapedNetwork
+from benchmarks.common.shaped_link import run_command, why_not
+from benchmarks.common.shaped_network import ShapedNetwork
 from tests.documents import check_document
 
 ROOT = Path(__file__).parents[3]

@@ -206,7 +206,9 @@ def test_the_schema_is_what_the_classes_say(schema: dict[str, Any]) -> None:
 
 
 def test_a_module_with_a_profile_is_explained_like_our_model(tmp_path: Path, store: Store, schema: dict[str, Any]) -> None:
-    model = profile_module("benchmarks.plan_modules:mlp", Workload(global_batch_size=8, sequence_length=128), ("fp32",))
+    model = profile_module(
+        "benchmarks.prediction.plan_modules:mlp", Workload(global_batch_size=8, sequence_length=128), ("fp32",)
+    )
     told = explained(tmp_path, store, trials=8, confirm_repeats=0, model=model.reference, resolved_model=model)
     assert told.time.predicted_seconds is not None and told.limits is not None and told.upgrades
     assert not any("do not know" in note for note in told.notes)

@@ -15,7 +15,7 @@ from autotune.prediction.equations.kernels import (
     product_efficiency,
     product_seconds,
 )
-from benchmarks import kernel_model
+from benchmarks.prediction import kernel_model
 from search_spaces.clusters.presets import device_preset
 from search_spaces.preset_files import preset_tables
 

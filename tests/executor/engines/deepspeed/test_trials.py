@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks import user_model
-from benchmarks.parity_cases import USER_PARAMETERS
+from benchmarks.correctness import user_model
+from benchmarks.correctness.parity_cases import USER_PARAMETERS
 from executor.engines.deepspeed.capability import installed_version, unusable
 from executor.runners.local import LocalRunner
 from search_spaces.models.huggingface import resolve_model
@@ -32,7 +32,7 @@ TIED = ModelSpec(
     activation="gelu_tanh", qkv_bias=True, attention_output_bias=True, mlp_bias=True, tied_embeddings=True,
 )  # fmt: skip
 USERS = FactoryModel(
-    reference=user_model.REFERENCE, parameter_count=USER_PARAMETERS, python_path=(str(Path(user_model.__file__).parents[1]),)
+    reference=user_model.REFERENCE, parameter_count=USER_PARAMETERS, python_path=(str(Path(user_model.__file__).parents[2]),)
 )
 FP32_BOUND, BF16_BOUND = 1e-5, 2e-2
 """Relative, of losses and gradient norms after up to two updates."""

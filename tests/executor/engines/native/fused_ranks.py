@@ -7,8 +7,8 @@ from unittest.mock import patch
 
 from torch import Tensor
 
-from benchmarks.parity_cases import Case
-from benchmarks.parity_rank import Report, compare
+from benchmarks.correctness.parity_cases import Case
+from benchmarks.correctness.parity_rank import Report, compare
 
 STAND_INS = Path(__file__).with_name("stand_ins")
 MODULES = {"liger": "liger_kernel.ops", "transformer_engine": "transformer_engine.pytorch"}

@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 
-from benchmarks.gang import Gang, TaskError
-from benchmarks.parity_cases import CAPABILITIES, Case
+from benchmarks.common.gang import Gang, TaskError
+from benchmarks.correctness.parity_cases import CAPABILITIES, Case
 from search_spaces.knob import Value
 from search_spaces.trial_config import TrialConfig
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 from refused_case import SCHEDULES, case, refused_alone
 
-from benchmarks.gang import Gang
-from benchmarks.static_buffers import ContractBreachError, StaticBuffers
+from benchmarks.common.gang import Gang
+from benchmarks.common.static_buffers import ContractBreachError, StaticBuffers
 from executor.parallel.activation_offload import LEAST_BYTES, ActivationOffload
 from executor.parallel.checkpointing import checkpoint_blocks
 from executor.parallel.collectives import Group

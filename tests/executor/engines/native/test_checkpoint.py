@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
-from benchmarks.gang import Gang
+from benchmarks.common.gang import Gang
 from executor.engine import RankContext
 from executor.engines.native.checkpoint import bytes_of, rectangles
 from executor.engines.native.engine import NativeEngine

@@ -8,7 +8,7 @@ import torch
 from closed_forms import RANKS, Layout
 from torch import nn
 
-from benchmarks.compressed_forms import Forms
+from benchmarks.correctness.compressed_forms import Forms
 from executor.engine import REFERENCE_STEPS, measured_config
 from executor.engines.native.layout import Layout as Shares
 from executor.engines.native.layout import make_layout

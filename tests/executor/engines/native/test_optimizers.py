@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 from two_ranks import RANKS, Measure, measuring
 
-from benchmarks.reference_optimizers import quantised
+from benchmarks.correctness.reference_optimizers import quantised
 from executor.dry.dry_run import dry_run
 from executor.engine import RankContext
 from executor.engines.native.engine import NativeEngine

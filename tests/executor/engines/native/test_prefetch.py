@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from benchmarks.prefetch import BLOCK, BLOCKS, MODEL, Row, claims, measure, ranks
+from benchmarks.engines.prefetch import BLOCK, BLOCKS, MODEL, Row, claims, measure, ranks
 
 pytestmark = pytest.mark.nightly
 """`make oldest` runs these too."""

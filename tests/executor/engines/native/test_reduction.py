@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from benchmarks.update_counts_rank import Operations
+from benchmarks.engines.update_counts_rank import Operations
 from executor.engines.native.buckets import GradientReducer
 from executor.engines.native.layout import Layout, as_rows, make_layout
 from executor.engines.native.offload import step_scaled, update_groups

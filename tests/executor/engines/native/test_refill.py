@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.gang import Gang
+from benchmarks.common.gang import Gang
 from executor.engine import RankContext
 from executor.engines.native.engine import NativeEngine
 from executor.engines.native.refill import IN_FLIGHT, RefillBesideForward

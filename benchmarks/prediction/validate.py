@@ -1,0 +1,119 @@
+"""Do predictions meet their targets? Every calibration mode on published measurements.
+
+    python -m benchmarks.prediction.validate [--data ../shared/data] [--markdown docs/validation.md]
+
+The measurements are not part of the repository: without them the program prints the reason and measures nothing. The scripts
+of MORE measure what needs more than a table: times fitted on one curve, and the rank of experts' choices in a plan.
+"""
+
+import argparse
+import importlib
+import importlib.util
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from autotune.cli.validate import shipped_predictor
+from autotune.evaluation.validation.folds import Calibration
+from autotune.evaluation.validation.markdown import method_lines, skipped_tables, source_tables, table
+from autotune.evaluation.validation.outcomes import read_labels
+from autotune.evaluation.validation.report import validate
+from autotune.evaluation.validation.table import read_table
+from autotune.evaluation.validation.validate import Protocol
+from benchmarks.prediction.validate_reliability import reliability_lines
+from benchmarks.prediction.validate_targets import TARGETS, Document, Line
+
+MORE = {
+    "validate_selene": "Selene: iteration times with one efficiency curve",
+    "validate_plan": "Megatron-Bridge: an expert's choice inside the plan's top ten",
+}
+"""Scripts beside this one with `lines(data: Path) -> list[Line]`, and what they measure. Some have `section(data)`, too."""
+HELD = {True: "held", False: "**missed**", None: "not measured"}
+SECTIONS = {
+    Calibration.NONE: "As shipped",
+    Calibration.LEAVE_SOURCE_OUT: "Fitted on the other sources",
+    Calibration.LEAVE_GROUP_OUT: "Fitted on everything but the group",
+    Calibration.FEW_ROWS: "Fitted on three rows of the source",
+}
+
+
+def measure(data: Path) -> dict[Calibration, Document]:
+    """Validate in each mode; return the documents."""
+    measurements, labels = read_table(data / "measured.csv"), read_labels(data / "failure_labels.csv")
+    documents = {}
+    for mode in SECTIONS:
+        began = time.monotonic()
+        documents[mode] = validate(measurements, shipped_predictor(), Protocol(calibrate=mode), labels)
+        print(f"{mode}: {time.monotonic() - began:.0f} s", flush=True)
+    return documents
+
+
+def more_lines(data: Path) -> list[Line]:
+    """Lines of the other scripts; missing scripts are reported as not measured."""
+    found = []
+    for name, title in MORE.items():
+        if importlib.util.find_spec(name) is None:
+            found.append(Line(target=title, mode="", bound="", figure=f"no benchmarks/{name}.py", held=None))
+        else:
+            found += importlib.import_module(name).lines(data)
+    return found
+
+
+def more_sections(data: Path) -> list[str]:
+    """Sections of the other scripts."""
+    modules = [importlib.import_module(name) for name in MORE if importlib.util.find_spec(name) is not None]
+    return [line for module in modules if hasattr(module, "section") for line in module.section(data)]
+
+
+def page(documents: Mapping[Calibration, Document], lines: list[Line], sections: list[str], seconds: float) -> str:
+    """The Markdown page."""
+    cells = [[line.target, line.mode, line.bound, line.figure, HELD[line.held], line.ceiling] for line in lines]
+    held = sum(line.held is True for line in lines)
+    parts = [
+        "# Predictions against measurements",
+        "",
+        f"Written by `make validate` in {seconds:.0f} s: `autotune validate` on published measurements, in each mode.",
+        "[Definitions of the scores and the ceilings](validation-method.md).",
+        "",
+        f"{held} of {len(lines)} targets are held, {sum(line.held is False for line in lines)} missed.",
+        "[Why](prediction-model.md#what-is-missed-and-why).",
+        "",
+        *table(["target", "fitted on", "bound", "figure", "", "perfect predictor"], cells),
+        "",
+        *sections,
+    ]
+    for mode, title in SECTIONS.items():
+        parts += [f"## {title}", "", *(f"- {sentence}." for sentence in method_lines(documents[mode])), ""]
+        parts += [line.replace("## ", "### ") for line in source_tables(documents[mode])]
+    parts += [
+        "## Reliability", "",
+        "On sources left out of the fit: stated probabilities against what happened. Bands are those of the mean source: a few",
+        "sources with many rows are off by a common factor.", "",
+        *reliability_lines(documents[Calibration.LEAVE_SOURCE_OUT]["reliability"]), "",
+    ]  # fmt: skip
+    parts += ["## Rows that are not scored", "", *skipped_tables(documents[Calibration.LEAVE_SOURCE_OUT]), ""]
+    return "\n".join(parts)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, default=Path("../shared/data"))
+    parser.add_argument("--markdown", type=Path)
+    arguments = parser.parse_args()
+    for name in ("measured.csv", "failure_labels.csv"):
+        if not (arguments.data / name).is_file():
+            print(f"{arguments.data / name} not found: nothing is measured; give its folder: make validate DATA=FOLDER")
+            return 2
+    began = time.monotonic()
+    documents = measure(arguments.data)
+    lines = [target.line(documents) for target in TARGETS] + more_lines(arguments.data)
+    text = page(documents, lines, more_sections(arguments.data), time.monotonic() - began)
+    print("\n".join(f"{HELD[line.held]:12} {line.target}: {line.figure} ({line.bound}) {line.ceiling}" for line in lines))
+    if arguments.markdown:
+        arguments.markdown.write_text(text, encoding="utf-8")
+    return 0 if all(line.held for line in lines) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
