@@ -13,6 +13,7 @@ from autotune.strategies.axes import Axes
 try:
     from ConfigSpace import Categorical, Configuration, ConfigurationSpace, Integer
     from smac import HyperparameterOptimizationFacade, Scenario
+    from smac.acquisition.maximizer import LocalSearch
     from smac.main.exceptions import ConfigurationSpaceExhaustedException
     from smac.runhistory import StatusType, TrialInfo, TrialValue
 except ImportError as missing:
@@ -48,10 +49,21 @@ class SmacStrategy(AdviserStrategy):
                 yield {name: int(place) for name, place in dict(smac.ask().config).items()}
 
 
+class _OrderedLocalSearch(LocalSearch):  # type: ignore[misc]
+    """A local search that starts in one order; SMAC's is that of a set, which differs between processes."""
+
+    def _get_initial_points(self, *args: Any, **options: Any) -> list[Any]:
+        return sorted(super()._get_initial_points(*args, **options), key=lambda config: config.get_array().tolist())
+
+
 def _facade(scenario: Any) -> Any:
     kind = HyperparameterOptimizationFacade
     design = kind.get_initial_design(scenario, n_configs=0)
-    return kind(scenario, _never_called, initial_design=design, overwrite=True, logging_level=False)
+    maximizer = kind.get_acquisition_maximizer(scenario)
+    maximizer._local_search = _OrderedLocalSearch(scenario.configspace, seed=scenario.seed)
+    return kind(
+        scenario, _never_called, initial_design=design, acquisition_maximizer=maximizer, overwrite=True, logging_level=False
+    )  # fmt: skip
 
 
 def _never_called(config: Any, seed: int) -> float:
