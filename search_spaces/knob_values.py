@@ -69,7 +69,7 @@ def domain_text(the_knob: Knob) -> str:
         return f"{', '.join(others)} or {last}"
     if the_knob.kind is Kind.CHOICE:
         return the_knob.unit
-    what = f"a whole number of {the_knob.unit}" if the_knob.kind is Kind.INT else f"a {the_knob.unit}"
+    what = f"a whole number of {the_knob.unit}" if the_knob.kind is Kind.INT else f"a {the_knob.unit or 'number'}"
     if the_knob.maximum is not None:
         return f"{what} from {the_knob.minimum:g} to {the_knob.maximum:g}"
     return f"{what}, at least {the_knob.minimum:g}"

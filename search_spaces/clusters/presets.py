@@ -1,10 +1,11 @@
 """Clusters by name: this machine, presets from public data sheets, a number of cards, a TOML file, a live Ray cluster."""
 
+import difflib
 import math
 import os
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,14 @@ CPU_MEMORY_BANDWIDTH = 2e10
 """Memory bandwidth of a machine in bytes/s, shared by its ranks: a rough estimate for two DDR4 channels."""
 LOOPBACK_BANDWIDTH = 2e9
 """Bytes/s between two ranks of this machine through gloo, a rough estimate."""
+OF_NODES = (
+    "device", "intra_node_bandwidth", "inter_node_bandwidth", "host_memory_bytes", "cores_per_node", "ray_resource"
+)  # fmt: skip
+OF_CLUSTER = ("name", "nodes", "devices_per_node", "numa_nodes", "kernel_packages", "link_domain_size", *OF_NODES)
+OF_DEVICE = ("name", "kind", "memory_bytes", "peak_flops", "memory_bandwidth", "host_link", "source")
+PRECISIONS = ("fp64", "fp32", "tf32", "bf16", "fp16", "fp8")
+LEAST = {Quantity.RATE: (1e4, "GB/s"), Quantity.BYTES: (1e6, "GB"), Quantity.FLOPS: (1e7, "TFLOP/s")}
+"""A smaller number was written in another unit than bytes, bytes/s or FLOP/s; the unit in which it is usually stated."""
 
 
 def cluster_preset_names() -> tuple[str, ...]:
@@ -142,6 +151,7 @@ def read_cluster_file(path: str | Path) -> ClusterSpec:
         raise ClusterFormatError(str(file), other, REMEDY)
     name, nodes = str(table.get("name", file.stem)), table.get("nodes", 1)
     try:
+        _require_known("", table, OF_CLUSTER)
         return _mixed(name, table, nodes) if isinstance(nodes, list) else _cluster(name, table, nodes)
     except ClusterFormatError as error:
         raise ClusterFormatError(f"{file}: {error.field}", error.problem, error.remedy) from None
@@ -152,10 +162,10 @@ def _described(text: str, live: ClusterSpec | None) -> ClusterSpec:
         if live is None:
             raise ClusterFormatError("ray", "is described only where something runs on it", "give NAME:NODES or a TOML file")
         return live
-    name, _, nodes = text.partition(":")
+    name, colon, nodes = text.partition(":")
     presets, cards = preset_tables("clusters"), machine_of_cards(name, device_preset)
     if name in presets or cards is not None:
-        if nodes and re.fullmatch(r"[1-9][0-9]{0,5}", nodes) is None:
+        if colon and re.fullmatch(r"[1-9][0-9]{0,5}", nodes) is None:
             raise ClusterFormatError(text, f"{nodes!r} is not a number of nodes", f"write {name}:4 for 4 nodes")
         count = int(nodes or 1)
         return replace(cards, name=text, nodes=count) if cards is not None else _cluster(text, presets[name], count)
@@ -187,6 +197,7 @@ def _mixed(name: str, table: Mapping[str, Any], nodes: list[Any]) -> ClusterSpec
                 problem = f"nodes with different {what} are not supported"
                 raise ClusterFormatError(f"nodes[{index}].{field}", problem, "write it once, above the [[nodes]] tables")
         try:
+            _require_known("", own, ("count", *OF_NODES))
             groups.append(_group(f"{name}-{index}", {**table, **own}))
         except ClusterFormatError as error:
             raise ClusterFormatError(f"nodes[{index}].{error.field}", error.problem, error.remedy) from None
@@ -230,9 +241,11 @@ def _cluster(name: str, table: Mapping[str, Any], nodes: Any) -> ClusterSpec:
 
 
 def _device(name: str, table: Mapping[str, Any]) -> DeviceSpec:
+    _require_known("device.", table, OF_DEVICE)
     flops = table.get("peak_flops", {})
     if not isinstance(flops, Mapping):
         raise ClusterFormatError("peak_flops", f"{flops!r} is not a table", "write peak_flops = { bf16 = 312e12 }")
+    _require_known("peak_flops.", flops, PRECISIONS)
     return DeviceSpec(
         name=name,
         kind=str(table.get("kind", "cuda")),
@@ -254,6 +267,15 @@ def _packages(table: Mapping[str, Any]) -> dict[str, str] | None:
     return {str(module): str(version) for module, version in stated.items()}
 
 
+def _require_known(prefix: str, table: Mapping[str, Any], known: Collection[str]) -> None:
+    """Refuse a key that means nothing: a misspelt one would leave its figure at the default."""
+    for key in table:
+        if key not in known:
+            near = difflib.get_close_matches(key.lower(), known, n=1, cutoff=0.5)
+            remedy = f"did you mean {near[0]}?" if near else f"use {', '.join(known)}"
+            raise ClusterFormatError(f"{prefix}{key}", "means nothing here", remedy)
+
+
 def _missing(key: str) -> Any:
     raise ClusterFormatError(key, "is missing", "add this key")
 
@@ -267,6 +289,10 @@ def _number(table: Mapping[str, Any], key: str, quantity: Quantity | None = None
         value = read
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
         raise ClusterFormatError(key, f"{value!r} is not a positive number", "give a positive number")
+    least, unit = LEAST[quantity] if quantity is not None else (0.0, "")
+    if value < least:
+        problem = f"{value:g} {str(quantity).partition(',')[0]} is too little to be meant"
+        raise ClusterFormatError(key, problem, f'with a unit it is text, such as "{value:g}{unit}"')
     return float(value)
 
 

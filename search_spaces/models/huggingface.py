@@ -441,6 +441,9 @@ def _rotary_decoder(
     """
     heads, hidden = keys.size("num_attention_heads"), keys.size("hidden_size")
     absent = kv_heads if kv_heads and not keys.has("num_key_value_heads") else heads
+    if not exact_head_dim and heads % absent and not keys.has("num_key_value_heads"):
+        problem = f"is missing, and the class's default of {absent} does not divide {heads} attention heads"
+        raise ModelFormatError("num_key_value_heads", problem, "add it")
     longest = keys.size("max_position_embeddings")
     return ModelSpec(
         name=name,

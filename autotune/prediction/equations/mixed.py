@@ -11,12 +11,16 @@ import numpy as np
 
 from autotune.prediction.equations.cases import Hardware, scalar
 from autotune.prediction.equations.kernels import product_efficiency
-from search_spaces.clusters.cluster import ClusterSpec
+from search_spaces.clusters.cluster import ClusterSpec, DeviceSpec
 from search_spaces.mesh import PIPELINE, make_mesh
 from search_spaces.trial_config import TrialConfig
 
 FP8_GAIN = 1.6
 """Speed of training in fp8 relative to bf16: products are twice as fast; casts, scales and attention are not."""
+FP32_SLOWDOWN = 8.0
+"""Speed of a device's fastest products over fp32, where fp32 has no stated peak: 2 to 16 on those of the presets."""
+UNKNOWN_PEAK = 1e14
+"""FLOP/s of the fastest products of a device without any stated peak: one whose name the driver alone knows."""
 HOST_BANDWIDTH_PER_CORE = 2.5e9
 """Bytes/s of a node's memory per core: eight channels serve about 64 cores."""
 GLOO_SCATTER_VOLUME = 2.0
@@ -27,10 +31,8 @@ FIELDS = ("device", "intra_node_bandwidth", "inter_node_bandwidth", "host_memory
 def hardware_of(cluster: ClusterSpec, precision: str) -> Hardware:
     """The cluster's hardware at the precision of the computation; the minimum if nodes differ."""
     device = cluster.device
-    peak = device.peak_flops.get(precision) or device.peak_flops.get("fp32") or max(device.peak_flops.values())
-    if precision == "fp32":
-        peak = device.peak_flops.get("tf32", peak)
-    elif precision == "fp8":
+    peak = _peak(device, precision)
+    if precision == "fp8":
         peak = min(peak, device.peak_flops.get("bf16", peak) * FP8_GAIN)
     return Hardware(
         peak=scalar(peak * product_efficiency(device)),
@@ -45,6 +47,14 @@ def hardware_of(cluster: ClusterSpec, precision: str) -> Hardware:
         scatter_volume=scalar(GLOO_SCATTER_VOLUME if device.kind == "cpu" else 1.0),
         idle_cost=scalar(_idle_cost(cluster) if device.kind == "cpu" else 1.0),
     )
+
+
+def _peak(device: DeviceSpec, precision: str) -> float:
+    """FLOP/s of products. In fp32 they are not in TF32: torch allows that only where it is asked for, and the engine does not
+    ask (its losses on a GPU equal a CPU's to 1e-7, docs/gpu.md).
+    """
+    stated = device.peak_flops
+    return stated.get(precision) or stated.get("fp32") or max(stated.values(), default=UNKNOWN_PEAK) / FP32_SLOWDOWN
 
 
 def _idle_cost(cluster: ClusterSpec) -> float:

@@ -145,6 +145,12 @@ def test_file_with_a_device_of_its_own(tmp_path: Path) -> None:
         ("intra_node_bandwidth = 300e9", 'intra_node_bandwidth = "fast"', "intra_node_bandwidth"),
         ("nodes = 3", "nodes =", "is not TOML"),
         ('device = "a100-80gb"', "", "device"),
+        ("cores_per_node = 64", "cores_per_node = 64\nlink_domain_sze = 8", "link_domain_sze: .*did you mean link_domain_size"),
+        ('"a100-80gb"', "{ memory_bytes = 8e10, host_lnk = 1e9 }", r"device.host_lnk: .*did you mean host_link"),
+        ('"a100-80gb"', "{ memory_bytes = 8e10, peak_flops = { bfloat16 = 1e14 } }", r"peak_flops.bfloat16: .*bf16"),
+        ("intra_node_bandwidth = 300e9", "intra_node_bandwidth = 300", 'intra_node_bandwidth: 300 bytes/s .*"300GB/s"'),
+        ("host_memory_bytes = 500_000_000_000", "host_memory_bytes = 500", 'host_memory_bytes: 500 bytes .*"500GB"'),
+        ('"a100-80gb"', "{ memory_bytes = 8e10, peak_flops = { bf16 = 312 } }", 'bf16: 312 FLOP/s .*"312TFLOP/s"'),
     ],
 )
 def test_bad_file_is_named_with_its_key(tmp_path: Path, old: str, new: str, said: str) -> None:
@@ -162,6 +168,7 @@ def test_bad_file_is_named_with_its_key(tmp_path: Path, old: str, new: str, said
         ({"text": "dgx-a10"}, UnknownNameError),
         ({"text": "dgx-a100:0"}, ClusterFormatError),
         ({"text": "dgx-a100:many"}, ClusterFormatError),
+        ({"text": "dgx-a100:"}, ClusterFormatError),
         ({"text": "nowhere.toml"}, ClusterFormatError),
         ({"text": "2x24"}, UnknownNameError),
         ({"text": "0x24GB"}, UnknownNameError),

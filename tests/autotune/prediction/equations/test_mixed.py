@@ -11,7 +11,7 @@ from autotune.prediction.cases.config_cases import cases_of
 from autotune.prediction.cases.grid import Grid
 from autotune.prediction.cases.grid_cases import GridCases
 from autotune.prediction.equations.memory import memory
-from autotune.prediction.equations.mixed import devices_of_ranks
+from autotune.prediction.equations.mixed import devices_of_ranks, hardware_of
 from autotune.prediction.equations.step import predict, seconds_of
 from autotune.prediction.planning.estimate import estimates
 from autotune.prediction.planning.plan import PlanObjective, PlanOptions, plan
@@ -156,3 +156,17 @@ def test_offloaded_states_are_copied_over_the_link_of_the_device() -> None:
     config = TrialConfig(precision="bf16", zero_stage=2, offload_optimizer="cpu")
     fast, slow = (estimates(asked(own), [config])[0].step_seconds.mean for own in (cluster, by_pcie))
     assert fast < slow
+
+
+def test_fp32_is_not_tf32() -> None:
+    """torch multiplies in TF32 only where it is asked for, and the engine does not ask."""
+    cluster = resolve_cluster("dgx-h100")
+    peaks = cluster.device.peak_flops
+    bf16, fp32 = (float(hardware_of(cluster, name).peak[0]) for name in ("bf16", "fp32"))
+    assert bf16 / fp32 == pytest.approx(peaks["bf16"] / peaks["fp32"])
+
+
+def test_a_device_whose_peaks_nobody_states_is_predicted() -> None:
+    cluster = resolve_cluster("dgx-h100")
+    unknown = dataclasses.replace(cluster, device=dataclasses.replace(cluster.device, name="new", peak_flops={}))
+    assert 0 < hardware_of(unknown, "fp32").peak[0] < hardware_of(cluster, "fp32").peak[0]
