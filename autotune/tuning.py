@@ -230,7 +230,7 @@ def run_new_job(
 
 def open_job(store: Store, session: Session) -> JobRecord:
     """Create a job for the prepared session."""
-    return store.create_job(request_to_row(session.request))
+    return store.create_job(request_to_row(session.request), session.request.devices)
 
 
 def resume_job(

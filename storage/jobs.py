@@ -1,5 +1,6 @@
 """Jobs: create, find, acquire, release, delete."""
 
+import re
 import secrets
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
@@ -16,7 +17,7 @@ from storage.attempts import abandon
 from storage.codec import clean, dump_json, job_record, job_summary, owner_of
 from storage.errors import JobStateError, UnknownJobError
 from storage.events import append_event
-from storage.records import ASKED, LATEST, SEARCHED, EventKind, JobFilter, JobRecord, Lease, Owner
+from storage.records import ASKED, LATEST, SEARCHED, SHAPE, AnsweredJob, EventKind, JobFilter, JobRecord, Lease, Owner
 from storage.service_records import Actor
 from storage.tables import JobRow, readable
 from storage.webhooks import announce
@@ -27,9 +28,10 @@ _ALPHABET = "abcdefghijkmnpqrstuvwxyz23456789"
 """32 characters that are not easily confused with each other."""
 
 
-def create_job(session: Session, now: datetime, request: Mapping[str, Any], by: Actor) -> JobRecord:
+def create_job(session: Session, now: datetime, request: Mapping[str, Any], devices: int, by: Actor) -> JobRecord:
     """See `Store.create_job`."""
     job = new_row(free_ids(session, now, 1)[0], now, request)
+    job.devices = devices
     created = events.new_row(now, job, EventKind.JOB_CREATED, {})
     session.add(job)
     session.flush()  # before its event, which refers to it
@@ -101,13 +103,18 @@ def job_summaries(session: Session, limit: int, before: str | None, having: JobF
     return [job_summary(row) for row in session.scalars(query)]
 
 
-def answered_jobs(session: Session, limit: int, submitter: str | None) -> list[tuple[JobRecord, int | None, int | None]]:
+def answered_jobs(session: Session, limit: int, submitter: str | None) -> list[AnsweredJob]:
     """See `Store.answered_jobs`."""
     request = readable(JobRow.request)
-    batch, length = (request[name].as_integer() for name in ("global_batch_size", "sequence_length"))
-    query = select(JobRow, batch, length).options(*WITHOUT_REQUEST).where(JobRow.answer.is_not(None))
+    numbers = [request[name].as_integer() for name in ("global_batch_size", "sequence_length")]
+    # As text: one that is damaged would fail the whole query in PostgreSQL as a number.
+    shape_of = [request[("resolved_model", name)].as_string() for name in SHAPE]
+    query = select(JobRow, *numbers, *shape_of).options(*WITHOUT_REQUEST).where(JobRow.answer.is_not(None))
     query = _newest(session, query, limit, None, JobFilter(submitter=submitter))
-    return [(job_summary(row), batch, length) for row, batch, length in session.execute(query)]
+    return [
+        AnsweredJob(job=job_summary(row), global_batch_size=batch, sequence_length=length, shape=tuple(shape))
+        for row, batch, length, *shape in session.execute(query)
+    ]
 
 
 def _newest(session: Session, query: Select[Any], limit: int, before: str | None, having: JobFilter) -> Select[Any]:
@@ -123,9 +130,11 @@ def _newest(session: Session, query: Select[Any], limit: int, before: str | None
         # The list as JSON text has the tag in quotation marks. `replace` is case-sensitive in both databases, LIKE is not.
         listed = readable(JobRow.summary)["tags"].as_string()
         query = query.where(func.replace(listed, f'"{tag}"', "") != listed)
-    if words := having.text.lower().split():
+    if words := having.text.split():
         searched = _searched_text()
-        query = query.where(*(searched.contains(word, autoescape=True) for word in words))
+        # The database lowers both: SQLite does so for ASCII letters alone, and a word of other capitals would never be found.
+        patterns = (re.sub(r"([/%_])", r"/\1", word) for word in words)
+        query = query.where(*(searched.like(func.lower(f"%{pattern}%"), escape="/") for pattern in patterns))
     return query
 
 

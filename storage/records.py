@@ -108,6 +108,8 @@ DAMAGED = "$damaged"
 """Key of an object that replaces a JSON value that cannot be read; its value is the stored text."""
 SEARCHED = ("model", *LABELS, "space", "strategy", "cluster", "runner")
 """Fields of a request that `JobFilter.text` looks at."""
+SHAPE = ("num_layers", "hidden_size", "ffn_hidden_size", "vocab_size")
+"""Fields of a request's model that tell apart models of one name."""
 LISTED = (*SEARCHED, "ranks", "trials", "max_seconds")
 """Fields of a request that lists show."""
 
@@ -283,6 +285,17 @@ class BestRate:
     submitter: str
     """The owner of the job."""
     samples_per_second: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnsweredJob:
+    """A job with an answer, and what makes its rate comparable."""
+
+    job: "JobRecord"
+    global_batch_size: int | None
+    sequence_length: int | None
+    shape: tuple[str | None, ...]
+    """The values of `SHAPE`; None: the model has no such field, as one with a factory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

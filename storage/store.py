@@ -48,6 +48,7 @@ from storage.migrations import migrate, stored_revision
 from storage.private_files import make_private_file
 from storage.records import (
     ANY_JOB,
+    AnsweredJob,
     ApiKey,
     Ask,
     AttemptRecord,
@@ -152,9 +153,9 @@ class Store:
 
     # jobs
 
-    def create_job(self, request: Mapping[str, Any]) -> JobRecord:
-        """Create a job in state QUEUED."""
-        return self._write(jobs.create_job, request, self._actor)
+    def create_job(self, request: Mapping[str, Any], devices: int = 1) -> JobRecord:
+        """Create a job in state QUEUED, whose trials take this many devices."""
+        return self._write(jobs.create_job, request, devices, self._actor)
 
     def job(self, job_id: str | None = None) -> JobRecord:
         """Return a job by its id or a unique prefix of it; None or LATEST: the newest job.
@@ -176,8 +177,8 @@ class Store:
         """Like `jobs`, with only the fields `LISTED` of each request: a whole request may have a megabyte."""
         return self._read(jobs.job_summaries, limit, before, having)
 
-    def answered_jobs(self, limit: int, submitter: str | None = None) -> list[tuple[JobRecord, int | None, int | None]]:
-        """Like `job_summaries`, of jobs with an answer, each with its global batch size and its sequence length."""
+    def answered_jobs(self, limit: int, submitter: str | None = None) -> list[AnsweredJob]:
+        """Like `job_summaries`, of jobs with an answer."""
         return self._read(jobs.answered_jobs, limit, submitter)
 
     def jobs_of(self, job_ids: Sequence[str]) -> list[JobRecord | None]:

@@ -17,7 +17,7 @@ from api.submission import JobName, JobNote, JobSubmission, JobTag, JobTags, res
 from api.together import RequestBatcher
 from api.views import job_summary, job_view
 from autotune.errors import RequestError
-from autotune.request.labels import MOST_TAGS, merged_labels
+from autotune.request.labels import MOST_TAGS, checked_labels
 from autotune.request.rows import request_of
 from autotune.session.allowed import is_from_outside
 from autotune.wire.jobs import Job, JobPage, job_etag
@@ -219,8 +219,7 @@ def change_job(
         if str(job.version) not in re.findall(r'(?<!/)"([0-9]{1,18})-[0-9]{1,18}"', match):
             raise HTTPException(412, "If-Match: the job has changed since; read it again")
         version = job.version
-    if labels:
-        changes |= merged_labels(job.request, labels)
+    changes |= checked_labels(labels)
     if not changes:
         raise RequestError("body", "changes nothing", f"give some of {', '.join(JobChange.model_fields)}")
     changed = store.by(principal.actor).change_request(job_id, version, changes)

@@ -16,8 +16,8 @@ router = APIRouter(prefix="/v1/leaderboard", tags=["jobs"])
 
 MOST_JOBS = 2_000
 """Jobs with an answer that are compared, newest first."""
-Workload = tuple[str, str, int, int, int]
-"""Model, cluster, ranks, global batch size, sequence length."""
+Workload = tuple[str, str, int, int, int, str]
+"""Model, cluster, ranks, global batch size, sequence length, and the model's shape: names of uploaded models are not unique."""
 Name = Annotated[str | None, Query(max_length=200)]
 
 
@@ -25,20 +25,27 @@ Name = Annotated[str | None, Query(max_length=200)]
 def list_leaderboard(store: StoreOf, principal: Reader, model: Name = None, cluster: Name = None) -> Leaderboard:
     """The fastest answer for each model and cluster; of jobs with the same ranks, batch and sequence length."""
     found: defaultdict[Workload, list[tuple[Answer, JobRecord]]] = defaultdict(list)
-    for job, batch, length in store.answered_jobs(MOST_JOBS, None if principal.sees_all else principal.owner):
+    for answered in store.answered_jobs(MOST_JOBS, None if principal.sees_all else principal.owner):
+        job, batch, length = answered.job, answered.global_batch_size, answered.sequence_length
         answer = answer_view(job)
         name, place = (str(job.request.get(field) or "") for field in ("model", "cluster"))
         if answer is None or not name or not place or batch is None or length is None:
             continue  # damaged, or a cluster of the user's own, which has no name
         if model in (None, name) and cluster in (None, place):
-            found[name, place, job.devices, batch, length].append((answer, job))
+            found[name, place, _ranks(job), batch, length, str(answered.shape)].append((answer, job))
     items = tuple(_entry(workload, found[workload]) for workload in sorted(found))
     return Leaderboard(items=items, jobs=sum(entry.jobs for entry in items))
 
 
+def _ranks(job: JobRecord) -> int:
+    """The devices of a trial. Older sweeps stored 1, and their ranks in the request."""
+    asked = job.request.get("ranks")
+    return asked if job.devices == 1 and isinstance(asked, int) else job.devices
+
+
 def _entry(workload: Workload, answered: Sequence[tuple[Answer, JobRecord]]) -> LeaderboardEntry:
     answer, job = max(answered, key=lambda item: item[0].rate.mean)
-    model, cluster, ranks, batch, length = workload
+    model, cluster, ranks, batch, length, _ = workload
     return LeaderboardEntry(
         model=model, cluster=cluster, ranks=ranks, global_batch_size=batch, sequence_length=length, jobs=len(answered),
         job=job.id, name=str(job.request.get("name") or ""), submitter=job.submitter, created=job.created,

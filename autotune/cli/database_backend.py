@@ -14,7 +14,7 @@ from autotune.exports import Export, exporter
 from autotune.outcome.best_config import build_best_config
 from autotune.outcome.job_snapshot import read_snapshot
 from autotune.reports.formats import report_text
-from autotune.request.labels import merged_labels
+from autotune.request.labels import checked_labels
 from autotune.request.rows import request_from_fields, request_to_row
 from autotune.session.resolve import resolve, session_of
 from storage.address import default_database_url
@@ -64,12 +64,12 @@ class DatabaseBackend(JobBackend):
     def label(self, job: str, labels: Mapping[str, Any]) -> JobRecord:
         """See `JobBackend.label`."""
         found = self._store.job(job)
-        return self._store.change_request(found.id, None, merged_labels(found.request, labels))
+        return self._store.change_request(found.id, None, checked_labels(labels))
 
     def clone(self, job: str) -> JobRecord:
         """See `JobBackend.clone`."""
         original = self._store.job(job)
-        return self._store.submit(original.request, Submission(priority=original.priority))[0]
+        return self._store.submit(original.request, Submission(priority=original.priority, devices=original.devices))[0]
 
     def extend(self, job: str, trials: int | None, max_seconds: float | None) -> JobRecord:
         """See `JobBackend.extend`."""

@@ -37,10 +37,9 @@ def require_labels(name: object, tags: object, note: object) -> None:
             raise RequestError("tags", f"{tag} is given twice", "leave one of them out")
 
 
-def merged_labels(request: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """The labels of a stored request after these changes. Raises as `require_labels`."""
-    stored = {"name": request.get("name") or "", "tags": request.get("tags") or (), "note": request.get("note") or ""}
-    labels = {**stored, **changes}
+def checked_labels(changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Some labels as they are stored. Raises as `require_labels`."""
+    labels = {"name": "", "tags": (), "note": "", **changes}
     labels["tags"] = tuple(labels["tags"])
     require_labels(**labels)
-    return labels
+    return {name: labels[name] for name in changes}

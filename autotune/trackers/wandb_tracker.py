@@ -64,7 +64,7 @@ class WandbTracker(Tracker):
             id=f"{self._job.id}-{number}",
             resume="allow",
             reinit="create_new",
-            group=f"{self._job.name} {self._job.id}",
+            group=self._job.id,  # without its name, which can change while the job is paused
             name=name,
             job_type="summary" if number == "summary" else "trial",
             tags=tags,

@@ -1,14 +1,16 @@
 """Submitting, listing, reading and steering jobs."""
 
 import tracemalloc
+from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
 
+from api.routes import jobs as routes
 from autotune.exports import EXPORTERS
 from search_spaces.outcome import JobState
 from storage.owners import current_owner
-from storage.records import Ask
+from storage.records import Ask, JobRecord
 from storage.store import Store
 from tests.api.conftest import REQUEST, measure, problem_of, submit
 
@@ -339,3 +341,18 @@ def test_the_objective_goodput_of_a_job_and_its_answer(client: TestClient, store
     assert best["goodput"] == shown["goodput"]
     way = best["goodput"]["ways"][0]
     assert way["tokens"] == 1e10 and way["hours_quantiles"]["0.05"] < way["hours_quantiles"]["0.95"]
+
+
+def test_labels_that_change_at_once_are_all_kept(client: TestClient, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A change sets the labels that it names, and no others: another one comes after the job was read."""
+    job = submit(client)["id"]
+    read = routes.visible_job
+
+    def read_before_another_change(*given: Any) -> JobRecord:
+        found = read(*given)
+        store.change_request(job, None, {"tags": ("between",)})
+        return found
+
+    monkeypatch.setattr(routes, "visible_job", read_before_another_change)
+    changed = client.patch(f"/v1/jobs/{job}", json={"name": "new"}).json()["request"]
+    assert (changed["name"], changed["tags"]) == ("new", ["between"])

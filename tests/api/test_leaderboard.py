@@ -54,3 +54,25 @@ def test_a_trial_and_itself(client: TestClient, measured: str) -> None:
 def test_unknown_trials(client: TestClient, measured: str) -> None:
     problem_of(client.get(f"/v1/jobs/{measured}/trials/0/differences", params={"other": 9}), 404)
     problem_of(client.get(f"/v1/jobs/{measured}/trials/0/differences"), 422)
+
+
+def test_models_of_one_name_and_other_shapes_are_not_compared(client: TestClient, store: Store) -> None:
+    small = {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 256,
+             "num_key_value_heads": 4, "intermediate_size": 128, "max_position_embeddings": 64}  # fmt: skip
+    jobs = [submit(client, model={"config": small | {"num_hidden_layers": layers}})["id"] for layers in (2, 4)]
+    for job in jobs:
+        measure(store, job, trials=1)
+    items = client.get("/v1/leaderboard").json()["items"]
+    assert sorted(entry["job"] for entry in items) == sorted(jobs)
+    assert {(entry["model"], entry["jobs"]) for entry in items} == {("uploaded", 1)}
+
+
+def test_a_sweep_of_the_command_line_has_its_ranks(client: TestClient, store: Store) -> None:
+    """Also one of an older version, which stored them in the request alone."""
+    submitted = submit(client)["id"]
+    request = dict(store.job(submitted).request)
+    older, newer = store.create_job(request).id, store.create_job(request, devices=2).id
+    for job in (older, newer):
+        measure(store, job, trials=1)
+    (entry,) = client.get("/v1/leaderboard").json()["items"]
+    assert (entry["ranks"], entry["jobs"]) == (2, 2)

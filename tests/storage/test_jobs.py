@@ -59,11 +59,12 @@ class TestJobs:
         first = {"name": "Grüße 100%", "tags": ("smoke",), "model": "llama-tiny", "trials": 77}
         second = {"name": "gruss", "note": 'a_b says "no"', "model": {"name": "llama"}, "cluster": "a100x8"}
         ids = []
-        for request in (first, second, {}):
+        for request in (first, second, {"name": "ÜBER"}):
             ids.append(store.create_job(request).id)
             clock.advance(1)
         for text, found in {
-            "GRüße": ids[:1], "gr": ids[1::-1], "tiny SMOKE": ids[:1], "tiny gruss": [], "100%": ids[:1], "a%8": [],
+            "GRüße": ids[:1], "ÜBER": ids[2:], "gr": ids[1::-1],
+            "tiny SMOKE": ids[:1], "tiny gruss": [], "100%": ids[:1], "a%8": [],
             "a_b": ids[1:2], "a?b": [], '"no"': ids[1:2], "queued": ids[::-1], ids[2]: ids[2:], "77": [],
             "smoke\nllama": ids[:1], "trials": [], " ": ids[::-1], "\\": [], "/": [],
         }.items():  # fmt: skip

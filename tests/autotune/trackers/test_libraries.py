@@ -8,6 +8,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,8 @@ def test_a_run_for_each_trial_once_over_a_pause_and_a_summary(tracker: str, tmp_
     first = READERS[tracker](tmp_path, job)
     assert first.summaries == 1
     assert 3 <= len(first.runs) < 6
+    session = replace(session, request=replace(session.request, name="renamed while it was paused"))
+    store.change_request(job, None, {"name": session.request.name})
     assert run_job(session, store, job, table.runner(failing)).state is JobState.SUCCEEDED
 
     snapshot = read_snapshot(store, job)
