@@ -5,6 +5,7 @@ AutotuneError
 ├── DoesNotFitError       (RequestError) the model's states exceed the host's memory in every configuration
 ├── NothingFeasibleError  (ValueError)   no configuration of the space fits the stated limit
 ├── JobNotResumableError  (RuntimeError) the job has ended, or was made by another version
+├── JobCutShortError      (RuntimeError) the database or the output failed while the job ran; what was measured is kept
 ├── NoBestError           (LookupError)  the job has no configuration that can win yet
 ├── BestConfigError       (ValueError)   a best-config file cannot be read
 ├── OutputError           (OSError)      the output path cannot be written
@@ -45,6 +46,10 @@ class NothingFeasibleError(AutotuneError, ValueError):
 
 class JobNotResumableError(AutotuneError, RuntimeError):
     """The job has ended, or its request was made by a version that this one cannot read."""
+
+
+class JobCutShortError(AutotuneError, RuntimeError):
+    """The database or the output failed while the job ran; what was measured is kept."""
 
 
 class NoBestError(AutotuneError, LookupError):

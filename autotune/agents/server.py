@@ -7,9 +7,10 @@ and starts only if its predicted cost is within that budget.
 
 import functools
 import json
+import math
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
@@ -26,8 +27,9 @@ from autotune.lint.case import Surroundings
 from autotune.lint.lint import lint
 from autotune.lint.report import checked_version, document
 from autotune.prediction.planning.question import cluster_of
+from search_spaces.clusters.presets import cluster_preset_names, is_cluster_name
 from search_spaces.errors import SearchSpaceError
-from search_spaces.models.huggingface import resolve_model
+from search_spaces.models.huggingface import model_preset_names, resolve_model
 from search_spaces.plain import to_plain
 
 Asked = ParamSpec("Asked")
@@ -103,14 +105,16 @@ def checked_recipe(text: str, format_name: str, language: str, around: Surroundi
     """
     if language not in LANGUAGES:
         raise RequestError("language", f"{language!r} is not known", f"use {', '.join(LANGUAGES)}")
-    if len(text.encode()) > MOST_RECIPE_BYTES:
+    try:
+        written = text.encode()
+    except UnicodeEncodeError:
+        raise RequestError("recipe", "is not a text", "give it as Unicode") from None
+    if len(written) > MOST_RECIPE_BYTES:
         raise RequestError("recipe", f"is longer than {MOST_RECIPE_BYTES:,} bytes", "give one recipe")
-    if "config_file" in text:
-        raise RequestError("recipe", "names another file, and no file is read here", "give the settings of that file instead")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"recipe.{language}"
-        path.write_text(text, encoding="utf-8")
-        found = [lint(one, around) for one in read_written(path, "" if format_name == "auto" else format_name)]
+        path.write_bytes(written)
+        found = [lint(one, around) for one in read_written(path, "" if format_name == "auto" else format_name, alone=True)]
         return [document(one, checked_version(one)) for one in found]
 
 
@@ -178,21 +182,28 @@ def _tools(client: Client) -> list[Callable[..., Any]]:
         recipe: its text. format: auto, deepspeed, torchtitan, megatron, megatron-bridge or accelerate. language: json, toml,
         yaml, sh or py (which is read, never run). model: a preset, if the recipe does not name it.
         """
+        if model:
+            _require_preset("model", model, names := model_preset_names(), model in names)
+        if cluster:
+            _require_preset("cluster", cluster, cluster_preset_names(), is_cluster_name(cluster))
         around = Surroundings(
-            model=resolve_model(str(named_model(model))) if model else None,
-            cluster=cluster_of(_preset(cluster), ranks, None) if cluster else None,
+            model=resolve_model(model) if model else None,
+            cluster=cluster_of(cluster, ranks, None) if cluster else None,
             ranks=ranks,
             global_batch_size=global_batch_size,
         )
         return checked_recipe(recipe, format, language, around)
 
     @_one_line
-    def estimate(model: str | dict[str, Any], fields: dict[str, Any] | None = None) -> dict[str, Any]:
+    def estimate(
+        model: str | dict[str, Any], trials: int | None = None, fields: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
         """Predict what a tuning job would find and cost: trials, seconds, device-hours, gain over the baseline. Starts nothing.
 
-        fields: those of `submit`.
+        trials: of the job; left out: the service's default. fields: those of `submit`.
         """
-        return _plain(client.estimate(named_model(model), **_fields(fields or {})))
+        stated = _fields(fields or {}) | ({} if trials is None else {"trials": trials})
+        return _plain(client.estimate(named_model(model), **stated))
 
     @_one_line
     def submit(
@@ -203,14 +214,16 @@ def _tools(client: Client) -> list[Callable[..., Any]]:
     ) -> dict[str, Any]:
         """Start a tuning job: real trials on the service's devices. Ask the user first, with the cost of `estimate`.
 
-        trials and device_hours are the budget and must be given; a job that is predicted to cost more is refused. fields:
+        trials and device_hours are the budget and must be given; a job is refused if its trials are predicted to cost more than
+        device_hours even at the lower end of the prediction. fields:
         other fields of a job, such as {"cluster": "ray", "ranks": 8, "space": "3d", "global_batch_size": 64}.
         Returns the job's id and the predicted cost.
         """
         if trials is None or device_hours is None:
             missing = "trials" if trials is None else "device_hours"
             raise RequestError(missing, "is missing: a job needs a budget", "call estimate, ask the user, and give both")
-        stated = _fields(fields or {}) | {"trials": trials, "device_hours": device_hours}
+        stated = _fields(fields or {}) | {"trials": trials}
+        # Without the budget in hours, which would end the job, and so its predicted cost.
         expected = client.estimate(named_model(model), **stated)
         cost = expected.device_hours
         if cost is not None and cost.low > device_hours:
@@ -219,7 +232,7 @@ def _tools(client: Client) -> list[Callable[..., Any]]:
                 f"the job is predicted to take {cost.low:.3g} to {cost.high:.3g}, the budget is {device_hours:g}",
                 "raise the budget with the user's consent, or lower trials",
             )
-        job = client.submit(named_model(model), **stated)
+        job = client.submit(named_model(model), **stated, device_hours=device_hours)
         return {"job": job.id, "state": str(job.state), "predicted_cost": _plain(expected)}
 
     @_one_line
@@ -233,6 +246,8 @@ def _tools(client: Client) -> list[Callable[..., Any]]:
 
         Call again with the last event's `sequence`. A job has ended in the states SUCCEEDED, FAILED and CANCELLED.
         """
+        if not math.isfinite(seconds):
+            raise RequestError("seconds", f"{seconds} is not a time", f"give up to {WATCH_SECONDS:g}")
         until = time.monotonic() + min(max(seconds, 0.0), WATCH_SECONDS)
         while True:
             now = client.job(job)
@@ -273,6 +288,12 @@ def _preset(name: str, field: str = "cluster") -> str:
     if "/" in name or "\\" in name or name.endswith(".toml"):
         raise RequestError(field, f"{name!r} is a path, and no file is read here", "give a preset's name")
     return name
+
+
+def _require_preset(field: str, text: str, presets: Sequence[str], is_known: bool) -> None:
+    """Refuse what is not known by name: it would be looked for as a file."""
+    if not is_known:
+        raise RequestError(field, f"{text!r} is not a preset, and no file is read here", f"use one of {', '.join(presets)}")
 
 
 def _fields(fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,7 +4,9 @@ from autotune.cli.status import Status
 from autotune.client import Client
 from autotune.errors import MissingPackageError, RequestError
 from autotune.installed import install_line
-from autotune.ops.network import is_loopback
+
+PROTECTED = ("127.0.0.1", "localhost", "::1")
+"""Addresses of this machine for which the protocol's server checks which page of a browser asks."""
 
 
 def mcp_command(http: str | None) -> Status:
@@ -34,10 +36,10 @@ def mcp_command(http: str | None) -> Status:
 
 def _address(text: str) -> tuple[str, int]:
     host, _, port = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
     if not port.isdigit() or not 0 < int(port) < 65536:
         raise RequestError("http", f"{text!r} is not an address", "give ADDRESS:PORT, such as 127.0.0.1:8765")
-    if not is_loopback(host):
-        raise RequestError(
-            "http", f"{host} can be reached from other machines, whose agents would use your key", "use 127.0.0.1"
-        )
+    if host not in PROTECTED:
+        problem = f"{host} can be reached by other machines, or by pages in a browser, which would use your key"
+        raise RequestError("http", problem, f"use {' or '.join(PROTECTED)}")
     return host, int(port)

@@ -118,7 +118,10 @@ def space(
     space_: Annotated[
         str, typer.Option("--space", metavar="NAME", help="zero, zero-buckets, 3d, parallel, full, or a TOML file.")
     ] = "zero",
-    global_batch_size: Annotated[int, typer.Option(min=1, metavar="N", help="Samples per optimizer step, over all ranks.")] = 8,
+    global_batch_size: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="Samples per optimizer step, over all ranks. [default: 8, or one per rank]"),
+    ] = None,
     sequence_length: Annotated[
         int | None,
         typer.Option(min=1, metavar="N", help="Tokens per sample; default: at most the model's maximum, 128 for local."),
@@ -135,7 +138,7 @@ def space(
     from autotune.cli.space import SpaceOptions, knobs_command, space_command
 
     if knobs:
-        end(knobs_command)
+        end(lambda: knobs_command(json))
     end(
         lambda: space_command(
             SpaceOptions(

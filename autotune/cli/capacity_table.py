@@ -24,7 +24,7 @@ def print_capacity(found: Capacity, console: Console) -> None:
     console.print(_table(found), highlight=False)
     print_line(
         f"  predicted by {found.question.rests_on}; nothing was run. Fits: with a probability of {found.probability:.0%} "
-        "or more, and with gradients summed over micro-batches",
+        "or more, and with gradients summed over micro-batches; what is lacking includes the margin for that probability",
         "dim",
     )
 
@@ -55,7 +55,7 @@ def config_text(config: TrialConfig) -> str:
 
 
 def lacks_text(answer: RungAnswer) -> str:
-    """Why a rung does not fit: `lacks 3.1 GiB per card`."""
+    """Why a rung does not fit: `lacks 3.1 GiB per card`, with the margin for an uncertain prediction."""
     lacks = (("per card", answer.lacks_card), ("of main memory", answer.lacks_host))
     return f"lacks {' and '.join(f'{bytes_text(count)} {what}' for what, count in lacks if count)}"
 

@@ -9,6 +9,7 @@ from types import FrameType
 
 from autotune.cli.live import LiveTable
 from autotune.cli.options import DEFAULT_OUT, SweepOptions
+from autotune.errors import JobCutShortError, OutputError
 from autotune.loop.listener import LoopListener
 from autotune.loop.stop import StopSignal
 from autotune.session.quick_calibration import calibrate_for
@@ -19,6 +20,7 @@ from autotune.text.console import Console
 from autotune.tuning import TuneResult, finish, open_job
 from executor.runners.runner import Runner
 from storage.address import default_database_url
+from storage.errors import DatabaseUnavailableError
 from storage.records import JobRecord
 from storage.store import Store, open_store
 
@@ -44,7 +46,14 @@ def run_job_with_table(
     stop = StopSignal()
     # After the runner, since Ray installs its own SIGTERM handler.
     with _stopping(stop, console, resume_line(job.id, options)), _watching(session, console, options.json) as table:
-        return finish(session, store, job.id, runner, out=out, stop=stop, listener=table)
+        try:
+            return finish(session, store, job.id, runner, out=out, stop=stop, listener=table)
+        except OutputError as error:
+            kept = f"the answer is kept: `autotune export {job.id} --out FILE`"
+            raise JobCutShortError("out", error.problem, kept) from error
+        except DatabaseUnavailableError as error:
+            kept = f"what was measured is kept; continue with `{resume_line(job.id, options)}`"
+            raise JobCutShortError("database", str(error), kept) from error
 
 
 def start_runner(session: Session, console: Console, options: SweepOptions, job: JobRecord | None) -> Runner:

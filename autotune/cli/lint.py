@@ -39,6 +39,8 @@ class LintOptions:
 
 def lint_command(options: LintOptions) -> Status:
     """Check every file and print. Exit status 0: no findings; 1: findings; 2: a file could not be read."""
+    if options.json and options.sarif:
+        raise RequestError("sarif", "is a document of its own", "leave --json out")
     format_name, paths = _asked(options.words)
     around = _surroundings(options, format_name)
     linted: list[Linted] = []
@@ -48,9 +50,12 @@ def lint_command(options: LintOptions) -> Status:
             linted += [_checked(one, around, options.dry_run) for one in read_written(path, format_name)]
         except UnknownFormatError:
             raise
-        except (AutotuneError, SearchSpaceError) as error:
+        except (AutotuneError, SearchSpaceError) as caught:
+            # Where recipes are read for sweeps, the file is the value of --from.
+            is_file = isinstance(caught, RequestError) and caught.field == "from"
+            error = RequestError("file", caught.problem, caught.remedy) if is_file else caught
             if len(paths) == 1 and not options.sarif:
-                raise
+                raise error from None
             unread.append(f"{path}: {error}")
     _print(linted, unread, options)
     if unread:
@@ -104,7 +109,7 @@ def _print(linted: list[Linted], unread: list[str], options: LintOptions) -> Non
         print_error(line)
     if options.json:
         files = [document(one, checked_version(one, options.version or "")) for one in linted]
-        write_document({"files": files})
+        write_document({"files": files, "unread": unread})
         return
     console = Console()
     for one in linted:

@@ -19,7 +19,7 @@ from autotune.outcome.verdict import Verdict
 from autotune.session.session import Session
 from autotune.text.console import Console
 from autotune.text.rows import TrialRows, TrialTable, baseline_of, rate_text
-from autotune.text.sizes import duration_text
+from autotune.text.sizes import duration_text, number_text
 from search_spaces.outcome import JobState, Purpose
 from search_spaces.trial import Progress
 from storage.records import TrialRecord
@@ -81,7 +81,7 @@ class LiveTable(LoopListener):
         self._draw()
 
     def on_progress(self, trial: TrialRecord, progress: Progress) -> None:
-        rate = f" {progress.samples_per_second:.4g}/s" if progress.samples_per_second else ""
+        rate = f" {number_text(progress.samples_per_second)}/s" if progress.samples_per_second else ""
         self._running[trial.number] = (trial, f"{progress.phase}{f' {progress.step}' if progress.step else ''}{rate}")
         if time.monotonic() - self._drawn >= PROGRESS_SECONDS:
             self._draw()

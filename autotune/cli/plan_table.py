@@ -6,9 +6,10 @@ from autotune.goodput.choice import Choice
 from autotune.prediction.planning.largest import Dimension, Largest
 from autotune.prediction.planning.plan import SHARE, Plan, PlanObjective, PlanOptions, Plans
 from autotune.prediction.planning.question import Question
+from autotune.prediction.planning.simplicity import PLAIN, certain_gain
 from autotune.text.console import Console
 from autotune.text.prediction_table import asked_text, bar_text, seconds_text
-from autotune.text.sizes import bytes_text
+from autotune.text.sizes import bytes_text, number_text
 from search_spaces.knob_values import value_text
 from search_spaces.models.model import ModelSpec
 from search_spaces.trial_config import TrialConfig
@@ -45,6 +46,12 @@ def print_plans(question: Question, plans: Plans, options: PlanOptions, console:
             f"configurations whose predictions differ by at most {_percent(round(plans.resolution, 3))} tie, because smaller "
             f"differences are not reliable; the simplest is shown{'' if ties else ' (--ties: show all)'}"
         )
+    if options.objective is PlanObjective.THROUGHPUT and (names := _held_back(plans)):
+        gain = _percent(round(certain_gain(question.rates.time_spread), 2))
+        print_line(
+            f"plans with values that published recipes rarely use ({', '.join(names)}) lead only if they are more than {gain} "
+            "faster, the error of predictions for one machine"
+        )
     print_line("")
     for number, plan in enumerate(plans.plans, 1):
         console.print(_figures(number, plan, question), soft_wrap=True)
@@ -53,7 +60,7 @@ def print_plans(question: Question, plans: Plans, options: PlanOptions, console:
             print_line(f"    {'' if place == 0 else 'or '}{goodput_text(choice)}", "dim" if number > 1 or place else "")
         for tie in plan.ties if ties else ():
             rate = question.global_batch_size / tie.step_seconds
-            print_line(f"      = {rate:.4g} samples/s  {_config_text(plan, tie.config, question)}", "dim")
+            print_line(f"      = {number_text(rate)} samples/s  {_config_text(plan, tie.config, question)}", "dim")
         if ties and plan.tied > len(plan.ties):
             print_line(f"      and {plan.tied - len(plan.ties):,} more", "dim")
     print_line(
@@ -68,6 +75,18 @@ def print_plans(question: Question, plans: Plans, options: PlanOptions, console:
         )
         for reason in best.reasons:
             print_line("  " + reason.text(best.goal, ALTERNATIVES))
+
+
+def _held_back(plans: Plans) -> list[str]:
+    """Knobs at unusual values in plans that are faster than the first."""
+    first, *others = plans.plans
+    faster = [plan for plan in others if plan.estimate.step_seconds.mean < first.estimate.step_seconds.mean]
+    return [
+        name
+        for name, plain in PLAIN.items()
+        if getattr(first.estimate.config, name) in plain
+        and any(getattr(plan.estimate.config, name) not in plain for plan in faster)
+    ]
 
 
 def print_largest(found: Largest, console: Console) -> None:
@@ -122,7 +141,9 @@ def _figures(number: int, plan: Plan, question: Question) -> Text:
     estimate = plan.estimate
     rate, peak = estimate.samples_per_second, estimate.peak_memory_bytes.mean
     step = seconds_text(estimate.step_seconds.mean)
-    line = Text(f"{number:>2}  {rate.mean:.4g} samples/s [{rate.low:.4g}, {rate.high:.4g}]  {step}  ")
+    line = Text(
+        f"{number:>2}  {number_text(rate.mean)} samples/s [{number_text(rate.low)}, {number_text(rate.high)}]  {step}  "
+    )
     line.append_text(time_bar(estimate.breakdown_seconds))
     share = peak / estimate.memory_limit_bytes
     line.append(f"  {bytes_text(peak):>8} {bar_text(share, MEMORY_BAR):<{MEMORY_BAR}} {share:.0%}")

@@ -8,6 +8,7 @@ from autotune.cli.documents import write_document
 from autotune.cli.status import Status
 from autotune.cluster.ray_cluster import asked_cluster
 from autotune.errors import RequestError
+from autotune.prediction.planning.question import SMALL_BATCH
 from autotune.prediction.planning.question_space import layouts_of
 from autotune.request.engines import capability_of
 from autotune.session.feasible import require_positions
@@ -30,7 +31,7 @@ class SpaceOptions:
     ray_address: str | None
     ranks: int | None
     space: str
-    global_batch_size: int
+    global_batch_size: int | None
     sequence_length: int | None
     memory_limit: int | None
     pins: tuple[str, ...]
@@ -51,12 +52,18 @@ def space_command(options: SpaceOptions) -> Status:
         }  # fmt: skip
         write_document(document)
         return Status.OK if census.legal else Status.NOTHING_FEASIBLE
-    _print(space, options, examples)
+    _print(space, examples)
     return Status.OK if census.legal else Status.NOTHING_FEASIBLE
 
 
-def knobs_command() -> Status:
-    """Print every knob with its domain."""
+def knobs_command(as_json: bool) -> Status:
+    """Print every knob with its domain.
+
+    Raises:
+        RequestError: as a document, which a service has.
+    """
+    if as_json:
+        raise RequestError("json", "is of the space, not of its knobs", "leave --knobs out, or ask a service: GET /v1/knobs")
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("knob", "unit", "domain", "default", "what it does"):
         table.add_column(name, overflow="fold")
@@ -78,7 +85,8 @@ def _resolve(options: SpaceOptions) -> SearchSpace:
     ranks = options.ranks or (2 if name == "local" else None)
     cluster = resolve_cluster(name, ranks, options.memory_limit, live)
     longest = min(model.sequence_length, 128) if name == "local" else model.sequence_length
-    workload = Workload(global_batch_size=options.global_batch_size, sequence_length=options.sequence_length or longest)
+    batch = options.global_batch_size or max(SMALL_BATCH, cluster.world_size)
+    workload = Workload(global_batch_size=batch, sequence_length=options.sequence_length or longest)
     require_positions(model, workload.sequence_length)
     capability = None if options.engine == "any" else capability_of(options.engine)
     layouts = None if options.engine == "any" else layouts_of(options.engine)
@@ -91,11 +99,11 @@ def _why(space: SearchSpace, rule: str) -> str:
     return f"{found[0].message}; {found[0].remedy}" if found else ""
 
 
-def _print(space: SearchSpace, options: SpaceOptions, examples: dict[str, str]) -> None:
+def _print(space: SearchSpace, examples: dict[str, str]) -> None:
     console, census = Console(), space.census()
     console.print(
         f"space {space.name} for {space.model.name} ({space.model.parameter_count:,} parameters) on {space.cluster.name} with "
-        f"{space.world_size} ranks, global batch {options.global_batch_size}",
+        f"{space.world_size} ranks, global batch {space.context.workload.global_batch_size}",
         highlight=False,
         soft_wrap=True,
     )

@@ -1,14 +1,17 @@
 """Exit statuses, and printing errors as one line on standard error."""
 
+import errno
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from enum import IntEnum
+from io import TextIOWrapper
 from typing import Any
 
 import typer
 
 from autotune.installed import missing_line
-from autotune.text.visible_text import visible_line
+from autotune.text.visible_text import visible, visible_line
 
 PROGRAM = "autotune"
 
@@ -29,11 +32,15 @@ def exit_status(app: typer.Typer, arguments: Sequence[str], further: dict[str, A
     `further`: additional data for the commands' context.
     """
     as_json = "--json" in arguments
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal without these characters: bars become question marks
     try:
         # The name is given because shell completion depends on it.
         result = app(args=list(arguments), prog_name=PROGRAM, standalone_mode=False, obj=further)
     except typer.TyperException as error:
-        return _fail(_usage_text(error), Status.USAGE, as_json, "UsageError")
+        wrong = _wrong_value(error)
+        return _fail(_usage_text(error) if wrong is None else str(wrong), Status.USAGE, as_json, wrong or "UsageError")
     except typer.Abort:
         return _fail("interrupted", Status.INTERRUPTED, as_json, "Interrupted")
     except ModuleNotFoundError as error:
@@ -41,11 +48,21 @@ def exit_status(app: typer.Typer, arguments: Sequence[str], further: dict[str, A
         if line is None:
             raise
         return _fail(line, Status.USAGE, as_json, error)
+    except RecursionError as error:
+        return _fail("input: is nested too deeply; simplify the file", Status.USAGE, as_json, error)
     except Exception as error:
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC and error.filename is None:
+            with suppress(OSError):
+                sys.stdout.close()  # what it still holds cannot be written either
+            return _fail("output: cannot be written, no space is left; free some where it goes", Status.FAILURE, False, error)
         status = status_of(error)
         if status is None:
+            if as_json:  # standard output is a document even then
+                _write_error(f"{type(error).__name__}: {error}", Status.FAILURE, error)
             raise
         return _fail(str(error), status, as_json, error)
+    if result == Status.INTERRUPTED and not isinstance(result, Status):
+        return _fail("interrupted", Status.INTERRUPTED, as_json, "Interrupted")  # before the command began: it says so itself
     return result if isinstance(result, int) else Status.OK
 
 
@@ -61,7 +78,7 @@ def end(command: Callable[[], Status]) -> None:
 def status_of(error: Exception) -> Status | None:
     """The status of one of our errors; None: it is not ours."""
     # Imported here because `autotune --help` must not load these packages.
-    from autotune.errors import AutotuneError, NoBestError, NothingFeasibleError
+    from autotune.errors import AutotuneError, JobCutShortError, NoBestError, NothingFeasibleError
     from executor.errors import DataError, ExecutorError, FactoryError, WeightsError
     from search_spaces.errors import SearchSpaceError
     from storage.errors import LeaseHeldError, LeaseLostError, StorageError
@@ -69,7 +86,7 @@ def status_of(error: Exception) -> Status | None:
     match error:
         case NothingFeasibleError():
             return Status.NOTHING_FEASIBLE
-        case NoBestError() | LeaseHeldError() | LeaseLostError():
+        case NoBestError() | JobCutShortError() | LeaseHeldError() | LeaseLostError():
             return Status.FAILURE
         case AutotuneError() | SearchSpaceError() | StorageError() | FactoryError() | DataError() | WeightsError():
             return Status.USAGE
@@ -90,6 +107,33 @@ def _status_of_client(error: Exception) -> Status | None:
     return Status.FAILURE if type(error) is client.ServiceError else Status.USAGE
 
 
+class UsageError(Exception):
+    """A value of an option, or an argument, that cannot be read."""
+
+    def __init__(self, field: str, problem: str, remedy: str) -> None:
+        super().__init__(f"{field}: {problem}; {remedy}")
+        self.field, self.problem, self.remedy = field, problem, remedy
+
+
+_KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false"}
+_LIMITS = {"ge": "at least {}", "gt": "more than {}", "le": "at most {}", "lt": "less than {}"}
+
+
+def _wrong_value(error: typer.TyperException) -> UsageError | None:
+    """The usage error with field, problem and remedy, if it is a value of the wrong type or beyond a limit."""
+    parameter, found = getattr(error, "param", None), getattr(error.__cause__, "errors", None)
+    if parameter is None or found is None:
+        return None
+    first = found()[0]
+    kind = _KINDS.get(str(first["type"]).partition("_")[0])
+    limits = [text.format(first.get("ctx", {})[name]) for name, text in _LIMITS.items() if name in first.get("ctx", {})]
+    wanted = kind or next(iter(limits), None)
+    if wanted is None:
+        return None
+    path = getattr(getattr(error, "ctx", None), "command_path", PROGRAM)
+    return UsageError(str(parameter.name), f"{first['input']!r} is not {wanted}", f"see `{path} --help`")
+
+
 def _usage_text(error: typer.TyperException) -> str:
     """The usage error in one line, with a pointer to the help."""
     text = " ".join(error.format_message().split()).rstrip(".")
@@ -99,17 +143,21 @@ def _usage_text(error: typer.TyperException) -> str:
 
 
 def print_error(line: str) -> None:
-    """Print an error to standard error."""
-    print(f"{PROGRAM}: {visible_line(line)}", file=sys.stderr)  # noqa: T201  the one place that prints errors
+    """Print an error to standard error; the lines of a traceback in it are indented, so that none passes for another error."""
+    print(f"{PROGRAM}: {visible(line).replace(chr(10), chr(10) + '  ')}", file=sys.stderr)  # noqa: T201  the one place that prints errors
 
 
 def _fail(message: str, status: Status, as_json: bool, error: Exception | str) -> Status:
     print_error(message)
     if as_json:
-        from autotune.cli.documents import error_document, write_document
-
-        write_document(error_document(visible_line(message), status, error))
+        _write_error(message, status, error)
     return status
+
+
+def _write_error(message: str, status: Status, error: BaseException | str) -> None:
+    from autotune.cli.documents import error_document, write_document
+
+    write_document(error_document(visible_line(message), status, error))
 
 
 def print_note(line: str) -> None:

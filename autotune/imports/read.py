@@ -17,11 +17,11 @@ from autotune.imports.best_config import from_best_config
 from autotune.imports.deepspeed import DEEPSPEED_FORMAT as DEEPSPEED
 from autotune.imports.deepspeed import from_deepspeed
 from autotune.imports.imported import Imported, flat
-from autotune.imports.megatron import BRIDGE, LM, REMOVED, from_megatron, from_megatron_bridge
+from autotune.imports.megatron import BRIDGE, BRIDGE_TABLES, LM, REMOVED, from_megatron, from_megatron_bridge
 from autotune.imports.python_recipe import python_recipes
 from autotune.imports.shell import read_options
 from autotune.imports.torchtitan import FORMAT as TORCHTITAN
-from autotune.imports.torchtitan import from_torchtitan
+from autotune.imports.torchtitan import UNREAD, from_torchtitan
 from search_spaces.file_kinds import kind_of
 from search_spaces.plugins import Group, load_plugins
 
@@ -31,12 +31,21 @@ ACCELERATE_KEYS = frozenset(
 DEEPSPEED_KEYS = frozenset({"zero_optimization", "train_batch_size", "train_micro_batch_size_per_gpu", "bf16", "fp16"})
 BEST_CONFIG = frozenset({"schema_version", "best"})
 FORMATS = (DEEPSPEED, TORCHTITAN, LM, BRIDGE, ACCELERATE)
+PREFIXES: Mapping[str, tuple[str, ...]] = {
+    TORCHTITAN: ("recipe", "model.", "training.", "optimizer.", "parallelism.", "activation_checkpoint.", "compile.", *UNREAD),
+    LM: ("--",),
+    BRIDGE: ("recipe", "model.", "dataset.", "scheduler.", "tokenizer.", *(f"{table}." for table in BRIDGE_TABLES)),
+}  # fmt: skip
+"""Format -> how its settings begin. The other formats report each setting that they do not know."""
 REMEDY = (
     "give a DeepSpeed configuration (JSON), a file of `accelerate config` (YAML), a torchtitan TOML file, a launch script of "
     "Megatron-LM, settings of Megatron-Bridge (YAML), or a best-config.json"
 )
+MOST_VALUES = 100_000
+"""Values of a file. One that refers to its own parts stands for more than fit into the memory."""
+ALONE = "names another file, and no file is read here"
 TABLES = (".json", ".yaml", ".yml", ".toml")
-OVERRIDE = re.compile(r"(?<![\w.])\+{0,2}([A-Za-z_]\w*(?:\.\w+)+)=(\S+)")
+OVERRIDE = re.compile(r"\+{0,2}([A-Za-z_]\w*(?:\.\w+)+)=(.+)", re.DOTALL)
 """An override of Megatron-Bridge: `model.tensor_model_parallel_size=4`."""
 
 
@@ -88,23 +97,44 @@ def read_imported(path: Path) -> Imported:
     return found[0].imported()
 
 
-def read_written(path: Path, format_name: str = "") -> list[Written]:
+def read_written(path: Path, format_name: str = "", alone: bool = False) -> list[Written]:
     """The configurations of a file: one, but for a Python file with several functions.
 
-    `format_name`: one of `FORMATS`; empty: the file's content decides.
+    Args:
+        path: the file.
+        format_name: one of `FORMATS`; empty: the file's content decides.
+        alone: refuse a file that names another one, so that no other is read.
 
     Raises:
-        RequestError: the file cannot be read, or is neither a table, nor a script with options of a known framework.
+        RequestError: the file cannot be read, or is neither a table, nor a script with options of a known framework, or has
+            another format than the given one.
         UnknownFormatError: there is no such format.
     """
     if format_name and format_name not in FORMATS:
         raise UnknownFormatError("format", f"{format_name!r} is not known", f"use auto, {', '.join(FORMATS)}")
     if path.suffix == ".py":
-        return _python(path, format_name)
-    if path.suffix not in TABLES:
-        return [_script(path, format_name)]
-    content = read_table(path)
-    return [Written(format=format_name or _format_of_table(content), name=path.name, path=path, content=content)]
+        found = _python(path, format_name)
+    elif path.suffix not in TABLES:
+        found = [_script(path, format_name, alone)]
+    else:
+        content = read_table(path)
+        own = _format_of_table(content)
+        if format_name and own not in ("", format_name):
+            raise RequestError("format", f"{path} is of {own}, not of {format_name}", f"give {own}, or auto")
+        found = [Written(format=format_name or own, name=path.name, path=path, content=content)]
+    for one in found:
+        if format_name:
+            _require_settings(one)
+        if alone and any("config_file" in key for key, _ in flat(one.content)):
+            raise RequestError("recipe", ALONE, "give the settings of that file instead")
+    return found
+
+
+def _require_settings(one: Written) -> None:
+    """Refuse a file without any setting of the format that it is said to have: it would pass every check."""
+    prefixes = PREFIXES.get(one.format, ("",))
+    if not any(key.startswith(prefixes) for key in (*dict(flat(one.content)), *one.open)):
+        raise RequestError("format", f"{one.path} has no setting of {one.format}", "give the format that it has, or auto")
 
 
 def _format_of_table(content: Mapping[str, Any]) -> str:
@@ -152,6 +182,8 @@ def _python(path: Path, format_name: str) -> list[Written]:
         recipes = python_recipes(_text(path))
     except SyntaxError as error:
         raise RequestError("from", f"{path} is not Python ({error.msg}, line {error.lineno})", REMEDY) from error
+    except (RecursionError, MemoryError):
+        raise RequestError("from", f"{path} is nested too deeply", REMEDY) from None
     found = []
     for recipe in recipes:
         kind = format_name or _format_of_keys(recipe.settings)
@@ -164,11 +196,11 @@ def _python(path: Path, format_name: str) -> list[Written]:
     return found
 
 
-def _script(path: Path, format_name: str) -> Written:
+def _script(path: Path, format_name: str, alone: bool) -> Written:
     text = _text(path)
     found = read_options(text)
     settings: dict[str, Any] = found.settings
-    overrides = {key: yaml.safe_load(value) for key, value in OVERRIDE.findall(text)}
+    overrides = {given[1]: _override(given[2]) for word in found.words if (given := OVERRIDE.fullmatch(word))}
     tables = {key.removeprefix("--").replace("-", "_"): value for key, value in settings.items() if key.startswith("--")}
     kind = format_name or _format_of_keys(settings) or _format_of_keys(tables) or _format_of_keys(overrides)
     match kind:
@@ -176,7 +208,7 @@ def _script(path: Path, format_name: str) -> Written:
             content: Mapping[str, Any] = overrides
         case "torchtitan":
             others = {key: value for key, value in settings.items() if not key.startswith("--")}
-            content = {**_base(path, tables), **_switches(tables), **others}
+            content = {**_base(path, tables, alone), **_switches(tables), **others}
         case "megatron":
             content = settings
         case _:
@@ -184,14 +216,24 @@ def _script(path: Path, format_name: str) -> Written:
     return Written(format=kind, name=path.name, path=path, content=content, open=tuple(found.open))
 
 
+def _override(text: str) -> Any:
+    """The value of an override, which is YAML; a part of one that the shell has split stays text."""
+    try:
+        return yaml.safe_load(text)
+    except (yaml.YAMLError, RecursionError):
+        return text
+
+
 def _switches(tables: Mapping[str, Any]) -> dict[str, Any]:
     """tyro's switches: `--compile.no_enable` means `compile.enable = false`."""
     return {key.replace(".no_", "."): False if ".no_" in key and value is True else value for key, value in tables.items()}
 
 
-def _base(path: Path, tables: dict[str, Any]) -> dict[str, Any]:
+def _base(path: Path, tables: dict[str, Any], alone: bool) -> dict[str, Any]:
     """The TOML file that torchtitan's options name, if it is there: options override it."""
     name, recipe = tables.pop("job.config_file", None), tables.pop("config", None)
+    if alone and name is not None:
+        raise RequestError("recipe", ALONE, "give the settings of that file instead")
     tables.pop("module", None)
     file = next((file for file in (path.parent / str(name), Path(str(name))) if name and file.is_file()), None)
     if file is not None:
@@ -223,10 +265,27 @@ def read_table(path: Path) -> Mapping[str, Any]:
                 content = tomllib.loads(text)
             case _:
                 content = yaml.safe_load(text)
+    except RecursionError:
+        raise RequestError("from", f"{path} is nested too deeply", REMEDY) from None
     except (ValueError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())
         what = "not TOML" if path.suffix == ".toml" else "neither JSON nor YAML"
         raise RequestError("from", f"{path} is {what} ({reason})", REMEDY) from error
     if not isinstance(content, Mapping):
         raise RequestError("from", f"{path} does not hold a table", REMEDY)
+    _require_small(path, content)
     return {str(key): value for key, value in content.items()}
+
+
+def _require_small(path: Path, content: object) -> None:
+    """Refuse a table that stands for more than `MOST_VALUES`, as the same part may be named many times in YAML."""
+    left, count = [content], 0
+    while left:
+        one = left.pop()
+        count += 1
+        if count > MOST_VALUES:
+            raise RequestError("from", f"{path} has more than {MOST_VALUES:,} values", REMEDY)
+        if isinstance(one, Mapping):
+            left += one.values()
+        elif isinstance(one, list | tuple | set):
+            left += one

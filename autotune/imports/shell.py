@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from autotune.errors import RequestError
+
 LAUNCHER = "launcher."
 """Prefix of the launcher's own options, such as `launcher.nproc_per_node`."""
 ENVIRONMENT = "env."
@@ -16,7 +18,7 @@ LAUNCHERS = ("torchrun", "torch.distributed.run", "torch.distributed.launch")
 PROGRAM = re.compile(r".*\.py|torchtitan\.\S+")
 """The word after which options are the program's."""
 ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
-VARIABLE = re.compile(r"\$\{([A-Za-z_]\w*)(?:\[[@*]\])?(?::?[-=]([^}]*))?\}|\$([A-Za-z_]\w*)")
+VARIABLE = re.compile(r"\$\{([A-Za-z_]\w*)(?:\[[@*]\])?(?::?[-=]([^}]{0,1000}))?\}|\$([A-Za-z_]\w*)")
 ARITHMETIC = re.compile(r"\$\(\(([^()]*(?:\([^()]*\)[^()]*)*)\)\)")
 COMMAND = re.compile(r"\$\([^()]*\)|`[^`]*`")
 SUBCOMMAND = re.compile(r"activation-checkpoint:(\w+)")
@@ -25,6 +27,28 @@ OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mu
              ast.FloorDiv: operator.floordiv}  # fmt: skip
 MOST_ROUNDS = 8
 """Depth to which variables may refer to variables."""
+MOST_CHARACTERS = 1_000_000
+"""That all variables of a script may be replaced by: a few lines could double their text until the memory is full."""
+LONGEST_ARITHMETIC = 200
+
+
+class _Variables(dict[str, str]):
+    """The values of a script's variables."""
+
+    left = MOST_CHARACTERS
+
+    def value(self, found: re.Match[str]) -> str:
+        """What a reference is replaced by: the value, else the default in it, else the reference itself.
+
+        Raises:
+            RequestError: all replacements together are too long.
+        """
+        text = self.get(found[1] or found[3], found[2] or found[0])
+        self.left -= len(text)
+        if self.left < 0:
+            problem = f"its variables have more than {MOST_CHARACTERS:,} characters when they are replaced"
+            raise RequestError("from", problem, "write the values out")
+        return text
 
 
 @dataclass(slots=True)
@@ -34,6 +58,8 @@ class Script:
     settings: dict[str, Any] = field(default_factory=dict)
     """`--option` -> its value (True: it has none; several words are joined by spaces), `launcher.OPTION`, `env.NAME`."""
     lines: dict[str, int] = field(default_factory=dict)
+    words: list[str] = field(default_factory=list)
+    """All words, with variables replaced."""
     open: list[str] = field(default_factory=list)
     """Options whose value is decided when the script runs."""
     modules: tuple[str, ...] = ()
@@ -42,7 +68,7 @@ class Script:
 
 def read_options(text: str) -> Script:
     """Read the launch with the most options in a script, or in a plain list of options."""
-    variables: dict[str, str] = {}
+    variables, found = _Variables(), Script()
     exported: dict[str, str] = {}
     launches: list[list[str]] = []
     for words in _statements(text):
@@ -50,7 +76,8 @@ def read_options(text: str) -> Script:
         expanded = [word for item in left for word in _expanded(item, variables)]
         if any(word.startswith("--") for word in expanded):
             launches.append(expanded)
-    found = Script()
+        found.words += expanded
+    found.words += [word for value in variables.values() for word in _words(value)]
     if not launches:  # a file of arguments that another script launches
         launches = [_words(value) for value in variables.values() if "--" in value]
     if not launches:
@@ -68,11 +95,13 @@ def _statements(text: str) -> Iterator[list[str]]:
     text = "\n".join(map(_without_comment, text.split("\n"))).replace("\\\n", " ")
     text = ARITHMETIC.sub(lambda found: "@" + re.sub(r"\s|\$|[{}]", "", found[1]) + "@", text)
     text = COMMAND.sub("$_UNKNOWN", text)
-    text = re.sub(r"([A-Za-z_]\w*\+?=)\(([^()]*)\)", lambda found: found[1] + shlex.quote(" ".join(_words(found[2]))), text)
+    text = re.sub(
+        r"(?<!\w)([A-Za-z_]\w*\+?=)\(([^()]*)\)", lambda found: found[1] + shlex.quote(" ".join(_words(found[2]))), text
+    )
     statement, quote = "", ""
     for line in text.split("\n"):
         statement += line
-        quote = _open_quote(statement)
+        quote = _open_quote(line, quote)
         if quote:
             statement += "\n"
             continue
@@ -84,13 +113,17 @@ def _statements(text: str) -> Iterator[list[str]]:
 
 
 def _without_comment(line: str) -> str:
-    marks = (found.start() for found in re.finditer(r"(?:^|(?<=\s))#", line))
-    return next((line[:place] for place in marks if not _open_quote(line[:place])), line)
+    quote = before = ""
+    for place, letter in enumerate(line):
+        if letter == "#" and not quote and (not before or before.isspace()):
+            return line[:place]
+        quote, before = _open_quote(letter, quote, before), letter
+    return line
 
 
-def _open_quote(text: str) -> str:
-    quote = ""
-    for before, letter in zip(" " + text, text, strict=False):
+def _open_quote(text: str, quote: str = "", last: str = "") -> str:
+    """The quote that is open after the text, if `quote` was before it, whose last character is `last`."""
+    for before, letter in zip((last or " ") + text, text, strict=False):
         if letter in "'\"" and before != "\\":
             quote = "" if letter == quote else quote or letter
     return quote
@@ -103,7 +136,7 @@ def _words(text: str) -> list[str]:
         return text.split()
 
 
-def _assigned(words: list[str], variables: dict[str, str], exported: dict[str, str]) -> list[str]:
+def _assigned(words: list[str], variables: _Variables, exported: dict[str, str]) -> list[str]:
     """Carry out the assignments at the start; return the other words."""
     export = bool(words) and words[0] in ("export", "declare", "local")
     left = words[1:] if export else list(words)
@@ -119,10 +152,10 @@ def _assigned(words: list[str], variables: dict[str, str], exported: dict[str, s
     return left if not export else []
 
 
-def _expanded(word: str, variables: Mapping[str, str]) -> list[str]:
+def _expanded(word: str, variables: _Variables) -> list[str]:
     """The words that a word stands for; unknown variables stay."""
     for _ in range(MOST_ROUNDS):
-        replaced = VARIABLE.sub(lambda found: variables.get(found[1] or found[3], found[2] or found[0]), word)
+        replaced = VARIABLE.sub(variables.value, word)
         if replaced == word:
             break
         word = replaced
@@ -131,6 +164,8 @@ def _expanded(word: str, variables: Mapping[str, str]) -> list[str]:
 
 
 def _computed(expression: str, variables: Mapping[str, str]) -> str:
+    if len(expression) > LONGEST_ARITHMETIC:
+        return "$_UNKNOWN"
     try:
         return str(_evaluated(ast.parse(expression, mode="eval").body, variables))
     except (SyntaxError, ValueError, KeyError, ZeroDivisionError):

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from autotune.errors import RequestError
@@ -11,7 +12,7 @@ from autotune.imports.imported import Imported, flat
 from autotune.lint.case import Case, Framework, Settings
 from executor.engines.deepspeed.capability import installed_version
 from search_spaces.deepspeed.lint import findings
-from search_spaces.finding import Finding
+from search_spaces.finding import Effect, Finding
 from search_spaces.knob import Value
 
 CHECKED = "0.19.8"
@@ -36,7 +37,18 @@ def version_of(stated: str) -> str:
 
 def _own(case: Case) -> list[Finding]:
     found = findings(nested(case.found.settings), version_of(case.around.version), case.ranks)
+    if (invalid := _invalid_value(case)) is not None and all(one.key != invalid.key for one in found):
+        found.append(invalid)
     return [replace(finding, fix=_fix(case, finding)) for finding in found]
+
+
+def _invalid_value(case: Case) -> Finding | None:
+    """The first value that cannot be read as a knob: one of another type, or out of range."""
+    try:
+        from_deepspeed(case.found.settings, Path(case.source).name)
+    except RequestError as error:
+        return Finding(rule="value", key=error.field, effect=Effect.REFUSED, problem=error.problem, remedy=error.remedy)
+    return None
 
 
 def _fix(case: Case, finding: Finding) -> Settings:
@@ -66,11 +78,11 @@ def nested(settings: Settings) -> dict[str, Any]:
 
 
 def _read(settings: Settings, source: str) -> Imported:
-    """As `from_deepspeed`; a file with an invalid value has no knobs, because the table of rules names the value."""
+    """As `from_deepspeed`; a file with an invalid value has no knobs, and the value is one of the findings."""
     try:
         return from_deepspeed(settings, source)
-    except RequestError as error:
-        return Imported(knobs={}, format=DEEPSPEED_FORMAT, settings=dict(flat(settings)), notes=(str(error),))
+    except RequestError:
+        return Imported(knobs={}, format=DEEPSPEED_FORMAT, settings=dict(flat(settings)))
 
 
 def _write(_: Case, knob: str, value: Value) -> Settings:

@@ -56,9 +56,10 @@ class Outlook:
 
 def outlook(case: Case) -> Outlook | str:
     """The prediction; else why there is none, in one clause."""
-    missing = [name for name, value in (("a model", case.model), ("a cluster", case.around.cluster)) if value is None]
+    asked = {"a model (--model)": case.model, "a cluster (--cluster)": case.around.cluster}
+    missing = [what for what, value in asked.items() if value is None]
     if missing:
-        return f"not predicted without {' and '.join(missing)} (--model, --cluster)"
+        return f"not predicted without {' and '.join(missing)}"
     if legal := unpredictable(case):
         return f"not predicted: {legal}"
     found = outlooks(case, [case])[0]

@@ -31,11 +31,15 @@ def write_whole(path: Path, text: str, private: bool = False) -> None:
     """
     try:
         handle, name = tempfile.mkstemp(dir=path.absolute().parent, prefix=f".{path.name}.")
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        _publish(Path(name), path, private)
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            _publish(Path(name), path, private)
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
     except OSError as error:
         raise OutputError("out", f"{path} cannot be written ({error.strerror})", "give a path in a writable folder") from error
 
@@ -43,10 +47,6 @@ def write_whole(path: Path, text: str, private: bool = False) -> None:
 def _publish(temporary: Path, path: Path, private: bool) -> None:
     umask = os.umask(0)
     os.umask(umask)
-    try:
-        if not private:  # mkstemp creates private files
-            temporary.chmod(0o666 & ~umask)
-        temporary.replace(path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
+    if not private:  # mkstemp creates private files
+        temporary.chmod(0o666 & ~umask)
+    temporary.replace(path)

@@ -107,8 +107,8 @@ def carry(recipe: Recipe, cluster: ClusterSpec, rule: BatchRule, batch: int | No
         remedy = "give --from NAME:NODES, the cluster that it is for" + (", or --global-batch-size" if before is None else "")
         raise RequestError("recipe", f"{recipe.name} does not state {unknown}", remedy)
     after = batch or (before if rule is BatchRule.FIXED else _scaled(before, ranks or 1, cluster))
-    around = dataclasses.replace(source.around, cluster=cluster, ranks=None, global_batch_size=after)
-    target = dataclasses.replace(source, around=around)
+    around = dataclasses.replace(source.around, cluster=cluster, ranks=None)
+    target = _with_batch(dataclasses.replace(source, around=around), after)
     same = target.changed(sized(target, source.config, after))
     problems = tuple(legality(same))
     present: Outlook | str = outlook(same) if refused(same) is None else "not predicted, because it does not run"
@@ -225,6 +225,10 @@ def _reason(target: Case, best: Candidate, name: str, batch: int) -> tuple[bool,
     return False, f"predicted {ratio:.2f} times as fast as with {said}"
 
 
+def _with_batch(target: Case, batch: int) -> Case:
+    return dataclasses.replace(target, around=dataclasses.replace(target.around, global_batch_size=batch))
+
+
 def _nothing(target: Case, batch: int) -> RequestError | NothingFeasibleError:
     """Why there is no candidate."""
     ranks, cluster = target.ranks or 1, target.around.cluster
@@ -235,6 +239,10 @@ def _nothing(target: Case, batch: int) -> RequestError | NothingFeasibleError:
         return RequestError("batch", problem, f"give --target-batch-size {near}")
     memory = cluster.device.memory_bytes / GIB if cluster else 0
     problem = f"no layout that {title}'s settings can state is predicted to fit {ranks} devices of {memory:.0f} GiB"
+    larger = -(-batch // ranks) * ranks
+    if batch < ranks and candidates(_with_batch(target, larger), larger, 1):
+        problem = f"{batch} samples divide among at most {batch} of {ranks} devices, and {problem}"
+        return RequestError("batch", problem, f"give --batch scaled, or --target-batch-size {larger}")
     return NothingFeasibleError("to", problem, "give more nodes, or a smaller sequence")
 
 

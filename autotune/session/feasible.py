@@ -9,16 +9,6 @@ from search_spaces.training.states import states_lower_bound_bytes
 from search_spaces.trial_config import TrialConfig
 
 
-def nothing_legal(space: SearchSpace) -> RequestError:
-    """Return why the space is empty: the rule that refuses most configurations, with an example."""
-    rule = next(iter(space.census().refused), "")
-    example = space.refused_example(rule)
-    found = [refusal for refusal in space.check(example) if refusal.rule == rule] if example else space.check(space.base)
-    why = f": {found[0].message}" if found else ""
-    remedy = f"{found[0].remedy}; `autotune space` shows which rules refuse them" if found else "give it other values"
-    return RequestError("space", f"{space.name} has no legal configuration{why}", remedy)
-
-
 def require_positions(model: Model, sequence_length: int) -> None:
     """Refuse samples that are longer than a table of learned positions. Rotary positions have no limit.
 

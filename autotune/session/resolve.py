@@ -12,7 +12,7 @@ from autotune.errors import JobNotResumableError, RequestError
 from autotune.objective.intervals import CPU_SPREAD, Spread
 from autotune.objective.ranking import Ranking
 from autotune.prediction.planning.question import precisions_of
-from autotune.prediction.planning.question_space import layouts_of
+from autotune.prediction.planning.question_space import layouts_of, nothing_legal
 from autotune.request.engines import capability_of, require_usable
 from autotune.request.loads_field import with_loads
 from autotune.request.request import JobRequest, Objective
@@ -23,7 +23,7 @@ from autotune.request.tracker_names import require_installed
 from autotune.session.baselines import baselines_of
 from autotune.session.chosen_strategy import strategy_of
 from autotune.session.environments import environments_of
-from autotune.session.feasible import nothing_legal, require_fit, require_positions
+from autotune.session.feasible import require_fit, require_positions
 from autotune.session.knowledge import learned_of, require_knowledge
 from autotune.session.nvme import require_folder
 from autotune.session.session import OPTIMIZER, Session

@@ -20,6 +20,9 @@ _MARKS = {
     Source.DOES_NOT_FIT: "would not fit", Source.REFUSED: "refused", Source.UNKNOWN: "not measured",
 }  # fmt: skip
 
+BAR = 14
+"""Characters of a bar: with what a part is spent on, a row fits into 80."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rows:
@@ -89,11 +92,11 @@ def _time(time: TimeUse, rests_on: str) -> Section:
     ]
     if time.parts:
         rows = [
-            (part.name, seconds_text(part.seconds), percent(part.share), bar_text(part.share), SPENT_ON.get(part.name, ""))
+            (part.name, seconds_text(part.seconds), percent(part.share), bar_text(part.share, BAR), SPENT_ON.get(part.name, ""))
             for part in time.parts
             if part.seconds > 0
         ]
-        header = ("part (by the equations)", "of the step", "share", "", "")
+        header = ("part (predicted)", "of the step", "share", "", "")
         content.append(Rows(header=header, rows=tuple(rows), left=frozenset({0, 3, 4})))
     if time.predicted_seconds is not None and time.measured_over_predicted is not None:
         band = time.predicted_seconds
@@ -114,7 +117,9 @@ def _time(time: TimeUse, rests_on: str) -> Section:
 def _memory(memory: MemoryUse) -> Section:
     whole = memory.limit_bytes or memory.peak_bytes or 1
     held = [
-        (tag, bytes_text(size), percent(size / whole), bar_text(size / whole)) for tag, size in memory.by_tag.items() if size
+        (tag, bytes_text(size), percent(size / whole), bar_text(size / whole, BAR))
+        for tag, size in memory.by_tag.items()
+        if size
     ]
     content: list[str | Rows] = [f"measured: {bytes_text(memory.peak_bytes)} at the peak of rank {memory.rank}, the fullest"]
     if memory.limit_bytes is not None and memory.free_bytes is not None:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from autotune.text.sizes import number_text
 from storage.log_records import ProgressRecord
 from storage.records import JobRecord
 
@@ -35,5 +36,5 @@ def place_text(job: JobRecord) -> str:
 
 def progress_text(record: ProgressRecord) -> str:
     """`measure 12, 103.5/s`."""
-    rate = f", {record.samples_per_second:.4g}/s" if record.samples_per_second else ""
+    rate = f", {number_text(record.samples_per_second)}/s" if record.samples_per_second else ""
     return f"{record.phase}{f' {record.step}' if record.step else ''}{rate}"

@@ -5,7 +5,7 @@ from rich.table import Table
 from autotune.prediction.planning.estimate import Estimate, PointEstimate, RankEstimate
 from autotune.prediction.planning.question import Question
 from autotune.text.console import Console
-from autotune.text.sizes import bytes_text
+from autotune.text.sizes import bytes_text, number_text
 from search_spaces.knob_values import value_text
 from search_spaces.models.model import FactoryModel, ModelSpec
 from search_spaces.trial import Interval
@@ -36,7 +36,8 @@ def print_estimate(question: Question, estimate: Estimate, console: Console, sta
     console.print(_time_table(estimate), highlight=False)
     share = "" if estimate.mfu is None else f", MFU {estimate.mfu:.1%}"
     say(
-        f"  {rate.mean:.4g} samples/s [{rate.low:.4g}, {rate.high:.4g}], {estimate.tokens_per_second:,.0f} tokens/s, "
+        f"  {number_text(rate.mean)} samples/s [{number_text(rate.low)}, {number_text(rate.high)}], "
+        f"{estimate.tokens_per_second:,.0f} tokens/s, "
         f"{estimate.tflops_per_device:.3g} TFLOP/s a device{share}"
     )
     peak, fullest = estimate.peak_memory_bytes, estimate.fullest

@@ -10,7 +10,7 @@ from autotune.outcome.job_snapshot import JobSnapshot
 from autotune.outcome.verdict import Verdict
 from autotune.session.session import Session
 from autotune.text.rows import TrialRows, baseline_of
-from autotune.text.sizes import duration_text
+from autotune.text.sizes import duration_text, number_text
 from search_spaces.outcome import JobState, Purpose
 from search_spaces.trial import Progress
 from storage.records import TrialRecord
@@ -103,7 +103,7 @@ class ProgressBar(LoopListener):
         ]
         rate = self._verdict.rate(self._verdict.best) if self._verdict is not None else None
         if rate is not None:
-            parts.append(f"best {rate.mean:.4g} samples/s")
+            parts.append(f"best {number_text(rate.mean)} samples/s")
         if any(trial.purpose is Purpose.CONFIRM for trial in snapshot.trials):
             parts.append("confirming")
         parts += [f"trial {number}: {does}" for number, does in sorted(self._running.items())[:2]]

@@ -11,7 +11,7 @@ from autotune.outcome.environment_findings import environment_line
 from autotune.request.request import Objective
 from autotune.session.placement import launch_line
 from autotune.text.console import Console
-from autotune.text.sizes import bytes_text
+from autotune.text.sizes import bytes_text, number_text
 from executor.engines.command.capability import COMMAND
 from search_spaces.knob_values import value_text
 from search_spaces.trial import COMPARABLE
@@ -94,7 +94,7 @@ def _probability_text(share: float) -> str:
 def _spent_text(spent: dict[str, Any]) -> str:
     text = f"  spent {spent['device_hours']:.2g} device-hours"
     if spent["break_even_device_hours"] is not None:
-        text += f"; pays off for runs of at least {spent['break_even_device_hours']:.2g} at the baseline's speed"
+        text += f"; pays off for runs of at least {spent['break_even_device_hours']:.2g} device-hours at the baseline's speed"
     if spent["saved_device_hours"] is not None:
         text += f"; a run of {spent['run_device_hours']:g} saves {spent['saved_device_hours']:.3g}"
     return text
@@ -103,8 +103,8 @@ def _spent_text(spent: dict[str, Any]) -> str:
 def _extrapolated_text(beyond: dict[str, Any]) -> str:
     rate = beyond["samples_per_second"]
     return (
-        f"  extrapolated to {beyond['world_size']} devices, not measured: {rate['mean']:.4g} samples/s "
-        f"[{rate['low']:.4g}, {rate['high']:.4g}] at a global batch of {beyond['global_batch_size']}; "
+        f"  extrapolated to {beyond['world_size']} devices, not measured: {number_text(rate['mean'])} samples/s "
+        f"[{number_text(rate['low'])}, {number_text(rate['high'])}] at a global batch of {beyond['global_batch_size']}; "
         "verify there with --baseline"
     )
 
@@ -153,7 +153,7 @@ def _figures(measured: dict[str, Any]) -> list[str]:
     peak = max((rank["total"] for rank in measured["peak_memory_bytes"]), default=None)
     tflops = measured["tflops_per_device"]
     return [
-        f"{rate['mean']:.4g} [{rate['low']:.4g}, {rate['high']:.4g}]",
+        f"{number_text(rate['mean'])} [{number_text(rate['low'])}, {number_text(rate['high'])}]",
         f"{measured['step_seconds'] * 1e3:.4g} ms",
         bytes_text(peak),
         "-" if tflops is None else f"{tflops:.3g}",

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
-from autotune.text.sizes import bytes_text
+from autotune.text.sizes import bytes_text, number_text
 from search_spaces.knob_values import value_text
 from search_spaces.outcome import Outcome, Purpose
 from search_spaces.trial import Interval, TrialResult
@@ -88,10 +88,10 @@ def baseline_of(trials: Sequence[TrialRecord]) -> TrialConfig | None:
 def measured_text(result: TrialResult) -> str:
     """A trial's rate: `≤ 80.1` if it was pruned (an upper bound), `~123.4 [120.1, 126.7]` if it is extrapolated."""
     if result.outcome is Outcome.PRUNED and result.samples_per_second is not None:
-        return f"≤ {result.samples_per_second.high:.4g}"
+        return f"≤ {number_text(result.samples_per_second.high)}"
     return ("~" if result.extrapolated else "") + rate_text(result.samples_per_second)
 
 
 def rate_text(interval: Interval | None) -> str:
     """`123.4 [120.1, 126.7]`."""
-    return f"{interval.mean:.4g} [{interval.low:.4g}, {interval.high:.4g}]" if interval else "-"
+    return f"{number_text(interval.mean)} [{number_text(interval.low)}, {number_text(interval.high)}]" if interval else "-"

@@ -1,6 +1,8 @@
 """`autotune.tune`, its output file, `autotune.report`, and what an import brings with it."""
 
+import errno
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -123,3 +125,13 @@ def test_importing_autotune_is_light() -> None:
 def test_an_unknown_attribute_is_refused() -> None:
     with pytest.raises(AttributeError, match="no attribute 'tuna'"):
         autotune.tuna  # noqa: B018
+
+
+def test_nothing_is_left_of_a_file_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OutputError, match="No space left"):
+        write_whole(tmp_path / "best.json", "text")
+    assert list(tmp_path.iterdir()) == []

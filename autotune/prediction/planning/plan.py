@@ -20,7 +20,7 @@ from autotune.prediction.planning.by_goodput import ranked_by_goodput
 from autotune.prediction.planning.estimate import Estimate, alike, estimates, learned
 from autotune.prediction.planning.found import Part, Scanned
 from autotune.prediction.planning.question import Question
-from autotune.prediction.planning.question_space import space_of
+from autotune.prediction.planning.question_space import nothing_legal, space_of
 from autotune.prediction.planning.reasons import Cost, Goal, Reason, reasons_of, single_knob_changes
 from autotune.prediction.planning.room import PROBABILITY, Room, room_of
 from autotune.prediction.planning.scan import Bounds, require_within, scan
@@ -387,8 +387,7 @@ def _part(cluster: ClusterSpec, devices: int) -> ClusterSpec:
 def _no_plan_error(question: Question, options: PlanOptions, counted: _Counted) -> NothingFeasibleError | RequestError:
     """The error that explains why there is no plan."""
     if not counted.configurations:
-        problem = f"{question.space} has no legal configuration"
-        return RequestError("space", problem, "`autotune space` prints the rule that refuses each")
+        return nothing_legal(space_of(question))
     if counted.fitting and options.rate is not None:
         most = question.global_batch_size / counted.fastest
         problem = f"no plan reaches {options.rate:g} samples/s: the fastest is predicted to reach {most:.4g}"

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from autotune.errors import RequestError
 from autotune.exports.lossless import expressible
 from autotune.prediction.planning.question import Question
 from autotune.request.engines import capability_of
@@ -33,3 +34,19 @@ def layouts_of(engine: str, known: "Coefficients | None" = None) -> Callable[[Se
         return solved_layouts(space, engine, known)
 
     return propose
+
+
+def nothing_legal(space: SearchSpace) -> RequestError:
+    """Return why the space is empty: what refuses its simplest configuration, else what refuses most of the others."""
+    found = space.check(
+        space.base.replace(
+            {name: values[0] for name, values in space.domains.items() if getattr(space.base, name) not in values}
+        )
+    )
+    if not found:
+        rule = next(iter(space.census().refused), "")
+        example = space.refused_example(rule)
+        found = [refusal for refusal in space.check(example) if refusal.rule == rule] if example else []
+    why = f": {found[0].message}" if found else ""
+    remedy = f"{found[0].remedy}; `autotune space` shows which rules refuse them" if found else "give it other values"
+    return RequestError("space", f"{space.name} has no legal configuration{why}", remedy)

@@ -107,10 +107,36 @@ MISUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "a path as a model": ("plan", {"model": "/etc/passwd", "cluster": "local"}, "model: '/etc/passwd' is a path"),
     "a path above": ("plan", {"model": "../secret.json", "cluster": "local"}, "model: '../secret.json' is a path"),
     "a file of this folder": ("predict", {"model": "config.json", "cluster": "local", "config": {}}, "is a path"),
-    "a path as a cluster": ("lint_recipe", {"recipe": "a = 1", "cluster": "/etc/x.toml"}, "cluster: '/etc/x.toml' is a path"),
+    "a path as a cluster": ("lint_recipe", {"recipe": "a = 1", "cluster": "/etc/x.toml"}, "cluster: '/etc/x.toml' is not a"),
     "a path as a job's cluster": ("submit", {**JOB, "fields": {"cluster": "../c.toml"}}, "cluster: '../c.toml' is a path"),
     "a path as a space": ("estimate", {"model": "llama-tiny", "fields": {"space": "/s.toml"}}, "space: '/s.toml' is a path"),
-    "a recipe that names a file": ("lint_recipe", {"recipe": "--job.config_file /x", "language": "sh"}, "another file"),
+    "a recipe that names a file": (
+        "lint_recipe", {"recipe": "--job.config_file /x --training.seq_len 8", "language": "sh"}, "another file",
+    ),
+    "a recipe that names a file with a dash": (
+        "lint_recipe",
+        {"recipe": "torchrun train.py --job.config-file secret.toml --training.seq-len 8", "language": "sh"}, "another file",
+    ),
+    "a recipe that names a file in escapes": (
+        "lint_recipe",
+        {"recipe": '{"distributed_type": "DEEPSPEED", "deepspeed_config": {"deepspeed_config\\u005ffile": "secret.toml"}}',
+         "language": "json"},
+        "another file",
+    ),
+    "a folder as a model": ("lint_recipe", {"recipe": "a = 1", "model": "folder"}, "model: 'folder' is not a preset"),
+    "a file as a cluster": ("lint_recipe", {"recipe": "a = 1", "cluster": "secret"}, "cluster: 'secret' is not a preset"),
+    "a recipe that grows": (
+        "lint_recipe", {"recipe": "A=" + "x" * 10 + "\nA=$A$A$A$A" * 40 + "\ntorchrun a.py --num-layers $A", "language": "sh"},
+        "its variables have more than 1,000,000 characters",
+    ),
+    "a recipe of its own parts": (
+        "lint_recipe",
+        {"recipe": "a0: &a0 {k: 1}\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 9)),
+         "language": "yaml"},
+        "has more than 100,000 values",
+    ),
+    "a recipe that is nested": ("lint_recipe", {"recipe": '{"a":' * 5000, "language": "json"}, "is nested too deeply"),
+    "a time that never ends": ("watch", {"job": "20200101-000000-aaaa", "seconds": "nan"}, "seconds: nan is not a time"),
     "a recipe without an end": ("lint_recipe", {"recipe": "a" * 300_000}, "recipe: is longer than 200,000 bytes"),
     "an unknown language": ("lint_recipe", {"recipe": "a = 1", "language": "../x"}, "language: '../x' is not known"),
     "an unknown format": ("lint_recipe", {"recipe": "a = 1", "format": "nemo"}, "format: 'nemo' is not known"),
@@ -127,8 +153,14 @@ MISUSED: dict[str, tuple[str, dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", MISUSED)
-def test_misuse_is_one_line_and_starts_nothing(service: str, store: Store, name: str) -> None:
+def test_misuse_is_one_line_and_starts_nothing(
+    service: str, store: Store, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tool, given, line = MISUSED[name]
+    for path in ("secret.toml", "secret", "folder/config.json"):
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        (tmp_path / path).write_text('[training]\npassword = "hunter2"\n')
+    monkeypatch.chdir(tmp_path)
 
     async def use(agent: Any) -> Any:
         return await agent.call_tool(tool, given)
@@ -136,8 +168,22 @@ def test_misuse_is_one_line_and_starts_nothing(service: str, store: Store, name:
     found = talk(service, use)
     (content,) = found.content
     assert found.is_error and line in content.text and len(content.text.splitlines()) == 1, content.text
-    assert "Traceback" not in content.text and "root:" not in content.text
+    assert "Traceback" not in content.text and "root:" not in content.text and "hunter2" not in content.text
     assert store.jobs() == []
+
+
+def test_the_cost_of_a_budget_is_that_of_its_trials(service: str) -> None:
+    """Not of the hours that would end the job."""
+
+    async def use(agent: Any) -> None:
+        few, many = [await answer(agent, "estimate", model="llama-tiny", trials=n, fields={"ranks": 2}) for n in (3, 500)]
+        assert many["device_hours"]["low"] > 5 * few["device_hours"]["low"]
+        hours = many["device_hours"]["low"] / 2
+        refused = await agent.call_tool("submit", {**JOB, "trials": 500, "device_hours": hours})
+        low = f"{many['device_hours']['low']:.3g}"
+        assert refused.is_error and f"is predicted to take {low} to" in refused.content[0].text
+
+    talk(service, use)
 
 
 def test_an_agent_may_do_what_its_key_may(store: Store, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ import os
 import socket
 import sqlite3
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,9 @@ import table
 from called import Command
 
 from autotune.cli import foreground, serve
+from autotune.errors import OutputError
 from executor.runners import rank_process
+from storage.errors import DatabaseUnavailableError
 from storage.store import open_store
 
 CONFIG: dict[str, Any] = json.loads(table.MODEL_CONFIG)
@@ -106,7 +108,7 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "--pin virtual_stages=2 --pin zero_stage=2 --pin tensor_parallel_size=1": ("zero-bubble", "; "),
     "config.json --runner slurm": ("runner: 'slurm'", "use one of ray, local"),
     "config.json --trials 0": ("trials: 0", "give at least 1"),
-    "config.json --trials many": ("'--trials'", "integer", "see `autotune sweep --help`"),
+    "config.json --trials many": ("trials: 'many' is not a whole number; see `autotune sweep --help`",),
     "config.json --ranks 999": ("ranks: 999 is not between 1 and", "use at most"),
     "config.json --ranks 0": ("ranks: 0", "give at least 1"),
     "config.json --global-batch-size 7": ("space: zero has no legal", "a global batch of 7", "change micro_batch_size"),
@@ -163,18 +165,21 @@ OTHERS: dict[str, tuple[str, ...]] = {
     "export --format nemo": ("format: 'nemo' is not known; use one of json, deepspeed",),
     "export --out none/x.json": ("out: none/x.json cannot be written", "give a path"),
     "clean": ("there is no job yet",),
+    "mcp --http 127.0.0.2:8765": ("http: 127.0.0.2 can be reached", "use 127.0.0.1 or localhost or ::1"),
     "reproduce": ("missing argument 'FILE'", "see `autotune reproduce --help`"),
     "reproduce none.json": ("none.json: cannot be read", "give a best-config.json"),
     "reproduce config.json": (
         "config.json: is a Hugging Face config.json, not a best-config.json; give a best-config.json",
         "autotune export",
     ),
-    "reproduce config.json --repeats 0": ("'--repeats'", "see `autotune reproduce --help`"),
+    "reproduce config.json --repeats 0": ("repeats: '0' is not at least 1; see `autotune reproduce --help`",),
     "space": ("model: is missing; give",),
     "space module:factory": ("model: a factory has no known shape", "use `autotune sweep`"),
     "space config.json --engine none": ("engine: 'none' is not known; use one of native",),
-    "space config.json --ranks 0": ("'--ranks'", "see `autotune space --help`"),
-    "space config.json --sequence-length 0": ("'--sequence-length'", "see `autotune space --help`"),
+    "space config.json --ranks 0": ("ranks: '0' is not at least 1; see `autotune space --help`",),
+    "space config.json --sequence-length 0": ("sequence_length: '0' is not at least 1; see `autotune space --help`",),
+    "plan gpt2 --cluster dgx-h100:1 --price much": ("price: 'much' is not a number; see `autotune plan --help`",),
+    "plan llama-3-8b --cluster gb200-nvl72:18 --global-batch-size 1024": ("space: parallel has no legal", "nearest is 1008"),
     "space gpt2 --sequence-length 1025": ("sequence_length: 1025", "give at most 1024"),
 }
 
@@ -212,6 +217,29 @@ def test_a_locked_database(command: Command, folder: Path, monkeypatch: pytest.M
     with open_store(str(folder / "jobs.db")) as store:
         assert store.jobs() == []
     assert not (folder / "best.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (DatabaseUnavailableError("jobs.db: is locked by another process; end it"), "continue with `autotune sweep --resume "),
+        (OutputError("out", "best.json cannot be written (No space left on device)", "free some"), "`autotune export "),
+    ],
+)
+def test_a_job_that_is_cut_short_says_how_it_goes_on(
+    command: Command, monkeypatch: pytest.MonkeyPatch, error: Exception, says: str
+) -> None:
+    """It is no bad input: trials were run, and are kept."""
+
+    def finish(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(foreground, "finish", finish)
+    monkeypatch.setattr(foreground, "make_runner", lambda _: nullcontext())
+    answer = command(*SWEEP, "config.json")
+    assert answer.status == 1
+    last = answer.err.splitlines()[-1]
+    assert last.startswith("autotune: ") and "kept" in last and says in last
 
 
 @pytest.mark.parametrize("words", [(*SWEEP, "config.json"), ("show",), ("clean", "--all", "--yes")])

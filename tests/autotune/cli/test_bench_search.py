@@ -50,7 +50,7 @@ BAD = {
     "none": (("t.csv", "--strategies", ","), "strategies: none is named"),
     "mode": (("t.csv", "--calibrate", "few-rows"), "calibrate: 'few-rows' is not a mode; use one of none, leave-group-out"),
     "page": (("t.csv", "--markdown", "no/where.md"), "cannot be written"),
-    "trials": (("t.csv", "--trials", "0"), "'--trials'"),
+    "trials": (("t.csv", "--trials", "0"), "trials: '0' is not at least 1"),
 }
 
 

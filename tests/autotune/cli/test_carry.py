@@ -58,3 +58,15 @@ def test_bad_input_is_one_line(command: Command, words: tuple[object, ...], says
     answer = command("carry", *words)
     assert (answer.status, answer.out) == (2, "")
     assert says in answer.err and answer.err.count("\n") == 1
+
+
+def test_a_batch_that_is_too_small_for_the_ranks_is_what_is_wrong(command: Command, folder: Path) -> None:
+    (folder / "titan.toml").write_text(
+        '[model]\nname = "llama3"\nflavor = "8B"\n[training]\nlocal_batch_size = 1\nseq_len = 8192\n'
+        "[parallelism]\ntensor_parallel_degree = 8\ndata_parallel_shard_degree = -1\n"
+    )
+    words = ("carry", "titan.toml", "--from", "dgx-h100:4", "--to", "dgx-h100:16")
+    answer = command(*words)
+    assert answer.status == 2
+    assert "batch: 4 samples divide among at most 4 of 128 devices" in answer.err and "--batch scaled" in answer.err
+    assert command(*words, "--batch", "scaled").status == 0

@@ -2,6 +2,9 @@
 
 import io
 import logging
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,6 +12,7 @@ from called import Command
 
 from autotune.ops.logs import TextLines
 from autotune.text.console import Console
+from autotune.text.sizes import bytes_text, number_text
 from autotune.text.visible_text import visible, visible_line
 from search_spaces.outcome import JobState, Outcome, Purpose
 from search_spaces.trial import LogLines, TrialResult
@@ -72,3 +76,29 @@ def test_no_command_prints_them(command: Command, database: str, words: list[str
     printed = done.out + done.err
     assert printed
     assert not set(printed) & FORBIDDEN, repr(printed)
+
+
+def test_rates_and_sizes_have_no_powers_of_ten() -> None:
+    assert [number_text(value) for value in (0.012341, 12.345, 1234.5, 9999.6, 12345.6)] == [
+        "0.01234", "12.35", "1234", "10,000", "12,346",
+    ]  # fmt: skip
+    assert [bytes_text(value) for value in (1000, 1023 * 2**20, 1712.4 * 2**30)] == ["1000 B", "1,023 MiB", "1,712 GiB"]
+
+
+def called(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", "from autotune.cli import main; main()", *words]
+    return subprocess.run(command, capture_output=True, text=True, env=os.environ | environment, check=False)
+
+
+def test_an_output_without_these_characters() -> None:
+    answer = called("predict", "gpt2", "--cluster", "dgx-h100:1", PYTHONIOENCODING="ascii")
+    assert (answer.returncode, "samples/s" in answer.stdout) == (0, True), answer.stderr
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+def test_an_output_that_is_full() -> None:
+    command = [sys.executable, "-c", "from autotune.cli import main; main()", "engines"]
+    with Path("/dev/full").open("w") as full:
+        answer = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert answer.returncode == 1
+    assert answer.stderr == "autotune: output: cannot be written, no space is left; free some where it goes\n"

@@ -196,11 +196,11 @@ BAD: dict[str, tuple[str, ...]] = {
     "submit llama-tiny --trials 0": ("trials: ", "1"),
     "submit llama-tiny --strategy genetic": ("strategy: 'genetic' is not known; use one of guided",),
     "submit llama-tiny --pin zero_stage=7": ("zero_stage: 7", "give 0, 1, 2 or 3"),
-    "submit llama-tiny --priority 101": ("'--priority'", "100", "see `autotune submit --help`"),
+    "submit llama-tiny --priority 101": ("priority: '101' is not at most 100", "see `autotune submit --help`"),
     "submit llama-tiny --config none.toml": ("config: none.toml cannot be read", "give the path"),
     "submit llama-tiny --watch --json": ("json: prints one document, but --watch prints events; leave one",),
     "jobs --state asleep": ("state: 'asleep' is not a state of a job; use some of queued",),
-    "jobs --limit 0": ("'--limit'", "see `autotune jobs --help`"),
+    "jobs --limit 0": ("limit: '0' is not at least 1", "see `autotune jobs --help`"),
     "jobs --url http://127.0.0.1:1 --db x": ("url: and --db are both given; give",),
     "jobs --url 127.0.0.1": ("url: '127.0.0.1' is no address of a service; give one such as",),
     "jobs --db none/jobs.db": ("none: is not a folder that exists; make it",),
@@ -213,7 +213,7 @@ BAD: dict[str, tuple[str, ...]] = {
     "clone nobody": ("there is no job 'nobody'", "; "),
     "extend nobody": ("trials: and --max-seconds are missing; give one of them",),
     "extend nobody --max-seconds 0": ("max_seconds: 0.0 is not a positive number of seconds; give",),
-    "extend nobody --trials 0": ("'--trials'", "see `autotune extend --help`"),
+    "extend nobody --trials 0": ("trials: '0' is not at least 1", "see `autotune extend --help`"),
 }
 
 

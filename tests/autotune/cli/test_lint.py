@@ -23,7 +23,7 @@ def test_findings_have_their_line(command: Command, file: Path) -> None:
     assert (answer.status, answer.err) == (1, "")
     assert answer.out.splitlines() == [
         f"{file}:1: gradient_cliping: ignored: no part of DeepSpeed reads this key; did you mean gradient_clipping?",
-        f"{file}: not predicted without a model and a cluster (--model, --cluster)",
+        f"{file}: not predicted without a model (--model) and a cluster (--cluster)",
     ]
 
 
@@ -101,22 +101,22 @@ def test_one_unreadable_file_does_not_hide_the_others(command: Command, folder: 
     (folder / "broken.toml").write_text("[training")
     answer = command("lint", FAULTY, "broken.toml", "--ranks", "8")
     assert answer.status == 2 and "training.global_batch_size: refused" in answer.out
-    assert answer.err.startswith("autotune: broken.toml: from: broken.toml is not TOML") and answer.err.count("\n") == 1
+    assert answer.err.startswith("autotune: broken.toml: file: broken.toml is not TOML") and answer.err.count("\n") == 1
 
 
 @pytest.mark.parametrize(
     ("words", "says"),
     [
         (("nothing", "ds_config.json"), "format: 'nothing' is not known; use auto, deepspeed, torchtitan"),
-        (("deepspeed", "none.json"), "from: none.json cannot be read (No such file or directory); give a DeepSpeed"),
-        (("deepspeed", "list.json"), "from: list.json does not hold a table; give a DeepSpeed configuration"),
+        (("deepspeed", "none.json"), "file: none.json cannot be read (No such file or directory); give a DeepSpeed"),
+        (("deepspeed", "list.json"), "file: list.json does not hold a table; give a DeepSpeed configuration"),
         (("deepspeed", "list.json", "--for", "newest"), "for: 'newest' is not a version; write it as in 0.19.8"),
         (("torchtitan", "list.json", "--for", "0.2"), "for: torchtitan is checked as of"),
         (("auto",), "file: is missing; name the files to check"),
         (("auto", "config.json"), "file: config.json is a Hugging Face config.json; give a DeepSpeed configuration"),
-        (("auto", "empty.sh"), "from: empty.sh has no options of a known framework"),
-        (("auto", "empty.py"), "from: empty.py is Python source without a function that returns a configuration"),
-        (("auto", "bytes.sh"), "from: bytes.sh is not a text"),
+        (("auto", "empty.sh"), "file: empty.sh has no options of a known framework"),
+        (("auto", "empty.py"), "file: empty.py is Python source without a function that returns a configuration"),
+        (("auto", "bytes.sh"), "file: bytes.sh is not a text"),
         (("auto", "degree.toml"), "parallelism.tensor_parallel_degree: 'two' in degree.toml is not a whole number"),
         (("auto", "newer.toml"), "training.max_context_length: newer.toml is for a torchtitan after 0.3"),
     ],
@@ -132,3 +132,45 @@ def test_what_is_no_configuration(command: Command, folder: Path, words: tuple[s
     answer = command("lint", *words)
     assert (answer.status, answer.out) == (2, "")
     assert says in answer.err and answer.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("framework", ["torchtitan", "megatron", "megatron-bridge", "accelerate", "deepspeed"])
+def test_a_file_of_another_framework_passes_no_check(command: Command, folder: Path, framework: str) -> None:
+    """It would have nothing that the framework refuses, and a wrong word in a script would switch the check off."""
+    files = {
+        "deepspeed.json": '{"zero_optimization": {"stage": 9}}', "empty.toml": "", "acc.yaml": "distributed_type: FSDP\n",
+        "titan.toml": "[training]\nlocal_batch_size = 2\n", "m.sh": "torchrun a.py --num-layers 8 --micro-batch-size 1\n",
+    }  # fmt: skip
+    own = {"deepspeed": "deepspeed.json", "accelerate": "acc.yaml", "torchtitan": "titan.toml", "megatron": "m.sh"}
+    for name, text in files.items():
+        (folder / name).write_text(text)
+        answer = command("lint", framework, name)
+        assert (answer.status == 2) == (own.get(framework) != name), answer.out + answer.err
+
+
+@pytest.mark.parametrize(
+    ("setting", "key"),
+    [
+        ('"zero_optimization": {"stage": "x"}', "zero_optimization.stage"),
+        ('"zero_optimization": {"stage": 7}', "zero_optimization.stage"),
+        ('"zero_optimization": {"stage": [1]}', "zero_optimization.stage"),
+        ('"zero_optimization": {"stage": 2, "reduce_bucket_size": -5}', "zero_optimization.reduce_bucket_size"),
+    ],
+)
+def test_a_value_that_deepspeed_refuses_is_a_finding(command: Command, folder: Path, setting: str, key: str) -> None:
+    (folder / "ds.json").write_text(f'{{"train_batch_size": 8, "train_micro_batch_size_per_gpu": 1, {setting}}}')
+    answer = command("lint", "ds.json", "--model", "llama-tiny", "--cluster", "dgx-h100:1")
+    assert answer.status == 1
+    assert f"ds.json:1: {key}: refused: " in answer.out
+    assert "not predicted, because the configuration does not run" in answer.out
+
+
+def test_overrides_are_words_of_the_shell(command: Command, folder: Path) -> None:
+    (folder / "run.sh").write_text(
+        "# see conf.d=[a b] for the list\nexport X=a.b={c\n"
+        "torchrun --nproc_per_node 8 run.py model.tensor_model_parallel_size=2 "
+        "\"model.recompute_modules=['moe_act', 'layernorm']\"\n"
+    )
+    answer = command("lint", "megatron-bridge", "run.sh", "--json")
+    assert answer.status == 0, answer.err
+    assert json.loads(answer.out)["files"][0]["knobs"]["tensor_parallel_size"] == 2

@@ -51,7 +51,7 @@ BAD = {
     "no labels": (("t.csv", "--labels", "none.csv"), "none.csv: no such file; give the path of a CSV file of labels"),
     "mode": (("t.csv", "--calibrate", "all"), "calibrate: 'all' is not a mode; use one of none, leave-group-out"),
     "page": (("t.csv", "--markdown", "no/where.md"), "cannot be written"),
-    "rows": (("t.csv", "--calibration-rows", "0"), "'--calibration-rows'"),
+    "rows": (("t.csv", "--calibration-rows", "0"), "calibration_rows: '0' is not at least 1"),
     "columns": (("config.json",), "no such column"),
 }
 
