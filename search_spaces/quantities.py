@@ -1,4 +1,4 @@
-"""Parse numbers with a unit, on the command line and in files: `40GB`, `100Gbit/s`, `312TFLOP/s`, `125M`."""
+"""Numbers as text: parsed with a unit (`40GB`, `100Gbit/s`, `312TFLOP/s`, `125M`), and written."""
 
 import re
 from collections.abc import Mapping
@@ -44,3 +44,9 @@ def read_quantity(quantity: Quantity, text: str) -> float | None:
     unit = re.sub(r"b(?=/s$|ps$)", "bit", found[2]) if quantity is Quantity.RATE else found[2]
     factor = 1.0 if not unit else _FACTORS[quantity].get(unit.upper())
     return None if factor is None else float(found[1].replace("_", "")) * factor
+
+
+def number_text(value: float, digits: int = 4) -> str:
+    """The number with this many digits, or with all whole ones: `0.01234`, `12.34`, `12,346`."""
+    text = f"{value:.{digits}g}"
+    return f"{value:,.0f}" if "e+" in text else text

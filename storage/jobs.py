@@ -132,7 +132,7 @@ def _newest(session: Session, query: Select[Any], limit: int, before: str | None
         query = query.where(func.replace(listed, f'"{tag}"', "") != listed)
     if words := having.text.split():
         searched = _searched_text()
-        # The database lowers both: SQLite does so for ASCII letters alone, and a word of other capitals would never be found.
+        # The database lowers both: SQLite lowers only ASCII letters, and a word of other capitals would never be found.
         patterns = (re.sub(r"([/%_])", r"/\1", word) for word in words)
         query = query.where(*(searched.like(func.lower(f"%{pattern}%"), escape="/") for pattern in patterns))
     return query

@@ -108,7 +108,10 @@ DAMAGED = "$damaged"
 """Key of an object that replaces a JSON value that cannot be read; its value is the stored text."""
 SEARCHED = ("model", *LABELS, "space", "strategy", "cluster", "runner")
 """Fields of a request that `JobFilter.text` looks at."""
-SHAPE = ("num_layers", "hidden_size", "ffn_hidden_size", "vocab_size")
+SHAPE = (
+    "num_layers", "hidden_size", "ffn_hidden_size", "vocab_size", "num_attention_heads", "num_key_value_heads", "num_experts",
+    "experts_per_token",
+)  # fmt: skip
 """Fields of a request's model that tell apart models of one name."""
 LISTED = (*SEARCHED, "ranks", "trials", "max_seconds")
 """Fields of a request that lists show."""

@@ -23,7 +23,8 @@ Name = Annotated[str | None, Query(max_length=200)]
 
 @router.get("", operation_id="list_leaderboard")
 def list_leaderboard(store: StoreOf, principal: Reader, model: Name = None, cluster: Name = None) -> Leaderboard:
-    """The fastest answer for each model and cluster; of jobs with the same ranks, batch and sequence length."""
+    """The fastest answer for each model and cluster; of jobs with the same ranks, batch, sequence length and shape of
+    the model."""
     found: defaultdict[Workload, list[tuple[Answer, JobRecord]]] = defaultdict(list)
     for answered in store.answered_jobs(MOST_JOBS, None if principal.sees_all else principal.owner):
         job, batch, length = answered.job, answered.global_batch_size, answered.sequence_length

@@ -114,7 +114,11 @@ def checked_recipe(text: str, format_name: str, language: str, around: Surroundi
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"recipe.{language}"
         path.write_bytes(written)
-        found = [lint(one, around) for one in read_written(path, "" if format_name == "auto" else format_name, alone=True)]
+        try:
+            found = [lint(one, around) for one in read_written(path, "" if format_name == "auto" else format_name, alone=True)]
+        except RequestError as error:
+            field = "recipe" if error.field == "from" else error.field
+            raise RequestError(field, error.problem.replace(str(path), "it"), error.remedy) from error
         return [document(one, checked_version(one)) for one in found]
 
 

@@ -37,7 +37,7 @@ def mcp_command(http: str | None) -> Status:
 def _address(text: str) -> tuple[str, int]:
     host, _, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
-    if not port.isdigit() or not 0 < int(port) < 65536:
+    if not host or not port.isdigit() or not 0 < int(port) < 65536:
         raise RequestError("http", f"{text!r} is not an address", "give ADDRESS:PORT, such as 127.0.0.1:8765")
     if host not in PROTECTED:
         problem = f"{host} can be reached by other machines, or by pages in a browser, which would use your key"

@@ -22,10 +22,10 @@ from autotune.recipes.carry import BatchRule, Carried, carry, document
 from autotune.recipes.recipe import Recipe, recipe_of
 from autotune.request.cluster_shape import reshaped
 from autotune.text.console import Console
-from autotune.text.sizes import number_text
 from search_spaces.clusters.cluster import ClusterSpec
 from search_spaces.knob_values import value_text
 from search_spaces.models.huggingface import resolve_model
+from search_spaces.quantities import number_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,7 +149,7 @@ def _table(carried: Carried) -> Table:
 
 def _figures(outlook: Outlook) -> tuple[str, str, str]:
     estimate = outlook.estimate
-    return f"{number_text(outlook.rate)}", f"{estimate.peak_memory_bytes.mean / GIB:.0f}", f"{outlook.probability:.2f}"
+    return number_text(outlook.rate), f"{estimate.peak_memory_bytes.mean / GIB:.0f}", f"{outlook.probability:.2f}"
 
 
 def _differences(carried: Carried, one: Candidate) -> str:

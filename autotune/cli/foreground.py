@@ -49,11 +49,11 @@ def run_job_with_table(
         try:
             return finish(session, store, job.id, runner, out=out, stop=stop, listener=table)
         except OutputError as error:
-            kept = f"the answer is kept: `autotune export {job.id} --out FILE`"
+            kept = f"the answer is kept: `{shlex.join(['autotune', 'export', job.id, *_database(options)])} --out FILE`"
             raise JobCutShortError("out", error.problem, kept) from error
         except DatabaseUnavailableError as error:
             kept = f"what was measured is kept; continue with `{resume_line(job.id, options)}`"
-            raise JobCutShortError("database", str(error), kept) from error
+            raise JobCutShortError("job", f"the database failed: {error}", kept) from error
 
 
 def start_runner(session: Session, console: Console, options: SweepOptions, job: JobRecord | None) -> Runner:
@@ -105,8 +105,13 @@ def _stopping(stop: StopSignal, console: Console, resume_command: str) -> Iterat
 def resume_line(job_id: str, options: SweepOptions) -> str:
     """The command that continues a job, with the same output file and database."""
     out = ["--out", str(options.out)] if options.out != DEFAULT_OUT else []
-    database = ["--db", options.database] if options.database else []
-    return shlex.join(["autotune", "sweep", "--resume", job_id, *out, *database, *(["--json"] if options.json else [])])
+    return shlex.join(
+        ["autotune", "sweep", "--resume", job_id, *out, *_database(options), *(["--json"] if options.json else [])]
+    )
+
+
+def _database(options: SweepOptions) -> list[str]:
+    return ["--db", options.database] if options.database else []
 
 
 def print_line(console: Console, line: str) -> None:

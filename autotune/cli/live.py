@@ -19,8 +19,9 @@ from autotune.outcome.verdict import Verdict
 from autotune.session.session import Session
 from autotune.text.console import Console
 from autotune.text.rows import TrialRows, TrialTable, baseline_of, rate_text
-from autotune.text.sizes import duration_text, number_text
+from autotune.text.sizes import duration_text
 from search_spaces.outcome import JobState, Purpose
+from search_spaces.quantities import number_text
 from search_spaces.trial import Progress
 from storage.records import TrialRecord
 

@@ -9,9 +9,10 @@ from autotune.prediction.planning.question import Question
 from autotune.prediction.planning.simplicity import PLAIN, certain_gain
 from autotune.text.console import Console
 from autotune.text.prediction_table import asked_text, bar_text, seconds_text
-from autotune.text.sizes import bytes_text, number_text
+from autotune.text.sizes import bytes_text
 from search_spaces.knob_values import value_text
 from search_spaces.models.model import ModelSpec
+from search_spaces.quantities import number_text
 from search_spaces.trial_config import TrialConfig
 
 TIME_BAR, MEMORY_BAR = 24, 12

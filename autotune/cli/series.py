@@ -12,7 +12,7 @@ from autotune.cli.status import Status
 from autotune.exports.best_config_file import best_config_text
 from autotune.ops.output import write_whole
 from autotune.series.run import run_series
-from autotune.series.series import SeriesEntry, SeriesRequest, SeriesResult
+from autotune.series.series import SeriesEntry, SeriesRequest, SeriesResult, interval_text
 from autotune.series.size_forecast import EquationForecast
 from autotune.session.session import Session
 from autotune.text.console import Console
@@ -80,4 +80,4 @@ def _share(interval: Interval | None) -> str:
 
 
 def _text(interval: Interval | None) -> str:
-    return "-" if interval is None else f"{interval.mean:.4g} [{interval.low:.4g}, {interval.high:.4g}]"
+    return "-" if interval is None else interval_text(interval)

@@ -63,7 +63,7 @@ def knobs_command(as_json: bool) -> Status:
         RequestError: as a document, which a service has.
     """
     if as_json:
-        raise RequestError("json", "is of the space, not of its knobs", "leave --knobs out, or ask a service: GET /v1/knobs")
+        raise RequestError("json", "is not available with --knobs", "leave one of them out, or ask a service: GET /v1/knobs")
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("knob", "unit", "domain", "default", "what it does"):
         table.add_column(name, overflow="fold")

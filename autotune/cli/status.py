@@ -31,6 +31,20 @@ def exit_status(app: typer.Typer, arguments: Sequence[str], further: dict[str, A
 
     `further`: additional data for the commands' context.
     """
+    try:
+        status = _status(app, arguments, further)
+        sys.stdout.flush()
+        return status
+    except OSError as error:
+        if error.errno != errno.ENOSPC or error.filename is not None:
+            raise
+        with suppress(OSError):
+            sys.stdout.close()  # what it still holds cannot be written either
+        print_error("output: cannot be written, no space is left; free some where it goes")
+        return Status.FAILURE
+
+
+def _status(app: typer.Typer, arguments: Sequence[str], further: dict[str, Any]) -> int:
     as_json = "--json" in arguments
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
@@ -51,10 +65,6 @@ def exit_status(app: typer.Typer, arguments: Sequence[str], further: dict[str, A
     except RecursionError as error:
         return _fail("input: is nested too deeply; simplify the file", Status.USAGE, as_json, error)
     except Exception as error:
-        if isinstance(error, OSError) and error.errno == errno.ENOSPC and error.filename is None:
-            with suppress(OSError):
-                sys.stdout.close()  # what it still holds cannot be written either
-            return _fail("output: cannot be written, no space is left; free some where it goes", Status.FAILURE, False, error)
         status = status_of(error)
         if status is None:
             if as_json:  # standard output is a document even then
@@ -131,7 +141,8 @@ def _wrong_value(error: typer.TyperException) -> UsageError | None:
     if wanted is None:
         return None
     path = getattr(getattr(error, "ctx", None), "command_path", PROGRAM)
-    return UsageError(str(parameter.name), f"{first['input']!r} is not {wanted}", f"see `{path} --help`")
+    name = next((word for word in parameter.opts if word.startswith("--")), str(parameter.name))
+    return UsageError(name.removeprefix("--").replace("-", "_"), f"{first['input']!r} is not {wanted}", f"see `{path} --help`")
 
 
 def _usage_text(error: typer.TyperException) -> str:

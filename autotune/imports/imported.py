@@ -43,6 +43,8 @@ class Imported:
     """Knob -> the setting of the file that states it."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Every setting of the file, with flat keys."""
+    unreadable: str = ""
+    """Why there are no knobs: the first value that is none; empty: they were read."""
 
     def noted(self, *lines: str) -> "Imported":
         """The same with further notes."""

@@ -1,6 +1,7 @@
 """Reads a configuration file of another framework, and detects which framework it is."""
 
 import json
+import math
 import re
 import tomllib
 from collections.abc import Callable, Mapping
@@ -41,8 +42,8 @@ REMEDY = (
     "give a DeepSpeed configuration (JSON), a file of `accelerate config` (YAML), a torchtitan TOML file, a launch script of "
     "Megatron-LM, settings of Megatron-Bridge (YAML), or a best-config.json"
 )
-MOST_VALUES = 100_000
-"""Values of a file. One that refers to its own parts stands for more than fit into the memory."""
+MOST_VALUES, DEEPEST = 100_000, 100
+"""Values of a file, and tables within tables. A file that refers to its own parts stands for more than fit into memory."""
 ALONE = "names another file, and no file is read here"
 TABLES = (".json", ".yaml", ".yml", ".toml")
 OVERRIDE = re.compile(r"\+{0,2}([A-Za-z_]\w*(?:\.\w+)+)=(.+)", re.DOTALL)
@@ -149,8 +150,8 @@ def _format_of_table(content: Mapping[str, Any]) -> str:
 
 def _format_of_keys(settings: Mapping[str, Any]) -> str:
     """torchtitan, megatron or megatron-bridge, by flat keys; empty: none of them."""
-    titan = {"training.local_batch_size", "training.batch_size", "training.tensor_parallel_degree", "training.seq_len"}
-    if titan & settings.keys() or any(key.startswith(("parallelism.", "activation_checkpoint.")) for key in settings):
+    tables = ("training.", "parallelism.", "activation_checkpoint.")
+    if any(key.startswith(tables) for key in settings):
         return TORCHTITAN
     if {"--tensor-model-parallel-size", "--num-layers", "--micro-batch-size", *REMOVED} & settings.keys():
         return LM
@@ -213,15 +214,38 @@ def _script(path: Path, format_name: str, alone: bool) -> Written:
             content = settings
         case _:
             raise RequestError("from", f"{path} has no options of a known framework", REMEDY)
+    own = "recipe" in content or _format_of_keys({**content, **dict.fromkeys(found.open)}) == kind
+    if format_name and not own:
+        raise RequestError("format", f"{path} has no setting of {kind}", "give the format that it has, or auto")
     return Written(format=kind, name=path.name, path=path, content=content, open=tuple(found.open))
 
 
 def _override(text: str) -> Any:
-    """The value of an override, which is YAML; a part of one that the shell has split stays text."""
+    """The value of an override, which is YAML; what is not YAML stays text."""
     try:
-        return yaml.safe_load(text)
-    except (yaml.YAMLError, RecursionError):
+        return _yaml(text)
+    except (ValueError, OverflowError, yaml.YAMLError, RecursionError):
         return text
+
+
+def _yaml(text: str) -> Any:
+    """The value of a YAML text.
+
+    Raises:
+        OverflowError: it stands for more than `MOST_VALUES`: merges and references are counted before they are made.
+    """
+    root, sizes = yaml.compose(text, Loader=yaml.SafeLoader), dict[int, float]()
+
+    def size_of(node: yaml.Node) -> float:
+        if id(node) not in sizes:
+            sizes[id(node)] = math.inf  # of a part of itself
+            parts = node.value if isinstance(node, yaml.CollectionNode) else ()
+            sizes[id(node)] = 1 + sum(size_of(one) for part in parts for one in (part if isinstance(part, tuple) else (part,)))
+        return sizes[id(node)]
+
+    if root is not None and size_of(root) > MOST_VALUES:
+        raise OverflowError
+    return yaml.safe_load(text)
 
 
 def _switches(tables: Mapping[str, Any]) -> dict[str, Any]:
@@ -264,9 +288,11 @@ def read_table(path: Path) -> Mapping[str, Any]:
             case ".toml":
                 content = tomllib.loads(text)
             case _:
-                content = yaml.safe_load(text)
+                content = _yaml(text)
     except RecursionError:
         raise RequestError("from", f"{path} is nested too deeply", REMEDY) from None
+    except OverflowError:
+        raise RequestError("from", f"{path} has more than {MOST_VALUES:,} values", REMEDY) from None
     except (ValueError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())
         what = "not TOML" if path.suffix == ".toml" else "neither JSON nor YAML"
@@ -278,14 +304,16 @@ def read_table(path: Path) -> Mapping[str, Any]:
 
 
 def _require_small(path: Path, content: object) -> None:
-    """Refuse a table that stands for more than `MOST_VALUES`, as the same part may be named many times in YAML."""
-    left, count = [content], 0
-    while left:
-        one = left.pop()
-        count += 1
+    """Refuse a table of more than `MOST_VALUES`, or deeper than `DEEPEST`."""
+    level, count = [content], 0
+    for _ in range(DEEPEST):
+        below: list[object] = []
+        for one in level:
+            below += one.values() if isinstance(one, Mapping) else one if isinstance(one, list | tuple | set) else ()
+        count += len(level)
         if count > MOST_VALUES:
             raise RequestError("from", f"{path} has more than {MOST_VALUES:,} values", REMEDY)
-        if isinstance(one, Mapping):
-            left += one.values()
-        elif isinstance(one, list | tuple | set):
-            left += one
+        if not below:
+            return
+        level = below
+    raise RequestError("from", f"{path} is nested too deeply", REMEDY)

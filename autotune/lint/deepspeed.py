@@ -37,17 +37,20 @@ def version_of(stated: str) -> str:
 
 def _own(case: Case) -> list[Finding]:
     found = findings(nested(case.found.settings), version_of(case.around.version), case.ranks)
-    if (invalid := _invalid_value(case)) is not None and all(one.key != invalid.key for one in found):
-        found.append(invalid)
+    if (refused := _refused_value(case)) is not None and all(one.key != refused.key for one in found):
+        found.append(refused)
     return [replace(finding, fix=_fix(case, finding)) for finding in found]
 
 
-def _invalid_value(case: Case) -> Finding | None:
-    """The first value that cannot be read as a knob: one of another type, or out of range."""
+def _refused_value(case: Case) -> Finding | None:
+    """The first value that is no knob's, of another type or out of range. DeepSpeed takes 0 and 1 for switches and allows 0 for
+    sizes, and does not check the clipping.
+    """
     try:
         from_deepspeed(case.found.settings, Path(case.source).name)
     except RequestError as error:
-        return Finding(rule="value", key=error.field, effect=Effect.REFUSED, problem=error.problem, remedy=error.remedy)
+        if case.get(error.field) not in (0, 1) and error.field != "gradient_clipping":
+            return Finding(rule="value", key=error.field, effect=Effect.REFUSED, problem=error.problem, remedy=error.remedy)
     return None
 
 
@@ -78,11 +81,11 @@ def nested(settings: Settings) -> dict[str, Any]:
 
 
 def _read(settings: Settings, source: str) -> Imported:
-    """As `from_deepspeed`; a file with an invalid value has no knobs, and the value is one of the findings."""
+    """As `from_deepspeed`; a file with a value that is no knob's has no knobs."""
     try:
         return from_deepspeed(settings, source)
-    except RequestError:
-        return Imported(knobs={}, format=DEEPSPEED_FORMAT, settings=dict(flat(settings)))
+    except RequestError as error:
+        return Imported(knobs={}, format=DEEPSPEED_FORMAT, settings=dict(flat(settings)), unreadable=str(error))
 
 
 def _write(_: Case, knob: str, value: Value) -> Settings:

@@ -60,6 +60,8 @@ def outlook(case: Case) -> Outlook | str:
     missing = [what for what, value in asked.items() if value is None]
     if missing:
         return f"not predicted without {' and '.join(missing)}"
+    if case.found.unreadable:
+        return f"not predicted: {case.found.unreadable}"
     if legal := unpredictable(case):
         return f"not predicted: {legal}"
     found = outlooks(case, [case])[0]

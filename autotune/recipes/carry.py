@@ -241,8 +241,8 @@ def _nothing(target: Case, batch: int) -> RequestError | NothingFeasibleError:
     problem = f"no layout that {title}'s settings can state is predicted to fit {ranks} devices of {memory:.0f} GiB"
     larger = -(-batch // ranks) * ranks
     if batch < ranks and candidates(_with_batch(target, larger), larger, 1):
-        problem = f"{batch} samples divide among at most {batch} of {ranks} devices, and {problem}"
-        return RequestError("batch", problem, f"give --batch scaled, or --target-batch-size {larger}")
+        problem = f"a batch of {batch} allows at most {batch} data-parallel replicas, and {problem}"
+        return RequestError("batch", problem, f"give --target-batch-size {larger}, or --batch scaled")
     return NothingFeasibleError("to", problem, "give more nodes, or a smaller sequence")
 
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from autotune.series.series import SeriesEntry, SeriesRequest, SeriesResult, Sweep, entry_of, interrupted, sizes
 from autotune.session.session import Session
+from search_spaces.quantities import number_text
 from search_spaces.trial import Interval
 
 
@@ -58,7 +59,7 @@ def _message(measured: list[SeriesEntry]) -> str:
     first = measured[0]
     gain = "" if best is first else f", {_mean(best) / _mean(first):.2f} times as many as {_ranks(first)}"
     warnings = [f"; warning: {text}" for entry in measured if (text := _warning(entry, measured)) is not None]
-    return f"most samples/s on {_ranks(best)}: {_mean(best):.4g}{gain}{''.join(warnings)}"
+    return f"most samples/s on {_ranks(best)}: {number_text(_mean(best))}{gain}{''.join(warnings)}"
 
 
 def _warning(entry: SeriesEntry, measured: list[SeriesEntry]) -> str | None:
@@ -69,7 +70,7 @@ def _warning(entry: SeriesEntry, measured: list[SeriesEntry]) -> str | None:
         return None
     apart = entry.samples_per_second.high < rival.samples_per_second.low
     slower = "slower than" if apart else "no faster than"
-    rates = f"{_mean(entry):.4g} against {_mean(rival):.4g} samples/s"
+    rates = f"{number_text(_mean(entry))} against {number_text(_mean(rival))} samples/s"
     fewer = f"{rival.ranks}{_spread(rival)}"
     return f"{_ranks(entry)} are {slower} {fewer} ({rates}); use {fewer}"
 

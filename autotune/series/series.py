@@ -18,6 +18,7 @@ from autotune.session.session import Session
 from autotune.tuning import TuneResult
 from search_spaces.outcome import JobState
 from search_spaces.plain import to_plain
+from search_spaces.quantities import number_text
 from search_spaces.trial import Interval
 
 STEP = 128
@@ -224,4 +225,4 @@ def cost_of(series: SeriesRequest, session: Session, rate: Interval | None) -> I
 
 
 def interval_text(interval: Interval) -> str:
-    return f"{interval.mean:.4g} [{interval.low:.4g}, {interval.high:.4g}]"
+    return f"{number_text(interval.mean)} [{number_text(interval.low)}, {number_text(interval.high)}]"

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from autotune.text.sizes import number_text
+from search_spaces.quantities import number_text
 from storage.log_records import ProgressRecord
 from storage.records import JobRecord
 

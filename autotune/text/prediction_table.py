@@ -5,9 +5,10 @@ from rich.table import Table
 from autotune.prediction.planning.estimate import Estimate, PointEstimate, RankEstimate
 from autotune.prediction.planning.question import Question
 from autotune.text.console import Console
-from autotune.text.sizes import bytes_text, number_text
+from autotune.text.sizes import bytes_text
 from search_spaces.knob_values import value_text
 from search_spaces.models.model import FactoryModel, ModelSpec
+from search_spaces.quantities import number_text
 from search_spaces.trial import Interval
 from search_spaces.trial_config import TrialConfig
 

@@ -11,9 +11,10 @@ from autotune.outcome.environment_findings import environment_line
 from autotune.request.request import Objective
 from autotune.session.placement import launch_line
 from autotune.text.console import Console
-from autotune.text.sizes import bytes_text, number_text
+from autotune.text.sizes import bytes_text
 from executor.engines.command.capability import COMMAND
 from search_spaces.knob_values import value_text
+from search_spaces.quantities import number_text
 from search_spaces.trial import COMPARABLE
 from search_spaces.trial_config import TrialConfig
 

@@ -4,9 +4,10 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
-from autotune.text.sizes import bytes_text, number_text
+from autotune.text.sizes import bytes_text
 from search_spaces.knob_values import value_text
 from search_spaces.outcome import Outcome, Purpose
+from search_spaces.quantities import number_text
 from search_spaces.trial import Interval, TrialResult
 from search_spaces.trial_config import KNOB_NAMES, TrialConfig
 from storage.records import TrialRecord

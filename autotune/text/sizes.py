@@ -1,5 +1,7 @@
 """Human-readable sizes and durations."""
 
+from search_spaces.quantities import number_text
+
 
 def bytes_text(count: float | None) -> str:
     """`1.23 GiB`, three digits; a dash for None."""
@@ -7,19 +9,9 @@ def bytes_text(count: float | None) -> str:
         return "-"
     for unit in ("B", "KiB", "MiB"):
         if abs(count) < 1024:
-            return f"{count:.0f} B" if unit == "B" else f"{_digits(count, 3)} {unit}"
+            return f"{count:.0f} B" if unit == "B" else f"{number_text(count, 3)} {unit}"
         count /= 1024
-    return f"{_digits(count, 3)} GiB"
-
-
-def number_text(value: float) -> str:
-    """Four digits or all whole ones: `0.01234`, `12.34`, `12,346`."""
-    return _digits(value, 4)
-
-
-def _digits(value: float, digits: int) -> str:
-    text = f"{value:.{digits}g}"
-    return f"{value:,.0f}" if "e+" in text else text
+    return f"{number_text(count, 3)} GiB"
 
 
 def duration_text(seconds: float) -> str:

@@ -61,7 +61,7 @@ class AimTracker(Tracker):
     def _own_runs(self) -> list[tuple[str, str]]:
         """Name and identifier of each run of the job."""
         runs = [Run(found, repo=self._repo, read_only=True) for found in self._repo.list_all_runs()]
-        # By the id alone: the job may have been renamed since, and goes on in the experiment in which it began.
+        # By the id: the job may have been renamed since, and continues in the experiment in which it began.
         own = [run for run in runs if (run.experiment or "").rpartition(" ")[2] == self._job.id]
         if own:
             self._experiment = own[0].experiment

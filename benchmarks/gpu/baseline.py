@@ -1,4 +1,4 @@
-"""A llama written by hand in plain PyTorch, as fast as possible: the reference for our engine in `gpu_by_hand.py`.
+"""A llama written by hand in plain PyTorch, as fast as possible: the reference for our engine in `by_hand.py`.
 
 bf16 weights with an fp32 master under fused AdamW (the stronger choice: autocast over fp32 weights casts each of them in
 every step and moves fp32 gradients), one product for queries, keys and values and one for gate and up, a `torch.compile`

@@ -1,4 +1,4 @@
-"""Our engine against the llama of `gpu_baseline.py` on one device, timed in turns in one process.
+"""Our engine against the llama of `baseline.py` on one device, timed in turns in one process.
 
 Both start from the same weights, see the same batches and clip the same gradient norm.
 """

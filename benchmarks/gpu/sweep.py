@@ -1,7 +1,7 @@
 """The command line on the device: `autotune calibrate`, then a guided sweep, and its winner against the best of the grid.
 
 The command line needs more packages than the engine. Where they are not installed they come from a bundle of wheels
-(`gpu_bundle.py`), in separate processes; without the bundle the items are recorded as not run and tried again later.
+(`bundle.py`), in separate processes; without the bundle the items are recorded as not run and tried again later.
 """
 
 import contextlib

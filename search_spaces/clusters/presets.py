@@ -268,12 +268,12 @@ def _packages(table: Mapping[str, Any]) -> dict[str, str] | None:
 
 
 def _require_known(prefix: str, table: Mapping[str, Any], known: Collection[str]) -> None:
-    """Refuse a key that means nothing: a misspelt one would leave its figure at the default."""
+    """Refuse unknown keys: a misspelt one would leave its figure at the default."""
     for key in table:
         if key not in known:
             near = difflib.get_close_matches(key.lower(), known, n=1, cutoff=0.5)
             remedy = f"did you mean {near[0]}?" if near else f"use {', '.join(known)}"
-            raise ClusterFormatError(f"{prefix}{key}", "means nothing here", remedy)
+            raise ClusterFormatError(f"{prefix}{key}", "is not a known key", remedy)
 
 
 def _missing(key: str) -> Any:
@@ -291,8 +291,8 @@ def _number(table: Mapping[str, Any], key: str, quantity: Quantity | None = None
         raise ClusterFormatError(key, f"{value!r} is not a positive number", "give a positive number")
     least, unit = LEAST[quantity] if quantity is not None else (0.0, "")
     if value < least:
-        problem = f"{value:g} {str(quantity).partition(',')[0]} is too little to be meant"
-        raise ClusterFormatError(key, problem, f'with a unit it is text, such as "{value:g}{unit}"')
+        problem = f"{value:g} {str(quantity).partition(',')[0]} is implausibly small"
+        raise ClusterFormatError(key, problem, f'give a number with its unit as text, such as "{value:g}{unit}"')
     return float(value)
 
 

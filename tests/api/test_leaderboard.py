@@ -59,7 +59,9 @@ def test_unknown_trials(client: TestClient, measured: str) -> None:
 def test_models_of_one_name_and_other_shapes_are_not_compared(client: TestClient, store: Store) -> None:
     small = {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 256,
              "num_key_value_heads": 4, "intermediate_size": 128, "max_position_embeddings": 64}  # fmt: skip
-    jobs = [submit(client, model={"config": small | {"num_hidden_layers": layers}})["id"] for layers in (2, 4)]
+    experts = {"model_type": "mixtral", "num_experts_per_tok": 2}
+    others = ({}, {"num_hidden_layers": 4}, experts | {"num_local_experts": 2}, experts | {"num_local_experts": 8})
+    jobs = [submit(client, model={"config": small | other})["id"] for other in others]
     for job in jobs:
         measure(store, job, trials=1)
     items = client.get("/v1/leaderboard").json()["items"]

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from autotune.explain.figures.figure import Unit
 from autotune.wire.figures import Cell
 from search_spaces.knob_values import value_text
+from search_spaces.quantities import number_text
 
 
 def bytes_text(count: float | None) -> str:
@@ -35,7 +36,7 @@ def rate_text(rate: float | None) -> str:
     """`123.4`, `12,345`."""
     if rate is None:
         return "–"
-    return f"{rate:.4g}" if abs(rate) < 10_000 else f"{rate:,.0f}"
+    return number_text(rate)
 
 
 def flops_text(count: float | None) -> str:

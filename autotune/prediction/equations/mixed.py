@@ -20,7 +20,7 @@ FP8_GAIN = 1.6
 FP32_SLOWDOWN = 8.0
 """Speed of a device's fastest products over fp32, where fp32 has no stated peak: 2 to 16 on those of the presets."""
 UNKNOWN_PEAK = 1e14
-"""FLOP/s of the fastest products of a device without any stated peak: one whose name the driver alone knows."""
+"""FLOP/s of the fastest products of a device without any stated peak: one of which only the driver's name is known."""
 HOST_BANDWIDTH_PER_CORE = 2.5e9
 """Bytes/s of a node's memory per core: eight channels serve about 64 cores."""
 GLOO_SCATTER_VOLUME = 2.0
@@ -50,11 +50,12 @@ def hardware_of(cluster: ClusterSpec, precision: str) -> Hardware:
 
 
 def _peak(device: DeviceSpec, precision: str) -> float:
-    """FLOP/s of products. In fp32 they are not in TF32: torch allows that only where it is asked for, and the engine does not
-    ask (its losses on a GPU equal a CPU's to 1e-7, docs/gpu.md).
+    """FLOP/s of products. In fp32 they are not in TF32, which torch uses only on request: the engine does not request it (its
+    losses on a GPU equal a CPU's to 1e-7, docs/gpu.md).
     """
     stated = device.peak_flops
-    return stated.get(precision) or stated.get("fp32") or max(stated.values(), default=UNKNOWN_PEAK) / FP32_SLOWDOWN
+    fastest = max(stated.values(), default=UNKNOWN_PEAK)
+    return stated.get(precision) or stated.get("fp32") or (fastest / FP32_SLOWDOWN if precision == "fp32" else fastest)
 
 
 def _idle_cost(cluster: ClusterSpec) -> float:

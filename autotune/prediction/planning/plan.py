@@ -27,6 +27,7 @@ from autotune.prediction.planning.scan import Bounds, require_within, scan
 from autotune.prediction.planning.simplicity import Group, grouped, plain_parts, resolution
 from search_spaces.clusters.cluster import ClusterSpec, with_shape
 from search_spaces.plain import to_plain
+from search_spaces.quantities import number_text
 from search_spaces.space import SearchSpace
 from search_spaces.trial_config import TrialConfig
 
@@ -390,7 +391,7 @@ def _no_plan_error(question: Question, options: PlanOptions, counted: _Counted) 
         return nothing_legal(space_of(question))
     if counted.fitting and options.rate is not None:
         most = question.global_batch_size / counted.fastest
-        problem = f"no plan reaches {options.rate:g} samples/s: the fastest is predicted to reach {most:.4g}"
+        problem = f"no plan reaches {options.rate:g} samples/s: the fastest is predicted to reach {number_text(most)}"
         return NothingFeasibleError("rate", problem, "lower it, or plan for a larger cluster")
     limit = question.cluster.device.memory_bytes
     problem = (

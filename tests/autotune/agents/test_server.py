@@ -135,12 +135,26 @@ MISUSED: dict[str, tuple[str, dict[str, Any], str]] = {
          "language": "yaml"},
         "has more than 100,000 values",
     ),
+    "a recipe of merges": (
+        "lint_recipe",
+        {"recipe": "m0: &m0 {a: 1, b: 2, c: 3}\n" + "".join(
+            f"m{n}: &m{n} {{<<: [{', '.join([f'*m{n - 1}'] * 9)}]}}\n" for n in range(1, 9)), "language": "yaml"},
+        "recipe: it has more than 100,000 values",
+    ),
+    "an override of its own parts": (
+        "lint_recipe",
+        {"recipe": "torchrun run.py --nproc 8 'model.x={a0: &a0 {k: 1}"
+         + "".join(f", a{n}: &a{n} {{{', '.join(f'x{k}: *a{n - 1}' for k in range(9))}}}" for n in range(1, 9)) + "}'",
+         "language": "sh", "format": "megatron-bridge"},
+        "has no setting of megatron-bridge",
+    ),
+    "a table that is deep": ("lint_recipe", {"recipe": "a." * 3000 + "a = 1"}, "is nested too deeply"),
     "a recipe that is nested": ("lint_recipe", {"recipe": '{"a":' * 5000, "language": "json"}, "is nested too deeply"),
     "a time that never ends": ("watch", {"job": "20200101-000000-aaaa", "seconds": "nan"}, "seconds: nan is not a time"),
     "a recipe without an end": ("lint_recipe", {"recipe": "a" * 300_000}, "recipe: is longer than 200,000 bytes"),
     "an unknown language": ("lint_recipe", {"recipe": "a = 1", "language": "../x"}, "language: '../x' is not known"),
     "an unknown format": ("lint_recipe", {"recipe": "a = 1", "format": "nemo"}, "format: 'nemo' is not known"),
-    "a recipe of nothing": ("lint_recipe", {"recipe": "", "language": "json"}, "from: "),
+    "a recipe of nothing": ("lint_recipe", {"recipe": "", "language": "json"}, "recipe: it is neither JSON"),
     "an unknown model": ("plan", {"model": "llama-9", "cluster": "dgx-h100:1"}, "llama-9: no model preset has this name"),
     "half a model": ("plan", {"model": CONFIG, "cluster": "dgx-h100:1"}, "num_attention_heads: is missing"),
     "an unknown cluster": ("plan", {"model": "llama-tiny", "cluster": "moon:1"}, "moon:1: no cluster has this name"),

@@ -236,10 +236,10 @@ def test_a_job_that_is_cut_short_says_how_it_goes_on(
 
     monkeypatch.setattr(foreground, "finish", finish)
     monkeypatch.setattr(foreground, "make_runner", lambda _: nullcontext())
-    answer = command(*SWEEP, "config.json")
+    answer = command(*SWEEP, "config.json", "--db", "other.db")
     assert answer.status == 1
     last = answer.err.splitlines()[-1]
-    assert last.startswith("autotune: ") and "kept" in last and says in last
+    assert last.startswith("autotune: ") and "kept" in last and says in last and "--db other.db" in last
 
 
 @pytest.mark.parametrize("words", [(*SWEEP, "config.json"), ("show",), ("clean", "--all", "--yes")])

@@ -68,5 +68,5 @@ def test_a_batch_that_is_too_small_for_the_ranks_is_what_is_wrong(command: Comma
     words = ("carry", "titan.toml", "--from", "dgx-h100:4", "--to", "dgx-h100:16")
     answer = command(*words)
     assert answer.status == 2
-    assert "batch: 4 samples divide among at most 4 of 128 devices" in answer.err and "--batch scaled" in answer.err
+    assert "batch: a batch of 4 allows at most 4 data-parallel replicas" in answer.err and "--batch scaled" in answer.err
     assert command(*words, "--batch", "scaled").status == 0

@@ -12,9 +12,10 @@ from called import Command
 
 from autotune.ops.logs import TextLines
 from autotune.text.console import Console
-from autotune.text.sizes import bytes_text, number_text
+from autotune.text.sizes import bytes_text
 from autotune.text.visible_text import visible, visible_line
 from search_spaces.outcome import JobState, Outcome, Purpose
+from search_spaces.quantities import number_text
 from search_spaces.trial import LogLines, TrialResult
 from search_spaces.trial_config import TrialConfig
 from storage.owners import current_owner
@@ -78,7 +79,7 @@ def test_no_command_prints_them(command: Command, database: str, words: list[str
     assert not set(printed) & FORBIDDEN, repr(printed)
 
 
-def test_rates_and_sizes_have_no_powers_of_ten() -> None:
+def test_large_rates_and_sizes_have_no_powers_of_ten() -> None:
     assert [number_text(value) for value in (0.012341, 12.345, 1234.5, 9999.6, 12345.6)] == [
         "0.01234", "12.35", "1234", "10,000", "12,346",
     ]  # fmt: skip
@@ -96,9 +97,11 @@ def test_an_output_without_these_characters() -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
-def test_an_output_that_is_full() -> None:
-    command = [sys.executable, "-c", "from autotune.cli import main; main()", "engines"]
+@pytest.mark.parametrize("words", ["engines", "space gpt2 --json", "plan gpt2 --top x --json"])
+def test_an_output_that_is_full(words: str) -> None:
+    command = [sys.executable, "-c", "from autotune.cli import main; main()", *words.split()]
     with Path("/dev/full").open("w") as full:
         answer = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert answer.returncode == 1
-    assert answer.stderr == "autotune: output: cannot be written, no space is left; free some where it goes\n"
+    assert answer.stderr.splitlines()[-1] == "autotune: output: cannot be written, no space is left; free some where it goes"
+    assert "Traceback" not in answer.stderr

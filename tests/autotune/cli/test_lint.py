@@ -8,6 +8,8 @@ import pytest
 from called import Command
 from lint_recipes import RECIPES
 
+from autotune.imports.read import read_written
+
 GOOD, FAULTY = RECIPES / "titan-llama3-8b.toml", RECIPES / "titan-global-batch.toml"
 
 
@@ -140,12 +142,17 @@ def test_a_file_of_another_framework_passes_no_check(command: Command, folder: P
     files = {
         "deepspeed.json": '{"zero_optimization": {"stage": 9}}', "empty.toml": "", "acc.yaml": "distributed_type: FSDP\n",
         "titan.toml": "[training]\nlocal_batch_size = 2\n", "m.sh": "torchrun a.py --num-layers 8 --micro-batch-size 1\n",
+        "titan.sh": "torchrun train.py --training.seq_len 8 --parallelism.tensor_parallel_degree 2\n",
+        "ds.sh": "deepspeed train.py --deepspeed ds.json\n", "few.toml": "[model]\nname = 'llama3'\n[training]\nsteps = 3\n",
     }  # fmt: skip
-    own = {"deepspeed": "deepspeed.json", "accelerate": "acc.yaml", "torchtitan": "titan.toml", "megatron": "m.sh"}
+    own = {
+        "deepspeed": {"deepspeed.json"}, "accelerate": {"acc.yaml"}, "torchtitan": {"titan.toml", "titan.sh", "few.toml"},
+        "megatron": {"m.sh"}, "megatron-bridge": set(),
+    }  # fmt: skip
     for name, text in files.items():
         (folder / name).write_text(text)
         answer = command("lint", framework, name)
-        assert (answer.status == 2) == (own.get(framework) != name), answer.out + answer.err
+        assert (answer.status == 2) == (name not in own[framework]), f"{name}: {answer.out}{answer.err}"
 
 
 @pytest.mark.parametrize(
@@ -165,12 +172,32 @@ def test_a_value_that_deepspeed_refuses_is_a_finding(command: Command, folder: P
     assert "not predicted, because the configuration does not run" in answer.out
 
 
+@pytest.mark.parametrize("setting", ['"overlap_comm": 1', '"stage3_max_live_parameters": 0'])
+def test_a_value_that_deepspeed_takes_and_we_do_not_is_no_finding(command: Command, folder: Path, setting: str) -> None:
+    (folder / "ds.json").write_text(
+        f'{{"train_batch_size": 8, "train_micro_batch_size_per_gpu": 1, "zero_optimization": {{"stage": 3, {setting}}}}}'
+    )
+    answer = command("lint", "ds.json", "--model", "llama-tiny", "--cluster", "dgx-h100:1")
+    assert answer.status == 0, answer.out
+    assert "ds.json: not predicted: zero_optimization." in answer.out
+
+
+def test_a_deep_table_hides_no_other_file(command: Command, folder: Path) -> None:
+    (folder / "deep.toml").write_text(f"{'a.' * 3000}a = 1\n")
+    (folder / "ds.json").write_text('{"zero_optimization": {"stage": 9}}')
+    answer = command("lint", "auto", "deep.toml", "ds.json")
+    assert answer.status == 2
+    assert "ds.json:1: " in answer.out and "deep.toml is nested too deeply" in answer.err
+
+
 def test_overrides_are_words_of_the_shell(command: Command, folder: Path) -> None:
     (folder / "run.sh").write_text(
         "# see conf.d=[a b] for the list\nexport X=a.b={c\n"
         "torchrun --nproc_per_node 8 run.py model.tensor_model_parallel_size=2 "
         "\"model.recompute_modules=['moe_act', 'layernorm']\"\n"
     )
+    settings = read_written(folder / "run.sh")[0].content
+    assert settings["model.recompute_modules"] == ["moe_act", "layernorm"]
     answer = command("lint", "megatron-bridge", "run.sh", "--json")
     assert answer.status == 0, answer.err
     assert json.loads(answer.out)["files"][0]["knobs"]["tensor_parallel_size"] == 2

@@ -170,3 +170,11 @@ def test_a_device_whose_peaks_nobody_states_is_predicted() -> None:
     cluster = resolve_cluster("dgx-h100")
     unknown = dataclasses.replace(cluster, device=dataclasses.replace(cluster.device, name="new", peak_flops={}))
     assert 0 < hardware_of(unknown, "fp32").peak[0] < hardware_of(cluster, "fp32").peak[0]
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16", "fp8"])
+def test_only_fp32_is_slower_than_the_fastest_that_is_stated(precision: str) -> None:
+    cluster = resolve_cluster("dgx-h100")
+    stated = dataclasses.replace(cluster, device=dataclasses.replace(cluster.device, peak_flops={"bf16": 8e14}))
+    fp32, other = (float(hardware_of(stated, name).peak[0]) for name in ("fp32", precision))
+    assert other == pytest.approx(8 * fp32)
