@@ -44,7 +44,8 @@ def request_from_fields(fields: Mapping[str, Any]) -> JobRequest:
         problem = f"{fields['objective']} is a series of jobs of several sizes, not one job"
         raise RequestError("objective", problem, "run it with `autotune sweep` or `autotune.tune_series`")
     if fields.get("objective", Objective.THROUGHPUT) not in list(Objective):
-        raise RequestError("objective", f"{fields['objective']!r} is not known", f"use one of {', '.join(Objective)}")
+        remedy = f"use one of {', '.join(Objective)}; sweeps also take {', '.join(SERIES)}"
+        raise RequestError("objective", f"{fields['objective']!r} is not known", remedy)
     if fields.get("ray_address") is not None:
         fields = {"cluster": "ray", **fields}
     if "model" not in fields:
