@@ -28,11 +28,12 @@ CPU_MEMORY_BANDWIDTH = 2e10
 """Memory bandwidth of a machine in bytes/s, shared by its ranks: a rough estimate for two DDR4 channels."""
 LOOPBACK_BANDWIDTH = 2e9
 """Bytes/s between two ranks of this machine through gloo, a rough estimate."""
-OF_NODES = (
+NODE_KEYS = (
     "device", "intra_node_bandwidth", "inter_node_bandwidth", "host_memory_bytes", "cores_per_node", "ray_resource"
 )  # fmt: skip
-OF_CLUSTER = ("name", "nodes", "devices_per_node", "numa_nodes", "kernel_packages", "link_domain_size", *OF_NODES)
-OF_DEVICE = ("name", "kind", "memory_bytes", "peak_flops", "memory_bandwidth", "host_link", "source")
+CLUSTER_KEYS = ("name", "nodes", "devices_per_node", "numa_nodes", "kernel_packages", "link_domain_size", *NODE_KEYS)
+DEVICE_KEYS = ("name", "kind", "memory_bytes", "peak_flops", "memory_bandwidth", "host_link", "source")
+"""The keys of a cluster's file; of its [[nodes]], which also have a count; and of a device's table."""
 PRECISIONS = ("fp64", "fp32", "tf32", "bf16", "fp16", "fp8")
 LEAST = {Quantity.RATE: (1e4, "GB/s"), Quantity.BYTES: (1e6, "GB"), Quantity.FLOPS: (1e7, "TFLOP/s")}
 """A smaller number was written in another unit than bytes, bytes/s or FLOP/s; the unit in which it is usually stated."""
@@ -151,7 +152,7 @@ def read_cluster_file(path: str | Path) -> ClusterSpec:
         raise ClusterFormatError(str(file), other, REMEDY)
     name, nodes = str(table.get("name", file.stem)), table.get("nodes", 1)
     try:
-        _require_known("", table, OF_CLUSTER)
+        _require_known("", table, CLUSTER_KEYS)
         return _mixed(name, table, nodes) if isinstance(nodes, list) else _cluster(name, table, nodes)
     except ClusterFormatError as error:
         raise ClusterFormatError(f"{file}: {error.field}", error.problem, error.remedy) from None
@@ -197,7 +198,7 @@ def _mixed(name: str, table: Mapping[str, Any], nodes: list[Any]) -> ClusterSpec
                 problem = f"nodes with different {what} are not supported"
                 raise ClusterFormatError(f"nodes[{index}].{field}", problem, "write it once, above the [[nodes]] tables")
         try:
-            _require_known("", own, ("count", *OF_NODES))
+            _require_known("", own, ("count", *NODE_KEYS))
             groups.append(_group(f"{name}-{index}", {**table, **own}))
         except ClusterFormatError as error:
             raise ClusterFormatError(f"nodes[{index}].{error.field}", error.problem, error.remedy) from None
@@ -241,7 +242,7 @@ def _cluster(name: str, table: Mapping[str, Any], nodes: Any) -> ClusterSpec:
 
 
 def _device(name: str, table: Mapping[str, Any]) -> DeviceSpec:
-    _require_known("device.", table, OF_DEVICE)
+    _require_known("device.", table, DEVICE_KEYS)
     flops = table.get("peak_flops", {})
     if not isinstance(flops, Mapping):
         raise ClusterFormatError("peak_flops", f"{flops!r} is not a table", "write peak_flops = { bf16 = 312e12 }")
