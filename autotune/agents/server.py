@@ -22,7 +22,7 @@ from autotune.client import Client, ServiceError
 from autotune.client.fields import is_path
 from autotune.client.problems import one_line
 from autotune.errors import AutotuneError, RequestError
-from autotune.imports.read import read_written
+from autotune.imports.read import named, read_written
 from autotune.lint.case import Surroundings
 from autotune.lint.lint import lint
 from autotune.lint.report import checked_version, document
@@ -117,7 +117,7 @@ def checked_recipe(text: str, format_name: str, language: str, around: Surroundi
         try:
             found = [lint(one, around) for one in read_written(path, "" if format_name == "auto" else format_name, alone=True)]
         except RequestError as error:
-            field = "recipe" if error.field == "from" else error.field
+            field = named(error, "recipe").field
             raise RequestError(field, error.problem.replace(str(path), "it"), error.remedy) from error
         return [document(one, checked_version(one)) for one in found]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from autotune.cli.documents import write_document
 from autotune.cli.status import Status, print_error
 from autotune.errors import AutotuneError, RequestError, UnknownFormatError
-from autotune.imports.read import FORMATS, Written, read_written
+from autotune.imports.read import FORMATS, Written, named, read_written
 from autotune.lint.case import Surroundings
 from autotune.lint.deepspeed import version_of
 from autotune.lint.dry import dry_run, exact
@@ -51,9 +51,7 @@ def lint_command(options: LintOptions) -> Status:
         except UnknownFormatError:
             raise
         except (AutotuneError, SearchSpaceError) as caught:
-            # Where recipes are read for sweeps, the file is the value of --from.
-            is_file = isinstance(caught, RequestError) and caught.field == "from"
-            error = RequestError("file", caught.problem, caught.remedy) if is_file else caught
+            error = named(caught, "file")
             if len(paths) == 1 and not options.sarif:
                 raise error from None
             unread.append(f"{path}: {error}")

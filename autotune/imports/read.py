@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from autotune.errors import RequestError, UnknownFormatError
+from autotune.errors import AutotuneError, RequestError, UnknownFormatError
 from autotune.imports.accelerate import ACCELERATE_FORMAT as ACCELERATE
 from autotune.imports.accelerate import from_accelerate
 from autotune.imports.best_config import from_best_config
@@ -23,6 +23,7 @@ from autotune.imports.python_recipe import python_recipes
 from autotune.imports.shell import read_options
 from autotune.imports.torchtitan import FORMAT as TORCHTITAN
 from autotune.imports.torchtitan import UNREAD, from_torchtitan
+from search_spaces.errors import SearchSpaceError
 from search_spaces.file_kinds import kind_of
 from search_spaces.plugins import Group, load_plugins
 
@@ -44,7 +45,6 @@ REMEDY = (
 )
 MOST_VALUES, DEEPEST = 100_000, 100
 """Values of a file, and tables within tables. A file that refers to its own parts stands for more than fit into memory."""
-ALONE = "names another file, and no file is read here"
 TABLES = (".json", ".yaml", ".yml", ".toml")
 OVERRIDE = re.compile(r"\+{0,2}([A-Za-z_]\w*(?:\.\w+)+)=(.+)", re.DOTALL)
 """An override of Megatron-Bridge: `model.tensor_model_parallel_size=4`."""
@@ -127,7 +127,7 @@ def read_written(path: Path, format_name: str = "", alone: bool = False) -> list
         if format_name:
             _require_settings(one)
         if alone and any("config_file" in key for key, _ in flat(one.content)):
-            raise RequestError("recipe", ALONE, "give the settings of that file instead")
+            raise _names_another_file()
     return found
 
 
@@ -135,7 +135,21 @@ def _require_settings(one: Written) -> None:
     """Refuse a file without any setting of the format that it is said to have: it would pass every check."""
     prefixes = PREFIXES.get(one.format, ("",))
     if not any(key.startswith(prefixes) for key in (*dict(flat(one.content)), *one.open)):
-        raise RequestError("format", f"{one.path} has no setting of {one.format}", "give the format that it has, or auto")
+        raise _without_setting(one.path, one.format)
+
+
+def _without_setting(path: Path, format_name: str) -> RequestError:
+    return RequestError("format", f"{path} has no setting of {format_name}", "give the format that it has, or auto")
+
+
+def _names_another_file() -> RequestError:
+    return RequestError("recipe", "names another file, and no file is read here", "give the settings of that file instead")
+
+
+def named(error: AutotuneError | SearchSpaceError, field: str) -> AutotuneError | SearchSpaceError:
+    """The error of a file that is the value of `field`: where recipes are read for sweeps, it is that of --from."""
+    is_file = isinstance(error, RequestError) and error.field == "from"
+    return RequestError(field, error.problem, error.remedy) if is_file else error
 
 
 def _format_of_table(content: Mapping[str, Any]) -> str:
@@ -216,7 +230,7 @@ def _script(path: Path, format_name: str, alone: bool) -> Written:
             raise RequestError("from", f"{path} has no options of a known framework", REMEDY)
     own = "recipe" in content or _format_of_keys({**content, **dict.fromkeys(found.open)}) == kind
     if format_name and not own:
-        raise RequestError("format", f"{path} has no setting of {kind}", "give the format that it has, or auto")
+        raise _without_setting(path, kind)
     return Written(format=kind, name=path.name, path=path, content=content, open=tuple(found.open))
 
 
@@ -234,7 +248,8 @@ def _yaml(text: str) -> Any:
     Raises:
         OverflowError: it stands for more than `MOST_VALUES`: merges and references are counted before they are made.
     """
-    root, sizes = yaml.compose(text, Loader=yaml.SafeLoader), dict[int, float]()
+    loader = yaml.SafeLoader(text)
+    root, sizes = loader.get_single_node(), dict[int, float]()
 
     def size_of(node: yaml.Node) -> float:
         if id(node) not in sizes:
@@ -243,9 +258,11 @@ def _yaml(text: str) -> Any:
             sizes[id(node)] = 1 + sum(size_of(one) for part in parts for one in (part if isinstance(part, tuple) else (part,)))
         return sizes[id(node)]
 
-    if root is not None and size_of(root) > MOST_VALUES:
+    if root is None:
+        return None
+    if size_of(root) > MOST_VALUES:
         raise OverflowError
-    return yaml.safe_load(text)
+    return loader.construct_document(root)
 
 
 def _switches(tables: Mapping[str, Any]) -> dict[str, Any]:
@@ -257,7 +274,7 @@ def _base(path: Path, tables: dict[str, Any], alone: bool) -> dict[str, Any]:
     """The TOML file that torchtitan's options name, if it is there: options override it."""
     name, recipe = tables.pop("job.config_file", None), tables.pop("config", None)
     if alone and name is not None:
-        raise RequestError("recipe", ALONE, "give the settings of that file instead")
+        raise _names_another_file()
     tables.pop("module", None)
     file = next((file for file in (path.parent / str(name), Path(str(name))) if name and file.is_file()), None)
     if file is not None:

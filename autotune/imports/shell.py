@@ -73,11 +73,11 @@ def read_options(text: str) -> Script:
     launches: list[list[str]] = []
     for words in _statements(text):
         left = _assigned(words, variables, exported)
-        expanded = [word for item in left for word in _expanded(item, variables)]
-        whole = [word for item in left for word in (_expanded(item, variables) if VARIABLE.search(item) else [item])]
+        parts = [(item, _expanded(item, variables)) for item in left]
+        expanded = [word for _, words in parts for word in words]
         if any(word.startswith("--") for word in expanded):
             launches.append(expanded)
-        found.words += whole
+        found.words += [word for item, words in parts for word in (words if VARIABLE.search(item) else [item])]
     found.words += [word for value in variables.values() for word in _words(value)]
     if not launches:  # a file of arguments that another script launches
         launches = [_words(value) for value in variables.values() if "--" in value]
