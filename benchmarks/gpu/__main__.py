@@ -24,7 +24,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.gpu import by_hand, engines, families, graphs, grid, memory, one_rank, pair, sweep
+from benchmarks.gpu import by_hand, engines, families, graphs, grid, memory, one_rank, pair, sweep, user_models
 from benchmarks.gpu.bundle import FOLDER
 from benchmarks.gpu.lines import State, read_lines
 from benchmarks.gpu.page import page
@@ -35,7 +35,7 @@ from benchmarks.gpu.work import Ended, Worker
 def _correctness(setting: Setting) -> list[Item]:
     return [
         *one_rank.items(), *memory.items(setting), *engines.items(), *families.items(setting),
-        *pair.items(), *graphs.items(setting),
+        *user_models.items(), *pair.items(), *graphs.items(setting),
     ]  # fmt: skip
 
 

@@ -23,7 +23,7 @@ BRIEF = Fidelity(warmup_updates=3, max_warmup_steps=3, min_steps=2, max_steps=2)
 
 
 def configurations(size: str) -> dict[str, TrialConfig]:
-    """Six configurations that differ in what fills the memory."""
+    """Configurations that differ in what fills the memory."""
     knobs: dict[str, dict[str, Any]] = {
         "plain": {},
         "full checkpointing": {"activation_checkpointing": "full"},
@@ -31,6 +31,8 @@ def configurations(size: str) -> dict[str, TrialConfig]:
         "stage 3": {"zero_stage": 3},
         "optimizer on the host": {"zero_stage": 1, "offload_optimizer": "cpu"},
         "chunked loss": {"loss_chunk_size": LOSS_CHUNK[size]},
+        "adapters": {"lora_rank": 16},
+        "adapters on 4-bit weights": {"lora_rank": 16, "frozen_dtype": "nf4"},
     }
     return {name: TrialConfig(precision="bf16", micro_batch_size=2).replace(changes) for name, changes in knobs.items()}
 

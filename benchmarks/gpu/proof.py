@@ -19,7 +19,7 @@ from executor.measurement.timing import student_t_975
 from executor.runners.local import LocalRunner
 from executor.runners.transport import RUN_TRIAL
 from search_spaces.clusters.presets import local_cluster
-from search_spaces.models.model import ModelSpec
+from search_spaces.models.model import Model
 from search_spaces.trial import Fidelity, Interval, TrialRequest, TrialResult, Workload
 from search_spaces.trial_config import TrialConfig
 
@@ -146,7 +146,7 @@ class Item:
 
 
 def request(
-    name: str, model: ModelSpec, workload: Workload, ranks: int, fidelity: Fidelity | None = None, **knobs: Any
+    name: str, model: Model, workload: Workload, ranks: int, fidelity: Fidelity | None = None, **knobs: Any
 ) -> TrialRequest:
     return TrialRequest(
         attempt=name,
@@ -178,7 +178,7 @@ def _shortened(text: str) -> str:
     return textwrap.shorten(text, 200, placeholder=" …")
 
 
-def first_losses(device: torch.device, model: ModelSpec, config: TrialConfig, workload: Workload, steps: int) -> list[float]:
+def first_losses(device: torch.device, model: Model, config: TrialConfig, workload: Workload, steps: int) -> list[float]:
     """Losses of our engine's first steps, of one rank in this process."""
     session = NativeEngine().build(RankContext(rank=0, world_size=1, device=device), model, config, workload)
     try:

@@ -5,6 +5,7 @@
 """
 
 import argparse
+import os
 
 import torch
 import torch.distributed as dist
@@ -22,11 +23,12 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--steps", type=int, default=100_000)
     arguments = parser.parse_args()
-    dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if torch.cuda.is_available() else torch.device("cpu")
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     rank, ranks = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(64, 512), nn.GELU(), nn.Linear(512, 512), nn.GELU(), nn.Linear(512, 10))
-    model = DistributedDataParallel(module)
+    model = DistributedDataParallel(module.to(device))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     torch.manual_seed(rank)
     samples = TensorDataset(torch.randn(4096, 64), torch.randint(10, (4096,)))
@@ -34,7 +36,7 @@ def main() -> None:
     step = count = 0
     while step < arguments.steps:
         for features, labels in loader:
-            loss = nn.functional.cross_entropy(model(features), labels)
+            loss = nn.functional.cross_entropy(model(features.to(device)), labels.to(device))
             (loss / arguments.accumulate).backward()
             count += 1
             if count % arguments.accumulate:
