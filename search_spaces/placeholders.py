@@ -26,6 +26,7 @@ DERIVED: Mapping[str, Derived] = {
     "gradient_accumulation_steps": lambda config, work, ranks: config.gradient_accumulation_steps(
         work.global_batch_size, ranks
     ),
+    "total_gradient_accumulation_steps": lambda config, work, _: work.global_batch_size // config.micro_batch_size,
     "data_parallel_size": lambda config, _, ranks: config.data_parallel_size(ranks),
     "global_batch_size": lambda _, work, __: work.global_batch_size,
     "sequence_length": lambda _, work, __: work.sequence_length,
@@ -44,8 +45,18 @@ SWITCHES: Mapping[str, tuple[str, tuple[Value, ...]]] = {
 """Boolean placeholder -> the knob that it sets, and the knob's values for false and true."""
 WITHOUT_PLACEHOLDER = frozenset({SCRIPT, ENVIRONMENT})
 """Knobs without a placeholder: the script's own knobs have their own names, and its environment is set anyway."""
-BATCH_PLACEHOLDERS = frozenset({"micro_batch_size", "gradient_accumulation_steps", "global_batch_size", "config"})
+ACCUMULATION_PLACEHOLDERS = frozenset({
+    "gradient_accumulation_steps", "total_gradient_accumulation_steps", "global_batch_size", "config",
+})  # fmt: skip
+"""Placeholders from which a script knows how many micro-batches a step has."""
+BATCH_PLACEHOLDERS = ACCUMULATION_PLACEHOLDERS | {"micro_batch_size"}
 """Placeholders from which a script knows the batch size."""
+TRAINER_ARGUMENT = "--per_device_train_batch_size"
+"""Identifies a Hugging Face Trainer, which fills in the "auto" values of a DeepSpeed file, and refuses conflicting ones."""
+
+
+_LITERAL_BATCH = re.compile(r"--(?:global|total)[-_]batch[-_]size[ =](\d+)")
+_LITERAL_ACCUMULATION = re.compile(r"--[\w-]*accum[\w-]*[ =]([1-9]\d*)")
 
 
 def names_in(words: Iterable[str]) -> tuple[str, ...]:
@@ -159,6 +170,33 @@ def environment_of(command: CommandModel, config: TrialConfig) -> dict[str, str]
     """The environment variables that the configuration sets."""
     values = variant_values(config.script)
     return {name: values[name] for name in command.environment_knobs if name in values}
+
+
+def is_trainer(command: CommandModel) -> bool:
+    """Whether the command starts a Hugging Face Trainer, by its argument."""
+    return any(word.partition("=")[0] == TRAINER_ARGUMENT for word in command.arguments)
+
+
+def follows_micro_batch(command: CommandModel) -> bool:
+    """Whether the script receives the micro-batch size and no accumulation, so that a step has one micro-batch on each rank."""
+    used = set(names_in(command.arguments))
+    accumulates = used & ACCUMULATION_PLACEHOLDERS - ({"config"} if is_trainer(command) else set())
+    literal = _LITERAL_BATCH.search(" ".join(command.arguments))
+    return "micro_batch_size" in used and not accumulates and not literal and command.launcher != "accelerate"
+
+
+def samples_of_step(command: CommandModel, config: TrialConfig, workload: Workload, world_size: int) -> int:
+    """Samples that the script trains in an optimizer step, over all ranks, as far as its command says.
+
+    A number in the command (`--gradient_accumulation_steps 4`, `--global-batch-size 256`) counts like a placeholder.
+    """
+    words = " ".join(command.arguments)
+    if batch := _LITERAL_BATCH.search(words):
+        return int(batch[1])
+    if not follows_micro_batch(command):
+        return workload.global_batch_size
+    accumulation = _LITERAL_ACCUMULATION.search(words)
+    return config.micro_batch_size * config.data_parallel_size(world_size) * (int(accumulation[1]) if accumulation else 1)
 
 
 def files_read(command: CommandModel) -> list[str]:

@@ -109,6 +109,10 @@ def _machines(winner: Winner, kind: str) -> dict[str, Any]:
 
 
 def _machine_notes(winner: Winner) -> list[str]:
+    if not winner.on_gpus and winner.world_size > 1:
+        ranks = f"torchrun --nnodes={winner.nodes} --nproc-per-node={winner.ranks_per_node} train.py"
+        start = f"start the ranks by `ACCELERATE_USE_CPU=true {ranks}`, with these settings in Accelerate's other variables"
+        return [f"on CPUs `accelerate launch` starts one process: {start}"]
     if winner.nodes == 1:
         return []
     return [

@@ -82,7 +82,8 @@ def files_notes(winner: Winner) -> list[str]:
     if not isinstance(winner.model, CommandModel):
         return []
     names = files_read(winner.model)
-    if winner.model.plugin == "fsdp" and "accelerate" not in names:  # in trials, variables replace this file
+    # In trials, and in launches on CPUs, variables replace this file.
+    if winner.model.plugin == "fsdp" and "accelerate" not in names and winner.on_gpus:
         names.append("accelerate")
     made = " ".join(["autotune export", *([winner.job] if winner.job else [])])
     return [f"{FILES[name]}: `{made} --format {FILE_FORMATS[name]} --out {FILES[name]}` writes it" for name in names]

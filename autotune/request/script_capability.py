@@ -12,7 +12,7 @@ from search_spaces.capability import Capability
 from search_spaces.knob import Value
 from search_spaces.knob_values import KNOBS, value_text
 from search_spaces.models.command import CommandModel, program_at
-from search_spaces.placeholders import expressible_values, files_read, require_known
+from search_spaces.placeholders import expressible_values, files_read, is_trainer, require_known
 from search_spaces.trial_config import SCRIPT
 
 PLACES: tuple[Value, ...] = ("none", "cpu")
@@ -32,8 +32,6 @@ FSDP: Knobs = {
 """Knobs that Accelerate passes to FSDP2: stage 2 keeps parameters gathered after forward, 3 does not; 0 is DDP."""
 FILE_KNOBS: Mapping[str, Knobs] = {"config": DEEPSPEED, "accelerate": FSDP}
 """Placeholder of a file -> the knobs that its format supports."""
-TRAINER_ARGUMENT = "--per_device_train_batch_size"
-"""Identifies a Hugging Face Trainer, which fills in the "auto" values of a DeepSpeed file, and refuses conflicting ones."""
 _INTERPRETER = re.compile(r"(?:python[\d.]*|bash|sh)")
 FROM_ARGUMENTS = frozenset({"micro_batch_size", "precision"})
 """Knobs that such a Trainer reads from its arguments, regardless of its DeepSpeed file."""
@@ -91,11 +89,6 @@ def carriers_of(name: str) -> str:
     """The placeholders that would pass on a knob, as text for a message."""
     files = [file for file, knobs in FILE_KNOBS.items() if name in knobs]
     return " or ".join(f"{{{carrier}}}" for carrier in (name, *files))
-
-
-def is_trainer(command: CommandModel) -> bool:
-    """Whether the script uses a Hugging Face Trainer."""
-    return any(word.partition("=")[0] == TRAINER_ARGUMENT for word in command.arguments)
 
 
 def _is_turned(request: JobRequest, name: str) -> bool:

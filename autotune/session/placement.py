@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from autotune.session.session import Session
+from executor.engines.command.launchers import accelerate_variables
 from search_spaces.clusters.cluster import ClusterSpec
 from search_spaces.environment import variables_of
 from search_spaces.mesh import DIMENSIONS, PIPELINE, Mesh, make_mesh
@@ -25,6 +26,9 @@ def launch_of(config: TrialConfig, session: Session) -> dict[str, Any]:
     placement = _placement(config, session)
     if isinstance(session.model, CommandModel):
         variables |= environment_of(session.model, config)
+        if session.model.launcher == "accelerate" and session.cluster.device.kind == "cpu":
+            steps = config.gradient_accumulation_steps(session.request.global_batch_size, session.world_size)
+            variables |= accelerate_variables(session.model.plugin, config, steps, FILES, on_cpu=True)
         line = _command_line(session.model, config, session, placement)
     return {"world_size": session.world_size, "placement": placement, "env": variables, "command": line}
 
@@ -46,8 +50,10 @@ def _command_line(command: CommandModel, config: TrialConfig, session: Session, 
         "deepspeed": ["deepspeed", f"--num_nodes={nodes}", f"--num_gpus={ranks}", *([] if python else ["--no_python"])],
         "accelerate": ["accelerate", "launch", f"--num_machines={nodes}", f"--num_processes={session.world_size}"],
     }
-    further = _accelerate_words(command, config, session) if command.launcher == "accelerate" else []
-    return shlex.join([*launcher[command.launcher], *further, *words[int(python) :]])
+    if command.launcher != "accelerate" or session.cluster.device.kind == "cpu":  # there Accelerate starts one process
+        starter = launcher["torchrun" if command.launcher == "accelerate" else command.launcher]
+        return shlex.join([*starter, *words[int(python) :]])
+    return shlex.join([*launcher["accelerate"], *_accelerate_words(command, config, session), *words[int(python) :]])
 
 
 def _accelerate_words(command: CommandModel, config: TrialConfig, session: Session) -> list[str]:
@@ -56,8 +62,7 @@ def _accelerate_words(command: CommandModel, config: TrialConfig, session: Sessi
     if command.plugin == "fsdp":
         return [f"--config_file={FILES['accelerate']}", *direct]
     steps = config.gradient_accumulation_steps(session.request.global_batch_size, session.world_size)
-    on_cpu = ["--cpu"] if session.cluster.device.kind == "cpu" else []
-    words = [f"--gradient_accumulation_steps={steps}", *on_cpu, *direct]
+    words = [f"--gradient_accumulation_steps={steps}", *direct]
     if command.plugin == "deepspeed":
         return ["--use_deepspeed", f"--deepspeed_config_file={FILES['config']}", *words]
     return [f"--mixed_precision={config.precision if config.precision in ('bf16', 'fp16') else 'no'}", *words]

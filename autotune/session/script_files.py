@@ -8,13 +8,13 @@ from typing import Any
 from autotune.exports import EXPORTERS
 from autotune.exports.launch import FILE_FORMATS
 from autotune.request.rows import request_to_row
-from autotune.request.script_capability import is_trainer
 from autotune.session.placement import launch_of
 from autotune.session.session import Session
 from search_spaces.deepspeed.config import offloads_a_part
 from search_spaces.knob_values import value_text
-from search_spaces.models.command import CommandModel
-from search_spaces.placeholders import BATCH_PLACEHOLDERS, FILES, files_read, names_in
+from search_spaces.models.command import STEP_TIMES, CommandModel
+from search_spaces.patterns import compiled
+from search_spaces.placeholders import FILES, files_read, follows_micro_batch, is_trainer, samples_of_step
 from search_spaces.plain import to_plain
 from search_spaces.trial_config import TrialConfig
 
@@ -37,10 +37,14 @@ def notes_of(session: Session) -> list[str]:
     if left:
         stays = ", ".join(f"{name}={value_text(getattr(space.base, name))}" for name in left)
         notes.append(f"no placeholder of the command carries {', '.join(left)}: left at {stays}")
-    used = set(names_in(command.arguments))
-    carries_batch = used & (BATCH_PLACEHOLDERS - {"micro_batch_size"}) - ({"config"} if is_trainer(command) else set())
-    if "micro_batch_size" in used and not carries_batch and command.launcher != "accelerate":
+    if follows_micro_batch(command):
         notes.append("the command does not receive {gradient_accumulation_steps}: its global batch follows micro_batch_size")
+    groups = compiled(command.pattern).groups if command.pattern else frozenset()
+    if groups & STEP_TIMES and not groups & {"samples", "tokens"}:
+        first, work = session.baselines[0], session.request.workload
+        samples = samples_of_step(command, first, work, session.world_size)
+        counted = f"{samples} samples with micro_batch_size={first.micro_batch_size}"
+        notes.append(f"a step in the log counts {counted}; if that is wrong, read them with a group `samples` or `tokens`")
     return notes
 
 

@@ -16,9 +16,14 @@ PLUGINS = ("", "deepspeed", "fsdp")
 """Accelerate's plugin; empty: plain data parallelism."""
 STARTERS = (*LAUNCHERS, "torch.distributed.run", "torch.distributed.launch", "mpirun", "mpiexec", "srun", "horovodrun")
 """Programs that start ranks themselves; refused, because the command already runs once per rank."""
-RATES = ("samples_per_second", "step_seconds", "step_milliseconds", "tokens_per_second", "tokens_per_second_per_device")
+STEP_TIMES = frozenset({"step_seconds", "step_milliseconds", "steps_per_second"})
+"""Pattern groups that report the time of a step, whatever samples it trains."""
+RATES = (
+    "samples_per_second", "step_seconds", "step_milliseconds", "steps_per_second", "tokens_per_second",
+    "tokens_per_second_per_device",
+)  # fmt: skip
 """Pattern groups that report the speed of a step; at least one is required."""
-READINGS = (*RATES, "loss", "waited")
+READINGS = (*RATES, "samples", "tokens", "loss", "waited")
 """All allowed pattern groups."""
 MOST_VARIANTS = 256
 """Maximum combinations of the values of the script's own knobs."""

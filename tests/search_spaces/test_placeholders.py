@@ -5,7 +5,7 @@ import pytest
 from search_spaces.errors import ModelFormatError, SearchSpaceError, UnknownNameError
 from search_spaces.models.command import CommandModel
 from search_spaces.models.model import FactoryModel
-from search_spaces.placeholders import environment_of, expressible_values, names_in, require_known, words_of
+from search_spaces.placeholders import environment_of, expressible_values, names_in, require_known, samples_of_step, words_of
 from search_spaces.plain import from_plain, to_plain
 from search_spaces.trial import TrialRequest, Workload
 from search_spaces.trial_config import TrialConfig, is_whole
@@ -23,6 +23,30 @@ def test_every_placeholder_is_filled_in() -> None:
     assert config.script == "workers=2 pin=true OMP_NUM_THREADS=2"
     assert words_of(COMMAND, config, WORK, 2, {}) == ("python", "train.py", "--mbs=4", "2", "true", "2")
     assert environment_of(COMMAND, config) == {"OMP_NUM_THREADS": "2"}
+
+
+@pytest.mark.parametrize(
+    ("words", "samples"),
+    [
+        ("-b {micro_batch_size}", 8),
+        ("-b {micro_batch_size} --gradient_accumulation_steps 2", 16),
+        ("-b {micro_batch_size} --grad-accum={gradient_accumulation_steps}", 32),
+        ("-b {micro_batch_size} --grad-accum={total_gradient_accumulation_steps}", 32),
+        ("-b {micro_batch_size} --global-batch-size {global_batch_size}", 32),
+        ("-b {micro_batch_size} --global-batch-size 64", 64),
+        ("--deepspeed_config {config} --steps 9", 32),
+        ("--per_device_train_batch_size {micro_batch_size} --deepspeed {config}", 8),
+        ("--lr 0.1", 32),
+    ],
+)
+def test_a_step_trains_the_samples_that_the_command_says(words: str, samples: int) -> None:
+    """Two replicas of four samples; the job's batch is 32."""
+    command = CommandModel(arguments=("python", "train.py", *words.split()))
+    work = Workload(global_batch_size=32, sequence_length=32)
+    assert samples_of_step(command, TrialConfig(micro_batch_size=4), work, 2) == samples
+    tensor = TrialConfig(micro_batch_size=4, tensor_parallel_size=2)
+    assert samples_of_step(command, tensor, work, 4) == samples
+    assert words_of(CommandModel(arguments=("t", "{total_gradient_accumulation_steps}")), tensor, work, 4, {})[1] == "8"
 
 
 def test_other_braces_are_left_alone() -> None:

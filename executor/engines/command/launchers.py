@@ -40,7 +40,7 @@ def launcher_environment(
     own = {
         "torchrun": lambda: _torchrun(placement),
         "deepspeed": lambda: _deepspeed(placement, on_cpu),
-        "accelerate": lambda: _torchrun(placement) | _accelerate(command.plugin, config, accumulation, files, on_cpu),
+        "accelerate": lambda: _torchrun(placement) | accelerate_variables(command.plugin, config, accumulation, files, on_cpu),
     }
     return {**_common_variables(placement), **devices, **own[command.launcher]()}
 
@@ -95,8 +95,13 @@ def _deepspeed(placement: Placement, on_cpu: bool) -> dict[str, str]:
     }
 
 
-def _accelerate(plugin: str, config: TrialConfig, accumulation: int, files: Mapping[str, Path], on_cpu: bool) -> dict[str, str]:
-    """As `prepare_multi_gpu_env` of accelerate.utils.launch."""
+def accelerate_variables(
+    plugin: str, config: TrialConfig, accumulation: int, files: Mapping[str, Path | str], on_cpu: bool
+) -> dict[str, str]:
+    """The variables that `accelerate launch` sets on a rank (1.15.0), as `prepare_multi_gpu_env` of accelerate.utils.launch.
+
+    On CPUs that command starts one process with any options: its ranks are started by torchrun, with these variables.
+    """
     found = {
         "ACCELERATE_MIXED_PRECISION": {"bf16": "bf16", "fp16": "fp16"}.get(config.precision, "no"),
         "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": str(accumulation),

@@ -22,10 +22,12 @@ _COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """The size of a step of the job's workload, to convert rates in samples or tokens."""
+    """The size of a step of the job's workload, to which every report is converted."""
 
     samples: int
     """Samples in a step, over all ranks."""
+    script_samples: int
+    """Samples in a step of the script, as far as its command says (`samples_of_step`)."""
     sequence_length: int
     world_size: int
 
@@ -52,7 +54,7 @@ class Readings:
     problem: str = ""
     """Why a row is invalid; empty: all rows are valid."""
     samples: float | None = None
-    """Samples of the last report."""
+    """Samples of the last report, or of a step as the log states them."""
     device_bytes: int | None = None
     """Peak of the device's allocator, as reported by the script's own torch."""
     reserved_bytes: int | None = None
@@ -90,17 +92,20 @@ class Readings:
         """
         batch = self.batch
         tokens = batch.samples * batch.sequence_length
+        reports_samples = "samples" in row or "tokens" in row
+        if reports_samples:
+            self.samples = row["samples"] if "samples" in row else row["tokens"] / batch.sequence_length
         if rate := row.get("samples_per_second"):
             return batch.samples / rate, 1.0
         if rate := row.get("tokens_per_second"):
             return tokens / rate, 1.0
         if rate := row.get("tokens_per_second_per_device"):
             return tokens / (rate * batch.world_size), 1.0
-        if seconds := row.get("step_seconds", row.get("step_milliseconds", 0.0) / 1e3):
-            return seconds, 1.0
-        if "samples" not in row:
+        if seconds := _step_seconds(row):
+            scale = batch.samples / (self.samples or batch.script_samples)
+            return seconds * scale, scale
+        if self.samples is None or not reports_samples or "clock" not in row:
             return None
-        self.samples = row["samples"]
         now, before = row["clock"], self._before
         self._before = now
         scale = batch.samples / self.samples
@@ -113,9 +118,16 @@ class Readings:
             self.not_finite = f"loss is {loss} at report {len(self.losses) - 1}; {remedy}"
 
 
+def _step_seconds(row: Mapping[str, float]) -> float | None:
+    """Seconds of a step of the script; None: the row does not report them."""
+    if "steps_per_second" in row:
+        return 1.0 / row["steps_per_second"]
+    return row.get("step_seconds", row["step_milliseconds"] / 1e3 if "step_milliseconds" in row else None)
+
+
 _NUMBERS = frozenset({
-    "samples", "clock", "samples_per_second", "tokens_per_second", "tokens_per_second_per_device", "step_seconds",
-    "step_milliseconds", "loss", "waited", "device_bytes", "reserved_bytes",
+    "samples", "tokens", "clock", "samples_per_second", "tokens_per_second", "tokens_per_second_per_device",
+    "step_seconds", "step_milliseconds", "steps_per_second", "loss", "waited", "device_bytes", "reserved_bytes",
 })  # fmt: skip
 _POSITIVE = _NUMBERS - {"loss", "clock", "waited", "device_bytes", "reserved_bytes"}
 _NOT_NEGATIVE = _NUMBERS - _POSITIVE - {"loss"}

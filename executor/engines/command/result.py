@@ -78,16 +78,25 @@ def result_of(trial: Trial, end: str, rows: Sequence[Facts], words: Sequence[str
         return _hanging(trial, rows)
     if end == "silent":
         seconds = trial.phase_seconds.get("build", 0.0)
-        message = f"the script runs but has reported no steps within {seconds:.0f} s; {REMEDY}"
+        message = f"the script runs but has reported no steps within {seconds:.0f} s; {_remedy(trial, rows[0])}"
         return _without_timing(trial, Outcome.FAILED, message, rows[0]["text"])
     timed = max(rows, key=lambda row: (State(row["state"]) is State.ENOUGH, len(row["seconds"]), -row["rank"]))
     if len(timed["seconds"]) < FEWEST_TIMED:
-        message = f"the script exited with code 0 without a measurement; {REMEDY}"
+        message = f"the script exited with code 0 without a measurement; {_remedy(trial, timed)}"
         if timed["reports"]:
             count = f"{timed['reports']} reports"
             message = f"the script exited with code 0 after {count}, too few to time; let it run for 20 steps"
         return _without_timing(trial, Outcome.FAILED, message, timed["text"])
     return _measured(trial, timed, rows, words)
+
+
+def _remedy(trial: Trial, row: Facts) -> str:
+    """What to do where a script reported nothing."""
+    command = trial.request.model
+    if not isinstance(command, CommandModel) or command.pattern is None:
+        return REMEDY
+    last = row["text"].strip().rpartition("\n")[2]
+    return "--pattern matches nothing in its output" + (f", which ends with {last[:160]!r}" if last else ", which is empty")
 
 
 def _failed(trial: Trial, rows: Sequence[Facts]) -> TrialResult:
@@ -224,10 +233,13 @@ def _samples_text(trial: Trial, timed: Facts) -> str:
         return ""
     if not BATCH_PLACEHOLDERS & set(names_in(command.arguments)):
         return ""
-    if timed["samples"] % batch == 0:
+    if timed["samples"] % batch == 0 and command.pattern is None:
         return ""  # it reports once per several steps
     own = timed["samples"] * trial.request.world_size == batch
-    remedy = "report those of all ranks, which must train together" if own else "pass it {gradient_accumulation_steps}"
+    if "gradient_accumulation_steps" in names_in(command.arguments) and own and command.pattern is not None:
+        remedy = "if it divides its accumulation by the ranks, pass it {total_gradient_accumulation_steps}"
+    else:
+        remedy = "report those of all ranks, which must train together" if own else "pass it {gradient_accumulation_steps}"
     return f"reports {timed['samples']:g} samples at a time, and the global batch is {batch}: {remedy}"
 
 

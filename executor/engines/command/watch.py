@@ -12,6 +12,7 @@ from executor.engines.command.stopwatch import ReportedSteps
 from executor.measurement.trial_state import Trial
 from executor.process_tree import out_of_memory_kills
 from search_spaces.models.command import CommandModel
+from search_spaces.placeholders import samples_of_step
 
 TREE_SECONDS = 0.5
 """Interval at which the processes of a script are sampled."""
@@ -57,7 +58,10 @@ class Watch:
         self._limit = request.memory_limit_bytes
         self._on_cpu = on_cpu
         work = request.workload
-        batch = Batch(samples=work.global_batch_size, sequence_length=work.sequence_length, world_size=request.world_size)
+        batch = Batch(
+            samples=work.global_batch_size, script_samples=samples_of_step(command, request.config, work, request.world_size),
+            sequence_length=work.sequence_length, world_size=request.world_size,
+        )  # fmt: skip
         self.readings = Readings(batch)
         self.steps = ReportedSteps(trial)
         self.output = Output(folder / "output.log", command.pattern)

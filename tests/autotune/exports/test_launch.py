@@ -178,6 +178,9 @@ def test_a_program_that_is_no_python_and_another_launcher(tmp_path: Path) -> Non
     best = script_of(tmp_path, launcher="accelerate", plugin="deepspeed")
     notes = exporter("torchrun")(best).notes
     assert f"it was measured under accelerate, whose variables it may read: {best['launch']['command']}" in notes
-    assert best["launch"]["command"].startswith(
-        "accelerate launch --num_machines=1 --num_processes=2 --use_deepspeed --deepspeed_config_file=config.json "
-    )
+    # On CPUs `accelerate launch` starts one process, so that torchrun starts the ranks, with the variables of trials.
+    assert best["launch"]["command"].startswith("torchrun --nnodes=1 --nproc-per-node=2 ")
+    variables = best["launch"]["env"]
+    assert variables["ACCELERATE_USE_CPU"] == variables["ACCELERATE_USE_DEEPSPEED"] == "true"
+    assert variables["ACCELERATE_DEEPSPEED_CONFIG_FILE"] == "config.json"
+    assert variables["ACCELERATE_GRADIENT_ACCUMULATION_STEPS"] == "1"

@@ -18,7 +18,7 @@ from search_spaces.models.command import CommandModel
 from search_spaces.outcome import Outcome
 from search_spaces.trial_config import TrialConfig
 
-BATCH = Batch(samples=8, sequence_length=16, world_size=2)
+BATCH = Batch(samples=8, script_samples=4, sequence_length=16, world_size=2)
 PLACEMENT = Placement(rank=3, world_size=4, local_rank=1, local_world_size=2, node=1, nodes=2, address="10.0.0.1", port=2345)
 
 
@@ -40,13 +40,17 @@ def test_a_report_tells_the_seconds_of_a_step_from_the_second_on() -> None:
     ("row", "seconds"),
     [
         ({"samples_per_second": "1,600"}, 0.005),
-        ({"step_seconds": "0.25"}, 0.25),
-        ({"step_milliseconds": "12.5"}, 0.0125),
+        ({"step_seconds": "0.25"}, 0.5),
+        ({"step_milliseconds": "12.5"}, 0.025),
+        ({"steps_per_second": "2"}, 1.0),
+        ({"step_seconds": "0.25", "samples": "16"}, 0.125),
+        ({"step_seconds": "0.25", "tokens": "32"}, 1.0),
         ({"tokens_per_second": "256"}, 0.5),
         ({"tokens_per_second_per_device": "128"}, 0.5),
     ],
 )
 def test_a_log_tells_the_seconds_of_a_step_at_once(row: dict[str, str], seconds: float) -> None:
+    """The job's step has 8 samples, the script's 4 unless its log says how many."""
     step = Readings(BATCH).take(row)
     assert step is not None
     assert step.seconds == pytest.approx(seconds)
@@ -120,7 +124,12 @@ TORCHTITAN = (
         (
             MEGATRON,
             r"elapsed time per iteration \(ms\): (?P<step_milliseconds>[\d.]+).*lm loss: (?P<loss>\S+)",
-            0.25, 10.6,
+            0.5, 10.6,
+        ),
+        (
+            "tokens per iteration will be: 64\niter 3: loss 2.5, time 125.00ms, mfu 1.00%",
+            r"tokens per iteration will be: (?P<tokens>[\d,]+)|loss (?P<loss>[\d.]+), time (?P<step_milliseconds>[\d.]+)ms",
+            0.25, 2.5,
         ),
         (
             TORCHTITAN,
@@ -128,14 +137,13 @@ TORCHTITAN = (
             0.0625, 7.5,
         ),
     ],
-    ids=["megatron", "torchtitan"],
+    ids=["megatron", "nanogpt", "torchtitan"],
 )  # fmt: skip
 def test_logs_of_others_are_read(tmp_path: Path, line: str, pattern: str, seconds: float, loss: float) -> None:
     path = tmp_path / "output.log"
     path.write_text(line + "\n")
     told = Readings(BATCH)
-    (row,) = Output(path, pattern).rows()
-    step = told.take(row)
+    *_, step = (told.take(row) for row in Output(path, pattern).rows())
     assert step is not None
     assert (step.seconds, told.losses) == (pytest.approx(seconds), [loss])
 
