@@ -36,6 +36,8 @@ class Sign(StrEnum):
     """No rank made progress for much longer than a step takes."""
     TIME_LIMIT = "time_limit"
     """The trial exceeded its time limit."""
+    NOT_MEASURED = "not_measured"
+    """A user's script ended without an error and reported too few steps to time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,6 +20,9 @@ _CONDITION = re.compile(r"\{([A-Za-z_]\w*)=([^:{}]*):(.+)\}")
 FILES: Mapping[str, str] = {"config": "config.json", "accelerate": "accelerate.yaml"}
 """Placeholder -> the file that is rendered for each trial; the placeholder stands for its path."""
 
+TRIAL_FOLDER = "trial_folder"
+"""The placeholder of a folder of the trial's own, which is removed when the trial ends."""
+
 Derived = Callable[[TrialConfig, Workload, int], Value]
 
 DERIVED: Mapping[str, Derived] = {
@@ -78,7 +81,7 @@ def require_known(command: CommandModel) -> None:
         ModelFormatError: a script knob has the name of another placeholder, does not occur in the command, or lacks the value
             that a word depends on.
     """
-    used, built_in = names_in(command.arguments), {*KNOB_NAMES, *DERIVED, *FILES} - WITHOUT_PLACEHOLDER
+    used, built_in = names_in(command.arguments), {*KNOB_NAMES, *DERIVED, *FILES, TRIAL_FOLDER} - WITHOUT_PLACEHOLDER
     conditions = conditions_in(command.arguments)
     for name, value in conditions:
         _require_value(command, name, value)
@@ -138,9 +141,9 @@ def words_of(
         config: the trial's configuration.
         workload: the job's workload.
         world_size: ranks of a trial.
-        paths: placeholder of `FILES` -> path of that file.
+        paths: placeholder of `FILES` -> path of that file; `TRIAL_FOLDER` -> that folder. In a launch it is `run`.
     """
-    values: dict[str, Value] = {**config.every_value(), **variant_values(config.script), **paths}
+    values: dict[str, Value] = {TRIAL_FOLDER: "run", **config.every_value(), **variant_values(config.script), **paths}
 
     def filled(match: re.Match[str]) -> str:
         if match[1]:

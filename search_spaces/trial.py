@@ -118,6 +118,11 @@ class TrialRequest:
     between repeats, and the error of `rate_to_beat`."""
     race_degrees_of_freedom: int = 5
     """Degrees of freedom of `race_spread`."""
+    race_warmup_steps: int | None = 0
+    """Warm-up steps that do not count against the trial: a script's rivals may need as many as its baseline did before they
+    are fast. None: no warm-up step counts."""
+    command_has_reported: bool = False
+    """Whether another trial of the job's command reported steps."""
     excluded_nodes: tuple[str, ...] = ()
     """Names of nodes that this attempt must not run on."""
     node_kinds: tuple[tuple[str, int], ...] = ()
@@ -235,6 +240,8 @@ class TrialResult:
     not suffice."""
     within_relative_error: float = 0.0
     """Standard error of the mean step time within this trial, as a share of it."""
+    warmup_steps: int | None = None
+    """Steps before the timed ones; None: unknown, or they did not settle."""
     peak_memory_bytes: int | None = None
     """The highest peak of any rank."""
     ranks: tuple[RankMeasurement, ...] = ()

@@ -8,8 +8,10 @@ from autotune.loop.agenda import is_baseline
 from autotune.objective.intervals import Spread
 from autotune.objective.ranking import rate
 from autotune.outcome.job_snapshot import JobSnapshot
+from autotune.outcome.standings import measured_baseline
 from autotune.request.request import Objective
 from autotune.session.session import Session
+from search_spaces.models.command import CommandModel
 from search_spaces.outcome import Purpose
 from search_spaces.trial import TrialRequest
 from storage.records import FEWER, SHALLOWER, TrialRecord
@@ -38,12 +40,13 @@ class Incumbent:
         race: they always run to completion.
         """
         asked = session.request.fidelity
+        best = self.best(session, snapshot)
+        request = dataclasses.replace(request, command_has_reported=best is not None)
         if trial.fidelity == SHALLOWER:
             # A model with fewer layers is not comparable with the incumbent's, so there is no race.
             return dataclasses.replace(request, fidelity=dataclasses.replace(asked, most_micro_batches=None))
         if trial.fidelity == FEWER:
             request = dataclasses.replace(request, fidelity=dataclasses.replace(asked, most_layers=None))
-        best = self.best(session, snapshot)
         races = session.request.racing and session.request.objective is Objective.THROUGHPUT and not session.extrapolation
         if (
             not races
@@ -60,7 +63,20 @@ class Incumbent:
             rate_to_beat=rate(best),
             race_spread=spread_of_ratio,
             race_degrees_of_freedom=spread.degrees_of_freedom,
+            race_warmup_steps=_warmup_steps(session, snapshot),
         )
+
+
+def _warmup_steps(session: Session, snapshot: JobSnapshot) -> int | None:
+    """Warm-up steps that say nothing about a trial's speed: of a script, as many as its baseline needed; None: all.
+
+    A script may compile, read its data for the first time, or try kernels in its first steps, in every configuration alike.
+    """
+    if not isinstance(session.model, CommandModel):
+        return 0
+    baseline = measured_baseline(snapshot, session.baselines)
+    result = None if baseline is None else snapshot.whole(baseline).result
+    return None if result is None else result.warmup_steps
 
 
 def _fastest(session: Session, trials: list[TrialRecord], best: TrialRecord | None) -> TrialRecord | None:

@@ -23,6 +23,8 @@ MOST_CONTENDERS = 64
 """The rates of this many configurations, the fastest ones, are estimated jointly; slower ones keep their own measurement."""
 CLEARED = (None, Outcome.OK, Outcome.TIMEOUT, Outcome.LOST, Outcome.PREEMPTED, Outcome.CANCELLED)
 """Outcomes of a confirmation that do not disqualify its configuration."""
+NOT_MEASURED = "not-measured"
+"""The failure table's row of a script that ended before its steps could be timed."""
 SEARCH_BLOCK = 0
 """Block number of search measurements. Each confirmation round is its own block, numbered from 1."""
 
@@ -138,7 +140,7 @@ def standings_of(
     ]
     able = [trial for trial in able if _is_cleared(snapshot, ranking, trial)]
     rates = {trial.number: _search_rate(drift, trial) for trial in able}
-    if not able:
+    if not able and baseline is None:
         return None
     able.sort(key=lambda trial: (-rates[trial.number], trial.number))
     again = [trial for trial in able[MOST_CONTENDERS:] if snapshot.confirmed(trial.config)]
@@ -164,6 +166,20 @@ def measured_baseline(snapshot: JobSnapshot, baselines: Sequence[TrialConfig]) -
     """The first of the baselines that was measured."""
     trials = (snapshot.search_trial(config) for config in baselines)
     return next((trial for trial in trials if trial is not None and trial.outcome is Outcome.OK), None)
+
+
+def unresolved_trials(snapshot: JobSnapshot) -> list[TrialRecord]:
+    """Search trials whose configurations' speed is unknown, although nothing proves that they cannot run.
+
+    A user's script ended before its steps could be timed, while those of other trials were; or the configuration was measured,
+    and ended with an error when it was measured again.
+    """
+    return [
+        trial
+        for trial in snapshot.searched
+        if (trial.outcome is Outcome.FAILED and trial.result is not None and trial.result.cause == NOT_MEASURED)
+        or any(again.outcome is Outcome.FAILED for again in snapshot.confirmations_of(trial.config_hash).values())
+    ]
 
 
 def is_extrapolated(trial: TrialRecord) -> bool:

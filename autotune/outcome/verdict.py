@@ -7,7 +7,7 @@ from typing import Any
 from autotune.objective.intervals import Spread
 from autotune.objective.ranking import Ranking, peak_bytes
 from autotune.outcome.job_snapshot import JobSnapshot
-from autotune.outcome.standings import Standings, standings_of
+from autotune.outcome.standings import Standings, standings_of, unresolved_trials
 from autotune.request.request import Objective
 from search_spaces.environment import ENVIRONMENT
 from search_spaces.outcome import Outcome, Purpose
@@ -41,10 +41,12 @@ class Verdict:
     gain: Interval | None
     """Gain over the baseline by the objective: the ratio of samples/s, of tokens kept, or of peak bytes (baseline over answer).
     None: no baseline was measured."""
-    probability_best: float
-    """Probability that no tried configuration is better by the objective."""
+    probability_best: float | None
+    """Probability that no tried configuration is better by the objective; None: there is no other, or trials are unresolved."""
     expected_loss: float
     """Expected shortfall of the answer, as a share of the best tried configuration's rate."""
+    unresolved: tuple[TrialRecord, ...]
+    """Search trials whose configurations may be better: their speed is unknown (`unresolved_trials`)."""
     standings: Standings
 
     def rate(self, trial: TrialRecord) -> Interval | None:
@@ -80,6 +82,8 @@ def verdict_of(standings: Standings) -> Verdict | None:
     baseline, best = standings.baseline, standings.contenders[answer]
     other = _runner_up(standings, answer)
     ratio = None if other is None else standings.ranked_by.ratio(other, answer)
+    unresolved = tuple(trial for trial in unresolved_trials(standings.snapshot) if trial.config_hash not in standings.places)
+    probability = 1.0 if by_memory else standings.ranked_by.probability_best(answer)
     return Verdict(
         best=best,
         keeps=baseline is not None and best.config_hash == baseline.config_hash,
@@ -88,8 +92,9 @@ def verdict_of(standings: Standings) -> Verdict | None:
         tie=ratio is not None and not by_memory and ratio.low <= 1.0 <= ratio.high,
         baseline=baseline,
         gain=None if baseline is None else _gain(standings, answer, baseline),
-        probability_best=1.0 if by_memory else standings.ranked_by.probability_best(answer),
+        probability_best=None if unresolved or other is None else probability,
         expected_loss=0.0 if by_memory else standings.ranked_by.expected_loss(answer),
+        unresolved=unresolved,
         standings=standings,
     )
 
@@ -117,6 +122,7 @@ def answer_document(verdict: Verdict) -> dict[str, Any]:
         "tie": verdict.tie,
         "probability_best": verdict.probability_best,
         "expected_loss": verdict.expected_loss,
+        "unresolved": [{"trial": trial.number, "rate": to_plain(verdict.rate(trial))} for trial in verdict.unresolved],
         **_goodput(verdict),
         "standings": [
             {

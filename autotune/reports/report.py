@@ -136,7 +136,8 @@ def _results(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "over the baseline", _interval(gain, lambda value: f"{value:.3f}×")
         yield "baseline's samples/s", rate_text(baseline["measured"]["samples_per_second"]["mean"])
     decision = document["decision"]
-    yield "probability of being the best", share_text(decision["probability_best"])
+    share = decision["probability_best"]
+    yield "probability of being the best", "unknown" if share is None else share_text(share)
     yield "expected loss", share_text(decision["expected_loss"])
     if decision.get("goodput", {}).get("ways"):
         yield "on nodes that fail", way_text(decision["goodput"]["ways"][0])

@@ -75,7 +75,7 @@ def _headline(document: dict[str, Any], count: int) -> str:
 
 def _decision_text(decision: dict[str, Any]) -> str:
     """How certain the answer is, and the runner-up."""
-    text = f"  probability that nothing tried is better: {_probability_text(decision['probability_best'])}"
+    text = f"  probability that nothing tried is better: {_probability_text(decision)}"
     if decision["expected_loss"] > 0.0:
         text += f"; expected loss if it is not the best: {100 * decision['expected_loss']:.2g} %"
     if decision["runner_up"] is None:
@@ -88,8 +88,21 @@ def _decision_text(decision: dict[str, Any]) -> str:
     return f"{text}\n  runner-up: trial {decision['runner_up']}, {interval} the samples/s of the answer{tie}"
 
 
-def _probability_text(share: float) -> str:
+def _probability_text(decision: dict[str, Any]) -> str:
+    share = decision["probability_best"]
+    if unresolved := decision.get("unresolved"):
+        return (
+            f"unknown, since trials failed for another reason than their speed: {', '.join(map(_unresolved_text, unresolved))}"
+        )
+    if share is None:
+        return "unknown, because nothing else was measured"
     return "> 99.9 %" if share > 0.999 else f"{100 * share:.3g} %"
+
+
+def _unresolved_text(trial: dict[str, Any]) -> str:
+    rate = trial["rate"]
+    measured = "" if rate is None else f" ({number_text(rate['mean'])} samples/s when it ran, then an error)"
+    return f"trial {trial['trial']}{measured}"
 
 
 def _spent_text(spent: dict[str, Any]) -> str:

@@ -42,6 +42,15 @@ class AnswerGoodput:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class UnresolvedTrial:
+    """A trial whose script ended before its steps could be timed, or which failed when it was measured again."""
+
+    trial: int
+    rate: Interval | None
+    """Samples/s as first measured. None: it was not timed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
     """The answer of a job so far. Configurations are given as trial numbers."""
 
@@ -63,10 +72,12 @@ class Answer:
     """Samples/s of the runner-up divided by that of the answer. None: there is no runner-up."""
     tie: bool
     """Whether the measurements do not separate the answer and the runner-up."""
-    probability_best: float
-    """Probability that no tried configuration is better than the answer."""
+    probability_best: float | None
+    """Probability that no tried configuration is better than the answer. None: no other was measured, or one is unresolved."""
     expected_loss: float
     """Expected shortfall of the answer's rate, as a share of the rate of the best tried configuration."""
+    unresolved: tuple[UnresolvedTrial, ...] = ()
+    """Trials whose configurations may be better."""
     goodput: AnswerGoodput | None = None
     """How to run the answer on nodes that fail. None: the objective is not goodput."""
 

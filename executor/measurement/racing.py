@@ -32,6 +32,8 @@ class Race:
     spread: float
     """Relative standard deviation of the measured ratio of two equally fast configurations, beyond the trial's own error."""
     degrees_of_freedom: int
+    warmup_steps: int | None = 0
+    """Warm-up steps that are ignored; None: all."""
 
     def interval(self, seconds: Sequence[float]) -> Interval:
         """Estimate the configuration's rate from these steps, for comparison with the best rate; `high` is the upper bound.
@@ -52,12 +54,14 @@ class Race:
         return known and self.interval(seconds).high < self.rate_to_beat
 
     def is_hopeless(self, seconds: Sequence[float]) -> bool:
-        """Whether every warm-up step so far is so slow that no timing is needed."""
-        return len(seconds) >= FEWEST_WARM_UP_STEPS and self.hopeless_interval(seconds).high < self.rate_to_beat
+        """Whether every warm-up step that counts is so slow that no timing is needed."""
+        if self.warmup_steps is None or len(seconds) - self.warmup_steps < FEWEST_WARM_UP_STEPS:
+            return False
+        return self.hopeless_interval(seconds).high < self.rate_to_beat
 
     def hopeless_interval(self, seconds: Sequence[float]) -> Interval:
-        """Return the rate of the fastest warm-up step, with an interval of a factor `HOPELESS` in both directions."""
-        rate = self.samples / min(seconds)
+        """Return the rate of the fastest warm-up step that counts, with a factor `HOPELESS` in both directions."""
+        rate = self.samples / min(seconds[self.warmup_steps or 0 :])
         return Interval(mean=rate, low=rate / HOPELESS, high=rate * HOPELESS)
 
 
@@ -70,4 +74,5 @@ def race_of(request: TrialRequest) -> Race | None:
         rate_to_beat=request.rate_to_beat,
         spread=request.race_spread,
         degrees_of_freedom=request.race_degrees_of_freedom,
+        warmup_steps=request.race_warmup_steps,
     )

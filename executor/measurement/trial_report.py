@@ -54,6 +54,7 @@ def report(trial: Trial, window: Window, account: MemoryAccount | None) -> Trial
         step_seconds=tuple(window.seconds) if window.timed else (),
         samples_per_second=rate,
         within_relative_error=timing.relative_error,
+        warmup_steps=len(trial.warm_seconds) if window.settled else None,
         peak_memory_bytes=max(rank.peak_memory_bytes for rank in ranks) if account else None,
         ranks=ranks,
         tflops_per_device=tflops,

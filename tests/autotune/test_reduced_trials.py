@@ -9,6 +9,8 @@ from played import run, searched
 
 from autotune.outcome.best_config import build_best_config
 from autotune.outcome.verdict import decide
+from autotune.request.rows import request_from_fields
+from autotune.session.resolve import resolve
 from search_spaces.outcome import Outcome, Purpose
 from search_spaces.training.fewer import fewer_layers, fewer_micro_batches
 from search_spaces.trial import Fidelity, TrialRequest, TrialResult
@@ -85,6 +87,19 @@ def test_the_winner_and_its_memory_rest_on_the_whole_model(tmp_path: Path, store
     best = build_best_config(session, snapshot)["best"]["measured"]
     assert best["extrapolated"] == []
     assert {rank["total"] for rank in best["peak_memory_bytes"]} == {1_000_000}
+
+
+@pytest.mark.parametrize("warmup_steps", [6, None])
+def test_a_script_is_not_ended_in_the_warm_up_that_its_baseline_needed(store: Store, warmup_steps: int | None) -> None:
+    def answer(config: TrialConfig) -> TrialResult:
+        return dataclasses.replace(table.ok(100.0 + config.micro_batch_size), warmup_steps=warmup_steps)
+
+    runner = table.Recorded(answer)
+    fields = {"command": "python train.py -b {micro_batch_size}", "strategy": "random", "trials": 3, "confirm_repeats": 0}
+    run(resolve(request_from_fields(fields)), store, runner)
+    first, *others = runner.requests
+    assert (first.rate_to_beat, first.command_has_reported) == (None, False)
+    assert [(other.race_warmup_steps, other.command_has_reported) for other in others] == [(warmup_steps, True)] * 2
 
 
 def test_what_could_not_be_confirmed_in_full_does_not_win(tmp_path: Path, store: Store) -> None:

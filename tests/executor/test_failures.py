@@ -36,6 +36,7 @@ ENDS = [
     ("killed", Evidence(exit_code=-9, output=GLOO)),
     ("killed", Evidence(exit_code=137)),
     ("lost-node", Evidence(signs=(Sign.OUT_OF_REACH,), output="The actor is unavailable: node died")),
+    ("not-measured", Evidence(signs=(Sign.NOT_MEASURED,))),
     ("library-memory", said(NCCL_MEMORY)),
     ("library-memory", said("RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`")),
     ("library-memory", said("RuntimeError: cuDNN error: CUDNN_STATUS_ALLOC_FAILED")),

@@ -17,7 +17,7 @@ from executor.measurement.agreement import gather_plain
 from executor.measurement.limits import SLACK_BYTES
 from executor.measurement.trial_state import Trial
 from search_spaces.models.command import CommandModel
-from search_spaces.placeholders import environment_of, words_of
+from search_spaces.placeholders import TRIAL_FOLDER, environment_of, names_in, words_of
 
 
 @contextlib.contextmanager
@@ -35,7 +35,10 @@ def make_launch(trial: Trial, command: CommandModel, placement: Placement, folde
     request = trial.request
     config, work = request.config, request.workload
     files = _write_files(request.files, folder)
-    words = words_of(command, config, work, request.world_size, {name: str(path) for name, path in files.items()})
+    paths = {TRIAL_FOLDER: str(placement.folder), **{name: str(path) for name, path in files.items()}}
+    words = words_of(command, config, work, request.world_size, paths)
+    if TRIAL_FOLDER in names_in(command.arguments):
+        placement.folder.mkdir(parents=True, exist_ok=True)
     accumulation = config.gradient_accumulation_steps(work.global_batch_size, request.world_size)
     variables = {
         **launcher_environment(command, placement, config, accumulation, files, on_cpu),
@@ -72,14 +75,18 @@ def _extensions_variable(command: CommandModel, files: Mapping[str, Path]) -> di
     return {leftovers.VARIABLE: str(leftovers.extensions_folder())}
 
 
-def gather_placement(context: RankContext) -> Placement:
-    """Gather the hosts, port and devices of all ranks; return the placement of this rank's script."""
+def gather_placement(context: RankContext, folder: Path) -> Placement:
+    """Gather the hosts, port, folders and devices of all ranks; return the placement of this rank's script.
+
+    `folder`: this rank's temporary folder; that of rank 0 holds the folder of the trial.
+    """
     rows: list[dict[str, Any]] = gather_plain(
         context,
         {
             "host": socket.gethostname(),
             "address": os.environ.get("MASTER_ADDR", "127.0.0.1"),
             "port": _free_port() if context.rank == 0 else 0,
+            "folder": str(folder / "run"),
             "visible": os.environ.get("CUDA_VISIBLE_DEVICES"),
         },
     )
@@ -95,6 +102,7 @@ def gather_placement(context: RankContext) -> Placement:
         nodes=len(hosts),
         address=rows[0]["address"],
         port=rows[0]["port"],
+        folder=Path(rows[0]["folder"]),
         visible_devices=devices_of_host([rows[rank]["visible"] for rank in same_host]),
     )
 

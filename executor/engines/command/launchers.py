@@ -25,6 +25,8 @@ class Placement:
     """Address of rank 0."""
     port: int
     """Port that was free on rank 0's host when it was chosen; the script's rank 0 binds it."""
+    folder: Path = Path("run")
+    """A folder of the trial, the same for all ranks, for what the script writes."""
     visible_devices: str | None = None
     """CUDA_VISIBLE_DEVICES for every rank of this host, so that LOCAL_RANK indexes into them; None: unchanged."""
 

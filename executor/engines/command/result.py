@@ -82,11 +82,7 @@ def result_of(trial: Trial, end: str, rows: Sequence[Facts], words: Sequence[str
         return _without_timing(trial, Outcome.FAILED, message, rows[0]["text"])
     timed = max(rows, key=lambda row: (State(row["state"]) is State.ENOUGH, len(row["seconds"]), -row["rank"]))
     if len(timed["seconds"]) < FEWEST_TIMED:
-        message = f"the script exited with code 0 without a measurement; {_remedy(trial, timed)}"
-        if timed["reports"]:
-            count = f"{timed['reports']} reports"
-            message = f"the script exited with code 0 after {count}, too few to time; let it run for 20 steps"
-        return _without_timing(trial, Outcome.FAILED, message, timed["text"])
+        return _not_measured(trial, timed)
     return _measured(trial, timed, rows, words)
 
 
@@ -97,6 +93,21 @@ def _remedy(trial: Trial, row: Facts) -> str:
         return REMEDY
     last = row["text"].strip().rpartition("\n")[2]
     return "--pattern matches nothing in its output" + (f", which ends with {last[:160]!r}" if last else ", which is empty")
+
+
+def _not_measured(trial: Trial, timed: Facts) -> TrialResult:
+    """A script that ended by itself before its steps could be timed. That is no failure of its configuration's speed."""
+    if timed["reports"]:
+        message = f"the script exited with code 0 after {timed['reports']} reports, too few to time; let it run for 20 steps"
+    else:
+        message = f"the script exited with code 0 without a measurement; {_remedy(trial, timed)}"
+    if trial.request.command_has_reported:
+        message = (
+            f"{message.partition(';')[0]}, though other trials of this command reported steps: it may have continued from "
+            "files of an earlier trial; let it write them to {trial_folder}, or start each trial afresh"
+        )
+    row, _ = failure_table(trial.request.failures).find(Evidence(signs=(Sign.NOT_MEASURED,)))
+    return dataclasses.replace(_without_timing(trial, row.outcome, message, timed["text"]), cause=row.name)
 
 
 def _failed(trial: Trial, rows: Sequence[Facts]) -> TrialResult:
@@ -185,6 +196,7 @@ def _measured(trial: Trial, timed: Facts, rows: Sequence[Facts], words: Sequence
         step_seconds=tuple(timed["seconds"]),
         samples_per_second=rate,
         within_relative_error=timing.relative_error,
+        warmup_steps=len(timed["warm"]) if timed["settled"] else None,
         peak_memory_bytes=max(row["peak"] for row in rows) or None,
         ranks=tuple(map(_rank, rows)),
         tflops_per_device=tflops,

@@ -1,6 +1,7 @@
 """One trial of a user's script: starts it on every rank, watches it, agrees on when it is over, and makes the result."""
 
 import dataclasses
+import shutil
 import time
 from dataclasses import dataclass
 from enum import StrEnum
@@ -83,7 +84,7 @@ def _run_once(trial: Trial, command: CommandModel) -> tuple[TrialResult, bool]:
     on_cpu = runs_on_cpu(trial.request)
     with trial_folder() as folder:
         began = trial.enter("build")
-        placement = gather_placement(trial.context)
+        placement = gather_placement(trial.context, folder)
         launch = make_launch(trial, command, placement, folder, on_cpu)
         watch = Watch(trial, command, launch, folder, on_cpu)
         try:
@@ -94,6 +95,7 @@ def _run_once(trial: Trial, command: CommandModel) -> tuple[TrialResult, bool]:
             watch.close(0.0)
             remove_shared_memory(placement.address, placement.port)
         rows = gather_plain(trial.context, facts_of(watch, trial.context.rank, failure_table(trial.request.failures)))
+        shutil.rmtree(placement.folder.parent, ignore_errors=True)  # on other hosts than rank 0's too
         trial.leave(began)
     return result_of(trial, end.value, rows, launch.words), any(row["port_taken"] for row in rows)
 

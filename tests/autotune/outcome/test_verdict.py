@@ -16,12 +16,12 @@ from autotune.objective.intervals import Spread
 from autotune.objective.posterior import Observation, posterior_of
 from autotune.outcome.best_config import build_best_config
 from autotune.outcome.job_snapshot import JobSnapshot, read_snapshot
-from autotune.outcome.standings import standings_of
+from autotune.outcome.standings import NOT_MEASURED, standings_of
 from autotune.outcome.verdict import Verdict, answer_document, decide
 from autotune.request.rows import request_to_row
 from autotune.session.session import Session
 from executor.runners.replay import ReplayRunner
-from search_spaces.outcome import JobState, Purpose
+from search_spaces.outcome import JobState, Outcome, Purpose
 from search_spaces.trial import TrialRequest, TrialResult
 from search_spaces.trial_config import TrialConfig
 from storage.records import TrialRecord
@@ -72,6 +72,31 @@ def test_what_was_lucky_in_the_search_does_not_replace_a_better_baseline(tmp_pat
     assert document["decision"] == answer_document(verdict)
     row = store.job(snapshot.job.id).answer
     assert row == {name: value for name, value in document["decision"].items() if name != "standings"}
+
+
+class Resuming(Scripted):
+    """A script: once the fastest configuration has run, every later trial ends at once, as after its last epoch."""
+
+    def _measure(self, config: TrialConfig) -> TrialResult:
+        if TrialConfig(zero_stage=1, micro_batch_size=2).hash in self.seen:
+            return TrialResult(attempt="", outcome=Outcome.FAILED, message="no measurement", cause=NOT_MEASURED)
+        return super()._measure(config)
+
+
+def test_a_trial_that_ended_without_a_measurement_leaves_no_probability(tmp_path: Path, store: Store) -> None:
+    session = table.session(tmp_path, trials=24)
+    snapshot = run(session, store, Resuming({(0, 1): (100.0, 100.0), (1, 2): (900.0, 900.0)}, session.baselines[0]))
+    verdict = decide(snapshot, session.ranking, session.prior, session.baselines)
+    assert verdict is not None and verdict.keeps
+    assert verdict.probability_best is None
+    decision = answer_document(verdict)
+    fastest = snapshot.search_trial(TrialConfig(zero_stage=1, micro_batch_size=2))
+    assert fastest is not None
+    (measured,) = (row for row in decision["unresolved"] if row["trial"] == fastest.number)
+    assert measured["rate"]["mean"] == pytest.approx(900.0)
+    assert verdict.best.number not in {row["trial"] for row in decision["unresolved"]}
+    ended = [trial.number for trial in snapshot.searched if trial.outcome is Outcome.FAILED]
+    assert {row["trial"] for row in decision["unresolved"] if row["rate"] is None} == {*ended}
 
 
 def test_what_was_unlucky_in_the_search_gets_another_chance(tmp_path: Path, store: Store) -> None:

@@ -30,6 +30,13 @@ def wait_for(*files: Path) -> None:
         time.sleep(0.01)
 
 
+def folder(path: str) -> None:
+    """Each rank waits for the file of the other in the trial's folder."""
+    Path(path, f"of-{RANK}").touch()
+    wait_for(Path(path, f"of-{1 - RANK}"))
+    steps()
+
+
 def few(count: str) -> None:
     for number in range(int(count)):
         step(number)

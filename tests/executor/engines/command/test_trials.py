@@ -128,6 +128,20 @@ def test_a_script_that_ends_without_a_measurement_fails_with_the_remedy(run: Run
     assert "autotune.report(samples=…)" in result.message
     assert "--pattern" in result.message
     assert "too few to time" in run("few", 2).message
+    again = run("few", 0, command_has_reported=True)
+    assert (again.outcome, again.cause) == (Outcome.FAILED, "not-measured")
+    assert "other trials of this command reported steps" in again.message
+    assert "{trial_folder}" in again.message
+    silent = run("few", 2, command={"pattern": r"rate=(?P<samples_per_second>\d+)"})
+    assert "--pattern matches nothing in its output" in silent.message
+
+
+def test_the_folder_of_a_trial_is_shared_by_its_ranks_and_removed(run: Run) -> None:
+    result = run("folder", "{trial_folder}")
+    assert result.outcome is Outcome.OK, result.traceback
+    folder = Path(result.environment["command"].split()[-1])
+    assert folder.name == "run"
+    assert not folder.parent.exists()
 
 
 def test_a_script_that_ends_early_is_measured_as_far_as_it_went(run: Run) -> None:
