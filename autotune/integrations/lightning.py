@@ -6,7 +6,7 @@ from typing import Any
 
 from lightning.pytorch import Callback
 
-from autotune.measured import VARIABLE, report
+from autotune.measured import VARIABLE, SampleCount, report
 
 
 class AutotuneCallback(Callback):  # type: ignore[misc]
@@ -20,7 +20,7 @@ class AutotuneCallback(Callback):  # type: ignore[misc]
         self._samples = samples_per_batch
         self._on = bool(os.environ.get(VARIABLE))
         self._step = 0
-        self._batches = 0
+        self._counted = SampleCount()
         self._waited = 0.0
         self._ended: float | None = None
 
@@ -31,14 +31,16 @@ class AutotuneCallback(Callback):  # type: ignore[misc]
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:  # noqa: ARG002
         """Report once per optimizer step."""
-        self._batches += 1
+        self._counted.add(batch)
         if self._on and trainer.global_step > self._step:
             steps, self._step = trainer.global_step - self._step, trainer.global_step
             loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
             values = {} if loss is None else {"loss": float(loss.detach())}
-            samples = self._batch_size(trainer) * self._batches * trainer.world_size
+            # Ranks of a tensor-parallel group share their samples.
+            replicas = (trainer.distributed_sampler_kwargs or {}).get("num_replicas", trainer.world_size)
+            samples = self._counted.take(self._batch_size(trainer)) * replicas
             report(samples=samples, step=self._step, steps=steps, waited=self._waited, **values)
-            self._batches, self._waited = 0, 0.0
+            self._waited = 0.0
         self._ended = time.perf_counter()
 
     def _batch_size(self, trainer: Any) -> int:

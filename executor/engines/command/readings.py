@@ -6,6 +6,7 @@ import math
 import os
 import re
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -55,6 +56,8 @@ class Readings:
     """Why a row is invalid; empty: all rows are valid."""
     samples: float | None = None
     """Samples of the last report, or of a step as the log states them."""
+    reported_samples: Counter[float] = field(default_factory=Counter)
+    """Samples of a report -> number of reports with as many."""
     device_bytes: int | None = None
     """Peak of the device's allocator, as reported by the script's own torch."""
     reserved_bytes: int | None = None
@@ -95,6 +98,7 @@ class Readings:
         reports_samples = "samples" in row or "tokens" in row
         if reports_samples:
             self.samples = row["samples"] if "samples" in row else row["tokens"] / batch.sequence_length
+            self.reported_samples[self.samples] += 1
         if rate := row.get("samples_per_second"):
             return batch.samples / rate, 1.0
         if rate := row.get("tokens_per_second"):

@@ -21,7 +21,7 @@ from search_spaces.failure import Evidence, FailureTable, Sign
 from search_spaces.models.command import CommandModel
 from search_spaces.models.model import Model
 from search_spaces.outcome import Outcome
-from search_spaces.placeholders import BATCH_PLACEHOLDERS, names_in
+from search_spaces.placeholders import ACCUMULATION_PLACEHOLDERS, BATCH_PLACEHOLDERS, is_trainer, names_in
 from search_spaces.trial import Interval, RankMeasurement, TrialResult
 from search_spaces.waiting import waiting_text
 
@@ -56,7 +56,7 @@ def facts_of(watch: Watch, rank: int, table: FailureTable) -> Facts:
         "port_taken": watch.state is State.BROKEN and failure.port_taken,
         "report_problem": readings.not_finite or readings.problem,
         "reports": readings.count,
-        "samples": readings.samples,
+        "samples": next(iter(readings.reported_samples.most_common(1)), (None, 0))[0],
         "losses": readings.losses[:KEPT_LOSSES],
         "seconds": [step.seconds for step in timed],
         "warm": watch.steps.warm_seconds,
@@ -250,8 +250,12 @@ def _samples_text(trial: Trial, timed: Facts) -> str:
     own = timed["samples"] * trial.request.world_size == batch
     if "gradient_accumulation_steps" in names_in(command.arguments) and own and command.pattern is not None:
         remedy = "if it divides its accumulation by the ranks, pass it {total_gradient_accumulation_steps}"
+    elif own and not is_trainer(command):
+        remedy = "report those of all ranks, which must train together"
+    elif ACCUMULATION_PLACEHOLDERS & set(names_in(command.arguments)):
+        remedy = "let all ranks train together, and switch off what changes the batch (auto_find_batch_size, split_batches)"
     else:
-        remedy = "report those of all ranks, which must train together" if own else "pass it {gradient_accumulation_steps}"
+        remedy = "pass it {gradient_accumulation_steps}"
     return f"reports {timed['samples']:g} samples at a time, and the global batch is {batch}: {remedy}"
 
 

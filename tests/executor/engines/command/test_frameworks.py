@@ -50,6 +50,17 @@ def test_a_trainer_of_hugging_face(runner: LocalRunner, tmp_path: Path) -> None:
     assert all((rank.data_wait_seconds or 0.0) > 0 for rank in result.ranks)
 
 
+@pytest.mark.skipif(find_spec("transformers") is None, reason="transformers is not installed (extra transformers)")
+def test_a_trainer_that_splits_its_batches_is_reported(runner: LocalRunner, tmp_path: Path) -> None:
+    words = (
+        "--output_dir", str(tmp_path), "--per_device_train_batch_size", "{micro_batch_size}", "--report_to", "none",
+        "--gradient_accumulation_steps", "{gradient_accumulation_steps}", "--use_cpu", "true",
+        "--accelerator_config", '{"split_batches": true}',
+    )  # fmt: skip
+    with pytest.raises(AssertionError, match=r"reports 4 samples at a time, and the global batch is 8: .*split_batches"):
+        run(runner, "hf_trainer", *words)
+
+
 @pytest.mark.skipif(find_spec("deepspeed") is None, reason="deepspeed is not installed")
 @pytest.mark.parametrize("stage", [0, 3])
 def test_a_deepspeed_script(runner: LocalRunner, stage: int) -> None:
