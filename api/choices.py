@@ -101,7 +101,8 @@ def _clusters() -> tuple[Choice, ...]:
 
 @cache
 def _defaults() -> dict[str, Any]:
-    row = request_to_row(JobRequest(model="-"))
+    # The defaults of the workload follow from the model and the cluster.
+    row = request_to_row(JobRequest(model="-")) | {"global_batch_size": None, "sequence_length": None}
     fields = (
         name for name in JobSubmission.model_fields if name in row and name not in ("model", "command", *HIDDEN, *UNSHOWN)
     )

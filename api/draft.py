@@ -9,6 +9,7 @@ from autotune.forecast.job_forecast import expected
 from autotune.prediction.planning import estimate as planning
 from autotune.prediction.planning.scan import Bounds
 from autotune.request.rows import request_to_row
+from autotune.session.script_files import assumed_of
 from autotune.wire.drafts import ConfigEstimate, Draft, Estimate, Range
 from storage.store import Store
 
@@ -19,6 +20,7 @@ def resolve_draft(body: JobSubmission, settings: Settings) -> Draft:
     return Draft(
         model=session.model.name,
         parameter_count=session.model.parameter_count,
+        assumed=assumed_of(session),
         cluster=session.cluster.name,
         world_size=session.world_size,
         request=shown_fields(request_to_row(session.request)),

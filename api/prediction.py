@@ -188,5 +188,6 @@ def _asked(question: Question) -> dict[str, Any]:
         "engine": question.engine,
         "global_batch_size": question.global_batch_size,
         "sequence_length": question.sequence_length,
+        "assumed": question.assumed,
         "rests_on": question.rests_on,
     }

@@ -4,6 +4,7 @@ from rich.table import Table
 
 from autotune.prediction.planning.capacity import Capacity, Remedy, Way
 from autotune.prediction.planning.ladder import Rung, RungAnswer
+from autotune.prediction.planning.question import assumed_line
 from autotune.text.console import Console
 from autotune.text.prediction_table import trained_text
 from autotune.text.sizes import bytes_text
@@ -17,6 +18,9 @@ def print_capacity(found: Capacity, console: Console) -> None:
     def print_line(text: str, style: str = "") -> None:
         console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
 
+    # It answers with the largest batch itself.
+    if assumed := [text for text in found.question.assumed if "--global-batch-size" not in text]:
+        print_line(assumed_line(assumed))
     print_line(_question_text(found))
     for line in _answers(found):
         print_line(line, "bold")

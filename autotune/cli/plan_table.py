@@ -5,7 +5,7 @@ from rich.text import Text
 from autotune.goodput.choice import Choice
 from autotune.prediction.planning.largest import Dimension, Largest
 from autotune.prediction.planning.plan import SHARE, Plan, PlanObjective, PlanOptions, Plans
-from autotune.prediction.planning.question import Question
+from autotune.prediction.planning.question import Question, assumed_line
 from autotune.prediction.planning.simplicity import PLAIN, certain_gain
 from autotune.text.console import Console
 from autotune.text.prediction_table import asked_text, bar_text, seconds_text
@@ -33,6 +33,8 @@ def print_plans(question: Question, plans: Plans, options: PlanOptions, console:
     def print_line(text: str, style: str = "") -> None:
         console.print(text, style=style, highlight=False, soft_wrap=True)
 
+    if question.assumed:
+        print_line(assumed_line(question.assumed))
     print_line(asked_text(question))
     print_line(
         f"space {question.space}: {plans.configurations:,} configurations and {plans.bucket_settings:,} bucket settings "
@@ -45,20 +47,19 @@ def print_plans(question: Question, plans: Plans, options: PlanOptions, console:
     if plans.resolution:
         print_line(
             f"configurations whose predictions differ by at most {_percent(round(plans.resolution, 3))} tie, because smaller "
-            f"differences are not reliable; the simplest is shown{'' if ties else ' (--ties: show all)'}"
+            f"differences are not reliable; the fastest and the simplest are shown{'' if ties else ' (--ties: show all)'}"
         )
-    if options.objective is PlanObjective.THROUGHPUT and (names := _held_back(plans)):
-        gain = _percent(round(certain_gain(question.rates.time_spread), 2))
-        print_line(
-            f"plans with values that published recipes rarely use ({', '.join(names)}) lead only if they are more than {gain} "
-            "faster, the error of predictions for one machine"
-        )
+    if options.objective is PlanObjective.THROUGHPUT and (note := _unusual_note(plans, question)):
+        print_line(note)
     print_line("")
     for number, plan in enumerate(plans.plans, 1):
         console.print(_figures(number, plan, question), soft_wrap=True)
         print_line("    " + _config_text(plan, plan.estimate.config, question), "dim" if number > 1 else "")
         for place, choice in enumerate(plan.goodput[: ALTERNATIVES if number == 1 else 1]):
             print_line(f"    {'' if place == 0 else 'or '}{goodput_text(choice)}", "dim" if number > 1 or place else "")
+        if (simplest := plan.simplest) is not None:
+            rate = question.global_batch_size / simplest.step_seconds
+            print_line(f"    simplest: {number_text(rate)} samples/s  {_config_text(plan, simplest.config, question)}")
         for tie in plan.ties if ties else ():
             rate = question.global_batch_size / tie.step_seconds
             print_line(f"      = {number_text(rate)} samples/s  {_config_text(plan, tie.config, question)}", "dim")
@@ -78,16 +79,19 @@ def print_plans(question: Question, plans: Plans, options: PlanOptions, console:
             print_line("  " + reason.text(best.goal, ALTERNATIVES))
 
 
-def _held_back(plans: Plans) -> list[str]:
-    """Knobs at unusual values in plans that are faster than the first."""
+def _unusual_note(plans: Plans, question: Question) -> str:
+    """The gain of values that published recipes rarely use, if predictions for one machine may be off by as much."""
     first, *others = plans.plans
-    faster = [plan for plan in others if plan.estimate.step_seconds.mean < first.estimate.step_seconds.mean]
-    return [
-        name
-        for name, plain in PLAIN.items()
-        if getattr(first.estimate.config, name) in plain
-        and any(getattr(plan.estimate.config, name) not in plain for plan in faster)
-    ]
+    names = [name for name, plain in PLAIN.items() if getattr(first.estimate.config, name) not in plain]
+    for number, plan in enumerate(others, 2):
+        slower = plan.estimate.step_seconds.mean / first.estimate.step_seconds.mean - 1
+        plain = all(getattr(plan.estimate.config, name) in PLAIN[name] for name in names)
+        if names and plain and slower <= certain_gain(question.rates.time_spread):
+            return (
+                f"the first plan has values that published recipes rarely use ({', '.join(names)}); plan {number} has none of "
+                f"them and is {_percent(round(slower, 3))} slower, within the error of predictions for one machine"
+            )
+    return ""
 
 
 def print_largest(found: Largest, console: Console) -> None:

@@ -166,5 +166,6 @@ def question_document(question: Question) -> Mapping[str, Any]:
         "world_size": question.cluster.world_size,
         "global_batch_size": question.global_batch_size,
         "sequence_length": question.sequence_length,
+        "assumed": list(question.assumed),
         "rests_on": question.rests_on,
     }

@@ -17,6 +17,9 @@ from search_spaces.trial_config import TrialConfig
 COMPANIONS = ("zero_stage", "tensor_parallel_size", "pipeline_parallel_size", "virtual_stages", "activation_checkpointing")
 """Knobs that decide whether others matter. A value is tested with each of their values; of degrees, only 1 and one more."""
 MOST_VALUES = {"tensor_parallel_size": 2, "pipeline_parallel_size": 2, "virtual_stages": 2}
+IN_EVERY_FRAMEWORK = {"micro_batch_size": None, "activation_checkpointing": ("none", "full")}
+"""Knobs that every framework has, even if not in this file -> their values that it has; None: all. Full recomputation is one
+call on the model (`gradient_checkpointing_enable()`)."""
 _NAMED = re.compile(r"(?:^|, )([a-z_]+)=")
 """Matches the knobs at the start of a note: `KNOB=VALUE: …`, or several."""
 
@@ -26,7 +29,7 @@ def expressible(space: SearchSpace, target: str, pinned: frozenset[str] = frozen
 
     A value of a knob is kept if the export of some legal configuration with it has no note `KNOB=VALUE: …`: then it is
     neither left out, nor approximated, nor left to the user. A knob without kept values is not searched and keeps the value
-    of the space's base. The micro-batch size is always kept: every framework has it, even if not in this file.
+    of the space's base. What is `IN_EVERY_FRAMEWORK` is always kept.
 
     Args:
         space: the space to reduce.
@@ -37,8 +40,11 @@ def expressible(space: SearchSpace, target: str, pinned: frozenset[str] = frozen
         RequestError: the export can express no value of a pinned knob.
     """
     export, companions, domains = MAKERS[target], [*_companions(space)], dict(space.domains)
-    for knob in space.domains.keys() - {"micro_batch_size"}:
-        found = {value: _is_expressible(space, companions, export, knob, value) for value in space.domains[knob]}
+    for knob in space.domains:
+        found = {
+            value: True if _is_in_every_framework(knob, value) else _is_expressible(space, companions, export, knob, value)
+            for value in space.domains[knob]
+        }
         # A value without a tested legal configuration is kept if another value besides the base's is expressible.
         any_expressible = any(found[value] for value in found if value != getattr(space.base, knob))
         kept = tuple(value for value, ok in found.items() if (any_expressible if ok is None else ok))
@@ -80,7 +86,14 @@ def _is_expressible(
 def is_lossless(space: SearchSpace, target: str, config: TrialConfig) -> bool:
     """Whether the configuration's export has no note about a searched knob, also none about combinations of them."""
     noted = _noted(space, config, MAKERS[target])
-    return noted is not None and not noted & (space.domains.keys() - {"micro_batch_size"})
+    if noted is None:
+        return False
+    return not any(knob in space.domains and not _is_in_every_framework(knob, getattr(config, knob)) for knob in noted)
+
+
+def _is_in_every_framework(knob: str, value: Value) -> bool:
+    values = IN_EVERY_FRAMEWORK.get(knob, ())
+    return values is None or value in values
 
 
 def _noted(space: SearchSpace, config: TrialConfig, export: Callable[[Winner], Export]) -> set[str] | None:

@@ -115,7 +115,7 @@ def _notes(winner: Winner) -> list[str]:
             f"optimizer={config.optimizer}: TrainingArguments have no such name; give the Trainer an optimizer_cls_and_kwargs"
         )
     if config.zero_stage == 3:
-        notes.append("zero_stage=3: make the TrainingArguments before the model, so that it is divided while it is loaded")
+        notes.append("with ZeRO 3, make the TrainingArguments before the model, so that it is divided while it is loaded")
     if _by_deepspeed(config):
         own_notes = deepspeed_notes(winner)
         return notes + [note for note in own_notes if note.split("=")[0] not in HERE and not note.startswith("not stated: ")]

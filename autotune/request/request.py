@@ -260,9 +260,10 @@ class JobRequest:
         label="Global batch size",
         section="workload",
         measure="samples",
-        helps=(("form", "Per optimizer step, over all ranks."),),
+        shown_default="8, or one for each rank if there are more",
+        helps=(("form", "Per optimizer step, over all ranks; by default 8, or one for each rank if there are more."),),
     )
-    """Samples per optimizer step, over all ranks."""
+    """Samples per optimizer step, over all ranks. If it was not stated (`assumed`), resolving the request replaces it."""
     sequence_length: int = request_field(
         128,
         "Tokens per sample.",
@@ -273,9 +274,10 @@ class JobRequest:
         label="Sequence length",
         section="workload",
         measure="tokens",
-        helps=(("form", ""),),
+        shown_default="128 on CPUs; on GPUs as many as the model takes, at most 4,096",
+        helps=(("form", "By default 128 on CPUs; on GPUs as many as the model takes, at most 4,096."),),
     )
-    """Tokens per sample."""
+    """Tokens per sample. If it was not stated (`assumed`), resolving the request replaces it."""
     training_steps: int | None = request_field(
         None,
         "Optimizer steps of your run, over which data schedules are averaged.",
@@ -589,6 +591,8 @@ class JobRequest:
         helps=(("form", f"{', '.join(TRACKERS)}: they get a run for each trial."),),
     )
     """Experiment trackers to which the process that runs the job writes, with its own environment variables."""
+    assumed: tuple[str, ...] = ()
+    """Fields of the workload that nobody stated: resolving the request gives them the defaults for its model and cluster."""
     resolved_model: Model | None = None
     """The model that `model` named when the job was opened, so that a resume needs no files; None: not resolved yet."""
     resolved_cluster: ClusterSpec | None = None

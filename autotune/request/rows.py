@@ -48,6 +48,7 @@ def request_from_fields(fields: Mapping[str, Any]) -> JobRequest:
         raise RequestError("objective", f"{fields['objective']!r} is not known", remedy)
     if fields.get("ray_address") is not None:
         fields = {"cluster": "ray", **fields}
+    fields = {**fields, "assumed": tuple(name for name in ("global_batch_size", "sequence_length") if name not in fields)}
     if "model" not in fields:
         raise RequestError("model", "is missing", "give a preset, a config.json or module:factory, or a command")
     try:

@@ -11,7 +11,7 @@ from autotune.cluster.ray_cluster import address_of, found_cluster
 from autotune.errors import JobNotResumableError, RequestError
 from autotune.objective.intervals import CPU_SPREAD, Spread
 from autotune.objective.ranking import Ranking
-from autotune.prediction.planning.question import precisions_of
+from autotune.prediction.planning.question import default_workload, precisions_of
 from autotune.prediction.planning.question_space import layouts_of, nothing_legal
 from autotune.request.engines import capability_of, require_usable
 from autotune.request.loads_field import with_loads
@@ -86,7 +86,7 @@ def prepare(request: JobRequest, live: ClusterSpec | None = None) -> Session:
         require_here(session.cluster, address_of(request))
         require_folder(request)
         require_usable(request.engine)
-    require_positions(session.model, request.sequence_length)
+    require_positions(session.model, session.request.sequence_length)
     require_fit(session.space)
     if request.command is not None:
         require_script(request.command)
@@ -111,6 +111,14 @@ def _resolve(request: JobRequest, live: ClusterSpec | None = None, most_steps: i
         )  # fmt: skip
         resolve_space(request.space, placeholder, cluster, workload, capability, request.pins)
     model = with_loads(request.resolved_model or _resolve_model(request, cluster), request.expert_loads)
+    if request.assumed and request.resolved_domains is None:
+        batch, length = default_workload(model, cluster)
+        request = dataclasses.replace(
+            request,
+            global_batch_size=batch if "global_batch_size" in request.assumed else request.global_batch_size,
+            sequence_length=length if "sequence_length" in request.assumed else request.sequence_length,
+        )
+        workload = request.workload
     if request.resolved_domains is None:  # what is stored was checked
         require_knowledge(request, model)
     space = (
@@ -250,7 +258,7 @@ def resolve(request: JobRequest, model: ModelSpec | None = None, most_steps: int
     """
     named = dataclasses.replace(request, resolved_model=model) if model is not None else request
     session = _resolve(named, found_cluster(named), most_steps)
-    require_positions(session.model, request.sequence_length)
+    require_positions(session.model, session.request.sequence_length)
     return session
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from autotune.exports import EXPORTERS
 from autotune.exports.launch import FILE_FORMATS
+from autotune.prediction.planning.question import assumed_line, assumed_texts
 from autotune.request.rows import request_to_row
 from autotune.session.placement import launch_of
 from autotune.session.session import Session
@@ -26,12 +27,20 @@ def rendered_files(session: Session, config: TrialConfig) -> tuple[tuple[str, st
     return tuple((FILES[name], _rendered(session, command, config, FILE_FORMATS[name])) for name in files_read(command))
 
 
+def assumed_of(session: Session) -> tuple[str, ...]:
+    """What nobody stated and was assumed, in words with the option that states it."""
+    request = session.request
+    return assumed_texts(session.cluster, request.assumed, request.global_batch_size, request.sequence_length)
+
+
 def notes_of(session: Session) -> list[str]:
     """Return notes for the user before the first trial, one line each."""
     command = session.model
+    assumed = assumed_of(session)
+    notes = [assumed_line(assumed)] if assumed else []
     if not isinstance(command, CommandModel):
-        return []
-    space, notes = session.space, []
+        return notes
+    space = session.space
     carried = space.capability.knobs if space.capability else {}
     left = [name for name, values in space.domains.items() if name not in carried and len(values) > 1]
     if left:

@@ -3,7 +3,7 @@
 from rich.table import Table
 
 from autotune.prediction.planning.estimate import Estimate, PointEstimate, RankEstimate
-from autotune.prediction.planning.question import Question
+from autotune.prediction.planning.question import Question, assumed_line
 from autotune.text.console import Console
 from autotune.text.sizes import bytes_text
 from search_spaces.knob_values import value_text
@@ -30,6 +30,8 @@ def print_estimate(question: Question, estimate: Estimate, console: Console, sta
     def say(text: str, style: str = "") -> None:
         console.print(text, style=style, highlight=False, soft_wrap=True)
 
+    if question.assumed:
+        say(assumed_line(question.assumed))
     say(asked_text(question))
     say("  " + config_text(question, estimate.config))
     step, rate = estimate.step_seconds, estimate.samples_per_second

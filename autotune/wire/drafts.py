@@ -23,6 +23,8 @@ class Draft:
     """Field -> value: the given fields, and the defaults of the others."""
     domains: Mapping[str, tuple[Any, ...]]
     """Knob -> searched values."""
+    assumed: tuple[str, ...]
+    """What nobody stated and was assumed, in words with the option that states it."""
     baseline: Mapping[str, Any]
     """Knob -> value, for the configuration of trial 0."""
 

@@ -82,7 +82,7 @@ class PlanGoodput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """One of the best configurations: the simplest of a group of tied ones."""
+    """One of the best configurations: the fastest of a group of tied ones."""
 
     world_size: int
     """Number of ranks."""
@@ -98,6 +98,8 @@ class Plan:
     """Number of further configurations that tie with it."""
     ties: tuple[PlanTie, ...]
     """The fastest of the tied configurations."""
+    simplest: PlanTie | None
+    """The tied configuration that an expert would try first. None: that is `config` itself."""
     cost_per_million_tokens: float | None
     """In the currency of the request's `price`. None: the request has no price."""
     reasons: tuple[PlanReason, ...]
@@ -134,6 +136,8 @@ class Plans:
     """Samples per optimizer step, over all ranks."""
     sequence_length: int
     """Tokens per sample."""
+    assumed: tuple[str, ...]
+    """What nobody stated and was assumed, in words with the option that states it."""
     rests_on: str
     """The source of the predictions, in words."""
     space: str

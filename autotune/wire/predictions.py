@@ -108,6 +108,8 @@ class Prediction:
     """Samples per optimizer step, over all ranks."""
     sequence_length: int
     """Tokens per sample."""
+    assumed: tuple[str, ...]
+    """What nobody stated and was assumed, in words with the option that states it."""
     rests_on: str
     """The source of the prediction, in words: shipped coefficients, or measurements of the cluster."""
     config: Mapping[str, Any]

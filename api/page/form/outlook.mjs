@@ -8,6 +8,7 @@ export function Outlook({ verdict, isCurrent }) {
   const { draft, space, estimate } = verdict;
   if (!draft) return html`<p class="soft">As soon as the entries are complete, this says what the space holds, what is predicted to be best in it, and what the trials may cost.</p>`;
   return html`<dl class=${`plain-list outlook${isCurrent ? "" : " stale"}`}>
+    ${draft.assumed.length > 0 && html`<dt>Assumed</dt><dd>${draft.assumed.join("; ")}</dd>`}
     <dt>Model</dt><dd>${draft.model}${draft.parameter_count > 0 && html`, ${sized(draft.parameter_count)} parameters`}</dd>
     <dt>Runs on</dt><dd>${counted(draft.world_size, "rank")} of ${draft.cluster}</dd>
     <dt>Space</dt><dd><${Space} space=${space} /></dd>

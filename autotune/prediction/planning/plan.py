@@ -104,10 +104,16 @@ class Tie:
     peak_memory_bytes: float
     """Of the fullest rank, without bytes that the allocator reserves beyond those used."""
 
+    def document(self) -> dict[str, Any]:
+        """The JSON representation."""
+        return {
+            "config": self.config.values(), "step_seconds": self.step_seconds, "peak_memory_bytes": self.peak_memory_bytes,
+        }  # fmt: skip
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """A configuration with its prediction: the simplest of those that tie."""
+    """A configuration with its prediction: the fastest of those that tie."""
 
     estimate: Estimate
     base: TrialConfig
@@ -116,6 +122,8 @@ class Plan:
     """Number of other configurations considered that tie with it."""
     ties: tuple[Tie, ...]
     """The fastest of them."""
+    simplest: Tie | None
+    """The one that an expert would try first; None: that is the plan itself."""
     cluster: ClusterSpec
     """The cluster, or some of its nodes."""
     reasons: tuple[Reason, ...]
@@ -133,14 +141,8 @@ class Plan:
             **self.estimate.document(every_rank=False),
             "differences": self.estimate.config.differences(self.base),
             "tied": self.tied,
-            "ties": [
-                {
-                    "config": tie.config.values(),
-                    "step_seconds": tie.step_seconds,
-                    "peak_memory_bytes": tie.peak_memory_bytes,
-                }
-                for tie in self.ties
-            ],
+            "ties": [tie.document() for tie in self.ties],
+            "simplest": None if self.simplest is None else self.simplest.document(),
             "cost_per_million_tokens": self.cost_per_million_tokens,
             "reasons": [{**to_plain(reason), "text": reason.text(self.goal)} for reason in self.reasons],
             "goodput": [choice.document() for choice in self.goodput],
@@ -247,10 +249,10 @@ def _plans_of(question: Question, options: PlanOptions, bounds: Bounds, counted:
     ways: dict[TrialConfig, tuple[Choice, ...]] = {}
     if options.objective is PlanObjective.GOODPUT:
         kept = ranked_by_goodput(question, chosen, options.goodput or GoodputTerms(), options.price, options.top)
-        groups = [Group(first=found.item, ties=()) for found in kept]
+        groups = [Group(first=found.item) for found in kept]
         ways = {found.item.config: found.choices for found in kept}
     elif by_memory:
-        groups = [Group(first=item, ties=()) for item in chosen[: options.top]]
+        groups = [Group(first=item) for item in chosen[: options.top]]
     else:
         groups = grouped(chosen, space, question.rates.time_spread, options.top)
     goal = Goal(
@@ -331,11 +333,13 @@ def _plan(
 ) -> Plan:  # fmt: skip
     devices = question.cluster.world_size
     hourly = None if options.price is None else options.price * devices
+    ties = [Tie(config=t.config, step_seconds=t.seconds, peak_memory_bytes=t.memory) for t in group.ties]
     return Plan(
         estimate=estimate,
         base=space.base,
-        tied=len(group.ties),
-        ties=tuple(Tie(config=t.config, step_seconds=t.seconds, peak_memory_bytes=t.memory) for t in group.ties[:MOST_TIES]),
+        tied=len(ties),
+        ties=tuple(ties[:MOST_TIES]),
+        simplest=None if group.simplest is None else ties[group.ties.index(group.simplest)],
         cluster=question.cluster,
         reasons=reasons,
         goal=goal,

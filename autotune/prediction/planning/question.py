@@ -1,7 +1,7 @@
 """The input of a prediction or plan: a model on a cluster under a workload, and the space to choose from."""
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from autotune.errors import RequestError
@@ -11,13 +11,14 @@ from autotune.prediction.fitting.lessons import Lesson
 from autotune.request.engines import capability_of
 from autotune.request.request import SIMPLE_TARGETS
 from executor.detect import local_gpus
+from search_spaces.clusters.cards import link_text
 from search_spaces.clusters.cluster import ClusterSpec
 from search_spaces.clusters.presets import local_cluster, resolve_cluster
 from search_spaces.domains import parse_domain
 from search_spaces.errors import IllegalConfigError
 from search_spaces.knob import Value
 from search_spaces.models.huggingface import is_factory_reference, resolve_model
-from search_spaces.models.model import FactoryModel, ModelSpec, Position
+from search_spaces.models.model import FactoryModel, Model, ModelSpec, Position
 from search_spaces.models.module_profile import traced_precision
 from search_spaces.space import SearchSpace
 from search_spaces.spaces import Pin, device_defaults, settled
@@ -31,8 +32,9 @@ MODULE_SEQUENCE = 128
 MODULE_PRECISIONS = ("fp64", "fp32", "bf16", "fp16")
 SMALL_BATCH = 8
 """Default samples per step on clusters with fewer devices than this."""
-LOCAL_SEQUENCE = 128
-"""Default tokens per sample on this machine; elsewhere the model's sequence length."""
+CPU_SEQUENCE = 128
+GPU_SEQUENCE = 4096
+"""Default tokens per sample on clusters of CPUs and of GPUs, if the model has as many positions."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +75,8 @@ class Question:
     """Residuals of earlier trials on this cluster relative to `known`."""
     rests_on: str = SHIPPED
     """The source of the coefficients, in words."""
+    assumed: tuple[str, ...] = ()
+    """What nobody stated and was assumed, in words with the option that states it."""
 
     def __post_init__(self) -> None:
         for name in ("global_batch_size", "sequence_length", "training_steps"):
@@ -152,11 +156,13 @@ def question_of(
 ) -> Question:  # fmt: skip
     """Create a question; values not given get their defaults."""
     capability_of(engine)
-    longest = _longest(model, cluster)
-    batch = global_batch_size if global_batch_size is not None else max(SMALL_BATCH, cluster.world_size)
+    batch, length = default_workload(model, cluster)
+    stated = {"global_batch_size": global_batch_size, "sequence_length": sequence_length}
+    batch, length = global_batch_size or batch, length if sequence_length is None else sequence_length
+    assumed = assumed_texts(cluster, [name for name, value in stated.items() if value is None], batch, length)
     return Question(
         model=model, cluster=cluster, engine=engine, global_batch_size=batch,
-        sequence_length=longest if sequence_length is None else sequence_length, space=space, pins=pins or {},
+        sequence_length=length, space=space, pins=pins or {}, assumed=assumed,
         most_steps=most_steps, nvme_path=nvme_path, training_steps=training_steps,
         document_lengths=tuple(document_lengths), simple=simple,
     )  # fmt: skip
@@ -176,11 +182,34 @@ def model_of(text: str | None, lora_rank: int | None, lora_targets: Iterable[str
     return with_adapters(resolve_model(text), lora_rank, lora_targets, frozen_bits)
 
 
-def _longest(model: ModelSpec | FactoryModel, cluster: ClusterSpec) -> int:
-    """The default number of tokens per sample."""
+def default_workload(model: Model, cluster: ClusterSpec) -> tuple[int, int]:
+    """The default samples per optimizer step, and tokens per sample, of every sweep, plan and prediction."""
+    batch = max(SMALL_BATCH, cluster.world_size)
     if isinstance(model, FactoryModel):
-        return (model.profile.sequence_length if model.profile else 0) or MODULE_SEQUENCE
-    return min(model.sequence_length, LOCAL_SEQUENCE) if cluster.name == "local" else model.sequence_length
+        return batch, (model.profile.sequence_length if model.profile else 0) or MODULE_SEQUENCE
+    if not isinstance(model, ModelSpec):
+        return batch, MODULE_SEQUENCE
+    return batch, min(model.sequence_length, CPU_SEQUENCE if cluster.device.kind == "cpu" else GPU_SEQUENCE)
+
+
+def assumed_texts(cluster: ClusterSpec, names: Collection[str], batch: int, length: int) -> tuple[str, ...]:
+    """What was assumed for a cluster of GPUs, with the option that states it; empty on CPUs.
+
+    `names`: those of `global_batch_size` and `sequence_length` that nobody stated.
+    """
+    if cluster.device.kind == "cpu":
+        return ()
+    texts = {
+        "sequence_length": f"samples of {length:,} tokens (--sequence-length)",
+        "global_batch_size": f"global batch of {batch:,} (--global-batch-size)",
+    }
+    link = link_text(cluster)
+    return (*(text for name, text in texts.items() if name in names), *([link] if link else []))
+
+
+def assumed_line(assumed: Sequence[str]) -> str:
+    """One line about what was assumed; empty: nothing was."""
+    return f"assumed, since it was not stated: {'; '.join(assumed)}" if assumed else ""
 
 
 def described_model(

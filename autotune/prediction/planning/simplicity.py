@@ -28,9 +28,11 @@ class Group:
     """Configurations whose times the equations cannot distinguish."""
 
     first: Tuned
-    """The simplest."""
-    ties: tuple[Tuned, ...]
+    """The fastest."""
+    ties: tuple[Tuned, ...] = ()
     """The others, fastest first."""
+    simplest: Tuned | None = None
+    """The one of `ties` that an expert would try first; None: that is the fastest itself."""
 
 
 def resolution(time_spread: float) -> float:
@@ -81,27 +83,19 @@ def plain_parts(space: SearchSpace) -> Iterator[dict[str, frozenset[Value]]]:
 
 
 def grouped(found: Sequence[Tuned], space: SearchSpace, time_spread: float, most: int) -> list[Group]:
-    """Group the configurations into ties, each with its simplest first; `found`: fastest first.
+    """Group the configurations into ties; `found`: fastest first.
 
-    1. The fastest plain configuration leads the first group. Unusual values lead only if they gain more than the stated
-       uncertainty over every plain configuration, because only then is the gain certain.
-    2. A group contains all that are at most the resolution slower than its leader, and faster ones that tie with it.
-    3. The fastest of the rest leads the next group, and so on.
+    The fastest leads the first group, which has all that are at most the resolution slower. The fastest of the rest leads the
+    next group, and so on.
     """
-    if not found:
-        return []
-    tie, certain = 1 + resolution(time_spread), 1 + certain_gain(time_spread)
-    plain = next((item for item in found if not unusual(item.config, space)), found[0])
-    leader = plain if plain.seconds <= found[0].seconds * certain else found[0]
+    tie = 1 + resolution(time_spread)
     groups: list[Group] = []
     rest = list(found)
     while rest and len(groups) < most:
-        own = [item for item in rest if leader.seconds / tie <= item.seconds <= leader.seconds * tie]
-        first = min(own, key=lambda item: (*effort(item.config, space), item.seconds))
-        groups.append(Group(first=first, ties=tuple(item for item in own if item is not first)))
-        taken = {id(item) for item in own}
-        rest = [item for item in rest if id(item) not in taken]
-        leader = rest[0] if rest else leader
+        count = sum(item.seconds <= rest[0].seconds * tie for item in rest)
+        (first, *ties), rest = rest[:count], rest[count:]
+        simplest = min([first, *ties], key=lambda item: (*effort(item.config, space), item.seconds))
+        groups.append(Group(first=first, ties=tuple(ties), simplest=None if simplest is first else simplest))
     return groups
 
 
