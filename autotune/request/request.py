@@ -263,7 +263,7 @@ class JobRequest:
         shown_default="8, or one for each rank if there are more",
         helps=(("form", "Per optimizer step, over all ranks; by default 8, or one for each rank if there are more."),),
     )
-    """Samples per optimizer step, over all ranks. If it was not stated (`assumed`), resolving the request replaces it."""
+    """Samples per optimizer step, over all ranks. Resolving the request replaces a value that nobody stated."""
     sequence_length: int = request_field(
         128,
         "Tokens per sample.",
@@ -277,7 +277,7 @@ class JobRequest:
         shown_default="128 on CPUs; on GPUs as many as the model takes, at most 4,096",
         helps=(("form", "By default 128 on CPUs; on GPUs as many as the model takes, at most 4,096."),),
     )
-    """Tokens per sample. If it was not stated (`assumed`), resolving the request replaces it."""
+    """Tokens per sample. Resolving the request replaces a value that nobody stated."""
     training_steps: int | None = request_field(
         None,
         "Optimizer steps of your run, over which data schedules are averaged.",
@@ -591,7 +591,7 @@ class JobRequest:
         helps=(("form", f"{', '.join(TRACKERS)}: they get a run for each trial."),),
     )
     """Experiment trackers to which the process that runs the job writes, with its own environment variables."""
-    assumed: tuple[str, ...] = ()
+    resolved_defaults: tuple[str, ...] = ()
     """Fields of the workload that nobody stated: resolving the request gives them the defaults for its model and cluster."""
     resolved_model: Model | None = None
     """The model that `model` named when the job was opened, so that a resume needs no files; None: not resolved yet."""

@@ -48,7 +48,8 @@ def request_from_fields(fields: Mapping[str, Any]) -> JobRequest:
         raise RequestError("objective", f"{fields['objective']!r} is not known", remedy)
     if fields.get("ray_address") is not None:
         fields = {"cluster": "ray", **fields}
-    fields = {**fields, "assumed": tuple(name for name in ("global_batch_size", "sequence_length") if name not in fields)}
+    unstated = tuple(name for name in ("global_batch_size", "sequence_length") if name not in fields)
+    fields = {**fields, "resolved_defaults": unstated}
     if "model" not in fields:
         raise RequestError("model", "is missing", "give a preset, a config.json or module:factory, or a command")
     try:

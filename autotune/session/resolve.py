@@ -111,12 +111,12 @@ def _resolve(request: JobRequest, live: ClusterSpec | None = None, most_steps: i
         )  # fmt: skip
         resolve_space(request.space, placeholder, cluster, workload, capability, request.pins)
     model = with_loads(request.resolved_model or _resolve_model(request, cluster), request.expert_loads)
-    if request.assumed and request.resolved_domains is None:
+    if request.resolved_defaults and request.resolved_domains is None:
         batch, length = default_workload(model, cluster)
         request = dataclasses.replace(
             request,
-            global_batch_size=batch if "global_batch_size" in request.assumed else request.global_batch_size,
-            sequence_length=length if "sequence_length" in request.assumed else request.sequence_length,
+            global_batch_size=batch if "global_batch_size" in request.resolved_defaults else request.global_batch_size,
+            sequence_length=length if "sequence_length" in request.resolved_defaults else request.sequence_length,
         )
         workload = request.workload
     if request.resolved_domains is None:  # what is stored was checked
