@@ -30,6 +30,7 @@ from autotune.session.resolve import prepare, require_startable, session_of
 from autotune.session.runners import make_runner
 from autotune.session.session import Session, with_changes_of
 from autotune.text.console import Console
+from autotune.text.jobs import state_word
 from autotune.text.progress_bar import ProgressBar, shows_progress
 from autotune.text.result import print_result
 from executor.runners.runner import Runner
@@ -95,7 +96,9 @@ class TuneResult:
     def _repr_html_(self) -> str:
         """For notebooks: the final output of `autotune sweep`."""
         console = Console(record=True, file=io.StringIO(), width=120)
-        console.print(f"job {self.job_id}: {self.state.value.lower()}: {self.message}", highlight=False, markup=False)
+        console.print(
+            f"job {self.job_id}: {state_word(self.state, self.reason)}: {self.message}", highlight=False, markup=False
+        )
         print_result(self.best_config, console)
         return console.export_html(inline_styles=True, code_format="<pre>{code}</pre>")
 

@@ -11,7 +11,7 @@ from storage.errors import DatabaseUnavailableError
 from storage.folder import default_file
 from storage.private_files import make_private_folder
 
-_SECRET_PARTS = re.compile(r"((?:^|&)[^=&]*(?:password|secret|token|key)[^=&]*=)[^&]*", re.IGNORECASE)
+_SECRET_PARTS = re.compile(r"([?&][^=&?]*(?:password|secret|token|key)[^=&?]*=)[^&]*", re.IGNORECASE)
 _PORT = re.compile(r":(?![0-9]*(?:/|$|,))[^/]*")
 """Matches text in the place of a port that is not a port: a password in an address without a host."""
 _USE = "give a file path, sqlite:///PATH or postgresql://USER@HOST/NAME"
@@ -70,7 +70,7 @@ def without_password(address: str) -> str:
     login, at, place = before.rpartition("@")
     user, colon, _ = login.partition(":")
     shown = f"{user}:***@{place}" if colon else f"{user}{at}{place if '[' in place else _PORT.sub(':***', place)}"
-    return f"{scheme}://{shown}{query_mark}" + _SECRET_PARTS.sub(r"\1***", query)
+    return f"{scheme}://" + _SECRET_PARTS.sub(r"\1***", f"{shown}{query_mark}{query}")
 
 
 def passwords_of(url: URL) -> tuple[str, ...]:

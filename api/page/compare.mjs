@@ -78,7 +78,7 @@ function Chooser({ chosen, onChoose, isOpen }) {
     <${ProblemNote} problem=${problem} />
     <fieldset class="choose-jobs"><legend>Jobs, newest first</legend>
       ${jobs.map((job) => html`<label key=${job.id}><input type="checkbox" checked=${chosen.jobs.includes(job.id)} disabled=${isFull && !chosen.jobs.includes(job.id)}
-        onChange=${(event) => toggle(job.id, event.target.checked)} /> ${job.model} <span class="soft">${job.id}, ${stateLook(job.state).label}, ${moment(job.created)}</span></label>`)}
+        onChange=${(event) => toggle(job.id, event.target.checked)} /> ${job.model} <span class="soft">${job.id}, ${stateLook(job.state, job.reason).label}, ${moment(job.created)}</span></label>`)}
       ${jobs.length === 0 && !problem && html`<p class="soft">There are no jobs yet.</p>`}
     </fieldset>
     <${TrialChooser} jobs=${jobs} chosen=${chosen} onChoose=${onChoose} />

@@ -31,7 +31,7 @@ export default function Job({ route }) {
     return () => live.close();
   }, [live]);
   const [job, points, problem] = [useSignal(live.job), useSignal(live.points), useSignal(live.problem)];
-  useTitle(job ? `${job.request.name || job.model} ${stateLook(job.state).label.toLowerCase()}` : "Job");
+  useTitle(job ? `${job.request.name || job.model} ${stateLook(job.state, job.reason).label.toLowerCase()}` : "Job");
   useSaid(job, points);
   if (problem) return html`<${Unusable} error=${problem} />`;
   if (job === null) return html`<${Waiting} what="the job" />`;
@@ -54,7 +54,7 @@ function Top({ job, live }) {
   };
   return html`<div class="job-top">
     <div class="stack">
-      <div class="title-line"><${Heading}>${job.request.name || job.model}<//><${StateBadge} state=${job.state} /><${Tags} request=${job.request} />${isLive && !isOver(job.state) && html`<span class="badge"><span class="pulse" aria-hidden="true"></span>Live</span>`}</div>
+      <div class="title-line"><${Heading}>${job.request.name || job.model}<//><${StateBadge} job=${job} /><${Tags} request=${job.request} />${isLive && !isOver(job.state) && html`<span class="badge"><span class="pulse" aria-hidden="true"></span>Live</span>`}</div>
       <p class="soft"><span class="mono">${job.id}</span> · ${job.request.name && `${job.model} · `}${moment(job.created)}${job.submitter && ` · ${job.submitter}`}</p>
       ${job.request.note && html`<p class="lines">${job.request.note}</p>`}
     </div>
@@ -94,7 +94,7 @@ function useSaid(job, points) {
     const now = { state: job.state, best: points.bestRow };
     const { state, best } = before.current;
     before.current = now;
-    if (state !== null && now.state !== state) say(`The job is ${stateLook(now.state).label.toLowerCase()}.`);
+    if (state !== null && now.state !== state) say(`The job: ${stateLook(job.state, job.reason).label.toLowerCase()}.`);
     else if (state !== null && now.best !== best && now.best !== null) say(`A new best: trial ${now.best}, ${rate(points.best.rate.mean)}.`);
   }, [job, points]);
 }

@@ -71,7 +71,7 @@ function JobRow({ job, overview, isChosen, onChoose }) {
   return html`<li class="card job-row">
     <input type="checkbox" checked=${isChosen} aria-label=${`Compare ${job.model} ${job.id}`} onChange=${() => onChoose(job.id)} />
     <div class="job-name">
-      <a href=${jobLink(job.id)}><strong>${name || job.model}</strong></a> <${StateBadge} state=${job.state} /> <${Tags} request=${job.request} />
+      <a href=${jobLink(job.id)}><strong>${name || job.model}</strong></a> <${StateBadge} job=${job} /> <${Tags} request=${job.request} />
       <p class="soft">${about}</p>
       <p class="soft"><span class="mono">${job.id}</span> · <time datetime=${job.created}>${ago(job.created)}</time>${job.submitter && ` · ${job.submitter}`}</p>
       ${job.state === "FAILED" && html`<p class="row-problem">${job.message}</p>`}

@@ -11,7 +11,7 @@ export function Notify({ job }) {
   useEffect(() => {
     if (!over || !isWanted) return;
     setWanted(false);
-    new Notification(`${job.request.name || job.model}: ${stateLook(job.state).label.toLowerCase()}`, { body: job.message, tag: job.id });
+    new Notification(`${job.request.name || job.model}: ${stateLook(job.state, job.reason).label.toLowerCase()}`, { body: job.message, tag: job.id });
   }, [over]);
   if (over || !("Notification" in window)) return null;
   const toggle = async () => {

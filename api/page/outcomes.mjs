@@ -46,7 +46,9 @@ const STATES = {
 
 export const STATE_NAMES = Object.keys(STATES);
 
-export function stateLook(state) {
+/** How a job looks; `reason` is the job's, because a job in which nothing fits succeeded at nothing. */
+export function stateLook(state, reason = "") {
+  if (reason === "NOTHING_FEASIBLE") return { label: "Nothing fits", mark: "✕", kind: "bad" };
   const [label, mark, kind] = STATES[state] ?? [state, "·", "over"];
   return { label, mark, kind };
 }

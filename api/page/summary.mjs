@@ -6,8 +6,8 @@ import { isOver, outcomeLook, OUTCOME_NAMES, REASONS, stateLook } from "./outcom
 import { trialLink } from "./router.mjs";
 import { census, nearest } from "./standing.mjs";
 
-export function StateBadge({ state }) {
-  const { label, mark, kind } = stateLook(state);
+export function StateBadge({ job }) {
+  const { label, mark, kind } = stateLook(job.state, job.reason);
   return html`<span class=${`badge ${kind}`}><span aria-hidden="true">${mark}</span>${label}</span>`;
 }
 

@@ -2,6 +2,7 @@
 
 from autotune.cli.status import Status
 from autotune.text.console import Console
+from autotune.text.jobs import state_word
 from storage.address import default_database_url
 from storage.errors import LeaseHeldError
 from storage.records import JobRecord
@@ -14,7 +15,8 @@ def clean_command(job_id: str | None, every: bool, yes: bool, database: str | No
     with open_store(database or default_database_url()) as store:
         for job in _every_job(store) if every else [store.job(job_id)]:
             if not yes:
-                console.print(f"would remove job {job.id} ({job.state.value.lower()}); add --yes to do it", highlight=False)
+                word = state_word(job.state, job.reason)
+                console.print(f"would remove job {job.id} ({word}); add --yes to do it", highlight=False)
                 continue
             try:
                 store.delete_job(job.id)

@@ -18,7 +18,7 @@ from autotune.request.engines import CAPABILITIES, why_unusable
 from autotune.text.console import Console
 from autotune.text.sizes import bytes_text
 from search_spaces.clusters.presets import local_cluster
-from storage.address import default_database_url
+from storage.address import default_database_url, without_password
 from storage.errors import StorageError
 from storage.store import open_store
 
@@ -137,4 +137,4 @@ def _database(database: str | None) -> list[Finding]:
             store.jobs(limit=1)
     except StorageError as error:
         return [Finding(name="database", good=False, text=str(error), remedy="give another with --db")]
-    return [Finding(name="database", good=True, text=url)]
+    return [Finding(name="database", good=True, text=without_password(url))]

@@ -19,7 +19,7 @@ from autotune.session.session import Session
 from autotune.text.console import Console
 from autotune.tuning import TuneResult, finish, open_job
 from executor.runners.runner import Runner
-from storage.address import default_database_url
+from storage.address import default_database_url, without_password
 from storage.errors import DatabaseUnavailableError
 from storage.records import JobRecord
 from storage.store import Store, open_store
@@ -111,7 +111,7 @@ def resume_line(job_id: str, options: SweepOptions) -> str:
 
 
 def _database(options: SweepOptions) -> list[str]:
-    return ["--db", options.database] if options.database else []
+    return ["--db", without_password(options.database)] if options.database else []
 
 
 def print_line(console: Console, line: str) -> None:

@@ -8,6 +8,7 @@ from autotune.imports.history import read_history
 from autotune.session.history import admit
 from autotune.session.knowledge import require_learning
 from autotune.session.session import Session
+from storage.address import without_password
 
 MOST_NUMBERS = 12
 
@@ -26,5 +27,6 @@ def with_history(session: Session, source: str, report: Callable[[str], None]) -
         listed = ", ".join(map(str, numbers[:MOST_NUMBERS])) + (", …" if len(numbers) > MOST_NUMBERS else "")
         report(f"knowledge: {'trials' if len(numbers) > 1 else 'trial'} {listed} left out: {reason}")
     if not found.trials:
-        raise RequestError("knowledge", f"no trial of {source} counts", "use the names of knobs for its columns or parameters")
+        problem = f"no trial of {without_password(source)} counts"
+        raise RequestError("knowledge", problem, "use the names of knobs for its columns or parameters")
     return dataclasses.replace(session, request=dataclasses.replace(session.request, resolved_history=found.trials))

@@ -14,7 +14,7 @@ from autotune.cli.open_backend import open_backend
 from autotune.cli.status import Status
 from autotune.errors import RequestError
 from autotune.text.console import Console
-from autotune.text.jobs import labels_text, model_text, state_text
+from autotune.text.jobs import labels_text, model_text, state_text, state_word
 from search_spaces.outcome import JobState
 from search_spaces.plain import to_plain
 from storage.records import Ask, JobFilter, JobRecord
@@ -68,7 +68,9 @@ def _table(jobs: Sequence[JobRecord], standings: Sequence[Standing]) -> Table:
         table.add_column(name, no_wrap=fixed, overflow="fold", justify="right" if name in ("trials", "gain") else "left")
     for job, standing, *others in zip(jobs, standings, *further.values(), strict=True):
         trials = f"{standing.searched}/{job.request.get('trials', '?')}"
-        table.add_row(job.id, job.state.value.lower(), Text(model_text(job)), trials, _gain_text(standing), *map(Text, others))
+        table.add_row(
+            job.id, state_word(job.state, job.reason), Text(model_text(job)), trials, _gain_text(standing), *map(Text, others)
+        )
     return table
 
 

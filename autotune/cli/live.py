@@ -18,6 +18,7 @@ from autotune.outcome.job_snapshot import JobSnapshot
 from autotune.outcome.verdict import Verdict
 from autotune.session.session import Session
 from autotune.text.console import Console
+from autotune.text.jobs import state_word
 from autotune.text.rows import TrialRows, TrialTable, baseline_of, rate_text
 from autotune.text.sizes import duration_text
 from search_spaces.outcome import JobState, Purpose
@@ -69,7 +70,7 @@ class LiveTable(LoopListener):
             self._end_live()
             self._print_all(snapshot)
         if message and state is not JobState.PAUSED:  # for a pause, how to continue is printed elsewhere
-            self._console.print(f"{state.value.lower()}: {message}", highlight=False, soft_wrap=True)
+            self._console.print(f"{state_word(state, snapshot.job.reason)}: {message}", highlight=False, soft_wrap=True)
 
     def on_note(self, note: str) -> None:
         self._note = note

@@ -30,6 +30,7 @@ def open_backend(url: str | None, database: str | None) -> JobBackend:
         return ServiceBackend(address, words=() if url is None else ("--url", url))
     try:
         from autotune.cli.database_backend import DatabaseBackend
+        from storage.address import without_password
     except ModuleNotFoundError as error:
         line = missing_line(error)
         if line is None:
@@ -38,4 +39,4 @@ def open_backend(url: str | None, database: str | None) -> JobBackend:
             "url", "is missing, and this client reads no database", f"give --url, set AUTOTUNE_URL, or pip install {WHOLE}"
         ) from error
 
-    return DatabaseBackend(database, words=() if database is None else ("--db", database))
+    return DatabaseBackend(database, words=() if database is None else ("--db", without_password(database)))

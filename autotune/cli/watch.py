@@ -12,7 +12,7 @@ from autotune.cli.open_backend import open_backend
 from autotune.cli.status import Status
 from autotune.errors import NoBestError
 from autotune.text.console import Console
-from autotune.text.jobs import place_text, progress_text, state_text
+from autotune.text.jobs import place_text, progress_text, state_text, state_word
 from autotune.text.result import print_result
 from autotune.text.rows import TrialRows, rate_text
 from search_spaces.outcome import JobState, StopReason
@@ -97,7 +97,7 @@ class Watch:
                 return str(payload["state"]).lower()
             case EventKind.JOB_RELEASED:
                 message = f": {payload['message']}" if payload.get("message") else ""
-                return f"{str(payload['state']).lower()}{message}"
+                return f"{state_word(payload['state'], payload.get('reason', ''))}{message}"
             case EventKind.JOB_CHANGED:
                 self._budget = payload.get("trials", self._budget)
                 return "changed: " + " ".join(f"{name}={value}" for name, value in payload.items())

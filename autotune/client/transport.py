@@ -186,7 +186,7 @@ def checked_url(url: str) -> str:
     if "@" in parts.netloc:
         raise RequestError("url", "holds a user or a password", "leave them out, and give an API key (AUTOTUNE_API_KEY)")
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise RequestError("url", f"{quoted(url)!r} is no address of a service", remedy)
+        raise RequestError("url", f"{quoted(url.partition('?')[0])!r} is no address of a service", remedy)
     if parts.query or parts.fragment:
         raise RequestError("url", f"{quoted(url)!r} has more than an address", remedy)
     return url.strip().rstrip("/")

@@ -8,6 +8,7 @@ from optuna.storages import RDBStorage
 from sqlalchemy.exc import SQLAlchemyError
 
 from autotune.errors import RequestError
+from storage.address import without_password
 
 
 @contextmanager
@@ -26,7 +27,8 @@ def optuna_storage(url: str, field: str) -> Iterator[RDBStorage]:
         raise
     except (SQLAlchemyError, ImportError, RuntimeError, ValueError) as error:
         reason = " ".join(str(error).split())[:200]
-        raise RequestError(field, f"{url} cannot be used ({reason})", "give a URL such as sqlite:///studies.db") from error
+        problem = f"{without_password(url)} cannot be used ({reason})"
+        raise RequestError(field, problem, "give a URL such as sqlite:///studies.db") from error
     finally:
         if storage is not None:
             storage.remove_session()

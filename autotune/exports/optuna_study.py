@@ -15,6 +15,7 @@ from search_spaces.knob import Kind, Value
 from search_spaces.knob_values import KNOBS
 from search_spaces.outcome import Outcome
 from search_spaces.trial_config import TrialConfig
+from storage.address import without_password
 from storage.records import JobRecord, TrialRecord
 
 FITS = "fits"
@@ -34,7 +35,9 @@ def write_study(storage: str, name: str, job: JobRecord, trials: Sequence[TrialR
         try:
             study = optuna.create_study(storage=opened, study_name=name, direction="maximize")
         except DuplicatedStudyError as error:
-            raise RequestError("name", f"{storage} already has a study {name!r}", "give another --name") from error
+            raise RequestError(
+                "name", f"{without_password(storage)} already has a study {name!r}", "give another --name"
+            ) from error
         for key, value in _about(job).items():
             study.set_user_attr(key, value)
         study.add_trials(study_trials(job, trials))

@@ -93,6 +93,7 @@ def _study_rows(storage: str, name: str) -> list[EarlierRow]:
     import optuna
 
     from autotune.exports.optuna_storage import optuna_storage
+    from storage.address import without_password
 
     with optuna_storage(storage, "knowledge") as opened:
         names = optuna.get_all_study_names(opened)
@@ -100,7 +101,8 @@ def _study_rows(storage: str, name: str) -> list[EarlierRow]:
             name = names[0]
         if name not in names:
             known = ", ".join(names[:10]) or "none"
-            raise RequestError("knowledge", f"{storage} has no study {name!r} (it has {known})", "write STORAGE#NAME")
+            problem = f"{without_password(storage)} has no study {name!r} (it has {known})"
+            raise RequestError("knowledge", problem, "write STORAGE#NAME")
         study = optuna.load_study(study_name=name, storage=opened)
         if study.direction is not optuna.study.StudyDirection.MAXIMIZE:
             raise RequestError("knowledge", f"the study {name!r} minimizes", "give one whose value is samples/s, maximized")

@@ -18,7 +18,7 @@ from autotune.knowledge.collect import job_measurements
 from autotune.knowledge.measurement import Collected, Measurement, measurements_of_rows
 from autotune.knowledge.mlperf import has_log, logs_of, read_log
 from autotune.knowledge.signature import fingerprint, trusted_keys
-from storage.address import default_database_url
+from storage.address import default_database_url, without_password
 from storage.store import open_store
 
 MOST_BYTES = 1 << 28
@@ -178,19 +178,19 @@ def _downloaded(address: str) -> Knowledge:
 
 
 def _download(address: str) -> bytes:
-    remedy = "check the address, or download the file and give its path"
+    shown, remedy = without_password(address), "check the address, or download the file and give its path"
     if not address.startswith(("http://", "https://")):
-        raise KnowledgeError("knowledge", f"{address} is not an address of HTTP", FORMS)
+        raise KnowledgeError("knowledge", f"{shown} is not an address of HTTP", FORMS)
     found = bytearray()
     try:
         with httpx2.stream("GET", address, timeout=_SECONDS, follow_redirects=True) as answer:
             if answer.status_code != 200:
-                raise KnowledgeError("knowledge", f"{address} answers with status {answer.status_code}", remedy)
+                raise KnowledgeError("knowledge", f"{shown} answers with status {answer.status_code}", remedy)
             for chunk in answer.iter_bytes():
                 found += chunk
                 if len(found) > MOST_BYTES:
-                    raise KnowledgeError("knowledge", f"{address} has more than {MOST_BYTES >> 20} MiB", remedy)
+                    raise KnowledgeError("knowledge", f"{shown} has more than {MOST_BYTES >> 20} MiB", remedy)
     except (httpx2.HTTPError, httpx2.InvalidURL) as error:
-        problem = f"{address} cannot be reached ({' '.join(str(error).split()) or type(error).__name__})"
+        problem = f"{shown} cannot be reached ({' '.join(str(error).split()) or type(error).__name__})"
         raise KnowledgeError("knowledge", problem, remedy) from error
     return bytes(found)

@@ -78,9 +78,9 @@ def ending(session: Session, snapshot: JobSnapshot) -> Ending:
         if not outcomes & {Outcome.OK, Outcome.INFEASIBLE, None}:
             # No trial ran or was infeasible, so the trials themselves are broken.
             return _broken(session, snapshot, tried, common_cause(snapshot))
-        return Ending(
-            reason=StopReason.NOTHING_FEASIBLE, message=f"no configuration may win after {tried}{_why_none(session, snapshot)}"
-        )
+        verb = "may win" if Outcome.OK in outcomes else "fits"
+        message = f"no configuration {verb} after {tried}{_why_none(session, snapshot)}"
+        return Ending(reason=StopReason.NOTHING_FEASIBLE, message=message)
     if snapshot.spent >= session.request.trials:
         return Ending(reason=StopReason.BUDGET, message=f"{tried} are spent")
     if stop is not None:

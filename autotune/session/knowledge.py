@@ -39,9 +39,10 @@ def knowledge_content(source: str, report: Callable[[str], None], database: str 
     from autotune.knowledge.bundle import content_of
     from autotune.knowledge.learning import thinned
     from autotune.knowledge.read import is_history, read_knowledge
+    from storage.address import without_password
 
     if is_history(source):
-        problem = f"{source} has trials without their model and hardware"
+        problem = f"{without_password(source)} has trials without their model and hardware"
         raise RequestError("knowledge", problem, "give it to `autotune sweep`, or give a table, a bundle or a job")
     given = read_knowledge(source, database)
     collected = given.measurements()

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from search_spaces.outcome import StopReason
 from search_spaces.quantities import number_text
 from storage.log_records import ProgressRecord
 from storage.records import JobRecord
@@ -10,7 +11,12 @@ from storage.records import JobRecord
 
 def state_text(job: JobRecord) -> str:
     """`succeeded (BUDGET)`."""
-    return f"{job.state.value.lower()}{f' ({job.reason})' if job.reason else ''}"
+    return f"{state_word(job.state, job.reason)}{f' ({job.reason})' if job.reason else ''}"
+
+
+def state_word(state: str, reason: str) -> str:
+    """The state in lower case; a job that ended without a configuration that fits is not called succeeded."""
+    return "nothing fits" if reason == StopReason.NOTHING_FEASIBLE else state.lower()
 
 
 def labels_text(request: Mapping[str, Any]) -> str:

@@ -9,6 +9,7 @@ from autotune.loop.listener import LoopListener
 from autotune.outcome.job_snapshot import JobSnapshot
 from autotune.outcome.verdict import Verdict
 from autotune.session.session import Session
+from autotune.text.jobs import state_word
 from autotune.text.rows import TrialRows, baseline_of
 from autotune.text.sizes import duration_text
 from search_spaces.outcome import JobState, Purpose
@@ -49,7 +50,7 @@ class ProgressBar(LoopListener):
         if state is JobState.RUNNING:
             self._draw()
         else:
-            self._say(f"job {snapshot.job.id}: {state.value.lower()}{f': {message}' if message else ''}")
+            self._say(f"job {snapshot.job.id}: {state_word(state, snapshot.job.reason)}{f': {message}' if message else ''}")
 
     def on_note(self, note: str) -> None:
         self._inner.on_note(note)

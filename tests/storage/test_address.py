@@ -15,7 +15,8 @@ SECRET = "hunter2"
         f"postgresql://ann:{SECRET}@host:54x2/db", f"postgresql://ann:{SECRET}@host:99999999/db",
         f"postgresql://ann:{SECRET}@[host/db", f"mysql://ann:{SECRET}@host/db", f"postgresql://ann:{SECRET}/db",
         f"nonsense://ann:{SECRET}@host", f"postgresql://ann:a/{SECRET}@host:x/db", f"postgresql://ann:a?{SECRET}@host:x/db",
-        f"postgresql://ann@host:x/db?password={SECRET}", f"postgresql://ann@host:x/db?sslmode=on&sslpassword={SECRET}",
+        f"postgresql://ann@host:x/db?password={SECRET}", f"postgresql://ann@host:x/db?password={SECRET}@rest",
+        f"postgresql://ann@host:x/db?sslmode=on&sslpassword={SECRET}",
         f"postgresql://ann:{SECRET}@127.0.0.1:1/db", f"postgresql://ann@127.0.0.1:1/db?password={SECRET}",
     ],
 )  # fmt: skip

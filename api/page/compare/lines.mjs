@@ -21,7 +21,7 @@ export function jobLines(subjects) {
     { title: "memory limit", value: ({ points }) => points.limit, cell: ({ points }) => bytes(points.limit) },
     { title: "pins", value: ({ job }) => pins(job) },
     heading("Outcome"),
-    figure("state", ({ job }) => job.state, ({ job }) => `${stateLook(job.state).mark} ${stateLook(job.state).label}`),
+    figure("state", ({ job }) => stateText(job), ({ job }) => stateText(job)),
     figure("trials measured", ({ points }) => points.columns.number.filter((row) => points.outcome(row) === "OK").length),
     figure("best samples/s", ({ points }) => points.best?.rate.mean, ({ points }) => bestRate(points)),
     figure("best trial", ({ points }) => points.bestRow, ({ job, points }) => points.bestRow !== null && html`<a href=${trialLink(job.id, points.bestRow)}>${points.bestRow}</a>`),
@@ -52,6 +52,11 @@ export function trialLines(subjects) {
     ...(same.length ? [heading("Knobs that are the same"), ...same] : []),
   ];
   return lines.filter((line) => line.isHeading || subjects.some((subject) => isTold(line.value(subject))));
+}
+
+function stateText(job) {
+  const { label, mark } = stateLook(job.state, job.reason);
+  return `${mark} ${label}`;
 }
 
 const isTold = (value) => value !== null && value !== undefined && value !== "";

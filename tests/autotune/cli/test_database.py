@@ -49,6 +49,18 @@ def test_a_backup_is_restored_packed_or_not(command: Command, folder: Path, job:
     assert sorted(path.name for path in folder.iterdir() if path.name.startswith(".")) == []
 
 
+def test_no_command_prints_the_password(command: Command, folder: Path, job: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    address = f"sqlite:///{folder}/jobs.db?password=hunter2"
+    words = [("resume", job), ("pause", job), ("resume", job), ("show", job), ("db", "check"), ("doctor",), ("doctor", "--json")]
+    for line in words:
+        answer = command(*line, "--db", address)
+        assert "hunter2" not in answer.out + answer.err, line
+    monkeypatch.setenv("AUTOTUNE_DB", address)
+    assert f"database: sqlite:///{folder}/jobs.db?password=***" in command("doctor").out
+    answer = command("sweep", "llama-tiny", "--knowledge", "postgresql://ann:hunter2@127.0.0.1:1/studies#s")
+    assert answer.status == 2 and "postgresql://ann:***@127.0.0.1:1/studies" in answer.err
+
+
 def test_prune_says_what_it_removed(command: Command, folder: Path, job: str) -> None:
     assert "removed 0 events" in command("db", "prune", "--days", "0", "--db", "jobs.db").err
     with open_store(str(folder / "jobs.db")) as store:

@@ -106,3 +106,5 @@ def test_a_resumed_job_says_how_to_go_on_also_then(folder: Path, command: Comman
     answer = command("sweep", "--resume", "latest", "--out", "my best.json")
     assert answer.status == 130
     assert f"autotune sweep --resume {job.id} --out 'my best.json'" in answer.err
+    answer = command("sweep", "--resume", "latest", "--db", f"sqlite:///{folder}/jobs.db?password=hunter2")
+    assert f"--resume {job.id} --db 'sqlite:///{folder}/jobs.db?password=***'" in answer.err

@@ -185,8 +185,12 @@ def test_nothing_may_win(command: Command, kept: Store) -> None:
 def test_a_job_with_nothing_feasible(command: Command, kept: Store) -> None:
     good(command(*SUBMIT))
     lease = kept.acquire(kept.job().id, current_owner())
-    kept.release(lease, JobState.SUCCEEDED, "NOTHING_FEASIBLE", "nothing fits")
-    assert command("watch").status == 3
+    kept.release(lease, JobState.SUCCEEDED, "NOTHING_FEASIBLE", "no configuration fits after 3 of 3 trials")
+    watched = command("watch")
+    assert watched.status == 3
+    assert watched.err.splitlines()[-1] == "nothing fits: no configuration fits after 3 of 3 trials"
+    for text in (command("show").out, command("jobs").out, command("report", "--format", "md").out):
+        assert "nothing fits" in text and "succeeded" not in text.lower()
 
 
 BAD: dict[str, tuple[str, ...]] = {

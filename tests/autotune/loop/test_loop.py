@@ -98,6 +98,7 @@ def test_states_over_the_limit_are_refused_without_a_process(tmp_path: Path, sto
 def test_nothing_feasible_is_said(tmp_path: Path, store: Store) -> None:
     snapshot = run(table.session(tmp_path), store, table.runner(lambda config: table.ended(Outcome.INFEASIBLE)))
     assert (snapshot.job.state, snapshot.job.reason) == (JobState.SUCCEEDED, "NOTHING_FEASIBLE")
+    assert snapshot.job.message.startswith("no configuration fits after ")
     assert not any(trial.purpose is Purpose.CONFIRM for trial in snapshot.trials)
 
 
