@@ -51,7 +51,15 @@ def test_a_backup_is_restored_packed_or_not(command: Command, folder: Path, job:
 
 def test_no_command_prints_the_password(command: Command, folder: Path, job: str, monkeypatch: pytest.MonkeyPatch) -> None:
     address = f"sqlite:///{folder}/jobs.db?password=hunter2"
-    words = [("resume", job), ("pause", job), ("resume", job), ("show", job), ("db", "check"), ("doctor",), ("doctor", "--json")]
+    words = [
+        ("resume", job),
+        ("pause", job),
+        ("resume", job),
+        ("show", job),
+        ("db", "check"),
+        ("doctor",),
+        ("doctor", "--json"),
+    ]
     for line in words:
         answer = command(*line, "--db", address)
         assert "hunter2" not in answer.out + answer.err, line

@@ -10,7 +10,9 @@ def test_the_fastest_plan_is_first_and_values_that_are_rarely_used_are_named(com
     offloaded = command(*words).out
     first, *others = (float(found) for found in re.findall(r"^ *\d+  ([\d.]+) samples/s", offloaded, re.MULTILINE))
     assert max(others) < first
-    assert "the first plan has values that published recipes rarely use (offload_optimizer, pipeline_schedule); plan " in offloaded
+    assert (
+        "the first plan has values that published recipes rarely use (offload_optimizer, pipeline_schedule); plan " in offloaded
+    )
     plain = command("plan", "llama-3-8b", "--cluster", "8xh100").out
     assert "rarely use" not in plain
     link = "450 GB/s between the cards of a machine (--cluster FILE.toml states another)"
