@@ -8,7 +8,7 @@ from itertools import product
 import numpy as np
 
 from autotune.evaluation.row_hardware import RowHardware, find_device, row_hardware
-from autotune.evaluation.row_models import completed, named_model
+from autotune.evaluation.row_models import completed, expert_share, named_model
 from autotune.evaluation.row_notes import noted_adapters, noted_software
 from autotune.evaluation.validation.row import Row
 from autotune.prediction.cases.config_cases import shapes_of
@@ -17,6 +17,7 @@ from autotune.prediction.equations.kernels import product_efficiency
 from autotune.prediction.equations.mixed import FP8_GAIN
 from autotune.prediction.equations.software import profile, software_named
 from search_spaces.clusters.cluster import PCIE_COPIES
+from search_spaces.errors import ModelFormatError
 from search_spaces.models.model import ModelSpec
 
 _TRAINABLE = re.compile(r"trainable=([\d,]+)")
@@ -24,8 +25,8 @@ _LORA_RANK = 16
 _EVERY_LAYER = re.compile(r"selective layer|every (second|other) layer", re.IGNORECASE)
 _CONFIGURES = re.compile(r"kernel=[^;]*|method=[^;]*|(?<!no )(?:torch\.)?compile|async ?tp", re.IGNORECASE)
 """Parts of notes that describe the software; the others may describe the result, which a predictor must not see."""
-_RECENT = "device-fp8"
-"""The word for devices that multiply in 8 bits: sold since 2022."""
+_RECENT = "device=recent"
+"""The mark of devices that multiply in 8 bits: sold since 2022."""
 FP4_GAIN = 2.1
 """Speed of training in 4 bits relative to bf16; products are four times as fast."""
 HOST_LINK = {"v100": 12e9, "a100": 25e9, "a800": 25e9}
@@ -42,7 +43,10 @@ class _Family:
 
 def refusal(row: Row) -> str | None:
     """Why a row cannot be represented; None: it can."""
-    row = completed(row)
+    try:
+        row = completed(row)
+    except ModelFormatError as error:
+        return f"states sizes that {row.model_name} cannot have: {error.field} {error.problem}"
     for name in ("num_layers", "hidden", "heads", "seq_len", "num_gpus", "gpu_type", "micro_batch"):
         if getattr(row, name) in (None, 0):
             return f"has no {name}"
@@ -54,6 +58,8 @@ def refusal(row: Row) -> str | None:
         return f"{row.num_layers} layers do not fill {row.pp} pipeline stages"
     if (row.seq_len or 0) < 2:
         return f"seq_len {row.seq_len} is too short to train a language model"
+    if row.experts and named_model(row) is None and not 1 <= (row.topk or 0) <= row.experts:
+        return f"topk {row.topk} is not between 1 and {row.experts} experts"
     return None
 
 
@@ -90,11 +96,13 @@ def noted_layouts(row: Row) -> NotedLayout:
 
 def described(row: Row) -> str:
     """The row's description of its software, and whether its device is recent: software of its time has fused attention."""
-    words = [*_CONFIGURES.findall(row.notes), *noted_software(row.notes, row.optimizer)]
+    framework = row.framework or ""
+    parts = [framework if framework.startswith("engine=") else f"framework={framework}", f"precision={row.precision or ''}"]
+    parts += [*_CONFIGURES.findall(f"{framework}; {row.notes}"), *noted_software(row.notes, row.optimizer)]
     found = find_device(row.gpu_type or "")
     if found is not None and "fp8" in found[1].peak_flops:
-        words.append(_RECENT)
-    return " ".join(str(part) for part in (row.framework, row.precision, *words) if part)
+        parts.append(_RECENT)
+    return "; ".join(parts)
 
 
 def adapts(row: Row) -> bool:
@@ -125,13 +133,16 @@ def _family(row: Row) -> _Family:
     hidden, layers, vocabulary = row.hidden or 1, row.num_layers or 1, row.vocab or 50_000
     query_key = 2 * hidden * hidden * (1 + (row.kv_heads or row.heads or 1) / (row.heads or 1))
     ffn = row.ffn_hidden or 4 * hidden
+    share = expert_share(row) if row.experts else 0.0
+    expert = (row.experts or 0) * (row.moe_ffn or ffn) + (row.shared_expert or 0)
+    width = share * expert + (1 - share) * ffn
     best, choice = np.inf, _Family(gated=ffn % hidden != 0, tied=False)
     if row.params_b is None:
         return choice
     for gated, tied in product((False, True), (False, True)):
         if noted and tied != (noted[1].lower() == "true"):
             continue
-        count = layers * (query_key + (3 if gated else 2) * hidden * ffn) + (1 if tied else 2) * vocabulary * hidden
+        count = layers * (query_key + (3 if gated else 2) * hidden * width) + (1 if tied else 2) * vocabulary * hidden
         error = abs(np.log(count / (row.params_b * 1e9)))
         if error < best - 0.01:
             best, choice = error, _Family(gated=gated, tied=tied)
@@ -141,21 +152,26 @@ def _family(row: Row) -> _Family:
 def _shapes(row: Row, family: _Family, values: dict[str, float]) -> Shapes:
     hidden, heads = row.hidden or 1, row.heads or 1
     adapter, frozen = _adapter(row)
+    ffn = row.ffn_hidden or 4 * hidden
+    share = expert_share(row) if row.experts else 1.0
     return Shapes(
         layers=scalar(row.num_layers or 1),
         hidden=scalar(hidden),
         heads=scalar(heads),
         query=scalar(hidden),
         key_value=scalar(hidden * (row.kv_heads or heads) / heads),
-        ffn=scalar(row.ffn_hidden or 4 * hidden),
+        ffn=scalar((row.moe_ffn or ffn) if row.experts else ffn),
         matrices=scalar(3 if family.gated else 2),
         vocabulary=scalar(row.vocab or 50_000),
         positions=scalar(0),
         sequence=scalar(row.seq_len or 1),
         window=scalar(row.seq_len or 1),
         tied=scalar(float(family.tied)),
-        experts=scalar(0),
-        experts_per_token=scalar(0),
+        experts=scalar(row.experts or 0),
+        experts_per_token=scalar(row.topk or 0 if row.experts else 0),
+        expert_share=scalar(share),
+        dense_ffn=scalar(ffn if share < 1 else 0),
+        shared_ffn=scalar(row.shared_expert or 0 if row.experts else 0),
         adapter=scalar(adapter),
         adapter_divided=scalar(0.0),
         frozen_bytes=scalar(frozen),
@@ -166,10 +182,7 @@ def _shapes(row: Row, family: _Family, values: dict[str, float]) -> Shapes:
 def _model_shapes(row: Row, model: ModelSpec, values: dict[str, float]) -> Shapes:
     adapter, frozen = _adapter(row)
     shapes = shapes_of(model, row.seq_len or 1)
-    return replace(
-        shapes, adapter=scalar(adapter), frozen_bytes=scalar(frozen), dropout=scalar(values["dropout"]),
-        vocabulary=scalar(row.vocab or model.vocab_size),
-    )  # fmt: skip
+    return replace(shapes, adapter=scalar(adapter), frozen_bytes=scalar(frozen), dropout=scalar(values["dropout"]))
 
 
 def _adapter(row: Row) -> tuple[float, float]:

@@ -12,32 +12,24 @@ import numpy as np
 
 from autotune.evaluation.row_cases import adapts, case_of, described, noted_layouts, refusal
 from autotune.evaluation.row_hardware import find_device, row_hardware
-from autotune.evaluation.row_models import completed, named_model
+from autotune.evaluation.row_models import completed, named_preset
 from autotune.evaluation.validation.row import Row, RowOutcome, noted_accumulation
 from autotune.evaluation.validation.truth import GIB, peak_bytes, step_seconds
 from autotune.prediction.equations.cases import Cases
 from autotune.prediction.equations.software import profile
 from search_spaces.clusters.presets import device_preset
-from search_spaces.models.huggingface import model_preset_names, resolve_model
 from search_spaces.preset_files import preset_tables
 
 NUMBERS = (
-    "num_layers", "hidden", "heads", "kv_heads", "ffn_hidden", "vocab", "seq_len", "params_b", "num_gpus", "gpus_per_node",
+    "num_layers", "hidden", "heads", "kv_heads", "ffn_hidden", "experts", "topk", "moe_ffn", "shared_expert",
+    "dense_first_layers", "vocab", "seq_len", "params_b", "num_gpus", "gpus_per_node",
     "zero_stage", "tp", "pp", "vpp", "dp", "cp", "ep", "sequence_parallel", "micro_batch", "global_batch",
 )  # fmt: skip
 """Columns that are kept as they are."""
 WORDS = (
-    "model_name",
-    "gpu_type",
-    "intra_bw",
-    "inter_bw",
-    "precision",
-    "recompute",
-    "optimizer",
-    "offload",
-    "mem_kind",
-    "notes",
-)
+    "model_name", "moe_layer_freq", "gpu_type", "intra_bw", "inter_bw", "precision", "recompute", "optimizer", "offload",
+    "mem_kind", "notes",
+)  # fmt: skip
 """Columns that are written anew from known words and numbers."""
 MEASURED = ("samples_per_s", "step_time_s", "peak_mem_gb", "outcome")
 COLUMNS = (*NUMBERS, *WORDS, *MEASURED)
@@ -46,6 +38,7 @@ DIGITS = 6
 """Significant digits of measured values."""
 _PRECISION = re.compile(r"nf4-dq|(?:mx|nv)?fp[48]|nf4|int8|bf16|fp16|fp32|tf32")
 _OPTIMIZERS = ("adamw", "adam", "adafactor", "lamb", "lion", "muon", "sgd")
+_LAYERS = re.compile(r"[\d\[\]()*+, ]+")
 _DOMAIN = re.compile(r"NVL\s?\d{2,3}", re.IGNORECASE)
 
 
@@ -81,7 +74,8 @@ def _stated(row: Row, source: str) -> Row:
         row_id="",
         source=source,
         **{name: getattr(row, name) for name in NUMBERS},
-        model_name=_model_name(row),
+        model_name=named_preset(row),
+        moe_layer_freq=row.moe_layer_freq if _LAYERS.fullmatch(row.moe_layer_freq or "") else None,
         gpu_type=_device_name(row.gpu_type or ""),
         intra_bw=_link(row),
         inter_bw=_network(row),
@@ -99,12 +93,6 @@ def _stated(row: Row, source: str) -> Row:
     wanted, known = profile(described(row).lower()), profile(described(bare).lower())
     features = [f"{name}={value:g}" for name, value in sorted(wanted.items()) if value != known.get(name)]
     return dataclasses.replace(bare, notes="; ".join([*_noted(row), *features]))
-
-
-def _model_name(row: Row) -> str | None:
-    """The public preset that describes the model, if its columns do not."""
-    model = named_model(row)
-    return None if model is None else next(name for name in model_preset_names() if resolve_model(name) == model)
 
 
 @cache

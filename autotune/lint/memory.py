@@ -21,7 +21,7 @@ RULE = "memory"
 UNLIKELY = 0.01
 """Predicted probability below which a configuration counts as not fitting. Low, because its framework's kernels are not ours:
 the layout that Megatron-Bridge #949 reports as running is predicted to fit with probability 0.03."""
-PROFILE = "native recompute=framework"
+PROFILE = "native; recompute=framework"
 """Our engine's equations, with the frameworks' selective checkpointing, which keeps less than ours."""
 GIB = 2**30
 LEVERS = (

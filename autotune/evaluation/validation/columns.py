@@ -43,6 +43,10 @@ def _whole(text: str) -> int:
     return int(value)
 
 
+def _count(text: str) -> int:
+    return 0 if text in {"0", "0.0"} else _whole(text)
+
+
 def _stage(text: str) -> int:
     if text not in {"0", "0.0"} and _whole(text) > 3:
         raise CellError("is none of the stages 0 to 3")
@@ -72,6 +76,7 @@ class Column:
 
 _SHAPE = Column(read=_whole, configures=True, essential=True)
 _DETAIL = Column(read=_whole, configures=True)
+_EXPERTS = Column(read=_count, configures=True)
 _MEASURED = Column(read=_number)
 _WORD = Column()
 
@@ -84,6 +89,12 @@ COLUMNS: Mapping[str, Column] = {
     "heads": _DETAIL,
     "kv_heads": _DETAIL,
     "ffn_hidden": _DETAIL,
+    "experts": _EXPERTS,
+    "topk": _EXPERTS,
+    "moe_ffn": _EXPERTS,
+    "shared_expert": _EXPERTS,
+    "dense_first_layers": _EXPERTS,
+    "moe_layer_freq": _WORD,
     "vocab": _SHAPE,
     "seq_len": _SHAPE,
     "params_b": _MEASURED,

@@ -43,6 +43,19 @@ class Row:
     heads: int | None = None
     kv_heads: int | None = None
     ffn_hidden: int | None = None
+    """Width of the MLP; with experts: of layers without them."""
+    experts: int | None = None
+    """Experts of a layer; 0: the MLPs are dense."""
+    topk: int | None = None
+    """Experts to which a token goes."""
+    moe_ffn: int | None = None
+    """Width of an expert; None: `ffn_hidden`."""
+    shared_expert: int | None = None
+    """Width of the MLP that every token passes through in addition to its experts; 0: none."""
+    dense_first_layers: int | None = None
+    """Layers without experts before those with them."""
+    moe_layer_freq: str | None = None
+    """Layers with experts, as Megatron-LM states them: every so many, or a pattern as `([0]*3+[1]*12)`."""
     vocab: int | None = None
     seq_len: int | None = None
     """Tokens per sample."""

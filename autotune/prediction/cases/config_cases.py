@@ -68,8 +68,8 @@ def engine_software(model: ModelSpec | FactoryModel, engine: str, attention: set
     if isinstance(model, FactoryModel):  # its trace counts what it keeps
         return software_named(f"engine={engine}", gated=False)[0]
     kept = attention == {"math"} or (model.changes_scores and device_kind == "cpu")
-    kernel = " kernel=torch" if kept else ""
-    return software_named(f"engine={engine} device={device_kind}{kernel}", gated=model.gated_mlp)[0]
+    kernel = "; kernel=torch" if kept else ""
+    return software_named(f"engine={engine}; device={device_kind}{kernel}", gated=model.gated_mlp)[0]
 
 
 def shapes_of(model: ModelSpec | FactoryModel, sequence_length: int) -> Shapes:

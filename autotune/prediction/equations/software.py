@@ -3,6 +3,7 @@
 import dataclasses
 import re
 import tomllib
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ _FILE = Path(__file__).with_name("software.toml")
 
 
 def software_named(text: str, *, gated: bool, first_rank: bool = False) -> tuple[Software, dict[str, float]]:
-    """Return the profile of the software that `text` (framework, kernel, precision, notes) names, and its layout defaults."""
+    """Return the profile of the software that `text` describes (see `profile`), and its layout defaults."""
     values = profile(text.lower())
     of_model = {
         "norm_extra": values["rms_extra"] if gated else 0.0,
@@ -27,16 +28,28 @@ def software_named(text: str, *, gated: bool, first_rank: bool = False) -> tuple
 
 
 def profile(text: str) -> dict[str, float]:
-    """Return the defaults, overridden by every stack whose words all occur in `text`, then by the features that it states.
+    """Return the defaults, overridden by every stack whose words all match `text`, then by the features that it states.
 
-    A feature is stated as `name=number`, with a name of `software.toml`; names of software only give the others.
+    `text` has parts between semicolons: `framework=NAME`, `precision=TYPE`, `kernel=NAME`, and so on; parts without a name are
+    notes. A word of a stack matches whole words of the parts with its name. A feature is stated as `name=number`, with a name
+    of `software.toml`; names of software only give the others.
     """
     tables = _tables()
     values: dict[str, float] = dict(tables["default"])
+    parts: dict[str, str] = {}
+    for part in text.split(";"):
+        name, equals, value = part.strip().partition("=")
+        key = name if equals else "notes"
+        parts[key] = f"{parts.get(key, '')}; {value if equals else name}"
     for stack in tables["stack"]:
-        if all(word in text for word in stack["words"]):
+        if all(_matches(word, parts) for word in stack["words"]):
             values |= {name: value for name, value in stack.items() if name != "words"}
     return values | {name: float(number) for name, number in stated_features(text)}
+
+
+def _matches(word: str, parts: Mapping[str, str]) -> bool:
+    name, _, pattern = word.partition("=")
+    return re.search(rf"(?<![a-z0-9])(?:{pattern})(?![a-z0-9])", parts.get(name, "")) is not None
 
 
 def stated_features(text: str) -> list[tuple[str, str]]:

@@ -66,6 +66,33 @@ def test_on_a_recent_device_the_name_of_megatron_does_not_mean_attention_of_2021
     assert named == pytest.approx(core, rel=0.05)
 
 
+RECENT = replace(LONG, gpu_type="B200-SXM-180GB", framework="Megatron-LM")
+
+
+@pytest.mark.parametrize(
+    ("changes", "share"),
+    [
+        ({}, 1.0), ({"precision": "fp8"}, 0.5), ({"precision": "MXFP8 (fp32 accumulation)"}, 0.5),
+        ({"precision": "nvfp4"}, 0.5), ({"precision": "bf16+fp8_e4m3"}, 0.5), ({"gpu_type": "A100-SXM-80GB"}, 1.0),
+        ({"notes": "kernel=fp8 attention"}, 1.0),
+        ({"precision": "fp8", "framework": "torchtitan", "notes": "kernel=megatron"}, 1.0),
+    ],
+)  # fmt: skip
+def test_words_of_software_match_the_fields_they_are_meant_for(changes: dict[str, str], share: float) -> None:
+    """Transformer Engine keeps inputs in 8 bits where the row's precision says so, not where its device or kernel could."""
+    assert profile(described(replace(RECENT, **changes)).lower())["input_share"] == share
+
+
+def test_words_of_software_are_whole_words() -> None:
+    assert profile("framework=megatronlm")["gradient_bytes"] == 4.0
+    assert profile("framework=premegatron")["gradient_bytes"] == 2.0
+    assert profile("framework=torchtitan; recompile")["logit_bytes"] == profile("framework=torchtitan")["logit_bytes"]
+    assert profile("framework=torchtitan; torch.compile")["logit_bytes"] == 14.0
+    assert profile("kernel=flash_attentionv1.0.8")["attention_speed"] == 0.6
+    assert profile("kernel=flash_attentionv10")["attention_speed"] == 1.0
+    assert described(replace(LONG, framework="torchtitan + compile")).count("compile") == 2
+
+
 @pytest.mark.parametrize("framework", ["Megatron-LM", "Megatron-DeepSpeed", "nanotron", "torchtitan", "aa-scaling", "LitGPT"])
 def test_features_that_are_stated_replace_the_name(framework: str) -> None:
     """Names only give what is not stated: without the name, or with another one, the answers are the same."""

@@ -185,7 +185,7 @@ REFUSED = {
     "utf-16": ("source,row_id".encode("utf-16"), "is not UTF-8 text; give the path"),
     "prose": (b"Once upon a time\n", ": num_layers, hidden, vocab, seq_len, gpu_type, num_gpus, zero_stage, tp,"),
     "semicolons": (";".join(COLUMNS).encode(), "give a comma-separated table"),
-    "one-column-less": (",".join(set(COLUMNS) - {"hidden"}).encode(), ": hidden: no such column among its 44"),
+    "one-column-less": (",".join(set(COLUMNS) - {"hidden"}).encode(), ": hidden: no such column among its 50"),
 }  # fmt: skip
 
 
