@@ -111,6 +111,7 @@ class DryMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 patch.object(torch.UntypedStorage, "resize_", resized),
                 patch.object(torch, "get_rng_state", kept_state if self.backend.device_kind == "cpu" else state),
                 patch.object(nn.Module, "_apply", _apply),
+                patch.object(FakeTensor, "__deepcopy__", _deepcopy),
                 patch.object(functional, "rms_norm", rms_norm if self.backend.device_kind == "cuda" else functional.rms_norm),
                 keep_sent_tensors(),
                 observed_by(self),
@@ -142,6 +143,28 @@ class DryMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _end_update(self, *_: Any) -> None:
         self._returns_values -= 1
+
+
+def _deepcopy(value: FakeTensor, memo: dict[Any, Any]) -> Tensor:
+    """Replace `Tensor.__deepcopy__`, whose copies of storages without data belong to no fake tensor. As there, parameters are
+    copied alone, and other tensors that share a storage share its copy."""
+    if id(value) in memo:
+        copied: Tensor = memo[id(value)]
+        return copied
+    if not value.is_leaf:
+        return super(FakeTensor, value).__deepcopy__(memo)  # type: ignore[no-any-return]  # raises torch's own error
+    with torch.no_grad():
+        if isinstance(value, nn.Parameter):
+            copied = nn.Parameter(torch.empty_like(value), value.requires_grad)
+        else:
+            storage, storages = value.untyped_storage(), memo.setdefault("torch", {})
+            if storage._cdata not in storages:
+                storages[storage._cdata] = torch.empty(storage.nbytes(), dtype=torch.uint8, device=value.device)
+            whole = storages[storage._cdata].view(value.dtype)
+            copied = whole.as_strided(value.shape, value.stride(), value.storage_offset()).detach()
+            copied.requires_grad_(value.requires_grad)
+    memo[id(value)] = copied
+    return copied
 
 
 def _apply(module: nn.Module, convert: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
