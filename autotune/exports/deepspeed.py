@@ -20,13 +20,12 @@ TARGET = Target(
         "max_live_parameters", "overlap_comm", "contiguous_gradients", "reduce_dtype", "precision", "offload_optimizer",
         "offload_param", "offload_ratio", "fused_optimizer", "hsdp_shard_size", "tensor_parallel_size", "reshard_after_forward",
         "accumulation_dtype", "optimizer", "onebit_warmup_steps", "gather_dtype", "secondary_shard_size",
-        *peft.KNOBS, *data_efficiency.KNOBS,
+        "activation_checkpointing", *peft.KNOBS, *data_efficiency.KNOBS,
     }),
     elsewhere={
         "offload_activations": "DeepSpeed's own checkpointing has cpu_checkpointing; else wrap the model's forward in "
         "torch.autograd.graph.save_on_cpu(pin_memory=True)",
         "allgather_bucket_size": "DeepSpeed accepts its key and never reads it",
-        "activation_checkpointing": "switch it on in the model (`model.gradient_checkpointing_enable()` in Transformers)",
         "sequence_parallel": "DeepSpeed's AutoTP keeps the norms' sequence whole",
         "pipeline_parallel_size": "build a deepspeed.pipe.PipelineModule, with the layers that launch.placement names",
         "virtual_stages": "a PipelineModule runs one stage a rank",
@@ -50,6 +49,10 @@ OPTIMIZERS = {
     "adamw8bit": "no type has 8-bit moments: give deepspeed.initialize a torchao.optim.AdamW8bit or bitsandbytes' AdamW8bit",
 }
 """Optimizer -> its note."""
+RECOMPUTATION = (
+    "recomputation: the model switches on activation_checkpointing=full (`gradient_checkpointing_enable()` in Transformers)"
+)
+"""The note on full recomputation. It does not begin with the knob, because nothing is lost (`lossless`)."""
 SAME = ("deepspeed",)
 """The engine that runs DeepSpeed itself."""
 
@@ -104,6 +107,10 @@ def deepspeed_notes(winner: Winner) -> list[str]:
     if config.zero_stage == 0:
         changed, why = config.differences(TrialConfig()), "at stage 0 DeepSpeed reduces after backward, in buckets of its own"
         notes += [f"{name}={changed[name]}: {why}" for name in REDUCTION if name in changed]
+    if config.activation_checkpointing == "full":
+        notes.append(RECOMPUTATION)
+    elif config.activation_checkpointing != "none":
+        notes.append(f"activation_checkpointing={config.activation_checkpointing}: select what is kept in the model's own code")
     if config.precision == "fp64":
         notes.append("precision=fp64: cast the model to double before it is handed over")
     if config.precision == "fp8":

@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from autotune.errors import ExportRefusedError, RequestError
 from autotune.exports import MAKERS, Export
@@ -17,9 +17,14 @@ from search_spaces.trial_config import TrialConfig
 COMPANIONS = ("zero_stage", "tensor_parallel_size", "pipeline_parallel_size", "virtual_stages", "activation_checkpointing")
 """Knobs that decide whether others matter. A value is tested with each of their values; of degrees, only 1 and one more."""
 MOST_VALUES = {"tensor_parallel_size": 2, "pipeline_parallel_size": 2, "virtual_stages": 2}
-IN_EVERY_FRAMEWORK = {"micro_batch_size": None, "activation_checkpointing": ("none", "full")}
-"""Knobs that every framework has, even if not in this file -> their values that it has; None: all. Full recomputation is one
-call on the model (`gradient_checkpointing_enable()`)."""
+NEEDS = {
+    "virtual_stages": ("pipeline_schedule",),
+    "offload_optimizer": ("offload_param",),
+    "offload_ratio": ("offload_optimizer", "offload_param"),
+    "context_parallel_method": ("context_parallel_size",),
+    "async_tensor_parallel": ("sequence_parallel",),
+}
+"""Knob -> further companions, without whose values no configuration with it is legal, or each has a note."""
 _NAMED = re.compile(r"(?:^|, )([a-z_]+)=")
 """Matches the knobs at the start of a note: `KNOB=VALUE: …`, or several."""
 
@@ -29,7 +34,7 @@ def expressible(space: SearchSpace, target: str, pinned: frozenset[str] = frozen
 
     A value of a knob is kept if the export of some legal configuration with it has no note `KNOB=VALUE: …`: then it is
     neither left out, nor approximated, nor left to the user. A knob without kept values is not searched and keeps the value
-    of the space's base. What is `IN_EVERY_FRAMEWORK` is always kept.
+    of the space's base. The micro-batch size is always kept: every framework has it, even if not in this file.
 
     Args:
         space: the space to reduce.
@@ -39,12 +44,10 @@ def expressible(space: SearchSpace, target: str, pinned: frozenset[str] = frozen
     Raises:
         RequestError: the export can express no value of a pinned knob.
     """
-    export, companions, domains = MAKERS[target], [*_companions(space)], dict(space.domains)
-    for knob in space.domains:
-        found = {
-            value: True if _is_in_every_framework(knob, value) else _is_expressible(space, companions, export, knob, value)
-            for value in space.domains[knob]
-        }
+    export, domains = MAKERS[target], dict(space.domains)
+    for knob in space.domains.keys() - {"micro_batch_size"}:
+        companions = [*_companions(space, (*COMPANIONS, *NEEDS.get(knob, ())))]
+        found = {value: _is_expressible(space, companions, export, knob, value) for value in space.domains[knob]}
         # A value without a tested legal configuration is kept if another value besides the base's is expressible.
         any_expressible = any(found[value] for value in found if value != getattr(space.base, knob))
         kept = tuple(value for value, ok in found.items() if (any_expressible if ok is None else ok))
@@ -55,11 +58,11 @@ def expressible(space: SearchSpace, target: str, pinned: frozenset[str] = frozen
     return dataclasses.replace(space, domains={knob: values for knob, values in domains.items() if values})
 
 
-def _companions(space: SearchSpace) -> Iterator[TrialConfig]:
-    """The base combined with the values of the companion knobs, the simplest first."""
+def _companions(space: SearchSpace, names: Sequence[str]) -> Iterator[TrialConfig]:
+    """The base combined with the values of these companion knobs, the simplest first."""
     choices = [
         [(name, value) for value in space.domains.get(name, (getattr(space.base, name),))[: MOST_VALUES.get(name)]]
-        for name in COMPANIONS
+        for name in names
     ]
     for chosen in itertools.product(*choices):
         yield space.base.replace(dict(chosen))
@@ -86,14 +89,7 @@ def _is_expressible(
 def is_lossless(space: SearchSpace, target: str, config: TrialConfig) -> bool:
     """Whether the configuration's export has no note about a searched knob, also none about combinations of them."""
     noted = _noted(space, config, MAKERS[target])
-    if noted is None:
-        return False
-    return not any(knob in space.domains and not _is_in_every_framework(knob, getattr(config, knob)) for knob in noted)
-
-
-def _is_in_every_framework(knob: str, value: Value) -> bool:
-    values = IN_EVERY_FRAMEWORK.get(knob, ())
-    return values is None or value in values
+    return noted is not None and not noted & (space.domains.keys() - {"micro_batch_size"})
 
 
 def _noted(space: SearchSpace, config: TrialConfig, export: Callable[[Winner], Export]) -> set[str] | None:

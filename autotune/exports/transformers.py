@@ -6,7 +6,7 @@ from typing import Any
 from autotune.exports import peft
 from autotune.exports.checkpoints import Checkpoints
 from autotune.exports.coverage import Target, unstated_note
-from autotune.exports.deepspeed import SAME, deepspeed_document, deepspeed_notes
+from autotune.exports.deepspeed import RECOMPUTATION, SAME, deepspeed_document, deepspeed_notes
 from autotune.exports.export import Export, remarks
 from autotune.exports.fsdp2 import bucket_megabytes
 from autotune.exports.winner import Winner
@@ -115,8 +115,10 @@ def _notes(winner: Winner) -> list[str]:
             f"optimizer={config.optimizer}: TrainingArguments have no such name; give the Trainer an optimizer_cls_and_kwargs"
         )
     if config.zero_stage == 3:
-        notes.append("with ZeRO 3, make the TrainingArguments before the model, so that it is divided while it is loaded")
+        notes.append("for ZeRO stage 3 make the TrainingArguments before the model, so that it is divided while it is loaded")
     if _by_deepspeed(config):
-        own_notes = deepspeed_notes(winner)
-        return notes + [note for note in own_notes if note.split("=")[0] not in HERE and not note.startswith("not stated: ")]
+        there = ("not stated: ", RECOMPUTATION)
+        return notes + [
+            note for note in deepspeed_notes(winner) if note.split("=")[0] not in HERE and not note.startswith(there)
+        ]
     return notes + TARGET.unexpressed(config)

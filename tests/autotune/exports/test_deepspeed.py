@@ -37,7 +37,7 @@ def test_stage_3(tmp_path: Path) -> None:
     assert [content[name] for name in batch] == [8, 2, 2]
     assert (content["bf16"], content["fp16"]) == ({"enabled": True}, {"enabled": False})
     (told,) = knob_notes(made)
-    assert told.startswith("activation_checkpointing=full")
+    assert told.startswith("recomputation: the model switches on activation_checkpointing=full")
 
 
 def test_stage_2(tmp_path: Path) -> None:

@@ -39,6 +39,34 @@ def test_domains_lose_what_the_export_cannot_say() -> None:
     assert space_of(asked("deepspeed")).domains["tensor_parallel_size"] == (1,)
 
 
+@pytest.mark.parametrize(
+    ("target", "expressed"),
+    [
+        ("transformers", {"zero_stage": (0, 1, 2, 3), "offload_optimizer": ("none", "cpu"), "offload_param": ("none", "cpu")}),
+        ("deepspeed", {"zero_stage": (0, 1, 2, 3), "activation_checkpointing": ("none", "full")}),
+        ("accelerate-deepspeed", {"activation_checkpointing": ("none", "full")}),
+        ("lightning", {"activation_checkpointing": ("none", "full")}),
+        ("accelerate-fsdp", {"offload_optimizer": ("none", "cpu"), "offload_param": ("none", "cpu")}),
+        ("torchtitan", {"offload_optimizer": ("none", "cpu"), "virtual_stages": (1, 2, 4, 8)}),
+        ("megatron", {"virtual_stages": (1, 2, 4, 8)}),
+    ],
+)
+def test_domains_keep_what_the_framework_can_do(target: str, expressed: dict[str, tuple[object, ...]]) -> None:
+    domains = space_of(asked(target)).domains
+    assert {knob: domains[knob] for knob in expressed} == expressed
+
+
+@pytest.mark.parametrize("target", ["transformers", "deepspeed", "accelerate-fsdp"])
+def test_a_model_that_fits_only_with_stage_3_offloaded_and_recomputed_has_a_plan(target: str) -> None:
+    question = question_of(
+        model_of("llama-2-7b", None, None, None), cluster_of("2x24GB", None, None), global_batch_size=8, sequence_length=1024,
+        simple=target,
+    )  # fmt: skip
+    config = plan(question, PlanOptions(top=1)).plans[0].estimate.config
+    assert (config.zero_stage, config.offload_optimizer, config.offload_param) == (3, "cpu", "cpu")
+    assert config.activation_checkpointing == "full"
+
+
 @pytest.mark.parametrize("target", sampled(["megatron", "torchtitan"], every=2))
 def test_the_exports_of_plans_have_no_note_about_a_searched_knob(target: str) -> None:
     question = asked(target)
