@@ -152,7 +152,7 @@ def _deepcopy(value: FakeTensor, memo: dict[Any, Any]) -> Tensor:
         copied: Tensor = memo[id(value)]
         return copied
     if not value.is_leaf:
-        return super(FakeTensor, value).__deepcopy__(memo)  # type: ignore[no-any-return]  # raises torch's own error
+        return super(FakeTensor, value).__deepcopy__(memo)  # type: ignore[no-any-return, no-untyped-call]  # raises torch's own error
     with torch.no_grad():
         if isinstance(value, nn.Parameter):
             copied = nn.Parameter(torch.empty_like(value), value.requires_grad)
