@@ -19,6 +19,8 @@ class Effect(StrEnum):
     """The framework does something different from what the setting says."""
     DOES_NOT_FIT = "does not fit"
     """The framework accepts the configuration, and a device runs out of memory."""
+    MAY_NOT_FIT = "may not fit"
+    """A device is predicted to run out of memory, with values that the configuration does not state. Not an error."""
     SLOW = "slow"
     """The configuration runs, and is predicted to lose time that a small change saves."""
 

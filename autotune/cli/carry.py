@@ -14,7 +14,7 @@ from autotune.cli.status import Status
 from autotune.errors import RequestError
 from autotune.lint.case import Surroundings
 from autotune.lint.memory import GIB, Outlook
-from autotune.lint.report import outlook_text
+from autotune.lint.report import grouped, notes_of, outlook_text
 from autotune.ops.output import require_writable, write_whole
 from autotune.prediction.planning.question import cluster_of
 from autotune.recipes.candidates import LEVERS, Candidate
@@ -113,6 +113,8 @@ def _print(carried: Carried, out: Path | None, console: Console) -> None:
     for finding in carried.problems:
         say(f"  {finding}")
     say(f"  {carried.same_outlook if isinstance(carried.same_outlook, str) else outlook_text(carried.same_outlook)}")
+    for note in grouped(notes_of(carried.same)):
+        say(f"  note: {note}")
     say("\nchanges", "bold")
     for change in carried.changes:
         before = "not stated" if change.before is None else value_text(change.before)

@@ -150,7 +150,7 @@ def _report(recipe: Recipe, nomination: Nomination, challenged: Challenged | Non
         console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     outlook = nomination.outlook
-    say(f"{recipe.name}: {outlook if isinstance(outlook, str) else outlook_text(outlook)}")
+    say(f"{recipe.name}: {outlook if isinstance(outlook, str) else outlook_text(outlook, nomination.case)}")
     if rivals:
         console.print(_table(rivals), highlight=False)
     say(_verdict(result, nomination, challenged))

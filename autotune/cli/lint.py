@@ -15,6 +15,7 @@ from autotune.lint.report import checked_version, document, sarif, text_lines
 from autotune.prediction.planning.question import cluster_of
 from autotune.text.console import Console
 from search_spaces.errors import SearchSpaceError
+from search_spaces.finding import Effect
 from search_spaces.models.huggingface import resolve_model
 
 AUTO = "auto"
@@ -38,7 +39,8 @@ class LintOptions:
 
 
 def lint_command(options: LintOptions) -> Status:
-    """Check every file and print. Exit status 0: no findings; 1: findings; 2: a file could not be read."""
+    """Check every file and print. Exit status 0: no findings but warnings that a configuration may not fit; 1: findings; 2: a
+    file could not be read."""
     if options.json and options.sarif:
         raise RequestError("sarif", "is a document of its own", "leave --json out")
     format_name, paths = _asked(options.words)
@@ -58,7 +60,11 @@ def lint_command(options: LintOptions) -> Status:
     _print(linted, unread, options)
     if unread:
         return Status.USAGE
-    return Status.FAILURE if any(one.findings for one in linted) else Status.OK
+    return Status.FAILURE if any(map(_is_faulty, linted)) else Status.OK
+
+
+def _is_faulty(one: Linted) -> bool:
+    return any(finding.effect is not Effect.MAY_NOT_FIT for finding in one.findings)
 
 
 def _asked(words: tuple[str, ...]) -> tuple[str, list[Path]]:

@@ -66,9 +66,9 @@ def from_accelerate(content: Mapping[str, Any], path: Path, read_file: ReadFile)
     steps = table.whole("gradient_accumulation_steps") or table.whole("deepspeed_config.gradient_accumulation_steps")
     if steps is not None:
         table.notes.append(f"gradient_accumulation_steps={steps}: follows from the batches; give --global-batch-size")
-    table.notes.append(
-        'micro_batch_size: the file does not state it, so it is 1; add --baseline FILE with {"micro_batch_size": N}'
-    )
+    baseline = 'for a sweep add --baseline FILE with {"micro_batch_size": N}'
+    table.notes.append(f"micro_batch_size: the file does not state it, so it is 1; {baseline}")
+    table.assumed |= {"micro_batch_size": 1, "activation_checkpointing": "none"}
     clip = table.quantity("deepspeed_config.gradient_clipping", "megatron_lm_config.megatron_lm_gradient_clipping")
     return table.imported(format=ACCELERATE_FORMAT, ranks=ranks, stated=Stated(clip=clip))
 
@@ -83,6 +83,7 @@ def _with_file(table: Table, path: Path, ranks: int | None, read_file: ReadFile)
         ranks=ranks,
         stated=inner.stated,
         notes=notes,
+        assumed=inner.assumed,
         format=ACCELERATE_FORMAT,
         keys=inner.keys,
         settings={**table.settings, **inner.settings},

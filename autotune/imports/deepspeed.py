@@ -5,7 +5,7 @@ from typing import Any
 
 from autotune.errors import RequestError
 from autotune.exports.winner import Stated
-from autotune.imports.imported import Imported, Table
+from autotune.imports.imported import AUTO, Imported, Table
 from search_spaces.deepspeed.config import KEEP_ALL, REDUCTION
 from search_spaces.knob_values import value_text
 from search_spaces.trial_config import TrialConfig
@@ -58,6 +58,7 @@ def from_deepspeed(content: Mapping[str, Any], source: str) -> Imported:
         if size != int(size):
             raise RequestError(key, f"{size:g} in {source} is not a whole number", "give a whole number")
         table.set("tensor_parallel_size", int(size), key)
+    table.assumed |= {"micro_batch_size": 1, "activation_checkpointing": "none"}
     as_deepspeed_does(table)
     _reuse(table)
     _precision(table)
@@ -117,12 +118,26 @@ def _reuse(table: Table) -> None:
 
 
 def _precision(table: Table) -> None:
-    """bf16 and fp16 are tables with one switch each; if both are off, the precision is fp32."""
+    """bf16 and fp16 are tables with one switch each; if both are off, the precision is fp32.
+
+    A switch that is "auto" is set by the Trainer's arguments of this name; which of them is given, the file does not state.
+    """
+    auto = [
+        key for name in ("bfloat16", "bf16", "fp16") for key in (f"{name}.enabled", name) if table.settings.get(key) == AUTO
+    ]
+    precision = "fp16" if auto and auto[0].startswith("fp16") else "bf16"
+    for key in auto:
+        table.drop(key)
+        decides = "an argument of the Trainer decides it, which the file does not state"
+        table.notes.append(f"{key}=auto: {decides}; predictions for GPUs take {precision}, write true or false instead")
     bf16, fp16 = table.switch("bf16.enabled"), table.switch("fp16.enabled")
     if (older := table.switch("bfloat16.enabled")) is not None:
         bf16 = older
     if bf16 or fp16:
         table.set("precision", "bf16" if bf16 else "fp16")
+    elif auto:
+        table.assumed |= {"precision": precision, "reduce_dtype": precision}
+        table.keys["precision"] = auto[0]
     elif bf16 is False or fp16 is False:
         table.set("precision", "fp32")
     table.set("reduce_dtype", table.choice("communication_data_type", DTYPES))

@@ -33,6 +33,10 @@ class Imported:
     """Hyperparameters that the file states."""
     notes: tuple[str, ...] = ()
     """Settings that were not read as knobs, one line each."""
+    assumed: Mapping[str, Value] = field(default_factory=dict)
+    """Knob -> its value in predictions, of those that the file leaves to the program that trains."""
+    undecided: Mapping[str, str] = field(default_factory=dict)
+    """Setting whose value is decided when the file runs -> what decides it."""
     format: str = ""
     """The framework, as `autotune lint` names it."""
     model: ModelSpec | None = None
@@ -58,6 +62,7 @@ class Table:
         self.source = source
         self.notes: list[str] = []
         self.knobs: dict[str, Value] = {}
+        self.assumed: dict[str, Value] = {}
         self.keys: dict[str, str] = {}
         self.settings: dict[str, Any] = dict(flat(content))
         self._left = dict(self.settings)
@@ -193,7 +198,10 @@ class Table:
             why = "its value is chosen when a run begins" if value == AUTO else "is not a knob; trials run without it"
             self.notes.append(f"{key}={_text(value)}: {why}")
         knobs = {name: self.knobs[name] for name in KNOBS if name in self.knobs}
-        return Imported(knobs=knobs, notes=tuple(self.notes), keys=self.keys, settings=self.settings, **fields)
+        assumed = {name: value for name, value in self.assumed.items() if name not in knobs}
+        return Imported(
+            knobs=knobs, assumed=assumed, notes=tuple(self.notes), keys=self.keys, settings=self.settings, **fields
+        )  # fmt: skip
 
 
 def flat(content: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:

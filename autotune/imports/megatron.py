@@ -13,6 +13,7 @@ from autotune.imports.shell import LAUNCHER
 from search_spaces.errors import ModelFormatError
 from search_spaces.knob import Value
 from search_spaces.models.model import ModelSpec, Norm, Position
+from search_spaces.trial_config import TrialConfig
 
 LM, BRIDGE = "megatron", "megatron-bridge"
 BRIDGE_NAMES: Mapping[str, str] = {
@@ -45,6 +46,12 @@ ATTENTION: Mapping[str, Value] = {"flash": "flash", "fused": "cudnn", "unfused":
 NAMES = ("recipe", "--tokenizer-model", "model.hf_model_id", "tokenizer.tokenizer_model", "--hf-model-id")
 """Settings that name a model, or that of its tokenizer."""
 ASSUMED_VOCABULARY = 128_256
+OF_A_BASE: Mapping[str, str] = {
+    "tensor_model_parallel_size": "tensor_parallel_size", "pipeline_model_parallel_size": "pipeline_parallel_size",
+    "micro_batch_size": "micro_batch_size", "recompute_granularity": "activation_checkpointing",
+    "grad_reduce_in_fp32": "accumulation_dtype",
+}  # fmt: skip
+"""Setting -> its knob, of those that a file of Megatron-Bridge leaves to the recipe that it begins with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +115,12 @@ class _Reading:
         pipeline = self.degree("pipeline_model_parallel_size", "pipeline_parallel_size")
         self.degree("context_parallel_size", "context_parallel_size")
         self.degree("expert_model_parallel_size", "expert_parallel_size")
-        table.set("micro_batch_size", self.whole("micro_batch_size") or 1, key("micro_batch_size"))
+        table.set("micro_batch_size", self.whole("micro_batch_size"), key("micro_batch_size"))
+        table.assumed |= {
+            knob: getattr(TrialConfig(), knob)
+            for setting, knob in (OF_A_BASE if bridge else {"micro_batch_size": "micro_batch_size"}).items()
+            if key(setting) not in table.settings
+        }
         if self.switch("sequence_parallel") and tensor > 1:
             table.set("sequence_parallel", True, key("sequence_parallel"))
         if self.switch("moe_shared_expert_overlap"):

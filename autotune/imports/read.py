@@ -4,7 +4,7 @@ import json
 import math
 import re
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from autotune.imports.deepspeed import from_deepspeed
 from autotune.imports.imported import Imported, flat
 from autotune.imports.megatron import BRIDGE, BRIDGE_TABLES, LM, REMOVED, from_megatron, from_megatron_bridge
 from autotune.imports.python_recipe import python_recipes
-from autotune.imports.shell import read_options
+from autotune.imports.shell import decided_by, read_options
 from autotune.imports.torchtitan import FORMAT as TORCHTITAN
 from autotune.imports.torchtitan import UNREAD, from_torchtitan
 from search_spaces.errors import SearchSpaceError
@@ -61,8 +61,10 @@ class Written:
     path: Path
     content: Mapping[str, Any]
     """Its settings, as tables or with flat keys."""
-    open: tuple[str, ...] = ()
-    """Settings whose value is decided when the file runs."""
+    open: Mapping[str, str] = field(default_factory=dict)
+    """Setting whose value is decided when the file runs -> what decides it."""
+    sourced: tuple[str, ...] = ()
+    """Files that a script sources, which are not read: they may set and export variables."""
     lines: Mapping[str, int] = field(default_factory=dict)
     """Setting -> the line where it is looked for first; empty: anywhere."""
 
@@ -80,9 +82,13 @@ class Written:
             ACCELERATE: lambda: from_accelerate(self.content, self.path, read_table),
         }
         if self.format:
-            found = readers[self.format]()
-            return found.noted(*(f"{name}: its value is decided when the script runs" for name in self.open))
+            return readers[self.format]().noted(*self.notes())
         return _other(self)
+
+    def notes(self) -> Iterator[str]:
+        """A line for everything that is decided when the file runs."""
+        yield from (f"{name} ({by}): decided when the script runs" for name, by in self.open.items())
+        yield from (f"{file} is sourced and not read: variables that it sets are not known" for file in self.sourced)
 
 
 def read_imported(path: Path) -> Imported:
@@ -162,12 +168,12 @@ def _format_of_table(content: Mapping[str, Any]) -> str:
     return _format_of_keys(dict(flat(content)))
 
 
-def _format_of_keys(settings: Mapping[str, Any]) -> str:
+def _format_of_keys(settings: Collection[str]) -> str:
     """torchtitan, megatron or megatron-bridge, by flat keys; empty: none of them."""
     tables = ("training.", "parallelism.", "activation_checkpoint.")
     if any(key.startswith(tables) for key in settings):
         return TORCHTITAN
-    if {"--tensor-model-parallel-size", "--num-layers", "--micro-batch-size", *REMOVED} & settings.keys():
+    if {"--tensor-model-parallel-size", "--num-layers", "--micro-batch-size", *REMOVED} & set(settings):
         return LM
     if any(re.fullmatch(r"model\.(\w+_parallel_size|recompute_\w+)|train\.(micro|global)_batch_size", key) for key in settings):
         return BRIDGE
@@ -216,22 +222,43 @@ def _script(path: Path, format_name: str, alone: bool) -> Written:
     found = read_options(text)
     settings: dict[str, Any] = found.settings
     overrides = {given[1]: _override(given[2]) for word in found.words if (given := OVERRIDE.fullmatch(word))}
-    tables = {key.removeprefix("--").replace("-", "_"): value for key, value in settings.items() if key.startswith("--")}
-    kind = format_name or _format_of_keys(settings) or _format_of_keys(tables) or _format_of_keys(overrides)
+    undecided = {key: by for key, by in found.open.items() if not key.startswith("$")}
+    for key in [key for key, value in overrides.items() if isinstance(value, str) and "$" in value]:
+        undecided[key] = decided_by(overrides.pop(key))
+    tables = {_tyro(key): value for key, value in settings.items() if key.startswith("--")}
+    stated = [settings, tables, overrides]
+    kind = format_name or next(
+        (
+            kind
+            for one in stated
+            for keys in (one, [*one, *undecided], [*one, *map(_tyro, undecided)])
+            if (kind := _format_of_keys(keys))
+        ),
+        "",
+    )
     match kind:
         case "megatron-bridge":
             content: Mapping[str, Any] = overrides
         case "torchtitan":
             others = {key: value for key, value in settings.items() if not key.startswith("--")}
             content = {**_base(path, tables, alone), **_switches(tables), **others}
+            undecided = {_tyro(key): by for key, by in undecided.items()}
         case "megatron":
             content = settings
         case _:
             raise RequestError("from", f"{path} has no options of a known framework", REMEDY)
-    own = "recipe" in content or _format_of_keys({**content, **dict.fromkeys(found.open)}) == kind
+    own = "recipe" in content or _format_of_keys([*content, *undecided]) == kind
     if format_name and not own:
         raise _without_setting(path, kind)
-    return Written(format=kind, name=path.name, path=path, content=content, open=tuple(found.open))
+    undecided |= {key: by for key, by in found.open.items() if key.startswith("$")}
+    return Written(
+        format=kind, name=path.name, path=path, content=content, open=undecided, sourced=tuple(found.sourced)
+    )  # fmt: skip
+
+
+def _tyro(key: str) -> str:
+    """An option of torchtitan as a setting."""
+    return key.removeprefix("--").replace("-", "_")
 
 
 def _override(text: str) -> Any:

@@ -268,6 +268,8 @@ def _write(case: Case, knob: str, value: Value) -> Settings:
             return {KEYS[knob]: value == "full"}
         case "offload_optimizer" if fsdp and value == "cpu":
             return {"fsdp_config.fsdp_offload_params": True}
+        case "zero_stage" if _kind(case) == "MULTI_GPU" and value == 3:
+            return {"distributed_type": "FSDP", VERSION: 2, WRAP: "TRANSFORMER_BASED_WRAP"}
         case "zero_stage" | "offload_optimizer" if _kind(case) == "DEEPSPEED" and not case.get(FILE):
             return {KEYS[knob]: value}
         case _:

@@ -41,8 +41,16 @@ class Case:
 
     @property
     def config(self) -> TrialConfig:
-        """The configuration as knobs."""
-        return TrialConfig().replace(self.found.knobs)
+        """The configuration as knobs, with what is assumed of those that the file does not state."""
+        return TrialConfig().replace({**self.assumed, **self.found.knobs})
+
+    @property
+    def assumed(self) -> Mapping[str, Value]:
+        """Knob -> its value, of those that the file leaves to the program that trains. Such programs take fp32 on CPUs."""
+        assumed, cluster = self.found.assumed, self.around.cluster
+        if "precision" in assumed and cluster is not None and cluster.device.kind == "cpu":
+            return {**assumed, "precision": "fp32", "reduce_dtype": "fp32"}
+        return assumed
 
     @property
     def model(self) -> ModelSpec | None:
@@ -71,9 +79,8 @@ class Case:
 
     @property
     def tokens(self) -> int | None:
-        """Tokens of a sample; None: unknown."""
-        model = self.model
-        return self.around.sequence_length or self.found.sequence_length or (model.sequence_length if model else None)
+        """Tokens of a sample; None: not stated."""
+        return self.around.sequence_length or self.found.sequence_length
 
     def get(self, key: str, default: Any = None) -> Any:
         """A setting of the file."""
@@ -96,7 +103,9 @@ class Case:
         """
         settings = {**self.found.settings, **changes}
         settings = {key: value for key, value in settings.items() if value is not None}
-        return dataclasses.replace(self, found=self.framework.read(settings, self.source))
+        undecided = {key: by for key, by in self.found.undecided.items() if key not in settings}
+        found = dataclasses.replace(self.framework.read(settings, self.source), undecided=undecided)
+        return dataclasses.replace(self, found=found)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,6 +153,8 @@ class Framework:
     """Ranks that divide each expert's matrices."""
     samples_per_pass: Callable[[Case], int | None] = field(default=lambda case: case.batch)
     """Samples of one pass through a pipeline's schedule, over all ranks."""
+    variables: tuple[str, ...] = ()
+    """Environment variables that the checks read, as settings; a file that a script sources may set them."""
 
 
 def unknown(case: Case, key: str, known: Iterable[str], effect: Effect, cutoff: float = 0.6) -> Finding:

@@ -4,14 +4,13 @@ from collections.abc import Iterator
 
 from autotune.errors import RequestError
 from autotune.lint.case import Case
-from autotune.lint.legality import written
-from autotune.lint.memory import GIB, as_predicted, smaller
+from autotune.lint.legality import undecided_settings
+from autotune.lint.memory import GIB, as_predicted, lacking, smaller
 from executor.dry.result import DryRun
 from executor.runners.dry import dry_run_model
-from search_spaces.finding import Effect, Finding
+from search_spaces.finding import Finding
 from search_spaces.trial import TrialRequest, Workload
 
-RULE = "memory"
 TIMEOUT_SECONDS = 300.0
 
 
@@ -29,6 +28,9 @@ def dry_run(case: Case) -> DryRun:
         raise RequestError(
             "dry_run", "needs the batch and the sequence length", "give --global-batch-size and --sequence-length"
         )
+    if undecided := undecided_settings(case):
+        problem = f"needs {', '.join(undecided)}, which the script decides when it runs"
+        raise RequestError("dry_run", problem, "write the values into the script")
     kernels = {"fused_kernels": "none"}  # a dry run has torch's operators only
     request = TrialRequest(
         attempt="dry run",
@@ -49,6 +51,4 @@ def exact(case: Case, found: DryRun) -> Iterator[Finding]:
         return
     changes = smaller(case)
     problem = f"a dry run needs {found.peak_memory_bytes / GIB:.1f} GiB of {limit / GIB:.1f} GiB on the fullest device"
-    key = next(iter(changes), case.key_of("micro_batch_size"))
-    remedy = written(changes) or "use more devices, or a smaller model"
-    yield Finding(rule=RULE, key=key, effect=Effect.DOES_NOT_FIT, problem=problem, remedy=remedy, fix=changes)
+    yield lacking(case, problem, changes)

@@ -1,11 +1,14 @@
 """Findings that need no prediction: the framework's own table, our rules, and expert groups."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from typing import Any
 
+from autotune.errors import AutotuneError
 from autotune.lint.case import Case
 from search_spaces.clusters.cluster import ClusterSpec, DeviceSpec
 from search_spaces.context import SpaceContext
-from search_spaces.errors import ModelFormatError
+from search_spaces.errors import ModelFormatError, SearchSpaceError
 from search_spaces.finding import Effect, Finding
 from search_spaces.models.command import CommandModel
 from search_spaces.rules.rule import Rule
@@ -19,9 +22,74 @@ UNKNOWN_MODEL = CommandModel(arguments=("train.py",), pattern="(?P<step_seconds>
 """Stands for a model whose shape is unknown: rules about shapes do not apply."""
 
 
+PROBES = (8, 2, 1, True, False, "full", "selective", "uniform")
+"""Values that are tried for a setting whose value is decided when the file runs. The first one is also a size of a model."""
+
+
 def legality(case: Case) -> list[Finding]:
-    """Everything that the framework refuses, fails at, ignores or changes, in the order of its table and of our rules."""
+    """Everything that the framework refuses, fails at, ignores or changes, in the order of its table and of our rules.
+
+    Of a file with undecided settings, only what holds for each value that is tried for them.
+    """
+    found = _findings(case)
+    for changed in _decided(case):
+        if not found:
+            break
+        rules = {finding.rule for finding in _findings(changed)}
+        found = [finding for finding in found if finding.rule in rules]
+    return found
+
+
+def _findings(case: Case) -> list[Finding]:
     return [*case.framework.own(case), *_table(case), *_rules(case), *_experts(case)]
+
+
+def _decided(case: Case) -> Iterator[Case]:
+    """The configuration with values for its undecided settings: for all together, then for each one."""
+    values: dict[str, list[Any]] = {}
+    for key in case.found.undecided:
+        for value in PROBES:
+            with suppress(AutotuneError, SearchSpaceError):
+                case.changed({key: value})
+                values.setdefault(key, []).append(value)
+    for place in range(max(map(len, values.values()), default=0)):
+        with suppress(AutotuneError, SearchSpaceError):
+            yield case.changed({key: options[place % len(options)] for key, options in values.items()})
+    for key, options in values.items():
+        yield from (case.changed({key: value}) for value in options)
+
+
+def undecided_settings(case: Case) -> dict[str, str]:
+    """Undecided setting -> what decides it, of those that memory or speed depend on."""
+
+    def reading(one: Case) -> tuple[object, ...]:
+        return one.found.knobs, one.batch, one.tokens, one.model
+
+    found = {}
+    joint = next(_decided(case), case)
+    for key, by in case.found.undecided.items():
+        for value in PROBES:
+            with suppress(AutotuneError, SearchSpaceError):
+                if any(reading(one.changed({key: value})) != reading(one.changed({key: None})) for one in (case, joint)):
+                    found[key] = by
+    return found
+
+
+def undecided_text(undecided: Mapping[str, str]) -> str:
+    """Why there is no prediction of a file with these undecided settings."""
+    names = ", ".join(f"{key} ({by})" for key, by in undecided.items())
+    options = "--model, --global-batch-size and --sequence-length state theirs"
+    return f"not predicted: the script decides {names} when it runs; write the values into it ({options})"
+
+
+def undecided_findings(case: Case) -> list[str]:
+    """A note about each finding that an undecided setting would remove, because it may state what is missing."""
+    certain = {finding.rule for finding in legality(case)}
+    by = case.found.undecided
+    return [
+        f"{finding.key}: {finding.problem}; {by[finding.key]} may set it"
+        for finding in _findings(case) if finding.key in by and finding.rule not in certain
+    ]  # fmt: skip
 
 
 def _table(case: Case) -> Iterator[Finding]:

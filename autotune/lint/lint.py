@@ -10,7 +10,7 @@ from autotune.lint.accelerate import ACCELERATE
 from autotune.lint.case import Case, Framework, Surroundings
 from autotune.lint.changes import smallest_change
 from autotune.lint.deepspeed import DEEPSPEED
-from autotune.lint.legality import legality, written
+from autotune.lint.legality import legality, undecided_findings, undecided_settings, undecided_text, written
 from autotune.lint.links import beyond_links
 from autotune.lint.megatron import MEGATRON, MEGATRON_BRIDGE
 from autotune.lint.memory import Outlook, fit, outlook
@@ -42,7 +42,8 @@ def case_of(one: Written, around: Surroundings) -> Case:
         raise RequestError("file", unknown_kind(one), REMEDY)
     framework = FRAMEWORKS[one.format]
     found = framework.read(one.content, str(one.path) if one.format == ACCELERATE.name else one.name)
-    found = found.noted(*(f"{name}: its value is decided when the script runs" for name in one.open))
+    variables = {name: file for file in one.sourced for name in framework.variables if name not in found.settings}
+    found = dataclasses.replace(found.noted(*one.notes()), undecided={**variables, **one.open})
     return Case(framework=framework, found=found, around=around, source=str(one.path))
 
 
@@ -53,6 +54,8 @@ def lint(one: Written, around: Surroundings) -> Linted:
     2. For each finding without a fix, the nearest legal configuration without it.
     3. If nothing stops the run: memory and speed by prediction, and expert groups beyond a link domain.
 
+    What is decided when the file runs supports no finding and no prediction.
+
     Raises:
         RequestError: as `case_of`.
     """
@@ -60,10 +63,12 @@ def lint(one: Written, around: Surroundings) -> Linted:
     found = [_with_fix(case, finding) for finding in legality(case)]
     present: Outlook | str = "not predicted, because the configuration does not run"
     if not any(finding.effect in STOPS for finding in found):
-        present = outlook(case)
-        found += beyond_links(case)
+        undecided = undecided_settings(case)
+        present = undecided_text(undecided) if undecided else outlook(case)
+        found += [] if undecided else beyond_links(case)
         if isinstance(present, Outlook):
             found += fit(case, present)
+    case = dataclasses.replace(case, found=case.found.noted(*undecided_findings(case)))
     return Linted(written=one, case=case, findings=tuple(found), outlook=present)
 
 

@@ -454,6 +454,7 @@ def _framework(dialect: Dialect, title: str, checked: str, read: Callable[[Setti
         rules=frozenset({"world-divides", "tensor-divides", "batch-divides", "sequence-divides", "pipeline-layers"}),
         write=_writer(dialect), as_run=_as_run, own=_misspelled(dialect), experts_borrow=True,
         expert_tensor=_expert_tensor(dialect), spans_domains=_hybrid(dialect),
+        variables=(QUEUES,) if dialect.format == LM else (),
         # Its layers are Transformer Engine's, whose fused norms, rotations and gates keep as little as these kernels.
         predicted={"fused_kernels": "liger"},
     )  # fmt: skip

@@ -2,7 +2,7 @@
 
 import dataclasses
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from autotune.errors import AutotuneError
@@ -14,13 +14,21 @@ from autotune.prediction.planning.question import Question, question_of
 from autotune.prediction.planning.room import PROBABILITY
 from search_spaces.errors import ModelFormatError, SearchSpaceError
 from search_spaces.finding import Effect, Finding
+from search_spaces.knob import Value
+from search_spaces.knob_values import value_text
 from search_spaces.models.model import ModelSpec
 from search_spaces.trial_config import TrialConfig
 
 RULE = "memory"
-UNLIKELY = 0.01
-"""Predicted probability below which a configuration counts as not fitting. Low, because its framework's kernels are not ours:
-the layout that Megatron-Bridge #949 reports as running is predicted to fit with probability 0.03."""
+UNLIKELY = 1 - PROBABILITY
+"""Predicted probability below which a configuration counts as not fitting."""
+LEAST: Mapping[str, Value] = {
+    "micro_batch_size": 1, "activation_checkpointing": "full", "accumulation_dtype": "bf16", "precision": "bf16",
+    "reduce_dtype": "bf16",
+}  # fmt: skip
+"""Values with which a configuration needs least memory, of knobs that a file may leave to the program that trains."""
+LEAST_TOKENS = 128
+STATED_BY = {"sequence_length": "--sequence-length", "global_batch_size": "--global-batch-size"}
 PROFILE = "native; recompute=framework"
 """Our engine's equations, with the frameworks' selective checkpointing, which keeps less than ours."""
 GIB = 2**30
@@ -124,7 +132,7 @@ def as_predicted(case: Case) -> TrialConfig:
 
 
 def fit(case: Case, present: Outlook) -> Iterator[Finding]:
-    """The finding that the configuration does not fit."""
+    """The finding that the configuration does not fit; not an error if it may fit with other values of what is not stated."""
     if present.probability >= UNLIKELY:
         return
     estimate = present.estimate
@@ -133,9 +141,44 @@ def fit(case: Case, present: Outlook) -> Iterator[Finding]:
     problem = (
         f"predicted {needed:.0f} GiB of {there:.0f} GiB on the fullest device (fits with probability {present.probability:.2f})"
     )
-    key = next(iter(changes), case.key_of("micro_batch_size"))
-    remedy = written(changes) or "no change of one or two settings fits; use more devices, or a smaller model"
-    yield Finding(rule=RULE, key=key, effect=Effect.DOES_NOT_FIT, problem=problem, remedy=remedy, fix=changes)
+    yield lacking(case, problem, changes)
+
+
+def lacking(case: Case, problem: str, changes: Settings) -> Finding:
+    """The finding that the configuration lacks memory, with the changes that make it fit; empty: there are none."""
+    key, effect = next(iter(changes), case.key_of("micro_batch_size")), Effect.DOES_NOT_FIT
+    more = "use more devices, or a smaller model" if case.config.zero_stage else "divide its states (ZeRO, FSDP) or the model"
+    remedy = written(changes) or f"no change of one or two settings fits; {more}"
+    if rests_on_assumptions(case):
+        effect, problem = Effect.MAY_NOT_FIT, f"{problem} with {', '.join(assumptions(case))}, not stated in the file"
+        remedy = f"state these, or {remedy}" if changes else "state these"
+    return Finding(rule=RULE, key=key, effect=effect, problem=problem, remedy=remedy, fix=changes)
+
+
+def assumptions(case: Case) -> list[str]:
+    """What a prediction takes because neither the file nor the user states it, as `NAME=VALUE`, with what states it."""
+    question = question_about(case)
+    sizes = {} if question is None else {
+        name: getattr(question, name)
+        for name, stated in (("sequence_length", case.tokens), ("global_batch_size", case.batch)) if stated is None
+    }  # fmt: skip
+    lines = []
+    for name, value in {**case.assumed, **sizes}.items():
+        by = STATED_BY.get(name) or case.found.keys.get(name) or next(iter(case.framework.write(case, name, value)), "")
+        lines.append(f"{name}={value_text(value)}{f' ({by})' if by else ''}")
+    return lines
+
+
+def rests_on_assumptions(case: Case) -> bool:
+    """Whether the configuration may fit with the values of what is not stated that need least memory."""
+    if not assumptions(case):
+        return False
+    if any(name not in LEAST for name in case.assumed):
+        return True
+    least = {name: LEAST[name] for name in case.assumed}
+    around = dataclasses.replace(case.around, sequence_length=case.tokens or LEAST_TOKENS)
+    found = outlook(dataclasses.replace(case, found=dataclasses.replace(case.found, assumed=least), around=around))
+    return isinstance(found, str) or found.probability >= UNLIKELY
 
 
 def smaller(case: Case) -> Settings:

@@ -1,19 +1,20 @@
 """Findings as text, as JSON and as SARIF 2.1.0 [OASIS 2020]."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+from autotune.lint.case import Case
 from autotune.lint.deepspeed import version_of
 from autotune.lint.lint import Linted
-from autotune.lint.memory import GIB, Outlook
+from autotune.lint.memory import GIB, UNLIKELY, Outlook, assumptions
 from search_spaces.finding import Effect, Finding
 from search_spaces.plain import to_plain
 
 SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
 LEVELS = {
     Effect.REFUSED: "error", Effect.FAILS: "error", Effect.DOES_NOT_FIT: "error", Effect.IGNORED: "warning",
-    Effect.CHANGED: "warning", Effect.SLOW: "warning",
+    Effect.CHANGED: "warning", Effect.SLOW: "warning", Effect.MAY_NOT_FIT: "note",
 }  # fmt: skip
 """Effect -> level of a SARIF result."""
 
@@ -31,24 +32,44 @@ def line_of(one: Linted, key: str) -> int:
 
 
 def text_lines(one: Linted, version: str) -> list[str]:
-    """One line for each finding, one for the prediction, and one if nothing was found."""
+    """One line for each finding, or one if nothing was found, one for each note, and one for the prediction."""
     path, title = one.written.path, one.case.framework.title
     place = path if one.written.name == path.name else f"{path}:{one.written.name.partition(':')[2]}"
     found = [f"{path}:{line_of(one, finding.key)}: {finding}" for finding in one.findings]
     if not found:
         found = [f"{place}: nothing that {title} {version} would refuse, ignore or change"]
-    return [*found, f"{place}: {outlook_text(one.outlook)}"]
+    known = {finding.key for finding in one.findings}
+    others = [note for note in one.case.found.notes if note.partition("=")[0] not in known]
+    notes = [f"{place}: note: {note}" for note in grouped(others)]
+    return [*found, *notes, f"{place}: {outlook_text(one.outlook, one.case)}"]
 
 
-def outlook_text(outlook: Outlook | str) -> str:
-    """The prediction in one line."""
+def notes_of(case: Case) -> list[str]:
+    """Everything that was not read as the file states it, and what predictions take instead."""
+    return [*case.found.notes, *(f"{line}: taken, because it is not stated" for line in assumptions(case))]
+
+
+def grouped(notes: Iterable[str]) -> list[str]:
+    """The notes, with those of one reason in one line: `KEY=VALUE, KEY=VALUE: REASON`."""
+    subjects: dict[str, list[str]] = {}
+    for note in notes:
+        subject, _, reason = note.rpartition(": ")
+        subjects.setdefault(reason, []).append(subject)
+    return [": ".join(filter(None, (", ".join(filter(None, found)), reason))) for reason, found in subjects.items()]
+
+
+def outlook_text(outlook: Outlook | str, case: Case | None = None) -> str:
+    """The prediction in one line, with what it takes of the case that nothing states."""
     if isinstance(outlook, str):
         return outlook
+    assumed = assumptions(case) if case is not None else []
     estimate = outlook.estimate
     rate, peak = estimate.samples_per_second, estimate.peak_memory_bytes
     return (
         f"predicted {rate.mean:.3g} samples/s ({rate.low:.3g} to {rate.high:.3g}), {peak.mean / GIB:.0f} of "
         f"{estimate.memory_limit_bytes / GIB:.0f} GiB on the fullest device, fits with probability {outlook.probability:.2f}"
+        + (" (it may not fit)" if outlook.probability >= UNLIKELY and not outlook.fits else "")
+        + (f"; taken, because it is not stated: {', '.join(assumed)}" if assumed else "")
     )
 
 
@@ -72,7 +93,7 @@ def document(one: Linted, version: str) -> dict[str, Any]:
         "global_batch_size": one.case.batch,
         "sequence_length": one.case.tokens,
         "findings": [{**to_plain(finding), "line": line_of(one, finding.key)} for finding in one.findings],
-        "notes": list(one.case.found.notes),
+        "notes": notes_of(one.case),
         "predicted": None if isinstance(outlook, str) else outlook.estimate.document(every_rank=False)["predicted"],
         "not_predicted": outlook if isinstance(outlook, str) else None,
     }

@@ -11,7 +11,8 @@ from autotune.imports.shell import LAUNCHER
 from autotune.lint.accelerate import MACHINES, PROCESSES
 from autotune.lint.case import Case
 from autotune.lint.legality import legality
-from autotune.lint.memory import GIB, Outlook, outlook
+from autotune.lint.memory import GIB, Outlook, assumptions, outlook
+from autotune.lint.report import notes_of
 from autotune.recipes.candidates import (
     LEVERS,
     Candidate,
@@ -239,6 +240,8 @@ def _nothing(target: Case, batch: int) -> RequestError | NothingFeasibleError:
         return RequestError("batch", problem, f"give --target-batch-size {near}")
     memory = cluster.device.memory_bytes / GIB if cluster else 0
     problem = f"no layout that {title}'s settings can state is predicted to fit {ranks} devices of {memory:.0f} GiB"
+    if assumed := assumptions(target):
+        problem += f" with {', '.join(assumed)}, not stated in the recipe"
     larger = -(-batch // ranks) * ranks
     if batch < ranks and candidates(_with_batch(target, larger), larger, 1):
         problem = f"a batch of {batch} allows at most {batch} data-parallel replicas, and {problem}"
@@ -283,6 +286,7 @@ def document(carried: Carried) -> dict[str, Any]:
             }
             for one in carried.found
         ],
+        "notes": notes_of(carried.recipe.case),
         "target": {"file": target.name, "anew": target.anew, "lost": list(target.lost), "text": target.text},
     }
 

@@ -9,6 +9,7 @@ from autotune.errors import RequestError
 from autotune.imports.read import BEST_CONFIG as BEST_CONFIG_KEYS
 from autotune.imports.read import Written, read_table, read_written
 from autotune.lint.case import Case, Surroundings
+from autotune.lint.legality import undecided_settings
 from autotune.lint.lint import case_of
 from autotune.lint.memory import Outlook
 from autotune.recipes import best_config
@@ -59,7 +60,11 @@ def recipe_of(name: str, around: Surroundings, find_job: Callable[[str], Mapping
     if len(found) != 1:
         names = ", ".join(one.name for one in (found or read_written(path))[:5])
         raise RequestError("recipe", f"{path} has the recipes {names}", f"name one of them, as {path}:FUNCTION")
-    return Recipe(name=found[0].name, case=case_of(found[0], around), document=None, written=found[0], cluster=around.cluster)
+    case = case_of(found[0], around)
+    if undecided := undecided_settings(case):
+        problem = f"{path} decides {', '.join(undecided)} when it runs"
+        raise RequestError("recipe", problem, "write the values into it, or give --global-batch-size and --sequence-length")
+    return Recipe(name=found[0].name, case=case, document=None, written=found[0], cluster=around.cluster)
 
 
 def _of_document(document: Mapping[str, Any], name: str, around: Surroundings) -> Recipe:

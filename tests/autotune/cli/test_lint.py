@@ -52,7 +52,7 @@ def test_a_good_recipe_is_predicted(command: Command) -> None:
     assert (answer.status, document["findings"], document["model"]) == (0, [], "llama-3-8b")
     assert document["predicted"]["fit_probability"] > 0.95 and document["predicted"]["samples_per_second"]["mean"] > 0
     lines = command("lint", GOOD, "--cluster", "dgx-h100:1").out.splitlines()
-    assert lines[0].endswith("would refuse, ignore or change") and "fits with probability 1.00" in lines[1]
+    assert lines[0].endswith("would refuse, ignore or change") and "fits with probability 1.00" in lines[-1]
 
 
 @pytest.mark.nightly
@@ -60,6 +60,91 @@ def test_a_recipe_that_does_not_fit(command: Command) -> None:
     answer = command("lint", GOOD, "--model", "llama-3-70b", "--cluster", "dgx-h100:1")
     assert answer.status == 1
     assert "does not fit: predicted" in answer.out and "; set " in answer.out
+
+
+SCRIPT = (
+    "torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 32 --hidden-size 4096 --num-attention-heads 32 --bf16 "
+    "--seq-length 2048 --max-position-embeddings 2048 --vocab-size 32000 --use-distributed-optimizer --sequence-parallel "
+)
+
+
+def test_what_a_script_decides_supports_no_finding_and_no_prediction(command: Command, folder: Path) -> None:
+    (folder / "run.sh").write_text(f"T=$1\n{SCRIPT} --micro-batch-size $2 --tensor-model-parallel-size $T\n")
+    answer = command("lint", "run.sh", "--cluster", "dgx-h100:1")
+    assert answer.status == 0
+    assert "run.sh: nothing that Megatron-LM" in answer.out
+    assert "--micro-batch-size ($2), --tensor-model-parallel-size ($1): decided when the script runs" in answer.out
+    assert "not predicted: the script decides --micro-batch-size ($2), --tensor-model-parallel-size ($1)" in answer.out
+    carried = command("carry", "run.sh", "--from", "dgx-h100:1", "--to", "dgx-h100:2")
+    assert carried.status == 2 and "run.sh decides --micro-batch-size, --tensor-model-parallel-size when it runs" in carried.err
+    (folder / "run.sh").write_text(f"{SCRIPT} --micro-batch-size 1 --tensor-model-parallel-size 1 --save $2\n")
+    answer = command("lint", "run.sh", "--cluster", "dgx-h100:1")
+    assert answer.status == 1 and "--sequence-parallel: ignored" in answer.out and "predicted" in answer.out
+
+
+def test_a_sourced_file_may_set_variables(command: Command, folder: Path) -> None:
+    script = f"{SCRIPT} --micro-batch-size 1 --tensor-model-parallel-size 2\n"
+    (folder / "run.sh").write_text(script)
+    assert "env.CUDA_DEVICE_MAX_CONNECTIONS: refused" in command("lint", "run.sh").out
+    (folder / "run.sh").write_text(f". ./cluster.sh\n{script}")
+    answer = command("lint", "run.sh")
+    assert answer.status == 0
+    assert "note: env.CUDA_DEVICE_MAX_CONNECTIONS: tensor and context" in answer.out
+    assert "./cluster.sh may set it" in answer.out
+
+
+def test_what_is_not_stated_is_said_and_is_no_error(command: Command, folder: Path) -> None:
+    (folder / "acc.yaml").write_text("distributed_type: FSDP\nmixed_precision: bf16\nnum_processes: 8\nfsdp_config:\n"
+                                     "  fsdp_version: 2\n  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP\n")  # fmt: skip
+    words = ("lint", "acc.yaml", "--model", "qwen2.5-7b", "--cluster", "dgx-h100:1")
+    long = command(*words, "--sequence-length", 16384)
+    assert long.status == 0 and ": may not fit: " in long.out
+    assert long.out.splitlines()[-1].endswith(
+        "taken, because it is not stated: micro_batch_size=1, activation_checkpointing=none "
+        "(fsdp_config.fsdp_activation_checkpointing), global_batch_size=8 (--global-batch-size)"
+    )
+    assert "sequence_length=" in command(*words).out.splitlines()[-1]
+
+
+def test_data_parallelism_that_does_not_fit_is_to_be_sharded(command: Command, folder: Path) -> None:
+    (folder / "acc.yaml").write_text("distributed_type: MULTI_GPU\nmixed_precision: bf16\nnum_processes: 8\n")
+    answer = command("lint", "acc.yaml", "--model", "llama-3-8b", "--cluster", "dgx-h100:1", "--sequence-length", 1024)
+    assert answer.status == 1
+    assert "does not fit: " in answer.out and "; set distributed_type=FSDP and set " in answer.out
+    assert "more devices" not in answer.out
+
+
+@pytest.mark.parametrize(
+    ("switches", "precision"),
+    [
+        ('"bf16": {"enabled": "auto"}', "bf16"), ('"bf16": "auto"', "bf16"), ('"fp16": {"enabled": "auto"}', "fp16"),
+        ('"bf16": {"enabled": "auto"}, "fp16": {"enabled": "auto"}', "bf16"),
+        ('"bf16": {"enabled": "auto"}, "fp16": {"enabled": false}', "bf16"),
+    ],
+)  # fmt: skip
+def test_auto_is_no_fp32(command: Command, folder: Path, switches: str, precision: str) -> None:
+    words = ("--model", "llama-3-8b", "--cluster", "dgx-h100:1", "--sequence-length", 2048)
+    rates = []
+    for name, text in (("auto.json", switches), ("true.json", f'"{precision}": {{"enabled": true}}')):
+        (folder / name).write_text(f'{{"train_micro_batch_size_per_gpu": 1, "zero_optimization": {{"stage": 3}}, {text}}}')
+        answer = command("lint", name, *words)
+        rates.append(answer.out.partition("predicted ")[2].partition(" samples/s")[0])
+        assert (f"precision={precision}" in answer.out.splitlines()[-1]) == (name == "auto.json")
+    assert rates[0] == rates[1] != ""
+
+
+def test_an_unlikely_fit_is_a_finding(command: Command, folder: Path) -> None:
+    for size in range(2, 33, 2):
+        (folder / "run.sh").write_text(SCRIPT.replace("--sequence-parallel", f"--micro-batch-size {size}"))
+        answer = command("lint", "run.sh", "--cluster", "dgx-h100:1", "--global-batch-size", 8 * size)
+        probability = float(answer.out.rpartition("fits with probability ")[2].split()[0])
+        assert answer.status == (probability < 0.05), answer.out
+        assert ("does not fit" in answer.out) == (probability < 0.05)
+        if abs(probability - 0.95) > 0.01:
+            assert ("(it may not fit)" in answer.out) == (0.05 <= probability < 0.95)
+        if probability < 0.01:
+            return
+    pytest.fail("every micro-batch fits")
 
 
 @pytest.mark.nightly
