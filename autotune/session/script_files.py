@@ -30,7 +30,9 @@ def rendered_files(session: Session, config: TrialConfig) -> tuple[tuple[str, st
 def assumed_of(session: Session) -> tuple[str, ...]:
     """What nobody stated and was assumed, in words with the option that states it."""
     request = session.request
-    return assumed_texts(session.cluster, request.resolved_defaults, request.global_batch_size, request.sequence_length)
+    return assumed_texts(
+        session.model, session.cluster, request.resolved_defaults, request.global_batch_size, request.sequence_length
+    )
 
 
 def notes_of(session: Session) -> list[str]:

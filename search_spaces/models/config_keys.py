@@ -23,14 +23,21 @@ class ConfigKeys:
     """Typed access to a config.json. As in Hugging Face, null is equivalent to an absent key.
 
     Methods accept several keys: old and new spellings of one setting, of which the first present one is used. A setting without
-    a default is required.
+    a default is required, unless the configuration class has one.
+
+    Args:
+        config: the keys.
+        of_class: key -> its default in the configuration class, of settings for which the methods get no default.
 
     Raises, from every method:
         ModelFormatError: the key is missing, or its value is of the wrong type.
     """
 
-    def __init__(self, config: Mapping[str, Any]) -> None:
+    def __init__(self, config: Mapping[str, Any], of_class: Mapping[str, int] | None = None) -> None:
         self._config = config
+        self._of_class = of_class or {}
+        self.defaults_taken: dict[str, int] = {}
+        """Key -> its default in the configuration class, of the keys that were asked for and are absent."""
 
     def size(self, *keys: str, default: int | None = None) -> int:
         """A positive integer."""
@@ -143,9 +150,12 @@ class ConfigKeys:
         for key in keys:
             if self._config.get(key) is not None:
                 return key, self._config[key]
-        if default is None:
-            raise ModelFormatError(keys[0], "is missing", "add this key to the config.json")
-        return keys[0], default
+        if default is not None:
+            return keys[0], default
+        for key in keys:
+            if key in self._of_class and not any(map(self.has, keys)):
+                return key, self.defaults_taken.setdefault(key, self._of_class[key])
+        raise ModelFormatError(keys[0], "is missing", "add this key to the config.json")
 
 
 def _is_positive(value: Any) -> bool:

@@ -1,9 +1,10 @@
 """Models by name, and ModelSpec from the `config.json` of Hugging Face's decoder-only families (`FAMILIES`).
 
 A config.json may omit keys with a default in the family's configuration class, so each reader has these defaults
-[transformers, `models/FAMILY/configuration_FAMILY.py`]. Sizes have no defaults.
+[transformers, `models/FAMILY/configuration_FAMILY.py`]. Sizes that were taken from there are notes of the model.
 """
 
+import dataclasses
 import json
 import re
 from collections.abc import Callable, Mapping
@@ -82,13 +83,43 @@ def model_spec_from_config(config: Mapping[str, Any], name: str) -> ModelSpec:
     Raises:
         ModelFormatError: a key is missing or of the wrong type, or the family is unknown; the message names the key.
     """
-    keys = ConfigKeys(config)
-    family = keys.text("model_type")
+    text, notes = _text_config(config)
+    family = ConfigKeys(text).text("model_type")
     reader = FAMILIES.get(family)
     if reader is None:
         remedy = f"give hf:CONFIG for Hugging Face's own module of it, module:factory, or one of {', '.join(FAMILIES)}"
         raise ModelFormatError("model_type", f"{family!r} is not a supported family", remedy)
-    return reader(keys, name)
+    keys = ConfigKeys(text, preset_tables("class_sizes").get(family))
+    model = reader(keys, name)
+    if keys.defaults_taken:
+        sizes = ", ".join(f"{key} {value:,}" for key, value in keys.defaults_taken.items())
+        notes.append(f"{sizes} (defaults of Hugging Face's class, which the config.json leaves out)")
+    bits, of_weights = _frozen_bits(config.get("quantization_config"))
+    return dataclasses.replace(model, frozen_bits=bits, notes=(*notes, *of_weights))
+
+
+def _text_config(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
+    """The keys of the text model, with a note about what is left out if the model reads images or sounds too."""
+    text = config.get("text_config")
+    if config.get("model_type") in FAMILIES or not isinstance(text, Mapping) or text.get("model_type") not in FAMILIES:
+        return config, []
+    tied = {key: value for key, value in config.items() if key == "tie_word_embeddings"}
+    encoders = [key for key in config if key.endswith("_config") and key not in ("text_config", "quantization_config")]
+    return {**tied, **text}, [f"the text model alone, without {' and '.join(encoders) or 'its encoders'}"]
+
+
+def _frozen_bits(quantization: Any) -> tuple[int, list[str]]:
+    """Bits of a frozen weight by `quantization_config`, with a note; 16: it is absent, or not of 4 or 8 bits."""
+    if not isinstance(quantization, Mapping):
+        return 16, []
+    method = quantization.get("quant_method", "bitsandbytes")
+    bits = 8 if method == "fp8" else quantization.get("bits")
+    if method == "bitsandbytes":
+        bits = 4 if quantization.get("load_in_4bit") else 8 if quantization.get("load_in_8bit") else None
+    if bits not in (4, 8):
+        return 16, [f"weights that are not quantised, since quantization_config ({method}) is not read (--frozen-bits)"]
+    where = "where they are frozen (--frozen-bits), and of the precision where they are trained"
+    return bits, [f"weights of {bits} bits by quantization_config ({method}) {where}"]
 
 
 def _llama(keys: ConfigKeys, name: str) -> ModelSpec:

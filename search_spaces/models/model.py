@@ -211,6 +211,8 @@ class ModelSpec:
     """Trained keys and values before those of the tokens, in each layer; all else is then frozen. 0: none."""
     prompt_length: int = 0
     """Trained embeddings before those of the tokens; all else is then frozen. 0: none."""
+    notes: tuple[str, ...] = dataclasses.field(default=(), compare=False)
+    """What the reader of its file left out, or took because the file does not state it."""
 
     def __post_init__(self) -> None:
         for field in (

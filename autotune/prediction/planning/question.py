@@ -159,7 +159,7 @@ def question_of(
     batch, length = default_workload(model, cluster)
     stated = {"global_batch_size": global_batch_size, "sequence_length": sequence_length}
     batch, length = global_batch_size or batch, length if sequence_length is None else sequence_length
-    assumed = assumed_texts(cluster, [name for name, value in stated.items() if value is None], batch, length)
+    assumed = assumed_texts(model, cluster, [name for name, value in stated.items() if value is None], batch, length)
     return Question(
         model=model, cluster=cluster, engine=engine, global_batch_size=batch,
         sequence_length=length, space=space, pins=pins or {}, assumed=assumed,
@@ -192,19 +192,20 @@ def default_workload(model: Model, cluster: ClusterSpec) -> tuple[int, int]:
     return batch, min(model.sequence_length, CPU_SEQUENCE if cluster.device.kind == "cpu" else GPU_SEQUENCE)
 
 
-def assumed_texts(cluster: ClusterSpec, names: Collection[str], batch: int, length: int) -> tuple[str, ...]:
-    """What was assumed for a cluster of GPUs, with the option that states it; empty on CPUs.
+def assumed_texts(model: Model, cluster: ClusterSpec, names: Collection[str], batch: int, length: int) -> tuple[str, ...]:
+    """What was assumed of the model, and on clusters of GPUs of the workload, with the option that states it.
 
     `names`: those of `global_batch_size` and `sequence_length` that nobody stated.
     """
+    notes = model.notes if isinstance(model, ModelSpec) else ()
     if cluster.device.kind == "cpu":
-        return ()
+        return notes
     texts = {
         "sequence_length": f"samples of {length:,} tokens (--sequence-length)",
         "global_batch_size": f"global batch of {batch:,} (--global-batch-size)",
     }
     link = link_text(cluster)
-    return (*(text for name, text in texts.items() if name in names), *([link] if link else []))
+    return (*notes, *(text for name, text in texts.items() if name in names), *([link] if link else []))
 
 
 def assumed_line(assumed: Sequence[str]) -> str:

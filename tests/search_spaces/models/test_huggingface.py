@@ -239,3 +239,60 @@ def test_the_refusal_of_an_unknown_family_names_what_trains_it() -> None:
         ModelFormatError, match="'gemma' is not a supported family; give hf:CONFIG for Hugging Face's own module"
     ):
         spec(LLAMA, model_type="gemma")
+
+
+GEMMA3 = {"model_type": "gemma3_text", "hidden_size": 128, "num_hidden_layers": 3, "intermediate_size": 256}
+
+
+def test_sizes_that_a_file_leaves_out_are_those_of_the_class_and_noted() -> None:
+    model = spec(GEMMA3)
+    assert (model.vocab_size, model.num_attention_heads, model.num_key_value_heads, model.head_dim) == (262_208, 8, 4, 256)
+    assert model.sequence_length == 131_072
+    (note,) = model.notes
+    for size in ("vocab_size 262,208", "num_attention_heads 8", "max_position_embeddings 131,072"):
+        assert size in note
+    stated = spec(GEMMA3, vocab_size=262_208, num_attention_heads=8, max_position_embeddings=131_072)
+    assert (stated, stated.notes) == (model, ())
+    assert spec({"model_type": "gpt2"}).parameter_count == PUBLISHED["gpt2"]
+    assert spec({"model_type": "opt"}).parameter_count == PUBLISHED["opt-125m"]
+    with pytest.raises(ModelFormatError, match="num_hidden_layers: is missing"):
+        spec({"model_type": "kimi_k2"})
+
+
+@pytest.mark.parametrize(
+    ("wrapper", "text"),
+    [
+        ("gemma3", GEMMA3),
+        ("llama4", {**LLAMA, "model_type": "llama4_text", "num_key_value_heads": 2}),
+        ("mistral3", {**LLAMA, "model_type": "mistral", "num_key_value_heads": 2}),
+        ("of-a-later-release", LLAMA),
+    ],
+)
+def test_the_text_model_of_a_model_that_reads_images(wrapper: str, text: dict[str, Any]) -> None:
+    whole = {"model_type": wrapper, "text_config": text, "vision_config": {"hidden_size": 32}, "torch_dtype": "bfloat16"}
+    model = spec(whole)
+    assert model == spec(text)
+    assert model.notes[0] == "the text model alone, without vision_config"
+    assert spec(whole, tie_word_embeddings=True).tied_embeddings
+    assert not spec({**whole, "text_config": {**text, "tie_word_embeddings": False}}, tie_word_embeddings=True).tied_embeddings
+
+
+def test_a_text_model_of_an_unknown_family_is_refused() -> None:
+    with pytest.raises(ModelFormatError, match="'mllama' is not a supported family"):
+        spec({"model_type": "mllama", "text_config": {**LLAMA, "model_type": "mllama_text_model"}})
+
+
+@pytest.mark.parametrize(
+    ("quantization", "bits"),
+    [
+        ({"load_in_4bit": True, "quant_method": "bitsandbytes"}, 4),
+        ({"load_in_8bit": True, "load_in_4bit": False}, 8),
+        ({"bits": 4, "group_size": 128, "quant_method": "gptq"}, 4),
+        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, 8),
+        ({"quant_method": "mxfp4"}, 16),
+    ],
+)
+def test_quantised_weights(quantization: dict[str, Any], bits: int) -> None:
+    model = spec(LLAMA, quantization_config=quantization)
+    assert model.frozen_bits == bits
+    assert "quantization_config" in model.notes[0] and "--frozen-bits" in model.notes[0]

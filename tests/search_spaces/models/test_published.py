@@ -92,3 +92,25 @@ def test_omitted_keys_have_the_defaults_of_the_class(family: str) -> None:
     short = short if family == "gpt2" else {**SIZES, **short}
     whole = transformers.AutoConfig.for_model(**short).to_dict()
     assert model_spec_from_config(whole, "it") == model_spec_from_config(short, "it")
+
+
+@pytest.mark.parametrize("family", preset_tables("class_sizes"))
+def test_omitted_sizes_are_those_of_the_class(family: str) -> None:
+    transformers = pytest.importorskip("transformers", reason="needs the extra transformers")
+    whole = transformers.AutoConfig.for_model(family).to_dict()
+    sizes = preset_tables("class_sizes")[family]
+    renamed = {"num_hidden_layers": "n_layer", "hidden_size": "n_embd", "num_attention_heads": "n_head"}
+    renamed |= {"max_position_embeddings": "n_positions"}
+    assert sizes == {key: whole[renamed[key] if family == "gpt2" and key in renamed else key] for key in sizes}
+    assert len(sizes) == (5 if family == "gpt2" else 6)
+
+
+@pytest.mark.parametrize("wrapper", ["gemma3", "llama4", "mistral3", "llava", "internvl", "qwen3_asr"])
+def test_the_text_model_of_a_larger_model_is_that_of_its_class(wrapper: str) -> None:
+    """From the file that transformers writes of the whole model, and from its text model's own."""
+    transformers = pytest.importorskip("transformers", reason="needs the extra transformers")
+    whole = transformers.AutoConfig.for_model(wrapper)
+    text = {**whole.text_config.to_dict(), "tie_word_embeddings": whole.text_config.tie_word_embeddings}
+    model = model_spec_from_config({**whole.to_dict(), "text_config": text}, "it")
+    assert model == model_spec_from_config(text, "it")
+    assert any("the text model alone, without" in note for note in model.notes)

@@ -129,7 +129,8 @@ def test_rows_show_every_knob_that_is_not_at_the_devices_defaults() -> None:
 
 def test_reasons_are_causes() -> None:
     """Each value against another in its place alone: what that one adds to the step, or does not fit."""
-    best = plan(asked(), PlanOptions(top=1)).plans[0]
+    question = dataclasses.replace(asked(), global_batch_size=8, sequence_length=4096)
+    best = plan(question, PlanOptions(top=1)).plans[0]
     causes = {reason.knob: reason.cause for reason in best.reasons}
     texts = {reason.knob: reason.text(best.goal) for reason in best.reasons}
     hiding = [causes[knob] for knob, text in texts.items() if "behind compute" in text]
@@ -139,7 +140,7 @@ def test_reasons_are_causes() -> None:
         if reason.cause is None or not reason.cause.fits:
             continue
         pins = {**config.values(), reason.knob: reason.cause.value}
-        other = plan(dataclasses.replace(asked(), pins=pins), PlanOptions(top=1, fit_probability=0.01)).plans[0].estimate
+        other = plan(dataclasses.replace(question, pins=pins), PlanOptions(top=1, fit_probability=0.01)).plans[0].estimate
         assert other.config.replace({reason.knob: getattr(config, reason.knob)}) == config
         beyond = other.step_seconds.mean - best.estimate.step_seconds.mean
         assert sum(reason.cause.parts.values()) == pytest.approx(beyond, rel=1e-6, abs=1e-6)

@@ -1,0 +1,29 @@
+"""Questions: what is assumed of a model's file stands beside every answer."""
+
+import json
+from pathlib import Path
+
+from autotune.prediction.planning.question import model_of, question_of
+from search_spaces.clusters.presets import resolve_cluster
+
+LLAMA = {
+    "model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 96,
+    "vocab_size": 100, "max_position_embeddings": 32, "quantization_config": {"load_in_4bit": True},
+}  # fmt: skip
+
+
+def test_quantised_weights_are_frozen_weights_unless_an_option_says_otherwise(tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(LLAMA))
+    assert [model_of(str(file), 4, None, bits).frozen_bits for bits in (None, 8, 16)] == [4, 8, 16]
+
+
+def test_what_a_model_s_file_leaves_out_is_assumed_on_every_cluster(tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    text = {"model_type": "gemma3_text", "hidden_size": 128, "num_hidden_layers": 2, "intermediate_size": 256}
+    file.write_text(json.dumps({"model_type": "gemma3", "text_config": text, "vision_config": {}}))
+    model = model_of(str(file), None, None, None)
+    for cluster in ("dgx-h100:1", "2x24GB", "local"):
+        left_out, sizes, *_ = question_of(model, resolve_cluster(cluster, 2 if cluster == "local" else None)).assumed
+        assert left_out == "the text model alone, without vision_config"
+        assert all(size in sizes for size in ("max_position_embeddings 131,072", "num_attention_heads 8", "vocab_size 262,208"))
