@@ -7,8 +7,6 @@ of MORE measure what needs more than a table: times fitted on one curve, and the
 """
 
 import argparse
-import importlib
-import importlib.util
 import sys
 import time
 from collections.abc import Mapping
@@ -21,14 +19,10 @@ from autotune.evaluation.validation.outcomes import read_labels
 from autotune.evaluation.validation.report import validate
 from autotune.evaluation.validation.table import read_table
 from autotune.evaluation.validation.validate import Protocol
+from benchmarks.prediction import validate_plan, validate_selene
 from benchmarks.prediction.validate_reliability import reliability_lines
 from benchmarks.prediction.validate_targets import TARGETS, Document, Line
 
-MORE = {
-    "validate_selene": "Selene: iteration times with one efficiency curve",
-    "validate_plan": "Megatron-Bridge: an expert's choice inside the plan's top ten",
-}
-"""Scripts beside this one with `lines(data: Path) -> list[Line]`, and what they measure. Some have `section(data)`, too."""
 HELD = {True: "held", False: "**missed**", None: "not measured"}
 SECTIONS = {
     Calibration.NONE: "As shipped",
@@ -47,23 +41,6 @@ def measure(data: Path) -> dict[Calibration, Document]:
         documents[mode] = validate(measurements, shipped_predictor(), Protocol(calibrate=mode), labels)
         print(f"{mode}: {time.monotonic() - began:.0f} s", flush=True)
     return documents
-
-
-def more_lines(data: Path) -> list[Line]:
-    """Lines of the other scripts; missing scripts are reported as not measured."""
-    found = []
-    for name, title in MORE.items():
-        if importlib.util.find_spec(name) is None:
-            found.append(Line(target=title, mode="", bound="", figure=f"no benchmarks/{name}.py", held=None))
-        else:
-            found += importlib.import_module(name).lines(data)
-    return found
-
-
-def more_sections(data: Path) -> list[str]:
-    """Sections of the other scripts."""
-    modules = [importlib.import_module(name) for name in MORE if importlib.util.find_spec(name) is not None]
-    return [line for module in modules if hasattr(module, "section") for line in module.section(data)]
 
 
 def page(documents: Mapping[Calibration, Document], lines: list[Line], sections: list[str], seconds: float) -> str:
@@ -107,8 +84,9 @@ def main() -> int:
             return 2
     began = time.monotonic()
     documents = measure(arguments.data)
-    lines = [target.line(documents) for target in TARGETS] + more_lines(arguments.data)
-    text = page(documents, lines, more_sections(arguments.data), time.monotonic() - began)
+    data = arguments.data
+    lines = [target.line(documents) for target in TARGETS] + validate_selene.lines(data) + validate_plan.lines(data)
+    text = page(documents, lines, validate_plan.section(data), time.monotonic() - began)
     print("\n".join(f"{HELD[line.held]:12} {line.target}: {line.figure} ({line.bound}) {line.ceiling}" for line in lines))
     if arguments.markdown:
         arguments.markdown.write_text(text, encoding="utf-8")
