@@ -67,7 +67,7 @@ def test_a_model_that_is_pasted(open_page: Open) -> None:
     page.get_by_label("config.json", exact=True).check(force=True)
     expect(page.get_by_text("Paste a config.json, or choose its file.").first).to_be_visible()
     content = page.get_by_label("Its content")
-    content.fill('{"model_type": "llama"}')
+    content.fill('{"hidden_size": 64}')
     expect(content).to_have_attribute("aria-invalid", "true")
     content.fill(
         '{"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 128,'

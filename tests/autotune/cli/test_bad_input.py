@@ -53,7 +53,7 @@ def refused(command: Command, *words: object, says: tuple[str, ...], status: int
 
 
 MODELS = {
-    "key-missing": ({k: v for k, v in CONFIG.items() if k != "hidden_size"}, ("hidden_size: is missing; add",)),
+    "key-missing": ({k: v for k, v in CONFIG.items() if k != "model_type"}, ("model_type: is missing; add",)),
     "other-family": (CONFIG | {"model_type": "bert"}, ("model_type: 'bert'", "give hf:CONFIG")),
     "wrong-kind": (CONFIG | {"hidden_size": "wide"}, ("hidden_size:", "; ")),
     "too-large": (
