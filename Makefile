@@ -31,7 +31,7 @@ RELEASE_VENV ?= .venv-release
 RELEASE_BIN := $(RELEASE_VENV)/bin
 RELEASE_STAMP := $(RELEASE_VENV)/.installed
 
-.PHONY: client release docs notebooks lock demo check lint test nightly oldest extras trackers gpu gpu-bundle gpu-ahead parity chaos hostile fuzz bench validate search clean
+.PHONY: client release docs notebooks lock demo check lint test prove nightly oldest extras trackers gpu gpu-bundle gpu-ahead parity chaos hostile fuzz bench validate search clean
 
 # Only files whose hashes are listed are installed. torch for CPUs where one is offered whose hash is listed, else the CUDA build.
 $(STAMP): pyproject.toml constraints.txt $(wildcard locks/*.txt)
@@ -56,7 +56,7 @@ CHECKED := tests/search_spaces $(addprefix tests/autotune/,exports imports objec
     prediction/fitting request text)
 
 check: lint
-	$(PYTEST) -m "not nightly" $(CHECKED) --ignore tests/autotune/exports/test_launch.py
+	$(PYTEST) -m "not nightly and not prove" $(CHECKED) --ignore tests/autotune/exports/test_launch.py
 
 lint: $(STAMP)
 	$(BIN)/ruff format --check .
@@ -64,8 +64,11 @@ lint: $(STAMP)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-test: lint
-	$(PYTEST) -m "not nightly and not hostile"
+test: $(STAMP)
+	$(PYTEST) -m "not nightly and not hostile and not prove"
+
+prove: $(STAMP)
+	$(PYTEST) -m "prove and not nightly and not hostile"
 
 nightly: $(STAMP) $(RELEASE_STAMP)
 	$(PYTEST) -m "nightly and not chaos and not fuzz"

@@ -5,6 +5,7 @@ import os
 import random
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -32,8 +33,24 @@ settings.register_profile("without deadlines", deadline=None)
 settings.load_profile("without deadlines")
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest chain first, which is Ray's; then the long modules of this folder. Short ones fill the end."""
+    """The longest chain first, which is Ray's; then the long modules of this folder. Short ones fill the end.
+
+    Of the cases of a test with the mark `prove(every=N)`, every N-th is run by `make test` too. A class names in `proves` the
+    tests of a contract that have the mark for it alone.
+    """
+    for item in items:
+        if getattr(item, "originalname", "") in getattr(getattr(item, "cls", None), "proves", ()):
+            item.add_marker("prove")
+    cases: Counter[str] = Counter()
+    for item in items:
+        mark = item.get_closest_marker("prove")
+        if mark is not None and "every" in mark.kwargs:
+            function = item.nodeid.partition("[")[0]
+            if cases[function] % mark.kwargs["every"] == 0:
+                item.own_markers.remove(mark)
+            cases[function] += 1
     items.sort(key=lambda item: 0 if _starts_ray(str(item.path)) else 1 if item.path.parent == HERE else 2)
 
 

@@ -1,4 +1,4 @@
-"""Samples of large matrices of cases: `make test` runs some of them, `make nightly` and `make oldest` all."""
+"""Samples of large matrices of cases: `make test` and `make prove` run some of them, `make nightly` and `make oldest` all."""
 
 from collections.abc import Iterable
 from typing import Any

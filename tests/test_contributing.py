@@ -89,6 +89,7 @@ def test_add_a_knob(copy: Path) -> None:
     assert speeds[50] < 2 / 0.05, "of two samples a step, with a pause of 50 ms after it"
 
 
+@pytest.mark.prove
 def test_add_a_request_field(copy: Path) -> None:
     insert(copy / "autotune" / "request" / "request.py", "    note: str = request_field(", recipe("field"), after=False)
     run(copy, "-m", "autotune.request.generated")

@@ -24,6 +24,7 @@ def test_an_allowed_command_is_a_job(serve, store: Store) -> None:
     assert store.jobs()[0].request["resolved_model"]["arguments"] == COMMAND["arguments"]
 
 
+@pytest.mark.prove(every=7)
 @pytest.mark.parametrize(
     "changes",
     [
@@ -54,6 +55,7 @@ def test_a_setting_that_is_none_is_told(text: str) -> None:
         parse_allowed(text)
 
 
+@pytest.mark.prove
 def test_a_list_that_became_shorter_holds_for_clones_and_for_what_is_resumed(serve, store: Store) -> None:
     job = serve(commands=ALLOWED).post("/v1/jobs", json=BODY | {"command": COMMAND}).json()["id"]
     serve(commands=ALLOWED).post(f"/v1/jobs/{job}/pause")

@@ -97,6 +97,7 @@ def is_closed(connection: socket.socket) -> bool:
         return True
 
 
+@pytest.mark.prove
 def test_a_header_that_does_not_end_is_not_waited_for(database: str) -> None:
     """Neither where nothing comes, nor where a byte comes now and then."""
     with serving(database, header_seconds=0.2) as served, ExitStack() as stack:
@@ -121,6 +122,7 @@ def test_a_header_is_bounded(database: str) -> None:
         until(lambda: served.connections.ended[Ended.HEADER_TOO_LONG] == 1)
 
 
+@pytest.mark.prove
 def test_what_follows_a_body_is_bounded(database: str) -> None:
     ask = b"POST /v1/jobs HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\n"
     for rest in (b"0\r\nX: ", b"1;x="):  # trailers, and what may be said of a chunk
@@ -164,6 +166,7 @@ def test_requests_ahead_of_their_answers_are_bounded(database: str) -> None:
         assert received.count(b"HTTP/1.1 200") < 50
 
 
+@pytest.mark.prove
 def test_whoever_says_nothing_gives_way_to_who_asks(database: str, caplog: pytest.LogCaptureFixture) -> None:
     with serving(database, connections=100, connections_per_address=20) as served, ExitStack() as stack:
         regular = stack.enter_context(served.connect(WHOLE))
@@ -219,6 +222,7 @@ def test_a_trusted_proxy_speaks_for_many() -> None:
     assert asyncio.run(run()) == [4, 2]
 
 
+@pytest.mark.prove
 def test_an_answer_that_nobody_reads_is_given_up(database: str) -> None:
     with serving(database, stall_seconds=0.2) as served, socket.socket() as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -276,6 +280,7 @@ def test_a_request_may_come_with_the_end_of_the_handshake(database: str, certifi
                 coming.write(part)
 
 
+@pytest.mark.prove
 def test_an_answer_over_tls_that_nobody_reads_is_given_up(database: str, certificate: tuple[Path, Path]) -> None:
     with serving(database, certificate, stall_seconds=0.2) as served, socket.socket() as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)

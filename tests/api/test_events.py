@@ -33,6 +33,7 @@ def test_a_page_of_events(client: TestClient, store: Store) -> None:
     assert page["next"] == 5
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("after", [0, 3])
 def test_a_stream_goes_from_any_point_to_the_end_of_the_job(client: TestClient, store: Store, after: int) -> None:
     job_id = submit(client)["id"]
@@ -59,6 +60,7 @@ def test_a_stream_goes_from_any_point_to_the_end_of_the_job(client: TestClient, 
     assert (again.status_code, again.content) == (204, b"")
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("last", ["x", "-1", "1" * 19, "²"])
 def test_a_bad_point_is_refused(client: TestClient, last: str) -> None:
     job_id = submit(client)["id"]
@@ -204,6 +206,7 @@ def test_a_stream_of_old_events_keeps_nobody_waiting_for_new_ones(store: Store) 
     assert meanwhile < len(pages), "who follows waited for who reads history"
 
 
+@pytest.mark.prove
 def test_more_than_a_thousand_jobs_that_changed_at_once(store: Store) -> None:
     """Once they were one condition each of one statement, which SQLite refuses, and every stream of the service stood still."""
     made = [job for job, _ in store.submit_all([({"model": "x"}, Submission())] * 1200)]  # type: ignore[misc]

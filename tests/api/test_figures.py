@@ -9,6 +9,7 @@ from storage.store import Store
 from tests.api.conftest import measure, problem_of, submit
 
 
+@pytest.mark.prove
 def test_every_figure_has_its_sentence_and_its_tables(client: TestClient, store: Store) -> None:
     job_id = submit(client)["id"]
     assert client.get(f"/v1/jobs/{job_id}/figures").json()["items"] == list(NAMES)
@@ -44,6 +45,7 @@ def test_figures_are_made_once_for_a_state_of_the_job(
     assert made == [job_id, job_id]
 
 
+@pytest.mark.prove
 def test_the_explanation_and_the_report(client: TestClient, store: Store) -> None:
     job_id = submit(client)["id"]
     assert "has no winner to explain" in problem_of(client.get(f"/v1/jobs/{job_id}/explanation"), 404)["detail"]
@@ -57,6 +59,7 @@ def test_the_explanation_and_the_report(client: TestClient, store: Store) -> Non
     assert "use html or md" in problem_of(client.get(f"/v1/jobs/{job_id}/report", params={"format": "pdf"}), 404)["detail"]
 
 
+@pytest.mark.prove
 def test_a_figure_that_is_none(client: TestClient) -> None:
     job_id = submit(client)["id"]
     assert "did you mean timeline" in problem_of(client.get(f"/v1/jobs/{job_id}/figures/timelin"), 422)["detail"]
@@ -64,6 +67,7 @@ def test_a_figure_that_is_none(client: TestClient) -> None:
     problem_of(client.get(f"/v1/jobs/{job_id}/figures/<b>"), 422)
 
 
+@pytest.mark.prove
 def test_where_a_step_goes(client: TestClient, store: Store) -> None:
     job_id = submit(client)["id"]
     measure(store, job_id, trials=2)

@@ -6,6 +6,7 @@ from starlette.testclient import TestClient
 from tests.api.conftest import submit
 
 
+@pytest.mark.prove(every=7)
 @pytest.mark.parametrize(
     "path", ["/", "/page/main.mjs", "/livez", "/v1/jobs", "/v1/jobs/{job}", "/v1/jobs/20260101-000000-aaaa", "/v1/nowhere"]
 )

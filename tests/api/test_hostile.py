@@ -47,6 +47,7 @@ def spent(client: TestClient, method: str, url: str, **more: Any) -> tuple[Any, 
     return client.request(method, url, **more), time.process_time() - began
 
 
+@pytest.mark.prove(every=8)
 @pytest.mark.parametrize("name", PATHS, ids=repr)
 def test_no_name_is_a_path(refusing: TestClient, untouched: Store, name: str) -> None:
     for change in (
@@ -73,6 +74,7 @@ def export(tmp_path_factory: pytest.TempPathFactory, migrated: Path) -> Iterator
         yield client, address
 
 
+@pytest.mark.prove(every=3)
 @pytest.mark.parametrize("name", PATHS, ids=repr)
 def test_no_format_is_a_path(export: tuple[TestClient, str], name: str) -> None:
     client, address = export
@@ -88,6 +90,7 @@ def allowing(untouched_database: str) -> Iterator[TestClient]:
         yield client
 
 
+@pytest.mark.prove(every=3)
 @pytest.mark.parametrize("name", CODE, ids=repr)
 def test_only_factories_that_were_allowed_letter_by_letter(allowing: TestClient, untouched: Store, name: str) -> None:
     problem_of(allowing.post("/v1/jobs", json=REQUEST | {"model": name}), 422)
@@ -134,6 +137,7 @@ LARGE: tuple[dict[str, Any], ...] = (
 )  # fmt: skip
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("changes", sampled(LARGE, every=3), ids=range(len(LARGE)))
 def test_spaces_that_take_long_are_refused_by_their_field(
     client: TestClient, store: Store, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
@@ -152,6 +156,7 @@ def test_spaces_that_take_long_are_refused_by_their_field(
             assert spent(client, "GET", f"/v1/jobs/{job.id}/best")[1] < QUICK_SECONDS
 
 
+@pytest.mark.prove
 def test_a_space_that_is_too_large_to_count_can_be_searched(client: TestClient) -> None:
     large = REQUEST | LARGE[0]
     assert client.post("/v1/jobs", json=large).status_code == 202
@@ -202,6 +207,7 @@ def test_bombs_of_a_megabyte_do_no_harm(refusing: TestClient, untouched: Store, 
     assert untouched.jobs() == []
 
 
+@pytest.mark.prove
 def test_nobody_has_a_key_to_the_jobs_of_another(serve, store: Store) -> None:
     """Every operation that names a job, as the document lists them."""
     client = serve(require_keys=True)
@@ -226,6 +232,7 @@ def test_nobody_has_a_key_to_the_jobs_of_another(serve, store: Store) -> None:
     assert len(store.jobs()) == 1
 
 
+@pytest.mark.prove
 def test_who_may_only_read_changes_nothing(serve, store: Store) -> None:
     client = serve(require_keys=True)
     writer, reader = (bearer(store.create_key("anna", scopes)[1]) for scopes in ({"submit"}, {"read"}))
@@ -328,6 +335,7 @@ def test_what_is_remembered_of_clients_is_bounded(monkeypatch: pytest.MonkeyPatc
     assert keys.client(None, "unix") == "unix"
 
 
+@pytest.mark.prove
 def test_names_that_do_not_resolve_take_no_thread_of_reads(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
     """More of them than the framework has threads."""
     may_end, asked = threading.Event(), threading.Event()
@@ -381,6 +389,7 @@ def test_a_large_submission_is_resolved_in_a_thread(client: TestClient, monkeypa
             assert threads[0].startswith("submitted"), threads
 
 
+@pytest.mark.prove
 def test_who_waits_to_count_holds_no_thread(serve, monkeypatch: pytest.MonkeyPatch) -> None:
     """More counts than there are threads, and the rest of the service answers at once."""
     monkeypatch.setattr("api.computing.PATIENCE_SECONDS", 3600.0)

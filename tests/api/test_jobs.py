@@ -186,6 +186,7 @@ def test_results(client: TestClient, store: Store) -> None:
     problem_of(client.get(f"/v1/jobs/{job_id}/export", params={"format": "abacus"}), 404)
 
 
+@pytest.mark.prove
 def test_every_format(client: TestClient, store: Store) -> None:
     job_id = submit(client)["id"]
     measure(store, job_id, trials=5)
@@ -238,6 +239,7 @@ def test_every_answer_tells_the_version(client: TestClient) -> None:
         assert client.get(path).headers["autotune-api-version"] == "1"
 
 
+@pytest.mark.prove
 def test_a_job_that_has_succeeded_goes_on_with_a_larger_budget(client: TestClient, store: Store) -> None:
     job_id = submit(client)["id"]
     measure(store, job_id, trials=3)
@@ -250,6 +252,7 @@ def test_a_job_that_has_succeeded_goes_on_with_a_larger_budget(client: TestClien
     assert (job["state"], job["request"]["trials"]) == ("QUEUED", 30)
 
 
+@pytest.mark.prove
 def test_labels_are_set_changed_and_searched_for(client: TestClient, store: Store) -> None:
     job = submit(client, name="nightly", tags=["a100", "smoke"], note="first\nrun")
     plain = submit(client)
@@ -301,6 +304,7 @@ def test_a_list_does_not_read_requests(store: Store) -> None:
     assert job.request == {"model": "large"}
 
 
+@pytest.mark.prove
 def test_pages_are_bounded_in_bytes(client: TestClient, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """And no item is lost between them."""
     monkeypatch.setattr("api.paging.MOST_BYTES", 5000)
@@ -331,6 +335,7 @@ def test_pages_are_bounded_in_bytes(client: TestClient, store: Store, monkeypatc
         assert found[0] == expected["items"][0][key]
 
 
+@pytest.mark.prove
 def test_the_objective_goodput_of_a_job_and_its_answer(client: TestClient, store: Store) -> None:
     job = submit(client, objective="goodput", goodput=["failures=rsc1", "tokens=1e10"])
     row = store.job(job["id"])

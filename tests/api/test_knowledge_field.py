@@ -35,6 +35,7 @@ def test_measurements_stay_with_the_job(client: TestClient, database: str) -> No
         assert store.job(job).request["knowledge"] == content()
 
 
+@pytest.mark.prove
 def test_predictions_and_plans_learn_from_measurements(refusing: TestClient) -> None:
     asked = {"model": "llama-3-8b", "cluster": "dgx-a100", "global_batch_size": 64, "sequence_length": 1024}
     seconds = {}
@@ -68,6 +69,7 @@ def test_damaged_measurements_are_refused(refusing: TestClient) -> None:
         assert says in answer.text
 
 
+@pytest.mark.prove
 def test_as_many_measurements_as_a_job_keeps_go_into_a_body(client: TestClient) -> None:
     rows = [dataclasses.replace(ROW, row_id=str(number), samples_per_s=80 + number / 100) for number in range(MOST)]
     many = content_of(measurements_of_rows(rows, {"lab": "lab"}).measurements)

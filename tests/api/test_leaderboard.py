@@ -34,6 +34,7 @@ def measured(client: TestClient, store: Store) -> str:
     return job
 
 
+@pytest.mark.prove
 def test_knobs_that_differ_with_their_effects(client: TestClient, measured: str) -> None:
     found = client.get(f"/v1/jobs/{measured}/trials/0/differences", params={"other": 2}).json()
     (knob,) = found["knobs"]
@@ -45,12 +46,14 @@ def test_knobs_that_differ_with_their_effects(client: TestClient, measured: str)
     assert back["total"]["speed"] == pytest.approx(1 / found["total"]["speed"])
 
 
+@pytest.mark.prove
 def test_a_trial_and_itself(client: TestClient, measured: str) -> None:
     found = client.get(f"/v1/jobs/{measured}/trials/1/differences", params={"other": 1}).json()
     assert found["knobs"] == []
     assert found["total"] == {"speed": 1.0, "peak_memory": 1.0}
 
 
+@pytest.mark.prove
 def test_unknown_trials(client: TestClient, measured: str) -> None:
     problem_of(client.get(f"/v1/jobs/{measured}/trials/0/differences", params={"other": 9}), 404)
     problem_of(client.get(f"/v1/jobs/{measured}/trials/0/differences"), 422)

@@ -1,5 +1,6 @@
 """How far jobs are, in one answer for many."""
 
+import pytest
 from starlette.testclient import TestClient
 
 from search_spaces.outcome import Outcome, Purpose
@@ -10,6 +11,7 @@ from storage.store import Store
 from tests.api.conftest import measure, problem_of, submit
 
 
+@pytest.mark.prove
 def test_jobs_in_their_order(client: TestClient, store: Store) -> None:
     one, other = submit(client)["id"], submit(client)["id"]
     measure(store, one, trials=3)
@@ -56,6 +58,7 @@ def test_repeats_are_not_of_the_budget(client: TestClient, store: Store) -> None
     assert (item["outcomes"], item["searched"]) == ({"OK": 3}, 2)
 
 
+@pytest.mark.prove
 def test_a_job_that_is_not_there(client: TestClient) -> None:
     known = submit(client)["id"]
     problem_of(client.get("/v1/overviews", params={"job": [known, "20300101-000000-aaaa"]}), 404)

@@ -29,6 +29,7 @@ def test_the_page_is_at_the_root(refusing: TestClient) -> None:
     assert answer.text == (FOLDER / "index.html").read_text()
 
 
+@pytest.mark.prove(every=4)
 @pytest.mark.parametrize("name", FILES)
 def test_every_file_is_served_as_it_is(refusing: TestClient, name: str) -> None:
     answer = refusing.get(f"/page/{name}")

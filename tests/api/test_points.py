@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 from starlette.testclient import TestClient
 
 from search_spaces.outcome import Outcome, Purpose
@@ -118,6 +119,7 @@ def test_infeasible_trials_stand_where_they_are_predicted(client: TestClient, st
     assert (told["limit_bytes"], told["capacity_bytes"], told["best"]) == (10**9, 900_000_000, None)
 
 
+@pytest.mark.prove
 def test_a_version_that_is_none(client: TestClient) -> None:
     problem_of(client.get(f"/v1/jobs/{submit(client)['id']}/points", params={"since": -1}), 422)
 

@@ -88,6 +88,7 @@ def test_plans_for_goodput_say_how_to_run_them(client: TestClient) -> None:
     assert kept == sorted(kept, reverse=True)
 
 
+@pytest.mark.prove
 def test_the_largest_is_planned_for(client: TestClient) -> None:
     pins = {"checkpoint_every_k": 1, "pipeline_schedule": "1f1b"}
     body = client.post("/v1/plans", json=ASKED | {"max": "sequence_length", "top": 1, "pins": pins, "space": "3d"}).json()
@@ -95,6 +96,7 @@ def test_the_largest_is_planned_for(client: TestClient) -> None:
     assert body["max"]["value"] == body["sequence_length"] < body["max"]["next"]
 
 
+@pytest.mark.prove(every=3)
 @pytest.mark.parametrize(
     ("path", "fields", "field", "remedy"),
     [
@@ -158,6 +160,7 @@ def test_what_does_not_fit_the_document_is_named(client: TestClient, path: str, 
     assert next(iter(fields)) in problem(client, path, **fields)["errors"][0]["field"]
 
 
+@pytest.mark.prove
 def test_plans_stay_within_bounds(serve: Any) -> None:
     client = serve(plan_configurations=1000)
     told = problem(client, "/v1/plans", space="parallel")
@@ -168,6 +171,7 @@ def test_plans_stay_within_bounds(serve: Any) -> None:
     assert "more than 100 steps" in problem(client, "/v1/plans", space="parallel")["errors"][0]["message"]
 
 
+@pytest.mark.prove
 def test_the_largest_plans_end_in_time(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every knob with every value, over all sizes of a huge cluster, for the longest sequence: answered or refused."""
     monkeypatch.setattr("api.computing.CALL_SECONDS", 1.0)

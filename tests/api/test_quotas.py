@@ -61,6 +61,7 @@ def test_usage_tells_what_is_used_of_each_quota(serve, store: Store, anna) -> No
     assert found["device_hours"] == {"quota": "device_hours", "used": 0, "limit": 2}
 
 
+@pytest.mark.prove
 def test_what_was_done_is_told_to_administrators_with_key_and_address(serve, store: Store, anna) -> None:
     client = serve(require_keys=True)
     job = submit(client, anna)["id"]

@@ -38,6 +38,7 @@ def lines_of(answer: Any) -> list[str]:
     return [f"{error['field']}: {error['message']}; {error['remedy']}" for error in body["errors"]]
 
 
+@pytest.mark.prove(every=3)
 @pytest.mark.parametrize("name", sampled([*JobSubmission.model_fields, "nonsense"], every=8))
 def test_no_field_is_refused_in_the_words_of_the_validator(refusing: TestClient, name: str) -> None:
     refused = 0

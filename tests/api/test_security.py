@@ -46,6 +46,7 @@ def test_scopes(serve, store: Store) -> None:
     assert store.job(job_id).state == "QUEUED"
 
 
+@pytest.mark.prove
 def test_jobs_of_another_owner_are_not_there(serve, store: Store) -> None:
     client = serve(require_keys=True)
     anna, ben, admin = (
@@ -115,6 +116,7 @@ def allowing(untouched_database: str) -> Iterator[TestClient]:
         yield client
 
 
+@pytest.mark.prove(every=3)
 @pytest.mark.parametrize(
     "model",
     [
@@ -128,6 +130,7 @@ def test_no_request_names_a_path_or_code_of_the_server(allowing: TestClient, unt
     assert untouched.jobs() == []
 
 
+@pytest.mark.prove(every=3)
 @pytest.mark.parametrize(
     "changes",
     [
@@ -211,6 +214,7 @@ def test_without_keys_nothing_comes_through_a_proxy(refusing: TestClient, untouc
     assert untouched.jobs() == []
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("keys", [False, True])
 def test_another_sites_page_changes_nothing(serve, store: Store, keys: bool) -> None:
     client = serve(require_keys=keys)

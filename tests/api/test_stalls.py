@@ -20,6 +20,7 @@ def computed(seconds: float) -> None:
         pass
 
 
+@pytest.mark.prove
 def test_a_callback_that_computes_is_noticed() -> None:
     async def work() -> None:
         computed(1.5 * limit_now())

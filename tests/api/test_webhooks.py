@@ -94,6 +94,7 @@ def logged(client: TestClient, webhook_id: str, state: str) -> dict[str, Any]:
         time.sleep(0.02)
 
 
+@pytest.mark.prove
 def test_the_end_of_a_job_is_told_and_signed(local: TestClient, receiver: Receiver) -> None:
     made = local.post("/v1/webhooks", json={"url": receiver.url})
     assert made.status_code == 201, made.text
@@ -123,6 +124,7 @@ def test_what_fails_is_tried_again_under_the_same_id_and_redirects_lead_nowhere(
     assert len({headers["webhook-id"] for headers, _ in receiver.received}) == 1
 
 
+@pytest.mark.prove
 def test_a_receiver_that_never_answers_well_is_given_up(local: TestClient, receiver: Receiver) -> None:
     receiver.statuses = [500] * 9
     webhook = local.post("/v1/webhooks", json={"url": receiver.url}).json()
@@ -144,6 +146,7 @@ def test_a_try_that_is_over_before_it_is_connected_is_given_up() -> None:
             connection.request("POST", "/")
 
 
+@pytest.mark.prove
 def test_a_receiver_that_is_not_there_or_trickles_is_an_entry_in_the_log(
     local: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -177,6 +180,7 @@ NO_URLS = [
 ]  # fmt: skip
 
 
+@pytest.mark.prove(every=5)
 @pytest.mark.parametrize("url", PRIVATE + NO_URLS)
 def test_a_target_that_is_private_or_none_is_refused_and_nothing_written(
     refusing: TestClient, untouched: Store, url: str
@@ -186,6 +190,7 @@ def test_a_target_that_is_private_or_none_is_refused_and_nothing_written(
     assert untouched.webhooks() == []
 
 
+@pytest.mark.prove
 def test_a_name_that_turns_private_later_is_not_called(
     serve: Callable[..., TestClient], receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,7 @@
 from collections import Counter
 from pathlib import Path
 
+import pytest
 import table
 from played import run
 
@@ -12,6 +13,7 @@ from search_spaces.trial_config import TrialConfig
 from storage.store import Store
 
 
+@pytest.mark.prove
 def test_the_winners_first_confirmation_has_fresh_processes(tmp_path: Path, store: Store) -> None:
     runner = table.Recorded()
     snapshot = run(table.session(tmp_path, trials=24, confirm_repeats=3), store, runner)
@@ -21,6 +23,7 @@ def test_the_winners_first_confirmation_has_fresh_processes(tmp_path: Path, stor
     assert runner.requests[first].config.micro_batch_size == 4
 
 
+@pytest.mark.prove
 def test_finalists_are_measured_again_interleaved_with_the_baseline(tmp_path: Path, store: Store) -> None:
     snapshot = run(table.session(tmp_path, trials=24, confirm_repeats=3), store)
     confirmed = [trial for trial in snapshot.trials if trial.purpose is Purpose.CONFIRM]
@@ -32,6 +35,7 @@ def test_finalists_are_measured_again_interleaved_with_the_baseline(tmp_path: Pa
     assert confirmed[2].config == snapshot.trials[0].config
 
 
+@pytest.mark.prove
 def test_finalists_far_apart_are_measured_once_more_only(tmp_path: Path, store: Store) -> None:
     def answer(config: TrialConfig) -> TrialResult:
         checkpointed = config.activation_checkpointing == "full"

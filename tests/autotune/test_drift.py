@@ -111,6 +111,7 @@ FASTER = {"best_at": 4, "speed": 1.6}
 """The best is measured before the change, and what was measured after it looks better."""
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("racing", [False, True])
 @pytest.mark.parametrize("rounds", sampled([3, 0, 1], every=3))
 @pytest.mark.parametrize("case", [SLOWER, FASTER], ids=["slower", "faster"])
@@ -135,6 +136,7 @@ def test_the_right_one_wins_although_the_machine_changed(
     assert snapshot.spent == 24
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("rounds", sampled([0, 1, 3], every=3))
 @pytest.mark.parametrize("case", [SLOWER, FASTER], ids=["slower", "faster"])
 def test_without_controls_the_change_decides(tmp_path: Path, store: Store, case: dict[str, Any], rounds: int) -> None:
@@ -142,6 +144,7 @@ def test_without_controls_the_change_decides(tmp_path: Path, store: Store, case:
     assert not is_right(session, run(session, store, Drifting(case["speed"])))
 
 
+@pytest.mark.prove
 def test_the_baseline_is_measured_again_after_every_ten_trials_and_at_the_end(tmp_path: Path, store: Store) -> None:
     session = session_of(tmp_path, confirm_repeats=0)
     snapshot = run(session, store, table.runner())
@@ -155,6 +158,7 @@ def test_the_baseline_is_measured_again_after_every_ten_trials_and_at_the_end(tm
     assert [trial.purpose for trial in confirmed.trials[-3:]] == [Purpose.CONFIRM] * 3
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("changes", [{"trials": 9}, {"control_every": 0}, {"objective": "memory"}])
 def test_there_are_none_in_short_jobs_and_where_nobody_wants_them(
     tmp_path: Path, store: Store, changes: dict[str, Any]
@@ -164,6 +168,7 @@ def test_there_are_none_in_short_jobs_and_where_nobody_wants_them(
     assert told(store, snapshot) == []
 
 
+@pytest.mark.prove
 def test_controls_do_not_race_and_count_as_repeats_of_the_baseline(tmp_path: Path, store: Store) -> None:
     class Asked(Drifting):
         def submit(self, request: TrialRequest) -> str:
@@ -181,6 +186,7 @@ def test_controls_do_not_race_and_count_as_repeats_of_the_baseline(tmp_path: Pat
     assert standings.repeats_of(snapshot.trials[0]) == 4
 
 
+@pytest.mark.prove
 def test_a_machine_that_stays_is_told_of_by_nobody(tmp_path: Path, store: Store) -> None:
     session = session_of(tmp_path)
     snapshot = run(session, store, table.runner())
@@ -200,6 +206,7 @@ class Dies(LoopListener):
             raise KeyboardInterrupt
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("trials", sampled([10, 11, 21, 22, 26, 28], every=6))
 def test_a_process_that_takes_over_finds_the_same_and_tells_it_once(tmp_path: Path, store: Store, trials: int) -> None:
     def machine() -> Drifting:
@@ -219,6 +226,7 @@ def test_a_process_that_takes_over_finds_the_same_and_tells_it_once(tmp_path: Pa
     assert snapshot.job.state is JobState.SUCCEEDED
 
 
+@pytest.mark.prove
 def test_the_explanation_says_what_happened(tmp_path: Path, store: Store) -> None:
     session = session_of(tmp_path)
     snapshot = run(session, store, Drifting(0.65))
@@ -227,6 +235,7 @@ def test_the_explanation_says_what_happened(tmp_path: Path, store: Store) -> Non
     assert note.endswith("measured again beside it, and no other trial could win")
 
 
+@pytest.mark.prove
 def test_where_trials_run_side_by_side_the_baseline_that_ran_alone_is_no_measure(tmp_path: Path, store: Store) -> None:
     """Beside others everything takes half as long again, from the second trial on."""
 
@@ -267,6 +276,7 @@ def test_a_step_and_the_way_back_are_two_levels_and_what_lies_between_is_touched
     assert found.cuts() == [11, 20, 31, 40]
 
 
+@pytest.mark.prove
 def test_a_round_keeps_its_members_when_its_own_baseline_shows_the_drift(tmp_path: Path, store: Store) -> None:
     session = session_of(tmp_path, trials=14, strategy="random", confirm_repeats=3, racing=True)
     snapshot = run(session, store, Drifting(20.0, since=3))

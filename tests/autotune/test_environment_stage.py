@@ -77,6 +77,7 @@ def left_within(session: Session, store: Store, environment: str, seconds: float
     return job.id
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("strategy", ["random", "guided"])
 def test_settings_come_last_on_the_leader_and_out_of_the_trials(tmp_path: Path, store: Store, strategy: str) -> None:
     runner = table.Recorded(slots=2)
@@ -91,6 +92,7 @@ def test_settings_come_last_on_the_leader_and_out_of_the_trials(tmp_path: Path, 
     assert fresh == {("", False), *((text, True) for text in SETTINGS)}
 
 
+@pytest.mark.prove
 def test_a_setting_that_is_told_to_be_faster_wins_and_is_carried_everywhere(tmp_path: Path, store: Store) -> None:
     session = session_with(tmp_path)
     runner = table.Recorded(times(passive=1.2, active=0.9))
@@ -116,6 +118,7 @@ def test_a_setting_that_is_told_to_be_faster_wins_and_is_carried_everywhere(tmp_
         assert f"export OMP_WAIT_POLICY={shlex.quote('passive')}\n" in EXPORTERS[name](document).text
 
 
+@pytest.mark.prove
 def test_a_setting_that_makes_no_difference_is_not_set(tmp_path: Path, store: Store) -> None:
     session = session_with(tmp_path)
     snapshot = run(session, store, table.runner(times(passive=1.004)))
@@ -131,6 +134,7 @@ def test_a_setting_that_makes_no_difference_is_not_set(tmp_path: Path, store: St
     assert line in " ".join(explain(store, snapshot.job.id).notes)
 
 
+@pytest.mark.prove
 def test_settings_that_fail_leave_the_layout_as_it_was(tmp_path: Path, store: Store) -> None:
     failing = TrialResult(attempt="", outcome=Outcome.FAILED, message="no such algorithm")
     session = session_with(tmp_path)
@@ -140,6 +144,7 @@ def test_settings_that_fail_leave_the_layout_as_it_was(tmp_path: Path, store: St
     assert "none of 3 environments was measured in full" in environment_line(document["environments"])
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("strategy", ["random", "guided"])
 def test_interrupted_within_the_stage_it_goes_on_there(tmp_path: Path, store: Store, strategy: str) -> None:
     with open_store(str(tmp_path / "whole.db")) as apart:  # for what a job teaches changes what the next one tries
@@ -151,6 +156,7 @@ def test_interrupted_within_the_stage_it_goes_on_there(tmp_path: Path, store: St
     assert snapshot.spent == 12 and snapshot.job.state is JobState.SUCCEEDED
 
 
+@pytest.mark.prove
 def test_more_trials_reopen_the_search_and_the_stage_follows_its_new_leader(tmp_path: Path, store: Store) -> None:
     job = left_within(session_with(tmp_path, strategy="grid", trials=5), store, ACTIVE)
     store.change_request(job, None, {"trials": 16})

@@ -93,6 +93,7 @@ def test_one_place_is_never_to_blame(tmp_path: Path, store: Store) -> None:
 LOST = table.ended(Outcome.LOST, "rank 1 was killed by SIGKILL")
 
 
+@pytest.mark.prove
 def test_a_node_that_fails_what_succeeds_elsewhere_is_put_in_quarantine(tmp_path: Path, store: Store) -> None:
     snapshot = run(tmp_path, store, SeveralNodes("a", "b", "c", broken={"c": LOST}), trials=12)
     assert all(trial.outcome is Outcome.OK for trial in snapshot.trials)
@@ -114,6 +115,7 @@ def test_a_node_that_fails_what_succeeds_elsewhere_is_put_in_quarantine(tmp_path
     assert any("c" in places for places in again.placed)
 
 
+@pytest.mark.prove
 def test_a_node_whose_trials_fail_now_and_then_is_not(tmp_path: Path, store: Store) -> None:
     class NowAndThen(SeveralNodes):
         """Every second trial that is placed on c fails there."""
@@ -149,6 +151,7 @@ def test_a_broken_device_puts_its_node_in_quarantine_at_once(tmp_path: Path, sto
     assert sum(attempt.outcome is Outcome.FAILED for attempt in store.attempts(snapshot.job.id)) == 1
 
 
+@pytest.mark.prove
 def test_a_row_of_the_request_keeps_its_own_job_off_a_node_and_no_other(tmp_path: Path, store: Store) -> None:
     row = FailureRow(name="mine", outcome=Outcome.FAILED, remedy="none", message=("anything",), quarantine=True, retries=9)
     for rows, cause in (((row,), "mine"), ((dataclasses.replace(row, name="ecc"),), "ecc")):
@@ -160,6 +163,7 @@ def test_a_row_of_the_request_keeps_its_own_job_off_a_node_and_no_other(tmp_path
         assert all(trial.outcome is Outcome.OK for trial in snapshot.trials)
 
 
+@pytest.mark.prove
 def test_failures_by_rows_of_the_request_are_no_strikes(tmp_path: Path, store: Store) -> None:
     row = FailureRow(name="mine", outcome=Outcome.LOST, remedy="none", message=("anything",), retries=9)
     lost = dataclasses.replace(LOST, cause="mine")
@@ -168,6 +172,7 @@ def test_failures_by_rows_of_the_request_are_no_strikes(tmp_path: Path, store: S
     assert store.quarantined_nodes() == []
 
 
+@pytest.mark.prove
 def test_an_error_that_may_be_its_nodes_is_tried_elsewhere_and_no_other_is(tmp_path: Path, store: Store) -> None:
     error = table.ended(Outcome.FAILED, "ModuleNotFoundError: No module named 'flash_attn'")
     snapshot = run(tmp_path, store, SeveralNodes("a", "b", "c", broken={"c": error}), trials=12)
@@ -203,6 +208,7 @@ class Told(LoopListener):
             raise KeyboardInterrupt
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("trials", [1, 2, 4, 6])
 def test_what_was_learnt_of_nodes_outlives_the_process(tmp_path: Path, store: Store, trials: int) -> None:
     def nodes() -> SeveralNodes:

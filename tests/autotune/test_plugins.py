@@ -25,6 +25,7 @@ def run(folder: Path, *words: str, path: Path = EXAMPLE, **variables: str) -> su
     return answer
 
 
+@pytest.mark.prove
 def test_a_sweep_uses_a_knob_a_rule_an_engine_a_strategy_and_a_tracker(tmp_path: Path) -> None:
     words = (
         *("sweep", "llama-tiny", "--engine", "example", "--strategy", "last-first", "--runner", "local", "--ranks", "1"),
@@ -83,6 +84,7 @@ def test_a_broken_plug_in_is_named_with_the_remedy(tmp_path: Path) -> None:
     assert line.endswith("repair or uninstall it, or set AUTOTUNE_PLUGINS=none")
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("plugins", ["", "none"])
 def test_they_can_be_left_out(tmp_path: Path, plugins: str) -> None:
     listed = run(tmp_path, "space", "--knobs", AUTOTUNE_PLUGINS=plugins)

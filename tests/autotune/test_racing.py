@@ -30,6 +30,7 @@ class Racing(table.Recorded):
         return dataclasses.replace(result, outcome=Outcome.PRUNED, samples_per_second=rate, message="at most that")
 
 
+@pytest.mark.prove
 def test_search_trials_race_and_those_that_decide_never_do(tmp_path: Path, store: Store) -> None:
     runner = Racing()
     session = table.session(tmp_path, trials=24, confirm_repeats=2)
@@ -53,6 +54,7 @@ def test_search_trials_race_and_those_that_decide_never_do(tmp_path: Path, store
         assert held.race_spread >= math.sqrt(2) * 0.8 * table.session(tmp_path).prior.relative
 
 
+@pytest.mark.prove
 def test_racing_changes_neither_the_winner_nor_what_is_tried_by_a_fixed_order(tmp_path: Path, store: Store) -> None:
     def found(**changes: Any) -> tuple[list[str], str]:
         session = table.session(tmp_path, trials=24, strategy="grid", confirm_repeats=1, **changes)
@@ -64,6 +66,7 @@ def test_racing_changes_neither_the_winner_nor_what_is_tried_by_a_fixed_order(tm
     assert found(racing=True) == found(racing=False)
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("changes", [{"racing": False}, {"objective": "memory"}])
 def test_no_trial_races_where_that_is_not_wanted_or_the_slower_may_win(
     tmp_path: Path, store: Store, changes: dict[str, Any]

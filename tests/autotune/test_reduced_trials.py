@@ -31,6 +31,7 @@ class Fewer(table.Recorded):
         return dataclasses.replace(result, samples_per_second=rate, extrapolated=("micro_batches",))
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("rounds", [0, 2])
 def test_the_winner_rests_on_full_steps(tmp_path: Path, store: Store, rounds: int) -> None:
     """Of small micro-batches, which a step has more than the most of, some are fastest here."""
@@ -70,6 +71,7 @@ class Shallower(table.Recorded):
         return dataclasses.replace(less, losses=(), extrapolated=("layers",))
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("rounds", [0, 2])
 def test_the_winner_and_its_memory_rest_on_the_whole_model(tmp_path: Path, store: Store, rounds: int) -> None:
     runner = Shallower(lambda config: table.ok(100.0 * (1 + 0.1 * config.micro_batch_size), 1_000_000))

@@ -26,6 +26,7 @@ def refused(runner: GangsRunner) -> str:
     return str(raised.value)
 
 
+@pytest.mark.prove
 def test_a_job_for_gpus_does_not_run_on_processors(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, forked_ranks: None) -> None:
     """Neither where its cluster has GPUs, nor where the device is left open and the driver lists some."""
     line = (

@@ -17,6 +17,7 @@ from storage.store import Store
 KILLED_FOR_MEMORY = dataclasses.replace(table.ended(Outcome.INFEASIBLE), cause="kernel-oom")
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize(
     ("outcome", "attempts"),
     [(Outcome.FAILED, 1), (Outcome.WRONG, 1), (Outcome.TIMEOUT, 2), (Outcome.LOST, 4), (Outcome.INVALID, 1)],
@@ -27,6 +28,7 @@ def test_outcomes_are_retried_by_the_table(tmp_path: Path, store: Store, outcome
     assert snapshot.spent == 6
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize(("again", "outcome"), [(True, Outcome.INFEASIBLE), (False, Outcome.OK)])
 def test_what_may_be_a_neighbours_fault_is_verified_alone(tmp_path: Path, store: Store, again: bool, outcome: Outcome) -> None:
     victims: list[str] = []

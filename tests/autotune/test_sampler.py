@@ -23,6 +23,7 @@ def rate(config: dict[str, Any]) -> float:
     return 100.0 * (1 + 0.2 * config["micro_batch_size"]) / config["tensor_parallel_size"] / config["pipeline_parallel_size"]
 
 
+@pytest.mark.prove
 def test_it_proposes_legal_configurations_each_once() -> None:
     sampler = autotune.GuidedSampler(**SPACE)
     study, seen = study_of(sampler), []
@@ -36,6 +37,7 @@ def test_it_proposes_legal_configurations_each_once() -> None:
     assert study.best_value >= 0.9 * 100.0 * (1 + 0.2 * 4)
 
 
+@pytest.mark.prove
 def test_seconds_may_be_minimized_and_the_same_is_proposed() -> None:
     found = []
     for direction in ("maximize", "minimize"):

@@ -38,6 +38,7 @@ class StopAfter(LoopListener):
             self.stop.request()
 
 
+@pytest.mark.prove(every=6)
 @pytest.mark.parametrize("wishes", [1, 2])
 @pytest.mark.parametrize("name", NAMES)
 def test_a_stopped_job_is_paused_and_goes_on(tmp_path: Path, store: Store, name: str, wishes: int) -> None:

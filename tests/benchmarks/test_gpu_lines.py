@@ -92,6 +92,7 @@ def driven(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[int]]:
     return out, json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.prove
 def test_killed_anywhere_and_resumed_every_item_has_one_result(driven: tuple[Path, list[int]]) -> None:
     out, ended = driven
     assert ended[0] == -9, "the first was killed"
@@ -206,6 +207,7 @@ def test_a_wide_ratio_of_times_is_undecided_on_a_gpu_and_no_claim_on_a_cpu(setti
     assert proof.state is State.UNDECIDED
 
 
+@pytest.mark.prove
 def test_statistics_of_few_points_say_nothing() -> None:
     assert (rank_correlation([1, 2, 3], [1, 2, 3]).low, median_of([0.01]).high) == (-1.0, float("inf"))
     many = [float(number) for number in range(20)]

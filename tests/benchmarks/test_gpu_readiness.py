@@ -4,6 +4,8 @@ import textwrap
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from benchmarks.gpu.branches import BRANCHES, Branch
 from benchmarks.gpu.readiness import ROOT, branches_of, page, planted, problems, scan
 
@@ -42,10 +44,12 @@ def test_branches_are_found_where_they_are_and_nowhere_else() -> None:
     }
 
 
+@pytest.mark.prove
 def test_every_branch_has_an_entry_and_every_test_exists() -> None:
     assert problems(scan(ROOT), BRANCHES, ROOT) == []
 
 
+@pytest.mark.prove
 def test_the_page_is_the_one_that_is_written() -> None:
     written = (ROOT / "docs/gpu-readiness.md").read_text(encoding="utf-8")
     assert page(scan(ROOT), BRANCHES, *planted(ROOT)) == written, (

@@ -3,6 +3,8 @@
 import dataclasses
 import re
 
+import pytest
+
 from autotune.prediction.planning.estimate import Estimate
 from benchmarks.prediction.plan_recipes import CASES, look, page, problems_of, question_of_case
 
@@ -15,6 +17,7 @@ def test_every_recipe_is_a_legal_layout_of_its_case() -> None:
             assert all(getattr(config, name) == value for name, value in recipe.knobs.items())
 
 
+@pytest.mark.prove
 def test_a_case_is_told_with_both_predictions_and_why_they_differ() -> None:
     found = look(CASES[0])
     assert problems_of(found) == []

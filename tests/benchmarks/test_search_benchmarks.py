@@ -36,6 +36,7 @@ def whole_grid(grid: Grid, rate: Callable[[TrialConfig], float]) -> list[Row]:
     return rows
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("ranks", WORLDS)
 def test_the_grid_has_at_least_300_legal_points_none_twice(ranks: int) -> None:
     grid = GRIDS[ranks]
@@ -46,6 +47,7 @@ def test_the_grid_has_at_least_300_legal_points_none_twice(ranks: int) -> None:
     assert Grid(ranks).points == grid.points
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("ranks", WORLDS)
 def test_every_configuration_of_the_space_has_a_point_that_stands_for_it(ranks: int) -> None:
     grid = GRIDS[ranks]
@@ -172,6 +174,7 @@ def test_sweeps_are_kept_line_by_line(tmp_path: Path) -> None:
     assert read_sweeps(path) == [played]
 
 
+@pytest.mark.prove
 def test_a_replayed_sweep_finds_its_winner_in_the_grid_and_repeats_itself(tmp_path: Path) -> None:
     grid = GRIDS[4]
     rows = whole_grid(grid, lambda config: 40.0 + 10.0 * config.micro_batch_size)

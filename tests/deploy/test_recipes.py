@@ -41,6 +41,7 @@ def autotune_words() -> Iterator[list[str]]:
                 yield shlex.split(re.sub(r' \d$|"\$@"', "", found))
 
 
+@pytest.mark.prove(every=3)
 @pytest.mark.parametrize("words", sorted({tuple(words) for words in autotune_words()}), ids=" ".join)
 def test_every_command_of_ours_is_one(words: tuple[str, ...]) -> None:
     """Commands, options and their values are parsed as they stand; nothing is run."""

@@ -74,6 +74,7 @@ def test_the_same_processes_run_the_next_trial(attempt: Try, layout: str) -> Non
     assert children() == processes
 
 
+@pytest.mark.prove
 def test_a_rank_that_cannot_leave_its_groups_tells_its_failure_first(attempt: Try, monkeypatch: pytest.MonkeyPatch) -> None:
     """It would never get to tell it after that: the trial would end by its time limit."""
     monkeypatch.setattr("executor.runners.verdict.CLEAN_GRACE_SECONDS", 0.0)

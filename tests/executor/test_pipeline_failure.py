@@ -64,6 +64,7 @@ def children() -> set[int]:
     return {process.pid for process in psutil.Process().children(recursive=True)}
 
 
+@pytest.mark.prove
 def test_a_death_ends_every_rank_and_the_next_trial_runs(attempt: Try) -> None:
     """First in this file, since the ranks of that next trial are there for the test after it."""
     dead = attempt("pp4 1f1b", "kill@1")

@@ -63,6 +63,7 @@ def test_a_slow_trial_ends_before_its_steps_are_timed_and_keeps_its_memory(run: 
     assert [rank.rank for rank in result.ranks] == [0, 1]
 
 
+@pytest.mark.prove
 def test_a_trial_of_a_third_of_the_best_rate_ends_while_it_is_timed_and_the_ranks_go_on(run: Run) -> None:
     for _ in range(TRIES):
         whole = run(PATIENT)
@@ -120,6 +121,7 @@ def test_a_wrong_reference_is_told_by_whole_steps_of_an_extrapolated_trial(run: 
     assert result.outcome is Outcome.WRONG
 
 
+@pytest.mark.prove
 def test_no_more_than_the_most_is_measured_in_full(run: Run) -> None:
     result = run(Fidelity(min_steps=2, max_steps=4, max_warmup_steps=6, most_micro_batches=8), 16)
     assert result.extrapolated == ()

@@ -77,6 +77,7 @@ def test_figures_are_of_the_trial_and_of_its_timed_steps(device: Device) -> None
     assert (rank.sm_clock_mhz, rank.throttled) == (1980.0, False)
 
 
+@pytest.mark.prove
 def test_a_limit_counts_what_is_outside_of_the_allocator(device: Device) -> None:
     measured = run(device)
     peak = measured.ranks[0].peak_memory_bytes

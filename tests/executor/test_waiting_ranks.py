@@ -42,6 +42,7 @@ def measured(runner: LocalRunner, config: TrialConfig, engine: str = "native") -
     return result
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize(
     "config",
     [

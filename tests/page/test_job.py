@@ -22,6 +22,7 @@ def own_place(tmp_path: Path) -> Iterator[Place]:
         yield place
 
 
+@pytest.mark.prove
 def test_trials_are_filtered_and_sorted(finished: str, open_page: Open) -> None:
     page = open_page(f"#/jobs/{finished}")
     table = page.get_by_role("region", name="Trials of this job")
@@ -38,6 +39,7 @@ def test_trials_are_filtered_and_sorted(finished: str, open_page: Open) -> None:
     expect(rows).not_to_have_count(0)
 
 
+@pytest.mark.prove
 def test_a_job_shows_what_it_is_called(place: Place, open_page: Open) -> None:
     job = place.submit(trials=2, name="nightly", tags=["smoke"], note="after the upgrade")
     page = open_page(f"#/jobs/{job}")
@@ -50,6 +52,7 @@ def test_a_job_shows_what_it_is_called(place: Place, open_page: Open) -> None:
     expect(row).to_contain_text("smoke")
 
 
+@pytest.mark.prove
 def test_a_job_for_goodput_shows_how_to_run_its_answer(place: Place, open_page: Open) -> None:
     job = place.finished(trials=2, objective="goodput", goodput=["failures=rsc1", "tokens=1e10"])
     page = open_page(f"#/jobs/{job}")
@@ -59,6 +62,7 @@ def test_a_job_for_goodput_shows_how_to_run_its_answer(place: Place, open_page: 
     expect(figure).to_contain_text(re.compile(r"ends after [\d.]+ days \([\d.]+ to [\d.]+\)"))
 
 
+@pytest.mark.prove
 def test_chosen_trials_stand_beside_each_other(finished: str, open_page: Open) -> None:
     page = open_page(f"#/jobs/{finished}")
     for number in (0, 2):
@@ -92,6 +96,7 @@ def test_jobs_stand_beside_each_other(place: Place, finished: str, open_page: Op
     expect(page.locator("[data-figure=compared_best_so_far] table")).to_have_count(2)
 
 
+@pytest.mark.prove
 def test_exports_are_downloaded_and_say_what_they_lack(finished: str, open_page: Open) -> None:
     page = open_page(f"#/jobs/{finished}")
     exports = page.get_by_role("region", name="Take it away")
@@ -111,6 +116,7 @@ def test_exports_are_downloaded_and_say_what_they_lack(finished: str, open_page:
     assert json.loads(page.evaluate("navigator.clipboard.readText()"))["job"]["id"] == finished
 
 
+@pytest.mark.prove
 def test_a_trial_that_failed_says_why(finished: str, open_page: Open) -> None:
     page = open_page(f"#/jobs/{finished}")
     page.get_by_label("Outcome").select_option("FAILED")
@@ -130,6 +136,7 @@ def test_every_figure_is_also_a_table(finished: str, open_page: Open) -> None:
             expect(figure.locator("table").first).to_be_visible()
 
 
+@pytest.mark.prove
 def test_a_running_job_is_cancelled(own_place: Place, open_page: Open) -> None:
     job = own_place.submit(trials=24, strategy="grid")
     page = open_page(f"#/jobs/{job}", at=own_place)

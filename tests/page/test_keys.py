@@ -38,6 +38,7 @@ def sign_in(page: Page, key: str) -> None:
     page.get_by_role("button", name="Use this key").click()
 
 
+@pytest.mark.prove
 def test_the_page_asks_for_a_key_and_goes_on_where_it_was(guarded: Guarded, open_page: Open) -> None:
     page = open_page("#/new", at=guarded, expected=REFUSED)
     expect(page).to_have_url(re.compile("#/key$"))
@@ -64,6 +65,7 @@ def test_a_job_of_somebody_else_is_not_there(guarded: Guarded, open_page: Open) 
     expect(page.locator("main h1")).to_have_text("llama-tiny")
 
 
+@pytest.mark.prove
 def test_a_key_that_only_reads_cannot_submit(guarded: Guarded, open_page: Open) -> None:
     page = open_page("#/new", at=guarded, expected=REFUSED)
     sign_in(page, guarded.reader)

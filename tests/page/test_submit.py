@@ -78,6 +78,7 @@ def test_a_model_that_is_pasted(open_page: Open) -> None:
     expect(page.get_by_role("complementary")).to_contain_text("uploaded")
 
 
+@pytest.mark.prove
 def test_a_double_click_opens_one_job(place: Place, open_page: Open) -> None:
     known = jobs(place)
     page = open_page("#/new")
@@ -105,6 +106,7 @@ def test_a_clone_begins_with_what_the_job_was_asked_for(place: Place, finished: 
     assert {name for name in first if first[name] != made[name]} == {"trials"}
 
 
+@pytest.mark.prove
 def test_by_keyboard_alone(open_page: Open) -> None:
     page = open_page("#/")
     page.keyboard.press("Tab")

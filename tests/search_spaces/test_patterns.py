@@ -24,6 +24,7 @@ def test_no_expression_takes_long(pattern: str) -> None:
     assert time.process_time() - began < CPU_SECONDS
 
 
+@pytest.mark.prove
 def test_the_largest_expressions_of_a_table_take_seconds_at_most() -> None:
     rows = {f"r{n}": {"outcome": "LOST", "remedy": "-", "said": ["(?:a?){300}" + "a" * 90 + f"b{n}"]} for n in range(5)}
     table = FailureTable(

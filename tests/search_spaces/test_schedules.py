@@ -26,6 +26,7 @@ VIRTUAL_STAGES = (1, 2, 3)
 MICRO_BATCHES = (*range(1, 14), 16, 21)
 
 
+@pytest.mark.prove(every=3)
 @pytest.mark.parametrize("schedule", CLASSES)
 def test_the_rules_refuse_what_torch_does(make_context: Any, schedule: str) -> None:
     for ranks in RANKS:

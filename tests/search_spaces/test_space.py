@@ -123,6 +123,7 @@ def first_refusal(space: SearchSpace, config: TrialConfig) -> str | None:
     return min(rules, key=lambda rule: (completed_at(rule), rule != "engine-honours", order.index(rule)), default=None)
 
 
+@pytest.mark.prove
 @settings(max_examples=120, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(keywords=spaces())
 def test_counts_and_lists_as_brute_force_does(make_space: MakeSpace, keywords: dict[str, Any]) -> None:
@@ -166,6 +167,7 @@ def test_canonical_is_idempotent(make_space: MakeSpace, keywords: dict[str, Any]
         assert space.canonical(space.canonical(config)) == space.canonical(config)
 
 
+@pytest.mark.prove
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(keywords=spaces())
 def test_each_refused_rule_has_an_example(make_space: MakeSpace, keywords: dict[str, Any]) -> None:

@@ -51,6 +51,7 @@ def test_preset_is_not_empty_and_leaves_results_alone(name: str, model: str) -> 
     assert not any(KNOBS[knob].numerics is Numerics.CHANGES for knob in space.domains)
 
 
+@pytest.mark.prove
 def test_presets_grow() -> None:
     counts = {name: resolve(name, "llama-3-8b", "dgx-h100", 128).count() for name in space_preset_names()}
     assert counts["zero"] < counts["3d"] < counts["full"]

@@ -23,6 +23,7 @@ def acts(store: Store) -> list[tuple[str, str]]:
     return sorted((entry.action, entry.target) for entry in store.audit())
 
 
+@pytest.mark.prove
 def test_who_did_what_from_where_and_with_which_key(store: Store, clock) -> None:
     job = store.submit({"model": "m"}, Submission(submitter="anna", by=ANNA))[0]
     (entry,) = store.audit()

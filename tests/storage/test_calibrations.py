@@ -3,6 +3,8 @@
 import io
 from datetime import timedelta
 
+import pytest
+
 from search_spaces.clusters.microbenchmark import GroupShape, Measured, MicrobenchmarkResult, Operation
 from search_spaces.clusters.presets import local_cluster
 from search_spaces.outcome import Outcome
@@ -22,6 +24,7 @@ def measured(seconds: float) -> MicrobenchmarkResult:
 
 
 class TestCalibrations:
+    @pytest.mark.prove
     def test_what_was_measured_comes_back_newest_first_by_fingerprint(self, store: Store, clock) -> None:
         cluster = local_cluster(2)
         first = store.save_calibration("f" * 16, cluster, measured(0.1), 21.5)

@@ -118,6 +118,7 @@ def check_others(store: Store, first: JobRecord, second: JobRecord) -> None:
     store.dump(sink, first.id)
 
 
+@pytest.mark.prove
 def test_what_is_damaged_stops_nothing_else_and_is_reported(store: Store, engine: Engine, clock) -> None:
     first, second = fill(store, clock)
     assert store.damages() == []

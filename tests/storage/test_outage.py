@@ -28,6 +28,7 @@ def notes(events: list[EventRecord]) -> list[int]:
     return [event.payload["number"] for event in events if event.kind == "note"]
 
 
+@pytest.mark.prove
 def test_a_killed_server_is_waited_for_and_everything_is_written_once(mortal_postgres: PostgresServer, store: Store) -> None:
     lease = store.acquire(store.create_job({}).id, current_owner(), seconds=600)
     failures: list[BaseException] = []
@@ -60,6 +61,7 @@ def test_a_killed_server_is_waited_for_and_everything_is_written_once(mortal_pos
     assert [event.sequence for event in events] == list(range(1, len(events) + 1))
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("committed", [True, False])
 def test_a_commit_that_nobody_confirmed_takes_place_once(store: Store, committed: bool) -> None:
     """Break the connection right after the server has committed, or right before it is asked to."""
@@ -80,6 +82,7 @@ def test_a_commit_that_nobody_confirmed_takes_place_once(store: Store, committed
     assert notes(store.events(lease.job_id)) == [1]
 
 
+@pytest.mark.prove
 def test_a_server_that_stays_away_is_told_in_one_line(mortal_postgres: PostgresServer) -> None:
     address = mortal_postgres.new_database()
     with Store(address, outage_seconds=0.5) as store:
@@ -109,6 +112,7 @@ def test_a_wrong_address_is_refused_at_once(mortal_postgres: PostgresServer, cha
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.prove
 def test_the_answer_is_the_same_where_it_is_asked_again(store: Store) -> None:
     """The connection may break once more while it is asked: what stands for the lost transaction is then there already."""
     database = store._database

@@ -39,6 +39,7 @@ def test_a_writer_killed_at_any_point_leaves_nothing_half_written(address: str, 
         check_whole(store, job_id, address)
 
 
+@pytest.mark.prove
 def test_processes_that_share_a_job_never_hold_it_together(address: str, workers: Callable) -> None:
     with open_store(address) as store, workers() as tell:
         job_id = store.create_job({}).id
@@ -74,6 +75,7 @@ def test_a_live_holder_keeps_the_job_and_a_killed_one_loses_it_at_once(address: 
         tell("wait")
 
 
+@pytest.mark.prove
 def test_a_new_file_is_opened_by_many_at_once(address: str, workers: Callable) -> None:
     if address.startswith("sqlite"):
         Path(address.removeprefix("sqlite:///")).unlink()

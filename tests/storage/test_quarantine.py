@@ -9,6 +9,7 @@ from storage.store import Store
 
 
 class TestQuarantine:
+    @pytest.mark.prove
     def test_a_node_is_kept_off_until_its_time_is_over(self, store: Store, lease: Lease, clock) -> None:
         held = store.quarantine_node(lease, "node-2", "ECC error\0", 60.0)
         assert (held.node, held.reason, held.job_id) == ("node-2", "ECC error\\0", lease.job_id)

@@ -93,6 +93,7 @@ class TestClaiming:
         store.release(claimed(store), JobState.QUEUED, "", "")
         assert claimed(store).job_id == first
 
+    @pytest.mark.prove(every=5)
     @pytest.mark.parametrize(
         ("limits", "wanted"),
         [
@@ -116,6 +117,7 @@ class TestClaiming:
             assert store.claim(ELSEWHERE, limits=limits) is None
             clock.advance(31)
 
+    @pytest.mark.prove
     def test_many_workers_never_claim_one_job_twice(self, open_again) -> None:
         store = open_again()
         ids = {submit(store, submitter=f"s{number % 3}") for number in range(24)}
@@ -163,6 +165,7 @@ class TestSubmitting:
 
 
 class TestAsking:
+    @pytest.mark.prove(every=2)
     @pytest.mark.parametrize(
         ("wanted", "state", "reason"),
         [
@@ -243,6 +246,7 @@ class TestAsking:
         store.ask(job_id, Ask.STOP)
         assert store.ask(job_id, Ask.RESUME).state is JobState.QUEUED
 
+    @pytest.mark.prove(every=3)
     @pytest.mark.parametrize("wanted", [Ask.PAUSE, Ask.STOP, Ask.CANCEL])
     def test_asking_again_changes_nothing(self, store: Store, wanted: Ask) -> None:
         job_id = submit(store)

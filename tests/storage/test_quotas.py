@@ -72,6 +72,7 @@ class TestStoredBytes:
         store.delete_job(job.id)
         assert used(store, "anna", Quota.STORED_BYTES) == 0
 
+    @pytest.mark.prove
     def test_what_is_left_out_of_long_output_does_not_count(self, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("storage.logs.LOG_HEAD_BYTES", 100)
         monkeypatch.setattr("storage.logs.LOG_TAIL_BYTES", 100)

@@ -66,6 +66,7 @@ def test_a_job_goes_to_another_database_with_all_that_belongs_to_it(store: Store
     assert elsewhere.exact_jobs([other_job.id]) == {}
 
 
+@pytest.mark.prove
 def test_a_job_that_runs_is_paused_where_it_is_imported_and_can_go_on(store: Store, elsewhere: Store) -> None:
     job = store.submit({}, Submission())[0]
     work_on(store, job.id)
@@ -80,6 +81,7 @@ def test_a_job_that_runs_is_paused_where_it_is_imported_and_can_go_on(store: Sto
     assert store.job(job.id).state is JobState.RUNNING
 
 
+@pytest.mark.prove
 def test_a_backup_holds_everything_and_running_jobs_are_taken_over(store: Store, elsewhere: Store, clock) -> None:
     running = store.submit({"n": 0}, Submission(submitter="anna", key="k0"))[0]
     clock.advance(1)
@@ -195,6 +197,7 @@ def hostile(text: str) -> list[tuple[str, str]]:
     ]
 
 
+@pytest.mark.prove
 def test_the_file_of_a_job_brings_nothing_but_the_job(store: Store, elsewhere: Store) -> None:
     job = store.submit({"model": "m"}, Submission())[0]
     store.release(work_on(store, job.id), JobState.SUCCEEDED, "", "")
@@ -210,6 +213,7 @@ def test_the_file_of_a_job_brings_nothing_but_the_job(store: Store, elsewhere: S
         elsewhere.load(io.StringIO(text))
 
 
+@pytest.mark.prove
 def test_a_job_from_a_file_owes_nothing_and_goes_before_nobody(store: Store, elsewhere: Store) -> None:
     job = store.submit({}, Submission(submitter="anna", priority=100))[0]
     work_on(store, job.id)
@@ -233,6 +237,7 @@ def test_a_jobs_bytes_are_counted_where_it_is_imported(store: Store, elsewhere: 
     assert 1000 < used[Quota.STORED_BYTES] < 2000
 
 
+@pytest.mark.prove(every=5)
 @pytest.mark.parametrize("number", ["nan", "inf", "-inf"])
 def test_a_time_that_is_no_number_is_refused(store: Store, elsewhere: Store, number: str) -> None:
     job = store.submit({}, Submission())[0]
@@ -240,6 +245,7 @@ def test_a_time_that_is_no_number_is_refused(store: Store, elsewhere: Store, num
         elsewhere.load_job(io.StringIO(with_rows(text_of(store, job.id), active_seconds={"$number": number})))
 
 
+@pytest.mark.prove
 def test_texts_that_a_database_cannot_hold_are_imported_as_what_it_can(store: Store, elsewhere: Store) -> None:
     job = store.submit({"runner": "local", "tags": ["a"]}, Submission())[0]
     text = text_of(store, job.id).replace('"runner":"local"', '"runner":"local","name":"\\u0000\\ud800","x":{"\\u0000":1}')

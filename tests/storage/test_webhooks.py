@@ -124,6 +124,7 @@ def test_what_waits_for_a_receiver_waits_without_a_try(store: Store, clock) -> N
     assert [delivery.tries for delivery in store.claim_deliveries()] == [(), ()]
 
 
+@pytest.mark.prove
 def test_a_webhook_that_is_deleted_meanwhile_does_not_hold_up_the_end_of_a_job(store: Store, address: str) -> None:
     webhook = store.create_webhook("anna", "https://a.example/x")
     job = store.submit({}, Submission(submitter="anna"))[0]

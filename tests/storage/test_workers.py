@@ -2,6 +2,8 @@
 
 from datetime import UTC, datetime
 
+import pytest
+
 from search_spaces.outcome import JobState
 from storage.owners import current_owner
 from storage.records import QueueLimits, Submission
@@ -61,6 +63,7 @@ def test_usage_is_seconds_times_devices_by_submitter_and_day(store: Store, clock
     assert store.usage("anna").device_seconds == 0.0
 
 
+@pytest.mark.prove
 def test_a_submitter_who_has_used_a_days_share_waits_for_the_next_day(store: Store, clock) -> None:
     limits = QueueLimits(device_seconds=100.0)
     run_for(store, clock, 30.0, "anna", devices=4)

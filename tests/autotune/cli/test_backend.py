@@ -42,6 +42,7 @@ def desk(request: pytest.FixtureRequest, store: Store, tmp_path: Path) -> Iterat
         yield desk
 
 
+@pytest.mark.prove
 def test_submit(desk: JobBackend, store: Store) -> None:
     job = desk.submit(FIELDS, 7)
     assert (job.state, job.priority, job.submitter) == (JobState.QUEUED, 7, "")
@@ -52,6 +53,7 @@ def test_submit(desk: JobBackend, store: Store) -> None:
     assert (job.request["model"], job.request["trials"], job.created) == ("llama-tiny", 3, kept.created)
 
 
+@pytest.mark.prove
 def test_a_models_file_is_not_needed_afterwards(desk: JobBackend, store: Store, tmp_path: Path) -> None:
     folder = tmp_path / "mine"
     folder.mkdir()
@@ -72,6 +74,7 @@ REFUSED: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.prove
 def test_a_field_that_is_refused(desk: JobBackend, store: Store) -> None:
     """In one test, as below: each start of a service takes longer than all that it is asked."""
     for says, changes in REFUSED.items():
@@ -95,6 +98,7 @@ def test_a_job_by_its_id_by_a_beginning_and_the_latest(desk: JobBackend) -> None
         desk.job(first.id[:8])
 
 
+@pytest.mark.prove
 def test_an_unknown_job(desk: JobBackend) -> None:
     desk.submit(FIELDS, 0)
     calls = (
@@ -122,6 +126,7 @@ def test_jobs(desk: JobBackend) -> None:
     assert ids(desk.jobs(JobFilter(text=f"{paused.id} PAUSED"), 50)) == [paused.id]
 
 
+@pytest.mark.prove
 def test_asking(desk: JobBackend) -> None:
     job = desk.submit(FIELDS, 0)
     states = [desk.ask(job.id[:-1], wanted).state for wanted in (Ask.PAUSE, Ask.PAUSE, Ask.RESUME, Ask.STOP, Ask.STOP)]
@@ -151,6 +156,7 @@ def test_a_budget_is_extended(desk: JobBackend) -> None:
         desk.extend(job.id, 10, None)
 
 
+@pytest.mark.prove
 def test_trials_and_the_best(desk: JobBackend, store: Store) -> None:
     job = desk.submit(FIELDS, 0)
     assert list(desk.trials(job.id)) == []
@@ -198,6 +204,7 @@ def test_the_explanation_and_the_report(desk: JobBackend, store: Store) -> None:
             call(UNKNOWN)
 
 
+@pytest.mark.prove
 def test_events_to_the_end(desk: JobBackend, store: Store) -> None:
     job = desk.submit(FIELDS, 0)
     lease = store.claim(current_owner())

@@ -63,6 +63,7 @@ MODELS = {
 }
 
 
+@pytest.mark.prove
 @pytest.mark.usefixtures("left")
 @pytest.mark.parametrize("case", MODELS)
 def test_models(command: Command, folder: Path, case: str) -> None:
@@ -143,6 +144,7 @@ OPTIONS: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 
 
+@pytest.mark.prove(every=14)
 @pytest.mark.usefixtures("left")
 @pytest.mark.parametrize("words", OPTIONS)
 def test_options(command: Command, folder: Path, words: str) -> None:
@@ -184,6 +186,7 @@ OTHERS: dict[str, tuple[str, ...]] = {
 }
 
 
+@pytest.mark.prove(every=7)
 @pytest.mark.usefixtures("left")
 @pytest.mark.parametrize("words", OTHERS)
 def test_other_commands(command: Command, words: str) -> None:
@@ -242,6 +245,7 @@ def test_a_job_that_is_cut_short_says_how_it_goes_on(
     assert last.startswith("autotune: ") and "kept" in last and says in last and "--db other.db" in last
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("words", [(*SWEEP, "config.json"), ("show",), ("clean", "--all", "--yes")])
 def test_a_read_only_database(command: Command, folder: Path, words: tuple[str, ...]) -> None:
     """For root too, whom permission bits do not stop."""

@@ -93,6 +93,7 @@ def document(command: Command) -> Callable[..., dict[str, Any]]:
     return call
 
 
+@pytest.mark.prove
 def test_it_is_measured_once_and_then_reused_until_forced(ranks: Ranks, document: Callable[..., dict[str, Any]]) -> None:
     first, second, third = document("--seconds", 5), document(), document("--force", "--runner", "local")
     assert [found["reused"] for found in (first, second, third)] == [False, True, False]
@@ -103,6 +104,7 @@ def test_it_is_measured_once_and_then_reused_until_forced(ranks: Ranks, document
     assert document()["id"] == third["id"]
 
 
+@pytest.mark.prove
 def test_other_ranks_and_another_torch_are_measured_anew(
     ranks: Ranks, document: Callable[..., dict[str, Any]], command
 ) -> None:
@@ -115,6 +117,7 @@ def test_other_ranks_and_another_torch_are_measured_anew(
     assert (found["reused"], found["reason"]) == (False, f"it was measured with torch 1.0.0 before, and this is {TORCH}")
 
 
+@pytest.mark.prove
 def test_a_folder_that_was_not_measured_is_measured_beside_the_rest(
     ranks: Ranks, document: Callable[..., dict[str, Any]], command: Command, tmp_path: Path
 ) -> None:
@@ -140,6 +143,7 @@ def test_the_document_has_rows_and_coefficients(ranks: Ranks, document: Callable
     assert "micro-benchmark of this cluster" in found["source"]
 
 
+@pytest.mark.prove
 def test_the_tables_tell_everything_whole(ranks: Ranks, command: Command) -> None:
     answer = command("calibrate", "--ranks", 2)
     assert answer.status == 0
@@ -158,6 +162,7 @@ def test_every_coefficient_has_words() -> None:
     assert set(COEFFICIENT_TEXTS) == {*names("time"), *names("memory"), *names("band"), *names("files")}
 
 
+@pytest.mark.prove(every=3)
 @pytest.mark.parametrize(
     ("words", "line"),
     [

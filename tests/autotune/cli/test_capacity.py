@@ -6,6 +6,7 @@ import pytest
 from called import Command
 
 
+@pytest.mark.prove
 def test_answers_are_told_with_every_rung(command: Command) -> None:
     answer = command("capacity", "llama-2-7b", "--cluster", "2x24GB", "--lora-rank", 16)
     assert (answer.status, answer.err) == (0, "")
@@ -26,6 +27,7 @@ def test_json_is_one_document(command: Command) -> None:
     assert len(found["rungs"]) == 9
 
 
+@pytest.mark.prove
 def test_where_nothing_fits_the_shortfall_and_what_would_do_are_told(command: Command) -> None:
     answer = command("capacity", "llama-2-7b", "--cluster", "2x11GB")
     assert (answer.status, answer.err) == (3, "")
@@ -35,6 +37,7 @@ def test_where_nothing_fits_the_shortfall_and_what_would_do_are_told(command: Co
     assert "low-rank adapters (--lora-rank 16)" in answer.out
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize(
     ("words", "says"),
     [

@@ -13,6 +13,7 @@ from storage.store import open_store
 MIXTRAL, ZERO_2 = RECIPES / "megatron-mixtral.sh", RECIPES / "deepspeed-zero2.json"
 
 
+@pytest.mark.prove
 def test_it_prints_problems_changes_candidates_and_the_recipe(command: Command) -> None:
     answer = command("carry", MIXTRAL, "--from", "dgx-h100:4", "--to", "1x8")
     assert (answer.status, answer.err) == (0, "")
@@ -23,6 +24,7 @@ def test_it_prints_problems_changes_candidates_and_the_recipe(command: Command) 
     assert "predicted, best first" in lines and "#!/bin/bash" in lines
 
 
+@pytest.mark.prove
 def test_json_and_the_file(command: Command, folder: Path) -> None:
     answer = command("carry", MIXTRAL, "--from", "dgx-h100:4", "--to", "dgx-h100:8", "--json", "--top", 2, "--out", "target.sh")
     found = json.loads(answer.out)
@@ -31,6 +33,7 @@ def test_json_and_the_file(command: Command, folder: Path) -> None:
     assert (folder / "target.sh").read_text() == found["target"]["text"]
 
 
+@pytest.mark.prove
 def test_a_job(command: Command, folder: Path) -> None:
     with open_store(str(folder / "jobs.db")) as store:
         job = swept.swept(folder, store)
@@ -60,6 +63,7 @@ def test_bad_input_is_one_line(command: Command, words: tuple[object, ...], says
     assert says in answer.err and answer.err.count("\n") == 1
 
 
+@pytest.mark.prove
 def test_a_batch_that_is_too_small_for_the_ranks_is_what_is_wrong(command: Command, folder: Path) -> None:
     (folder / "titan.toml").write_text(
         '[model]\nname = "llama3"\nflavor = "8B"\n[training]\nlocal_batch_size = 1\nseq_len = 8192\n'

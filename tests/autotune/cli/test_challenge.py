@@ -21,6 +21,7 @@ def slow_recipe(folder: Path) -> Path:
     return path
 
 
+@pytest.mark.prove
 def test_by_predictions_only(command: Command, folder: Path) -> None:
     answer = command("challenge", slow_recipe(folder), *TINY, "--predict-only")
     assert (answer.status, answer.err) == (1, "")

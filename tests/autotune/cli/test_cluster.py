@@ -99,6 +99,7 @@ def test_what_is_stated_stands_beside_what_was_measured(
     assert [claim["what"] for claim in found["claims"]][-1] == "network of a node"
 
 
+@pytest.mark.prove
 def test_a_node_in_quarantine_is_shown_and_released(
     command: Command, nodes: tuple[RayNode, ...], folder: Any, document: Callable[[], dict[str, Any]]
 ) -> None:
@@ -159,6 +160,7 @@ def test_nodes_that_share_a_name_are_told_apart_and_a_gone_one_that_came_back_is
     ]
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("name", ["predict", "plan", "capacity"])
 def test_commands_that_predict_take_what_ray_tells(described: None, command: Command, name: str) -> None:
     for words, ranks in (((), 4), (("--ranks", "2"), 2)):

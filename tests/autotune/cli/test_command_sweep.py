@@ -85,6 +85,7 @@ def test_a_script_is_tuned_as_it_is(script: Path, command: Command) -> None:
     assert "workers=2" in command("explain").out
 
 
+@pytest.mark.prove
 def test_what_was_found_is_verified_by_a_script(script: Path, command: Command) -> None:
     one = ("--pin", "micro_batch_size=1,2", "--script-knob", "workers=2")
     answer = command("sweep", *BRIEF, *one, "--", *WORDS)

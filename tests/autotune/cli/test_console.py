@@ -64,6 +64,7 @@ def database(tmp_path: Path) -> str:
     return path
 
 
+@pytest.mark.prove(every=6)
 @pytest.mark.parametrize(
     "words",
     [
@@ -91,11 +92,13 @@ def called(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, env=os.environ | environment, check=False)
 
 
+@pytest.mark.prove
 def test_an_output_without_these_characters() -> None:
     answer = called("predict", "gpt2", "--cluster", "dgx-h100:1", PYTHONIOENCODING="ascii")
     assert (answer.returncode, "samples/s" in answer.stdout) == (0, True), answer.stderr
 
 
+@pytest.mark.prove
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
 @pytest.mark.parametrize("words", ["engines", "space gpt2 --json", "plan gpt2 --top x --json"])
 def test_an_output_that_is_full(words: str) -> None:

@@ -49,6 +49,7 @@ def test_a_backup_is_restored_packed_or_not(command: Command, folder: Path, job:
     assert sorted(path.name for path in folder.iterdir() if path.name.startswith(".")) == []
 
 
+@pytest.mark.prove
 def test_no_command_prints_the_password(command: Command, folder: Path, job: str, monkeypatch: pytest.MonkeyPatch) -> None:
     address = f"sqlite:///{folder}/jobs.db?password=hunter2"
     words = [
@@ -101,6 +102,7 @@ def test_a_job_from_a_file_is_whose_the_command_says(command: Command, folder: P
     assert "autotune db import" in backup.err
 
 
+@pytest.mark.prove
 def test_damaged_rows_are_listed(command: Command, folder: Path, job: str) -> None:
     assert command("db", "check", "--db", "jobs.db").status == 0
     with open_store(str(folder / "jobs.db")) as store:

@@ -48,6 +48,7 @@ def test_a_pipeline_on_a_cluster_that_is_not_here(command: Command) -> None:
         assert {("pipeline", "send"), ("tensor", "all_reduce"), ("data", "reduce_scatter")} <= sent
 
 
+@pytest.mark.prove
 def test_a_module_of_ones_own(command: Command, folder: Path) -> None:
     (folder / "dry_net.py").write_text(FACTORY)
     answer = command("dry-run", "dry_net:build", "--ranks", 2, "--pin", "zero_stage=3", "--pin", "micro_batch_size=4", "--json")

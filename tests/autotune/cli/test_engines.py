@@ -25,6 +25,7 @@ def test_markdown_is_the_page(command: Command) -> None:
     assert (answer.status, answer.err, answer.out) == (0, "", engines_page_markdown())
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("version", [None, "0.19.8"])
 def test_a_missing_package_is_told_here_and_by_the_doctor(
     command: Command, monkeypatch: pytest.MonkeyPatch, version: str | None

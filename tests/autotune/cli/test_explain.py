@@ -27,6 +27,7 @@ def job(folder: Path) -> str:
     return opened.id
 
 
+@pytest.mark.prove
 def test_the_report_fits_a_hundred_columns(command: Command, job: str) -> None:
     answer = command("explain")
     assert (answer.status, answer.err) == (0, "")
@@ -35,6 +36,7 @@ def test_the_report_fits_a_hundred_columns(command: Command, job: str) -> None:
     assert job in answer.out
 
 
+@pytest.mark.prove
 def test_json_and_markdown(command: Command, job: str, folder: Path) -> None:
     answer = command("explain", job[:-1], "--json", "--markdown", "why.md")
     assert answer.status == 0

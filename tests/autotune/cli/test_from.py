@@ -149,6 +149,7 @@ def test_bad_histories(command: Command, folder: Path) -> None:
     assert "knowledge: tpe does not use earlier trials" in answer.err
 
 
+@pytest.mark.prove
 def test_a_job_as_a_study(command: Command, folder: Path) -> None:
     session = table.session(folder, trials=4, confirm_repeats=0)
     with open_store(str(folder / "jobs.db")) as store:

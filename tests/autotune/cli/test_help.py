@@ -18,6 +18,7 @@ JOBS = ("submit", "jobs", "watch", "pause", "resume", "stop", "cancel", "clone",
 SERVICE = ("serve", "worker", "keys", "db", "study", "knowledge")
 
 
+@pytest.mark.prove(every=6)
 @pytest.mark.parametrize("name", ["", *SWEEPS, *JOBS, *SERVICE])
 def test_help_is_golden(command: Command, name: str) -> None:
     """Write the files anew with AUTOTUNE_WRITE_GOLDEN=1."""
@@ -35,6 +36,7 @@ def test_without_a_command_help_comes_on_standard_error(command: Command) -> Non
     assert answer.err == (GOLDEN / "help.txt").read_text(encoding="utf-8")
 
 
+@pytest.mark.prove(every=7)
 @pytest.mark.parametrize(
     "words", ["--help", "sweep --help", "submit --help", "profile --help", "--version", "engines", "engines --markdown"]
 )
@@ -56,6 +58,7 @@ def test_help_loads_nothing_heavy(words: str) -> None:
     assert answer.stdout
 
 
+@pytest.mark.prove
 def test_completion_knows_commands_and_options(folder: Path) -> None:
     def completed(words: str, at: int) -> list[str]:
         environment = {
@@ -74,6 +77,7 @@ def test_completion_knows_commands_and_options(folder: Path) -> None:
     assert completed("autotune sweep --glo", 2) == ["--global-batch-size"]
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize(
     ("words", "told"),
     [

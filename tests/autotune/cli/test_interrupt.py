@@ -63,6 +63,7 @@ def test_the_first_stops_and_says_how_to_go_on(folder: Path, command: Command) -
     assert (resumed.status, resumed.err) == (0, "")
 
 
+@pytest.mark.prove
 def test_the_second_kills(folder: Path) -> None:
     process = start(*SWEEP, "--config", long_trials(folder, 600))
     assert a_trial_runs(folder / "jobs.db")

@@ -96,6 +96,7 @@ def good(answer: Answer) -> Answer:
     return answer
 
 
+@pytest.mark.prove
 @pytest.mark.usefixtures("place")
 def test_from_submission_to_export(command: Command, folder: Path, kept: Store) -> None:
     submitted = good(command(*SUBMIT, "--priority", 5, "--pin", "zero_stage=0,1"))
@@ -125,6 +126,7 @@ def test_from_submission_to_export(command: Command, folder: Path, kept: Store) 
     assert good(command("watch", job)).err.splitlines()[-1] == lines[-1], "a job that has ended is told too"
 
 
+@pytest.mark.prove
 @pytest.mark.usefixtures("place")
 def test_failures_are_told_with_what_to_do_about_them(command: Command, folder: Path, kept: Store) -> None:
     row = "[licence]\noutput = ['no licence left']\noutcome = 'LOST'\nremedy = 'ask for more licences'\n"
@@ -139,6 +141,7 @@ def test_failures_are_told_with_what_to_do_about_them(command: Command, folder: 
     assert (trial["outcome"], trial["result"]["cause"], trial["result"]["node"]) == ("LOST", "licence", "n1")
 
 
+@pytest.mark.prove
 @pytest.mark.usefixtures("place")
 def test_steering(command: Command) -> None:
     (job,) = good(command(*SUBMIT)).out.split()
@@ -161,6 +164,7 @@ def test_steering(command: Command) -> None:
     assert watched.err.splitlines()[-1] == "cancelled"
 
 
+@pytest.mark.prove
 @pytest.mark.usefixtures("place")
 def test_a_file_gives_the_options(command: Command, folder: Path, kept: Store) -> None:
     (folder / "job.toml").write_text('model = "config.json"\ntrials = 9\nseq-len = 32\n[set]\nzero_stage = [1, 2]\n')
@@ -172,6 +176,7 @@ def test_a_file_gives_the_options(command: Command, folder: Path, kept: Store) -
     assert request["baseline"] == {"zero_stage": 2}
 
 
+@pytest.mark.prove
 @pytest.mark.usefixtures("place")
 def test_nothing_may_win(command: Command, kept: Store) -> None:
     (job,) = good(command(*SUBMIT)).out.split()
@@ -181,6 +186,7 @@ def test_nothing_may_win(command: Command, kept: Store) -> None:
     assert json.loads(good(command("show", "--json")).out)["best_config"] is None
 
 
+@pytest.mark.prove
 @pytest.mark.usefixtures("place")
 def test_a_job_with_nothing_feasible(command: Command, kept: Store) -> None:
     good(command(*SUBMIT))
@@ -221,6 +227,7 @@ BAD: dict[str, tuple[str, ...]] = {
 }
 
 
+@pytest.mark.prove
 @pytest.mark.usefixtures("place")
 def test_bad_input(command: Command, kept: Store) -> None:
     """One line with field and remedy, and nothing was opened; in one test, since each start of a service takes a second."""
@@ -234,6 +241,7 @@ def test_bad_input(command: Command, kept: Store) -> None:
     assert kept.jobs() == []
 
 
+@pytest.mark.prove
 def test_a_service_that_does_not_answer(command: Command) -> None:
     url = f"http://127.0.0.1:{free_port()}"
     for words in (("jobs",), ("watch",), ("submit", "llama-tiny")):
@@ -326,6 +334,7 @@ def test_a_service_is_used_without_what_a_database_needs(folder: Path) -> None:
             assert answer.stdout.splitlines()[-1] == "[]"
 
 
+@pytest.mark.prove
 def test_a_list_has_model_and_gain_in_80_columns(command: Command, kept: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     (job,) = good(
@@ -347,6 +356,7 @@ def test_a_list_has_model_and_gain_in_80_columns(command: Command, kept: Store, 
     assert json.loads(good(command("jobs", "--tag", "smoke", "--tag", "other", "--json")).out) == []
 
 
+@pytest.mark.prove
 @pytest.mark.usefixtures("place")
 def test_labels_may_change_in_every_state(command: Command) -> None:
     (job,) = good(command(*SUBMIT, "--note", "first")).out.split()
@@ -376,6 +386,7 @@ def test_a_job_that_has_succeeded_goes_on_with_more_trials(command: Command, kep
     assert len(json.loads(good(command("show", "--json")).out)["trials"]) == 5
 
 
+@pytest.mark.prove
 def test_show_has_the_best_trials_or_sorts_them(command: Command, kept: Store) -> None:
     (job,) = good(command(*SUBMIT, "--set", "zero_stage=0,1")).out.split()
     with working(kept):

@@ -47,6 +47,7 @@ def refused(answer: Answer, *says: str) -> None:
         assert text in answer.err
 
 
+@pytest.mark.prove
 def test_from_export_to_prediction(command: Command, keys: Path, folder: Path) -> None:
     with open_store(str(folder / "jobs.db")) as store:
         job = run_job(store, measured("x", 8))
@@ -74,6 +75,7 @@ def test_from_export_to_prediction(command: Command, keys: Path, folder: Path) -
     assert json.loads(command(*PREDICT, "--knowledge", job).out)["predicted"] == alone["predicted"]
 
 
+@pytest.mark.prove
 def test_a_bundle_of_others_counts_when_its_key_is_trusted(command: Command, keys: Path, theirs: Path) -> None:
     refused(command(*PREDICT, "--knowledge", theirs), "a key that is not trusted", "record it with: autotune knowledge check")
     answer = command("knowledge", "check", theirs)
@@ -92,6 +94,7 @@ def test_a_bundle_of_others_counts_when_its_key_is_trusted(command: Command, key
     refused(command("knowledge", "check", theirs, "--public-key", "other.pub"), "public_key: is ", "ask the sender for the key")
 
 
+@pytest.mark.prove
 def test_a_poisoned_bundle_is_reported_and_ignored(command: Command, keys: Path, folder: Path) -> None:
     poisoned = measured("x", 20, times=0.5, peaks=2.0)
     (folder / "bad.json").write_text(bundle_text(Bundle(parts=(signed_part(poisoned, THEIRS),))))
@@ -139,6 +142,7 @@ def test_a_key_of_ssh_keygen_signs(command: Command, keys: Path, folder: Path) -
     assert not keys.exists()
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("form", sampled(["table", "bundle"], every=2))
 def test_tables_are_validated_with_knowledge_but_not_with_their_answers(
     command: Command, keys: Path, folder: Path, form: str
@@ -177,6 +181,7 @@ def test_tables_are_validated_with_knowledge_but_not_with_their_answers(
     assert f"{1 if form == 'table' else 7} rows of {told} are learned from" in answer.err
 
 
+@pytest.mark.prove
 def test_a_sweep_learns_from_a_bundle_and_keeps_it(keys: Path, folder: Path, command: Command) -> None:
     """The job has the measurements, so that a worker needs no file; its best-config.json does not pass them on."""
     from autotune.session.knowledge import with_knowledge

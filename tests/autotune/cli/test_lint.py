@@ -133,6 +133,7 @@ def test_auto_is_no_fp32(command: Command, folder: Path, switches: str, precisio
     assert rates[0] == rates[1] != ""
 
 
+@pytest.mark.prove
 def test_an_unlikely_fit_is_a_finding(command: Command, folder: Path) -> None:
     for size in range(2, 33, 2):
         (folder / "run.sh").write_text(SCRIPT.replace("--sequence-parallel", f"--micro-batch-size {size}"))
@@ -221,6 +222,7 @@ def test_what_is_no_configuration(command: Command, folder: Path, words: tuple[s
     assert says in answer.err and answer.err.count("\n") == 1
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("framework", ["torchtitan", "megatron", "megatron-bridge", "accelerate", "deepspeed"])
 def test_a_file_of_another_framework_passes_no_check(command: Command, folder: Path, framework: str) -> None:
     """It would have nothing that the framework refuses, and a wrong word in a script would switch the check off."""

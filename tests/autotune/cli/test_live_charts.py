@@ -77,6 +77,7 @@ def drawn(session: Session, snapshot: JobSnapshot, width: int, height: int) -> s
     return "\n".join(line.plain.rstrip() for line in lines_of(session, snapshot, width, height)) + "\n"
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (120, 40), (64, 24)])
 def test_they_look_as_they_did(made: Made, width: int, height: int) -> None:
     """Write the files anew with AUTOTUNE_WRITE_GOLDEN=1."""
@@ -102,12 +103,14 @@ def test_what_searches_for_memory_draws_the_least_so_far(made: Made) -> None:
     assert "best samples/s" not in text
 
 
+@pytest.mark.prove
 def test_a_limit_far_off_is_told_and_not_drawn(made: Made) -> None:
     text = drawn(*made(memory_limit=10**9), 120, 40)
     assert "┊ limit 954 MiB" in text
     assert text.count("┊") == 1
 
 
+@pytest.mark.prove
 def test_one_trial_is_a_chart_and_none_is_not(made: Made) -> None:
     assert "★" in drawn(*made(trials=1, confirm_repeats=0), 80, 24)
     session, snapshot = made(result=lambda _: table.ended(Outcome.INFEASIBLE, "does not fit"))
@@ -146,6 +149,7 @@ def test_another_snapshot_or_size_draws_anew_and_the_same_does_not(made: Made) -
     assert seen.lines(dataclasses.replace(snapshot), None) is not first
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize(("width", "height"), sampled([(80, 24), (60, 24), (120, 40)], every=3))
 def test_table_and_charts_are_never_higher_than_the_terminal(tmp_path: Path, store: Store, width: int, height: int) -> None:
     session = table.session(tmp_path, trials=14, confirm_repeats=0)

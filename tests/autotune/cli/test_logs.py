@@ -70,6 +70,7 @@ def running(store: Store, job_id: str, runner: Runner, stage: Path, talk: str) -
         thread.join(60)
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("on_service", [False, True], ids=["database", "service"])
 def test_lines_and_progress_are_seen_before_the_trial_ends(
     on_service: bool, folder: Path, store: Store, job_id: str, ranks: Runner, stage: Path
@@ -195,6 +196,7 @@ def test_what_is_not_there_is_one_line(told: str, command: Command, folder: Path
     assert command("logs", told, 0, "--attempt", 2, "--rank", 0).err == "no output of trial 0 is stored\n"
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("on_service", [False, True], ids=["database", "service"])
 def test_show_and_watch_tell_what_runs(on_service: bool, job_id: str, command: Command, folder: Path, store: Store) -> None:
     lease = store.acquire(job_id, current_owner())

@@ -107,6 +107,7 @@ def test_every_command_has_decided(name: str) -> None:
     assert "db" in options or place is Place.HERE
 
 
+@pytest.mark.prove(every=12)
 @pytest.mark.parametrize("name", [name for name, (place, _) in PLACES.items() if place is not Place.HERE])
 def test_no_command_falls_back_on_the_local_database(name: str, command: Command, asked: list[Request], folder: Path) -> None:
     place, words = PLACES[name]

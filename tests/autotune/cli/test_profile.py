@@ -132,6 +132,7 @@ def test_a_profile_counts_what_a_trial_counts(profiled: Any) -> None:
     assert 2 * result.hardware_tflops_per_device * 1e12 * seconds == pytest.approx(document["flops"])
 
 
+@pytest.mark.prove
 def test_a_module_of_ones_own(profiled: Any, folder: Path) -> None:
     (folder / "own_net.py").write_text(FACTORY)
     document = profiled("own_net:build", "--pin", "micro_batch_size=4")
@@ -143,6 +144,7 @@ def test_a_module_of_ones_own(profiled: Any, folder: Path) -> None:
     assert rows["layers.0-2"]["flops"] == {"forward": 3 * product, "backward": 5 * product, "recompute": 0}
 
 
+@pytest.mark.prove
 def test_the_table(command: Command) -> None:
     answer = command("profile", "config.json", "--pin", "activation_checkpointing=full", "--sequence-length", 32, "--depth", 2)
     assert answer.status == 0, answer.err
@@ -156,6 +158,7 @@ def test_the_table(command: Command) -> None:
     assert lines[-1].startswith("a step without the profiler's hooks takes ")
 
 
+@pytest.mark.prove
 def test_what_a_users_module_raises_is_told_with_its_traceback(command: Command, folder: Path) -> None:
     (folder / "own_net.py").write_text(FACTORY)
     answer = command("profile", "own_net:refuses")
@@ -181,6 +184,7 @@ BAD = {
 }  # fmt: skip
 
 
+@pytest.mark.prove(every=3)
 @pytest.mark.parametrize("words", BAD)
 def test_bad_input_is_one_line_and_starts_nothing(command: Command, monkeypatch: pytest.MonkeyPatch, words: str) -> None:
     def started(*_: object, **__: object) -> None:

@@ -133,6 +133,7 @@ def refused(command: Command, *words: object, says: tuple[str, ...], status: int
         assert part in lines[0]
 
 
+@pytest.mark.prove
 def test_a_cluster_is_shown_and_checked(process: Command, head: str) -> None:
     shown = process("cluster", "--ray-address", head, "--json")
     assert (shown.status, shown.err) == (0, "")
@@ -149,6 +150,7 @@ def test_a_cluster_is_shown_and_checked(process: Command, head: str) -> None:
     assert f"locked memory on {node['name']}" in findings
 
 
+@pytest.mark.prove
 def test_what_is_there_is_predicted_for(process: Command, head: str, folder: Path) -> None:
     predicted = process("predict", "config.json", "--ray-address", head, "--json")
     assert (predicted.status, predicted.err) == (0, "")
@@ -156,6 +158,7 @@ def test_what_is_there_is_predicted_for(process: Command, head: str, folder: Pat
     assert (cluster["name"], cluster["nodes"], cluster["devices_per_node"]) == ("ray", 1, 2)
 
 
+@pytest.mark.prove
 def test_the_environment_names_the_cluster_too(process: Command, head: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "192.0.2.1:1")
     monkeypatch.setenv("AUTOTUNE_RAY_ADDRESS", head)
@@ -171,6 +174,7 @@ def test_a_cluster_without_GPUs_refuses_a_job_for_them(process: Command, head: s
     assert not (folder / "best.json").exists()
 
 
+@pytest.mark.prove(every=4)
 @pytest.mark.parametrize(
     "words",
     [

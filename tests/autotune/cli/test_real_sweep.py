@@ -91,6 +91,7 @@ def _jobs_and_clean(command: Command, best: dict[str, Any]) -> None:
     assert json.loads(command("jobs", "--json").out) == []
 
 
+@pytest.mark.prove
 def test_json_is_one_document_and_a_file_gives_the_options(command: Command, folder: Path) -> None:
     (folder / "sweep.toml").write_text(
         'model = "config.json"\nrunner = "local"\ntrials = 9\nglobal-batch-size = 4\nsequence_length = 32\n'

@@ -400,6 +400,7 @@ def no_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probe, "describe_factory", started)
 
 
+@pytest.mark.prove(every=7)
 @pytest.mark.parametrize("name", sampled(CASES, every=4))
 def test_it_is_refused_by_its_rule_with_the_remedy(command: Command, folder: Path, name: str) -> None:
     rule, knobs, words = CASES[name]

@@ -15,6 +15,7 @@ def job(folder: Path) -> str:
         return swept(folder, store, trials=5, confirm_repeats=0)
 
 
+@pytest.mark.prove
 def test_a_page_and_markdown(command: Command, folder: Path, job: str) -> None:
     assert command("report", job[:-1], "--out", "report.html") == command("report", "--out", "report.md")
     assert (folder / "report.html").read_text(encoding="utf-8").startswith("<!doctype html>")

@@ -22,6 +22,7 @@ def table_instead_of_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(foreground, "make_runner", made)
 
 
+@pytest.mark.prove
 def test_devices_reports_every_size_and_writes_the_answer(command: Command, folder: Path) -> None:
     answer = command(*SWEEP, "--objective", "devices", "--rate", 150, "--ranks", "1,2,4")
     assert answer.status == 0, answer.err
@@ -31,6 +32,7 @@ def test_devices_reports_every_size_and_writes_the_answer(command: Command, fold
     assert "1 ranks, samples of 64 tokens" in answer.err
 
 
+@pytest.mark.prove
 def test_a_rate_that_nobody_reaches_ends_with_three(command: Command, folder: Path) -> None:
     answer = command(*SWEEP, "--objective", "devices", "--rate", 1e6, "--ranks", "1,2", "--json")
     found = json.loads(answer.out)
@@ -39,6 +41,7 @@ def test_a_rate_that_nobody_reaches_ends_with_three(command: Command, folder: Pa
     assert not (folder / "best-config.json").exists()
 
 
+@pytest.mark.prove
 def test_cost_is_one_document(command: Command) -> None:
     answer = command(*SWEEP, "--objective", "cost", "--price", 2.5, "--ranks", "1, 2", "--json")
     found = json.loads(answer.out)
@@ -46,12 +49,14 @@ def test_cost_is_one_document(command: Command) -> None:
     assert found["answer"]["cost_per_million_tokens"]["mean"] == pytest.approx(2.5 / 3600 / 6400 * 1e6, rel=1e-3)
 
 
+@pytest.mark.prove
 def test_an_answer_for_many_is_labelled(command: Command) -> None:
     answer = command(*SWEEP, "--tune-on", "1x2", "--answer-for", "4x2")
     assert answer.status == 0, answer.err
     assert "extrapolated to 8 devices, not measured: " in answer.out
 
 
+@pytest.mark.prove(every=3)
 @pytest.mark.parametrize(
     ("words", "says"),
     [

@@ -59,6 +59,7 @@ def models(folder: Path) -> str:
     return name
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize(
     ("factory", "status", "error", "where", "remedy"),
     [
@@ -93,6 +94,7 @@ def test_a_module_without_anything_to_train(models: str, command: Command, folde
     assert not (folder / "jobs.db").exists()
 
 
+@pytest.mark.prove
 def test_none_of_it_is_imported_here(models: str, command: Command) -> None:
     command("sweep", f"{models}:frozen", "--runner", "local", "--ranks", 2)
     assert models not in sys.modules

@@ -64,6 +64,7 @@ def test_a_key_names_a_submission(client: Client) -> None:
     assert len(list(client.jobs())) == 5
 
 
+@pytest.mark.prove
 def test_jobs_come_page_by_page(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("autotune.client.jobs.PAGE", 2)
     made = [submit(client).id for _ in range(5)][::-1]
@@ -212,6 +213,7 @@ def test_an_unknown_job(client: Client) -> None:
             call("20300101-000000-aaaa")
 
 
+@pytest.mark.prove
 def test_waiting(client: Client, store: Store) -> None:
     job = submit(client)
     began = time.monotonic()

@@ -87,6 +87,7 @@ def test_a_service_that_stays_away_is_told_of() -> None:
     assert 0.3 <= time.monotonic() - began < 60
 
 
+@pytest.mark.prove
 def test_a_stream_that_falls_silent_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("autotune.client.transport.SILENCE_SECONDS", 2.0)
     asked: list[str] = []

@@ -43,6 +43,7 @@ def test_a_submission_whose_answer_is_lost_opens_one_job(url: str, store: Store)
     assert [record.id for record in store.jobs()] == [job.id]
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("verb", ["pause", "stop", "cancel", "clone"])
 def test_what_is_asked_of_a_job_may_be_asked_again(url: str, store: Store, verb: str) -> None:
     sent: list[served.Request] = []
@@ -73,6 +74,7 @@ def test_a_change_of_one_version_is_not_sent_twice() -> None:
     assert "if-match" not in sent[1].headers
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("status", [429, 502, 503, 504])
 def test_a_service_that_cannot_now_is_asked_again(status: int) -> None:
     sent: list[float] = []

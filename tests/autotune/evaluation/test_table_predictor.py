@@ -28,6 +28,8 @@ DATA = Path(os.environ.get("AUTOTUNE_DATA", Path(__file__).parents[4] / "shared"
 class TestTablePredictor(PredictorCase):
     """As shipped."""
 
+    proves = ("test_calibration_reads_what_was_measured", "test_it_is_calibrated_on_few_rows_or_none")
+
     @pytest.fixture
     def predictor(self) -> Predictor:
         return TablePredictor()
@@ -48,6 +50,7 @@ def rows(slower: float) -> list[Row]:
     return [replace(row, step_time_s=float(slower * seconds)) for row, seconds in zip(made, predicted, strict=True)]
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("known", [3, 12])
 def test_a_slower_cluster_is_learned_from_its_rows(known: int) -> None:
     table = rows(1.6)
@@ -58,6 +61,7 @@ def test_a_slower_cluster_is_learned_from_its_rows(known: int) -> None:
     assert np.median(np.abs(after / truth - 1)) < 0.4 * np.median(np.abs(before / truth - 1))
 
 
+@pytest.mark.prove
 def test_another_source_is_told_less_than_ones_own() -> None:
     table = rows(1.6)
     others = [replace(row, source="other") for row in table]
@@ -110,6 +114,7 @@ def test_software_that_waits_for_messages_between_stages_does_so_in_every_micro_
     assert wait(replace(piped, num_gpus=128, dp=32, global_batch=1024)) == pytest.approx(4 * wait(piped))
 
 
+@pytest.mark.prove
 def test_disturbed_runs_are_not_fitted() -> None:
     """Below one per cent of the peak, a time says nothing about the terms of a step."""
     table = rows(1.2)
@@ -125,6 +130,7 @@ def test_shipped_coefficients_say_what_they_have_seen() -> None:
     assert TablePredictor().calibrated(table).in_sample([replace(table[0], source="torchtitan benchmarks")]) == 0
 
 
+@pytest.mark.prove
 def test_software_is_its_features_whatever_its_name() -> None:
     """Published rows whose features are stated, with the framework's name removed or replaced by another."""
     if not (DATA / "measured.csv").exists():
@@ -158,6 +164,7 @@ def test_selenes_iteration_times_follow_one_curve() -> None:
     assert sizes.max() <= 0.08
 
 
+@pytest.mark.prove
 def test_every_published_row_is_refused_or_predicted() -> None:
     if not (DATA / "measured.csv").exists():
         pytest.skip(f"no measurements in {DATA}")

@@ -21,6 +21,7 @@ GOLDEN = Path(__file__).parent / "golden"
 NEW = tuple(name for name in EXPORTERS if name != "json")
 
 
+@pytest.mark.prove(every=3)
 @pytest.mark.parametrize(("name", "case"), cases.WRITTEN)
 def test_the_file_is_golden(tmp_path: Path, name: str, case: str) -> None:
     """Write the files anew with AUTOTUNE_WRITE_GOLDEN=1."""
@@ -180,6 +181,7 @@ def test_every_knob_is_moved() -> None:
     assert {*KNOB_NAMES} - {*MOVES} == {"script"}  # which is a command's alone
 
 
+@pytest.mark.prove(every=11)
 @pytest.mark.parametrize("name", NEW)
 @pytest.mark.parametrize(
     ("knob", "value", "beside"),

@@ -29,6 +29,7 @@ def launch_words(text: str) -> list[list[str]]:
     return [shlex.split(line) for line in lines]
 
 
+@pytest.mark.prove
 def test_torchrun_reads_the_words(tmp_path: Path) -> None:
     """All in one other process: torchrun's module belongs to torch."""
     written = [(name, case) for name in ("torchrun", "torchtitan", "megatron") for case in cases.CASES]

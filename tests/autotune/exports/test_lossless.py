@@ -29,6 +29,7 @@ def test_the_targets_are_the_frameworks_that_are_exported_to() -> None:
         request_from_fields({"model": "llama-tiny", "simple": "keras"})
 
 
+@pytest.mark.prove
 def test_domains_lose_what_the_export_cannot_say() -> None:
     whole, simple = space_of(asked(None)), space_of(asked("megatron"))
     assert set(whole.domains["pipeline_schedule"]) > set(simple.domains["pipeline_schedule"]) == {"1f1b", "interleaved_1f1b"}
@@ -39,6 +40,7 @@ def test_domains_lose_what_the_export_cannot_say() -> None:
     assert space_of(asked("deepspeed")).domains["tensor_parallel_size"] == (1,)
 
 
+@pytest.mark.prove(every=7)
 @pytest.mark.parametrize(
     ("target", "expressed"),
     [
@@ -56,6 +58,7 @@ def test_domains_keep_what_the_framework_can_do(target: str, expressed: dict[str
     assert {knob: domains[knob] for knob in expressed} == expressed
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("target", ["transformers", "deepspeed", "accelerate-fsdp"])
 def test_a_model_that_fits_only_with_stage_3_offloaded_and_recomputed_has_a_plan(target: str) -> None:
     question = question_of(
@@ -67,6 +70,7 @@ def test_a_model_that_fits_only_with_stage_3_offloaded_and_recomputed_has_a_plan
     assert config.activation_checkpointing == "full"
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("target", sampled(["megatron", "torchtitan"], every=2))
 def test_the_exports_of_plans_have_no_note_about_a_searched_knob(target: str) -> None:
     question = asked(target)

@@ -94,6 +94,7 @@ def test_dropping_needs_a_second_replica() -> None:
         run_of(recovery=Recovery.DROP)
 
 
+@pytest.mark.prove(every=4)
 @pytest.mark.parametrize("seed", range(8))
 def test_the_simulation_agrees(seed: int) -> None:
     agrees(seed, runs=300)

@@ -100,6 +100,7 @@ def swept(session: Session, store: Store, answer: Any = table.measured) -> str:
     return job.id
 
 
+@pytest.mark.prove
 def test_a_job_as_a_study_and_back(tmp_path: Path, store: Store) -> None:
     def answer(config: TrialConfig) -> Any:
         if config.micro_batch_size == 4 and config.zero_stage < 2:
@@ -152,6 +153,7 @@ def test_a_study_that_minimizes_is_refused(tmp_path: Path) -> None:
         read_history(storage)
 
 
+@pytest.mark.prove
 def test_guided_begins_where_the_history_ends(tmp_path: Path, store: Store) -> None:
     """Of a machine whose rates are the other way round than predicted, so that nothing but the history tells of the best."""
 

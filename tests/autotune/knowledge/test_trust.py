@@ -81,6 +81,7 @@ def predicted(measurements: list[Measurement], store: Store | None = None) -> tu
     return first, second
 
 
+@pytest.mark.prove
 def test_measurements_on_the_same_devices_correct_predictions() -> None:
     blind, truth = predicted([])
     informed, _ = predicted(measured("theirs", 24))
@@ -88,6 +89,7 @@ def test_measurements_on_the_same_devices_correct_predictions() -> None:
     assert abs(np.log(informed / truth)) < 0.06
 
 
+@pytest.mark.prove
 def test_nothing_is_learned_from_a_source_that_contradicts(store: Store) -> None:
     run_job(store, measured("x", 6, seed=9))
     honest, truth = predicted([], store)
@@ -117,6 +119,7 @@ def poisoned(row: Row) -> Row:
     return dataclasses.replace(row, **faster, step_time_s=seconds and seconds / 2, peak_mem_gb=peak and peak * 2)
 
 
+@pytest.mark.prove
 def test_poisoned_tables_are_found_by_five_of_their_rows() -> None:
     if not (DATA / "measured.csv").exists():
         pytest.skip(f"no measurements in {DATA}")

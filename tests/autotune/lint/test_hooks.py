@@ -57,6 +57,7 @@ def test_the_files_of_the_hook(path: str, taken: bool) -> None:
     assert bool(re.search(hook()["files"], path)) is taken
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize(("file", "status"), sampled([(FAULTY, 1), (GOOD, 0)], every=2), ids=["faulty", "good"])
 def test_the_command_of_the_action(tmp_path: Path, environment: dict[str, str], file: Path, status: int) -> None:
     action = yaml.safe_load((ROOT / "action.yml").read_text())

@@ -19,6 +19,7 @@ VALUES: tuple[Any, ...] = (
 FILES = sorted({case.file for case in CASES if not case.refusal})
 
 
+@pytest.mark.prove(every=10)
 @pytest.mark.parametrize("file", FILES)
 def test_a_wrong_value_is_a_finding_or_a_line(file: str) -> None:
     draw = random.Random(file)

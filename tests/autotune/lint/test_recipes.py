@@ -19,11 +19,13 @@ def named(case: RecipeCase) -> str:
     return f"{case.name}{'@' + case.cluster if case.cluster else ''}"
 
 
+@pytest.mark.prove(every=3)
 @pytest.mark.parametrize("case", GOOD, ids=named)
 def test_nothing_is_said_of_a_good_recipe(case: RecipeCase) -> None:
     assert said(case) == "nothing"
 
 
+@pytest.mark.prove(every=5)
 @pytest.mark.parametrize("case", FAULTY, ids=named)
 def test_every_planted_fault_is_found_with_its_fix(case: RecipeCase) -> None:
     found = case.linted().findings
@@ -32,6 +34,7 @@ def test_every_planted_fault_is_found_with_its_fix(case: RecipeCase) -> None:
                for finding in found for key in finding.fix)  # fmt: skip
 
 
+@pytest.mark.prove(every=5)
 @pytest.mark.parametrize("case", FAULTY, ids=named)
 def test_a_fix_removes_its_finding(case: RecipeCase) -> None:
     linted = case.linted()
@@ -71,6 +74,7 @@ def test_the_thread_about_a_faster_layout() -> None:
     assert proposed.rate > shipped.rate
 
 
+@pytest.mark.prove
 def test_the_page_is_current() -> None:
     """Write the page anew with AUTOTUNE_WRITE_GOLDEN=1."""
     text = page()

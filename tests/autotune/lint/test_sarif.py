@@ -110,6 +110,7 @@ def test_a_log_without_findings_is_as_published() -> None:
     require_valid(sarif([], ()))
 
 
+@pytest.mark.prove(every=6)
 @pytest.mark.parametrize(
     "damage",
     [

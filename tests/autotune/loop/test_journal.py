@@ -119,6 +119,7 @@ class Collector:
         self.server = HTTPServer(("127.0.0.1", 0), Handler)
 
 
+@pytest.mark.prove
 def test_a_collector_is_sent_a_span_for_the_job_and_each_of_its_trials(store: Store, tmp_path: Path) -> None:
     job_id = submit(store, tmp_path)
     collector = Collector()

@@ -18,6 +18,7 @@ from storage.store import Store
 NAMES = ("random", "grid", "tpe")
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("name", NAMES)
 def test_a_job_spends_its_budget_and_succeeds(tmp_path: Path, store: Store, name: str) -> None:
     snapshot = run(table.session(tmp_path, strategy=name, trials=10), store)
@@ -27,6 +28,7 @@ def test_a_job_spends_its_budget_and_succeeds(tmp_path: Path, store: Store, name
     assert snapshot.open == []
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("name", NAMES)
 def test_a_space_that_is_used_up_ends_the_search(tmp_path: Path, store: Store, name: str) -> None:
     session = table.session(tmp_path, strategy=name, trials=500, confirm_repeats=0)
@@ -49,6 +51,7 @@ def test_a_strategy_that_proposes_what_is_known_ends_the_search(tmp_path: Path, 
     assert [trial.number for trial in snapshot.trials] == [0]
 
 
+@pytest.mark.prove
 def test_several_attempts_run_at_once_without_a_trial_twice(tmp_path: Path, store: Store) -> None:
     runner = table.Recorded(slots=4, seconds_per_trial=0.02)
     snapshot = run(table.session(tmp_path, trials=12), store, runner)
@@ -82,6 +85,7 @@ def test_a_baseline_that_does_not_fit_is_tried_at_the_next_stage(tmp_path: Path,
     assert [trial.outcome for trial in snapshot.trials[:3]] == [Outcome.INFEASIBLE, Outcome.INFEASIBLE, Outcome.OK]
 
 
+@pytest.mark.prove
 def test_states_over_the_limit_are_refused_without_a_process(tmp_path: Path, store: Store) -> None:
     parameters = table.session(tmp_path).model.parameter_count
     session = table.session(tmp_path, memory_limit=parameters * 14, trials=50, strategy="grid")

@@ -63,6 +63,7 @@ def test_one_trial_that_met_a_neighbour_moves_little(tmp_path: Path, store: Stor
     assert shipped(session).seconds(config, snapshot) == pytest.approx(3 * predicted(session, config))
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("strategy", ["random", "guided"])
 def test_every_trial_is_asked_for_with_it(tmp_path: Path, store: Store, strategy: str) -> None:
     session, runner = table.session(tmp_path, strategy=strategy), table.Recorded()

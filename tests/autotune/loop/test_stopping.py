@@ -28,6 +28,7 @@ def run(folder: Path, **changes: Any) -> tuple[JobRecord, int]:
         return ended, read_snapshot(store, job.id).spent
 
 
+@pytest.mark.prove
 def test_it_ends_when_nothing_better_is_likely_to_be_left(tmp_path: Path) -> None:
     ended, spent = run(tmp_path, stop_margin=0.5)
     assert (ended.state, ended.reason) == (JobState.SUCCEEDED, "CONVERGED")
@@ -89,6 +90,7 @@ def test_an_error_that_every_trial_has_ends_the_search_and_is_told(tmp_path: Pat
     assert remedy == "correct that and start it again; the first trial's traceback is in `autotune show`"
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("outcome", [Outcome.FAILED, Outcome.TIMEOUT, Outcome.LOST])
 def test_a_job_whose_first_trials_end_for_one_cause_has_that_cause_as_its_reason(tmp_path: Path, outcome: Outcome) -> None:
     ports = iter(range(30_000, 40_000))
@@ -106,6 +108,7 @@ def test_a_job_whose_first_trials_end_for_one_cause_has_that_cause_as_its_reason
     assert ended.message.count("the ranks did not meet at 10.0.0.1:300") == 1
 
 
+@pytest.mark.prove
 def test_what_does_not_fit_or_has_two_causes_is_not_the_jobs_failure(tmp_path: Path) -> None:
     def full(config: TrialConfig) -> TrialResult:
         return dataclasses.replace(table.ended(Outcome.INFEASIBLE, "out of memory"), cause="device-memory")

@@ -59,6 +59,7 @@ class Running:
         assert not self._thread.is_alive()
 
 
+@pytest.mark.prove
 def test_jobs_are_run_one_after_another(store: Store, tmp_path: Path) -> None:
     ids = [submit(store, tmp_path, seed=seed) for seed in range(3)]
     Worker(store, make(), poll_seconds=0.02).run(StopSignal(), most_jobs=3)
@@ -67,6 +68,7 @@ def test_jobs_are_run_one_after_another(store: Store, tmp_path: Path) -> None:
     assert all(sum(trial.counted for trial in store.trials(job.id)) == 6 for job in jobs)
 
 
+@pytest.mark.prove
 def test_ranks_stay_warm_while_jobs_need_the_same(store: Store, tmp_path: Path) -> None:
     made: list[Runner] = []
 
@@ -119,6 +121,7 @@ def unstartable() -> Runner:
     raise RunnerError("Ray does not start")
 
 
+@pytest.mark.prove(every=6)
 @pytest.mark.parametrize(
     ("ranks", "state", "abandoned"),
     [
@@ -153,6 +156,7 @@ def test_a_row_that_cannot_be_read_fails_the_job_alone(store: Store, tmp_path: P
     assert store.job(good).state is JobState.SUCCEEDED
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize(
     ("wanted", "state", "killed"),
     [(Ask.PAUSE, JobState.PAUSED, False), (Ask.STOP, JobState.SUCCEEDED, False), (Ask.CANCEL, JobState.CANCELLED, True)],
@@ -179,6 +183,7 @@ def test_what_is_asked_of_a_running_job(
         assert store.job(job_id).reason == "BUDGET"
 
 
+@pytest.mark.prove
 def test_a_worker_that_ends_gives_its_job_back(store: Store, tmp_path: Path) -> None:
     job_id = submit(store, tmp_path)
     with Running(store, seconds=1.0) as running:
@@ -223,6 +228,7 @@ def test_a_budget_that_is_extended_just_before_the_end_is_spent(
     assert sum(trial.counted for trial in store.trials(job_id)) == 9
 
 
+@pytest.mark.prove
 def test_an_extended_budget_is_spent(store: Store, tmp_path: Path) -> None:
     job_id = submit(store, tmp_path)
     with Running(store, seconds=5.0) as running:

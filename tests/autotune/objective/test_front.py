@@ -63,6 +63,7 @@ def test_the_front_is_wider_than_that_of_a_search_for_the_fastest(tmp_path: Path
     assert shares["pareto"] > 1.05 * shares["throughput"] > 1.05
 
 
+@pytest.mark.prove
 def test_the_winner_is_the_fastest_within_the_headroom(tmp_path: Path, store: Store) -> None:
     session = table.session(tmp_path, trials=24, objective="pareto", memory_limit=7_000_000, headroom=0.1)
     document = build_best_config(session, run(session, store))
@@ -71,6 +72,7 @@ def test_the_winner_is_the_fastest_within_the_headroom(tmp_path: Path, store: St
     assert all(peak <= 6_300_000 for _, peak in front_points(document))
 
 
+@pytest.mark.prove
 def test_no_trial_races(tmp_path: Path, store: Store) -> None:
     class Recorded(ReplayRunner):
         def __init__(self, answer: Any) -> None:
@@ -89,6 +91,7 @@ def test_no_trial_races(tmp_path: Path, store: Store) -> None:
     assert told == {"throughput": True, "pareto": False}
 
 
+@pytest.mark.prove
 def test_scores_at_the_ends_order_as_the_objectives_alone(tmp_path: Path, store: Store) -> None:
     trials = run(table.session(tmp_path, trials=24), store).searched
     for share, alone in ((0.0, Objective.THROUGHPUT), (1.0, Objective.MEMORY)):

@@ -39,6 +39,7 @@ def swept(session: Session, store: Store, answer: Any = table.measured) -> JobSn
     return read_snapshot(store, job.id)
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize(
     "changes", [{}, {"objective": "memory"}, {"memory_limit": 4_500_000}, {"confirm_repeats": 0}, {"trials": 1}]
 )
@@ -85,6 +86,7 @@ def test_every_rank_is_placed(tmp_path: Path, schema: dict[str, Any], layout: di
     assert json.dumps(launch) == json.dumps(launch_of(config, session))
 
 
+@pytest.mark.prove
 def test_a_pipeline_winner_says_which_rank_holds_which_layers(tmp_path: Path, store: Store, schema: dict[str, Any]) -> None:
     def answer(config: TrialConfig) -> Any:
         wanted = config.pipeline_schedule == "1f1b" and config.pipeline_parallel_size == 2 and config.tensor_parallel_size == 2
@@ -112,6 +114,7 @@ def test_the_layers_of_a_factory_are_not_known(tmp_path: Path, schema: dict[str,
     assert launch["placement"]["ranks"][0]["stages"] == [{"stage": 0, "layers": None}]
 
 
+@pytest.mark.prove
 def test_the_fastest_within_the_headroom_wins(tmp_path: Path, store: Store) -> None:
     session = table.session(tmp_path, trials=24, memory_limit=7_000_000, headroom=0.1)
     document = build_best_config(session, swept(session, store))
@@ -121,6 +124,7 @@ def test_the_fastest_within_the_headroom_wins(tmp_path: Path, store: Store) -> N
     assert document["baseline"]["gain"]["low"] > 1.0
 
 
+@pytest.mark.prove
 def test_least_memory_wins_where_it_is_the_objective(tmp_path: Path, store: Store) -> None:
     session = table.session(tmp_path, trials=24, objective="memory")
     document = build_best_config(session, swept(session, store))
@@ -129,6 +133,7 @@ def test_least_memory_wins_where_it_is_the_objective(tmp_path: Path, store: Stor
     assert document["baseline"]["gain"]["mean"] == pytest.approx(5_000_000 / 1_600_000)
 
 
+@pytest.mark.prove
 def test_a_tie_goes_to_less_memory_and_is_told(tmp_path: Path, store: Store) -> None:
     session = table.session(tmp_path, trials=24)
     document = build_best_config(
@@ -138,6 +143,7 @@ def test_a_tie_goes_to_less_memory_and_is_told(tmp_path: Path, store: Store) -> 
     assert document["best"]["measured"]["peak_memory_bytes"][0]["total"] <= 4_000
 
 
+@pytest.mark.prove
 def test_wrong_and_unstable_trials_never_win(tmp_path: Path, store: Store) -> None:
     def answer(config: TrialConfig) -> Any:
         if config.zero_stage == 1:
@@ -150,6 +156,7 @@ def test_wrong_and_unstable_trials_never_win(tmp_path: Path, store: Store) -> No
     assert build_best_config(allowed, swept(allowed, store, answer))["best"]["config"]["zero_stage"] == 1
 
 
+@pytest.mark.prove
 def test_a_finalist_whose_confirmation_fails_does_not_win(tmp_path: Path, store: Store) -> None:
     seen: set[str] = set()
 
@@ -164,6 +171,7 @@ def test_a_finalist_whose_confirmation_fails_does_not_win(tmp_path: Path, store:
     assert (best["zero_stage"], best["micro_batch_size"]) == (1, 4)
 
 
+@pytest.mark.prove
 def test_alternatives_are_the_front_of_throughput_and_memory(tmp_path: Path, store: Store) -> None:
     session = table.session(tmp_path, trials=24)
     front = build_best_config(session, swept(session, store))["alternatives"]

@@ -61,6 +61,7 @@ def confirmations(snapshot: JobSnapshot) -> list[TrialRecord]:
     return [trial for trial in snapshot.trials if trial.purpose is Purpose.CONFIRM]
 
 
+@pytest.mark.prove
 def test_what_was_lucky_in_the_search_does_not_replace_a_better_baseline(tmp_path: Path, store: Store) -> None:
     rates = {(0, 1): (100.0, 104.0), (1, 2): (118.0, 94.0), (2, 4): (116.0, 93.0)}
     session, snapshot, verdict = play(tmp_path, store, rates)
@@ -83,6 +84,7 @@ class Resuming(Scripted):
         return super()._measure(config)
 
 
+@pytest.mark.prove
 def test_a_trial_that_ended_without_a_measurement_leaves_no_probability(tmp_path: Path, store: Store) -> None:
     session = table.session(tmp_path, trials=24)
     snapshot = run(session, store, Resuming({(0, 1): (100.0, 100.0), (1, 2): (900.0, 900.0)}, session.baselines[0]))
@@ -99,6 +101,7 @@ def test_a_trial_that_ended_without_a_measurement_leaves_no_probability(tmp_path
     assert {row["trial"] for row in decision["unresolved"] if row["rate"] is None} == {*ended}
 
 
+@pytest.mark.prove
 def test_what_was_unlucky_in_the_search_gets_another_chance(tmp_path: Path, store: Store) -> None:
     """Two lucky ones stand above it, and fall back when they are measured again."""
     rates = {(0, 1): (80.0, 80.0), (1, 2): (112.0, 101.0), (2, 2): (111.0, 100.0), (1, 4): (108.0, 125.0)}
@@ -108,12 +111,14 @@ def test_what_was_unlucky_in_the_search_gets_another_chance(tmp_path: Path, stor
     assert len(confirmations(snapshot)) <= 9
 
 
+@pytest.mark.prove
 def test_a_gain_that_is_not_sure_keeps_the_baseline(tmp_path: Path, store: Store) -> None:
     _, _, verdict = play(tmp_path, store, {(0, 1): (100.0, 100.0), (1, 2): (101.0, 100.3)}, confirm_repeats=1)
     assert verdict.keeps and verdict.tie
     assert verdict.runner_up_ratio is not None and verdict.runner_up_ratio.low < 1.0 < verdict.runner_up_ratio.high
 
 
+@pytest.mark.prove
 def test_repeats_end_when_the_answer_is_separated(tmp_path: Path, store: Store) -> None:
     _, snapshot, verdict = play(tmp_path, store, {(0, 1): (100.0, 100.0), (1, 2): (300.0, 300.0)})
     assert verdict.probability_best > 0.99 and verdict.expected_loss < 0.001
@@ -156,6 +161,7 @@ class KilledAt(Scripted):
         return super().submit(request)
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("killed_at", sampled([26, 25, 28], every=3))
 def test_a_round_goes_on_in_another_process(tmp_path: Path, store: Store, killed_at: int) -> None:
     rates = {(0, 1): (100.0, 100.0), (1, 2): (104.0, 103.0), (2, 2): (103.5, 103.5), (1, 4): (103.0, 104.0)}
@@ -218,6 +224,7 @@ def test_the_first_of_many_equals_was_lucky() -> None:
     assert found.probability_best(first) < 0.5
 
 
+@pytest.mark.prove
 def test_probabilities_mean_what_they_say() -> None:
     """600 cases of six configurations, three measurements each. In a third of them the baseline is the best."""
     draw = random.Random(7)

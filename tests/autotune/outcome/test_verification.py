@@ -97,6 +97,7 @@ def test_a_script_of_the_users_own_is_told_the_configuration(
     assert (name, json.loads(text)["zero_optimization"]["stage"]) == ("config.json", 2)
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize(
     ("engine", "words", "line"),
     [

@@ -33,6 +33,7 @@ def texts_of(value: Any) -> list[str]:
     return [value] if isinstance(value, str) else []
 
 
+@pytest.mark.prove
 def test_all_plots_of_a_job(tmp_path: Path, store: Store) -> None:
     job = swept(tmp_path, store)
     found = plots.all_of(job, database(tmp_path))
@@ -77,6 +78,7 @@ def test_very_many_trials_are_thinned_and_that_is_said() -> None:
     assert thinning(figure(3)) == ""
 
 
+@pytest.mark.prove
 def test_plotly_is_loaded_by_the_first_plot_alone() -> None:
     program = "import sys; from autotune import plots; import autotune.plots.drawing; sys.exit('plotly' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

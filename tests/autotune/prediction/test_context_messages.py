@@ -20,6 +20,7 @@ LATENT = dataclasses.replace(
 CLUSTER, WORKLOAD = resolve_cluster("dgx-a100:1"), Workload(global_batch_size=8, sequence_length=512)
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("method", ["gather", "ulysses"])
 @pytest.mark.parametrize("model", [GROUPED, LATENT], ids=["grouped", "latent"])
 def test_bytes_and_messages_are_those_of_the_engine(model: ModelSpec, method: str) -> None:

@@ -136,6 +136,7 @@ def test_bytes_of_routing() -> None:
     assert seconds(expert_parallel_size=8) - seconds() == pytest.approx(2 * MODEL.experts_per_token, rel=0.01)
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize(
     ("knobs", "within"),
     sampled(
@@ -208,6 +209,7 @@ def test_without_shared_experts_or_expert_ranks_nothing_is_hidden(knobs: dict[st
     assert beside.memory.total == pytest.approx(waited.memory.total)
 
 
+@pytest.mark.prove
 def test_a_gradient_of_shared_experts_waits_for_the_others() -> None:
     found = []
     for overlap in (False, True):

@@ -49,6 +49,7 @@ def ranks(forked_ranks: None) -> Iterator[LocalRunner]:
         yield runner
 
 
+@pytest.mark.prove
 def test_the_stages_of_a_module_hold_its_parameters_and_moments(described: dict[str, FactoryModel]) -> None:
     for name, twice in (("decoder", 0), ("tied", 1)):
         profile = described[name].profile
@@ -74,6 +75,7 @@ def test_later_ranks_of_1f1b_hold_fewer_micro_batches(described: dict[str, Facto
     assert held[0] > held[1] > held[2]
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("case", sampled(CASES, every=14))
 def test_the_peak_is_that_of_real_ranks(ranks: LocalRunner, described: dict[str, FactoryModel], case: str) -> None:
     name, knobs = CASES[case]

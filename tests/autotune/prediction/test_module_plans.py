@@ -46,6 +46,7 @@ def allocated(model: FactoryModel, knobs: dict[str, Any]) -> float:
     return float(memory(cases_of(model, cluster, WORKLOAD, [config], "native"), rates_for(cluster, "native")).allocated[0])
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("name", sampled(["tied", "mlp", "conv", "decoder", "frozen"], every=5))
 def test_parameters_and_flops_are_those_of_the_module(name: str) -> None:
     model = profiled(name)
@@ -81,6 +82,7 @@ PEAKS: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
+@pytest.mark.prove(every=8)
 @pytest.mark.parametrize(
     ("name", "knobs", "stage"), sampled([(name, knobs, stage) for name, knobs in PEAKS for stage in range(4)], every=5)
 )
@@ -144,6 +146,7 @@ def test_more_work_takes_longer_and_sharding_saves_memory() -> None:
     assert seconds[0] < seconds[1]
 
 
+@pytest.mark.prove
 def test_capacity_and_the_largest_micro_batch() -> None:
     question = question_of(profiled("decoder"), cluster_of("dgx-h100", None, None, None))
     found = capacity(question)

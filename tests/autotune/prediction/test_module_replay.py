@@ -62,6 +62,7 @@ def profile() -> ModuleProfile:
     return model.profile
 
 
+@pytest.mark.prove(every=6)
 @pytest.mark.parametrize("case", sampled(CASES, every=7))
 def test_all_cases_at_once_equal_the_schedule_followed(profile: ModuleProfile, case: str) -> None:
     start, policy, offloads = CASES[case]

@@ -65,6 +65,7 @@ def asked(**pins: object) -> Question:
     return question_of(model_of("llama-tiny", None, None, None), cluster_of("local", 2, None), pins=pins, space="zero")
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("strategy", sampled(["guided", "random"], every=2))
 def test_all_doors_show_one_rate_after_trials_that_no_coefficient_explains(trained: Store, strategy: str) -> None:
     session = session_of(strategy=strategy, space="zero")

@@ -124,6 +124,7 @@ def require(good: Array, cases: Cases, told: str) -> None:
         pytest.fail(f"{told}: {len(bad)} of {len(cases)}, such as {example}")
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("name", sampled(PLACES, every=3))
 def test_what_is_predicted_is_a_number_and_sums_up(name: str) -> None:
     cases, prediction = made(name)
@@ -151,6 +152,7 @@ def test_memory_never_falls_when_the_micro_batch_grows(name: str) -> None:
         require(after >= before * (1 - HAIR), cases, f"{factor} times the micro-batch")
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("name", sampled(PLACES, every=3))
 def test_the_share_of_states_never_rises_with_the_stage(name: str) -> None:
     """Of one and the same rank, the first, the last and one between; and of the fullest, unless another becomes the fullest.
@@ -184,6 +186,7 @@ def test_the_share_of_states_never_rises_with_the_stage(name: str) -> None:
         fullest = found[""].stage
 
 
+@pytest.mark.prove(every=7)
 @pytest.mark.parametrize("name", sampled(PLACES, every=3))
 @pytest.mark.parametrize("link", ["intra", "inter", "host_link", "bandwidth", "host_bandwidth", "peak"])
 def test_no_step_is_faster_on_slower_hardware(name: str, link: str) -> None:

@@ -66,6 +66,7 @@ CASES: list[tuple[ModelSpec, dict[str, Value], float]] = [
 ]
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize(
     ("model", "knobs", "within"), sampled(CASES, every=99), ids=lambda value: getattr(value, "name", str(value))
 )

@@ -57,6 +57,7 @@ def named(value: Any) -> str:
     return value.name if isinstance(value, RecipeCase) else str(value)
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize(("case", "to"), sampled([(case, to) for case in GOOD for to in targets(case)], 9), ids=named)
 def test_the_target_is_the_best_candidate_and_lint_has_nothing_against_it(case: RecipeCase, to: str, tmp_path: Path) -> None:
     try:
@@ -90,6 +91,7 @@ def test_on_more_nodes_every_change_has_its_reason() -> None:
     assert "# " not in found.target.text and 'flavor = "70B"' in found.target.text
 
 
+@pytest.mark.prove
 def test_experts_on_fewer_nodes_are_refused_by_their_arithmetic() -> None:
     found = carry(recipe("megatron-mixtral.sh", "dgx-h100:4"), resolve_cluster("dgx-h100:1"), BatchRule.FIXED, None, 5)
     assert [finding.rule for finding in found.problems] == ["experts-divide"]
@@ -107,6 +109,7 @@ def test_key_value_heads_limit_tensor_parallelism_where_the_framework_does_not_r
     assert all(heads % one.config.tensor_parallel_size == 0 for one in found.found)
 
 
+@pytest.mark.prove
 def test_a_layout_that_does_not_fit_fewer_nodes_says_by_how_much() -> None:
     found = carry(recipe("titan-llama3-70b.toml", "dgx-h100:8"), resolve_cluster("dgx-h100:2"), BatchRule.FIXED, None, 5)
     offload = next(change for change in found.changes if change.name == "offload_optimizer")
@@ -137,6 +140,7 @@ def test_deepspeed_keeps_its_batch_arithmetic() -> None:
         assert (product, settings.get("train_batch_size")) == (64, 64 if tensor == 1 else None)
 
 
+@pytest.mark.prove
 def test_a_best_config_is_carried_as_one(tmp_path: Path) -> None:
     source = exported.document(exported.large(), zero_stage=3, precision="bf16", micro_batch_size=2, tensor_parallel_size=2)
     whole = {"schema_version": 1, "engine": "native", **source}
@@ -167,6 +171,7 @@ def test_bad_input_is_one_line(file: str, cluster: str, model: str, message: str
     assert message in str(caught.value) and "\n" not in str(caught.value)
 
 
+@pytest.mark.prove
 def test_a_layout_that_runs_stays_unless_another_is_certainly_faster() -> None:
     # On 40 GB it needs its recomputation.
     source, wider = recipe("titan-llama3-8b.toml", "dgx-a100-40gb:1"), resolve_cluster("dgx-a100-40gb:2")

@@ -78,6 +78,7 @@ def test_where_intervals_overlap_it_is_undecided(tmp_path: Path, store: Store) -
     assert found.gain is not None and found.gain.low < 1.0 < found.gain.high
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("count", [3, pytest.param(20, marks=pytest.mark.nightly)])
 def test_recorded_noise_alone_beats_nothing(tmp_path: Path, store: Store, count: int) -> None:
     """The recipe against itself: every trial's rate is the next of 100 real measurements of one configuration."""

@@ -50,6 +50,7 @@ def report(tmp_path: Path, store: Store) -> Report:
     return report_of(store, swept(tmp_path, store))
 
 
+@pytest.mark.prove
 def test_a_page_needs_nothing_from_anywhere(report: Report) -> None:
     page = page_of(report)
     assert len(page.encode()) < MOST_BYTES
@@ -68,6 +69,7 @@ def test_a_page_needs_nothing_from_anywhere(report: Report) -> None:
     assert "'unsafe-inline'" not in policy.partition("script-src")[2]
 
 
+@pytest.mark.prove
 def test_every_figure_has_a_plot_and_its_numbers(report: Report) -> None:
     found = read(page_of(report))
     shown = [attributes["data-plot"] for tag, attributes in found.elements if "data-plot" in attributes]
@@ -82,6 +84,7 @@ def test_every_figure_has_a_plot_and_its_numbers(report: Report) -> None:
     assert "no pipeline" in captions
 
 
+@pytest.mark.prove
 def test_texts_of_users_are_text(report: Report) -> None:
     hostile = dataclasses.replace(report, title=HOSTILE, headline=HOSTILE, facts=(("state", HOSTILE),), commands=(HOSTILE,))
     figures = tuple(dataclasses.replace(figure, summary=HOSTILE, notes=(HOSTILE,)) for figure in report.figures)
@@ -95,6 +98,7 @@ def test_texts_of_users_are_text(report: Report) -> None:
     assert str(coded("a `<b>` c")) == "a <code>&lt;b&gt;</code> c"
 
 
+@pytest.mark.prove
 def test_markdown_says_the_same(report: Report) -> None:
     text = markdown_of(report)
     for figure in report.figures:

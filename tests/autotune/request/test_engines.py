@@ -210,6 +210,7 @@ def test_the_defaults_are_what_the_engine_honours(engine: Capability, cluster: s
     assert engine.refusals(defaults, resolve_cluster(cluster).world_size) == []
 
 
+@pytest.mark.prove(every=3)
 @pytest.mark.parametrize("engine", ENGINES, ids=lambda engine: engine.engine)
 @pytest.mark.parametrize("name", sampled(["zero", "zero-buckets", "3d", "full"], every=2))
 @pytest.mark.parametrize(("model", "cluster", "batch"), [("llama-tiny", "local", 16), ("llama-3-70b", "dgx-h100:2", 128)])
@@ -247,6 +248,7 @@ def test_the_page_tells_every_combination_and_where_a_schedule_is_refused() -> N
     assert cells["zbv"] == {**unless, "ddp": "no", "deepspeed": "no"}
 
 
+@pytest.mark.prove
 def test_4_ranks_have_many_layouts_to_try_in_3d() -> None:
     for batch in (8, 16):
         work = Workload(global_batch_size=batch, sequence_length=128)

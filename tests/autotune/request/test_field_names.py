@@ -101,6 +101,7 @@ def test_every_field_is_a_key_of_a_file_of_a_row_and_of_a_best_config_by_its_nam
     assert {*schema["properties"]["job"]["properties"]["request"]["required"]} <= row.keys()
 
 
+@pytest.mark.prove
 def test_no_option_and_no_field_has_an_old_name() -> None:
     assert not OLD_NAMES.keys() & {*FIELDS, *JobSubmission.model_fields}
     assert {*OLD_NAMES.values(), *OLD_OPTION_NAMES.values()} <= {*FIELDS}

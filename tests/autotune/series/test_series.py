@@ -87,6 +87,7 @@ def test_a_rate_that_nobody_reaches_is_told_with_the_best_and_a_remedy(tmp_path:
     assert "on 2 ranks; add ranks" in found.message
 
 
+@pytest.mark.prove
 def test_cost_is_per_million_tokens_and_its_edges_are_those_of_the_rate_turned(tmp_path: Path) -> None:
     found = run(tmp_path, Told(), objective="cost", price=3.0, ranks=(1, 2, 4))
     assert [entry.ranks for entry in found.entries] == [1, 2, 4]
@@ -120,6 +121,7 @@ def test_a_size_at_which_the_states_cannot_fit_is_skipped(tmp_path: Path) -> Non
     assert "skipped: memory_limit: every configuration" in found.entries[0].message
 
 
+@pytest.mark.prove
 def test_scale_tells_efficiency_and_where_more_ranks_are_slower(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(RATES, 4, 60.0)
     found = run(tmp_path, Told(), objective="scale", ranks=(4, 1, 2))
@@ -156,6 +158,7 @@ def test_scale_compares_the_same_ranks_on_more_nodes(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize(("begin", "end"), sampled([(128, 384), (None, 384), (4096, 384), (384, 384)], every=4))
 def test_the_longest_sequence_is_found_from_wherever_predictions_begin(tmp_path: Path, begin: int | None, end: int) -> None:
     lengths, trials = list[int](), list[int]()
@@ -249,6 +252,7 @@ def test_a_single_job_names_the_way_to_a_series(tmp_path: Path) -> None:
         request_from_fields(fields(tmp_path, objective="cost"))
 
 
+@pytest.mark.prove
 def test_tune_series_from_python_predicts_and_writes_the_answer(tmp_path: Path) -> None:
     out, database = tmp_path / "best.json", str(tmp_path / "db")
     found = autotune.tune_series(

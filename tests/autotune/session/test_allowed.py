@@ -32,6 +32,7 @@ def allowed_of(folder: Path) -> JobRequest:
     return table.session(folder).request
 
 
+@pytest.mark.prove(every=11)
 @pytest.mark.parametrize(
     ("changes", "field"),
     [

@@ -46,6 +46,7 @@ def test_the_batch_grows_with_the_replicas_and_the_layout_stays(tmp_path: Path) 
     assert beyond.large.domains == beyond.small.domains
 
 
+@pytest.mark.prove
 def test_the_rate_there_is_the_measured_one_times_the_predicted_ratio(tmp_path: Path, store: Store) -> None:
     tuned = session(tmp_path)
     document = build_best_config(tuned, run(tuned, store))
@@ -73,6 +74,7 @@ def test_the_band_holds_measurement_and_prediction(tmp_path: Path) -> None:
     assert beyond.rate(config, Interval(mean=1.0, low=0.0, high=2.0)).low == 0.0
 
 
+@pytest.mark.prove
 def test_the_best_there_wins_not_the_fastest_here(tmp_path: Path, store: Store) -> None:
     tuned = session(tmp_path, trials=24)
 
@@ -99,6 +101,7 @@ def test_no_trial_races_since_a_slower_one_may_be_faster_there(tmp_path: Path, s
     assert all(request.rate_to_beat is None and request.world_size == 2 for request in runner.requests)
 
 
+@pytest.mark.prove
 def test_what_is_illegal_there_is_refused_before_a_trial(tmp_path: Path, store: Store) -> None:
     tuned = session(tmp_path, space="3d", answer_for="8x1", trials=8)
     snapshot = run(tuned, store)

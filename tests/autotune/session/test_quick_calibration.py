@@ -48,6 +48,7 @@ def asked(ranks: int = 2) -> Question:
     return question_of(model_of("llama-tiny", None, None, None), cluster_of("local", ranks, None))
 
 
+@pytest.mark.prove
 def test_real_ranks_measure_layers_and_messages(measured: MicrobenchmarkResult) -> None:
     shapes = {operation: {row.shape for row in measured.rows if row.operation is operation} for operation in Operation}
     assert len(shapes[Operation.LAYER]) == 3

@@ -62,6 +62,7 @@ def test_refusals_are_not_remembered_and_none_is_missed(calls: list[object]) -> 
     assert len(calls) == 3
 
 
+@pytest.mark.prove
 def test_the_machine_is_looked_at_again_after_a_while_and_old_requests_are_forgotten(calls: list[object]) -> None:
     now = [0.0]
     resolver = Resolver(lambda: now[0])

@@ -72,6 +72,7 @@ def walk(session: Session, name: str, steps: int, batch: int = 1) -> list[TrialR
     return history
 
 
+@pytest.mark.prove(every=12)
 @pytest.mark.parametrize("name", NAMES)
 def test_every_configuration_is_proposed_once_and_then_none(tmp_path: Path, name: str) -> None:
     small = session(tmp_path, name)
@@ -80,6 +81,7 @@ def test_every_configuration_is_proposed_once_and_then_none(tmp_path: Path, name
     assert all(trial.config in small.space for trial in history)
 
 
+@pytest.mark.prove(every=12)
 @pytest.mark.parametrize("name", NAMES)
 def test_pending_configurations_are_not_proposed(tmp_path: Path, name: str) -> None:
     small = session(tmp_path, name)
@@ -91,6 +93,7 @@ def test_pending_configurations_are_not_proposed(tmp_path: Path, name: str) -> N
     assert len({config.hash for config in [*pending, *further]}) == small.space.count() - tried
 
 
+@pytest.mark.prove(every=12)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_large_space_is_proposed_from(tmp_path: Path, name: str) -> None:
     session = table.session(tmp_path, space="zero-buckets", pins={"loss_chunk_size": [0, 16, 32]})
@@ -100,6 +103,7 @@ def test_a_large_space_is_proposed_from(tmp_path: Path, name: str) -> None:
     assert all(trial.config in session.space for trial in history)
 
 
+@pytest.mark.prove(every=3)
 @pytest.mark.parametrize("name", NAMES)
 def test_of_a_table_with_holes_every_configuration_is_proposed(name: str) -> None:
     sizes = [1, 2, 4, 8, 16]
@@ -171,6 +175,7 @@ def test_the_seed_decides_the_random_order_and_not_the_grid(tmp_path: Path) -> N
     assert strategy("grid").propose(space, [], [], 8, 0) == strategy("grid").propose(space, [], [], 8, 1)
 
 
+@pytest.mark.prove
 def test_random_draws_of_a_large_space_end(tmp_path: Path) -> None:
     space = table.session(tmp_path).space
     from autotune.strategies.walks import _draws
@@ -179,6 +184,7 @@ def test_random_draws_of_a_large_space_end(tmp_path: Path) -> None:
     assert RandomStrategy().propose(space, [], list(space.enumerate()), 1, 0) == []
 
 
+@pytest.mark.prove
 def test_tpe_finds_the_best_sooner_than_a_random_order(tmp_path: Path) -> None:
     session = table.session(tmp_path)
     best = max(session.space.enumerate(), key=lambda config: table.measured(config).samples_per_second.mean)  # type: ignore[union-attr]

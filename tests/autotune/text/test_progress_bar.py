@@ -57,6 +57,7 @@ def test_a_terminal_has_one_line_that_is_written_again(tmp_path: Path, monkeypat
     assert lines[-1].strip() == f"job {result.job_id}: succeeded: 4 of 4 trials are spent"
 
 
+@pytest.mark.prove
 def test_a_file_has_nothing_unless_asked_and_then_a_line_a_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", io.StringIO())
     tuned(tmp_path)
@@ -67,6 +68,7 @@ def test_a_file_has_nothing_unless_asked_and_then_a_line_a_trial(tmp_path: Path,
     assert lines[0].endswith("zero_stage=0 micro_batch_size=1")
 
 
+@pytest.mark.prove
 def test_a_terminal_has_nothing_where_none_is_wanted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", Terminal())
     tuned(tmp_path, progress=False)

@@ -38,12 +38,14 @@ def test_mfu_and_hfu_stand_beside_each_other(tmp_path: Path, store: Store) -> No
     assert "50.0%" in text
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize(("mfu", "hfu"), [(None, None), (0.4, None)])
 def test_what_is_not_known_has_no_column(tmp_path: Path, store: Store, mfu: float | None, hfu: float | None) -> None:
     text = told(tmp_path, store, mfu=mfu, hfu=hfu)
     assert ("MFU" in text, "HFU" in text) == (mfu is not None, False)
 
 
+@pytest.mark.prove
 def test_figures_of_ranks_that_took_turns_are_said_to_compare_within_the_job_alone(tmp_path: Path, store: Store) -> None:
     note = "within the job only: 4 ranks took turns on 2 cores"
     assert f"  comparable {note}\n" in told(tmp_path, store, environment={COMPARABLE: note})

@@ -57,6 +57,7 @@ def ranks(forked_ranks: None) -> Iterator[LocalRunner]:
         yield runner
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("case", sampled(CASES, every=8))
 def test_a_dry_run_foretells_what_real_ranks_measure(ranks: LocalRunner, case: str) -> None:
     config, workload = TrialConfig().replace(CASES[case]), Workload(global_batch_size=16, sequence_length=32)
@@ -64,6 +65,7 @@ def test_a_dry_run_foretells_what_real_ranks_measure(ranks: LocalRunner, case: s
     require_foretold(ranks, spec, config, workload, exact_memory=True)
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("case", sampled(PREDICTING, every=6))
 def test_multi_token_prediction_is_foretold(ranks: LocalRunner, case: str) -> None:
     config, workload = TrialConfig().replace(PREDICTING[case]), Workload(global_batch_size=16, sequence_length=32)
@@ -91,6 +93,7 @@ def test_experts_are_foretold_as_evenly_used(ranks: LocalRunner) -> None:
     require_foretold(ranks, EXPERTS, config, workload, exact_memory=False)
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("stage", sampled([1, 3], every=2))
 def test_experts_with_a_capacity_are_foretold_exactly_whatever_ranks_divide_them(ranks: LocalRunner, stage: int) -> None:
     spec = dataclasses.replace(EXPERTS, capacity_factor=1.25, load_balance=0.01)
@@ -98,6 +101,7 @@ def test_experts_with_a_capacity_are_foretold_exactly_whatever_ranks_divide_them
     require_foretold(ranks, spec, config, Workload(global_batch_size=16, sequence_length=32), exact_memory=True)
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize(
     "knobs",
     sampled(

@@ -63,6 +63,7 @@ def test_copied_layers_are_described_as_those_that_were_made(precision: str) -> 
     assert other.parameter_count == own.parameter_count == 3 * (32 * 32 + 32)
 
 
+@pytest.mark.prove
 def test_the_encoder_of_torch_which_copies_its_layer_is_described() -> None:
     described = profile_module(f"{__name__}:encoder", WORKLOAD, ("fp32",))
     assert described.parameter_count == sum(parameter.numel() for parameter in Encoder().parameters())

@@ -19,6 +19,7 @@ def whole(monkeypatch: pytest.MonkeyPatch, name: str, precision: str) -> Factory
         return profile_module(f"benchmarks.prediction.plan_modules:{name}", WORKLOAD, (precision,))
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize(("name", "precision"), sampled([("deep", "bf16"), ("unequal", "fp32")], every=2))
 def test_every_moment_and_product_is_as_if_every_block_computed(
     monkeypatch: pytest.MonkeyPatch, name: str, precision: str

@@ -21,6 +21,7 @@ def dry(backend: str, **knobs: object) -> DryRank:
     return dry_run(SPEC, config, Workload(global_batch_size=SAMPLES, sequence_length=TOKENS), 1, backend=backend)
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("kernel", ["efficient", "cudnn"])
 def test_kernels_that_a_cpu_has_not_keep_what_flash_attention_keeps(kernel: str) -> None:
     assert dry("nccl", attention_backend=kernel).peak_memory_bytes == dry("nccl", attention_backend="flash").peak_memory_bytes

@@ -29,6 +29,7 @@ def sent(found: DryRank, operation: str, dimension: str) -> int:
     return sum(one.bytes for one in found.collectives if (one.operation, one.mesh_dimension) == (operation, dimension))
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("modules", sampled([2, 1], every=2))
 def test_flops_are_those_of_a_layer_the_projection_and_the_logits(modules: int) -> None:
     layer = run(spec=dataclasses.replace(SPEC, num_layers=3)).flops_per_step
@@ -47,11 +48,13 @@ def test_flops_per_token_are_by_the_same_convention() -> None:
     assert spec.parameter_count - SPEC.parameter_count == 2 * (layer_parameters + 2 * SPEC.hidden_size**2 + norms)
 
 
+@pytest.mark.prove
 def test_gradients_of_all_parameters_are_sent() -> None:
     spec = configured(SPEC, TrialConfig(mtp_layers=1))
     assert sent(run(ranks=2, mtp_layers=1), "all_reduce", "data") == 4 * spec.parameter_count
 
 
+@pytest.mark.prove
 def test_the_last_stage_shares_the_table_and_has_the_modules() -> None:
     knobs = {"pipeline_parallel_size": 2, "pipeline_split": "even", "micro_batch_size": 2}
     plain, first, last = run(2, 0, **knobs), run(2, 0, mtp_layers=1, **knobs), run(2, 1, mtp_layers=1, **knobs)

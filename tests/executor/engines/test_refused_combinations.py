@@ -416,11 +416,12 @@ def gang() -> Iterator[Gang]:
 
 
 def listed(combination: Combination) -> Any:
-    """As a parameter; `make nightly` and `make oldest` run those that `make test` leaves out."""
+    """As a parameter; `make nightly` and `make oldest` run those that `make test` and `make prove` leave out."""
     sample = "compile_blocks" not in combination.reads and COMBINATIONS.index(combination) % 8 == 0
     return pytest.param(combination, id=combination.rule, marks=() if sample else pytest.mark.nightly)
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("combination", [listed(combination) for combination in COMBINATIONS])
 def test_what_is_refused_is_wrong(gang: Gang, combination: Combination) -> None:
     PROOFS[combination.rule](gang, combination.rule)

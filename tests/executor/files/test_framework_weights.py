@@ -24,6 +24,7 @@ CASES = [("megatron", name) for name in CONFIGS] + [("torchtitan", name) for nam
 NAMES: dict[str, Callable[[ModelSpec], Names]] = {"megatron": megatron_names, "torchtitan": torchtitan_names}
 
 
+@pytest.mark.prove(every=4)
 @pytest.mark.parametrize(("target", "name"), CASES)
 def test_weights_are_the_same_after_both_ways(target: str, name: str) -> None:
     for modules in (0, 2) if "deepseek" in name else (0,):

@@ -176,6 +176,7 @@ def ranks(forked_ranks: None) -> Iterator[LocalRunner]:
         yield runner
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("layout", sampled(LAYOUTS, every=2))
 def test_ranks_execute_together_what_one_does_alone(ranks: LocalRunner, layout: str) -> None:
     knobs, expected = LAYOUTS[layout]
@@ -237,6 +238,7 @@ def test_shares_of_the_peak() -> None:
     assert flops_utilization(None, 4e12) is None
 
 
+@pytest.mark.prove
 def test_the_devices_execute_at_least_what_the_model_needs() -> None:
     """HFU is at least MFU: by PaLM's convention attention's backward is twice its forward, and nothing runs again."""
     rate = SAMPLES / 2.0

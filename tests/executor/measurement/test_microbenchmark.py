@@ -45,6 +45,7 @@ def result(runner: LocalRunner, tmp_path_factory: pytest.TempPathFactory) -> Mic
     return runner.measure(request(nvme_path=str(tmp_path_factory.mktemp("fast"))))
 
 
+@pytest.mark.prove
 def test_every_operation_of_a_cpu_is_measured_at_each_precision(result: MicrobenchmarkResult) -> None:
     only_devices = {Operation.HOST_UPDATE, Operation.TO_HOST, Operation.TO_DEVICE}
     assert {row.operation for row in result.rows} == set(Operation) - only_devices
@@ -68,6 +69,7 @@ def test_figures_are_ordered_and_none_is_faster_than_any_machine(runner: LocalRu
     assert copies[max(copies)] > copies[min(copies)]
 
 
+@pytest.mark.prove
 def test_collectives_are_of_both_ranks_and_whole_messages(runner: LocalRunner, result: MicrobenchmarkResult) -> None:
     for row in result.rows:
         both = row.operation in COLLECTIVES
@@ -95,6 +97,7 @@ def test_its_rows_cross_the_border_as_plain_data(result: MicrobenchmarkResult) -
     assert from_plain(MicrobenchmarkResult, to_plain(result)) == result
 
 
+@pytest.mark.prove
 def test_it_keeps_to_its_time(runner: LocalRunner, result: MicrobenchmarkResult) -> None:
     began = time.monotonic()
     again = runner.measure(request(seconds=2.0, precisions=("fp32",), largest_message_bytes=4096))

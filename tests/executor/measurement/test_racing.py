@@ -34,6 +34,7 @@ def is_pruned(rng: random.Random, ratio: float, spread: float, noise: float, cor
     return False
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize(
     ("spread", "noise", "correlation", "stalls"),
     [(0.01, 0.02, 0.0, 0.0), (0.04, 0.1, 0.5, 0.0), (0.01, 0.1, 0.3, 0.05)],

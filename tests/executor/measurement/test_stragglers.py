@@ -62,6 +62,7 @@ def test_a_layout_that_is_not_that_of_the_ranks_blames_nobody() -> None:
     assert blamed("abc", [1.0, 1.0, 9.0], config=TrialConfig(tensor_parallel_size=4)) == []
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("between", [GPU, CPU])
 def test_chance_blames_no_node(between: float) -> None:
     """200 jobs of 20 trials on 16 ranks of 4 nodes, as noisy as they are taken for and half as noisy again."""

@@ -123,6 +123,7 @@ def test_repeated_heads_compute_the_same(monkeypatch: pytest.MonkeyPatch) -> Non
     assert asked == [True, False]
 
 
+@pytest.mark.prove
 def test_compiled_blocks_know_the_choice_without_leaving_the_graph() -> None:
     def told(x: Tensor) -> Tensor:
         return x + 1 if any_kernel() else x - 1

@@ -260,6 +260,7 @@ def request_for(attempt: str, **changes: Any) -> TrialRequest:
     return TrialRequest(**{**fields, **changes})
 
 
+@pytest.mark.prove
 def test_collectives_inside_a_block_run_once_and_kept_results_are_right(pair: LocalRunner, tmp_path: Path) -> None:
     result = pair.run(request_for("exchange", engine=f"exchange@{tmp_path}"))
     assert result.outcome is Outcome.OK, result.traceback or result.message

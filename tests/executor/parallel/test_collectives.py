@@ -189,6 +189,7 @@ LAYOUTS = {
 }
 
 
+@pytest.mark.prove(every=11)
 @pytest.mark.parametrize("name", sampled(LAYOUTS, every=14))
 def test_every_rank_sends_what_the_closed_form_says(count: Count, name: str) -> None:
     layout = LAYOUTS[name]

@@ -82,6 +82,7 @@ def test_a_session_may_stand_at_a_point_of_the_run() -> None:
             assert made._batches[0]["tokens"].shape == (2, 32)
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("kind", ["full", "selective"])
 def test_a_layer_that_runs_again_sees_the_same_tokens(kind: str) -> None:
     with session(**RANDOM_LTD) as made:

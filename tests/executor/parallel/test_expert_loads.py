@@ -111,6 +111,7 @@ def rows_of_rank(layer: int, rank: int, samples: int) -> int:
     return samples * sum(counts[2 * rank : 2 * rank + 2])
 
 
+@pytest.mark.prove
 def test_bytes_and_flops_of_ranks_are_those_of_the_loads(gang: Gang) -> None:
     for rank, (flops, received) in enumerate(gang.run({"expert_parallel_size": 2})):
         rows = [rows_of_rank(layer, rank, SAMPLES) for layer in range(2)]

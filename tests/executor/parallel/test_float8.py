@@ -146,6 +146,7 @@ def test_the_matrices_of_layers_are_multiplied_so_and_nothing_else_is_kept() -> 
     assert other != loss
 
 
+@pytest.mark.prove
 @pytest.mark.filterwarnings("default")  # of what the compiler does inside it warns itself
 def test_compiled_products_are_the_same_and_one_graph() -> None:
     compiled = torch.compile(float8_linear, backend="aot_eager", fullgraph=True)

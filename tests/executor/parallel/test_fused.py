@@ -69,6 +69,7 @@ def packages(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         del sys.modules[name]
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize(("model", "knobs"), sampled(CASES, every=20), ids=str)
 @pytest.mark.parametrize("kernels", ["liger", "transformer_engine"])
 def test_numbers_are_those_of_one_process_without_them(gang: Gang, kernels: str, model: str, knobs: Knobs) -> None:
@@ -90,6 +91,7 @@ def test_each_kernel_runs_as_often_as_its_operator_would(gang: Gang) -> None:
         assert "loss" not in {name for name, _ in calls}, "where ranks divide the vocabulary the loss is our own"
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("knobs", sampled([SEQUENCES, {}], every=2), ids=str)
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_tensors_are_dense_of_one_type_and_of_the_shapes_that_kernels_take(gang: Gang, knobs: Knobs, precision: str) -> None:

@@ -150,6 +150,7 @@ def shards_of(replica: Any) -> tuple[ShardedModel, ...]:
     return (replica,) if isinstance(replica, ShardedModel) else replica._both
 
 
+@pytest.mark.prove(every=7)
 @pytest.mark.parametrize("name", sampled(LAYOUTS, every=3))
 def test_every_rank_begins_with_its_part_of_the_same_weights(name: str) -> None:
     world, spec, knobs = LAYOUTS[name]
@@ -183,6 +184,7 @@ def test_every_rank_begins_with_its_part_of_the_same_weights(name: str) -> None:
     assert whole.keys() - met <= {"head.output.weight"}
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("spec", [SPEC, dataclasses.replace(SPEC, tied_embeddings=False)], ids=["tied", "untied"])
 def test_torchs_own_shardings_begin_with_the_same_weights(spec: ModelSpec) -> None:
     config = TrialConfig().replace({"precision": "bf16"})
@@ -201,6 +203,7 @@ def test_torchs_own_shardings_begin_with_the_same_weights(spec: ModelSpec) -> No
                 assert torch.equal(own, rows[rank]) if rank < len(rows) else not own.numel(), (rank, name)
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize(
     "knobs",
     [

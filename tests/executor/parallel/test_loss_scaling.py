@@ -121,6 +121,7 @@ def _trial(config: TrialConfig, reference: tuple[float, ...] = ()) -> Any:
     return run_trial(ALONE, request, lambda _: None)
 
 
+@pytest.mark.prove
 def test_a_trial_whose_first_steps_overflow_is_not_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is held against the reference as any other: the step that overflowed is trained again on the same data."""
     exact = _trial(TrialConfig(micro_batch_size=2))

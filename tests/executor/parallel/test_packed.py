@@ -125,6 +125,7 @@ def session(
         made.close()
 
 
+@pytest.mark.prove(every=5)
 @pytest.mark.parametrize("spec", [SPEC, LEARNED, ROUTED], ids=lambda spec: spec.name)
 @pytest.mark.parametrize(
     "knobs", [{}, {"activation_checkpointing": "selective", "loss_chunk_size": 20, "zero_stage": 3}], ids=str

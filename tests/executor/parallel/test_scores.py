@@ -73,6 +73,7 @@ def test_virtual_keys_are_seen_by_all() -> None:
     torch.testing.assert_close(result, attend_by_scores(query[:, :, 2:], key, value, LIMITED, seen))
 
 
+@pytest.mark.prove(every=6)
 @KINDS
 @pytest.mark.parametrize("window", WINDOWS, ids=str)
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")

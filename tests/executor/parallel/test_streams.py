@@ -107,6 +107,7 @@ CLEAN = [
 """Ranks, and knobs."""
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize(("ranks", "knobs"), sampled(CLEAN, every=6), ids=str)
 def test_the_engine_orders_all_that_it_does(tmp_path: Path, ranks: int, knobs: Knobs) -> None:
     checker = StreamChecker()
@@ -132,6 +133,7 @@ def followed_rank(rank: int, task: tuple[str, Knobs]) -> tuple[list[str], int]:
     return [*map(str, checker.faults), *("nobody has waited for a message" for _ in checker.held)], sent
 
 
+@pytest.mark.prove
 def test_pipelines_and_experts_order_their_messages(forked_ranks: None, tmp_path: Path) -> None:
     """On real ranks: what they do next depends on what they are sent."""
     pipeline: Knobs = {"pipeline_parallel_size": 2, "pipeline_schedule": "interleaved_1f1b", "virtual_stages": 2}
@@ -174,6 +176,7 @@ def hooks_stay_elsewhere(checker: StreamChecker) -> Iterator[None]:
         yield
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize(
     "knobs", [{"zero_stage": 1}, {"zero_stage": 1, "contiguous_gradients": False}, {"zero_stage": 3}], ids=str
 )
@@ -325,6 +328,7 @@ PLANTED = {
 }  # fmt: skip
 
 
+@pytest.mark.prove(every=15)
 @pytest.mark.parametrize("name", PLANTED)
 def test_a_planted_fault_is_found(tmp_path: Path, name: str) -> None:
     planted, checker = PLANTED[name], StreamChecker()

@@ -159,6 +159,7 @@ def text_of(step: int) -> Tensor:
     return torch.randint(0, 32, (SAMPLES, LENGTH + 1), generator=torch.Generator().manual_seed(step))
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize(
     ("changes", "chunk"), [({}, 0), ({"mtp_layers": 1, "tied_embeddings": True}, 0), ({"mtp_layers": 3}, 7)]
 )

@@ -61,6 +61,7 @@ def test_blocks_are_attention_under_a_mask(length: int, window: Window, heads: i
     assert max((one - other).abs().max() for one, other in zip(*gradients, strict=True)) < 1e-13
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize(("length", "window", "heads", "start"), CASES[1::3])
 def test_flex_attention_is_attention_under_a_mask(length: int, window: Window, heads: int, start: int) -> None:
     """Forward: on CPUs it has no backward."""
@@ -136,6 +137,7 @@ class OnCuda(Tensor):
     is_cuda = True
 
 
+@pytest.mark.prove
 def test_attention_of_a_device_takes_its_kernels_forms(monkeypatch: pytest.MonkeyPatch) -> None:
     """The causal mask of the last tokens, a window, and documents, against a mask; flex attention forward, as CPUs have it."""
     query, key, value = (torch.randn(1, 2, 24, 16) for _ in range(3))

@@ -43,6 +43,7 @@ class TestDryRunner(RunnerContract):
     """The contract in one process."""
 
 
+@pytest.mark.prove
 def test_a_trial_tells_memory_and_collectives_of_any_world(tmp_path: Path) -> None:
     (tmp_path / "asking.py").write_text(ASKS)
     request = request_for("native", world_size=64, config=TrialConfig(zero_stage=2))

@@ -25,6 +25,7 @@ class TestLocalRunner(ProcessRunnerContract):
     """The contract on plain processes."""
 
 
+@pytest.mark.prove
 def test_a_hang_tells_where_each_rank_stands_and_ends_with_its_daemons(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("executor.runners.gang.STACK_SECONDS", 30.0)  # none is waited for that has printed
     monkeypatch.setattr("executor.runners.rank_process.STACK_TAIL_SECONDS", 1.0)
@@ -41,6 +42,7 @@ def test_a_hang_tells_where_each_rank_stands_and_ends_with_its_daemons(monkeypat
     assert "in hang_up" in late.traceback
 
 
+@pytest.mark.prove
 def test_processes_that_leak_files_are_recycled() -> None:
     with make(1) as runner:
         warm = [run(runner, what, world_size=1).warm for what in ("measure", "measure", "leak", "measure", "measure")]

@@ -71,6 +71,7 @@ def test_one_rank_shares_no_core_and_logs_what_it_prints(tmp_path: Path) -> None
     assert (stat.S_IMODE(log.parent.stat().st_mode), stat.S_IMODE(log.stat().st_mode)) == (0o700, 0o600)
 
 
+@pytest.mark.prove
 def test_ranks_that_do_not_start_are_an_error_of_the_runner() -> None:
     with LocalRunner(1, trial_function="no_such_module:run") as runner:
         runner.submit(request_for(world_size=1))

@@ -111,6 +111,7 @@ def test_a_pair_is_measured_by_both_of_its_ranks() -> None:
     assert all(len(answer["seconds"]) == 2 and min(answer["seconds"]) > 0 for answer in told)
 
 
+@pytest.mark.prove
 def test_a_rank_whose_other_is_not_there_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(on_node, "JOIN_SECONDS", 1.0)
     assert NodeProbe().all_reduce(1, "127.0.0.1", 1, [4096], "gloo")["problem"]

@@ -93,6 +93,7 @@ def test_parameters_are_counted_in_another_process(factories: Path) -> None:
     )  # fmt: skip
 
 
+@pytest.mark.prove
 def test_an_error_of_the_users_comes_once_with_its_own_traceback(factories: Path) -> None:
     with pytest.raises(FactoryError) as caught:
         describe_factory("users_factories:broken", WORKLOAD, [str(factories)])

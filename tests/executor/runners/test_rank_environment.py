@@ -32,6 +32,7 @@ def test_further_names_are_passed_where_they_are_set() -> None:
     assert passed_variables(environment) == {"MINE": "1"}
 
 
+@pytest.mark.prove
 def test_a_named_variable_reaches_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(PASSED_VARIABLE, "MINE")
     with LocalRunner(1, environment=ENVIRONMENT, trial_function=TRIAL_FUNCTION, device="cpu") as runner:

@@ -21,6 +21,7 @@ print(sorted(name for name in sys.modules if name.partition(".")[0] in rank_main
 """
 
 
+@pytest.mark.prove
 def test_our_names_are_forgotten_and_the_users_early_imports_are_not() -> None:
     ran = subprocess.run([sys.executable, "-P", "-c", PROGRAM, RANK_MAIN], capture_output=True, text=True, check=False)
     assert ran.stdout.strip() == "['storage']", ran.stderr

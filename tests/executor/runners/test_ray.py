@@ -45,12 +45,19 @@ class TestRayRunner(ProcessRunnerContract):
     """The contract on Ray, and what is its own."""
 
     fewest_ranks = 1
+    proves = (
+        "test_users_packages_may_have_the_names_of_ours",
+        "test_close_leaves_no_process",
+        "test_a_trial_of_another_environment_has_processes_started_for_it",
+        "test_a_hang_is_ended_with_all_that_it_started_and_the_next_trial_runs",
+    )
 
     def test_ranks_that_cannot_be_placed_are_told_with_what_is_missing(self, runner: RayRunner) -> None:
         with pytest.raises(RunnerError, match=r"2 ranks cannot be placed .*: 200 CPU needed, \d free of 4"):
             make(cpus_per_rank=100.0, placement_seconds=0.5)
         assert ray.is_initialized()  # it was there before, so it is not ended
 
+    @pytest.mark.prove
     def test_an_actor_that_is_gone_is_LOST_and_made_anew(self, runner: RayRunner) -> None:
         run(runner)
         actor = runner._gangs._node_pool.slots[1]._actor
@@ -66,6 +73,7 @@ class TestRayRunner(ProcessRunnerContract):
         with pytest.raises(RunnerError, match=r"^the job is for GPUs and the Ray cluster has none; start Ray on nodes"):
             make(device="cuda")
 
+    @pytest.mark.prove
     def test_one_rank_alone_has_all_cores_and_two_that_take_turns_say_so(self, runner: RayRunner) -> None:
         cores = len(os.sched_getaffinity(0))
         more = min(cores + 1, 4)
@@ -146,6 +154,7 @@ def test_what_ray_says_when_it_refuses_is_one_clear_line(monkeypatch: pytest.Mon
         make(address="auto")
 
 
+@pytest.mark.prove
 def test_what_kernels_are_made_of_is_asked_on_the_nodes(started_ray: None, monkeypatch: pytest.MonkeyPatch) -> None:
     living = [str(node["NodeID"]) for node in ray.nodes() if node["Alive"]]
     assert kernel_packages("auto", living) == {}
@@ -192,6 +201,7 @@ def test_SIGTERM_stays_with_whoever_handles_it(monkeypatch: pytest.MonkeyPatch) 
         signal.signal(signal.SIGTERM, former)
 
 
+@pytest.mark.prove
 def test_Rays_notes_on_nodes_stay_out_of_stdout(started_ray: None, capfd: pytest.CaptureFixture[str]) -> None:
     note = {"lines": ["Raylet is terminated."], "pid": "raylet", "ip": None, "is_err": False, "job": None, "actor_name": None}
     ray._private.worker.print_to_stdstream(note, ignore_prefix=False)

@@ -51,6 +51,7 @@ def nodes_of(runner: RayRunner, handle: str) -> set[str]:
 class TestSideBySide:
     """Several gangs at once, and of several sizes."""
 
+    @pytest.mark.prove
     def test_as_many_trials_run_at_once_as_fit_and_they_share_no_device(self, runner: RayRunner, tmp_path: Path) -> None:
         assert runner.node_capacities() == {"node-0": SEATS, "node-1": SEATS}
         assert runner.capacity() == 2

@@ -83,6 +83,7 @@ def test_tokens_that_layers_drop_are_useful_all_the_same() -> None:
     assert "measured with middle layers on 16, 40, 64 tokens" in found.message
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("config", [CURRICULUM, RANDOM_LTD], ids=("curriculum", "random-LTD"))
 def test_a_real_trial_goes_through_the_points(config: TrialConfig) -> None:
     told: list[Progress] = []

@@ -77,6 +77,7 @@ def test_preset_has_the_published_parameter_count(name: str, count: int) -> None
     assert resolve_model(name).parameter_count == count
 
 
+@pytest.mark.prove(every=3)
 @pytest.mark.parametrize("name", model_preset_names())
 def test_preset_survives_plain_data(name: str) -> None:
     model = resolve_model(name)

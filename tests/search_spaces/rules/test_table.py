@@ -204,6 +204,7 @@ REFUSED = [
 ]
 
 
+@pytest.mark.prove(every=5)
 @pytest.mark.parametrize(("rule", "changes", "where"), REFUSED)
 def test_refusal_names_rule_and_remedy_in_one_line(make_context: Make, rule: str, changes: Any, where: Any) -> None:
     refusals = {refusal.rule: refusal for refusal in check_config(TrialConfig().replace(changes), make_context(**where))}
@@ -261,6 +262,7 @@ def test_legal_configurations_pass(make_context: Make, changes: Any, where: Any)
     assert check_config(TrialConfig().replace(changes), make_context(**where)) == []
 
 
+@pytest.mark.prove(every=7)
 @pytest.mark.parametrize("rule", rules_of(PICKY), ids=lambda rule: rule.name)
 def test_a_rule_reads_no_other_knobs_than_it_names(make_context: Make, rule: Any) -> None:
     rng = random.Random(rule.name)

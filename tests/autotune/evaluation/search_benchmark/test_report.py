@@ -54,6 +54,7 @@ def played(folder: Path) -> dict[str, Any]:
     return document(folder, TWO, strategies=(*FEW, "tpe"))
 
 
+@pytest.mark.prove
 def test_the_document(played: dict[str, Any]) -> None:
     found = played
     assert set(found["strategies"]) == {*FEW, "tpe"}

@@ -25,6 +25,7 @@ def candidates(rates: Floats) -> list[Candidate]:
     return [Candidate(rows=(0,), rate=float(rate), repeats=1, fate=Fate.RAN) for rate in rates]
 
 
+@pytest.mark.prove(every=4)
 @pytest.mark.parametrize(("spread", "deviation"), [(0.15, 0.01), (0.15, 0.05), (0.8, 0.05), (0.8, 0.12)])
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 def test_it_is_what_the_truth_reaches(shape: Shape, spread: float, deviation: float) -> None:

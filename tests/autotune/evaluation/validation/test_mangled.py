@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from measurements import sweep, write_table
@@ -43,6 +44,7 @@ def scored(path: Path, mode: Calibration) -> dict[str, Any] | None:
     return document
 
 
+@pytest.mark.prove
 @ONCE
 @given(
     changes=st.lists(st.tuples(st.integers(0, 9), st.sampled_from(list(COLUMNS)), CELLS), max_size=12),
@@ -78,6 +80,7 @@ def test_mangled_bytes(tmp_path: Path, data: st.DataObject, mode: Calibration) -
     scored(tmp_path / "t.csv", mode)
 
 
+@pytest.mark.prove
 @ONCE
 @given(content=st.one_of(st.binary(max_size=200), st.text(max_size=200).map(lambda text: text.encode())))
 def test_no_table_at_all(tmp_path: Path, content: bytes) -> None:

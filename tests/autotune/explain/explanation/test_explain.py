@@ -69,6 +69,7 @@ def schema() -> Iterator[dict[str, Any]]:
     yield loaded
 
 
+@pytest.mark.prove
 def test_every_trial_measured(tmp_path: Path, store: Store) -> None:
     told = explained(tmp_path, store, confirm_repeats=0)
     assert (told.config.activation_checkpointing, told.config.zero_stage) == ("none", 1)
@@ -95,6 +96,7 @@ def test_every_trial_measured(tmp_path: Path, store: Store) -> None:
     assert point(stage, 2).source is Source.MEASURED
 
 
+@pytest.mark.prove
 def test_few_trials_leave_much_to_predictions(tmp_path: Path, store: Store) -> None:
     told = explained(tmp_path, store, table.measured, strategy="random", trials=5)
     points = [one for finding in told.knobs for one in finding.curve]
@@ -117,6 +119,7 @@ def test_few_trials_leave_much_to_predictions(tmp_path: Path, store: Store) -> N
             assert [one.value for one in apart if one.source in (Source.MEASURED, Source.PREDICTED)] == []
 
 
+@pytest.mark.prove
 def test_the_parts_of_a_step_sum_to_what_was_measured(tmp_path: Path, store: Store) -> None:
     told = explained(tmp_path, store, table.measured, strategy="guided", trials=5)
     seconds = told.time.step_seconds.mean
@@ -132,6 +135,7 @@ def test_the_parts_of_a_step_sum_to_what_was_measured(tmp_path: Path, store: Sto
     assert all(upgrade.gain.mean <= 2.0 + 1e-9 for upgrade in told.upgrades if upgrade.name.startswith("twice"))
 
 
+@pytest.mark.prove
 def test_memory_of_the_fullest_rank(tmp_path: Path, store: Store) -> None:
     ranks = (table.rank(0, 10_000_000), table.rank(1, 30_000_000))
     sent = (CollectiveCount(operation="all_reduce", mesh_dimension="data", count=3, bytes=400),)
@@ -149,6 +153,7 @@ def test_memory_of_the_fullest_rank(tmp_path: Path, store: Store) -> None:
     assert told.time.collectives == sent
 
 
+@pytest.mark.prove
 def test_more_memory_would_help_where_it_is_what_is_missing(tmp_path: Path, store: Store) -> None:
     """With a limit between a micro-batch and its double, twice the memory allows a larger one."""
     wide = table.session(tmp_path, strategy="grid", trials=100, racing=False, confirm_repeats=0)
@@ -169,6 +174,7 @@ def test_more_memory_would_help_where_it_is_what_is_missing(tmp_path: Path, stor
     assert by_factor[2.0].gain.mean >= by_factor[1.1].gain.mean
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize(
     "changes",
     [{"strategy": "tpe", "trials": 4, "memory_limit": LIMIT, "objective": "memory"}, {"trials": 1}],
@@ -181,6 +187,7 @@ def test_the_document_keeps_its_schema(tmp_path: Path, store: Store, schema: dic
     assert "nan" not in markdown_of(told).lower()
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("interval", [(0.0, math.inf), (100.0, 100.0)])
 def test_figures_stay_finite_whatever_was_measured(
     tmp_path: Path, store: Store, schema: dict[str, Any], interval: tuple[float, float]
@@ -205,6 +212,7 @@ def test_the_schema_is_what_the_classes_say(schema: dict[str, Any]) -> None:
     assert made == schema
 
 
+@pytest.mark.prove
 def test_a_module_with_a_profile_is_explained_like_our_model(tmp_path: Path, store: Store, schema: dict[str, Any]) -> None:
     model = profile_module(
         "benchmarks.prediction.plan_modules:mlp", Workload(global_batch_size=8, sequence_length=128), ("fp32",)
@@ -236,6 +244,7 @@ def test_a_job_without_a_winner_says_what_its_trials_were(tmp_path: Path, store:
         explain(store, "nothing")
 
 
+@pytest.mark.prove
 def test_an_old_request_lacks_fields(tmp_path: Path, store: Store) -> None:
     session = table.session(tmp_path, strategy="random", trials=4)
     row = request_to_row(session.request)
@@ -251,6 +260,7 @@ def test_an_old_request_lacks_fields(tmp_path: Path, store: Store) -> None:
         explain(store, broken.id)
 
 
+@pytest.mark.prove
 def test_the_objective_memory_is_told_in_peaks(tmp_path: Path, store: Store) -> None:
     def answer(config: TrialConfig) -> TrialResult:
         return table.ok(100.0, 10_000_000 * (3 if config.activation_checkpointing == "none" else 1) * config.micro_batch_size)

@@ -49,6 +49,7 @@ def require_sound(figure: Figure) -> None:
     json.dumps(to_plain(figure), allow_nan=False)
 
 
+@pytest.mark.prove
 def test_a_job_that_ran(tmp_path: Path, store: Store) -> None:
     job = swept(tmp_path, store, trials=24)
     found = figures_of(store, job)
@@ -88,6 +89,7 @@ def test_a_job_that_ran(tmp_path: Path, store: Store) -> None:
     assert rows[0][0] == "micro_batch_size"  # what the table of measurements makes of it
 
 
+@pytest.mark.prove
 def test_a_knob_that_does_nothing_is_not_important(tmp_path: Path, store: Store) -> None:
     job = swept(
         tmp_path, store, lambda config: table.ok(200.0 if config.activation_checkpointing == "none" else 50.0), trials=24
@@ -97,6 +99,7 @@ def test_a_knob_that_does_nothing_is_not_important(tmp_path: Path, store: Store)
     assert float(shares["activation_checkpointing"] or 0) > 0.5 > float(shares["micro_batch_size"] or 0)
 
 
+@pytest.mark.prove
 def test_few_trials_tell_no_importance(tmp_path: Path, store: Store) -> None:
     figure = figure_of(Source(store, swept(tmp_path, store, table.measured, trials=3)), "knob_importance")
     assert not figure
@@ -137,6 +140,7 @@ def test_a_request_that_cannot_be_read(tmp_path: Path, store: Store) -> None:
         assert not figure
 
 
+@pytest.mark.prove
 def test_a_model_without_a_shape(tmp_path: Path, store: Store) -> None:
     model = FactoryModel(reference="mine:make", parameter_count=100_000)
     found = figures_of(store, swept(tmp_path, store, trials=16, model="mine:make", resolved_model=model))
@@ -149,12 +153,14 @@ def test_a_model_without_a_shape(tmp_path: Path, store: Store) -> None:
     assert "none" in placed.column("placed")  # nothing is predicted of it
 
 
+@pytest.mark.prove
 def test_the_objective_memory(tmp_path: Path, store: Store) -> None:
     figure = figure_of(Source(store, swept(tmp_path, store, objective="memory")), "best_so_far")
     best = [value for value in figure.tables[0].column("best") if value is not None]
     assert best == sorted(best, reverse=True)
 
 
+@pytest.mark.prove
 def test_a_pipeline_that_won(tmp_path: Path, store: Store) -> None:
     pins = {"pipeline_parallel_size": [2], "pipeline_schedule": ["1f1b"], "tensor_parallel_size": [1]}
     job = swept(tmp_path, store, trials=4, space="3d", ranks=2, pins=pins, strategy="random")

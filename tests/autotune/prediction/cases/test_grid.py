@@ -100,6 +100,7 @@ def made(name: str) -> tuple[SearchSpace, ModelSpec, str]:
     return resolve_space(space, model, resolve_cluster(cluster), workload, capability, pins), model, engine or "native"
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("name", sampled(SPACES, every=6))
 def test_grid_and_products_are_the_enumeration(name: str) -> None:
     space, _, _ = made(name)
@@ -118,6 +119,7 @@ def test_grid_and_products_are_the_enumeration(name: str) -> None:
     assert set(found) == every
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("name", sampled(sorted(SPACES), every=5))
 def test_a_product_predicts_what_rows_predict(name: str) -> None:
     space, model, engine = made(name)
@@ -154,6 +156,7 @@ def test_asking_the_rules_is_bounded() -> None:
         list(Grid(bounded).blocks())
 
 
+@pytest.mark.prove(every=6)
 @pytest.mark.parametrize("name", [name for name in SPACES if name not in ("nothing-legal", "ddp")])
 def test_cases_of_the_grid_are_those_of_its_configurations(name: str) -> None:
     space, model, engine = made(name)
@@ -172,6 +175,7 @@ def test_cases_of_the_grid_are_those_of_its_configurations(name: str) -> None:
         np.testing.assert_allclose(np.broadcast_to(ours, shape).ravel(), np.broadcast_to(theirs, len(configs)), rtol=1e-12)
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("preset", sampled(["gpt2-xl", "llama-3-8b", "llama-3.1-405b"], every=3))
 def test_layers_of_ranks_are_those_that_the_ranks_hold(preset: str) -> None:
     model, generator = resolve_model(preset), random.Random(0)

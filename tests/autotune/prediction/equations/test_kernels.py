@@ -68,6 +68,7 @@ def test_a_device_that_was_not_measured_borrows_from_the_nearest() -> None:
         assert 0.6 < product_efficiency(device_preset(name)) < 1.2, name
 
 
+@pytest.mark.prove
 @pytest.mark.skipif(not DATA.is_dir(), reason="the measurements are not here; AUTOTUNE_DATA names their folder")
 @pytest.mark.parametrize("kind", kernel_model.KINDS, ids=lambda kind: kind.own)
 def test_what_is_shipped_was_fitted_to_the_measurements(kind: kernel_model.Kind, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -79,6 +79,7 @@ def test_groups_of_a_layout_lie_in_a_domain() -> None:
     assert expert_group(cases).ranks[0] == expert_group(cases).in_domain[0]
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("name", sampled(["dgx-2:3", "aws-p4d:2", "dgx-h100:4"], every=3))
 def test_a_domain_of_one_node_changes_nothing(name: str) -> None:
     cluster = resolve_cluster(name)

@@ -131,6 +131,7 @@ def test_a_grid_on_nodes_that_differ_is_what_its_configurations_are() -> None:
     assert piped > 50
 
 
+@pytest.mark.prove
 def test_a_plan_uses_the_faster_node_more() -> None:
     question = asked(two_nodes(), layers=16, pins={
         "pipeline_layout": "solved", "pipeline_parallel_size": "2,4", "virtual_stages": 1, "tensor_parallel_size": 1,

@@ -157,6 +157,7 @@ def test_fingerprints_tell_hardware_not_names() -> None:
     assert len(fingerprint(two)) == 16
 
 
+@pytest.mark.prove
 def test_predictions_use_the_newest_of_the_same_hardware(store: Store) -> None:
     assert calibrated(store, GPUS, "native", SHIPPED).rates == SHIPPED
     assert "autotune calibrate" in calibrated(store, GPUS, "native", SHIPPED).source

@@ -51,6 +51,7 @@ def test_broken_runs_do_not_turn_the_fit(cases: Cases) -> None:
     assert np.median(np.abs(seconds(cases, found) / seconds(cases, TRUTH) - 1)) < 0.05
 
 
+@pytest.mark.prove
 def test_what_nothing_tells_of_stays(cases: Cases) -> None:
     found = fitted(names("time"), Coefficients(), lambda tried: seconds(cases, tried), seconds(cases, TRUTH), 0.05)
     assert found.host_update_efficiency == pytest.approx(Coefficients().host_update_efficiency)

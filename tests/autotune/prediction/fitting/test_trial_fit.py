@@ -89,6 +89,7 @@ def test_without_trials_nothing_moves(store: Store) -> None:
     assert coefficients_from_trials(store, cluster(), "native", SHIPPED) == (SHIPPED, 0)
 
 
+@pytest.mark.prove
 def test_trials_teach_what_was_not_known(store: Store) -> None:
     before = errors(store, SHIPPED)
     run_job(store, 16, 0.02)
@@ -100,6 +101,7 @@ def test_trials_teach_what_was_not_known(store: Store) -> None:
     assert after[1] < min(0.02, before[1])
 
 
+@pytest.mark.prove
 def test_four_trials_help_too(store: Store) -> None:
     before = errors(store, SHIPPED)
     run_job(store, 4, 0.02)
@@ -130,6 +132,7 @@ def test_one_trial_that_is_far_off_widens_the_band(store: Store) -> None:
     assert coefficients_from_trials(store, cluster(), "native", SHIPPED)[0].time_spread > SHIPPED.time_spread
 
 
+@pytest.mark.prove
 def test_a_broken_trial_does_not_turn_the_fit(store: Store) -> None:
     run_job(store, 16, 0.02)
     run_job(store, 1, 0.0, truth=dataclasses.replace(TRUTH, step_seconds=500.0), seed=3)
@@ -151,6 +154,7 @@ def test_old_jobs_that_cannot_be_read_are_passed_by(store: Store) -> None:
     assert [len(runs.keys) for runs in trial_history(store, cluster(), "native")] == [3]
 
 
+@pytest.mark.prove
 def test_a_damaged_trial_leaves_out_its_job_and_no_other(tmp_path: Path) -> None:
     path = tmp_path / "damaged.db"
     with open_store(str(path)) as store:
@@ -163,6 +167,7 @@ def test_a_damaged_trial_leaves_out_its_job_and_no_other(tmp_path: Path) -> None
         assert calibrated(store, cluster(), "native", SHIPPED).source == "3 trials on the same hardware"
 
 
+@pytest.mark.prove
 def test_repeats_are_one_figure(store: Store) -> None:
     for seed in (0, 0, 0):
         run_job(store, 3, 0.05, seed=seed)

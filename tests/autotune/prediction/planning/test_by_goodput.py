@@ -29,6 +29,7 @@ def planned(*settings: str, top: int = 3, **fields: Any) -> Plans:
     return plan(asked(**fields), PlanOptions(objective=PlanObjective.GOODPUT, goodput=terms, top=top))
 
 
+@pytest.mark.prove
 def test_the_fastest_layout_is_not_always_the_best() -> None:
     fastest = plan(asked(), PlanOptions(top=1)).plans[0].estimate
     often, rarely = planned(*OFTEN).plans[0], planned("failures=rsc2").plans[0]
@@ -38,6 +39,7 @@ def test_the_fastest_layout_is_not_always_the_best() -> None:
     assert rarely.estimate.step_seconds.mean <= fastest.step_seconds.mean
 
 
+@pytest.mark.prove
 def test_the_order_is_that_of_all_configurations() -> None:
     """The search stops early: a longer list starts with the same plans."""
     few, many = planned(*OFTEN, top=2), planned(*OFTEN, top=50)

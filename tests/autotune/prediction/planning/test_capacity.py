@@ -28,6 +28,7 @@ def rung(found: Capacity, stage: int, offloaded: int = 0) -> RungAnswer:
     return next(a for a in found.rungs if (a.rung.zero_stage, a.rung.offloaded) == (stage, offloaded))
 
 
+@pytest.mark.prove
 def test_states_of_seven_billion_are_what_everybody_counts() -> None:
     """2 bytes of parameters and 12 of Adam's state [Rajbhandari 2020]; 16 with gradients of 2, this engine's are of 4."""
     tags = rung(capacity(asked("llama-2-7b", "1x300GB")), 0).estimate.fullest.by_tag
@@ -39,6 +40,7 @@ def test_states_of_seven_billion_are_what_everybody_counts() -> None:
     assert states == pytest.approx(published * SEVEN_BILLION, rel=1e-3)
 
 
+@pytest.mark.prove
 def test_what_is_frozen_has_neither_gradients_nor_state() -> None:
     tags = rung(capacity(asked("llama-2-7b", "1x300GB", lora=16)), 0).estimate.fullest.by_tag
     assert tags["parameters"] == pytest.approx(2 * (SEVEN_BILLION + ADAPTERS), rel=1e-3)
@@ -62,6 +64,7 @@ def test_seven_billion_needs_what_is_known_of_it() -> None:
     assert 14e9 < adapted.needed < 24 * 2**30
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("lora", sampled([None, 16], every=2))
 def test_what_is_told_fits_and_one_more_does_not(lora: int | None) -> None:
     question = asked("llama-2-7b", "8x40GB", lora)
@@ -80,6 +83,7 @@ def test_what_is_told_fits_and_one_more_does_not(lora: int | None) -> None:
             assert (max(chances) >= PROBABILITY - 1e-9) is does, (answer.rung, size, tokens)
 
 
+@pytest.mark.prove
 def test_larger_cards_never_hold_less() -> None:
     small, large = (capacity(asked("opt-1.3b", cluster)) for cluster in ("2x11GB", "2x24GB"))
     for one, other in zip(small.rungs, large.rungs, strict=True):
@@ -89,6 +93,7 @@ def test_larger_cards_never_hold_less() -> None:
     assert large.longest.sequence_length == 2048  # what it has positions for
 
 
+@pytest.mark.prove
 def test_no_more_is_offloaded_than_is_needed() -> None:
     found = capacity(asked("opt-1.3b", "2x24GB"))
     assert found.needed is not None
@@ -98,6 +103,7 @@ def test_no_more_is_offloaded_than_is_needed() -> None:
     assert found.most_samples.micro_batch_size == max(a.micro_batch_size for a in found.rungs if not a.rung.offloaded)
 
 
+@pytest.mark.prove
 def test_where_nothing_fits_each_way_out_does() -> None:
     question = asked("llama-2-7b", "2x11GB")
     found = capacity(question)
@@ -113,6 +119,7 @@ def test_where_nothing_fits_each_way_out_does() -> None:
         assert fits(dataclasses.replace(question, cluster=dataclasses.replace(cluster, nodes=nodes)), PROBABILITY) is does
 
 
+@pytest.mark.prove
 def test_main_memory_is_counted_where_states_are_offloaded() -> None:
     """1.3 billion on 2 x 11 GB need the optimizer's 12 bytes a parameter in main memory: 15.8 GB."""
     question = asked("opt-1.3b", "2x11GB")

@@ -24,10 +24,12 @@ def space_of(model: str = "llama-2-7b") -> SearchSpace:
     return resolve_space("parallel", resolve_model(model), cluster, work, capability_of("native"), {})
 
 
+@pytest.mark.prove
 def test_a_deep_model_may_be_ranked_by_shallower_ones() -> None:
     require_same_order(space_of(), 8, "native")
 
 
+@pytest.mark.prove
 def test_the_extrapolated_order_without_pipelines_is_nearly_the_whole_models() -> None:
     space = space_of()
     drawn = [config for config in depth._drawn(space) if config.pipeline_parallel_size == 1]
@@ -38,12 +40,14 @@ def test_the_extrapolated_order_without_pipelines_is_nearly_the_whole_models() -
     assert 0.97 < found <= 1.0
 
 
+@pytest.mark.prove
 def test_a_ranking_that_does_not_carry_over_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(depth, "correlation", lambda *_: 0.8)
     with pytest.raises(RequestError, match=r"fidelity.most_layers: .* \(rank correlation 0.80\)"):
         require_same_order(space_of(), 8, "native")
 
 
+@pytest.mark.prove
 def test_what_saves_nothing_or_has_no_layers_is_refused() -> None:
     with pytest.raises(RequestError, match="shallow enough"):
         require_same_order(space_of(), 31, "native")

@@ -54,6 +54,7 @@ def fitting_when_asked() -> list[tuple[float, float, TrialConfig]]:
     return brute(asked())
 
 
+@pytest.mark.prove
 def test_a_scan_finds_what_brute_force_finds() -> None:
     question = asked()
     fitting = fitting_when_asked()
@@ -68,6 +69,7 @@ def test_a_scan_finds_what_brute_force_finds() -> None:
         assert by_config[leader.config] == pytest.approx((leader.seconds, leader.memory))
 
 
+@pytest.mark.prove
 def test_a_scan_tells_adapters_apart() -> None:
     """Where there are none, their targets are one configuration; where there are, each trains and holds something else."""
     pins = {
@@ -141,6 +143,7 @@ def fastest(plans: Plans) -> float:
     )
 
 
+@pytest.mark.prove
 def test_plans_are_legal_fit_and_are_ranked() -> None:
     question = asked()
     plans = plan(question, PlanOptions(top=20))
@@ -185,6 +188,7 @@ def test_buckets_are_set_where_that_gains() -> None:
     assert {reason.knob for reason in best.reasons} == {"reduce_bucket_size", "overlap_comm"}
 
 
+@pytest.mark.prove
 def test_reasons_are_what_the_other_values_come_to() -> None:
     """Each reason again by brute force: the space with the knob pinned to the other value."""
     question = asked(pins=SMALL
@@ -237,11 +241,13 @@ def test_cost_and_devices_choose_the_size_of_the_cluster() -> None:
         plan(question, PlanOptions(objective=PlanObjective.DEVICES, rate=1e9))
 
 
+@pytest.mark.prove
 def test_parts_of_one_node() -> None:
     question = asked("gpt2-xl", pins=SMALL, sequence_length=1024)
     assert plan(question, PlanOptions(objective=PlanObjective.COST, price=1.0, top=1)).world_sizes == (1, 2, 4, 8)
 
 
+@pytest.mark.prove
 def test_the_largest_fits_and_the_next_does_not() -> None:
     question = asked(pins=SMALL | {"micro_batch_size": "1", "pipeline_schedule": "1f1b"})
     for dimension in ("sequence_length", "model"):

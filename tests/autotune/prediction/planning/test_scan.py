@@ -82,6 +82,7 @@ def test_the_bound_of_the_time_is_one(name: str) -> None:
     assert np.median(least / seconds) > 0.5
 
 
+@pytest.mark.prove(every=6)
 @pytest.mark.parametrize("name", sampled(sorted(SPACES), every=4))
 @pytest.mark.parametrize("by_memory", [False, True])
 def test_the_leaders_are_those_of_a_full_sort(name: str, by_memory: bool) -> None:

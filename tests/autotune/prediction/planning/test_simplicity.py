@@ -80,6 +80,7 @@ def test_the_better_the_predictions_the_fewer_ties() -> None:
     assert resolution(0.02) < 0.01 < 0.05 < resolution(0.22) < 0.08
 
 
+@pytest.mark.prove
 def test_the_plain_parts_hold_the_plain_part_of_a_space_once() -> None:
     buckets = {"reduce_bucket_size": 5e8, "prefetch_bucket_size": 5e7, "allgather_bucket_size": 5e8}
     rest = {"param_persistence_threshold": 1e5, "max_live_parameters": 1e9, "contiguous_gradients": True, "overlap_comm": True}
@@ -102,6 +103,7 @@ def test_the_default_of_a_knob_with_plain_values_is_plain() -> None:
     assert all(KNOBS[name].default in plain for name, plain in PLAIN.items())
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize(("model", "cluster"), [("llama-3-8b", "dgx-h100:1"), ("llama-3-70b", "dgx-h100:4")])
 def test_the_first_row_of_a_plan_is_the_fastest_and_no_tie_is_slower_than_stated(model: str, cluster: str) -> None:
     question = asked(model, cluster)
@@ -119,6 +121,7 @@ def test_the_first_row_of_a_plan_is_the_fastest_and_no_tie_is_slower_than_stated
         assert seconds < first.simplest.step_seconds <= slowest
 
 
+@pytest.mark.prove
 def test_rows_show_every_knob_that_is_not_at_the_devices_defaults() -> None:
     for row in plan(asked(), PlanOptions(top=5)).document()["plans"]:
         config = TrialConfig().replace(row["config"])
@@ -127,6 +130,7 @@ def test_rows_show_every_knob_that_is_not_at_the_devices_defaults() -> None:
         }
 
 
+@pytest.mark.prove
 def test_reasons_are_causes() -> None:
     """Each value against another in its place alone: what that one adds to the step, or does not fit."""
     question = dataclasses.replace(asked(), global_batch_size=8, sequence_length=4096)

@@ -90,6 +90,7 @@ def instances(draw: st.DrawFn) -> tuple[Question, TrialConfig, Room, Menu]:
     return question, config, Room(device=limit, host=1e15), menu
 
 
+@pytest.mark.prove
 @settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
 @given(instances())
 def test_no_layout_that_fits_is_faster(instance: tuple[Question, TrialConfig, Room, Menu]) -> None:

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 import table
 
 from autotune.loop.loop import run_job
@@ -21,6 +22,7 @@ def run(store: Store, folder: Path, trials: int) -> tuple[str, list[str]]:
     return job.id, [trial.config_hash for trial in snapshot.trials if trial.purpose is Purpose.SEARCH]
 
 
+@pytest.mark.prove
 def test_the_next_job_begins_with_what_the_first_one_found(tmp_path: Path) -> None:
     space = table.session(tmp_path).space
     rates = {config.hash: table.measured(config).samples_per_second.mean for config in space.enumerate()}  # type: ignore[union-attr]

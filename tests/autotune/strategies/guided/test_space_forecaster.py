@@ -65,6 +65,7 @@ def test_the_pool_is_the_space_and_describes_what_is_described_alone(tmp_path: P
     equal(pool.described.take(np.array(some)), forecaster(found).describe([configs[place] for place in some]))
 
 
+@pytest.mark.prove
 def test_buckets_of_a_small_space_are_candidates_like_all_others(tmp_path: Path) -> None:
     found = setting(tmp_path, "zero-buckets")
     pool = forecaster(found).pool(found.space)
@@ -147,6 +148,7 @@ def trials(found: Setting, rates: Coefficients, count: int) -> list[TrialRecord]
     return [trial(made.config(at), number, float(np.exp(made.described.log_rate[at]))) for number, at in enumerate(places)]
 
 
+@pytest.mark.prove
 def test_trials_of_the_job_mend_coefficients_that_are_far_off(tmp_path: Path) -> None:
     found = setting(tmp_path, "zero-buckets")
     shipped = shipped_prior(found.cluster, "native").rates

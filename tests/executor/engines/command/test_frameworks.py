@@ -32,6 +32,7 @@ def run(runner: LocalRunner, example: str, *words: str, launcher: str = "torchru
     return result
 
 
+@pytest.mark.prove
 def test_a_plain_torch_script(runner: LocalRunner) -> None:
     words = ("--batch", "{micro_batch_size}", "--accumulate", "{gradient_accumulation_steps}")
     result = run(runner, "torch_script", *words)

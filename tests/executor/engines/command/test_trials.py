@@ -54,6 +54,7 @@ def are_gone(folder: Path, count: int) -> bool:
     return not any(map(psutil.pid_exists, processes))
 
 
+@pytest.mark.prove
 def test_steps_are_timed_and_the_script_is_ended(run: Run) -> None:
     result = run("steps")
     assert result.outcome is Outcome.OK, result.traceback or result.message
@@ -121,6 +122,7 @@ def test_the_error_of_the_rank_that_failed_is_told_once_with_its_traceback(run: 
     assert run("steps").warm  # the ranks have lost nothing by it
 
 
+@pytest.mark.prove
 def test_a_script_that_ends_without_a_measurement_fails_with_the_remedy(run: Run) -> None:
     result = run("few", 0)
     assert result.outcome is Outcome.FAILED
@@ -151,6 +153,7 @@ def test_a_script_that_ends_early_is_measured_as_far_as_it_went(run: Run) -> Non
     assert "ended before its steps settled" in result.message
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("how", ["silent", "mute"])
 def test_a_silent_script_fails_with_the_remedy(run: Run, how: str) -> None:
     result = run(how, command={"report_seconds": 1.0})
@@ -159,6 +162,7 @@ def test_a_silent_script_fails_with_the_remedy(run: Run, how: str) -> None:
     assert "autotune.report(samples=…)" in result.message
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("how", sampled(["children", "wait_for_ever"], every=2))
 def test_a_script_that_hangs_runs_out_of_time_and_tells_where(runner: LocalRunner, how: str, tmp_path: Path) -> None:
     for attempt in range(3):  # a stall of a second, in which stacks are printed, leaves the rest to the ranks' own limit
@@ -175,6 +179,7 @@ def test_a_script_that_hangs_runs_out_of_time_and_tells_where(runner: LocalRunne
     assert are_gone(folder, 4 if how == "children" else 0)
 
 
+@pytest.mark.prove
 def test_what_asks_for_far_more_than_the_limit_does_not_fit(run: Run) -> None:
     result = run("allocate", 64, memory_limit_bytes=200_000_000)
     assert result.outcome is Outcome.INFEASIBLE
@@ -207,6 +212,7 @@ def test_a_report_that_cannot_be_read_is_told(run: Run) -> None:
     assert "samples is reported as 'many'" in result.message
 
 
+@pytest.mark.prove
 def test_waiting_for_data_is_a_finding_of_its_own(run: Run) -> None:
     result = run("waits")
     assert result.outcome is Outcome.OK
@@ -225,11 +231,13 @@ def test_samples_of_one_rank_are_told_apart_from_a_step(run: Run) -> None:
     assert "reports 4 samples at a time, and the global batch is 8: report those of all ranks" in result.message
 
 
+@pytest.mark.prove
 def test_a_port_that_is_taken_in_between_is_chosen_anew(run: Run, tmp_path: Path) -> None:
     assert run("port_taken", tmp_path).outcome is Outcome.OK
     assert len(list(tmp_path.iterdir())) == 2
 
 
+@pytest.mark.prove
 def test_a_script_that_is_killed_from_outside_is_lost(run: Run) -> None:
     assert run("killed").outcome is Outcome.LOST
 

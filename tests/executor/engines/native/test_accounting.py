@@ -137,6 +137,7 @@ each_row = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.prove
 @each_row
 def test_collectives_equal_the_closed_form(measure: Measure, row: Row) -> None:
     result = measure(**row.knobs)
@@ -163,6 +164,7 @@ def test_bf16_parameters_travel_in_two_bytes_and_gradients_in_four(measure: Meas
 STEP_COUNTER = 4
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize(
     ("stage", "optimizer", "gradients"),
     [
@@ -180,6 +182,7 @@ def test_states_equal_the_closed_form(measure: Measure, stage: int, optimizer: i
     assert gradients <= rank.tag_peak_bytes["gradients"] <= gradients + 4 * WAITING
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("stage", [0, 1, 2])
 def test_parameters_are_whole_below_stage_3(measure: Measure, stage: int) -> None:
     assert measure(zero_stage=stage).ranks[0].tag_peak_bytes["parameters"] == BYTES * P
@@ -192,6 +195,7 @@ def test_stage_3_holds_the_units_in_use(measure: Measure) -> None:
     assert BYTES * largest <= held <= BYTES * (HEAD + BLOCK)
 
 
+@pytest.mark.prove
 def test_stage_3_kept_after_forward_holds_every_parameter(measure: Measure) -> None:
     assert measure(**SHARDED, reshard_after_forward=False).ranks[0].tag_peak_bytes["parameters"] == BYTES * P
 

@@ -171,6 +171,7 @@ def check(answers: list[dict[str, Any]], model: str, folder: Path) -> None:
     assert torch.allclose(means[0], means[1], rtol=0, atol=1e-9), (before, after)
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize(("model", "before", "after"), sampled(pairs()[:70], 71), ids=str)
 def test_what_one_layout_saves_another_loads(gang: Any, tmp_path: Path, model: str, before: Knobs, after: Knobs) -> None:
     check(gang.run(("carried", (model, before, after, str(tmp_path)))), model, tmp_path)
@@ -182,6 +183,7 @@ def test_on_four_ranks(four: Any, tmp_path: Path, before: Knobs, after: Knobs) -
     check(four.run(("carried", ("dense", before, after, str(tmp_path)))), "dense", tmp_path)
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize(
     ("knobs", "damage", "message"),
     [
@@ -202,6 +204,7 @@ def test_what_cannot_be_loaded_is_one_line(gang: Any, tmp_path: Path, knobs: Kno
         assert message in said and "\n" not in said
 
 
+@pytest.mark.prove
 def test_a_trial_times_a_checkpoint_and_leaves_nothing(gang: Any, tmp_path: Path) -> None:
     for found in gang.run(("timed", ({"zero_stage": 2}, str(tmp_path)))):
         # fp64: master and two moments of 8 bytes, and the counter of steps.

@@ -58,6 +58,7 @@ class Pair:
             optimizer.close()
 
 
+@pytest.mark.prove(every=3)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("chunk", [7, 40, 64, 1 << 22])
 @pytest.mark.parametrize("ratio", [0.3, 1.0])
