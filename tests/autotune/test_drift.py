@@ -258,6 +258,7 @@ def readings(rng: random.Random, count: int, spread: float) -> list[Reading]:
     return found
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize(("spread", "bound"), [(1.0, 4), (1.5, 20)])
 def test_noise_is_seldom_taken_for_drift(spread: float, bound: int) -> None:
     """200 jobs of 60 trials: seven readings and three of the rounds. Machines as noisy as expected, and half as noisy again."""

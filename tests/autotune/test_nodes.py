@@ -129,6 +129,7 @@ def test_a_node_whose_trials_fail_now_and_then_is_not(tmp_path: Path, store: Sto
     assert store.quarantined_nodes() == []
 
 
+@pytest.mark.prove
 def test_the_last_nodes_that_a_trial_has_room_on_stay(tmp_path: Path, store: Store) -> None:
     class Flaky(SeveralNodes):
         """The first attempt at each trial fails."""

@@ -61,6 +61,7 @@ def test_a_job_that_has_succeeded_goes_on_with_more_trials(tmp_path: Path) -> No
     assert (request["trials"], request["name"], request["tags"]) == (5, "nightly", ["smoke"])
 
 
+@pytest.mark.prove
 def test_what_is_changed_while_a_job_runs_is_in_its_document(tmp_path: Path) -> None:
     database = str(tmp_path / "db")
 

@@ -105,6 +105,7 @@ def test_killed_anywhere_and_resumed_every_item_has_one_result(driven: tuple[Pat
     }
 
 
+@pytest.mark.prove
 def test_an_item_that_hangs_is_given_up_and_the_next_run_goes_on(driven: tuple[Path, list[int]]) -> None:
     out, ended = driven
     assert ended[-2:] == [Ended.AGAIN, Ended.FAILS]

@@ -54,6 +54,7 @@ def test_every_configuration_of_the_space_has_a_point_that_stands_for_it(ranks: 
     assert {grid.representative(config) for config in grid.space.enumerate()} | set(grid.twins) == set(grid.points)
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("ranks", WORLDS)
 def test_every_value_of_every_knob_is_measured_where_it_matters(ranks: int) -> None:
     grid = GRIDS[ranks]

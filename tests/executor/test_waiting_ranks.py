@@ -77,6 +77,7 @@ def test_the_slow_rank_computes_and_the_other_waits_for_it(runner: LocalRunner, 
         assert [event.node for event in slow_nodes(config, apart, 0.04)] == ["1"]
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("engine", sampled(["ddp", "fsdp2"], every=2))
 def test_engines_that_wait_inside_of_torch_say_that_they_cannot_tell(runner: LocalRunner, engine: str) -> None:
     result = measured(runner, TrialConfig(zero_stage=0 if engine == "ddp" else 3), engine)

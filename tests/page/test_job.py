@@ -125,6 +125,7 @@ def test_a_trial_that_failed_says_why(finished: str, open_page: Open) -> None:
     expect(page.get_by_text(BROKEN).first).to_be_visible()
 
 
+@pytest.mark.prove
 def test_every_figure_is_also_a_table(finished: str, open_page: Open) -> None:
     page = open_page(f"#/jobs/{finished}")
     for figure in page.locator("figure[data-figure]").all():

@@ -50,6 +50,7 @@ def test_the_page_asks_for_a_key_and_goes_on_where_it_was(guarded: Guarded, open
     assert page.evaluate("JSON.stringify(localStorage)").find(guarded.anna) == -1
 
 
+@pytest.mark.prove
 def test_a_job_of_somebody_else_is_not_there(guarded: Guarded, open_page: Open) -> None:
     job = guarded.submit(api_key=guarded.anna)
     page = open_page("#/key", at=guarded, expected=REFUSED)

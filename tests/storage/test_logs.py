@@ -56,6 +56,7 @@ def test_parts_come_back_in_order_and_can_be_paged_and_chosen(store: Store, leas
     assert store.logs(lease.job_id, 1) == store.logs("20300101-000000-aaaa", 0) == []
 
 
+@pytest.mark.prove
 def test_the_beginning_and_the_end_are_kept_and_the_rest_is_counted(store: Store, lease: Lease, token: str) -> None:
     total = 0
     for number in range(40):

@@ -98,6 +98,7 @@ def test_a_server_that_stays_away_is_told_in_one_line(mortal_postgres: PostgresS
         assert [job.state for job in store.jobs()] == [JobState.QUEUED]
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize(
     ("change", "remedy"),
     [

@@ -154,6 +154,7 @@ class TestPlacements:
         assert (found[0].started, found[1].started > began) == (began, True)
         assert store.placements(lease.job_id, 2).keys() == {2, 3}
 
+    @pytest.mark.prove
     def test_an_attempt_that_was_given_up_is_nowhere(self, store: Store, lease: Lease) -> None:
         attempt(store, lease)
         store.release(lease, JobState.PAUSED, "", "")

@@ -111,6 +111,7 @@ def test_owners_take_turns_and_none_has_more_than_its_share(store: Store, clock)
     assert len(store.claim_deliveries(limit=100, most=2)) == 3
 
 
+@pytest.mark.prove
 def test_what_waits_for_a_receiver_waits_without_a_try(store: Store, clock) -> None:
     webhook = store.create_webhook("anna", "https://a.example/x")
     for _ in range(2):

@@ -88,6 +88,7 @@ def test_they_look_as_they_did(made: Made, width: int, height: int) -> None:
     assert text == path.read_text(encoding="utf-8")
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize(("width", "height"), [(76, 20), (80, 24), (60, 20), (200, 60)])
 def test_no_line_is_wider_than_the_terminal_and_the_table_keeps_half_of_it(made: Made, width: int, height: int) -> None:
     lines = lines_of(*made(), width, height)

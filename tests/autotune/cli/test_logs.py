@@ -101,6 +101,7 @@ def _followed(desk: JobBackend, job_id: str, let_go: Callable[[], None]) -> list
     return seen
 
 
+@pytest.mark.prove
 def test_a_flood_is_kept_at_both_ends(command: Command, store: Store, job_id: str, ranks: Runner, stage: Path) -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with running(store, job_id, ranks, stage, "flood") as let_go:

@@ -203,6 +203,7 @@ def test_drift_between_rounds_does_not_blur_what_is_compared_inside_of_them() ->
     assert found.probability_best(1) > 0.9
 
 
+@pytest.mark.prove
 def test_what_lies_between_blocks_of_any_speed_says_nothing_of_the_noise() -> None:
     """300 cases of three configurations in two rounds, on a machine that drifts and is far noisier than assumed."""
     draw = random.Random(3)

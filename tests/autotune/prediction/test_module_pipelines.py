@@ -68,6 +68,7 @@ def test_the_stages_of_a_module_hold_its_parameters_and_moments(described: dict[
         assert kept == pytest.approx(whole, rel=0.25)
 
 
+@pytest.mark.prove
 def test_later_ranks_of_1f1b_hold_fewer_micro_batches(described: dict[str, FactoryModel]) -> None:
     config = TrialConfig(pipeline_parallel_size=4, micro_batch_size=1)
     cases = cases_of(described["decoder"], local_cluster(RANKS), WORKLOAD, [config], "native")

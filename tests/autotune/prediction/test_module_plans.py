@@ -92,6 +92,7 @@ def test_the_peak_is_that_of_a_dry_run(name: str, knobs: dict[str, Any], stage: 
     assert allocated(model, config) == pytest.approx(dry.peak_memory_bytes, rel=0.03)
 
 
+@pytest.mark.prove
 def test_the_trace_ends_as_it_begins() -> None:
     model = profiled("decoder")
     assert model.profile is not None

@@ -142,6 +142,7 @@ def test_what_is_predicted_is_a_number_and_sums_up(name: str) -> None:
         require((low < mean) & (mean < high), cases, "band")
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("name", sampled(PLACES, every=3))
 def test_memory_never_falls_when_the_micro_batch_grows(name: str) -> None:
     """At the same number of micro-batches."""

@@ -60,6 +60,7 @@ def test_real_ranks_measure_layers_and_messages(measured: MicrobenchmarkResult) 
     assert all(0 < row.low <= row.seconds <= row.high for row in measured.rows)
 
 
+@pytest.mark.prove
 def test_the_first_prediction_rests_on_this_machine(tmp_path, runs: list[int]) -> None:
     database = str(tmp_path / "jobs.db")
     question = with_calibration(asked(), database)

@@ -72,7 +72,7 @@ def walk(session: Session, name: str, steps: int, batch: int = 1) -> list[TrialR
     return history
 
 
-@pytest.mark.prove(every=12)
+@pytest.mark.prove
 @pytest.mark.parametrize("name", NAMES)
 def test_every_configuration_is_proposed_once_and_then_none(tmp_path: Path, name: str) -> None:
     small = session(tmp_path, name)
@@ -81,7 +81,7 @@ def test_every_configuration_is_proposed_once_and_then_none(tmp_path: Path, name
     assert all(trial.config in small.space for trial in history)
 
 
-@pytest.mark.prove(every=12)
+@pytest.mark.prove
 @pytest.mark.parametrize("name", NAMES)
 def test_pending_configurations_are_not_proposed(tmp_path: Path, name: str) -> None:
     small = session(tmp_path, name)
@@ -93,7 +93,7 @@ def test_pending_configurations_are_not_proposed(tmp_path: Path, name: str) -> N
     assert len({config.hash for config in [*pending, *further]}) == small.space.count() - tried
 
 
-@pytest.mark.prove(every=12)
+@pytest.mark.prove
 @pytest.mark.parametrize("name", NAMES)
 def test_a_large_space_is_proposed_from(tmp_path: Path, name: str) -> None:
     session = table.session(tmp_path, space="zero-buckets", pins={"loss_chunk_size": [0, 16, 32]})

@@ -52,6 +52,7 @@ def encoder() -> tuple[nn.Module, Batch]:
     return Encoder(), batch
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_copied_layers_are_described_as_those_that_were_made(precision: str) -> None:
     own, other = (profile_module(f"{__name__}:{name}", WORKLOAD, (precision,)) for name in ("made", "copied"))

@@ -15,6 +15,7 @@ from tests.executor.files.framework_models import CONFIGS, SHAPE, spec_of, weigh
 HUGGINGFACE, TORCHTITAN, MEGATRON = Framework.HUGGINGFACE, Framework.TORCHTITAN, Framework.MEGATRON
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("name", ["llama, tied", "qwen3_moe", "deepseek_v3"])
 def test_a_round_through_all_frameworks_changes_nothing(tmp_path: Path, name: str) -> None:
     spec = spec_of(name, 1 if name == "deepseek_v3" else 0)

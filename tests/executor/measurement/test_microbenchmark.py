@@ -54,6 +54,7 @@ def test_every_operation_of_a_cpu_is_measured_at_each_precision(result: Microben
     assert (result.outcome, len(result.hosts), result.context_bytes) == (Outcome.OK, 2, None)
 
 
+@pytest.mark.prove
 def test_figures_are_ordered_and_none_is_faster_than_any_machine(runner: LocalRunner, result: MicrobenchmarkResult) -> None:
     for row in result.rows:
         assert 0 < row.low <= row.seconds <= row.high

@@ -125,6 +125,7 @@ def test_bytes_and_flops_of_ranks_are_those_of_the_loads(gang: Gang) -> None:
         assert Counter(received) == Counter({there[0]: 4, there[1]: 4, own // 2 * HIDDEN * 4: 8})
 
 
+@pytest.mark.prove
 def test_ranks_that_hold_all_experts_compute_alike(gang: Gang) -> None:
     (first, none), (second, _) = gang.run({})
     assert first == second and not none

@@ -83,6 +83,7 @@ def test_chunks_are_documents_of_their_own() -> None:
     assert documents_in(places(), torch.float64, 8, chunk=4).lengths == (4, 4, 1, 4, 3, 4, 1, 3, 2, 1, 4, 1)
 
 
+@pytest.mark.prove
 def test_the_mask_of_flex_attention_is_of_documents() -> None:
     """Forward: on CPUs flex attention has no backward."""
     query, key, value = (x.detach() for x in tensors(2))

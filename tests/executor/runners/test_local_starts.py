@@ -79,6 +79,7 @@ def test_ranks_that_do_not_start_are_an_error_of_the_runner() -> None:
             watch(runner, lambda events: False)
 
 
+@pytest.mark.prove
 def test_ctrl_c_passes_the_ranks_by_and_they_end_with_a_killed_parent() -> None:
     path = os.pathsep.join((str(ROOT), ENVIRONMENT["PYTHONPATH"]))
     driver = subprocess.Popen(

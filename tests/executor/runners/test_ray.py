@@ -50,6 +50,8 @@ class TestRayRunner(ProcessRunnerContract):
         "test_close_leaves_no_process",
         "test_a_trial_of_another_environment_has_processes_started_for_it",
         "test_a_hang_is_ended_with_all_that_it_started_and_the_next_trial_runs",
+        "test_a_dead_rank_ends_the_trial_soon",
+        "test_a_running_attempt_can_be_cancelled_from_another_thread",
     )
 
     def test_ranks_that_cannot_be_placed_are_told_with_what_is_missing(self, runner: RayRunner) -> None:
@@ -185,6 +187,7 @@ def test_a_cluster_that_asks_for_its_token_is_told_as_that(started_ray: None, mo
             make(address=address)
 
 
+@pytest.mark.prove
 def test_SIGTERM_stays_with_whoever_handles_it(monkeypatch: pytest.MonkeyPatch) -> None:
     def mine(*_: object) -> None: ...
 

@@ -71,6 +71,7 @@ class TestSideBySide:
         assert len(first["devices"].split(",")) == DEVICES // SEATS
         assert runner.capacity() == 2
 
+    @pytest.mark.prove
     def test_a_trial_of_another_size_takes_the_warm_ranks_as_they_are(self, runner: RayRunner) -> None:
         before = run(runner)
         wide = run(runner, world_size=2 * SEATS)

@@ -49,6 +49,7 @@ def trial(interval: int, engine: str = "native") -> tuple[TrialResult, list[bool
     return run_trial(RankContext(rank=0, world_size=1, device=torch.device("cpu")), request, tell), steps
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("engine", ["native", "ddp"])
 def test_a_trial_collects_at_its_steps_alone(generations: list[int], engine: str) -> None:
     result, steps = trial(3, engine)

@@ -107,6 +107,7 @@ def test_a_scan_tells_ways_to_compress_apart() -> None:
         assert by_config[leader.config] == pytest.approx((leader.seconds, leader.memory))
 
 
+@pytest.mark.prove
 def test_at_best_is_the_best_of_each_value() -> None:
     question = asked()
     fitting = fitting_when_asked()

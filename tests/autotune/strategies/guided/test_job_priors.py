@@ -39,6 +39,7 @@ def test_the_next_job_begins_with_what_the_first_one_found(tmp_path: Path) -> No
     assert "trials on the same hardware" in prior["source"]
 
 
+@pytest.mark.prove
 def test_a_resumed_job_decides_by_what_was_frozen(tmp_path: Path) -> None:
     with open_store(str(tmp_path / "jobs.db")) as store:
         job, _ = run(store, tmp_path, trials=3)
