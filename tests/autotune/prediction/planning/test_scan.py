@@ -71,7 +71,7 @@ def ranked(predicted: list[tuple[float, float, int, TrialConfig, bool]], slowest
     return sorted(found, key=lambda item: item[:3] if slowest is None else (item[1], item[0], item[2]))
 
 
-@pytest.mark.prove
+@pytest.mark.prove(every=3)
 @pytest.mark.parametrize("name", sampled(sorted(SPACES), every=4))
 def test_the_bound_of_the_time_is_one(name: str) -> None:
     question = asked(name)

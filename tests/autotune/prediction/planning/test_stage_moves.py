@@ -32,7 +32,7 @@ def answer(question: Question, config: TrialConfig, room: Room) -> Estimate | No
     return None if found is None else estimates(question, [found])[0]
 
 
-@pytest.mark.prove
+@pytest.mark.prove(every=4)
 @pytest.mark.parametrize(("model", "pipeline", "share"), sampled(CASES, every=5))
 def test_own_layers_are_never_worse_than_means(model: str, pipeline: tuple[int, int], share: float) -> None:
     ranks, virtual = pipeline
