@@ -60,11 +60,8 @@ def lint_command(options: LintOptions) -> Status:
     _print(linted, unread, options)
     if unread:
         return Status.USAGE
-    return Status.FAILURE if any(map(_is_faulty, linted)) else Status.OK
-
-
-def _is_faulty(one: Linted) -> bool:
-    return any(finding.effect is not Effect.MAY_NOT_FIT for finding in one.findings)
+    effects = {finding.effect for one in linted for finding in one.findings}
+    return Status.FAILURE if effects - {Effect.MAY_NOT_FIT} else Status.OK
 
 
 def _asked(words: tuple[str, ...]) -> tuple[str, list[Path]]:

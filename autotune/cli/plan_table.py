@@ -83,6 +83,8 @@ def _unusual_note(plans: Plans, question: Question) -> str:
     """The gain of values that published recipes rarely use, if predictions for one machine may be off by as much."""
     first, *others = plans.plans
     names = [name for name, plain in PLAIN.items() if getattr(first.estimate.config, name) not in plain]
+    if not names:
+        return ""
     rivals = [
         (f"plan {number}", plan.estimate.config, plan.estimate.step_seconds.mean) for number, plan in enumerate(others, 2)
     ]
@@ -91,7 +93,7 @@ def _unusual_note(plans: Plans, question: Question) -> str:
     for title, config, seconds in rivals:
         slower = seconds / first.estimate.step_seconds.mean - 1
         plain = all(getattr(config, name) in PLAIN[name] for name in names)
-        if names and plain and slower <= certain_gain(question.rates.time_spread):
+        if plain and slower <= certain_gain(question.rates.time_spread):
             return (
                 f"the first plan has values that published recipes rarely use ({', '.join(names)}); {title} has none of "
                 f"them and is {_percent(round(slower, 3))} slower, within the error of predictions for one machine"

@@ -1,6 +1,6 @@
 """Findings that need no prediction: the framework's own table, our rules, and expert groups."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -47,16 +47,16 @@ def _findings(case: Case) -> list[Finding]:
 def _decided(case: Case) -> Iterator[Case]:
     """The configuration with values for its undecided settings: for all together, then for each one."""
     values: dict[str, list[Any]] = {}
+    alone = []
     for key in case.found.undecided:
         for value in PROBES:
             with suppress(AutotuneError, SearchSpaceError):
-                case.changed({key: value})
+                alone.append(case.changed({key: value}))
                 values.setdefault(key, []).append(value)
     for place in range(max(map(len, values.values()), default=0)):
         with suppress(AutotuneError, SearchSpaceError):
             yield case.changed({key: options[place % len(options)] for key, options in values.items()})
-    for key, options in values.items():
-        yield from (case.changed({key: value}) for value in options)
+    yield from alone
 
 
 def undecided_settings(case: Case) -> dict[str, str]:
@@ -82,13 +82,15 @@ def undecided_text(undecided: Mapping[str, str]) -> str:
     return f"not predicted: the script decides {names} when it runs; write the values into it ({options})"
 
 
-def undecided_findings(case: Case) -> list[str]:
-    """A note about each finding that an undecided setting would remove, because it may state what is missing."""
-    certain = {finding.rule for finding in legality(case)}
-    by = case.found.undecided
+def undecided_findings(case: Case, certain: Iterable[Finding]) -> list[str]:
+    """A note about each finding that an undecided setting would remove, because it may state what is missing.
+
+    `certain`: what `legality` finds.
+    """
+    by, rules = case.found.undecided, {finding.rule for finding in certain}
     return [
         f"{finding.key}: {finding.problem}; {by[finding.key]} may set it"
-        for finding in _findings(case) if finding.key in by and finding.rule not in certain
+        for finding in (_findings(case) if by else ()) if finding.key in by and finding.rule not in rules
     ]  # fmt: skip
 
 

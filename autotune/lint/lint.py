@@ -60,7 +60,8 @@ def lint(one: Written, around: Surroundings) -> Linted:
         RequestError: as `case_of`.
     """
     case = case_of(one, around)
-    found = [_with_fix(case, finding) for finding in legality(case)]
+    certain = legality(case)
+    found = [_with_fix(case, finding) for finding in certain]
     present: Outlook | str = "not predicted, because the configuration does not run"
     if not any(finding.effect in STOPS for finding in found):
         undecided = undecided_settings(case)
@@ -68,7 +69,7 @@ def lint(one: Written, around: Surroundings) -> Linted:
         found += [] if undecided else beyond_links(case)
         if isinstance(present, Outlook):
             found += fit(case, present)
-    case = dataclasses.replace(case, found=case.found.noted(*undecided_findings(case)))
+    case = dataclasses.replace(case, found=case.found.noted(*undecided_findings(case, certain)))
     return Linted(written=one, case=case, findings=tuple(found), outlook=present)
 
 

@@ -2,8 +2,9 @@
 
     python -m benchmarks.prediction.validate [--data ../shared/data] [--markdown docs/validation.md]
 
-The measurements are not part of the repository: without them the program prints the reason and measures nothing. The scripts
-of MORE measure what needs more than a table: times fitted on one curve, and the rank of experts' choices in a plan.
+The measurements are not part of the repository: without them the program prints the reason and measures nothing. What
+needs more than a table is measured by `validate_selene` (times fitted on one curve) and `validate_plan` (the rank of experts'
+choices in a plan).
 """
 
 import argparse

@@ -152,9 +152,9 @@ class ConfigKeys:
                 return key, self._config[key]
         if default is not None:
             return keys[0], default
-        for key in keys:
-            if key in self._of_class and not any(map(self.has, keys)):
-                return key, self.defaults_taken.setdefault(key, self._of_class[key])
+        of_class = next((key for key in keys if key in self._of_class), None)
+        if of_class is not None and not any(map(self.has, keys)):
+            return of_class, self.defaults_taken.setdefault(of_class, self._of_class[of_class])
         raise ModelFormatError(keys[0], "is missing", "add this key to the config.json")
 
 

@@ -118,7 +118,7 @@ def _frozen_bits(quantization: Any) -> tuple[int, list[str]]:
         bits = 4 if quantization.get("load_in_4bit") else 8 if quantization.get("load_in_8bit") else None
     if bits not in (4, 8):
         return 16, [f"weights that are not quantised, since quantization_config ({method}) is not read (--frozen-bits)"]
-    where = "where they are frozen (--frozen-bits), and of the precision where they are trained"
+    where = "beside adapters of --lora-rank (--frozen-bits); beside those of knobs frozen_dtype states them"
     return bits, [f"weights of {bits} bits by quantization_config ({method}) {where}"]
 
 
