@@ -2,24 +2,35 @@
 
     python -m benchmarks.correctness.mutants --count 160 --seed 0 --out build/mutants.jsonl --markdown docs/mutants.md
 
-Each change is written into this tree, and back after its tests: run it in a clone with an environment of its own. Changes that
-`--out` has are not run again. Files are drawn by their lines; a change is another operator, number or truth value, or a
-condition negated. A change counts as noticed if a test fails or the tests do not end. The tests nearest to the file run first.
+Files are drawn by their lines; a change is another operator, number or truth value, or a condition negated. A change counts as
+noticed if a test fails or does not end.
+
+1. Both tiers run once with a probe at every drawn expression, which writes the tests that reach it, from any process.
+2. Each change runs the tests that reach it, the nearest first, until one fails: of `make test`, then of `make prove`.
+3. Changes that are reached at import, where no test is known, and that the nearest tests do not notice, run together through
+   both tiers; each then runs alone through the tests that failed.
+
+Probes and changes are written into this tree, and back: run it in a clone with an environment of its own. Changes in `--out`
+are not run again. `--share 0/2` runs every second one, for a second clone beside it, which gets a copy of the file of step 1.
 """
 
 import ast
 import json
 import random
 import re
+import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+import sysconfig
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from autotune.reports.markdown import table
 from benchmarks.common.written_page import give, page_parser
+from benchmarks.correctness import reach_probe
 
 PACKAGES = ("api", "autotune", "executor", "search_spaces", "storage")
 TIERS = {"test": "not nightly and not hostile and not prove", "prove": "prove and not nightly and not hostile"}
@@ -29,8 +40,9 @@ SWAPPED: dict[type[ast.AST], type[ast.AST]] = {
     ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In, ast.And: ast.Or, ast.Or: ast.And,
     ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Add, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult, ast.Mod: ast.Mult,
 }  # fmt: skip
-NEAR_SECONDS, ALL_SECONDS = 400, 1800
-"""Limits of the nearest tests and of a whole tier."""
+PARALLEL = ("--numprocesses", "3", "--dist", "loadfile", "--no-loadscope-reorder")
+FEW, PART_SECONDS, WHOLE_SECONDS = 40, 300, 3600
+"""Tests of a change that run before its others, and the limits of a part and of a whole tier."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,12 +56,21 @@ class Mutant:
     before: str
     after: str
 
+    def key(self) -> tuple[str, int, str]:
+        """What names it in a file of results."""
+        return self.path, self.start, self.after
+
+    def overlaps(self, other: "Mutant") -> bool:
+        """Whether they change the same bytes."""
+        end, other_end = self.start + len(self.before.encode()), other.start + len(other.before.encode())
+        return self.path == other.path and self.start < other_end and other.start < end
+
     def __str__(self) -> str:
         return f"{self.path}:{self.line}: {self.before} -> {self.after}"
 
 
 def mutants(count: int, seed: int) -> list[Mutant]:
-    """Different random changes of the product."""
+    """Random changes of the product, of which none is within another."""
     files = [path for package in PACKAGES for path in sorted(Path(package).rglob("*.py"))]
     lines = [path.read_text("utf-8").count("\n") for path in files]
     draw, chosen = random.Random(seed), {}
@@ -57,7 +78,8 @@ def mutants(count: int, seed: int) -> list[Mutant]:
         (path,) = draw.choices(files, lines)
         if changes := list(_changes(path)):
             change = draw.choice(changes)
-            chosen[change] = None
+            if not any(change.overlaps(other) for other in chosen):
+                chosen[change] = None
     return list(chosen)
 
 
@@ -72,12 +94,12 @@ def _changes(path: Path) -> Iterator[Mutant]:
 
 
 def _expressions(tree: ast.AST) -> Iterator[tuple[ast.expr, str]]:
-    """Expressions with their changed text; annotations and decorators are left alone."""
+    """Expressions with their changed text; annotations, decorators, patterns and parts of f-strings are left alone."""
     for name, value in ast.iter_fields(tree):
         if name in ("annotation", "returns", "decorator_list", "bases", "keywords") and not isinstance(tree, ast.Call):
             continue
         for node in value if isinstance(value, list) else [value]:
-            if not isinstance(node, ast.AST):
+            if not isinstance(node, ast.AST) or isinstance(node, ast.JoinedStr | ast.pattern):
                 continue
             if isinstance(node, ast.expr) and (after := _changed(node)) is not None:
                 yield node, after
@@ -105,20 +127,78 @@ def _changed(node: ast.expr) -> str | None:
     return ast.unparse(changed)
 
 
-def noticed_by(mutant: Mutant) -> dict[str, str]:
-    """The tier that notices the change, with the test; empty: none does."""
-    path = Path(mutant.path)
-    whole = path.read_bytes()
-    before, after = mutant.before.encode(), mutant.after.encode()
-    path.write_bytes(whole[: mutant.start] + after + whole[mutant.start + len(before) :])
+def reaching_tests(changes: Sequence[Mutant], file: Path) -> list[set[str]]:
+    """For each change, the tests and whole modules that reach it, and "" where an import does. `file` keeps the measurement."""
+    if not file.exists():
+        packages = Path(sysconfig.get_path("purelib"))
+        probe = packages / Path(reach_probe.__file__).name
+        start, log = packages / "reach_probe.pth", packages / reach_probe.LOG.name
+        log.unlink(missing_ok=True)
+        shutil.copy(reach_probe.__file__, probe)
+        start.write_text("import reach_probe\n", "utf-8")
+        call = '__import__("builtins").__dict__.get("reached_probe", bool)'
+        with _written({change: f"({call}({number}) and 0 or ({change.before}))" for number, change in enumerate(changes)}):
+            for tier, marks in TIERS.items():
+                print(f"make {tier} with probes fails in:", *_run(marks, [], WHOLE_SECONDS, *PARALLEL), flush=True)
+        probe.unlink()
+        start.unlink()
+        shutil.copy(log, file)
+    ray = {str(path) for path in Path("tests").rglob("test_*.py") if "pytest.mark.ray" in path.read_text("utf-8")}
+    tests: list[set[str]] = [set() for _ in changes]
+    for line in file.read_text("utf-8").splitlines():
+        number, inside, current = line.split(" ", 2)
+        test, _, phase = current.rpartition(" ")
+        test, module = test.partition("[")[0], test.partition("::")[0]
+        # What a fixture or a kept process does for its first test, it does for the other tests of its module too.
+        shared = phase != "(call)" or inside == "0"
+        tests[int(number)] |= (ray if module in ray else {module}) if shared else {test}
+    return tests
+
+
+@contextmanager
+def _written(texts: Mapping[Mutant, str]) -> Iterator[None]:
+    """The tree with other texts for expressions."""
+    whole = {path: Path(path).read_bytes() for path in {change.path for change in texts}}
     try:
-        for tier, marks in TIERS.items():
-            for tests, seconds in ((nearest(path), NEAR_SECONDS), ([], ALL_SECONDS)):
-                if (test := _failing(marks, tests, seconds)) is not None:
-                    return {"tier": tier, "test": test}
+        for path, source in whole.items():
+            for change in sorted(texts, key=lambda change: -change.start):
+                if change.path == path:
+                    end = change.start + len(change.before.encode())
+                    source = source[: change.start] + texts[change].encode() + source[end:]
+            Path(path).write_bytes(source)
+        yield
     finally:
-        path.write_bytes(whole)
+        for path, source in whole.items():
+            Path(path).write_bytes(source)
+
+
+def noticed_by(change: Mutant, reaching: set[str]) -> dict[str, str]:
+    """The tier that notices the change, with the test; empty: none does, or at import none of the nearest of `make test`."""
+    near = nearest(Path(change.path))
+    tests = reaching - {""} | (set(near) if "" in reaching else set())
+    tests = {name for name in tests if name.partition("::")[0] not in tests - {name}}
+    order = sorted(tests, key=lambda name: (name.partition("::")[0] not in near, "::" not in name, name))
+    with _written({change: change.after}):
+        for tier in ["test"] if "" in reaching else TIERS:
+            for part in (order[:FEW], order[FEW:]):
+                if part and (failed := _run(TIERS[tier], part, PART_SECONDS, "-x")):
+                    return {"tier": tier, "test": failed[0]}
     return {}
+
+
+def noticed_together(changes: Sequence[Mutant]) -> list[dict[str, str]]:
+    """What `noticed_by` gives for each change, from one run of each tier with all of them."""
+    rows: list[dict[str, str]] = [{} for _ in changes]
+    for tier, marks in TIERS.items():
+        left = [change for change, row in zip(changes, rows, strict=True) if not row]
+        with _written({change: change.after for change in left}):
+            failed = _run(marks, [], WHOLE_SECONDS, *PARALLEL)
+        for change, row in zip(changes, rows, strict=True):
+            if change in left and failed:
+                with _written({change: change.after}):
+                    if alone := _run(marks, failed, PART_SECONDS, "-x"):
+                        row |= {"tier": tier, "test": alone[0]}
+    return rows
 
 
 def nearest(path: Path) -> list[str]:
@@ -131,17 +211,17 @@ def nearest(path: Path) -> list[str]:
     return [*naming, *sorted(str(file) for file in folder.glob("test_*.py") if str(file) not in naming)]
 
 
-def _failing(marks: str, tests: list[str], seconds: int) -> str | None:
-    """The first test that fails, or why none ended; None: all pass, or none has these marks."""
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "--numprocesses", "3", "--dist", "loadfile", "-m", marks, *tests]
+def _run(marks: str, tests: Sequence[str], seconds: int, *options: str) -> list[str]:
+    """The tests that fail, or why the run did not end; empty: all pass, or none has these marks."""
+    command = [sys.executable, "-m", "pytest", "-q", "-m", marks, *options, *tests]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
     except subprocess.TimeoutExpired:
-        return f"no end in {seconds} s"
+        return [f"no end in {seconds} s"]
     if done.returncode in (0, 5):
-        return None
-    failed = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
-    return failed[1] if failed else (done.stdout + done.stderr).strip().rsplit("\n", 1)[-1][:200]
+        return []
+    failed = re.findall(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", done.stdout, re.MULTILINE)
+    return failed or [(done.stdout + done.stderr).strip().rsplit("\n", 1)[-1][:200]]
 
 
 def page(rows: list[dict[str, Any]], seed: int) -> list[str]:
@@ -181,16 +261,31 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=160)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--share", type=lambda text: tuple(map(int, text.split("/"))), default=(0, 1))
     arguments = parser.parse_args()
     rows = [json.loads(line) for line in arguments.out.read_text("utf-8").splitlines()] if arguments.out.exists() else []
+    changes = mutants(arguments.count, arguments.seed)
+    reaching = reaching_tests(changes, arguments.out.with_suffix(".reached"))
     known = {(row["path"], row["start"], row["after"]) for row in rows}
-    for number, mutant in enumerate(mutants(arguments.count, arguments.seed), 1):
-        if (mutant.path, mutant.start, mutant.after) in known:
-            continue
-        rows.append(asdict(mutant) | noticed_by(mutant))
-        print(f"{number}/{arguments.count} {mutant}: {rows[-1].get('tier', 'not noticed')}", flush=True)
+    share, shares = arguments.share
+    left = [pair for pair in list(zip(changes, reaching, strict=True))[share::shares] if pair[0].key() not in known]
+
+    def keep(change: Mutant, row: dict[str, str]) -> None:
+        rows.append(asdict(change) | row)
+        print(f"{len(rows)}/{arguments.count} {change}: {row.get('tier', 'not noticed')}", flush=True)
         with arguments.out.open("a", encoding="utf-8") as out:
             print(json.dumps(rows[-1]), file=out)
+
+    imported = []
+    for change, tests in left:
+        row = noticed_by(change, tests)
+        if row or "" not in tests:
+            keep(change, row)
+        else:
+            imported.append(change)
+    if imported:
+        for change, row in zip(imported, noticed_together(imported), strict=True):
+            keep(change, row)
     give(page(rows, arguments.seed), arguments.markdown)
 
 
