@@ -68,7 +68,7 @@ test: $(STAMP)
 	$(PYTEST) -m "not nightly and not hostile and not prove"
 
 prove: $(STAMP)
-	$(PYTEST) -m "prove and not nightly and not hostile"
+	$(PYTEST) -m "(prove or hypothesis) and not nightly and not hostile" --hypothesis-profile large
 
 nightly: $(STAMP) $(RELEASE_STAMP)
 	$(PYTEST) -m "nightly and not chaos and not fuzz"

@@ -3,6 +3,7 @@
 import gc
 import os
 import random
+import shlex
 import sys
 import tempfile
 from collections import Counter
@@ -28,13 +29,35 @@ os.environ["AUTOTUNE_QUICK_CALIBRATION"] = "off"
 # No test reads or writes the database of whoever runs it.
 _data_home = tempfile.TemporaryDirectory(prefix="autotune-data-")
 os.environ["XDG_DATA_HOME"] = _data_home.name
-# How long an example takes is the machine's business: beside other work some would miss any deadline.
-settings.register_profile("without deadlines", deadline=None)
-settings.load_profile("without deadlines")
+# How long an example takes is the machine's business: beside other work some would miss any deadline. `make prove` asks for
+# the large profile.
+settings.register_profile("small", deadline=None, max_examples=20)
+settings.register_profile("large", deadline=None, max_examples=100)
+settings.load_profile("small")
+# While tests are imported nothing becomes garbage, but a fifth of that time goes to looking for it.
+gc.disable()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--shuffle", metavar="SEED", help="run the modules, and the tests of each, in the random order of this seed"
+    )
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """How each test that failed is run alone."""
+    failed = [report for state in ("failed", "error") for report in terminalreporter.stats.get(state, ())]
+    for report in failed:
+        terminalreporter.write_line(f"run alone: python -m pytest {shlex.quote(report.nodeid)}")
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """The longest chain first, which is Ray's; then the long modules of this folder. Short ones fill the end.
 
     Of the cases of a test with the mark `prove(every=N)`, every N-th is run by `make test` too. A class names in `proves` the
@@ -52,6 +75,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.own_markers.remove(mark)
             cases[function] += 1
     items.sort(key=lambda item: 0 if _starts_ray(str(item.path)) else 1 if item.path.parent == HERE else 2)
+    if seed := config.getoption("shuffle"):
+        # A module's tests stay together, since its fixtures keep ranks and services.
+        modules: dict[Path, list[pytest.Item]] = {}
+        for item in items:
+            modules.setdefault(item.path, []).append(item)
+        draw = random.Random(seed)
+        for tests in modules.values():
+            draw.shuffle(tests)
+        items[:] = [item for path in draw.sample(list(modules), len(modules)) for item in modules[path]]
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -61,14 +93,15 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadSco
 
 
 class ByModule(LoadFileScheduling):  # type: ignore[misc]
-    """One process has all tests of a module, whose fixtures keep ranks and services, and one those of all that start Ray.
+    """One process has all tests of a module, whose fixtures keep ranks and services.
 
-    (A driver joins the cluster that it finds on its machine.)
+    One has all that start Ray, since a driver joins the cluster that it finds on its machine, and one all of the stores, since
+    each process would start its own PostgreSQL.
     """
 
     def _split_scope(self, nodeid: str) -> str:
         module: str = super()._split_scope(nodeid)
-        return "ray" if _starts_ray(module) else module
+        return "ray" if _starts_ray(module) else "storage" if module.startswith("tests/storage/") else module
 
 
 @cache

@@ -73,20 +73,20 @@ def service(database: str, **settings: Any) -> Iterator[TestClient]:
         yield client
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def untouched_database(tmp_path_factory: pytest.TempPathFactory, migrated: Path) -> str:
-    """For all tests of a module that write nothing: to start a service for each would take longer than what they ask."""
+    """For all tests that write nothing: to start a service for each would take longer than what they ask."""
     return str(shutil.copy(migrated, tmp_path_factory.mktemp("untouched") / "jobs.db"))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def untouched(untouched_database: str) -> Iterator[Store]:
     """What must be empty after each of these tests."""
     with open_store(untouched_database) as store:
         yield store
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def refusing(untouched_database: str) -> Iterator[TestClient]:
     """A client of the one service that these tests ask; needs no key."""
     with service(untouched_database) as client:

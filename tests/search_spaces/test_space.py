@@ -124,7 +124,7 @@ def first_refusal(space: SearchSpace, config: TrialConfig) -> str | None:
 
 
 @pytest.mark.prove
-@settings(max_examples=120, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(keywords=spaces())
 def test_counts_and_lists_as_brute_force_does(make_space: MakeSpace, keywords: dict[str, Any]) -> None:
     space = make_space(**keywords)
@@ -142,7 +142,7 @@ def test_counts_and_lists_as_brute_force_does(make_space: MakeSpace, keywords: d
     assert census.raw == census.legal + sum(census.refused.values()) + census.merged
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(keywords=spaces(), seed=st.integers(0, 1000))
 def test_drawn_and_moved_configurations_are_in_the_space(make_space: MakeSpace, keywords: dict[str, Any], seed: int) -> None:
     space = make_space(**keywords)
@@ -159,7 +159,7 @@ def test_drawn_and_moved_configurations_are_in_the_space(make_space: MakeSpace, 
     assert all(move in space for move in moves)
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(keywords=spaces())
 def test_canonical_is_idempotent(make_space: MakeSpace, keywords: dict[str, Any]) -> None:
     space = make_space(**keywords)
@@ -168,7 +168,7 @@ def test_canonical_is_idempotent(make_space: MakeSpace, keywords: dict[str, Any]
 
 
 @pytest.mark.prove
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(keywords=spaces())
 def test_each_refused_rule_has_an_example(make_space: MakeSpace, keywords: dict[str, Any]) -> None:
     space = make_space(**keywords)

@@ -2,7 +2,7 @@
 
 import math
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from storage.codec import clean, dump_json, load_json
@@ -25,7 +25,6 @@ def same(left: object, right: object) -> bool:
     return type(left) is type(right) and left == right
 
 
-@settings(max_examples=50)
 @given(plain)
 def test_json_comes_back_as_it_was(value: object) -> None:
     text = dump_json(value)
@@ -33,7 +32,6 @@ def test_json_comes_back_as_it_was(value: object) -> None:
     assert "NaN" not in text or "NaN" in repr(value)
 
 
-@settings(max_examples=50)
 @given(st.text(st.characters(codec=None)))
 def test_clean_text_is_taken_by_any_text_column(text: str) -> None:
     assert "\0" not in clean(text).encode("utf-8").decode("utf-8")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -47,7 +47,6 @@ def filled(values: Any, start: int, size: int, dtype: torch.dtype = torch.float3
     return out
 
 
-@settings(max_examples=60, deadline=None)
 @given(shape=st.lists(st.integers(1, 9), min_size=1, max_size=3), chunk=st.sampled_from([1, 3, 16, 1 << 18]), data=st.data())
 def test_any_range_of_any_slice_is_that_of_the_whole(shape: list[int], chunk: int, data: st.DataObject) -> None:
     dimension = data.draw(st.integers(0, len(shape) - 1))

@@ -26,7 +26,7 @@ CELLS = st.sampled_from(
         "8.0", "64", "1e3",
     ]
 )  # fmt: skip
-ONCE = settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+ONCE = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 MODES = st.sampled_from(list(Calibration))
 
 

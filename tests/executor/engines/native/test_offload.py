@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -83,7 +83,6 @@ def test_equals_one_adamw(ratio: float, chunk: int, shard: str, dtype: torch.dty
         assert torch.equal(offloaded.read((3, 50), (90, 131)), torch.cat((offloaded.read((3, 50)), offloaded.read((90, 131)))))
 
 
-@settings(max_examples=40)
 @given(elements=st.integers(1, 60), ratio=st.floats(0, 1), chunk=st.integers(1, 70))
 def test_any_size_and_share(elements: int, ratio: float, chunk: int) -> None:
     initial = drawn(elements, torch.float64, 0)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 from two_ranks import RANKS, Measure, measuring
@@ -161,7 +161,6 @@ def test_a_module_without_blocks_is_no_case_for_muon() -> None:
         block_matrices(part)
 
 
-@settings(max_examples=30)
 @given(elements=st.integers(1, 3 * QUANTISED_BLOCK), signed=st.booleans(), seed=st.integers(0, 1000))
 def test_a_number_in_8_bits_is_the_nearest_code(elements: int, signed: bool, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
@@ -198,7 +197,6 @@ def test_the_codes_reach_from_nothing_to_one(signed: bool) -> None:
     assert codebook[0] == pytest.approx(-0.993, abs=1e-3) if signed else codebook[0] == 0.0
 
 
-@settings(max_examples=50)
 @given(elements=st.integers(1, 20_000), ranks=st.integers(1, 8))
 def test_shares_of_what_is_quantised_begin_where_blocks_do(elements: int, ranks: int) -> None:
     parameter = nn.Parameter(torch.empty(elements, device="meta"))
