@@ -86,7 +86,7 @@ $(OLDEST_STAMP): locks/torch-oldest.txt
 # What depends on the version of torch: the engines, a sample of the parity matrix among their tests, the memory account, and
 # the way through the proofs that need a GPU (but for the sweep, which needs the command line's packages).
 oldest: $(OLDEST_STAMP)
-	$(OLDEST_BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder --junitxml $(OLDEST_VENV)/engines.xml \
+	$(OLDEST_BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder --junitxml $(OLDEST_VENV)/engines.xml \
 	    --ignore tests/executor/engines/deepspeed --ignore tests/executor/engines/command \
 	    tests/executor/engines tests/executor/parallel tests/executor/measurement/test_memory.py
 	rm -f $(OLDEST_VENV)/gpu.jsonl

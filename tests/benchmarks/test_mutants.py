@@ -1,10 +1,21 @@
 """Random changes of the product: each is another program, and the file is what it was after its tests."""
 
 import ast
+from collections.abc import Sequence
 from pathlib import Path
 from unittest.mock import patch
 
-from benchmarks.correctness.mutants import PACKAGES, Mutant, mutants, nearest, noticed_by, page
+from benchmarks.correctness.mutants import (
+    PACKAGES,
+    TIERS,
+    Mutant,
+    mutants,
+    nearest,
+    noticed_by,
+    noticed_together,
+    page,
+    reaching_tests,
+)
 
 
 def test_a_change_is_one_expression_of_the_product() -> None:
@@ -23,15 +34,29 @@ def test_the_file_is_written_back_and_the_tier_is_told(tmp_path: Path) -> None:
     file.write_text("x = 1\n")
     seen = []
 
-    def failing(_marks: str, tests: list[str], _seconds: int) -> str | None:
-        seen.append((tests, file.read_text()))
-        return "tests/test_one.py::test_one" if len(seen) == 3 else None
+    def run(marks: str, tests: Sequence[str], _seconds: int, *_options: str) -> list[str]:
+        seen.append((marks, [*tests], file.read_text()))
+        return ["tests/test_one.py::test_one"] if marks == TIERS["prove"] else []
 
     change = Mutant(path=str(file), line=1, start=4, before="1", after="(2)")
-    with patch.multiple("benchmarks.correctness.mutants", _failing=failing, nearest=lambda _: ["near"]):
-        assert noticed_by(change) == {"tier": "prove", "test": "tests/test_one.py::test_one"}
-    assert seen == [(["near"], "x = (2)\n"), ([], "x = (2)\n"), (["near"], "x = (2)\n")]
+    reaching = {"tests/far.py", "tests/far.py::test_of_it", "tests/near.py::test_near"}
+    with patch.multiple("benchmarks.correctness.mutants", _run=run, nearest=lambda _: ["tests/near.py"]):
+        assert noticed_by(change, reaching) == {"tier": "prove", "test": "tests/test_one.py::test_one"}
+        assert noticed_by(change, {""}) == {}
+        assert noticed_together([change]) == [{"tier": "prove", "test": "tests/test_one.py::test_one"}]
+    near_first, text = ["tests/near.py::test_near", "tests/far.py"], "x = (2)\n"
+    near_only = ["tests/near.py"]
+    assert seen[:3] == [(TIERS["test"], near_first, text), (TIERS["prove"], near_first, text), (TIERS["test"], near_only, text)]
     assert file.read_text() == "x = 1\n"
+
+
+def test_what_reaches_an_import_or_a_kept_process_reaches_its_module(tmp_path: Path) -> None:
+    measured = tmp_path / "reached"
+    measured.write_text(
+        "0 1 tests/a.py::test_x[1] (call)\n0 1 \n1 1 tests/a.py::test_x (setup)\n1 0 tests/b.py::test_y (call)\n"
+    )
+    change = Mutant(path="product.py", line=1, start=4, before="1", after="(2)")
+    assert reaching_tests([change, change], measured) == [{"tests/a.py::test_x", ""}, {"tests/a.py", "tests/b.py"}]
 
 
 def test_the_nearest_tests_are_those_of_the_folder() -> None:
