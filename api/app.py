@@ -4,10 +4,11 @@ import asyncio
 import gc
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
+from starlette.routing import BaseRoute
 from starlette.types import Lifespan
 
 from api import problems
@@ -136,7 +137,18 @@ def with_routes(lifespan: Lifespan[FastAPI] | None = None, asks_for_keys: bool =
     )
     app.asks_for_keys = asks_for_keys
     problems.install(app)
-    # Routes are matched in this order, the most frequent first.
+    app.router.routes += _api_routes()
+    return app
+
+
+@cache
+def _api_routes() -> list[BaseRoute]:
+    """The routes in the order in which they are matched, the most frequent first.
+
+    FastAPI builds the handlers of a router when it is first matched, which takes too long for the event loop: they are built
+    here, once for all services of a process.
+    """
+    router = APIRouter(redirect_slashes=False)
     for routes in (
         jobs,
         overviews,
@@ -151,9 +163,8 @@ def with_routes(lifespan: Lifespan[FastAPI] | None = None, asks_for_keys: bool =
         webhooks,
         page,
     ):
-        app.include_router(routes.router)
-    # FastAPI builds the handlers of a router when it is first matched. Do it now: it takes too long for the event loop.
+        router.include_router(routes.router)
     nowhere = {"type": "http", "method": "GET", "path": "", "headers": [], "path_params": {}}
-    for route in app.routes:
+    for route in router.routes:
         route.matches(nowhere)
-    return app
+    return router.routes

@@ -4,15 +4,25 @@ import contextlib
 import logging
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import table
+import typer
 from called import Answer, Command
 
 from autotune.cli.app import run
 from autotune.ops.logs import CHATTY
 from tests.documents import check_document
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _commands_are_built_once() -> Iterator[None]:
+    """A call builds the commands with all their options, which takes longer than most of them."""
+    with patch("typer.main.get_command", cache(typer.main.get_command)):
+        yield
 
 
 @pytest.fixture
