@@ -30,8 +30,8 @@ from typing import Any
 
 from autotune.reports.markdown import table
 from benchmarks.common.written_page import give, page_parser
-from benchmarks.correctness import reach_probe
 
+PROBE = Path(__file__).with_name("reach_probe.py")
 PACKAGES = ("api", "autotune", "executor", "search_spaces", "storage")
 TIERS = {"test": "not nightly and not hostile and not prove", "prove": "prove and not nightly and not hostile"}
 """Target of the Makefile -> its tests, the quicker tier first."""
@@ -131,10 +131,9 @@ def reaching_tests(changes: Sequence[Mutant], file: Path) -> list[set[str]]:
     """For each change, the tests and whole modules that reach it, and "" where an import does. `file` keeps the measurement."""
     if not file.exists():
         packages = Path(sysconfig.get_path("purelib"))
-        probe = packages / Path(reach_probe.__file__).name
-        start, log = packages / "reach_probe.pth", packages / reach_probe.LOG.name
+        probe, start, log = packages / PROBE.name, packages / "reach_probe.pth", packages / "reached.log"
         log.unlink(missing_ok=True)
-        shutil.copy(reach_probe.__file__, probe)
+        shutil.copy(PROBE, probe)
         start.write_text("import reach_probe\n", "utf-8")
         call = '__import__("builtins").__dict__.get("reached_probe", bool)'
         with _written({change: f"({call}({number}) and 0 or ({change.before}))" for number, change in enumerate(changes)}):
