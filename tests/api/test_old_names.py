@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from storage.store import Store
-from tests.api.conftest import REQUEST, problem_of, submit
+from tests.api.conftest import REQUEST, problem_of
 
 NOTE = '@1795392000;note="memory_limit_bytes is now memory_limit; the old name still works"'
 
@@ -31,13 +30,3 @@ def test_an_old_value_is_noted(client: TestClient) -> None:
     answer = client.post("/v1/plans", json=body)
     assert answer.json()["max"]["dimension"] == "micro_batch_size"
     assert answer.headers["deprecation"] == '@1795392000;note="micro_batch is now micro_batch_size; the old name still works"'
-
-
-def test_a_row_with_an_old_name_is_shown_by_the_present_one(client: TestClient, store: Store) -> None:
-    row = dict(store.job(submit(client, memory_limit=10**9)["id"]).request)
-    row["memory_limit_bytes"] = row.pop("memory_limit")
-    former = store.create_job(row)
-    shown = client.get(f"/v1/jobs/{former.id}").json()["request"]
-    assert (shown["memory_limit"], "memory_limit_bytes" in shown) == (10**9, False)
-    assert client.get("/v1/overviews", params={"job": former.id}).status_code == 200
-    assert client.post(f"/v1/jobs/{former.id}/clone").json()["request"]["memory_limit"] == 10**9

@@ -10,7 +10,7 @@ import table
 from called import Command
 
 from autotune.cli.imported import with_imported
-from autotune.errors import RequestError
+from autotune.errors import BestConfigError, RequestError
 from autotune.exports.best_config_file import best_config_text
 from autotune.loop.loop import run_job
 from autotune.outcome.best_config import build_best_config
@@ -80,6 +80,12 @@ def test_of_another_engines_best_only_what_is_its_own_is_tuned(tmp_path: Path) -
 def test_a_best_config_that_lacks_a_part_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "best-config.json").write_text(json.dumps({"schema_version": 1, "best": {}}))
     with pytest.raises(RequestError, match=r"from: best-config\.json lacks 'config'; write it again with"):
+        with_imported({"model": "llama-tiny"}, tmp_path / "best-config.json", (), lambda _: None)
+
+
+def test_a_best_config_of_another_schema_version_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "best-config.json").write_text(json.dumps({"schema_version": 2, "best": {}}))
+    with pytest.raises(BestConfigError, match=r"best-config\.json: has schema version 2, not 1; write it again with"):
         with_imported({"model": "llama-tiny"}, tmp_path / "best-config.json", (), lambda _: None)
 
 

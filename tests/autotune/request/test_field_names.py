@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import table
 import typer
 
 import autotune
@@ -16,17 +15,12 @@ from api.submission import HIDDEN, JobSubmission
 from autotune.cli.app import app
 from autotune.client.submission_fields import SubmissionFields
 from autotune.errors import RequestError
-from autotune.exports.best_config_file import SCHEMA_PATH, request_of
-from autotune.loop.loop import run_job
-from autotune.outcome.best_config import build_best_config
-from autotune.outcome.job_snapshot import read_snapshot
+from autotune.exports.best_config_file import SCHEMA_PATH
 from autotune.request.config_file import read_config_file
 from autotune.request.field_names import OLD_NAMES, OLD_OPTION_NAMES, OLD_OPTIONS, option_name
 from autotune.request.request import FIELDS, JobRequest
-from autotune.request.rows import request_from_fields, request_from_row, request_to_row
-from autotune.tuning import resume_job
+from autotune.request.rows import request_from_fields, request_to_row
 from search_spaces.models.command import CommandModel
-from storage.store import Store
 
 # Where an entry point differs from the fields of `JobRequest`, and why. A new field needs an entry here or a place everywhere.
 NO_OPTION = {
@@ -174,18 +168,3 @@ def test_a_memory_limit_may_have_a_unit(tmp_path: Path, limit: int | str, count:
 def test_a_memory_limit_that_is_not_a_size(limit: str) -> None:
     with pytest.raises(RequestError, match=r"^memory_limit: '.*' is (not a size|out of range); (write|give) "):
         JobRequest(model="m", memory_limit=limit)  # type: ignore[arg-type]
-
-
-def test_a_row_with_old_names_is_read_resumed_and_exported(tmp_path: Path, store: Store) -> None:
-    session = table.session(tmp_path, trials=3, confirm_repeats=0, memory_limit=7_000_000, pins={"zero_stage": [1, 2]})
-    row = request_to_row(session.request)
-    former = {"memory_limit_bytes" if name == "memory_limit" else name: value for name, value in row.items()}
-    assert request_from_row(former) == session.request
-    job = store.create_job(former)
-    _, resumed = resume_job(store, job.id)
-    assert (resumed.request, resumed.ranking.memory_limit_bytes) == (session.request, 7_000_000)
-    run_job(resumed, store, job.id, table.runner())
-    document = build_best_config(resumed, read_snapshot(store, job.id))
-    assert (document["objective"]["memory_limit"], document["job"]["request"]) == (7_000_000, row)
-    written = {**document, "job": {**document["job"], "request": former}}
-    assert request_of(written) == session.request
