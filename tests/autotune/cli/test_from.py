@@ -1,4 +1,4 @@
-"""`--from`, `--history` and `study export` on the command line."""
+"""`--from`, `--knowledge` and `study export` on the command line."""
 
 import json
 from pathlib import Path
@@ -150,9 +150,6 @@ def test_bad_histories(command: Command, folder: Path) -> None:
     refused(command, *sweep, "earlier.csv", "--strategy", "tpe", says=("knowledge: tpe does not use", "use --strategy guided"))
     words = ("--objective", "devices", "--rate", "1")
     refused(command, *sweep, "earlier.csv", *words, says=("knowledge: applies to one job", "leave it out"))
-    answer = command(*sweep[:-1], "--history", "earlier.csv", "--strategy", "tpe")
-    assert answer.err.splitlines()[0] == "note: --history is now --knowledge; the old name still works"
-    assert "knowledge: tpe does not use earlier trials" in answer.err
 
 
 @pytest.mark.prove
