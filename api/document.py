@@ -108,12 +108,6 @@ HEADERS: dict[int, dict[str, Any]] = {
     401: {"WWW-Authenticate": {"required": True, **TEXT}},
     429: {"Retry-After": {"required": True, "description": "Seconds.", "schema": {"type": "string", "pattern": "^[0-9]+$"}}},
 }
-DEPRECATION = {
-    "Deprecation": {
-        "description": "The body uses an old field name, which still works; `note` states the present name (RFC 9745).",
-        **TEXT,
-    }
-}
 ETAG = {"ETag": {"required": True, "description": "The job's version.", "schema": {"type": "string", "pattern": '^"[0-9-]+"$'}}}
 LOCATED = ETAG | {"Location": {"required": True, "description": "Address of the job.", **TEXT}}
 ANYWHERE = (403, 413, 421, 429, 503)
@@ -216,9 +210,6 @@ def _add_refusals(method: str, operation: dict[str, Any]) -> None:
     for parameter in operation.get("parameters", ()):
         parameter["schema"] = _without_null(parameter["schema"])
     answers = operation["responses"]
-    if "requestBody" in operation:
-        for status in answers.keys() & {"200", "202"}:
-            answers[status]["headers"] = answers[status].get("headers", {}) | DEPRECATION
     parameters = operation.get("parameters", ())
     statuses = {*ANYWHERE, *(int(status) for status in answers if int(status) in REFUSALS)}
     statuses |= {401} if operation.get("security") else set()

@@ -1,11 +1,9 @@
 """Field types that several request bodies share."""
 
-from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, WithJsonSchema, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, WithJsonSchema
 
-from autotune.request.field_names import OLD_NAMES, with_present_names
 from autotune.request.sizes import parse_size
 from search_spaces.training.documents import MOST_DOCUMENTS
 from search_spaces.training.expert_loads import MOST as MOST_LOADS
@@ -37,20 +35,7 @@ ExpertLoads = Annotated[
 DocumentLengths = Annotated[list[Annotated[Integer, Field(ge=1, le=2**32)]], Field(max_length=MOST_DOCUMENTS, fail_fast=True)]
 
 
-def _with_old_names(schema: dict[str, Any]) -> None:
-    """Describe the old names that a body accepts, as deprecated properties."""
-    properties = schema["properties"]
-    for old, new in OLD_NAMES.items():
-        if new in properties:
-            properties[old] = {**properties[new], "deprecated": True, "description": f"Old name of `{new}`: give one of them."}
-
-
 class Body(BaseModel):
-    """A body with fixed fields. It also accepts their old names; then `api.guard` adds a deprecation header."""
+    """A body with fixed fields."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, json_schema_extra=_with_old_names)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _by_present_names(cls, given: Any) -> Any:
-        return with_present_names(given) if isinstance(given, Mapping) else given
+    model_config = ConfigDict(extra="forbid", strict=True)

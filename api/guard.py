@@ -16,7 +16,6 @@ from api.rates import KnownKeys, Rates
 from api.routes.page import is_page
 from api.settings import Settings
 from autotune.ops.network import is_loopback
-from autotune.request.field_names import OLD_NAMES, OLD_VALUES, SINCE, with_present_names
 
 VERSION = "1"
 """Version of the interface, sent in every response."""
@@ -29,8 +28,6 @@ READING = ("GET", "HEAD", "OPTIONS")
 """Methods that do not change anything."""
 FORWARDING = ("forwarded", "via", "x-real-ip", "x-client-ip", "true-client-ip", "cf-connecting-ip")
 """Headers in which proxies name their client, besides X-Forwarded-…"""
-
-_OLD_NAMES = tuple(f'"{old}"'.encode() for old in (*OLD_NAMES, *(old for values in OLD_VALUES.values() for old in values)))
 
 Message = MutableMapping[str, Any]
 Refusal = tuple[HTTPStatus, str, dict[str, str]]
@@ -63,12 +60,10 @@ class Guard:
                 refusal = HTTPStatus.BAD_REQUEST, "body: broke off; send it again", {}
             else:
                 if body is not None and _values(body) > MOST_VALUES:
-                    refusal, value = await asyncio.to_thread(self._body_refusal, body, headers)
+                    refusal = await asyncio.to_thread(self._body_refusal, body, headers)
                 else:
-                    refusal, value = self._body_refusal(body, headers)
+                    refusal = self._body_refusal(body, headers)
                 receive = _replayed(body or b"", receive)
-                if refusal is None and (notes := _old_name_notes(body or b"", value)):
-                    send = _with_deprecation(send, notes)
         if refusal is not None:
             status, detail, more = refusal
             await problem(status, detail, headers=more)(scope, receive, send)
@@ -138,25 +133,25 @@ class Guard:
             if not message.get("more_body", False):
                 return b"".join(parts)
 
-    def _body_refusal(self, body: bytes | None, headers: dict[str, str]) -> tuple[Refusal | None, Any]:
-        """Why a body is refused (None: it is not), and its parsed value."""
+    def _body_refusal(self, body: bytes | None, headers: dict[str, str]) -> Refusal | None:
+        """Why a body is refused; None: it is not."""
         refusal = self._unread_refusal(body, headers)
         if refusal is not None or not body:
-            return refusal, None
+            return refusal
         try:
             value = _json(body)
         except UnicodeError:
             detail = "body: is not UTF-8, or holds half of a surrogate pair; encode it as UTF-8"
-            return (HTTPStatus.BAD_REQUEST, detail, {}), None
+            return HTTPStatus.BAD_REQUEST, detail, {}
         except RecursionError:
-            return self._too_deep(), None
+            return self._too_deep()
         except ValueError as error:
-            return (HTTPStatus.BAD_REQUEST, f"body: is not JSON ({error}); correct it", {}), None
+            return HTTPStatus.BAD_REQUEST, f"body: is not JSON ({error}); correct it", {}
         if _is_deeper(value, self.settings.depth):
-            return self._too_deep(), None
+            return self._too_deep()
         if _values(body) > MOST_VALUES and _values(_without_knowledge(value)) > MOST_VALUES:
-            return _too_many(MOST_VALUES), None
-        return None, value
+            return _too_many(MOST_VALUES)
+        return None
 
     def _too_deep(self) -> Refusal:
         return HTTPStatus.BAD_REQUEST, f"body: is nested deeper than {self.settings.depth} levels; flatten it", {}
@@ -202,28 +197,6 @@ def _with_common_headers(send: Send) -> Send:
         await send(message)
 
     return send_with_headers
-
-
-def _old_name_notes(body: bytes, fields: Any) -> list[str]:
-    """A line for each old field name in a body."""
-    if not any(old in body for old in _OLD_NAMES):
-        return []
-    notes: list[str] = []
-    if isinstance(fields, dict) and not any(OLD_NAMES.get(name) in fields for name in fields):
-        with_present_names(fields, notes.append)
-    return notes
-
-
-def _with_deprecation(send: Send, notes: list[str]) -> Send:
-    """Add the header `Deprecation` (RFC 9745) to a successful response; its parameter `note` says what to rename."""
-    value = f'@{SINCE};note="{"; ".join(notes)}"'.encode()
-
-    async def noted(message: Message) -> None:
-        if message["type"] == "http.response.start" and message["status"] < HTTPStatus.BAD_REQUEST:
-            message["headers"] = [*message["headers"], (b"deprecation", value)]
-        await send(message)
-
-    return noted
 
 
 def _is_deeper(value: Any, most: int) -> bool:

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from autotune.errors import AutotuneError
-from autotune.request.field_names import OLD_OPTION_NAMES
 from autotune.request.request import FIELDS
 from autotune.wire.problems import FieldProblem
 
@@ -198,12 +197,10 @@ def _describe(error: Mapping[str, Any], place: _Place) -> tuple[str, str]:
 
 def _unknown(place: _Place) -> tuple[str, str]:
     name = place.name.rpartition(".")[2]
-    known = [
-        own for option in place.parent for own, value in option.get("properties", {}).items() if not value.get("deprecated")
-    ]
+    known = [own for option in place.parent for own in option.get("properties", {})]
     if name in FIELDS and "trials" in known:
         return "is not a field of a request to a service", "leave it out"
-    nearest = [OLD_OPTION_NAMES[name]] if OLD_OPTION_NAMES.get(name) in known else difflib.get_close_matches(name, known, n=1)
+    nearest = difflib.get_close_matches(name, known, n=1)
     remedy = f"did you mean {nearest[0]}?" if nearest else f"the fields are {', '.join(known)}"
     return "is not a field of this request", remedy
 

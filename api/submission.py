@@ -16,7 +16,6 @@ from api.settings import Settings
 from autotune.errors import RequestError
 from autotune.goodput.terms import parse_terms, require_published
 from autotune.request.field import SERVICE, RequestField
-from autotune.request.field_names import with_present_names
 from autotune.request.labels import LONGEST, MOST_TAGS, TAG
 from autotune.request.request import FIELDS, JobRequest, declared_fields, plain_type
 from autotune.request.rows import request_from_fields, request_to_row
@@ -231,8 +230,7 @@ def checked(values: Mapping[str, KnobValue]) -> dict[str, Value]:
 
 def shown_fields(request: dict[str, Any]) -> dict[str, Any]:
     """The fields of a stored request that a client can set."""
-    present = with_present_names(request)
-    return {name: present[name] for name in FIELDS if name in present and name not in (*HIDDEN, *UNSHOWN)}
+    return {name: request[name] for name in FIELDS if name in request and name not in (*HIDDEN, *UNSHOWN)}
 
 
 def body_hash(body: JobSubmission) -> str:

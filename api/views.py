@@ -8,7 +8,6 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter
 
 from api.submission import shown_fields
-from autotune.request.field_names import with_present_names
 from autotune.wire.answers import Answer
 from autotune.wire.events import Event, LogPart, Progress
 from autotune.wire.jobs import Job, JobSummary
@@ -47,7 +46,7 @@ def job_summary(job: JobRecord) -> JobSummary:
     """The job in lists."""
     message = _message(job)
     shown = message if len(message) <= MOST_MESSAGE else message[: MOST_MESSAGE - 1] + "…"
-    return JobSummary(**_job_fields(job), message=shown, request=with_present_names(job.request))
+    return JobSummary(**_job_fields(job), message=shown, request=job.request)
 
 
 def _job_fields(job: JobRecord) -> dict[str, Any]:

@@ -11,7 +11,6 @@ from optuna.study import Study, StudyDirection
 from optuna.trial import BaseTrial, FrozenTrial, TrialState
 
 from autotune.errors import RequestError
-from autotune.request.field_names import accepts_old_names
 from autotune.request.rows import request_from_fields
 from autotune.session.resolve import resolve
 from autotune.session.session import Session
@@ -47,7 +46,6 @@ class GuidedSampler(BaseSampler):
     intermediate value. Proposals depend only on the study's trials.
     """
 
-    @accepts_old_names
     def __init__(self, model: str, *, cluster: str = "local", space: str = "zero", seed: int = 0, **fields: Any) -> None:
         """Resolve the search space.
 

@@ -19,7 +19,6 @@ from autotune.ops.output import require_writable, write_whole
 from autotune.outcome.best_config import build_best_config
 from autotune.outcome.job_snapshot import JobSnapshot, read_snapshot
 from autotune.request.failures_field import read_failures
-from autotune.request.field_names import accepts_old_names
 from autotune.request.further_fields import FurtherFields
 from autotune.request.rows import request_from_fields, request_to_row
 from autotune.request.strategy_names import STRATEGIES
@@ -122,7 +121,6 @@ def _record(trial: TrialRecord) -> dict[str, Any]:
     }
 
 
-@accepts_old_names
 def tune(
     model: str | None = None,
     *,

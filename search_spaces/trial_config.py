@@ -131,11 +131,6 @@ _SETTERS = {name: getattr(TrialConfig, name).__set__ for name in KNOB_NAMES}
 _values_of = operator.attrgetter(*KNOB_NAMES)
 
 
-def is_whole(values: Mapping[str, Any]) -> bool:
-    """Whether stored values cover all present knobs: a row from before a knob existed lacks it."""
-    return len(values) - len(_LATER_DEFAULTS.keys() & values.keys()) == ORIGINAL_KNOBS
-
-
 def stable_hash(value: Any) -> str:
     """16 hexadecimal digits of SHA-256 over canonical JSON: the same in every process and on every machine."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"))

@@ -80,7 +80,7 @@ def passwords_of(url: URL) -> tuple[str, ...]:
 
 
 def readable_by_others(address: str) -> Path | None:
-    """Return the file of an SQLite database that other users can access (older versions did that); None: it is private."""
+    """Return the file of an SQLite database that other users can access; None: it is private."""
     url = parse_address(address)
     path = Path(describe(url))
     is_open = url.get_backend_name() == "sqlite" and path.exists() and path.stat().st_mode & 0o077

@@ -1,6 +1,6 @@
 """The audit log: who did what, from where, with which key. Entries are written in the transaction of the action, append-only.
 
-Database triggers refuse changes (migration 0011): users of the service or of this program cannot hide an action.
+Database triggers refuse changes (`r001_first_tables`): users of the service or of this program cannot hide an action.
 """
 
 import getpass

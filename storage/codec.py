@@ -10,7 +10,7 @@ from sqlalchemy import Row
 
 from search_spaces.plain import from_plain
 from search_spaces.trial import Interval, TrialResult
-from search_spaces.trial_config import KNOB_NAMES, TrialConfig, is_whole
+from search_spaces.trial_config import KNOB_NAMES, TrialConfig
 from storage.errors import DamagedRowError
 from storage.records import DAMAGED, AttemptRecord, EventRecord, JobRecord, Owner, TrialRecord
 from storage.tables import AttemptRow, EventRow, JobRow, TrialRow
@@ -219,7 +219,6 @@ def plain_trial(row: Any) -> dict[str, Any]:
 
 def _plain_trial(row: Any) -> dict[str, Any]:
     result = row.result if row.result is not None else row.refusal
-    known = is_whole(row.config)
     return {
         "number": row.number,
         "purpose": row.purpose.value,
@@ -227,7 +226,7 @@ def _plain_trial(row: Any) -> dict[str, Any]:
         "repeat": row.repeat,
         "counted": row.counted,
         "outcome": None if row.outcome is None else row.outcome.value,
-        "config": row.config if known else config_of(row.config).values(),
+        "config": row.config if row.config.keys() <= _KNOBS else config_of(row.config).values(),
         "attempts": row.attempt_count,
         "created": row.created,
         "started": row.started,
@@ -262,14 +261,14 @@ def _slim_record(row: Row[Any], shared: dict[Any, Any]) -> TrialRecord:
 
 
 def config_of(values: dict[str, Any]) -> TrialConfig:
-    """Return a configuration as a value."""
+    """Return a configuration as a value, without knobs of plug-ins that are no longer installed."""
     _readable(values)
     return TrialConfig(**values) if values.keys() <= _KNOBS else from_plain(TrialConfig, values)
 
 
 def _hash_of(row: TrialRow | Row[Any]) -> str:
-    # A row that is older than a knob has a hash without this knob.
-    return row.config_hash if is_whole(row.config) else config_of(row.config).hash
+    # The hash of a row may contain a knob of a plug-in that is no longer installed.
+    return row.config_hash if row.config.keys() <= _KNOBS else config_of(row.config).hash
 
 
 def _slim_result(row: Row[Any]) -> TrialResult | None:

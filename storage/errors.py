@@ -66,7 +66,7 @@ class SecretError(StorageError, ValueError):
 
 
 class TransferError(StorageError, ValueError):
-    """A file of rows is invalid, truncated, of a newer version, or has rows that exist here already."""
+    """A file of rows is invalid, truncated, of another version, or has rows that exist here already."""
 
 
 class LeaseHeldError(StorageError, RuntimeError):

@@ -33,12 +33,6 @@ class SecretBox:
         self._lock = threading.Lock()
         self._keys: tuple[str, ...] = ()
 
-    @property
-    def is_shared(self) -> bool:
-        """Whether all users of this database find the same keys: they are named, or are next to its file."""
-        named = KEYS_VARIABLE in os.environ or FILE_VARIABLE in os.environ
-        return named or self._address.get_backend_name() == "sqlite"
-
     def seal(self, secret: str) -> str:
         """Return the encrypted secret.
 
@@ -48,13 +42,11 @@ class SecretBox:
         return _SEALED + self._cipher(make=True).encrypt(secret.encode()).decode()
 
     def open(self, stored: str) -> str:
-        """Decrypt a secret from `seal`. Secrets that an older version stored in plain text are returned unchanged.
+        """Decrypt a secret from `seal`.
 
         Raises:
             SecretError: no key decrypts it.
         """
-        if not stored.startswith(_SEALED):
-            return stored
         try:
             return self._cipher(make=False).decrypt(stored.removeprefix(_SEALED).encode()).decode()
         except InvalidToken:

@@ -96,7 +96,7 @@ def open_store(url: str, busy_seconds: float = 5.0) -> "Store":
         busy_seconds: how long each transaction waits for another process's lock.
 
     Raises:
-        DatabaseUnavailableError: it cannot be opened or written, is locked, or has a newer schema.
+        DatabaseUnavailableError: it cannot be opened or written, is locked, or has an unknown schema.
     """
     return Store(url, busy_seconds)
 
@@ -135,9 +135,6 @@ class Store:
         self._actor = audit.local_actor()
         try:
             self._database.migrate(lambda session: migrate(session.connection(), place))
-            # Encrypt old plain-text secrets, unless only this machine has the key: other machines could not decrypt them.
-            if self._secret_box.is_shared and self._read(webhooks.some_plain):
-                self._write(webhooks.seal_all, self._secret_box)
         except BaseException:
             self._database.close()
             raise
@@ -625,7 +622,7 @@ class Store:
         The job then belongs to `submitter`, and is PAUSED if it had not ended.
 
         Raises:
-            TransferError: the file is invalid, truncated or newer, or has rows that exist here or belong to another job.
+            TransferError: the file is invalid, truncated or of another version, or has rows that exist here or of another job.
         """
         return self._write(transfer.load_job, source, submitter, self._actor)
 
@@ -635,9 +632,9 @@ class Store:
         Jobs that were running continue as after a crash of their processes.
 
         Raises:
-            TransferError: the file is invalid, truncated or newer, or the database has jobs already.
+            TransferError: the file is invalid, truncated or of another version, or the database has jobs already.
         """
-        return self._write(transfer.load, source, self._secret_box, self._actor)
+        return self._write(transfer.load, source, self._actor)
 
     def damages(self) -> list[Damage]:
         """Return all rows that cannot be read. Such a row only fails methods about its own job."""

@@ -380,11 +380,9 @@ class WebhookRow(Base):
     id: Mapped[str] = mapped_column(String(16), primary_key=True)
     owner: Mapped[str] = mapped_column(String(64))
     url: Mapped[str] = mapped_column(Text)
-    secret: Mapped[str] = mapped_column(String(64))
-    """The secret in plain text, as an older version stored it; empty: `sealed` has it."""
-    created: Mapped[datetime]
-    sealed: Mapped[str | None] = mapped_column(Text)
+    secret: Mapped[str] = mapped_column(Text)
     """The encrypted secret (storage.secret_box)."""
+    created: Mapped[datetime]
 
 
 class DeliveryRow(Base):

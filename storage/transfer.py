@@ -2,7 +2,7 @@
 
 The first line describes the file; each further one is `{"table": …, "row": {column: value}}`, with tables in the order of their
 foreign keys; the last one is `{"end": …}` with the number of rows, to detect truncated files. Times are ISO 8601 in UTC.
-When an older file is read, columns of newer versions get their defaults.
+Only files of this version's schema are read.
 
 A backup is trusted: it comes from the operator of the database. A job's file is not: only the rows of one job are read from it,
 each must refer to that job, and owner, holder and charges are not taken from the file.
@@ -29,7 +29,6 @@ from storage.errors import TransferError
 from storage.jobs import find_job
 from storage.migrations import HEAD
 from storage.records import HELD, ORIGIN
-from storage.secret_box import SecretBox
 from storage.service_records import Actor
 from storage.tables import (
     AttemptRow,
@@ -52,7 +51,6 @@ from storage.tables import (
     of_job,
     table_of,
 )
-from storage.webhooks import seal_all
 
 FORMAT = "autotune-rows"
 VERSION = 1
@@ -121,7 +119,7 @@ def load_job(session: Session, now: datetime, source: TextIO, submitter: str, by
     return job_id
 
 
-def load(session: Session, now: datetime, source: TextIO, box: SecretBox, by: Actor) -> list[str]:
+def load(session: Session, now: datetime, source: TextIO, by: Actor) -> list[str]:
     """See `Store.load`. May run twice: it reads from the beginning."""
     rows = _rows_of(source, "database")
     if session.scalar(select(func.count()).select_from(JobRow)):
@@ -131,8 +129,6 @@ def load(session: Session, now: datetime, source: TextIO, box: SecretBox, by: Ac
         _insert(session, table, [row for _, row in batch])
         jobs += [row["id"] for _, row in batch if table is table_of(JobRow)]
     _count_bytes(session, jobs)
-    if box.is_shared:
-        seal_all(session, now, box)  # a backup of an older version has secrets in plain text
     audit.record(session, now, by, "db.restore", " ".join(jobs), {"jobs": len(jobs)})
     return jobs
 
@@ -158,9 +154,9 @@ def _rows_of(source: TextIO, kind: str) -> Iterator[tuple[int, str, dict[str, An
     head = _json(next(lines, (1, ""))[1], 1)
     if head.get("format") != FORMAT:
         raise TransferError("line 1: is not the head of a file of autotune's rows; make one with `autotune db export`")
-    if head.get("version") != VERSION or str(head.get("schema")) > HEAD:
-        problem = f"line 1: was written by a newer version of autotune (schema {head.get('schema')}, this one knows {HEAD})"
-        raise TransferError(f"{problem}; upgrade autotune")
+    if (head.get("version"), head.get("schema")) != (VERSION, HEAD):
+        problem = f"line 1: was written by another version of autotune (schema {head.get('schema')}, this one reads {HEAD})"
+        raise TransferError(f"{problem}; read it with that version, and open its database with this one")
     if head.get("kind") != kind:
         commands = {"job": "`autotune db import`", "database": "`autotune db restore`"}
         if head.get("kind") not in commands:
@@ -196,7 +192,7 @@ def _batches(
             if name in every and name not in known:
                 raise TransferError(f"line {chunk[0][0]}: rows of {name} do not belong in {of}; leave them out")
             if name not in known:
-                raise TransferError(f"line {chunk[0][0]}: table {name!r} is not known to this version; upgrade autotune")
+                raise TransferError(f"line {chunk[0][0]}: table {name!r} is not known; {REMEDY}")
             yield known[name], [(number, _checked(known[name], number, row)) for number, _, row in chunk]
 
 
@@ -204,7 +200,7 @@ def _checked(table: Table, number: int, row: dict[str, Any]) -> dict[str, Any]:
     """Return the row with each value converted to its column's kind."""
     columns = {column.name: column for column in table.columns if column.name not in LEFT_OUT}
     if unknown := row.keys() - columns.keys():
-        raise TransferError(f"line {number}: {table.name}: has no column {min(unknown)!r}; upgrade autotune")
+        raise TransferError(f"line {number}: {table.name}: has no column {min(unknown)!r}; {REMEDY}")
     values = {}
     for name, value in row.items():
         try:

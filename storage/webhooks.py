@@ -33,26 +33,10 @@ def create_webhook(session: Session, now: datetime, owner: str, url: str, box: S
         count = session.scalar(select(func.count()).where(WebhookRow.owner == owner)) or 0
         quotas.require(Quota.WEBHOOKS, count, 1, quotas.effective(session, [owner], by.limits)[owner].webhooks)
     secret = SECRET_PREFIX + base64.b64encode(secrets.token_bytes(24)).decode()
-    row = WebhookRow(
-        id=secrets.token_hex(6), owner=owner, url=clean(url), secret="", sealed=box.seal(secret), created=now
-    )  # fmt: skip
+    row = WebhookRow(id=secrets.token_hex(6), owner=owner, url=clean(url), secret=box.seal(secret), created=now)
     session.add(row)
     audit.record(session, now, by, "webhook.create", row.id, {"owner": owner})
     return replace(_webhook(row), secret=secret)
-
-
-def seal_all(session: Session, now: datetime, box: SecretBox) -> int:
-    """Encrypt the secrets that an older version stored in plain text; return how many there were."""
-    del now
-    rows = session.scalars(select(WebhookRow).where(WebhookRow.secret != "").with_for_update()).all()
-    for row in rows:
-        row.sealed, row.secret = box.seal(row.secret), ""
-    return len(rows)
-
-
-def some_plain(session: Session) -> bool:
-    """Whether a secret is stored in plain text."""
-    return session.scalars(select(WebhookRow.id).where(WebhookRow.secret != "").limit(1)).first() is not None
 
 
 def webhooks(session: Session, owner: str | None) -> list[Webhook]:
@@ -154,7 +138,7 @@ def deliveries(session: Session, webhook_id: str, limit: int) -> list[Delivery]:
 
 
 def _webhook(row: WebhookRow) -> Webhook:
-    return Webhook(id=row.id, owner=row.owner, url=row.url, secret=row.sealed or row.secret, created=row.created)
+    return Webhook(id=row.id, owner=row.owner, url=row.url, secret=row.secret, created=row.created)
 
 
 def tries_of(plain: Sequence[Mapping[str, Any]]) -> tuple[DeliveryTry, ...]:

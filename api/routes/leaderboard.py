@@ -33,15 +33,9 @@ def list_leaderboard(store: StoreOf, principal: Reader, model: Name = None, clus
         if answer is None or not name or not place or batch is None or length is None:
             continue  # damaged, or a cluster of the user's own, which has no name
         if model in (None, name) and cluster in (None, place):
-            found[name, place, _ranks(job), batch, length, str(answered.shape)].append((answer, job))
+            found[name, place, job.devices, batch, length, str(answered.shape)].append((answer, job))
     items = tuple(_entry(workload, found[workload]) for workload in sorted(found))
     return Leaderboard(items=items, jobs=sum(entry.jobs for entry in items))
-
-
-def _ranks(job: JobRecord) -> int:
-    """The devices of a trial. Older sweeps stored 1, and their ranks in the request."""
-    asked = job.request.get("ranks")
-    return asked if job.devices == 1 and isinstance(asked, int) else job.devices
 
 
 def _entry(workload: Workload, answered: Sequence[tuple[Answer, JobRecord]]) -> LeaderboardEntry:

@@ -2,22 +2,41 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
+from typer.main import get_group
 
 from autotune import installed
 from autotune.cli import database_app, knowledge_app, options, planning_app, service_app, study_app
 from autotune.cli.command_words import command_of, without_command
 from autotune.cli.jobs_app import jobs_app
 from autotune.cli.options import Database, Job, Json, Url
-from autotune.cli.present_names import PresentNames
 from autotune.cli.status import PROGRAM, Status, end, exit_status
 from executor.files.frameworks import Framework
 
+
+class Commands(TyperGroup):
+    """The commands. Those of `request_app` are only built when they are needed: a request's declarations take time to load."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[Any, Any, list[str]]:
+        """See `TyperGroup.resolve_command`."""
+        if args and args[0] in ("sweep", "scale", "submit"):
+            self.build()
+        return super().resolve_command(ctx, args)
+
+    def build(self) -> "Commands":
+        """Build the commands of `request_app`."""
+        from autotune.cli.request_app import request_app
+
+        self.commands.update(get_group(request_app).commands)
+        return self
+
+
 app = typer.Typer(
     name=PROGRAM,
-    cls=PresentNames,
+    cls=Commands,
     invoke_without_command=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,

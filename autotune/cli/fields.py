@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from autotune.cli.status import print_note
 from autotune.request.config_file import read_config_file
 from autotune.request.documents_field import read_lengths
 from autotune.request.failures_field import read_failures
@@ -18,12 +17,12 @@ from search_spaces.spaces import parse_pins
 def request_fields(
     options: Mapping[str, Any], pins: tuple[str, ...], baseline: Path | None, config: Path | None
 ) -> dict[str, Any]:
-    """Return the fields by their present names.
+    """Return the fields of a request.
 
     Raises:
         RequestError, SearchSpaceError: a file cannot be read, or a field, a knob or its value does not exist.
     """
-    fields = {**(read_config_file(config, print_note) if config else {}), **options}
+    fields = {**(read_config_file(config) if config else {}), **options}
     fields["pins"] = {**fields.get("pins", {}), **parse_pins(pins)}
     if isinstance(fields.get("failures"), Path):
         fields["failures"] = read_failures(fields["failures"])

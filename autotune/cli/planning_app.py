@@ -7,8 +7,7 @@ import typer
 
 from autotune.cli import options
 from autotune.cli.options import Database, Json, parse_bytes
-from autotune.cli.status import end, print_note
-from autotune.request.field_names import present_value
+from autotune.cli.status import end
 
 app = typer.Typer()
 
@@ -136,7 +135,7 @@ def plan(
                 ties=ties,
                 simple=simple,
                 objective=objective,
-                most=present_value("max", max_, print_note),
+                most=max_,
                 fit_probability=fit_probability,
                 share=share,
                 price=price,

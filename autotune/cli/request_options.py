@@ -12,8 +12,7 @@ import typer
 from autotune.cli import options
 from autotune.cli.command_words import command_of
 from autotune.cli.options import parse_bytes
-from autotune.request.field import FieldOption, Panel
-from autotune.request.field_names import ONE_AT_A_TIME, option_name
+from autotune.request.field import ONE_AT_A_TIME, FieldOption, Panel, option_name
 
 FILE = Path(__file__).with_name("request_fields.json")
 TYPES: Mapping[str, Any] = {

@@ -7,7 +7,6 @@ from typing import Any, Unpack
 from autotune.client.fields import AskedFields, Model, PlanFields, asked_body, submission_body
 from autotune.client.submission_fields import KnobValue, SubmissionFields
 from autotune.client.transport import Transport
-from autotune.request.field_names import accepts_old_names
 from autotune.wire.choices import Choices
 from autotune.wire.drafts import Draft, Estimate
 from autotune.wire.plans import Plans
@@ -60,7 +59,6 @@ class CatalogCalls:
         """The values that a submission's fields may have on this service, in one answer."""
         return self._transport.get(Choices, "/v1/choices")
 
-    @accepts_old_names
     def check(self, model: Model | None = None, **fields: Unpack[SubmissionFields]) -> Draft:
         """Check a submission as `submit` does, and open no job.
 
@@ -69,7 +67,6 @@ class CatalogCalls:
         """
         return self._transport.post(Draft, "/v1/drafts/check", submission_body(model, fields))
 
-    @accepts_old_names
     def estimate(self, model: Model | None = None, **fields: Unpack[SubmissionFields]) -> Estimate:
         """What a submission's job may find and what its trials take, predicted; nothing is run.
 
@@ -78,7 +75,6 @@ class CatalogCalls:
         """
         return self._transport.post(Estimate, "/v1/drafts/estimate", submission_body(model, fields))
 
-    @accepts_old_names
     def count_space(self, model: Model, **fields: Unpack[SubmissionFields]) -> Space:
         """Count the legal configurations that a submission would search, and what each rule refuses.
 
@@ -87,7 +83,6 @@ class CatalogCalls:
         """
         return self._transport.post(Space, "/v1/spaces/count", submission_body(model, fields))
 
-    @accepts_old_names
     def validate_config(self, model: Model, config: Mapping[str, KnobValue], **fields: Unpack[SubmissionFields]) -> Validation:
         """Whether a configuration is legal under a submission, and which rule refuses it with which remedy.
 
@@ -102,7 +97,6 @@ class CatalogCalls:
         body = submission_body(model, fields) | {"config": dict(config)}
         return self._transport.post(Validation, "/v1/spaces/validate", body)
 
-    @accepts_old_names
     def predict(self, model: Model, config: Mapping[str, KnobValue] | None = None, **fields: Unpack[AskedFields]) -> Prediction:
         """Step time and memory of one configuration, predicted; nothing is run.
 
@@ -117,7 +111,6 @@ class CatalogCalls:
         body = asked_body(model, fields, AskedFields) | {"config": dict(config or {})}
         return self._transport.post(Prediction, "/v1/predictions", body)
 
-    @accepts_old_names
     def plan(self, model: Model, **fields: Unpack[PlanFields]) -> Plans:
         """The configurations of a space that are predicted to be best, with the reason for each knob; nothing is run.
 

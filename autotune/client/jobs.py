@@ -13,7 +13,6 @@ from autotune.client.problems import quoted
 from autotune.client.submission_fields import SubmissionFields
 from autotune.client.transport import Transport
 from autotune.errors import RequestError
-from autotune.request.field_names import accepts_old_names
 from autotune.wire.jobs import Job, JobPage, JobSummary, Leaderboard, Overview, OverviewList
 
 JOBS = "/v1/jobs"
@@ -28,7 +27,6 @@ class JobCalls:
     _transport: Transport
     _outage_seconds: float
 
-    @accepts_old_names
     def submit(
         self, model: Model | None = None, *, idempotency_key: str | None = None, **fields: Unpack[SubmissionFields]
     ) -> Job:

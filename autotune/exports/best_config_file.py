@@ -1,6 +1,7 @@
 """Writes and reads best-config documents as files."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,24 +33,34 @@ def read_best_config(path: Path) -> dict[str, Any]:
     except ValueError as error:
         problem = mistaken(path, BEST_CONFIG) or f"is not JSON ({error})"
         raise BestConfigError(str(path), problem, GIVE) from error
-    version = document.get("schema_version") if isinstance(document, dict) else None
-    if version is None:
+    if not isinstance(document, dict) or document.get("schema_version") is None:
         raise BestConfigError(str(path), mistaken(path, BEST_CONFIG) or f"is not {BEST_CONFIG}", GIVE)
-    if version != SCHEMA_VERSION:
-        problem = f"has schema version {version}, not {SCHEMA_VERSION}"
-        raise BestConfigError(str(path), problem, "write it again with `autotune export`")
+    require_schema_version(document, str(path))
     for key in ("job", "best"):
         if not isinstance(document.get(key), dict):
             raise BestConfigError(str(path), f"lacks {key}", "write it again with `autotune export`")
     return dict(document)
 
 
-def request_of(document: dict[str, Any]) -> JobRequest:
+def require_schema_version(document: Mapping[str, Any], source: str) -> None:
+    """Check that the document has this version's schema.
+
+    Raises:
+        BestConfigError: it has another one.
+    """
+    version = document.get("schema_version")
+    if version != SCHEMA_VERSION:
+        problem = f"has schema version {version}, not {SCHEMA_VERSION}"
+        raise BestConfigError(source, problem, "write it again with `autotune export`")
+
+
+def request_of(document: Mapping[str, Any]) -> JobRequest:
     """The resolved request of the document's job: enough to run its best configuration again without a database.
 
     Raises:
         BestConfigError: this version cannot read it.
     """
+    require_schema_version(document, "best-config")
     try:
         return request_from_row(document["job"]["request"])
     except (KeyError, RuntimeError, ValueError) as error:

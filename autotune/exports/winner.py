@@ -113,7 +113,7 @@ def winner_of(document: Mapping[str, Any]) -> Winner:
     Raises:
         BestConfigError: its request cannot be read, or lacks the resolved model and cluster.
     """
-    request, launch = request_of(dict(document)), document["launch"]
+    request, launch = request_of(document), document["launch"]
     model, cluster, baseline = request.resolved_model, request.resolved_cluster, document.get("baseline")
     if model is None or cluster is None:
         raise BestConfigError("job.request", "names no model and cluster", "write the file again with `autotune export`")

@@ -74,7 +74,7 @@ def initial_forecaster_of(store: "Store", job_id: str, session: Session) -> Init
 
 
 def _prior(store: "Store", question: Question) -> Prior:
-    """The prior of a job that stored none: it has not begun, or an older version ran it."""
+    """The prior of a job that stored none: it has not begun."""
     shipped = rates_for(question.cluster, question.engine)
     newest = store.calibrations(fingerprint(question.cluster), limit=1)
     if not newest:

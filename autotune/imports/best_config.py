@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from autotune.errors import RequestError
-from autotune.exports.best_config_file import request_of
+from autotune.exports.best_config_file import request_of, require_schema_version
 from autotune.exports.winner import stated_of
 from autotune.imports.imported import Imported
 from search_spaces.errors import KnobValueError
@@ -17,8 +17,9 @@ def from_best_config(content: Mapping[str, Any], source: str) -> Imported:
 
     Raises:
         RequestError: it lacks a part, or a value is outside its knob's domain.
-        BestConfigError: this version cannot read its request.
+        BestConfigError: it has another schema version, or its request cannot be read.
     """
+    require_schema_version(content, source)
     try:
         values, ranks, engine = content["best"]["config"], content["launch"]["world_size"], content["engine"]
         knobs = {name: check_value(name, value) for name, value in values.items()}
@@ -28,7 +29,7 @@ def from_best_config(content: Mapping[str, Any], source: str) -> Imported:
         raise RequestError("from", f"{source} lacks {error}", "write it again with `autotune export`") from error
     except KnobValueError as error:
         raise RequestError("from", f"{source}: {error}", error.remedy) from error
-    request = request_of(dict(content))
+    request = request_of(content)
     return Imported(
         knobs=knobs, global_batch_size=request.global_batch_size, ranks=ranks, engine=engine, stated=stated_of(request, config)
     )

@@ -92,7 +92,6 @@ def _objective(session: Session) -> dict[str, Any]:
     return {
         "name": ranking.objective.value,
         "memory_limit": ranking.memory_limit_bytes,
-        "memory_limit_bytes": ranking.memory_limit_bytes,  # its old name, for programs that read it
         "headroom": ranking.headroom,
     }
 

@@ -58,7 +58,7 @@ def settings_of(document: Mapping[str, Any]) -> tuple[dict[str, Any], ModelSpec,
     Raises:
         BestConfigError: its request cannot be read, or its model has no shape: a user's module or script.
     """
-    request = request_of(dict(document))
+    request = request_of(document)
     model, cluster = request.resolved_model, request.resolved_cluster
     if not isinstance(model, ModelSpec):
         problem = "is about a module or a script, whose layouts cannot be predicted"
@@ -68,7 +68,7 @@ def settings_of(document: Mapping[str, Any]) -> tuple[dict[str, Any], ModelSpec,
 
 def tokens_of(document: Mapping[str, Any]) -> int:
     """Tokens of a sample."""
-    return request_of(dict(document)).sequence_length
+    return request_of(document).sequence_length
 
 
 def document_for(document: Mapping[str, Any], case: Case, outlook: Outlook) -> dict[str, Any]:
@@ -79,7 +79,7 @@ def document_for(document: Mapping[str, Any], case: Case, outlook: Outlook) -> d
         case: the layout on the cluster.
         outlook: its prediction.
     """
-    cluster, request = case.around.cluster, request_of(dict(document))
+    cluster, request = case.around.cluster, request_of(document)
     assert cluster is not None and case.batch is not None
     moved = dataclasses.replace(
         request, cluster=cluster.name, ranks=None, resolved_cluster=cluster, global_batch_size=case.batch, tune_on=None,

@@ -8,7 +8,6 @@ from typing import Any
 from autotune.errors import RequestError
 from autotune.request.documents_field import read_lengths
 from autotune.request.failures_field import read_failures
-from autotune.request.field_names import OLD_NAMES, OLD_OPTION_NAMES, with_present_names
 from autotune.request.loads_field import read_loads
 from autotune.request.request import FIELDS
 from autotune.request.rows import nearest_field
@@ -23,12 +22,8 @@ READERS: Mapping[str, Callable[[str, Path], Any]] = {
 """Field -> parser of its text, which may be the name of a file in a folder."""
 
 
-def read_config_file(path: Path, note: Callable[[str], None] | None = None) -> dict[str, Any]:
-    """Return the fields of the file by their present names; hyphens may replace underscores.
-
-    Args:
-        path: path of the file.
-        note: receives a line for each old name.
+def read_config_file(path: Path) -> dict[str, Any]:
+    """Return the fields of the file by their names; hyphens may replace underscores.
 
     Raises:
         RequestError: the file cannot be read, or a field is unknown or given twice.
@@ -42,15 +37,12 @@ def read_config_file(path: Path, note: Callable[[str], None] | None = None) -> d
         if other := mistaken(path, REQUEST_FILE):
             raise RequestError("config", f"{path} {other}", "give a TOML file of fields of a request") from error
         raise RequestError("config", f"{path} is not TOML ({error})", "correct the file") from error
-    given: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     for key, value in content.items():
         name = key.replace("-", "_")
-        if name in given:
+        if name in fields:
             raise RequestError(key, f"is given twice in {path}", "leave one of them out")
-        given[name] = value
-    fields = with_present_names(
-        given, None if note is None else lambda line: note(f"{path}: {line}"), OLD_NAMES | OLD_OPTION_NAMES
-    )
+        fields[name] = value
     for name, value in fields.items():
         if name not in FIELDS and (other := mistaken(path, REQUEST_FILE)):
             raise RequestError("config", f"{path} {other}", "give a TOML file of fields of a request")

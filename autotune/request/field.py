@@ -1,7 +1,7 @@
 """The declaration of a request field, for the command line, Python, TOML files, REST, the web form and the docs."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, NamedTuple
@@ -13,6 +13,22 @@ SERVICE = "service"
 """Key in `RequestField.helps` for REST and the client, instead of a command."""
 FORM = "form"
 """Likewise for the hint below an input of the web form."""
+
+ONE_AT_A_TIME: Mapping[str, str] = {
+    "pins": "pin",
+    "environment_settings": "environment_setting",
+    "script_knobs": "script_knob",
+    "environment_knobs": "environment_knob",
+    "tags": "tag",
+    "goodput": "goodput",
+    "trackers": "tracker",
+}
+"""Fields with several values whose option takes one value and may be repeated; the option's name is the singular."""
+
+
+def option_name(field: str) -> str:
+    """The option of a field, which has the same name everywhere else: `sequence_length` -> `--sequence-length`."""
+    return f"--{ONE_AT_A_TIME.get(field, field).replace('_', '-')}"
 
 
 class Panel(StrEnum):

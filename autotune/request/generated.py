@@ -16,8 +16,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from autotune.request.field import SERVICE, FieldOption, RequestField
-from autotune.request.field_names import ONE_AT_A_TIME
+from autotune.request.field import ONE_AT_A_TIME, SERVICE, FieldOption, RequestField
 from autotune.request.request import JobRequest, declared_fields, plain_type
 
 TYPES = {

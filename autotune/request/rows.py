@@ -9,7 +9,6 @@ from autotune.errors import JobNotResumableError, RequestError
 from autotune.request.checks import ENVIRONMENT_SETTINGS
 from autotune.request.command_field import with_command
 from autotune.request.failures_field import with_failures
-from autotune.request.field_names import OLD_OPTION_NAMES, with_present_names
 from autotune.request.loads_field import with_load_rows
 from autotune.request.request import FIELDS, JobRequest, Objective
 from search_spaces.errors import SearchSpaceError
@@ -22,7 +21,7 @@ SERIES = ("cost", "devices", "sequence", "scale")
 
 
 def request_from_fields(fields: Mapping[str, Any]) -> JobRequest:
-    """Return a request from plain values by present field names, as in a file or an HTTP body.
+    """Return a request from plain values by field names, as in a file or an HTTP body.
 
     Raises:
         RequestError: a field is unknown (the message names the closest), has a value of the wrong type, or `model` is missing.
@@ -61,13 +60,13 @@ def request_from_fields(fields: Mapping[str, Any]) -> JobRequest:
 
 
 def request_from_row(row: Mapping[str, Any]) -> JobRequest:
-    """Return the request in a job's row or a best-config file, by present or old names.
+    """Return the request in a job's row or a best-config file.
 
     Raises:
         JobNotResumableError: this version cannot read it.
     """
     try:
-        return from_plain(JobRequest, with_present_names(row))
+        return from_plain(JobRequest, row)
     except (TypeError, ValueError, AttributeError, LookupError) as error:
         problem = f"its request cannot be read by this version ({error})"
         raise JobNotResumableError("job", problem, "resume it with the version that opened it") from error
@@ -93,7 +92,5 @@ def request_to_row(request: JobRequest) -> dict[str, Any]:
 
 def nearest_field(name: str) -> str:
     """The remedy for an unknown field."""
-    if name in OLD_OPTION_NAMES:
-        return f"did you mean {OLD_OPTION_NAMES[name]}?"
     matches = difflib.get_close_matches(name, FIELDS, n=1)
     return f"did you mean {matches[0]}?" if matches else f"the fields are {', '.join(FIELDS)}"

@@ -8,7 +8,6 @@ from autotune.cluster.ray_cluster import with_address
 from autotune.exports.best_config_file import best_config_text
 from autotune.loop.listener import LoopListener
 from autotune.ops.output import require_writable, write_whole
-from autotune.request.field_names import accepts_old_names
 from autotune.series.run import run_series
 from autotune.series.series import SeriesRequest, SeriesResult
 from autotune.series.size_forecast import EquationForecast
@@ -16,7 +15,6 @@ from autotune.tuning import run_new_job
 from storage.address import default_database_url
 
 
-@accepts_old_names
 def tune_series(
     model: str,
     *,

@@ -84,5 +84,5 @@ class AllowList:
 
 
 def is_from_outside(job: JobRecord) -> bool:
-    """Whether the job came over HTTP or from a file. Old jobs have no origin field; those with a submitter came over HTTP."""
-    return bool(job.request.get(ORIGIN)) or bool(job.submitter)
+    """Whether the job came over HTTP or from a file."""
+    return bool(job.request.get(ORIGIN))

@@ -49,5 +49,5 @@ def _problem(command: CommandModel | None, space: SearchSpace, environment: str,
     own = command.environment_knobs if command is not None else {}
     twice = sorted(own.keys() & variables_of(setting).keys())
     if twice:
-        return f"the command's own knobs (--env-knob) set {', '.join(twice)}"
+        return f"the command's own knobs (--environment-knob) set {', '.join(twice)}"
     return environment_problem(environment, space.cluster.device.kind)

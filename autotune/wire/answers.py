@@ -76,7 +76,7 @@ class Answer:
     """Probability that no tried configuration is better than the answer. None: no other was measured, or one is unresolved."""
     expected_loss: float
     """Expected shortfall of the answer's rate, as a share of the rate of the best tried configuration."""
-    unresolved: tuple[UnresolvedTrial, ...] = ()
+    unresolved: tuple[UnresolvedTrial, ...]
     """Trials whose configurations may be better."""
     goodput: AnswerGoodput | None = None
     """How to run the answer on nodes that fail. None: the objective is not goodput."""

@@ -76,8 +76,8 @@ class Choices:
     runners: tuple[str, ...]
     exports: tuple[str, ...]
     """Formats of `GET /v1/jobs/{id}/export`."""
-    fields: tuple[FormField, ...] = ()
-    """The entries of the form, in order. Empty: the service is too old to send them."""
+    fields: tuple[FormField, ...]
+    """The entries of the form, in order."""
     defaults: Mapping[str, Any]
     """Field -> default. None: the field has no default."""
     may_submit: bool

@@ -41,8 +41,8 @@ class JobSummary:
     """Seconds for which workers have held the job."""
     version: int
     """Sequence of the job's last event. It grows with every change."""
-    answer: Answer | None = None
-    """The answer so far. None: no trial that may win was measured, or the service is too old to send it."""
+    answer: Answer | None
+    """The answer so far. None: no trial that may win was measured."""
     request: Mapping[str, Any]
     """Field -> value. In lists only model, name, tags, note, space, strategy, cluster, ranks, runner, trials and max_seconds.
     For a `Job` the given fields, and the defaults of the others."""

@@ -5,10 +5,13 @@ from sqlalchemy import Connection, inspect, text
 from storage.errors import DatabaseUnavailableError
 from storage.tables import Base
 
-HEAD = "0012"
+HEAD = "r001"
 """The newest revision in `versions/`."""
 VERSION_TABLE = "autotune_version"
 """Table with the database's revision. It has its own name, so that other programs can use the same database."""
+
+SCRIPT_LOCATION = "storage:migrations"
+"""Where Alembic finds `env.py` and `versions/`."""
 
 _LOCK = 4_281_703_164
 """PostgreSQL advisory lock for migrations: an arbitrary number without other users."""
@@ -20,7 +23,7 @@ def migrate(connection: Connection, place: str) -> None:
     Only one process migrates at a time: the lock is the transaction itself on SQLite, and an advisory lock on PostgreSQL.
 
     Raises:
-        DatabaseUnavailableError: the schema is newer than this version knows, or the tables belong to another program.
+        DatabaseUnavailableError: this version does not know the schema, or the tables belong to another program.
     """
     if connection.dialect.name == "postgresql":
         # Another process may take minutes to migrate a large database: only this wait has no timeout.
@@ -59,12 +62,12 @@ def _upgrade(connection: Connection, place: str, revision: str | None) -> None:
     from alembic.script import ScriptDirectory
 
     config = Config(attributes={"connection": connection})
-    config.set_main_option("script_location", "storage:migrations")
+    config.set_main_option("script_location", SCRIPT_LOCATION)
     config.set_main_option("path_separator", "os")
     known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
     if revision is not None and revision not in known:
         raise DatabaseUnavailableError(
-            f"{place}: was written by a newer version of autotune (schema {revision}, this one knows {HEAD}); "
-            "upgrade autotune, or name another database with --db"
+            f"{place}: was written by another version of autotune (schema {revision}, this one knows {HEAD}); "
+            "use that version, or name another database with --db"
         )
     command.upgrade(config, "head")

@@ -128,10 +128,11 @@ def test_a_database_of_another_program(tmp_path: Path) -> None:
     assert "has tables of another program (jobs)" in refusal(tmp_path / "other.db")
 
 
-def test_a_newer_schema(database: Path) -> None:
+@pytest.mark.parametrize("schema", ["0012", "r999"])
+def test_an_unknown_schema(database: Path, schema: str) -> None:
     with closing(sqlite3.connect(database)) as other, other:
-        other.execute("UPDATE autotune_version SET version_num = '9999'")
-    assert "newer version of autotune (schema 9999" in refusal(database)
+        other.execute("UPDATE autotune_version SET version_num = ?", (schema,))
+    assert f"another version of autotune (schema {schema}" in refusal(database)
 
 
 @pytest.mark.parametrize(

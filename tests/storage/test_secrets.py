@@ -41,25 +41,6 @@ def test_the_database_does_not_tell_a_secret(store: Store, address: str) -> None
     assert store.signing_secret(kept) == made.secret
 
 
-def test_a_secret_of_a_former_version_is_encrypted_when_the_database_is_opened(
-    store: Store, address: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = store.create_webhook("anna", "https://a.example/")
-    engine = sa.create_engine(address.replace("postgresql:", "postgresql+psycopg:"))
-    with engine.begin() as connection:
-        connection.execute(sa.text("UPDATE webhooks SET secret = 'whsec_b2xk', sealed = NULL"))
-    engine.dispose()
-    with Store(address) as again:
-        (kept,) = again.webhooks("anna")
-        assert (kept.id, again.signing_secret(kept)) == (made.id, "whsec_b2xk")
-    if address.startswith("postgresql"):
-        assert "whsec_b2xk" in rows(address), "others who open this database do not have the key of this machine"
-        monkeypatch.setenv(KEYS_VARIABLE, Fernet.generate_key().decode())
-        with Store(address) as again:
-            assert again.signing_secret(*again.webhooks("anna")) == "whsec_b2xk"
-    assert "whsec_b2xk" not in rows(address)
-
-
 def test_two_who_make_the_key_at_once_have_the_same(tmp_path: Path) -> None:
     (tmp_path / f".key.{os.getpid()}").touch()  # as a process of this number in another container, or a crash, leaves it
     write_private(tmp_path / "key", "first")
@@ -122,7 +103,7 @@ def test_the_folder_of_the_default_database_is_for_its_owner_alone(tmp_path: Pat
     assert stat.S_IMODE((tmp_path / "data" / "autotune").stat().st_mode) == 0o700
 
 
-def test_a_file_of_a_former_version_that_others_can_read_is_named(tmp_path: Path) -> None:
+def test_a_file_that_others_can_read_is_named(tmp_path: Path) -> None:
     file = tmp_path / "jobs.db"
     assert readable_by_others(str(file)) is None
     open_store(str(file)).close()

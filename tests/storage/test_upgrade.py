@@ -1,6 +1,8 @@
-"""A database of the first version goes to the newest, keeps what it holds, and its jobs go on."""
+"""A database of the first revision is upgraded to the newest, keeps its rows, and its jobs continue."""
 
+import shutil
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
@@ -11,12 +13,25 @@ from search_spaces.outcome import JobState, Outcome, Purpose
 from search_spaces.plain import to_plain
 from search_spaces.trial import TrialResult
 from search_spaces.trial_config import TrialConfig
+from storage import migrations
 from storage.owners import current_owner
 from storage.records import Ask
 from storage.store import open_store
 from tests.storage.postgres import PostgresServer
 
-FIRST = "0001"
+FIRST = "r001"
+NEXT = """
+import sqlalchemy as sa
+from alembic import op
+
+revision = "next"
+down_revision = "%s"
+
+
+def upgrade() -> None:
+    op.add_column("jobs", sa.Column("upgraded", sa.Boolean(), nullable=False, server_default=sa.true()))
+"""
+"""A revision after the newest one."""
 THEN = datetime(2026, 1, 1, tzinfo=UTC)
 
 
@@ -29,12 +44,22 @@ def empty(request: pytest.FixtureRequest, tmp_path) -> str:
     return server.new_database("old")
 
 
+@pytest.fixture
+def next_revision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The program has one revision more."""
+    scripts = shutil.copytree(Path(migrations.__file__).parent, tmp_path / "migrations")
+    (scripts / "versions" / "next.py").write_text(NEXT % migrations.HEAD)
+    monkeypatch.setattr(migrations, "SCRIPT_LOCATION", str(scripts))
+    monkeypatch.setattr(migrations, "HEAD", "next")
+    return "next"
+
+
 def make_first(address: str) -> None:
     """The tables of the first revision, with a job in every state, each with a measured, a wanted and a running trial."""
     engine = sa.create_engine(address.replace("postgresql:", "postgresql+psycopg:"))
     with engine.begin() as connection:
         config = Config(attributes={"connection": connection})
-        config.set_main_option("script_location", "storage:migrations")
+        config.set_main_option("script_location", migrations.SCRIPT_LOCATION)
         config.set_main_option("path_separator", "os")
         command.upgrade(config, FIRST)
         tables = sa.MetaData()
@@ -73,9 +98,10 @@ def fill(connection: sa.Connection, tables: sa.MetaData, job_id: str, state: Job
             connection.execute(tables.tables["attempts"].insert().values(attempt))
 
 
-def test_it_keeps_what_it_holds_and_goes_on(empty: str) -> None:
+def test_rows_stay_and_jobs_continue(empty: str, next_revision: str) -> None:
     make_first(empty)
     with open_store(empty) as store:
+        assert store.revision() == next_revision
         jobs = store.jobs()
         assert [job.state for job in reversed(jobs)] == list(JobState)
         for job in jobs:
@@ -85,7 +111,7 @@ def test_it_keeps_what_it_holds_and_goes_on(empty: str) -> None:
             assert trials[0].result is not None
             assert len(store.attempts(job.id)) == 2
             assert len(store.events(job.id)) == 1
-        assert store.claim(current_owner()) is None, "old jobs belong to who opened them"
+        assert store.claim(current_owner()) is None, "jobs that are not queued belong to who opened them"
         paused = next(job for job in jobs if job.state is JobState.PAUSED)
         store.ask(paused.id, Ask.RESUME)
         lease = store.claim(current_owner())
@@ -95,3 +121,7 @@ def test_it_keeps_what_it_holds_and_goes_on(empty: str) -> None:
         result = TrialResult(attempt=store.start_attempt(lease, 2).token, outcome=Outcome.OK)
         assert store.finish_attempt(lease, result)
         assert store.release(lease, JobState.SUCCEEDED, "BUDGET", "").state is JobState.SUCCEEDED
+    engine = sa.create_engine(empty.replace("postgresql:", "postgresql+psycopg:"))
+    with engine.connect() as connection:
+        assert set(connection.scalars(sa.text("SELECT upgraded FROM jobs"))) == {True}
+    engine.dispose()

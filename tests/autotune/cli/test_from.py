@@ -1,4 +1,4 @@
-"""`--from`, `--history` and `study export` on the command line."""
+"""`--from`, `--knowledge` and `study export` on the command line."""
 
 import json
 from pathlib import Path
@@ -10,7 +10,7 @@ import table
 from called import Command
 
 from autotune.cli.imported import with_imported
-from autotune.errors import RequestError
+from autotune.errors import BestConfigError, RequestError
 from autotune.exports.best_config_file import best_config_text
 from autotune.loop.loop import run_job
 from autotune.outcome.best_config import build_best_config
@@ -83,6 +83,12 @@ def test_a_best_config_that_lacks_a_part_is_one_line(tmp_path: Path) -> None:
         with_imported({"model": "llama-tiny"}, tmp_path / "best-config.json", (), lambda _: None)
 
 
+def test_a_best_config_of_another_schema_version_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "best-config.json").write_text(json.dumps({"schema_version": 2, "best": {}}))
+    with pytest.raises(BestConfigError, match=r"best-config\.json: has schema version 2, not 1; write it again with"):
+        with_imported({"model": "llama-tiny"}, tmp_path / "best-config.json", (), lambda _: None)
+
+
 def test_what_is_given_besides_wins(tmp_path: Path) -> None:
     session, _ = imported(
         tmp_path,
@@ -144,9 +150,6 @@ def test_bad_histories(command: Command, folder: Path) -> None:
     refused(command, *sweep, "earlier.csv", "--strategy", "tpe", says=("knowledge: tpe does not use", "use --strategy guided"))
     words = ("--objective", "devices", "--rate", "1")
     refused(command, *sweep, "earlier.csv", *words, says=("knowledge: applies to one job", "leave it out"))
-    answer = command(*sweep[:-1], "--history", "earlier.csv", "--strategy", "tpe")
-    assert answer.err.splitlines()[0] == "note: --history is now --knowledge; the old name still works"
-    assert "knowledge: tpe does not use earlier trials" in answer.err
 
 
 @pytest.mark.prove

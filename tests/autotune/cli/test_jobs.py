@@ -167,7 +167,7 @@ def test_steering(command: Command) -> None:
 @pytest.mark.prove
 @pytest.mark.usefixtures("place")
 def test_a_file_gives_the_options(command: Command, folder: Path, kept: Store) -> None:
-    (folder / "job.toml").write_text('model = "config.json"\ntrials = 9\nseq-len = 32\n[set]\nzero_stage = [1, 2]\n')
+    (folder / "job.toml").write_text('model = "config.json"\ntrials = 9\nsequence-length = 32\n[pins]\nzero_stage = [1, 2]\n')
     (folder / "baseline.json").write_text('{"zero_stage": 2}')
     good(command("submit", "--config", "job.toml", "--trials", 4, "--baseline", "baseline.json", "--memory-limit", "2GB"))
     request = kept.job().request
@@ -338,7 +338,7 @@ def test_a_service_is_used_without_what_a_database_needs(folder: Path) -> None:
 def test_a_list_has_model_and_gain_in_80_columns(command: Command, kept: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     (job,) = good(
-        command(*SUBMIT, "--set", "zero_stage=0,1", "--name", "nightly run", "--tag", "smoke", "--tag", "a100")
+        command(*SUBMIT, "--pin", "zero_stage=0,1", "--name", "nightly run", "--tag", "smoke", "--tag", "a100")
     ).out.split()
     with working(kept):
         good(command("watch", job))
@@ -388,7 +388,7 @@ def test_a_job_that_has_succeeded_goes_on_with_more_trials(command: Command, kep
 
 @pytest.mark.prove
 def test_show_has_the_best_trials_or_sorts_them(command: Command, kept: Store) -> None:
-    (job,) = good(command(*SUBMIT, "--set", "zero_stage=0,1")).out.split()
+    (job,) = good(command(*SUBMIT, "--pin", "zero_stage=0,1")).out.split()
     with working(kept):
         good(command("watch", job))
     numbers = [trial["number"] for trial in json.loads(good(command("show", "--top", 2, "--json")).out)["trials"]]

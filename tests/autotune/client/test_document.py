@@ -156,21 +156,20 @@ def test_every_answer_has_a_value() -> None:
     assert COMPONENTS.keys() <= WIRE_MODELS.keys(), "a component has the name of a class that is not there"
 
 
-def present(schema: str) -> set[str]:
-    """The properties that are not old names."""
-    return {name for name, value in SCHEMAS[schema]["properties"].items() if not value.get("deprecated")}
+def properties(schema: str) -> set[str]:
+    return {*SCHEMAS[schema]["properties"]}
 
 
 def test_the_fields_of_a_submission_are_those_of_the_document() -> None:
-    assert {"model", *SubmissionFields.__annotations__} == present("JobSubmission")
+    assert {"model", *SubmissionFields.__annotations__} == properties("JobSubmission")
     assert FIELDS.keys() == SubmissionFields.__annotations__.keys(), "the call above leaves fields out"
-    assert present("ConfigSubmission") - present("JobSubmission") == {"config"}
+    assert properties("ConfigSubmission") - properties("JobSubmission") == {"config"}
 
 
 def test_the_fields_of_what_is_predicted_are_those_of_the_document() -> None:
-    assert {"model", "config", *AskedFields.__annotations__} == present("PredictionRequest")
+    assert {"model", "config", *AskedFields.__annotations__} == properties("PredictionRequest")
     known = {*AskedFields.__annotations__, *PlanFields.__annotations__}
-    assert {"model", *known} == present("PlanRequest")
+    assert {"model", *known} == properties("PlanRequest")
     assert (ASKED.keys(), PLANNED.keys()) == (AskedFields.__annotations__.keys(), known), "the calls above leave fields out"
     with Client("http://127.0.0.1:1") as client, pytest.raises(TypeError, match="'tops' is no field of this request; use"):
         client.plan("llama-tiny", tops=3)  # type: ignore[call-arg]

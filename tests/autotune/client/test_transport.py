@@ -233,6 +233,5 @@ class TestKeys:
 def _job() -> Job:
     when = "2030-01-31T12:00:00Z"
     texts = dict.fromkeys(("id", "state", "reason", "message", "model", "submitter"), JOB)
-    return decode(
-        Job, {**texts, "priority": 0, "created": when, "updated": when, "active_seconds": 7, "version": 4, "request": {}}
-    )
+    numbers = {"priority": 0, "active_seconds": 7, "version": 4}
+    return decode(Job, {**texts, **numbers, "created": when, "updated": when, "answer": None, "request": {}})

@@ -12,6 +12,7 @@ import table
 from autotune.errors import BestConfigError, NoBestError, UnknownFormatError
 from autotune.exports import exporter
 from autotune.exports.best_config_file import SCHEMA_PATH, best_config_text, read_best_config, request_of
+from autotune.exports.winner import winner_of
 from autotune.loop.loop import run_job
 from autotune.outcome.best_config import build_best_config
 from autotune.outcome.job_snapshot import JobSnapshot, read_snapshot
@@ -208,6 +209,13 @@ def test_what_is_no_best_config_is_refused(tmp_path: Path, content: str) -> None
     path.write_text(content)
     with pytest.raises(BestConfigError):
         read_best_config(path)
+
+
+def test_a_document_of_another_schema_version_is_refused(tmp_path: Path, store: Store) -> None:
+    session = table.session(tmp_path)
+    document = {**build_best_config(session, swept(session, store)), "schema_version": 2}
+    with pytest.raises(BestConfigError, match=r"has schema version 2, not 1; write it again with `autotune export`"):
+        winner_of(document)
 
 
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:

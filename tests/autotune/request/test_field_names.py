@@ -1,4 +1,4 @@
-"""One name for each field of a request, at every entry point; old names, where they were names."""
+"""One name for each field of a request, at every entry point."""
 
 import dataclasses
 import inspect
@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import table
 import typer
 
 import autotune
@@ -16,17 +15,12 @@ from api.submission import HIDDEN, JobSubmission
 from autotune.cli.app import app
 from autotune.client.submission_fields import SubmissionFields
 from autotune.errors import RequestError
-from autotune.exports.best_config_file import SCHEMA_PATH, request_of
-from autotune.loop.loop import run_job
-from autotune.outcome.best_config import build_best_config
-from autotune.outcome.job_snapshot import read_snapshot
+from autotune.exports.best_config_file import SCHEMA_PATH
 from autotune.request.config_file import read_config_file
-from autotune.request.field_names import OLD_NAMES, OLD_OPTION_NAMES, OLD_OPTIONS, option_name
+from autotune.request.field import option_name
 from autotune.request.request import FIELDS, JobRequest
-from autotune.request.rows import request_from_fields, request_from_row, request_to_row
-from autotune.tuning import resume_job
+from autotune.request.rows import request_from_fields, request_to_row
 from search_spaces.models.command import CommandModel
-from storage.store import Store
 
 # Where an entry point differs from the fields of `JobRequest`, and why. A new field needs an entry here or a place everywhere.
 NO_OPTION = {
@@ -94,68 +88,11 @@ def test_every_field_is_one_of_the_client_and_of_the_service_by_its_name() -> No
 def test_every_field_is_a_key_of_a_file_of_a_row_and_of_a_best_config_by_its_name(tmp_path: Path) -> None:
     path = tmp_path / "fields.toml"
     path.write_text("\n".join(f"{name} = 1" for name in FIELDS))
-    assert tuple(read_config_file(path, pytest.fail)) == tuple(tomllib.loads(path.read_text())) == FIELDS
+    assert tuple(read_config_file(path)) == tuple(tomllib.loads(path.read_text())) == FIELDS
     row = request_to_row(JobRequest(model="m"))
     assert tuple(row) == tuple(item.name for item in dataclasses.fields(JobRequest))
     schema = json.loads(SCHEMA_PATH.read_text(encoding="utf-8"))
     assert {*schema["properties"]["job"]["properties"]["request"]["required"]} <= row.keys()
-
-
-@pytest.mark.prove
-def test_no_option_and_no_field_has_an_old_name() -> None:
-    assert not OLD_NAMES.keys() & {*FIELDS, *JobSubmission.model_fields}
-    assert {*OLD_NAMES.values(), *OLD_OPTION_NAMES.values()} <= {*FIELDS}
-    for path in every_command():
-        allowed = {"--for"} if path == ("lint",) else set()  # a version of DeepSpeed there
-        assert options_of(*path) & OLD_OPTIONS.keys() == allowed, path
-    assert {old for old, new in OLD_OPTIONS.items() if new not in options_of("sweep")} == set()
-
-
-def test_an_old_name_in_python_is_noted_where_it_is_written(tmp_path: Path) -> None:
-    with (
-        pytest.warns(DeprecationWarning, match="^memory_limit_bytes is now memory_limit; ") as noted,
-        pytest.raises(LookupError),
-    ):
-        autotune.tune("nowhere", memory_limit_bytes=10**9)
-    assert [item.filename for item in noted] == [__file__]
-    with pytest.raises(RequestError, match=r"^memory_limit: is given as memory_limit_bytes too; leave one of them out"):
-        autotune.tune("nowhere", memory_limit=1, memory_limit_bytes=1)
-    with pytest.warns(DeprecationWarning) as noted, pytest.raises(LookupError):
-        autotune.GuidedSampler("nowhere", memory_limit_bytes=10**9)
-    assert [item.filename for item in noted] == [__file__]
-
-
-def test_an_old_name_in_the_client_is_sent_as_the_present_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    sent: list[dict[str, Any]] = []
-
-    def post(_self: object, _kind: type, _path: str, body: dict[str, Any], *_: object) -> None:
-        sent.append(body)
-
-    monkeypatch.setattr("autotune.client.transport.Transport.post", post)
-    with autotune.Client("http://127.0.0.1:1") as client:
-        for call in (client.submit, client.check, client.estimate, client.predict):
-            with pytest.warns(DeprecationWarning) as noted:
-                call("llama-tiny", memory_limit_bytes="2GB")
-            assert [item.filename for item in noted] == [__file__]
-        with pytest.warns(DeprecationWarning, match="^seq_len is now sequence_length; "):
-            client.plan("llama-tiny", max="seq_len")
-    assert [body.get("memory_limit") for body in sent] == ["2GB"] * 4 + [None]
-    assert sent[-1]["max"] == "sequence_length"
-
-
-def test_an_unknown_field_that_is_an_old_option_is_answered_with_its_name() -> None:
-    with pytest.raises(RequestError, match=r"^seq_len: is not a field of a request; did you mean sequence_length"):
-        request_from_fields({"model": "m", "seq_len": 3})
-
-
-def test_old_names_of_a_file_are_noted(tmp_path: Path) -> None:
-    path = tmp_path / "sweep.toml"
-    path.write_text('seq-len = 64\nmemory_limit_bytes = 9\nnvme = "/x"\n[set]\nzero_stage = [1, 2]\n')
-    notes: list[str] = []
-    fields = read_config_file(path, notes.append)
-    assert fields == {"sequence_length": 64, "memory_limit": 9, "nvme_path": "/x", "pins": {"zero_stage": [1, 2]}}
-    assert notes[0] == f"{path}: seq_len is now sequence_length; the old name still works"
-    assert len(notes) == 4
 
 
 @pytest.mark.parametrize(
@@ -174,18 +111,3 @@ def test_a_memory_limit_may_have_a_unit(tmp_path: Path, limit: int | str, count:
 def test_a_memory_limit_that_is_not_a_size(limit: str) -> None:
     with pytest.raises(RequestError, match=r"^memory_limit: '.*' is (not a size|out of range); (write|give) "):
         JobRequest(model="m", memory_limit=limit)  # type: ignore[arg-type]
-
-
-def test_a_row_with_old_names_is_read_resumed_and_exported(tmp_path: Path, store: Store) -> None:
-    session = table.session(tmp_path, trials=3, confirm_repeats=0, memory_limit=7_000_000, pins={"zero_stage": [1, 2]})
-    row = request_to_row(session.request)
-    former = {"memory_limit_bytes" if name == "memory_limit" else name: value for name, value in row.items()}
-    assert request_from_row(former) == session.request
-    job = store.create_job(former)
-    _, resumed = resume_job(store, job.id)
-    assert (resumed.request, resumed.ranking.memory_limit_bytes) == (session.request, 7_000_000)
-    run_job(resumed, store, job.id, table.runner())
-    document = build_best_config(resumed, read_snapshot(store, job.id))
-    assert (document["objective"]["memory_limit"], document["job"]["request"]) == (7_000_000, row)
-    written = {**document, "job": {**document["job"], "request": former}}
-    assert request_of(written) == session.request

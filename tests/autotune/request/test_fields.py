@@ -11,7 +11,7 @@ from api.settings import Settings
 from api.submission import JobSubmission
 from autotune.cli.request_app import request_app
 from autotune.client import SubmissionFields
-from autotune.request.field_names import option_name
+from autotune.request.field import option_name
 from autotune.request.further_fields import FurtherFields
 from autotune.request.generated import FILES, TUNE
 from autotune.request.request import declared_fields

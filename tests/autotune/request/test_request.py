@@ -94,7 +94,7 @@ def test_a_row_of_another_version_is_not_resumed() -> None:
 def test_a_toml_file_has_the_same_fields(tmp_path: Path) -> None:
     path = tmp_path / "sweep.toml"
     path.write_text(
-        'model = "tiny"\nseq-len = 64\nobjective = "memory"\n[set]\nzero_stage = [1, 2]\n[fidelity]\nmax_steps = 9\n'
+        'model = "tiny"\nsequence-length = 64\nobjective = "memory"\n[pins]\nzero_stage = [1, 2]\n[fidelity]\nmax_steps = 9\n'
     )
     request = request_from_fields(read_config_file(path))
     assert request.sequence_length == 64
@@ -108,7 +108,7 @@ def test_a_toml_file_has_the_same_fields(tmp_path: Path) -> None:
     [
         ("trails = 3", "trails: is not a field.*did you mean trials"),
         ("seed = 1\nseed = 2", "is not TOML"),
-        ("seq-len = 3\nsequence_length = 4", "sequence_length: is given as seq_len too; leave one"),
+        ("sequence-length = 3\nsequence_length = 4", "sequence_length: is given twice in .*; leave one"),
     ],
 )
 def test_a_bad_file_is_told_in_one_line(tmp_path: Path, content: str, message: str) -> None:
