@@ -13,7 +13,6 @@ from autotune.cli.jobs_app import jobs_app
 from autotune.cli.options import Database, Job, Json, Url
 from autotune.cli.present_names import PresentNames
 from autotune.cli.status import PROGRAM, Status, end, exit_status
-from executor.files.frameworks import Framework
 
 app = typer.Typer(
     name=PROGRAM,
@@ -177,16 +176,14 @@ def weights(
     target: Annotated[
         Path, typer.Argument(metavar="TARGET", help="A new .safetensors or .pt file; without a suffix: a folder of shards.")
     ],
-    to: Annotated[Framework, typer.Option("--to", help="Framework of TARGET.")],
-    from_: Annotated[Framework, typer.Option("--from", help="Framework of SOURCE.")] = Framework.HUGGINGFACE,
     mtp_layers: Annotated[
         int, typer.Option(min=0, metavar="N", help="Modules for multi-token prediction that SOURCE contains.")
     ] = 0,
 ) -> None:
-    """Convert a model's weights between the names of Hugging Face, torchtitan and Megatron-LM."""
+    """Check that files hold a model's weights, and convert them to another kind."""
     from autotune.cli.weights import weights_command
 
-    end(lambda: weights_command(model, source, target, from_, to, mtp_layers))
+    end(lambda: weights_command(model, source, target, mtp_layers))
 
 
 @app.command()
