@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from autotune import installed
-from autotune.cli import database_app, knowledge_app, options, planning_app, service_app, study_app
+from autotune.cli import database_app, options, planning_app, service_app, study_app
 from autotune.cli.command_words import command_of, without_command
 from autotune.cli.jobs_app import jobs_app
 from autotune.cli.options import Database, Job, Json, Url
@@ -230,7 +230,6 @@ app.registered_commands += planning_app.app.registered_commands
 service_app.register(app)
 app.add_typer(database_app.app, name="db")
 app.add_typer(study_app.app, name="study")
-app.add_typer(knowledge_app.app, name="knowledge")
 
 
 @app.command()

@@ -260,7 +260,7 @@ LoraTargets = Annotated[
     str | None,
     typer.Option(metavar="NAMES", help="Matrices with adapters, separated by commas. [default: query,value]"),
 ]
-_MEASUREMENTS = "Measurements to learn from: a table, a bundle, an MLPerf log, a job, or an address of a table or bundle."
+_MEASUREMENTS = "Measurements to learn from: a table, an MLPerf log, a job, or the address of a table."
 Knowledge = Annotated[str | None, typer.Option("--knowledge", metavar="FILE|JOB|URL", help=_MEASUREMENTS)]
 TableKnowledge = Annotated[
     str | None,

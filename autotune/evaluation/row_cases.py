@@ -69,31 +69,6 @@ def _recompute(row: Row) -> str | None:
     return next((kind for kind in RECOMPUTE if kind in words), None)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NotedLayout:
-    """What a row states in words about its layout and its trained parameters."""
-
-    recompute: str | None
-    """none, selective or full; None: not stated."""
-    words: tuple[str, ...]
-    """The parts of its notes that state the rest, in fixed words that are read alike."""
-
-
-def noted_layouts(row: Row) -> NotedLayout:
-    """The layout that a row's words state, without its other words."""
-    words = ["HSDP"] if "HSDP" in row.notes else []
-    if _EVERY_LAYER.search(row.notes):
-        words.append("every second layer")
-    tied = re.search(r"tied_embeddings=(True|False)", row.notes, re.IGNORECASE)
-    words += [tied[0]] if tied else []
-    trained, rank = _TRAINABLE.search(row.notes), noted_adapters(row.notes)
-    if trained:
-        words.append(trained[0])
-    if rank is not None or (trained and "qlora" in row.notes.lower()):
-        words.append(f"{'qlora' if 'qlora' in row.notes.lower() else 'lora'} r={rank or _LORA_RANK}")
-    return NotedLayout(recompute=_recompute(row) if row.recompute else None, words=tuple(words))
-
-
 def described(row: Row) -> str:
     """The row's description of its software, and whether its device is recent: software of its time has fused attention."""
     framework = row.framework or ""

@@ -49,8 +49,6 @@ class RowHardware:
     intra: float
     inter: float
     """Of one of `devices_per_node` devices: a link domain."""
-    node_inter: float
-    """Of one of the row's own nodes, which may be part of a domain."""
 
 
 @cache
@@ -91,7 +89,7 @@ def row_hardware(
     domain = _NVL_DOMAIN.search(f"{intra or ''} {gpu_type}")
     linked = int(domain[1]) if domain else _RACKS.get(family, per_node)
     return RowHardware(
-        device=device, family=family, devices_per_node=linked, intra=link, inter=own / per_node * linked, node_inter=own
+        device=device, family=family, devices_per_node=linked, intra=link, inter=own / per_node * linked
     )  # fmt: skip
 
 

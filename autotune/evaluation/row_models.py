@@ -27,25 +27,19 @@ _DENSE_WIDTHS = ("moe_intermediate_size", "intermediate_size_mlp")
 """Keys of presets whose dense layers have another width than their experts: sources state either as `ffn_hidden`."""
 
 
-def named_preset(row: Row) -> str | None:
-    """The preset that a row names, if columns do not describe it or the row states none of them; None: the columns suffice."""
-    name = _preset(plain_name((row.model_name or "").rpartition("/")[2]))
-    if name is None or (row.experts == 0 and resolve_model(name).num_experts):
-        return None
-    states_nothing = not (row.num_layers or row.hidden or row.heads)
-    return name if states_nothing or beyond_columns(resolve_model(name)) else None
-
-
 def named_model(row: Row) -> ModelSpec | None:
-    """The preset that a row names, with the sizes that the row states; None: the columns suffice.
+    """The preset that a row names, with the sizes that the row states, if columns do not describe it or the row states none of
+    them; None: the columns suffice.
 
     Raises:
         ModelFormatError: the preset cannot have these sizes.
     """
-    name = named_preset(row)
-    if name is None:
+    name = _preset(plain_name((row.model_name or "").rpartition("/")[2]))
+    if name is None or (row.experts == 0 and resolve_model(name).num_experts):
         return None
     preset = resolve_model(name)
+    if (row.num_layers or row.hidden or row.heads) and not beyond_columns(preset):
+        return None
     sizes: dict[str, Any] = {
         field: getattr(row, column) for column, field in (STATED | EXPERTS).items() if getattr(row, column) is not None
     }

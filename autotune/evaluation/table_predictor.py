@@ -74,7 +74,7 @@ class TablePredictor:
     known: tuple[Row, ...] | None = None
     """Calibration rows; None: the shipped coefficients."""
     knowledge: tuple[Row, ...] = ()
-    """Rows of other tables and bundles that every calibration has too. A source that is not in the calibration is predicted by
+    """Rows of other tables and jobs that every calibration has too. A source that is not in the calibration is predicted by
     the fit to the source of the knowledge with the same device and software."""
     before: Coefficients = _GENERIC
     """The prior of fits."""

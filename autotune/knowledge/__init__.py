@@ -1,1 +1,1 @@
-"""Knowledge: measurements of other jobs, tables and organisations, as signed bundles; how far they are believed."""
+"""Measurements of other tables, logs and jobs: how they are read, and what predictions learn from them."""

@@ -1,4 +1,4 @@
-"""Rows of other tables and bundles from which predictions of a table's rows may learn: none that states its answers."""
+"""Rows of other tables and jobs from which predictions of a table's rows may learn: none that states its answers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -15,7 +15,7 @@ SWEEPS = (
     "predict", "plan", "capacity", "calibrate", "lint", "carry", "challenge", "cluster", "doctor", "clean", "weights",
 )  # fmt: skip
 JOBS = ("submit", "jobs", "watch", "pause", "resume", "stop", "cancel", "clone", "extend", "label")
-SERVICE = ("serve", "worker", "keys", "db", "study", "knowledge")
+SERVICE = ("serve", "worker", "keys", "db", "study")
 
 
 @pytest.mark.prove(every=6)

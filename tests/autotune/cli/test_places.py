@@ -73,9 +73,6 @@ PLACES: Mapping[str, tuple[Place, list[str]]] = {
     "db backup": (Place.DATABASE, []),
     "db restore": (Place.DATABASE, ["all.jsonl"]),
     "db prune": (Place.DATABASE, ["--days", "1"]),
-    "knowledge export": (Place.DATABASE, []),
-    "knowledge merge": (Place.HERE, []),
-    "knowledge check": (Place.HERE, []),
     "cluster": (Place.DATABASE, []),
     "clean": (Place.DATABASE, ["--all", "--yes"]),
 }

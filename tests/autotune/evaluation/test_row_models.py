@@ -7,9 +7,8 @@ import pytest
 
 from autotune.evaluation.row_cases import case_of, refusal
 from autotune.evaluation.row_models import completed, named_model
-from autotune.evaluation.validation.row import Row, RowOutcome
+from autotune.evaluation.validation.row import Row
 from autotune.evaluation.validation.table import read_table
-from autotune.knowledge.anonymous import anonymous
 from search_spaces.models.huggingface import resolve_model
 from tests.autotune.measurements import row as table_row
 from tests.autotune.measurements import write_table
@@ -117,13 +116,3 @@ def test_columns_of_experts_are_read_from_a_table(tmp_path: Path) -> None:
     (row,) = read_table(write_table(tmp_path / "table.csv", [table_row("a", **cells)])).rows
     assert {name: getattr(row, name) for name in cells} == cells
     assert case_of(row).shapes.experts[0] == 8
-
-
-def test_a_bundle_keeps_experts() -> None:
-    for row in (
-        replace(SPARSE, moe_layer_freq="([0]*4+[1]*8)"),
-        replace(ROW, model_name="Mixtral-8x7B", vocab=256_000, pp=1, dp=256),
-    ):
-        stated = anonymous(replace(row, step_time_s=1.0, outcome=RowOutcome.OK), "lab")
-        assert isinstance(stated, Row), stated
-        assert case_of(stated).shapes.experts[0] == 8
