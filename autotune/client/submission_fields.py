@@ -91,6 +91,6 @@ class SubmissionFields(TypedDict, total=False):
     note: str | None
     """Note about the job."""
     trackers: Sequence[str] | None
-    """Experiment tracker that gets a run for each trial: wandb, mlflow, tensorboard, aim. May be repeated."""
+    """Experiment tracker that gets a run for each trial: wandb, mlflow, tensorboard. May be repeated."""
     priority: int
     """Jobs with higher priority run first; between -100 and 100."""

@@ -63,4 +63,4 @@ class FurtherFields(TypedDict, total=False):
     answer_for: str | None
     """Extrapolate the answer to N nodes with M devices by predictions."""
     trackers: Sequence[str] | None
-    """Experiment tracker that gets a run for each trial: wandb, mlflow, tensorboard, aim. May be repeated."""
+    """Experiment tracker that gets a run for each trial: wandb, mlflow, tensorboard. May be repeated."""
