@@ -220,7 +220,7 @@ bench: $(STAMP)
 	$(BIN)/python -m benchmarks.search.against_deepspeed --deepspeed-python $(DEEPSPEED_PYTHON) --markdown docs/against-deepspeed.md
 
 validate: $(STAMP)
-	$(BIN)/python -m benchmarks.prediction.validate --data $(DATA) --markdown docs/validation.md
+	$(BIN)/python -m benchmarks.prediction.validation --data $(DATA) --markdown docs/validation.md
 
 search: $(STAMP)
 	$(BIN)/python -m benchmarks.search.decision_time --markdown docs/decision-time.md

@@ -1,1 +1,1 @@
-"""Measurements of other tables, logs and jobs: how they are read, and what predictions learn from them."""
+"""Measurements of others in tables, logs and jobs: how they are read, rows as cases, and what predictions learn from them."""

@@ -14,10 +14,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from autotune.errors import KnowledgeError, MeasurementsError
-from autotune.evaluation.validation.csv_file import Record
-from autotune.evaluation.validation.row import Row
-from autotune.evaluation.validation.table import read_records
+from autotune.knowledge.csv_file import Record
 from autotune.knowledge.measurement import COLUMNS, LONGEST_TEXT, Measurement, Setting, Trial, trial_measurement
+from autotune.knowledge.row import Row
+from autotune.knowledge.table import read_records
 from search_spaces.errors import SearchSpaceError
 from search_spaces.knob_values import check_value
 from search_spaces.plain import from_plain, to_plain

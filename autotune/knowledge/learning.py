@@ -6,13 +6,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from autotune.evaluation.row_cases import refusal
-from autotune.evaluation.row_hardware import row_hardware
-from autotune.evaluation.table_predictor import cases_of_rows
-from autotune.evaluation.validation.row import Row, blinded
-from autotune.evaluation.validation.truth import step_seconds
 from autotune.knowledge.collect import local_measurements
 from autotune.knowledge.measurement import Measurement, Trial
+from autotune.knowledge.row import Row, blinded, step_seconds
+from autotune.knowledge.row_cases import cases_of_rows, refusal
+from autotune.knowledge.row_hardware import row_hardware
 from autotune.prediction.cases.config_cases import cases_of
 from autotune.prediction.equations.cases import Array, Cases
 from autotune.prediction.equations.coefficients import Coefficients, names

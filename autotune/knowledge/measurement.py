@@ -6,11 +6,10 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from autotune.evaluation.row_cases import refusal
-from autotune.evaluation.row_hardware import network_understood
-from autotune.evaluation.row_models import beyond_columns
-from autotune.evaluation.validation.row import Row, RowOutcome
-from autotune.evaluation.validation.truth import GIB, peak_bytes, step_seconds
+from autotune.knowledge.row import GIB, Row, RowOutcome, peak_bytes, step_seconds
+from autotune.knowledge.row_cases import refusal
+from autotune.knowledge.row_hardware import network_understood
+from autotune.knowledge.row_models import beyond_columns
 from autotune.request.request import JobRequest
 from search_spaces.clusters.cluster import ClusterSpec
 from search_spaces.models.model import ModelSpec

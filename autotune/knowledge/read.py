@@ -9,13 +9,13 @@ from pathlib import Path
 import httpx2
 
 from autotune.errors import KnowledgeError
-from autotune.evaluation.validation.columns import COLUMNS
-from autotune.evaluation.validation.row import Row
-from autotune.evaluation.validation.table import read_records, read_table
 from autotune.imports.history import RATES
 from autotune.knowledge.collect import job_measurements
+from autotune.knowledge.columns import COLUMNS
 from autotune.knowledge.measurement import Collected, Measurement, measurements_of_rows
 from autotune.knowledge.mlperf import has_log, logs_of, read_log
+from autotune.knowledge.row import Row
+from autotune.knowledge.table import read_records, read_table
 from storage.address import default_database_url, without_password
 from storage.store import open_store
 

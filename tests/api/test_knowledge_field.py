@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from autotune.evaluation.validation.row import Row, RowOutcome
 from autotune.knowledge.content import content_of
 from autotune.knowledge.measurement import measurements_of_rows
+from autotune.knowledge.row import Row, RowOutcome
 from autotune.session.knowledge import MOST
 from storage.store import open_store
 from tests.api.conftest import REQUEST

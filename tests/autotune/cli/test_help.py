@@ -11,7 +11,7 @@ from called import Command
 ROOT = Path(__file__).parents[3]
 GOLDEN = Path(__file__).parent / "golden"
 SWEEPS = (
-    "sweep", "show", "explain", "export", "reproduce", "space", "engines", "profile", "validate", "bench-search", "dry-run",
+    "sweep", "show", "explain", "export", "reproduce", "space", "engines", "profile", "dry-run",
     "predict", "plan", "capacity", "calibrate", "lint", "carry", "challenge", "cluster", "doctor", "clean", "weights",
 )  # fmt: skip
 JOBS = ("submit", "jobs", "watch", "pause", "resume", "stop", "cancel", "clone", "extend", "label")

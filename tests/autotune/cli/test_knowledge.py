@@ -8,7 +8,7 @@ import pytest
 import table
 from called import Answer, Command
 from known import measured, run_job
-from measurements import row, sweep, write_table
+from measurements import sweep, write_table
 
 from autotune.errors import KnowledgeError, RequestError
 from autotune.knowledge.content import content_of
@@ -44,40 +44,6 @@ def test_missing_knowledge_is_refused(command: Command, folder: Path) -> None:
     refused(command(*PREDICT, "--knowledge", "ftp://host/t.csv"), "is not an address of HTTP")
     (folder / "content.json").write_text('{"settings": [], "measurements": []}')
     refused(command(*PREDICT, "--knowledge", "content.json"), "content.json: ", "no such column")
-
-
-@pytest.mark.prove
-def test_tables_are_validated_with_knowledge_but_not_with_their_answers(command: Command, folder: Path) -> None:
-    written = sweep(12)
-    write_table(folder / "asked.csv", written[:6])
-    write_table(folder / "told.csv", [*written, row("far", source="other", num_gpus=16, dp=16, samples_per_s=150.0)])
-    told = "told.csv"
-    blind, informed = (command("validate", "asked.csv", "--json", *words) for words in ((), ("--knowledge", told)))
-    assert informed.status == 0, informed.err
-    assert f"7 rows of {told} are learned from" in informed.err
-    assert "left out: the table has the same measurements" in informed.err
-    scores = [json.loads(each.out)["summary"] for each in (blind, informed)]
-    assert scores[1] != scores[0]
-    own = command("validate", "asked.csv", "--knowledge", "asked.csv")
-    assert own.status == 2
-    assert "knowledge: no row of asked.csv may be learned from" in own.err
-    words = (
-        "bench-search",
-        "asked.csv",
-        "--min-timed",
-        2,
-        "--trials",
-        2,
-        "--seeds",
-        1,
-        "--processes",
-        1,
-        "--strategies",
-        "guided",
-    )
-    answer = command(*words, "--calibrate", "leave-source-out", "--knowledge", told, "--json")
-    assert answer.status == 0, answer.err
-    assert f"1 rows of {told} are learned from" in answer.err
 
 
 @pytest.mark.prove

@@ -51,8 +51,6 @@ PLACES: Mapping[str, tuple[Place, list[str]]] = {
     "plan": (Place.HERE, []),
     "capacity": (Place.HERE, []),
     "calibrate": (Place.HERE, []),
-    "validate": (Place.HERE, []),
-    "bench-search": (Place.HERE, []),
     "dry-run": (Place.HERE, []),
     "serve": (Place.HERE, []),
     "worker": (Place.HERE, []),
