@@ -15,7 +15,7 @@ from typing import Any
 
 from autotune.errors import KnowledgeError, MeasurementsError
 from autotune.knowledge.csv_file import Record
-from autotune.knowledge.measurement import COLUMNS, LONGEST_TEXT, Measurement, Setting, Trial, trial_measurement
+from autotune.knowledge.measurement import LEARNED_COLUMNS, LONGEST_TEXT, Measurement, Setting, Trial, trial_measurement
 from autotune.knowledge.row import Row
 from autotune.knowledge.table import read_records
 from search_spaces.errors import SearchSpaceError
@@ -151,7 +151,7 @@ def _row(columns: Any, source: str, where: str) -> Row:
         raise KnowledgeError(f"{where}.columns", "is not an object", _REMEDY)
     cells = {}
     for name, value in columns.items():
-        good = name in COLUMNS and isinstance(value, str | bool | int | float) and len(str(value)) <= LONGEST_TEXT
+        good = name in LEARNED_COLUMNS and isinstance(value, str | bool | int | float) and len(str(value)) <= LONGEST_TEXT
         if not good:
             raise KnowledgeError(
                 f"{where}.columns.{name[:40]}", "is not a column that predictions read, or not its value", _REMEDY
@@ -169,7 +169,7 @@ def _plain(measurement: Measurement) -> dict[str, Any]:
     if trial is None:
         if row is None:
             raise MeasurementsError("row", "is missing", "give a row or a trial")
-        columns = {name: getattr(row, name) for name in COLUMNS}
+        columns = {name: getattr(row, name) for name in LEARNED_COLUMNS}
         stated = {name: to_plain(value) for name, value in columns.items() if value is not None and value != ""}
         return {**common, "columns": stated}
     figures = {"samples_per_second": trial.samples_per_second, "peak_memory_bytes": trial.peak_memory_bytes}

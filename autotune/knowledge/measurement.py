@@ -23,7 +23,7 @@ ROW_NOISE = 0.05
 """Standard deviation of the logarithm of a rate in a table, which states no interval."""
 MOST_NOISE = 1.0
 NORMAL_95 = 1.96
-COLUMNS = (
+LEARNED_COLUMNS = (
     "model_name", "num_layers", "hidden", "heads", "kv_heads", "ffn_hidden", "experts", "topk", "moe_ffn", "shared_expert",
     "dense_first_layers", "moe_layer_freq", "vocab", "seq_len", "params_b", "gpu_type", "num_gpus", "gpus_per_node", "intra_bw",
     "inter_bw", "precision", "zero_stage", "tp", "pp", "vpp", "dp", "cp", "ep", "sequence_parallel", "recompute", "micro_batch",
@@ -165,7 +165,7 @@ def _unusable_row(row: Row) -> str | None:
         return "its batch contradicts its layout"
     if row.outcome is not RowOutcome.OOM and not step_seconds(row) and not peak_bytes(row):
         return "nothing was measured"
-    if any(len(str(getattr(row, name))) > LONGEST_TEXT for name in COLUMNS):
+    if any(len(str(getattr(row, name))) > LONGEST_TEXT for name in LEARNED_COLUMNS):
         return f"a cell has more than {LONGEST_TEXT:,} characters"
     return None
 
