@@ -104,19 +104,19 @@ $(EXTRAS_STAMP): pyproject.toml constraints.txt
 	$(EXTRAS_BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps "$$(grep '^torchtitan==' constraints.txt)"
 	touch $@
 
-# Every tracker with its library, and a server of MLflow. Aim and MLflow refuse the versions of five packages that everything else is
-# tested with; these are the versions that they are tested with.
+# Every tracker with its library, and a server of MLflow, which refuses the versions of four packages that everything else is tested
+# with; these are the versions that it is tested with.
 TRACKERS_VENV ?= .venv-trackers
 TRACKERS_BIN := $(TRACKERS_VENV)/bin
 TRACKERS_STAMP := $(TRACKERS_VENV)/.installed
-TRACKERS_NEED := filelock==3.32.7 graphql-core==3.2.14 importlib_metadata==9.1.0 pyarrow==25.0.1 python-dateutil==2.9.0.post0
+TRACKERS_NEED := graphql-core==3.2.14 importlib_metadata==9.1.0 pyarrow==25.0.1 python-dateutil==2.9.0.post0
 
 $(TRACKERS_STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(TRACKERS_VENV)
 	grep -vE "^($$(echo '$(TRACKERS_NEED)' | sed -E 's/==[^ ]*//g; s/ /|/g'))==" constraints.txt > $(TRACKERS_VENV)/constraints.txt
 	$(TRACKERS_BIN)/python -m pip install --quiet --disable-pip-version-check "$$(grep '^torch==' constraints.txt)" $(TRACKERS_NEED) \
 	    -c $(TRACKERS_VENV)/constraints.txt
-	$(TRACKERS_BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[wandb,mlflow,tensorboard,aim]' mlflow pytest pytest-xdist hypothesis \
+	$(TRACKERS_BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[wandb,mlflow,tensorboard]' mlflow pytest pytest-xdist hypothesis \
 	    $(TRACKERS_NEED) -c $(TRACKERS_VENV)/constraints.txt
 	touch $@
 
@@ -220,7 +220,7 @@ bench: $(STAMP)
 	$(BIN)/python -m benchmarks.search.against_deepspeed --deepspeed-python $(DEEPSPEED_PYTHON) --markdown docs/against-deepspeed.md
 
 validate: $(STAMP)
-	$(BIN)/python -m benchmarks.prediction.validate --data $(DATA) --markdown docs/validation.md
+	$(BIN)/python -m benchmarks.prediction.validation --data $(DATA) --markdown docs/validation.md
 
 search: $(STAMP)
 	$(BIN)/python -m benchmarks.search.decision_time --markdown docs/decision-time.md

@@ -1,6 +1,5 @@
 """Requests for predictions and plans, and their answers."""
 
-import dataclasses
 import time
 from typing import Annotated, Any
 
@@ -70,7 +69,7 @@ class QuestionFields(Body):
     lora_targets: Annotated[list[Name], Field(min_length=1, max_length=20)] | None = None
     frozen_bits: Annotated[Integer, Field(ge=1, le=64)] | None = None
     knowledge: KnowledgeContent | None = None
-    """Measurements by others, as in the content of a bundle."""
+    """Measurements to learn from: their settings and measurements."""
 
 
 class PredictionRequest(QuestionFields):
@@ -162,12 +161,8 @@ def _question(
 
 
 def _learned(body: QuestionFields, store: Store, question: Question) -> Question:
-    """The question with what the database and the body's measurements say; sources that contradict the database are named."""
-    learned = learned_of(body.knowledge, store, question.cluster, question.engine)
-    if learned is None:
-        return asked_here(store, question)
-    asked = asked_here(store, question, learned.borrowed)
-    return dataclasses.replace(asked, rests_on="; ".join((asked.rests_on, *learned.notes)))
+    """The question with what the database and the body's measurements say."""
+    return asked_here(store, question, learned_of(body.knowledge, store, question.cluster, question.engine))
 
 
 def _model(body: QuestionFields, settings: Settings, cluster: ClusterSpec, pins: Any) -> ModelSpec | FactoryModel:

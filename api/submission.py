@@ -60,7 +60,7 @@ KnowledgeContent = Annotated[
     Field(max_length=2),
     BeforeValidator(_of_two_fields),
 ]
-"""As in the content of a part of a bundle; what it holds is checked with the rest of the request."""
+"""Settings and measurements; what they hold is checked with the rest of the request."""
 GoodputTexts = Annotated[list[Annotated[str, Field(max_length=200)]], Field(max_length=40, fail_fast=True)]
 TrackerNames = Annotated[list[Name], Field(max_length=10, fail_fast=True)]
 JobTags = Annotated[list[JobTag], Field(max_length=MOST_TAGS, fail_fast=True)]

@@ -10,7 +10,7 @@ AutotuneError
 ├── BestConfigError       (ValueError)   a best-config file cannot be read
 ├── OutputError           (OSError)      the output path cannot be written
 ├── MeasurementsError     (ValueError)   a table of measurements, or of labels, cannot be read
-├── KnowledgeError       (ValueError)   a bundle of measurements cannot be read, or is not trusted
+├── KnowledgeError       (ValueError)   measurements to learn from cannot be read, or are damaged
 ├── MissingPackageError   (ImportError)  an optional package is not installed
 ├── ExportRefusedError    (ValueError)   a format cannot express a degree of the layout
 └── UnknownFormatError    (LookupError)  no exporter has that name
@@ -69,7 +69,7 @@ class MeasurementsError(AutotuneError, ValueError):
 
 
 class KnowledgeError(AutotuneError, ValueError):
-    """A bundle of measurements is damaged, of another version, forged, or by nobody whom the user trusts."""
+    """Measurements to learn from cannot be read, or are damaged."""
 
 
 class MissingPackageError(AutotuneError, ImportError):

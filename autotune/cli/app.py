@@ -9,12 +9,11 @@ from typer.core import TyperGroup
 from typer.main import get_group
 
 from autotune import installed
-from autotune.cli import database_app, knowledge_app, options, planning_app, service_app, study_app
+from autotune.cli import database_app, options, planning_app, service_app, study_app
 from autotune.cli.command_words import command_of, without_command
 from autotune.cli.jobs_app import jobs_app
 from autotune.cli.options import Database, Job, Json, Url
 from autotune.cli.status import PROGRAM, Status, end, exit_status
-from executor.files.frameworks import Framework
 
 
 class Commands(TyperGroup):
@@ -196,16 +195,14 @@ def weights(
     target: Annotated[
         Path, typer.Argument(metavar="TARGET", help="A new .safetensors or .pt file; without a suffix: a folder of shards.")
     ],
-    to: Annotated[Framework, typer.Option("--to", help="Framework of TARGET.")],
-    from_: Annotated[Framework, typer.Option("--from", help="Framework of SOURCE.")] = Framework.HUGGINGFACE,
     mtp_layers: Annotated[
         int, typer.Option(min=0, metavar="N", help="Modules for multi-token prediction that SOURCE contains.")
     ] = 0,
 ) -> None:
-    """Convert a model's weights between the names of Hugging Face, torchtitan and Megatron-LM."""
+    """Check that files hold a model's weights, and convert them to another kind."""
     from autotune.cli.weights import weights_command
 
-    end(lambda: weights_command(model, source, target, from_, to, mtp_layers))
+    end(lambda: weights_command(model, source, target, mtp_layers))
 
 
 @app.command()
@@ -252,7 +249,6 @@ app.registered_commands += planning_app.app.registered_commands
 service_app.register(app)
 app.add_typer(database_app.app, name="db")
 app.add_typer(study_app.app, name="study")
-app.add_typer(knowledge_app.app, name="knowledge")
 
 
 @app.command()

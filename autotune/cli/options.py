@@ -260,11 +260,13 @@ LoraTargets = Annotated[
     str | None,
     typer.Option(metavar="NAMES", help="Matrices with adapters, separated by commas. [default: query,value]"),
 ]
-_MEASUREMENTS = "Measurements to learn from: a table, a bundle, an MLPerf log, a job, or an address of a table or bundle."
-Knowledge = Annotated[str | None, typer.Option("--knowledge", metavar="FILE|JOB|URL", help=_MEASUREMENTS)]
-TableKnowledge = Annotated[
+Knowledge = Annotated[
     str | None,
-    typer.Option("--knowledge", metavar="FILE|JOB|URL", help=f"{_MEASUREMENTS} Rows that the table has too are left out."),
+    typer.Option(
+        "--knowledge",
+        metavar="FILE|JOB|URL",
+        help="Measurements to learn from: a table, an MLPerf log, a job, or the address of a table.",
+    ),
 ]
 FrozenBits = Annotated[int | None, typer.Option(metavar="BITS", help="Bits of a frozen parameter: 16, 8 or 4. [default: 16]")]
 

@@ -1,6 +1,5 @@
 """Commands that predict: the cost of a configuration, the best configurations, and prediction accuracy. See `app`."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -245,89 +244,6 @@ def calibrate(
                 force=force,
                 nvme_path=nvme_path,
                 database=db,
-                json=json,
-            )
-        )
-    )
-
-
-@app.command()
-def validate(
-    table: Annotated[Path, typer.Argument(metavar="TABLE.csv", help="A table of measurements, one configuration per row.")],
-    calibrate: Annotated[
-        str,
-        typer.Option(metavar="MODE", help="Calibration: none, leave-group-out, leave-source-out or few-rows."),
-    ] = "none",
-    calibration_rows: Annotated[int, typer.Option(min=1, metavar="N", help="Measured rows of each source for few-rows.")] = 3,
-    labels: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="A CSV file with the causes of failed runs whose cause is not in the table."),
-    ] = None,
-    knowledge: options.TableKnowledge = None,
-    min_timed: Annotated[int, typer.Option(min=1, metavar="N", help="Minimum timed configurations of a ranked group.")] = 8,
-    seed: Annotated[int, typer.Option(min=0, metavar="S", help="Seed of random draws.")] = 0,
-    markdown: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write the report as a Markdown page.")] = None,
-    json: Json = False,
-) -> None:
-    """Compare predicted times, memory, out-of-memory verdicts and rankings with a table of measurements."""
-    from autotune.cli.validate import ValidateOptions, validate_command
-
-    end(
-        lambda: validate_command(
-            ValidateOptions(
-                table=table,
-                calibrate=calibrate,
-                calibration_rows=calibration_rows,
-                labels=labels,
-                knowledge=knowledge,
-                min_timed=min_timed,
-                seed=seed,
-                markdown=markdown,
-                json=json,
-            )
-        )
-    )
-
-
-@app.command("bench-search")
-def bench_search(
-    table: Annotated[Path, typer.Argument(metavar="TABLE.csv", help="A table of measurements, one configuration per row.")],
-    strategies: Annotated[
-        str, typer.Option(metavar="NAMES", help="Strategies, separated by commas; the first is compared with the others.")
-    ] = "guided,tpe,random",
-    calibrate: Annotated[
-        str, typer.Option(metavar="MODE", help="Calibration of predictions: none, leave-group-out or leave-source-out.")
-    ] = "leave-group-out",
-    trials: Annotated[int, typer.Option(min=1, max=1000, metavar="N", help="Trials per strategy and group.")] = 20,
-    seeds: Annotated[int, typer.Option(min=1, max=1000, metavar="N", help="Runs per strategy and group.")] = 20,
-    min_timed: Annotated[int, typer.Option(min=1, metavar="N", help="Minimum timed configurations of a group.")] = 8,
-    seed: Annotated[int, typer.Option(min=0, metavar="S", help="Seed of intervals and of the oracle's noise.")] = 0,
-    labels: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="A CSV file with the causes of failed runs whose cause is not in the table."),
-    ] = None,
-    knowledge: options.TableKnowledge = None,
-    processes: Annotated[int, typer.Option(min=0, max=256, metavar="N", help="Number of processes; 0: number of cores.")] = 0,
-    markdown: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write the report as a Markdown page.")] = None,
-    json: Json = False,
-) -> None:
-    """Compare strategies on a table of measurements: the share of the best rate found after each number of trials."""
-    from autotune.cli.bench_search import BenchSearchOptions, bench_search_command
-
-    end(
-        lambda: bench_search_command(
-            BenchSearchOptions(
-                table=table,
-                strategies=strategies,
-                calibrate=calibrate,
-                trials=trials,
-                seeds=seeds,
-                min_timed=min_timed,
-                seed=seed,
-                labels=labels,
-                knowledge=knowledge,
-                processes=processes,
-                markdown=markdown,
                 json=json,
             )
         )

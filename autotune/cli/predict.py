@@ -137,10 +137,9 @@ def _borrowed(question: Question, store: "Store | None", knowledge: str, databas
 
     given = read_knowledge(knowledge, database)
     collected = given.measurements()
-    learned = learned_from(collected.measurements, store, question.cluster, question.engine)
-    for note in (*given.notes, *collected.lines(knowledge), *learned.notes):
+    for note in (*given.notes, *collected.lines(knowledge)):
         print_note(note)
-    return learned.borrowed
+    return learned_from(collected.measurements, store, question.cluster, question.engine)
 
 
 def named(text: str | None) -> tuple[str, ...] | None:

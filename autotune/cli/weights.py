@@ -1,4 +1,4 @@
-"""`autotune weights`: a model's weights from one framework's names to another's."""
+"""`autotune weights`: a model's weights in another kind of file."""
 
 import dataclasses
 from pathlib import Path
@@ -6,15 +6,14 @@ from pathlib import Path
 from autotune.cli.status import Status
 from autotune.text.console import Console
 from executor.files.convert import convert_weights
-from executor.files.frameworks import Framework
 from search_spaces.models.huggingface import resolve_model
 
 
-def weights_command(model: str, source: Path, target: Path, before: Framework, after: Framework, mtp_layers: int) -> Status:
-    """Convert the weights, and say how many tensors were written."""
+def weights_command(model: str, source: Path, target: Path, mtp_layers: int) -> Status:
+    """Check and convert the weights, and say how many tensors were written."""
     spec = resolve_model(model)
     if mtp_layers:
         spec = dataclasses.replace(spec, mtp_layers=mtp_layers)
-    count = convert_weights(spec, source, target, before, after)
-    Console().print(f"{target}: {count:,} tensors of {spec.name} by the names of {after}", markup=False, highlight=False)
+    count = convert_weights(spec, source, target)
+    Console().print(f"{target}: {count:,} tensors of {spec.name}", markup=False, highlight=False)
     return Status.OK

@@ -38,7 +38,7 @@ class AskedFields(TypedDict, total=False):
     lora_targets: Sequence[str] | None
     frozen_bits: int | None
     knowledge: Mapping[str, Any] | None
-    """Measurements by others, as in the content of a bundle."""
+    """Measurements to learn from: their settings and measurements."""
 
 
 class PlanFields(AskedFields, total=False):

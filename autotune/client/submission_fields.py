@@ -53,7 +53,7 @@ class SubmissionFields(TypedDict, total=False):
     """Relative numbers of tokens that choose each expert, separated by commas, or a file of them with a line for each layer
     with experts."""
     knowledge: Mapping[str, Any] | str | None
-    """Measurements to learn from, as in the content of a part of a bundle."""
+    """Measurements to learn from: their settings and measurements."""
     lr: float | None
     """Learning rate of your run, for trials and exported files."""
     weight_decay: float | None
@@ -91,6 +91,6 @@ class SubmissionFields(TypedDict, total=False):
     note: str | None
     """Note about the job."""
     trackers: Sequence[str] | None
-    """Experiment tracker that gets a run for each trial: wandb, mlflow, tensorboard, aim. May be repeated."""
+    """Experiment tracker that gets a run for each trial: wandb, mlflow, tensorboard. May be repeated."""
     priority: int
     """Jobs with higher priority run first; between -100 and 100."""

@@ -54,8 +54,8 @@ def expected(session: Session, store: Store, bounds: Bounds) -> Expected:
     if question is None:
         note = f"{unknown_model(session.model)}: nothing is predicted before the first trial"
         return Expected(trials=trials, baseline=None, best=None, trial_seconds=None, seconds=None, rests_on="", note=note)
-    learned = learned_of(session.request.knowledge, store, session.cluster, session.request.engine)
-    question = asked_here(store, _narrowed(question, session), learned.borrowed if learned is not None else None)
+    borrowed = learned_of(request.knowledge, store, session.cluster, request.engine)
+    question = asked_here(store, _narrowed(question, session), borrowed)
     (baseline,) = estimates(question, session.baselines[:1])
     best, note = _best(question, session, bounds)
     bands = [trial_seconds_band(one.step_seconds.mean, request.fidelity) for one in (best or baseline, baseline)]

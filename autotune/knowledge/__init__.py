@@ -1,1 +1,1 @@
-"""Knowledge: measurements of other jobs, tables and organisations, as signed bundles; how far they are believed."""
+"""Measurements of others in tables, logs and jobs: how they are read, rows as cases, and what predictions learn from them."""

@@ -1,20 +1,16 @@
 """What predictions for a cluster and an engine learn from measurements by others."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from autotune.evaluation.row_cases import refusal
-from autotune.evaluation.row_hardware import row_hardware
-from autotune.evaluation.table_predictor import cases_of_rows
-from autotune.evaluation.validation.row import Row, blinded
-from autotune.evaluation.validation.truth import step_seconds
 from autotune.knowledge.collect import local_measurements
 from autotune.knowledge.measurement import Measurement, Trial
-from autotune.knowledge.trust import Trust, trust_in, weights_of
+from autotune.knowledge.row import Row, blinded, step_seconds
+from autotune.knowledge.row_cases import cases_of_rows, refusal
+from autotune.knowledge.row_hardware import row_hardware
 from autotune.prediction.cases.config_cases import cases_of
 from autotune.prediction.equations.cases import Array, Cases
 from autotune.prediction.equations.coefficients import Coefficients, names
@@ -22,9 +18,8 @@ from autotune.prediction.equations.rates import rates_for
 from autotune.prediction.equations.step import seconds_of
 from autotune.prediction.fitting.fitting import fitted
 from autotune.prediction.fitting.lessons import MOST_LESSONS
-from autotune.prediction.fitting.trial_fit import TIME_NOISE
 from autotune.prediction.fitting.trial_history import Runs
-from autotune.prediction.planning.calibrated import Borrowed, calibrated
+from autotune.prediction.planning.calibrated import Borrowed
 from search_spaces.clusters.cluster import ClusterSpec
 from search_spaces.knob_values import KNOBS
 from search_spaces.trial_config import TrialConfig
@@ -48,47 +43,23 @@ _KNOB_OF = {
 """Column -> its knob."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Learned:
-    """What predictions learn, and how far each source is believed."""
+def learned_from(measurements: Sequence[Measurement], store: "Store | None", cluster: ClusterSpec, engine: str) -> Borrowed:
+    """Learn from measurements by others, except those that the database has itself.
 
-    borrowed: Borrowed
-    trust: Mapping[str, Trust]
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """A line for each source that contradicts local measurements."""
-        return tuple(
-            f"source {each.source} contradicts local measurements ({each.text}): nothing is learned from it"
-            for each in self.trust.values()
-            if each.contradicts
-        )
-
-
-def learned_from(measurements: Sequence[Measurement], store: "Store | None", cluster: ClusterSpec, engine: str) -> Learned:
-    """Learn from measurements by others, as far as they do not contradict those of the database.
-
-    1. Compare each source with the local measurements, by the coefficients that these determine.
-    2. Measurements on other devices refine the coefficients that hold for any software, each source with little weight.
-    3. Those on the same devices are learned from like trials; other software has more noise, and its memory is not used.
+    1. Measurements on other devices refine the coefficients that hold for any software, each source with little weight.
+    2. Those on the same devices are learned from like trials; other software has more noise, and its memory is not used.
     """
     local = local_measurements(store) if store is not None else ()
-    shipped = rates_for(cluster, engine)
     known = {_identity(each.trial) for each in local if each.trial is not None}
     foreign = [each for each in measurements if each.trial is None or _identity(each.trial) not in known]
-    rates = calibrated(store, cluster, engine, shipped).rates if local else shipped
-    trust = trust_in(foreign, local, rates)
-    weights = weights_of(trust)
-    believed = [each for each in foreign if weights[each.source] > 0]
-    near = [each for each in believed if _is_same_device(each, cluster)]
-    kept = {id(each) for each in near}
-    far = [each for each in believed if id(each) not in kept]
-    borrowed = Borrowed(
-        rates=_refined(_timed(far), weights, shipped),
-        runs=tuple(_runs(_timed(near), weights, engine)),
-        text=_text(len(near), len(far), len({each.source for each in believed})),
+    near, far = list[Measurement](), list[Measurement]()
+    for each in foreign:
+        (near if _is_same_device(each, cluster) else far).append(each)
+    return Borrowed(
+        rates=_refined(_timed(far), rates_for(cluster, engine)),
+        runs=tuple(_runs(_timed(near), engine)),
+        text=_text(len(near), len(far), len({each.source for each in foreign})),
     )
-    return Learned(borrowed=borrowed, trust=trust)
 
 
 def _text(near: int, far: int, sources: int) -> str:
@@ -161,7 +132,7 @@ def _is_close(one: float | None, other: float | None) -> bool:
     return one == other or (bool(one) and bool(other) and abs(math.log(one / other)) < ALIKE)  # type: ignore[operator]
 
 
-def _refined(measurements: Sequence[Measurement], weights: Mapping[str, float], before: Coefficients) -> Coefficients:
+def _refined(measurements: Sequence[Measurement], before: Coefficients) -> Coefficients:
     """The coefficients of time that hold for any software, by measurements on other devices."""
     if not measurements:
         return before
@@ -171,7 +142,7 @@ def _refined(measurements: Sequence[Measurement], weights: Mapping[str, float], 
     runs = list(_groups(measurements))
     seconds = np.concatenate([np.array([_seconds(each) or math.nan for each in members]) for members, _, _ in runs])
     share = np.concatenate(
-        [np.array([weights[each.source] * min(1.0, SOURCE_ROWS / counts[each.source]) for each in own]) for own, _, _ in runs]
+        [np.array([min(1.0, SOURCE_ROWS / counts[each.source]) for each in members]) for members, _, _ in runs]
     )
 
     def predicted(tried: Coefficients) -> Array:
@@ -180,12 +151,11 @@ def _refined(measurements: Sequence[Measurement], weights: Mapping[str, float], 
     return fitted(names("time", shared=True), before, predicted, seconds, ELSEWHERE_NOISE, share)
 
 
-def _runs(measurements: Sequence[Measurement], weights: Mapping[str, float], engine: str) -> Iterable[Runs]:
+def _runs(measurements: Sequence[Measurement], engine: str) -> Iterable[Runs]:
     for members, cases, configs in _groups(measurements):
         trial = members[0].trial
         same = trial is not None and trial.setting.engine == engine
-        further = np.array([TIME_NOISE**2 * (1 / weights[each.source] - 1) for each in members])
-        further = further if same else further + OTHER_SOFTWARE**2
+        further = 0.0 if same else OTHER_SOFTWARE**2
         peaks = [each.trial.peak_memory_bytes if same and each.trial is not None else None for each in members]
         yield Runs(
             cases=cases,

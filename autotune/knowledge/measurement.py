@@ -1,40 +1,43 @@
-"""One measurement: a configuration of a model on hardware, and what was measured, without names of people, hosts or jobs."""
+"""One measurement: a configuration of a model on hardware, and what was measured."""
 
 import dataclasses
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 
-from autotune.evaluation.row_hardware import find_device
-from autotune.evaluation.row_models import beyond_columns
-from autotune.evaluation.validation.row import Row, RowOutcome
-from autotune.evaluation.validation.truth import GIB
-from autotune.knowledge.anonymous import anonymous, rounded
+from autotune.knowledge.row import GIB, Row, RowOutcome, peak_bytes, step_seconds
+from autotune.knowledge.row_cases import refusal
+from autotune.knowledge.row_hardware import network_understood
+from autotune.knowledge.row_models import beyond_columns
 from autotune.request.request import JobRequest
 from search_spaces.clusters.cluster import ClusterSpec
-from search_spaces.clusters.presets import device_preset
-from search_spaces.knob_values import KNOBS
-from search_spaces.models.huggingface import model_preset_names, resolve_model
 from search_spaces.models.model import ModelSpec
 from search_spaces.outcome import Outcome
 from search_spaces.plain import to_plain
-from search_spaces.preset_files import preset_tables
 from search_spaces.trial import Workload
-from search_spaces.trial_config import KNOB_NAMES, TrialConfig, stable_hash
+from search_spaces.trial_config import TrialConfig, stable_hash
 from storage.records import FULL, TrialRecord
 
 ROW_NOISE = 0.05
 """Standard deviation of the logarithm of a rate in a table, which states no interval."""
 MOST_NOISE = 1.0
 NORMAL_95 = 1.96
-_UNNAMED = "unnamed"
+LEARNED_COLUMNS = (
+    "model_name", "num_layers", "hidden", "heads", "kv_heads", "ffn_hidden", "experts", "topk", "moe_ffn", "shared_expert",
+    "dense_first_layers", "moe_layer_freq", "vocab", "seq_len", "params_b", "gpu_type", "num_gpus", "gpus_per_node", "intra_bw",
+    "inter_bw", "precision", "zero_stage", "tp", "pp", "vpp", "dp", "cp", "ep", "sequence_parallel", "recompute", "micro_batch",
+    "global_batch", "optimizer", "offload", "framework", "notes", "tokens_per_s_per_gpu", "samples_per_s", "step_time_s",
+    "peak_mem_gb", "mem_kind", "outcome",
+)  # fmt: skip
+"""Columns of tables that predictions read, or learn from; a measurement has no others."""
+LONGEST_TEXT = 2_000
+"""Characters of a cell."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """The model, cluster, engine and workload of trials of this product. Names are those of public presets."""
+    """The model, cluster, engine and workload of trials of this product."""
 
     model: ModelSpec
     cluster: ClusterSpec
@@ -46,7 +49,7 @@ class Setting:
 
     @property
     def key(self) -> str:
-        """Equal for equal settings, however they were read."""
+        """Equal for equal settings."""
         return stable_hash(to_plain(self))
 
     @property
@@ -77,7 +80,7 @@ class Measurement:
     """What a source measured: a row of a table, or a trial of this product, which has a row too if columns can describe it."""
 
     source: str
-    """Equal for measurements by one protocol; no name."""
+    """Equal for measurements by one protocol."""
     row: Row | None
     """The facts and figures in the columns of tables; None: the columns do not describe the trial's model."""
     trial: Trial | None = None
@@ -102,25 +105,17 @@ class Collected:
         )
 
 
-def joined(parts: Iterable[Collected]) -> Collected:
-    """The parts as one."""
-    measurements, left_out = list[Measurement](), Counter[str]()
-    for part in parts:
-        measurements += part.measurements
-        left_out.update(part.left_out)
-    return Collected(measurements=tuple(measurements), left_out=dict(left_out))
-
-
-def measurements_of_rows(rows: Iterable[Row], names: Mapping[str, str]) -> Collected:
-    """The rows of a table in known words. `names`: source of the table -> its name from now on."""
-    found, left_out = [], Counter[str]()
+def measurements_of_rows(rows: Iterable[Row]) -> Collected:
+    """The rows of a table that predictions can learn from."""
+    measurements, left_out = [], Counter[str]()
     for row in rows:
-        stated = anonymous(row, names[row.source])
-        if isinstance(stated, Row):
-            found.append(Measurement(source=stated.source, row=stated))
-        else:
-            left_out[stated] += 1
-    return Collected(measurements=tuple(found), left_out=dict(left_out))
+        if (why := _unusable_row(row)) is not None:
+            left_out[why] += 1
+            continue
+        source = row.source or "table"
+        network = row.inter_bw if network_understood(row.inter_bw) else None
+        measurements.append(Measurement(source=source, row=dataclasses.replace(row, source=source, inter_bw=network)))
+    return Collected(measurements=tuple(measurements), left_out=dict(left_out))
 
 
 def measurements_of_job(request: JobRequest, trials: Sequence[TrialRecord], source: str) -> Collected:
@@ -131,7 +126,7 @@ def measurements_of_job(request: JobRequest, trials: Sequence[TrialRecord], sour
     kept: dict[str, list[TrialRecord]] = {}
     left_out = dict[str, int]()
     for trial in trials:
-        why = _unusable(trial)
+        why = _unusable_trial(trial)
         if why is None:
             kept.setdefault(trial.config_hash, []).append(trial)
         else:
@@ -148,12 +143,12 @@ def trial_measurement(source: str, trial: Trial, repeats: int, noise: float) -> 
 def _setting(request: JobRequest) -> Setting | str:
     model, cluster = request.resolved_model, request.resolved_cluster
     if not isinstance(model, ModelSpec) or cluster is None:
-        return "the job's model is a module or a script, whose shape is not known to others"
+        return "the job's model is a module or a script, whose layers are unknown"
     if cluster.groups:
         return "the job's nodes differ"
     return Setting(
-        model=dataclasses.replace(model, name=_preset_of(model), family=model.family if model.family in _families() else ""),
-        cluster=_unnamed_cluster(cluster),
+        model=model,
+        cluster=cluster,
         engine=request.engine,
         global_batch_size=request.global_batch_size,
         sequence_length=request.sequence_length,
@@ -162,33 +157,25 @@ def _setting(request: JobRequest) -> Setting | str:
     )
 
 
-@cache
-def _families() -> frozenset[str]:
-    return frozenset(preset.family for preset in _presets().values())
+def _unusable_row(row: Row) -> str | None:
+    """Why nothing can be learned from a row; None: something can."""
+    if (why := refusal(row)) is not None:
+        return why
+    if row.batch_problem:
+        return "its batch contradicts its layout"
+    if row.outcome is not RowOutcome.OOM and not step_seconds(row) and not peak_bytes(row):
+        return "nothing was measured"
+    if any(len(str(getattr(row, name))) > LONGEST_TEXT for name in LEARNED_COLUMNS):
+        return f"a cell has more than {LONGEST_TEXT:,} characters"
+    return None
 
 
-def _preset_of(model: ModelSpec) -> str:
-    """The public preset with this shape."""
-    alike = (name for name, preset in _presets().items() if dataclasses.replace(preset, name=model.name) == model)
-    return next(alike, _UNNAMED)
-
-
-@cache
-def _presets() -> dict[str, ModelSpec]:
-    return {name: resolve_model(name) for name in model_preset_names()}
-
-
-def _unnamed_cluster(cluster: ClusterSpec) -> ClusterSpec:
-    found = find_device(cluster.device.name) if cluster.device.kind == "cuda" else None
-    named = next((key for key in preset_tables("devices") if found and device_preset(key) == found[1]), cluster.device.kind)
-    device = dataclasses.replace(cluster.device, name=named, source="")
-    return dataclasses.replace(cluster, name=_UNNAMED, device=device, kernel_packages=None)
-
-
-def _unusable(trial: TrialRecord) -> str | None:
+def _unusable_trial(trial: TrialRecord) -> str | None:
     result = trial.result
+    if trial.config.environment:
+        return "it ran with environment variables, whose effect is not predicted"
     if trial.outcome is Outcome.INFEASIBLE and trial.attempts:
-        return None if _is_plain(trial.config) else "the configuration has texts of the user"
+        return None
     if trial.outcome is not Outcome.OK or result is None or result.samples_per_second is None:
         return "it has no measured rate"
     if result.unstable:
@@ -197,13 +184,7 @@ def _unusable(trial: TrialRecord) -> str | None:
         return "it was not measured in full"
     if not (math.isfinite(result.samples_per_second.mean) and result.samples_per_second.mean > 0):
         return "it has no measured rate"
-    return None if _is_plain(trial.config) else "the configuration has texts of the user"
-
-
-def _is_plain(config: TrialConfig) -> bool:
-    """Whether every text in the configuration is one of a knob's choices: others are the user's."""
-    texts = ((KNOBS[name], getattr(config, name)) for name in KNOB_NAMES)
-    return all(not isinstance(value, str) or value == knob.default or value in knob.choices for knob, value in texts)
+    return None
 
 
 def _combined(setting: Setting, same: Sequence[TrialRecord]) -> Trial:
@@ -213,8 +194,8 @@ def _combined(setting: Setting, same: Sequence[TrialRecord]) -> Trial:
     return Trial(
         setting=setting,
         config=same[0].config,
-        samples_per_second=rounded(math.exp(sum(map(math.log, rates)) / len(rates))) if rates else None,
-        peak_memory_bytes=rounded(float(max(peaks))) if peaks else None,
+        samples_per_second=math.exp(sum(map(math.log, rates)) / len(rates)) if rates else None,
+        peak_memory_bytes=float(max(peaks)) if peaks else None,
     )
 
 
@@ -229,7 +210,7 @@ def _noise(same: Sequence[TrialRecord]) -> float:
     centre = sum(logs) / len(logs)
     between = math.sqrt(sum((log - centre) ** 2 for log in logs) / max(len(logs) - 1, 1))
     noise = max(between, math.sqrt(sum(one**2 for one in within) / len(within))) / math.sqrt(len(known))
-    return rounded(min(noise, MOST_NOISE))
+    return min(noise, MOST_NOISE)
 
 
 def _row(source: str, trial: Trial) -> Row | None:
@@ -243,7 +224,7 @@ def _row(source: str, trial: Trial) -> Row | None:
     return Row(
         line=0, row_id="", source=source, num_layers=model.num_layers, hidden=model.hidden_size,
         heads=model.num_attention_heads, kv_heads=model.num_key_value_heads, ffn_hidden=model.ffn_hidden_size,
-        vocab=model.vocab_size, seq_len=setting.sequence_length, params_b=rounded(model.parameter_count / 1e9),
+        vocab=model.vocab_size, seq_len=setting.sequence_length, params_b=model.parameter_count / 1e9,
         gpu_type=cluster.device.name, num_gpus=world, gpus_per_node=cluster.devices_per_node,
         inter_bw=f"{cluster.inter_node_bandwidth * 8 / 1e9:.10g} Gb/s per node", precision=config.precision,
         zero_stage=config.zero_stage, tp=config.tensor_parallel_size, pp=config.pipeline_parallel_size,

@@ -12,7 +12,7 @@ from statistics import median
 from typing import Any
 
 from autotune.errors import KnowledgeError
-from autotune.evaluation.validation.csv_file import Record
+from autotune.knowledge.csv_file import Record
 
 PREFIX = ":::MLLOG"
 REMEDY = "put the submission's config_*.sh of this run beside the log"

@@ -1,4 +1,4 @@
-"""Knowledge as users name it: a table, a bundle, a job of the database, or the address of a table or a bundle."""
+"""Knowledge as users name it: a table, a log, a job of the database, or the address of a table."""
 
 import csv
 import tempfile
@@ -9,46 +9,36 @@ from pathlib import Path
 import httpx2
 
 from autotune.errors import KnowledgeError
-from autotune.evaluation.validation.columns import COLUMNS
-from autotune.evaluation.validation.row import Row
-from autotune.evaluation.validation.table import read_records, read_table
 from autotune.imports.history import RATES
-from autotune.knowledge.bundle import Bundle, distinct, read_bundle
 from autotune.knowledge.collect import job_measurements
+from autotune.knowledge.columns import COLUMNS
 from autotune.knowledge.measurement import Collected, Measurement, measurements_of_rows
 from autotune.knowledge.mlperf import has_log, logs_of, read_log
-from autotune.knowledge.signature import fingerprint, trusted_keys
+from autotune.knowledge.row import Row
+from autotune.knowledge.table import read_records, read_table
 from storage.address import default_database_url, without_password
 from storage.store import open_store
 
 MOST_BYTES = 1 << 28
-FORMS = (
-    "give a table, a bundle, an MLPerf log or a folder of them, a job of the database, or the address of a table or a bundle"
-)
+FORMS = "give a table, an MLPerf log or a folder of them, a job of the database, or the address of a table"
 _SECONDS = 60.0
 _STUDIES = (".db", ".sqlite", ".sqlite3")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Knowledge:
-    """Measurements of trusted sources."""
+    """What a user's table, logs or job hold."""
 
-    source: str
-    """As the user named it."""
     rows: tuple[Row, ...]
     """In the columns of tables."""
-    table: bool
-    """Whether the rows are those of a table, and not yet in known words."""
-    bundled: tuple[Measurement, ...]
-    """Of a bundle or a job."""
     notes: tuple[str, ...]
     """A line for everything that is left out."""
+    trials: tuple[Measurement, ...] = ()
+    """Of a job; empty: the rows have all that is known."""
 
     def measurements(self) -> Collected:
-        """The measurements in known words."""
-        if not self.table:
-            return Collected(measurements=self.bundled, left_out={})
-        return measurements_of_rows(self.rows, {row.source: row.source or "table" for row in self.rows})
+        """The measurements that predictions can learn from."""
+        return Collected(measurements=self.trials, left_out={}) if self.trials else measurements_of_rows(self.rows)
 
 
 def read_knowledge(source: str, database: str | None = None) -> Knowledge:
@@ -59,7 +49,7 @@ def read_knowledge(source: str, database: str | None = None) -> Knowledge:
         database: the database of the job; None: the default one.
 
     Raises:
-        KnowledgeError: it cannot be read, is damaged or forged, or comes from nobody whom the user trusts.
+        KnowledgeError: it cannot be read, or is empty.
         MeasurementsError: a table cannot be read.
         LookupError: there is no such job.
     """
@@ -69,11 +59,15 @@ def read_knowledge(source: str, database: str | None = None) -> Knowledge:
         return _of_logs(logs_of(Path(source)), source)
     if Path(source).is_file():
         return _of_file(Path(source), source)
-    if "/" in source or source.endswith((".csv", ".json", *_STUDIES)):
+    if "/" in source or source.endswith((".csv", *_STUDIES)):
         raise KnowledgeError("knowledge", f"{source} does not exist", FORMS)
     with open_store(database or default_database_url()) as store:
         found = job_measurements(store, store.job(source).id)
-    return _of_measurements(source, found.measurements, found.lines(source))
+    notes = found.lines(source)
+    if not found.measurements:
+        raise KnowledgeError("knowledge", f"{source} has no measurement", "; ".join(notes) or FORMS)
+    rows = tuple(each.row for each in found.measurements if each.row is not None)
+    return Knowledge(rows=rows, notes=notes, trials=found.measurements)
 
 
 def is_history(source: str) -> bool:
@@ -81,7 +75,7 @@ def is_history(source: str) -> bool:
     address = source.partition("#")[0]
     if source.startswith("sqlite:") or "#" in source or address.endswith(_STUDIES):
         return True
-    if "://" in source or not Path(source).is_file() or is_bundle(Path(source)):
+    if "://" in source or not Path(source).is_file():
         return False
     try:
         with Path(source).open(newline="", encoding="utf-8-sig", errors="replace") as file:
@@ -92,44 +86,13 @@ def is_history(source: str) -> bool:
     return not essential <= header and bool(header & {*RATES})
 
 
-def is_bundle(path: Path) -> bool:
-    """Whether the file is JSON, and so no table."""
-    with path.open("rb") as file:
-        return file.read(64).lstrip().startswith(b"{")
-
-
-def trusted(bundle: Bundle, name: str) -> tuple[Bundle, tuple[str, ...]]:
-    """The parts of a bundle whose keys are trusted, and a line for each other key.
-
-    Raises:
-        KnowledgeError: none is trusted.
-    """
-    known = trusted_keys()
-    kept = tuple(part for part in bundle.parts if part.key in known)
-    others = sorted({fingerprint(part.key) for part in bundle.parts if part.key not in known})
-    remedy = f"record it with: autotune knowledge check {name} --public-key KEY.pub --record NAME"
-    if not kept:
-        raise KnowledgeError(name, f"is signed by {', '.join(others)}, a key that is not trusted", remedy)
-    return Bundle(parts=kept), tuple(
-        f"{name}: part signed by {key} left out: the key is not trusted; {remedy}" for key in others
-    )
-
-
 def _of_file(path: Path, name: str) -> Knowledge:
-    try:
-        json = is_bundle(path)
-        text = path.read_text(encoding="utf-8") if json else ""
-    except (OSError, UnicodeDecodeError) as error:
-        raise KnowledgeError("knowledge", f"{name} cannot be read ({error})", FORMS) from error
-    if json:
-        bundle, notes = trusted(read_bundle(text, name), name)
-        return _of_measurements(name, distinct(bundle.parts), notes)
-    if not json and has_log(path):
+    if has_log(path):
         return _of_logs([path], name)
     table = read_table(path)
     skipped = len(table.skipped)
     notes = Collected(measurements=(), left_out={"it cannot be read as a row": skipped} if skipped else {}).lines(name)
-    return Knowledge(source=name, rows=table.rows, table=True, bundled=(), notes=notes)
+    return Knowledge(rows=table.rows, notes=notes)
 
 
 def _of_logs(logs: Sequence[Path], name: str) -> Knowledge:
@@ -145,29 +108,7 @@ def _of_logs(logs: Sequence[Path], name: str) -> Knowledge:
         raise left_out[0]
     rows, problems = read_records(records)
     notes = (*(f"left out: {error}" for error in left_out), *(f"{name}: {problem}" for problem in problems))
-    return Knowledge(source=name, rows=rows, table=True, bundled=(), notes=notes)
-
-
-def _of_measurements(name: str, measurements: tuple[Measurement, ...], notes: tuple[str, ...]) -> Knowledge:
-    if not measurements:
-        raise KnowledgeError("knowledge", f"{name} has no measurement", "; ".join(notes) or FORMS)
-    rows = tuple(each.row for each in measurements if each.row is not None)
-    return Knowledge(source=name, rows=rows, table=False, bundled=measurements, notes=notes)
-
-
-def read_text(source: str) -> str:
-    """The text of a bundle: of a file, or at an address.
-
-    Raises:
-        KnowledgeError: it cannot be read.
-    """
-    if "://" in source:
-        return _download(source).decode("utf-8", errors="replace")
-    try:
-        return Path(source).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        problem = f"cannot be read ({error.strerror if isinstance(error, OSError) else 'it is not UTF-8 text'})"
-        raise KnowledgeError(source, problem, "give the path or the address of a bundle") from error
+    return Knowledge(rows=rows, notes=notes)
 
 
 def _downloaded(address: str) -> Knowledge:

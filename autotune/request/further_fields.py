@@ -29,7 +29,7 @@ class FurtherFields(TypedDict, total=False):
     """Relative numbers of tokens that choose each expert, separated by commas, or a file of them with a line for each layer
     with experts."""
     knowledge: Mapping[str, Any] | str | None
-    """Measurements to learn from, as in the content of a part of a bundle."""
+    """Measurements to learn from: their settings and measurements."""
     lr: float | None
     """Learning rate of your run, for trials and exported files."""
     weight_decay: float | None
@@ -63,4 +63,4 @@ class FurtherFields(TypedDict, total=False):
     answer_for: str | None
     """Extrapolate the answer to N nodes with M devices by predictions."""
     trackers: Sequence[str] | None
-    """Experiment tracker that gets a run for each trial: wandb, mlflow, tensorboard, aim. May be repeated."""
+    """Experiment tracker that gets a run for each trial: wandb, mlflow, tensorboard. May be repeated."""

@@ -312,18 +312,18 @@ class JobRequest:
     draw choices that follow the loads, and predictions are of the busiest rank. Empty: not stated."""
     knowledge: dict[str, Any] | str | None = request_field(
         None,
-        "Measurements to learn from: a table, a bundle, a study, an MLPerf log, a job, or an address.",
+        "Measurements to learn from: a table, a study, an MLPerf log, a job, or an address.",
         Panel.SEARCH,
         "FILE|JOB|URL",
         commands=JOB,
         helps=(
-            ("submit", "Measurements to learn from: a table, a bundle, an MLPerf log, a job, or an address."),
-            (SERVICE, "Measurements to learn from, as in the content of a part of a bundle."),
+            ("submit", "Measurements to learn from: a table, an MLPerf log, a job, or an address."),
+            (SERVICE, "Measurements to learn from: their settings and measurements."),
             (FORM, ""),
         ),
     )
-    """Measurements by others, as in the content of a bundle (`autotune.knowledge.bundle`); text: what the user named, until it
-    is read; None: only those of the database."""
+    """Measurements by others as plain data (`autotune.knowledge.content`); text: what the user named, until it is read; None:
+    only those of the database."""
     lr: float | None = request_field(
         None,
         "Learning rate of your run, for trials and exported files.",

@@ -6,7 +6,7 @@ from autotune.errors import MissingPackageError
 from autotune.installed import has, install_line
 from search_spaces.plugins import Group, load_plugin, plugin_names
 
-TRACKERS = ("wandb", "mlflow", "tensorboard", "aim")
+TRACKERS = ("wandb", "mlflow", "tensorboard")
 """Trackers of this package. Each is also the name of its library's module, and of the extra that installs it."""
 
 

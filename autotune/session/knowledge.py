@@ -11,7 +11,7 @@ from search_spaces.clusters.cluster import ClusterSpec
 from search_spaces.models.model import Model, ModelSpec
 
 if TYPE_CHECKING:
-    from autotune.knowledge.learning import Learned
+    from autotune.prediction.planning.calibrated import Borrowed
     from storage.store import Store
 
 MOST = 1_000
@@ -29,21 +29,21 @@ def knowledge_content(source: str, report: Callable[[str], None], database: str 
     """The measurements that a user names, as a request holds them.
 
     Args:
-        source: a table, a bundle, a job of the database, or an address of a table or a bundle.
+        source: a table, a log, a job of the database, or the address of a table.
         report: receives a line for everything that is left out.
         database: has the job; None: the default one.
 
     Raises:
-        KnowledgeError, MeasurementsError, LookupError: they cannot be read, are damaged, forged, or of nobody who is trusted.
+        KnowledgeError, MeasurementsError, LookupError: they cannot be read.
     """
-    from autotune.knowledge.bundle import content_of
+    from autotune.knowledge.content import content_of
     from autotune.knowledge.learning import thinned
     from autotune.knowledge.read import is_history, read_knowledge
     from storage.address import without_password
 
     if is_history(source):
         problem = f"{without_password(source)} has trials without their model and hardware"
-        raise RequestError("knowledge", problem, "give it to `autotune sweep`, or give a table, a bundle or a job")
+        raise RequestError("knowledge", problem, "give it to `autotune sweep`, or give a table or a job")
     given = read_knowledge(source, database)
     collected = given.measurements()
     for note in (*given.notes, *collected.lines(source)):
@@ -64,10 +64,10 @@ def require_knowledge(request: JobRequest, model: Model) -> None:
         return
     require_learning(request, model)
     if isinstance(request.knowledge, str):
-        raise RequestError("knowledge", f"{request.knowledge[:60]!r} is not read here", "give the content of a bundle's part")
-    from autotune.knowledge.bundle import read_content
+        raise RequestError("knowledge", f"{request.knowledge[:60]!r} is not read here", "give settings and measurements")
+    from autotune.knowledge.content import read_content
 
-    read_content(request.knowledge, "knowledge")
+    read_content(request.knowledge)
 
 
 def require_learning(request: JobRequest, model: Model) -> None:
@@ -84,7 +84,7 @@ def require_learning(request: JobRequest, model: Model) -> None:
         raise RequestError("knowledge", problem, "leave it out, or give a config.json")
 
 
-def learned_of(knowledge: Any, store: "Store", cluster: ClusterSpec, engine: str) -> "Learned | None":
+def learned_of(knowledge: Any, store: "Store", cluster: ClusterSpec, engine: str) -> "Borrowed | None":
     """What predictions learn from a request's field `knowledge`; None: it has none.
 
     Raises:
@@ -92,7 +92,7 @@ def learned_of(knowledge: Any, store: "Store", cluster: ClusterSpec, engine: str
     """
     if knowledge is None:
         return None
-    from autotune.knowledge.bundle import read_content
+    from autotune.knowledge.content import read_content
     from autotune.knowledge.learning import learned_from
 
-    return learned_from(read_content(knowledge, "knowledge"), store, cluster, engine)
+    return learned_from(read_content(knowledge), store, cluster, engine)

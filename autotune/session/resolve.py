@@ -210,10 +210,9 @@ def with_prior(session: Session, store: "Store", lease: Lease) -> tuple[Session,
         return session, ""
     from autotune.strategies.guided.prior import Prior, learn_prior
 
-    kept, notes = store.prior(lease.job_id), tuple[str, ...]()
+    kept = store.prior(lease.job_id)
     if kept is None:
-        learned = learned_of(session.request.knowledge, store, session.cluster, session.request.engine)
-        borrowed, notes = (learned.borrowed, learned.notes) if learned is not None else (None, ())
+        borrowed = learned_of(session.request.knowledge, store, session.cluster, session.request.engine)
         kept = store.set_prior(
             lease, to_plain(learn_prior(store, session.cluster, session.request.engine, _earlier(session), borrowed))
         )
@@ -225,7 +224,7 @@ def with_prior(session: Session, store: "Store", lease: Lease) -> tuple[Session,
         problem = f"{lease.job_id} has a damaged prior ({error})"
         raise JobNotResumableError("job", problem, "see `autotune db check`, or clone it") from error
     strategy = strategy_of(session.request, session.space, session.model, session.ranking, prior)
-    return dataclasses.replace(session, strategy=strategy), "; ".join((prior.note, *notes))
+    return dataclasses.replace(session, strategy=strategy), prior.note
 
 
 def _earlier(session: Session) -> "list[Runs]":

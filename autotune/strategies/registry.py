@@ -20,11 +20,11 @@ BUILT_IN: Mapping[str, str] = {
     "tpe-predicted": "autotune.strategies.guided.predicted_first:make_tpe_predicted",
     "gp": "autotune.strategies.optuna_samplers:GpStrategy",
     "nsga2": "autotune.strategies.optuna_samplers:Nsga2Strategy",
-    "smac": "autotune.evaluation.tuners.smac:SmacStrategy",
-    "deepspeed": "autotune.evaluation.tuners.deepspeed:DeepSpeedStrategy",
-    "paddle": "autotune.evaluation.tuners.paddle:PaddleStrategy",
-    "expert": "autotune.evaluation.tuners.expert:ExpertStrategy",
-    "roofline": "autotune.evaluation.tuners.roofline:RooflineStrategy",
+    "smac": "autotune.strategies.smac:SmacStrategy",
+    "deepspeed": "autotune.strategies.deepspeed:DeepSpeedStrategy",
+    "paddle": "autotune.strategies.paddle:PaddleStrategy",
+    "expert": "autotune.strategies.expert:ExpertStrategy",
+    "roofline": "autotune.strategies.roofline:RooflineStrategy",
 }
 """Name -> module:attribute of the factory: called with the score, and with a `Guide` if the name is in `PREDICTING`."""
 

@@ -1,1 +1,1 @@
-"""Jobs as runs of experiment trackers: Weights & Biases, MLflow, TensorBoard, Aim, and plug-ins."""
+"""Jobs as runs of experiment trackers: Weights & Biases, MLflow, TensorBoard, and plug-ins."""

@@ -11,7 +11,6 @@ BUILT_IN = {
     "wandb": "autotune.trackers.wandb_tracker:WandbTracker",
     "mlflow": "autotune.trackers.mlflow_tracker:MlflowTracker",
     "tensorboard": "autotune.trackers.tensorboard_tracker:TensorboardTracker",
-    "aim": "autotune.trackers.aim_tracker:AimTracker",
 }
 """Name -> module:attribute of the factory."""
 

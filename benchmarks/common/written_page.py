@@ -1,7 +1,7 @@
 """Common parts of benchmarks that write a page."""
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 
@@ -27,3 +27,9 @@ def judge(text: str, problems: Sequence[str], markdown: Path | None) -> int:
     if markdown and not problems:
         markdown.write_text(text, encoding="utf-8")
     return 1 if problems else 0
+
+
+def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """A Markdown table; the first column is text."""
+    lines = [f"| {' | '.join(headings)} |", f"|---|{'--:|' * (len(headings) - 1)}"]
+    return [*lines, *(f"| {' | '.join(row)} |" for row in rows)]

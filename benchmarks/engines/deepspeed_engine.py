@@ -14,9 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
-from autotune.evaluation.validation.markdown import table
 from autotune.prediction.fitting.rank_correlation import spearman
-from benchmarks.common.written_page import give, page_parser
+from benchmarks.common.written_page import give, page_parser, table
 from executor.engines.deepspeed.capability import installed_version, unusable
 from executor.runners.local import LocalRunner
 from search_spaces.models.huggingface import resolve_model

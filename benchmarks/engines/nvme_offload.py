@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from autotune.evaluation.validation.markdown import table
+from benchmarks.common.written_page import table
 from executor.engine import RankContext
 from executor.engines.native.engine import NativeEngine
 from executor.engines.native.file_share import FileShare

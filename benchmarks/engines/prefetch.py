@@ -12,8 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from autotune.evaluation.validation.markdown import table
-from benchmarks.common.written_page import give, page_parser
+from benchmarks.common.written_page import give, page_parser, table
 from benchmarks.engines.prefetch_rank import Counts, counts_of
 from executor.engines.deepspeed.capability import installed_version, unusable
 from executor.runners.local import LocalRunner

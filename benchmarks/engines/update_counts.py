@@ -17,9 +17,8 @@ from unittest.mock import patch
 
 import torch
 
-from autotune.evaluation.validation.markdown import table
 from benchmarks.common.gang import Gang
-from benchmarks.common.written_page import give, page_parser
+from benchmarks.common.written_page import give, page_parser, table
 from benchmarks.engines.update_counts_rank import CPU, LARGE, RANKS, SPEC, WORKLOAD, Step, work
 from executor.engine import RankContext
 from executor.engines.session import ParallelSession

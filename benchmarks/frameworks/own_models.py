@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from autotune.evaluation.validation.markdown import table
 from autotune.session.resolve import session_of
 from benchmarks.common.gang import Gang
 from benchmarks.common.wheel_project import ROOT, build_wheel, install, printed, write_project
+from benchmarks.common.written_page import table
 from benchmarks.correctness.parity import run
 from benchmarks.correctness.parity_cases import (
     FLOAT64_BOUND,

@@ -17,8 +17,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from autotune.evaluation.validation.markdown import table
 from benchmarks.common.wheel_project import ROOT
+from benchmarks.common.written_page import table
 from search_spaces.outcome import Outcome
 from storage.store import open_store
 

@@ -20,12 +20,11 @@ from typing import Any
 
 from autotune.cli.app import run
 from autotune.cli.capacity_table import config_text, way_text
-from autotune.evaluation.validation.markdown import table
 from autotune.prediction.planning.capacity import Remedy, Way
 from autotune.prediction.planning.question import cluster_of, model_of, question_of
 from autotune.prediction.planning.room import room_of
 from autotune.text.sizes import bytes_text
-from benchmarks.common.written_page import give, page_parser
+from benchmarks.common.written_page import give, page_parser, table
 from search_spaces.trial_config import TrialConfig
 
 MODELS = {"opt-1.3b": "OPT 1.3B", "llama-2-7b": "Llama 2 7B"}

@@ -21,16 +21,15 @@ from statistics import fmean
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.evaluation.row_cases import refusal
-from autotune.evaluation.table_predictor import TablePredictor
-from autotune.evaluation.validation.row import Row, RowOutcome
-from autotune.evaluation.validation.table import read_table
-from autotune.evaluation.validation.truth import step_seconds
+from autotune.knowledge.row import Row, RowOutcome, step_seconds
+from autotune.knowledge.row_cases import refusal
+from autotune.knowledge.table import read_table
 from autotune.prediction.equations.fit_probability import margin_of
 from autotune.prediction.equations.step import Z90
 from autotune.prediction.planning.room import PROBABILITY
 from autotune.prediction.planning.simplicity import RESOLUTION, resolution
 from autotune.recipes.candidates import NORMAL_MEDIAN
+from benchmarks.prediction.scoring.table_predictor import TablePredictor
 
 LAYOUT = ("tp", "pp", "vpp", "cp", "ep", "zero_stage", "recompute", "micro_batch", "sequence_parallel", "offload")
 HEADER = (

@@ -18,10 +18,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from autotune.evaluation.validation.markdown import table
 from autotune.tuning import TuneResult, tune
 from benchmarks.common.tiny_models import tiny
-from benchmarks.common.written_page import judge, page_parser
+from benchmarks.common.written_page import judge, page_parser, table
 from executor.dry.dry_run import dry_run_places
 from executor.runners.local import LocalRunner
 from search_spaces.mesh import PIPELINE, make_mesh

@@ -10,10 +10,10 @@ import dataclasses
 import sys
 from pathlib import Path
 
-from autotune.evaluation.row_cases import refusal
-from autotune.evaluation.table_predictor import fitted_rates
-from autotune.evaluation.validation.table import read_table
+from autotune.knowledge.row_cases import refusal
+from autotune.knowledge.table import read_table
 from autotune.prediction.equations.coefficients import Coefficients
+from benchmarks.prediction.scoring.table_predictor import fitted_rates
 
 HEADER = """# Made by benchmarks/prediction/fit_coefficients.py from measurements of the sources named below; not to be edited.
 # Units and meaning: autotune/prediction/equations/coefficients.py.

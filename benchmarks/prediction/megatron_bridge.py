@@ -14,15 +14,13 @@ from pathlib import Path
 
 import numpy as np
 
-from autotune.evaluation.row_cases import refusal
-from autotune.evaluation.table_predictor import TablePredictor
-from autotune.evaluation.validation.csv_file import Record
-from autotune.evaluation.validation.markdown import table
-from autotune.evaluation.validation.row import Row
-from autotune.evaluation.validation.table import read_records
-from autotune.evaluation.validation.truth import step_seconds
-from benchmarks.common.written_page import give, page_parser
+from autotune.knowledge.csv_file import Record
+from autotune.knowledge.row import Row, step_seconds
+from autotune.knowledge.row_cases import refusal
+from autotune.knowledge.table import read_records
+from benchmarks.common.written_page import give, page_parser, table
 from benchmarks.prediction.predicted_runs import PredictedRun, summary, table_of_models
+from benchmarks.prediction.scoring.table_predictor import TablePredictor
 from benchmarks.prediction.validate_plan import TOP, Place, place
 
 MODELS = {

@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 
-from autotune.evaluation.validation.markdown import table
 from autotune.prediction.cases.config_cases import cases_of
 from autotune.prediction.equations.coefficients import Coefficients
 from autotune.prediction.equations.memory import memory
@@ -29,6 +28,7 @@ from autotune.prediction.fitting.calibration import coefficients_from_benchmark
 from autotune.prediction.fitting.rank_correlation import spearman
 from benchmarks.common.shaped_link import why_not
 from benchmarks.common.shaped_network import NetworkRunner, ShapedNetwork
+from benchmarks.common.written_page import table
 from executor.data.batches import FactoryData
 from executor.measurement.flop_counter import FlopCounter
 from executor.runners.local import LocalRunner

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autotune.evaluation.validation.row import Row
+from autotune.knowledge.row import Row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

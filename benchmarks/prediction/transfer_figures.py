@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autotune.evaluation.validation.markdown import table
 from autotune.prediction.fitting.rank_correlation import spearman
 from benchmarks.common.paired_statistics import pooled_deviation
+from benchmarks.common.written_page import table
 from search_spaces.knob import Value
 from search_spaces.trial_config import TrialConfig
 

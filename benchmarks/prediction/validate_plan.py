@@ -15,12 +15,12 @@ from pathlib import Path
 
 import numpy as np
 
-from autotune.evaluation.row_cases import refusal
-from autotune.evaluation.row_models import completed, named_model
-from autotune.evaluation.table_predictor import Described, TablePredictor
-from autotune.evaluation.validation.markdown import table
-from autotune.evaluation.validation.row import Row
-from autotune.evaluation.validation.table import read_table
+from autotune.knowledge.row import Row
+from autotune.knowledge.row_cases import refusal
+from autotune.knowledge.row_models import completed, named_model
+from autotune.knowledge.table import read_table
+from benchmarks.common.written_page import table
+from benchmarks.prediction.scoring.table_predictor import Described, TablePredictor
 from benchmarks.prediction.validate_targets import BRIDGE, Line
 
 TOP, SHARE = 10, 0.80

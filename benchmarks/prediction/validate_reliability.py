@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from autotune.evaluation.validation.markdown import table
+from benchmarks.common.written_page import table
 
 Document = Mapping[str, Any]
 

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
-from autotune.evaluation.table_predictor import cases_of_rows
-from autotune.evaluation.validation.table import read_table
-from autotune.evaluation.validation.truth import step_seconds
+from autotune.knowledge.row import step_seconds
+from autotune.knowledge.row_cases import cases_of_rows
+from autotune.knowledge.table import read_table
 from autotune.prediction.equations.coefficients import Coefficients
 from autotune.prediction.equations.step import seconds_of
 from autotune.prediction.fitting.fitting import fitted

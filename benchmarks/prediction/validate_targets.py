@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from autotune.evaluation.validation.folds import Calibration
+from benchmarks.prediction.scoring.folds import Calibration
 
 Document = Mapping[str, Any]
 

@@ -20,11 +20,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import fmean, median
 
-from autotune.evaluation.validation.markdown import table
 from benchmarks.common.paired_statistics import estimate, paired_gain
 from benchmarks.common.shaped_link import ShapedLoopback
 from benchmarks.common.shaped_link import why_not as why_not_shaped
-from benchmarks.common.written_page import give, page_parser
+from benchmarks.common.written_page import give, page_parser, table
 from benchmarks.search.grid_design import Grid
 from benchmarks.search.tuner_answers import (
     RANKS,

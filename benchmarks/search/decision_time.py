@@ -15,10 +15,10 @@ from pathlib import Path
 
 import numpy as np
 
-from autotune.evaluation.validation.markdown import table
 from autotune.strategies.guided.acquisition import choose
 from autotune.strategies.guided.described import Described
 from autotune.strategies.guided.observations import Observations
+from benchmarks.common.written_page import table
 
 FEATURES, TAGS, TRIALS = 35, 5, 100
 BOUNDS = {10_000: 0.05, 1_000_000: 1.0}

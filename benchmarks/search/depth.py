@@ -13,14 +13,13 @@ from statistics import fmean
 
 import numpy as np
 
-from autotune.evaluation.validation.markdown import table
 from autotune.prediction.fitting.rank_correlation import spearman
 from autotune.prediction.planning.depth import correlation
 from autotune.request.engines import capability_of
 from benchmarks.common.paired_statistics import Estimate, paired_gain
 from benchmarks.common.shaped_link import why_not
 from benchmarks.common.shaped_network import NetworkRunner, ShapedNetwork
-from benchmarks.common.written_page import give, page_parser
+from benchmarks.common.written_page import give, page_parser, table
 from benchmarks.search.grid_design import RATE_MBIT, Grid
 from executor.runners.runner import Runner
 from search_spaces.knob import Value

@@ -18,7 +18,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
 
-from autotune.evaluation.validation.markdown import table
 from autotune.request.request import JobRequest
 from autotune.session.resolve import prepare
 from autotune.session.session import Session
@@ -27,7 +26,7 @@ from autotune.tuning import finish, open_job
 from benchmarks.common.paired_statistics import Estimate, paired_gain
 from benchmarks.common.shaped_link import why_not
 from benchmarks.common.shaped_network import NetworkRunner, ShapedNetwork
-from benchmarks.common.written_page import give, page_parser
+from benchmarks.common.written_page import give, page_parser, table
 from benchmarks.search.grid_design import MODEL, RATE_MBIT, WORKLOAD, Grid
 from benchmarks.search.sweep_play import SHORT
 from executor.runners.runner import Runner

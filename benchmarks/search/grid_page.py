@@ -4,8 +4,8 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from autotune.evaluation.validation.markdown import table
 from benchmarks.common.paired_statistics import Estimate, estimate
+from benchmarks.common.written_page import table
 from benchmarks.search.grid_design import DOMAINS, SMALL, TOP, WHOLE, Grid
 from benchmarks.search.grid_figures import Noise, best_by_value, mean_rates, noise_of, one_changed, rates_of, remeasured_best
 from benchmarks.search.grid_file import Role, Row

@@ -19,12 +19,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import fmean
 
-from autotune.evaluation.validation.markdown import table
 from autotune.request.strategy_names import STRATEGIES
 from benchmarks.common.paired_statistics import pooled_deviation
 from benchmarks.common.shaped_link import why_not
 from benchmarks.common.shaped_network import NetworkRunner, ShapedNetwork
-from benchmarks.common.written_page import give, page_parser
+from benchmarks.common.written_page import give, page_parser, table
 from benchmarks.search.grid import header
 from benchmarks.search.grid_design import DOMAINS, RATE_MBIT, TOP, WORLDS, Grid
 from benchmarks.search.grid_figures import mean_rates, noise_of, remeasured_best

@@ -15,7 +15,6 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from autotune.evaluation.validation.markdown import table
 from autotune.request.cluster_shape import parse_shape
 from autotune.request.request import JobRequest
 from autotune.series.scaling import scaled
@@ -25,7 +24,7 @@ from autotune.session.session import Session
 from autotune.tuning import TuneResult, run_new_job
 from benchmarks.common.shaped_link import why_not
 from benchmarks.common.shaped_network import NetworkRunner, ShapedNetwork
-from benchmarks.common.written_page import give, page_parser
+from benchmarks.common.written_page import give, page_parser, table
 from executor.runners.runner import Runner
 from search_spaces.clusters.cluster import ClusterSpec
 from search_spaces.clusters.presets import local_cluster

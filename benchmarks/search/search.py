@@ -15,19 +15,19 @@ from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
-from autotune.evaluation.search_benchmark.groups import gather_groups
-from autotune.evaluation.search_benchmark.markdown import group_tables, method_lines, source_tables, stops
-from autotune.evaluation.search_benchmark.report import RULES, document
-from autotune.evaluation.search_benchmark.tournament import Rounds, play_all, predict_groups, workers
-from autotune.evaluation.table_predictor import TablePredictor
-from autotune.evaluation.validation.facts import Facts, gather_facts
-from autotune.evaluation.validation.folds import Calibration
-from autotune.evaluation.validation.markdown import table
-from autotune.evaluation.validation.outcomes import Labels, read_labels
-from autotune.evaluation.validation.table import Table, read_table
+from autotune.knowledge.table import Table, read_table
 from autotune.request.strategy_names import STRATEGIES
+from benchmarks.common.written_page import table
+from benchmarks.prediction.scoring.facts import Facts, gather_facts
+from benchmarks.prediction.scoring.folds import Calibration
+from benchmarks.prediction.scoring.outcomes import Labels, read_labels
+from benchmarks.prediction.scoring.table_predictor import TablePredictor
 from benchmarks.search import wrong_prior, wrong_verdicts
 from benchmarks.search.search_targets import GROUP, SOURCE, TARGETS, Document, Line, transfers
+from benchmarks.search.tables.groups import gather_groups
+from benchmarks.search.tables.markdown import group_tables, method_lines, source_tables, stops
+from benchmarks.search.tables.report import RULES, document
+from benchmarks.search.tables.tournament import Rounds, play_all, predict_groups, workers
 
 HELD = {True: "held", False: "**missed**", None: "not measured"}
 TITLES = {GROUP: "Fitted on everything but the group", SOURCE: "Fitted on the other sources"}
@@ -77,7 +77,7 @@ def page(
     parts = [
         "# Strategies against each other",
         "",
-        f"Written by `make search` in {seconds:.0f} s: `autotune bench-search` on published measurements.",
+        f"Written by `make search` in {seconds:.0f} s: `python -m benchmarks.search.bench_search` on published measurements.",
         "`guided` predicts every candidate, and corrects its predictions with each trial.",
         "[How long it takes to decide](decision-time.md).",
         "",

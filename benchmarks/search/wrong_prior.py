@@ -16,17 +16,17 @@ from typing import Any
 
 import numpy as np
 
-from autotune.evaluation.search_benchmark.contest_scores import group_figures, over_groups, paired
-from autotune.evaluation.search_benchmark.groups import Gathered, gather_groups
-from autotune.evaluation.search_benchmark.table_forecaster import TableForecaster
-from autotune.evaluation.search_benchmark.tournament import Games, Rounds, Spread, play_all, predict_groups, workers
-from autotune.evaluation.table_predictor import TablePredictor
-from autotune.evaluation.validation.facts import gather_facts
-from autotune.evaluation.validation.markdown import table
-from autotune.evaluation.validation.outcomes import read_labels
-from autotune.evaluation.validation.table import read_table
+from autotune.knowledge.table import read_table
 from autotune.prediction.equations.coefficients import Coefficients
+from benchmarks.common.written_page import table
+from benchmarks.prediction.scoring.facts import gather_facts
+from benchmarks.prediction.scoring.outcomes import read_labels
+from benchmarks.prediction.scoring.table_predictor import TablePredictor
 from benchmarks.search.search_targets import HAGEMANN, PLAYBOOK, Line
+from benchmarks.search.tables.contest_scores import group_figures, over_groups, paired
+from benchmarks.search.tables.groups import Gathered, gather_groups
+from benchmarks.search.tables.table_forecaster import TableForecaster
+from benchmarks.search.tables.tournament import Games, Rounds, Spread, play_all, predict_groups, workers
 
 DRAWS = 8
 REACHED = 0.95

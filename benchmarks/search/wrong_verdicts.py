@@ -13,16 +13,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from autotune.evaluation.search_benchmark.contest_scores import group_figures, over_groups
-from autotune.evaluation.search_benchmark.groups import gather_groups
-from autotune.evaluation.search_benchmark.tournament import Rounds, Spread, play_all, predict_groups, workers
-from autotune.evaluation.table_predictor import TablePredictor
-from autotune.evaluation.validation.facts import gather_facts
-from autotune.evaluation.validation.folds import Calibration
-from autotune.evaluation.validation.markdown import table
-from autotune.evaluation.validation.outcomes import read_labels
-from autotune.evaluation.validation.table import read_table
+from autotune.knowledge.table import read_table
+from benchmarks.common.written_page import table
+from benchmarks.prediction.scoring.facts import gather_facts
+from benchmarks.prediction.scoring.folds import Calibration
+from benchmarks.prediction.scoring.outcomes import read_labels
+from benchmarks.prediction.scoring.table_predictor import TablePredictor
 from benchmarks.search.search_targets import Line
+from benchmarks.search.tables.contest_scores import group_figures, over_groups
+from benchmarks.search.tables.groups import gather_groups
+from benchmarks.search.tables.tournament import Rounds, Spread, play_all, predict_groups, workers
 
 TABLES = ("measured.csv", "vtrain_visible.csv")
 """Tables of the data's folder; the second one may be absent."""

@@ -1,8 +1,8 @@
-"""Weights of a model in files, from one framework's names to another's."""
+"""Weights of a model in files: safetensors, torch's own, and torch.distributed.checkpoint."""
 
 import importlib
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 
@@ -11,22 +11,15 @@ from torch import Tensor
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save, torch_save_to_dcp
 
 from executor.errors import WeightsError
-from executor.files.frameworks import Framework
 from executor.files.huggingface_weights import checkpoint_names
-from executor.files.megatron_weights import megatron_names
-from executor.files.torchtitan_weights import torchtitan_names
-from executor.files.weights import Names
 from search_spaces.models.model import ModelSpec
 
-NAMES: Mapping[Framework, Callable[[ModelSpec], Names]] = {
-    Framework.HUGGINGFACE: checkpoint_names, Framework.TORCHTITAN: torchtitan_names, Framework.MEGATRON: megatron_names,
-}  # fmt: skip
 SAFETENSORS, TORCH, SHARDS = ".safetensors", (".pt", ".pth", ".bin"), ".metadata"
 KINDS = "name a .safetensors or .pt file, or a folder of .safetensors files or of torch.distributed.checkpoint"
 
 
-def convert_weights(spec: ModelSpec, source: Path, target: Path, before: Framework, after: Framework) -> int:
-    """Write the weights in `source`, which have the names of the framework `before`, to `target` by those of `after`.
+def convert_weights(spec: ModelSpec, source: Path, target: Path) -> int:
+    """Write the weights in `source` to `target`, which may be of another kind. Both have Hugging Face's names.
 
     All weights are in memory at once; values and dtypes stay.
 
@@ -34,13 +27,13 @@ def convert_weights(spec: ModelSpec, source: Path, target: Path, before: Framewo
         The number of tensors written.
 
     Raises:
-        WeightsError: a framework has no such model, a file cannot be read or written, or its weights are not the model's.
+        WeightsError: a file cannot be read or written, or its weights are not the model's.
     """
-    ours = NAMES[before](spec).ours(spec, read_weights(source))
-    theirs = NAMES[after](spec).theirs(spec, ours)
+    names = checkpoint_names(spec)
+    weights = names.theirs(spec, names.ours(spec, read_weights(source)))
     # Views of what was read; files keep each tensor by itself, and tied names get tensors of their own.
-    write_weights(target, {name: value.clone(memory_format=torch.contiguous_format) for name, value in theirs.items()})
-    return len(theirs)
+    write_weights(target, {name: value.clone(memory_format=torch.contiguous_format) for name, value in weights.items()})
+    return len(weights)
 
 
 def read_weights(source: Path) -> dict[str, Tensor]:

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from autotune.evaluation.validation.row import Row, RowOutcome
-from autotune.knowledge.bundle import content_of
+from autotune.knowledge.content import content_of
 from autotune.knowledge.measurement import measurements_of_rows
+from autotune.knowledge.row import Row, RowOutcome
 from autotune.session.knowledge import MOST
 from storage.store import open_store
 from tests.api.conftest import REQUEST
@@ -22,7 +22,7 @@ ROW = Row(
 
 def content() -> dict[str, Any]:
     """Measurements as a request has them."""
-    plain: dict[str, Any] = json.loads(json.dumps(content_of(measurements_of_rows([ROW], {"lab": "lab"}).measurements)))
+    plain: dict[str, Any] = json.loads(json.dumps(content_of(measurements_of_rows([ROW]).measurements)))
     return plain
 
 
@@ -72,7 +72,7 @@ def test_damaged_measurements_are_refused(refusing: TestClient) -> None:
 @pytest.mark.prove
 def test_as_many_measurements_as_a_job_keeps_go_into_a_body(client: TestClient) -> None:
     rows = [dataclasses.replace(ROW, row_id=str(number), samples_per_s=80 + number / 100) for number in range(MOST)]
-    many = content_of(measurements_of_rows(rows, {"lab": "lab"}).measurements)
+    many = content_of(measurements_of_rows(rows).measurements)
     assert len(many["measurements"]) == MOST
     answer = client.post("/v1/jobs", json=REQUEST | {"strategy": "guided", "knowledge": many})
     assert answer.status_code == 202, answer.text

@@ -8,7 +8,6 @@ import numpy as np
 
 from autotune.knowledge.measurement import Measurement, Setting, Trial, trial_measurement
 from autotune.prediction.cases.config_cases import cases_of
-from autotune.prediction.equations.coefficients import Coefficients
 from autotune.prediction.equations.memory import memory
 from autotune.prediction.equations.rates import shipped_rates
 from autotune.prediction.equations.step import seconds_of
@@ -30,14 +29,11 @@ REAL = dataclasses.replace(shipped_rates(), matrix_efficiency=0.6, link_efficien
 """What the machines of these tests are like, which differs from the shipped coefficients."""
 
 
-def measured(
-    source: str, count: int, *, seed: int = 0, times: float = 1.0, peaks: float = 1.0, model: str = "qwen2-0.5b",
-    cluster: str = "dgx-a100:1", noise: float = 0.03, truth: Coefficients = REAL,
-) -> list[Measurement]:  # fmt: skip
-    """Trials of a source. `times`, `peaks`: factors by which it lies."""
+def measured(source: str, count: int, *, seed: int = 0, noise: float = 0.03) -> list[Measurement]:
+    """Trials of a source."""
     setting = Setting(
-        model=resolve_model(model),
-        cluster=resolve_cluster(cluster),
+        model=resolve_model("qwen2-0.5b"),
+        cluster=resolve_cluster("dgx-a100:1"),
         engine="native",
         global_batch_size=32,
         sequence_length=1024,
@@ -45,8 +41,8 @@ def measured(
     draw = np.random.default_rng(seed)
     configs = [CONFIGS[place] for place in draw.permutation(len(CONFIGS))[:count]]
     cases = cases_of(setting.model, setting.cluster, setting.workload, configs, "native")
-    seconds = times * seconds_of(cases, truth) * np.exp(noise * draw.standard_normal(count))
-    held = peaks * memory(cases, truth).allocated * np.exp(noise / 3 * draw.standard_normal(count))
+    seconds = seconds_of(cases, REAL) * np.exp(noise * draw.standard_normal(count))
+    held = memory(cases, REAL).allocated * np.exp(noise / 3 * draw.standard_normal(count))
     return [
         trial_measurement(
             source, Trial(setting=setting, config=config, samples_per_second=32 / second, peak_memory_bytes=peak), 2, noise

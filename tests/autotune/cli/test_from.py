@@ -145,7 +145,7 @@ def test_bad_files(command: Command, folder: Path, command_name: str) -> None:
 def test_bad_histories(command: Command, folder: Path) -> None:
     (folder / "earlier.csv").write_text("zero_stage,samples_per_second\n1,10\n")
     sweep = ("sweep", "config.json", "--ranks", "2", "--knowledge")
-    refused(command, *sweep, "none.csv", says=("knowledge: none.csv does not exist", "give a table, a bundle"))
+    refused(command, *sweep, "none.csv", says=("knowledge: none.csv does not exist", "give a table, an MLPerf log"))
     refused(command, *sweep, "none.db#mine", says=("knowledge: ", "none.db does not exist", "give a CSV file"))
     refused(command, *sweep, "earlier.csv", "--strategy", "tpe", says=("knowledge: tpe does not use", "use --strategy guided"))
     words = ("--objective", "devices", "--rate", "1")

@@ -54,7 +54,7 @@ def test_a_module_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     ("words", "module", "line"),
     [
         ("serve", "uvicorn", f"uvicorn: {WITHOUT}"),
-        ("weights llama-tiny a.pt b.pt --to megatron", "torch", f"torch: {WITHOUT}"),
+        ("weights llama-tiny a.pt b.pt", "torch", f"torch: {WITHOUT}"),
         ("mcp", "mcp", "mcp: is not installed; pip install 'autotune[mcp]'"),
     ],
 )

@@ -51,8 +51,6 @@ PLACES: Mapping[str, tuple[Place, list[str]]] = {
     "plan": (Place.HERE, []),
     "capacity": (Place.HERE, []),
     "calibrate": (Place.HERE, []),
-    "validate": (Place.HERE, []),
-    "bench-search": (Place.HERE, []),
     "dry-run": (Place.HERE, []),
     "serve": (Place.HERE, []),
     "worker": (Place.HERE, []),
@@ -73,9 +71,6 @@ PLACES: Mapping[str, tuple[Place, list[str]]] = {
     "db backup": (Place.DATABASE, []),
     "db restore": (Place.DATABASE, ["all.jsonl"]),
     "db prune": (Place.DATABASE, ["--days", "1"]),
-    "knowledge export": (Place.DATABASE, []),
-    "knowledge merge": (Place.HERE, []),
-    "knowledge check": (Place.HERE, []),
     "cluster": (Place.DATABASE, []),
     "clean": (Place.DATABASE, ["--all", "--yes"]),
 }

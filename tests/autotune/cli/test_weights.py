@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 from called import Command
 
+from executor.files.convert import read_weights
 from executor.files.huggingface_weights import checkpoint_names
 from executor.parallel.model import build_transformer
 from search_spaces.models.huggingface import resolve_model
@@ -21,17 +22,16 @@ def test_weights_are_converted_and_others_refused(tmp_path: Path, command: Comma
     model.write_text(json.dumps(CONFIG))
     spec = resolve_model(str(model))
     state = build_transformer(spec, 16, seed=0, dtype=torch.float32).state_dict()
-    source, target = tmp_path / "hub.pt", tmp_path / "megatron.pt"
+    source, target, other = tmp_path / "hub.pt", tmp_path / "shards", tmp_path / "other.pt"
     torch.save(checkpoint_names(spec).theirs(spec, state), source)
-    answer = command("weights", str(model), str(source), str(target), "--to", "megatron")
+    answer = command("weights", str(model), str(source), str(target))
     assert (answer.status, answer.err) == (0, "")
-    assert "15 tensors" in answer.out
-    made = torch.load(target, weights_only=True)
-    assert made["decoder.layers.1.self_attention.linear_qkv.weight"].shape == (64, 32)
-    assert made["decoder.layers.1.mlp.linear_fc1.weight"].shape == (96, 32)
-    again = command("weights", str(model), str(source), str(target), "--to", "megatron")
+    assert "21 tensors" in answer.out
+    assert read_weights(target).keys() == torch.load(source, weights_only=True).keys()
+    again = command("weights", str(model), str(source), str(target))
     assert (again.status, again.out) == (2, "") and "exists already" in again.err
-    wrong = command("weights", str(model), str(target), str(tmp_path / "other.pt"), "--to", "torchtitan")
+    torch.save(state, tmp_path / "ours.pt")
+    wrong = command("weights", str(model), str(tmp_path / "ours.pt"), str(other))
     assert wrong.status == 2 and "is missing" in wrong.err
-    without = command("weights", "gpt2", str(source), str(tmp_path / "other.pt"), "--to", "torchtitan")
+    without = command("weights", "gpt2", str(source), str(other))
     assert without.status == 2 and "is missing" in without.err

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from autotune.errors import KnowledgeError
-from autotune.evaluation.row_cases import refusal
-from autotune.evaluation.validation.row import Row
-from autotune.evaluation.validation.truth import step_seconds
 from autotune.knowledge.mlperf import read_log
 from autotune.knowledge.read import read_knowledge
+from autotune.knowledge.row import Row, step_seconds
+from autotune.knowledge.row_cases import refusal
+from autotune.knowledge.row_hardware import row_hardware
 
 SYSTEM = {
     "number_of_nodes": "16", "accelerators_per_node": "8", "accelerator_model_name": "NVIDIA H100-SXM5-80GB",
@@ -77,7 +77,7 @@ def test_a_folder_is_all_its_logs(tmp_path: Path) -> None:
     assert [note for note in found.notes if "result_2.txt" in note and "is of resnet" in note]
 
 
-def test_a_log_of_a_rack_can_be_stated_in_known_words(tmp_path: Path) -> None:
+def test_a_log_of_a_rack_can_be_learned_from(tmp_path: Path) -> None:
     """Its nodes are part of a link domain of 72 devices, and the rate is of one node."""
     log = write(tmp_path, *STEPS)
     rack = {"accelerator_model_name": "NVIDIA GB300", "number_of_nodes": "32", "accelerators_per_node": "4"}
@@ -85,7 +85,9 @@ def test_a_log_of_a_rack_can_be_stated_in_known_words(tmp_path: Path) -> None:
     (tmp_path / "config_H100_16x8x32xtp4pp8cp1.sh").rename(tmp_path / "config_GB300_32x4x32xtp4pp8cp1.sh")
     (kept,) = read_knowledge(str(log)).measurements().measurements
     assert kept.row is not None
-    assert (kept.row.gpu_type, kept.row.inter_bw) == ("gb300", "3200 Gb/s per node")
+    found = row_hardware(kept.row.gpu_type or "", kept.row.gpus_per_node, 128, None, kept.row.inter_bw)
+    assert found is not None
+    assert (found.family, found.devices_per_node, found.inter) == ("gb300", 72, 8 * 50e9 / 4 * 72)
 
 
 def test_rates_and_blocks_are_times_too(tmp_path: Path) -> None:

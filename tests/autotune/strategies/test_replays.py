@@ -9,12 +9,12 @@ from pathlib import Path
 import table
 from few_candidates import FewCandidates
 
-from autotune.evaluation.tuners.deepspeed import DeepSpeedStrategy
-from autotune.evaluation.tuners.expert import ExpertStrategy
-from autotune.evaluation.tuners.paddle import PaddleStrategy
-from autotune.evaluation.tuners.replay import NONEXISTENT, ReplayStrategy, start_of
-from autotune.evaluation.tuners.roofline import RooflineStrategy
 from autotune.objective.ranking import Ranking
+from autotune.strategies.deepspeed import DeepSpeedStrategy
+from autotune.strategies.expert import ExpertStrategy
+from autotune.strategies.paddle import PaddleStrategy
+from autotune.strategies.replay import NONEXISTENT, ReplayStrategy, start_of
+from autotune.strategies.roofline import RooflineStrategy
 from search_spaces.context import SpaceContext
 from search_spaces.knob import Value
 from search_spaces.outcome import Outcome, Purpose

@@ -123,33 +123,6 @@ def of_mlflow(uri: str, job: str) -> ReadJob:
     return read
 
 
-def of_aim(folder: Path, job: str) -> ReadJob:
-    from aim import Repo, Run
-    from aim.storage.context import Context
-
-    read = ReadJob()
-    repo = Repo.from_path(str(folder))
-    Repo._all_run_hashes.cache_clear()  # Aim keeps the list for half a second, within which a played sweep begins and ends
-    repo._recreate_index()  # as `aim storage reindex` and `aim up` do
-    repo.container_pool.clear()
-    for name in repo.list_all_runs():
-        run = Run(name, repo=repo, read_only=True)
-        if run["job", "id"] != job:
-            continue
-        values = {metric.name: metric.data.items_list()[1][0] for metric in run.metrics()}  # by step
-        if run.name == "summary":
-            read.summaries += 1
-            read.figures = {name: value for name, (value,) in values.items()}
-            read.table = run.get_text_sequence("trials", Context({})).values.sparse_list()[1][0].data
-            continue
-        one = Read(config=texts({**run["job"], **run["hparams"]}), outcome=run["outcome"])
-        one.failed = one.outcome == "FAILED"
-        _sort(values, one)
-        read.runs.append((int(run.name.removeprefix("trial ")), one))
-    repo.close()
-    return read
-
-
 def of_wandb(folder: Path, job: str) -> ReadJob:
     """Of the files of offline mode, whose records are messages of wandb's own protocol."""
     from wandb.proto.wandb_internal_pb2 import Record

@@ -36,7 +36,6 @@ READERS: dict[str, Callable[[Path, str], ReadJob]] = {
     "wandb": read_back.of_wandb,
     "mlflow": lambda folder, job: read_back.of_mlflow(f"sqlite:///{folder}/mlflow.db", job),
     "tensorboard": read_back.of_tensorboard,
-    "aim": read_back.of_aim,
 }
 
 

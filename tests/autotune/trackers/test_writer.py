@@ -157,8 +157,8 @@ def test_a_missing_library_is_the_line_to_type(name: str, tmp_path: Path, monkey
 @pytest.mark.parametrize(
     ("given", "line"),
     [
-        (["wand"], "trackers: 'wand' is not known; use one of wandb, mlflow, tensorboard, aim"),
-        (["aim", "aim"], "trackers: aim is given twice; leave one of them out"),
+        (["wand"], "trackers: 'wand' is not known; use one of wandb, mlflow, tensorboard"),
+        (["mlflow", "mlflow"], "trackers: mlflow is given twice; leave one of them out"),
     ],
 )
 def test_wrong_names_are_refused(given: Any, line: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,4 +169,4 @@ def test_wrong_names_are_refused(given: Any, line: str, monkeypatch: pytest.Monk
 
 
 def test_one_name_without_a_list_is_one_tracker() -> None:
-    assert request_from_fields({"model": "llama-tiny", "trackers": "aim"}).trackers == ("aim",)
+    assert request_from_fields({"model": "llama-tiny", "trackers": "mlflow"}).trackers == ("mlflow",)

@@ -1,1 +1,0 @@
-"""Evaluation: predictions and strategies against tables of measurements, and published procedures of other tuners."""

@@ -1,1 +1,0 @@
-"""Comparison of strategies on published tables of measurements: `autotune bench-search`."""

@@ -1,1 +1,0 @@
-"""The published procedures of other tuners, as strategies."""

@@ -1,1 +1,0 @@
-"""Agreement of predictions with tables of measurements."""

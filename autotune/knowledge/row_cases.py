@@ -1,0 +1,301 @@
+"""A row of a table of measurements as a case: missing values are derived from the names of the model and the device, from the
+model's size, and from what the notes state in words."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+
+import numpy as np
+
+from autotune.knowledge.row import Row
+from autotune.knowledge.row_hardware import RowHardware, find_device, row_hardware
+from autotune.knowledge.row_models import completed, expert_share, named_model
+from autotune.prediction.cases.config_cases import shapes_of
+from autotune.prediction.equations.cases import RECOMPUTE, SCHEDULES, Cases, Hardware, Layouts, Shapes, scalar, stacked
+from autotune.prediction.equations.kernels import product_efficiency
+from autotune.prediction.equations.mixed import FP8_GAIN
+from autotune.prediction.equations.software import profile, software_named, stated_features
+from search_spaces.clusters.cluster import PCIE_COPIES
+from search_spaces.errors import ModelFormatError
+from search_spaces.models.model import ModelSpec
+
+_NEGATED = r"(?<!no )(?<!not )(?<!without )"
+_RECOMPUTE = re.compile(
+    r"(?:\b(?P<before>none|no|full|selective)\s+(?:activation\s+)?(?:re-?comput\w*|checkpoint\w*)"
+    r"|\b(?:activation[ _]checkpointing|re-?comput\w*|act_ckpt)\s*[=:]\s*(?P<after>none|off|full|selective)\b)(?!\s*\+)",
+    re.IGNORECASE,
+)
+_FUSED_ATTENTION = re.compile(_NEGATED + r"\b(?:flash|memory-efficient|sdpa)[ _-]?(?:att\w*)?", re.IGNORECASE)
+_ADAPTERS = re.compile(_NEGATED + r"\bq?lora\b", re.IGNORECASE)
+_RANK = re.compile(r"\b(?:lora[ _-]?)?(?:r|rank)\s*[=:]?\s*(\d{1,4})\b", re.IGNORECASE)
+_EIGHT_BITS = re.compile(r"(?:adamw?[ _-]?8[ _-]?bit|8[ _-]?bit[ _-]?adamw?)", re.IGNORECASE)
+_TYPE = re.compile(_NEGATED + r"\b(?:mx|nv)?fp[48]\b(?!\s*(?:kv|cache))", re.IGNORECASE)
+_TRAINABLE = re.compile(r"trainable=([\d,]+)")
+_LORA_RANK = 16
+_EVERY_LAYER = re.compile(r"selective layer|every (second|other) layer", re.IGNORECASE)
+_CONFIGURES = re.compile(r"kernel=[^;]*|method=[^;]*|(?<!no )(?:torch\.)?compile|async ?tp", re.IGNORECASE)
+"""Parts of notes that describe the software; the others may describe the result, which a predictor must not see."""
+_RECENT = "device=recent"
+"""The mark of devices that multiply in 8 bits: sold since 2022."""
+FP4_GAIN = 2.1
+"""Speed of training in 4 bits relative to bf16; products are four times as fast."""
+HOST_LINK = {"v100": 12e9, "a100": 25e9, "a800": 25e9}
+HOST_BANDWIDTH = 300e9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Family:
+    """Model properties inferred from a row's parameter count."""
+
+    gated: bool
+    tied: bool
+
+
+def refusal(row: Row) -> str | None:
+    """Why a row cannot be represented; None: it can."""
+    try:
+        row = completed(row)
+    except ModelFormatError as error:
+        return f"states sizes that {row.model_name} cannot have: {error.field} {error.problem}"
+    for name in ("num_layers", "hidden", "heads", "seq_len", "num_gpus", "gpu_type", "micro_batch"):
+        if getattr(row, name) in (None, 0):
+            return f"has no {name}"
+    if row_hardware(row.gpu_type or "", None, 1, None, None) is None:
+        return f"device {row.gpu_type!r} is not known"
+    if row.recompute and _recompute(row) is None:
+        return f"recompute {row.recompute!r} is none of {', '.join(RECOMPUTE)}"
+    if (row.num_layers or 0) < (row.pp or 1):
+        return f"{row.num_layers} layers do not fill {row.pp} pipeline stages"
+    if (row.seq_len or 0) < 2:
+        return f"seq_len {row.seq_len} is too short to train a language model"
+    if row.experts and named_model(row) is None and not 1 <= (row.topk or 0) <= row.experts:
+        return f"topk {row.topk} is not between 1 and {row.experts} experts"
+    return None
+
+
+def _recompute(row: Row) -> str | None:
+    """The kind of recomputation named in the cell, with any other words around it; None: unknown."""
+    words = re.findall(r"[a-z]+", (row.recompute or "none").lower())
+    return next((kind for kind in RECOMPUTE if kind in words), None)
+
+
+def noted_recompute(notes: str) -> str | None:
+    """none, selective or full; None: the notes do not state it, or state several."""
+    found = {(match["before"] or match["after"]).lower() for match in _RECOMPUTE.finditer(notes)}
+    kinds = {"none" if kind in ("no", "off") else kind for kind in found}
+    return kinds.pop() if len(kinds) == 1 else None
+
+
+def noted_software(notes: str, optimizer: str | None) -> list[str]:
+    """Words of software profiles (`equations/software.toml`): stated features, a fused attention kernel, moments in 8 bits."""
+    words = ["=".join(feature) for feature in stated_features(notes)]
+    if _FUSED_ATTENTION.search(notes):
+        words.append("flash attention")
+    if _EIGHT_BITS.search(f"{optimizer or ''} {notes}"):
+        words.append("adam 8bit")
+    return words
+
+
+def noted_precision(notes: str) -> str | None:
+    """8 or 4 bits, if the notes state them; None: they do not."""
+    found = _TYPE.search(notes)
+    return found[0].lower() if found else None
+
+
+def noted_adapters(notes: str) -> int | None:
+    """The rank of LoRA adapters; 0: it is not stated; None: no adapters."""
+    found = _ADAPTERS.search(notes)
+    if found is None:
+        return None
+    rank = _RANK.search(notes[found.end() :])
+    return int(rank[1]) if rank else 0
+
+
+def described(row: Row) -> str:
+    """The row's description of its software, and whether its device is recent: software of its time has fused attention."""
+    framework = row.framework or ""
+    parts = [framework if framework.startswith("engine=") else f"framework={framework}", f"precision={row.precision or ''}"]
+    parts += [*_CONFIGURES.findall(f"{framework}; {row.notes}"), *noted_software(row.notes, row.optimizer)]
+    found = find_device(row.gpu_type or "")
+    if found is not None and "fp8" in found[1].peak_flops:
+        parts.append(_RECENT)
+    return "; ".join(parts)
+
+
+def adapts(row: Row) -> bool:
+    """Whether a row's software chooses recomputation and sharding by memory if the row does not state them."""
+    return bool(profile(described(row).lower())["adapts"])
+
+
+def case_of(row: Row) -> Cases:
+    """The case of a row that `refusal` does not refuse."""
+    row = completed(row)
+    text, model = described(row), named_model(row)
+    hardware = row_hardware(row.gpu_type or "", row.gpus_per_node, row.num_gpus or 1, row.intra_bw, row.inter_bw)
+    assert hardware is not None  # checked by refusal()
+    family = _family(row) if model is None else _Family(gated=model.gated_mlp, tied=model.tied_embeddings)
+    kind = row.mem_kind or ""
+    software, values = software_named(text, gated=family.gated, first_rank="rank 0" in kind)
+    return Cases(
+        shapes=_shapes(row, family, values) if model is None else _model_shapes(row, model, values),
+        hardware=_hardware(row, hardware),
+        layouts=_layouts(row, values),
+        software=software,
+    )
+
+
+def cases_of_rows(rows: Sequence[Row]) -> Cases:
+    """The cases of rows that `refusal` does not refuse."""
+    return stacked([case_of(row) for row in rows])
+
+
+def _family(row: Row) -> _Family:
+    """Gated or not, tied or not: as stated in the notes, else the combination closest to the stated number of parameters."""
+    noted = re.search(r"tied_embeddings=(True|False)", row.notes, re.IGNORECASE)
+    hidden, layers, vocabulary = row.hidden or 1, row.num_layers or 1, row.vocab or 50_000
+    query_key = 2 * hidden * hidden * (1 + (row.kv_heads or row.heads or 1) / (row.heads or 1))
+    ffn = row.ffn_hidden or 4 * hidden
+    share = expert_share(row) if row.experts else 0.0
+    expert = (row.experts or 0) * (row.moe_ffn or ffn) + (row.shared_expert or 0)
+    width = share * expert + (1 - share) * ffn
+    best, choice = np.inf, _Family(gated=ffn % hidden != 0, tied=False)
+    if row.params_b is None:
+        return choice
+    for gated, tied in product((False, True), (False, True)):
+        if noted and tied != (noted[1].lower() == "true"):
+            continue
+        count = layers * (query_key + (3 if gated else 2) * hidden * width) + (1 if tied else 2) * vocabulary * hidden
+        error = abs(np.log(count / (row.params_b * 1e9)))
+        if error < best - 0.01:
+            best, choice = error, _Family(gated=gated, tied=tied)
+    return choice
+
+
+def _shapes(row: Row, family: _Family, values: dict[str, float]) -> Shapes:
+    hidden, heads = row.hidden or 1, row.heads or 1
+    adapter, frozen = _adapter(row)
+    ffn = row.ffn_hidden or 4 * hidden
+    share = expert_share(row) if row.experts else 1.0
+    return Shapes(
+        layers=scalar(row.num_layers or 1),
+        hidden=scalar(hidden),
+        heads=scalar(heads),
+        query=scalar(hidden),
+        key_value=scalar(hidden * (row.kv_heads or heads) / heads),
+        ffn=scalar((row.moe_ffn or ffn) if row.experts else ffn),
+        matrices=scalar(3 if family.gated else 2),
+        vocabulary=scalar(row.vocab or 50_000),
+        positions=scalar(0),
+        sequence=scalar(row.seq_len or 1),
+        window=scalar(row.seq_len or 1),
+        tied=scalar(float(family.tied)),
+        experts=scalar(row.experts or 0),
+        experts_per_token=scalar(row.topk or 0 if row.experts else 0),
+        expert_share=scalar(share),
+        dense_ffn=scalar(ffn if share < 1 else 0),
+        shared_ffn=scalar(row.shared_expert or 0 if row.experts else 0),
+        adapter=scalar(adapter),
+        adapter_divided=scalar(0.0),
+        frozen_bytes=scalar(frozen),
+        dropout=scalar(values["dropout"]),
+    )
+
+
+def _model_shapes(row: Row, model: ModelSpec, values: dict[str, float]) -> Shapes:
+    adapter, frozen = _adapter(row)
+    shapes = shapes_of(model, row.seq_len or 1)
+    return replace(shapes, adapter=scalar(adapter), frozen_bytes=scalar(frozen), dropout=scalar(values["dropout"]))
+
+
+def _adapter(row: Row) -> tuple[float, float]:
+    """Trainable parameters per layer and bytes per frozen one; zeros if all is trained.
+
+    Four bits with a scale per 64 values take 0.57 bytes, with quantised scales 0.52 [Dettmers 2023, QLoRA, 3].
+    """
+    noted, rank = _TRAINABLE.search(row.notes), noted_adapters(row.notes)
+    if not noted and rank is None:
+        return 0.0, 0.0
+    precision = row.precision or ""
+    four = "nf4" in precision or "qlora" in row.notes.lower()
+    frozen = 0.52 if "nf4-dq" in precision else 0.57 if four else 2.0
+    hidden, layers = row.hidden or 1, row.num_layers or 1
+    trained = (
+        float(noted[1].replace(",", ""))
+        if noted
+        else (rank or _LORA_RANK) * layers * (8 * hidden + 3 * (row.ffn_hidden or 4 * hidden))
+    )
+    return trained / layers, frozen
+
+
+def _hardware(row: Row, found: RowHardware) -> Hardware:
+    precision = (row.precision or "bf16").lower()
+    peaks = found.device.peak_flops
+    base = peaks.get("fp16" if "fp16" in precision else "bf16", peaks.get("fp16", peaks.get("fp32", 1e13)))
+    gain = FP4_GAIN if "fp4" in precision else FP8_GAIN if "fp8" in precision else 1.0
+    if "fp32" in precision and not ("bf16" in precision or "fp16" in precision):
+        base = peaks.get("tf32", peaks.get("fp32", base))
+    return Hardware(
+        peak=scalar(base * gain * product_efficiency(found.device)),
+        bandwidth=scalar(found.device.memory_bandwidth or 1e12),
+        capacity=scalar(found.device.memory_bytes),
+        devices_per_node=scalar(found.devices_per_node),
+        linked_devices=scalar(found.devices_per_node),
+        intra=scalar(found.intra),
+        inter=scalar(found.inter),
+        host_link=scalar(stated if (stated := found.device.host_link) != PCIE_COPIES else HOST_LINK.get(found.family, 50e9)),
+        host_bandwidth=scalar(HOST_BANDWIDTH),
+        scatter_volume=scalar(1.0),
+        idle_cost=scalar(1.0),
+    )
+
+
+def _layouts(row: Row, values: dict[str, float]) -> Layouts:
+    world, tp, pp, cp = row.num_gpus or 1, row.tp or 1, row.pp or 1, row.cp or 1
+    dp = row.dp or max(world // (tp * pp * cp), 1)
+    virtual = row.vpp or 1
+    schedule = "interleaved_1f1b" if virtual > 1 and pp > 1 else "1f1b"
+    sharding = _sequence_parallel(row, values)
+    return Layouts(
+        data=scalar(dp),
+        tensor=scalar(tp),
+        pipeline=scalar(pp),
+        context=scalar(cp),
+        expert=scalar(row.ep or 1),
+        expert_tensor=scalar(tp if dp * cp % (row.ep or 1) == 0 else 1),
+        shard=scalar(_shard(row, dp * cp)),
+        zero_stage=scalar(_stage(row)),
+        micro_batch_size=scalar(row.micro_batch or 1),
+        accumulation=scalar(row.gradient_accumulation_steps or 1),
+        sequence_parallel=scalar(sharding if tp > 1 else 0.0),
+        virtual_stages=scalar(virtual if pp > 1 else 1),
+        pipeline_schedule=scalar(SCHEDULES.index(schedule)),
+        activation_checkpointing=scalar(RECOMPUTE.index(_recompute(row) or "none")),
+        checkpoint_every_k=scalar(2.0 if _recompute(row) == "selective" and _EVERY_LAYER.search(row.notes) else 1.0),
+        offload_optimizer=scalar(1.0 if row.offload and "optimizer" in row.offload else 0.0),
+        offload_parameters=scalar(1.0 if row.offload and "param" in row.offload else 0.0),
+        parameter_bytes=scalar(4.0 if (row.precision or "").lower() == "fp32" else 2.0),
+        reduce_bytes=scalar(values["reduce_bytes"] or values["gradient_bytes"]),
+        reduce_bucket_size=scalar(values["reduce_bucket"]),
+        prefetch_bucket_size=scalar(5e7),
+        param_persistence_threshold=scalar(0),
+        max_live_parameters=scalar(1e9),
+        overlap_comm=scalar(1),
+        defer_gradient_reduction=scalar(0),
+        reshard_after_forward=scalar(1),
+        loss_chunk_size=scalar(0),
+        balanced=scalar(values["balanced"]),
+    )
+
+
+def _stage(row: Row) -> int:
+    return 1 if row.zero_stage is None else row.zero_stage
+
+
+def _sequence_parallel(row: Row, values: dict[str, float]) -> float:
+    return values["sequence_parallel"] if row.sequence_parallel is None else float(row.sequence_parallel)
+
+
+def _shard(row: Row, ranks: int) -> int:
+    """HSDP shards inside a node."""
+    return min(ranks, row.gpus_per_node or 8) if "HSDP" in row.notes else ranks
