@@ -3,16 +3,22 @@
 import dataclasses
 from dataclasses import dataclass
 
-from autotune.cli.capacity_table import print_capacity
+from rich.table import Table
+
 from autotune.cli.documents import write_document
 from autotune.cli.predict import asked_model, question_document, with_calibration
 from autotune.cli.status import Status
 from autotune.cluster.ray_cluster import asked_cluster
-from autotune.prediction.planning.capacity import capacity
-from autotune.prediction.planning.question import cluster_of, question_of
+from autotune.prediction.planning.capacity import Capacity, Remedy, Way, capacity
+from autotune.prediction.planning.ladder import Rung, RungAnswer
+from autotune.prediction.planning.question import assumed_line, cluster_of, question_of
 from autotune.prediction.planning.room import PROBABILITY
 from autotune.text.console import Console
+from autotune.text.prediction_table import trained_text
+from autotune.text.sizes import bytes_text
+from search_spaces.models.model import ModelSpec
 from search_spaces.spaces import parse_pins
+from search_spaces.trial_config import TrialConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,3 +64,140 @@ def capacity_command(options: CapacityOptions) -> Status:
     else:
         print_capacity(found, Console())
     return Status.OK if found.needed else Status.NOTHING_FEASIBLE
+
+
+def print_capacity(found: Capacity, console: Console) -> None:
+    """Print the answers, followed by a table of every rung."""
+
+    def print_line(text: str, style: str = "") -> None:
+        console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
+
+    # It answers with the largest batch itself.
+    if assumed := [text for text in found.question.assumed if "--global-batch-size" not in text]:
+        print_line(assumed_line(assumed))
+    print_line(_question_text(found))
+    for line in _answers(found):
+        print_line(line, "bold")
+    print_line("")
+    console.print(_table(found), highlight=False)
+    print_line(
+        f"  predicted by {found.question.rests_on}; nothing was run. Fits: with a probability of {found.probability:.0%} "
+        "or more, and with gradients summed over micro-batches; what is lacking includes the margin for that probability",
+        "dim",
+    )
+
+
+def rung_text(rung: Rung) -> str:
+    """`ZeRO 2, optimizer offloaded`."""
+    return f"ZeRO {rung.zero_stage}{f', {_offloaded(rung)} offloaded' if rung.offloaded else ''}"
+
+
+def savings_text(config: TrialConfig) -> str:
+    """The memory savings of a configuration: `full recomputation, loss in chunks`."""
+    savings = (
+        (f"{config.activation_checkpointing} recomputation", config.activation_checkpointing != "none"),
+        ("loss in chunks", config.loss_chunk_size > 0),
+        ("small buckets", config.reduce_bucket_size < TrialConfig().reduce_bucket_size),
+    )
+    return ", ".join(text for text, active in savings if active)
+
+
+def config_text(config: TrialConfig) -> str:
+    """A rung with its savings."""
+    rung = Rung(
+        zero_stage=config.zero_stage,
+        offload_optimizer=config.offload_optimizer != "none",
+        offload_param=config.offload_param != "none",
+    )
+    return ", ".join(filter(None, (rung_text(rung), savings_text(config))))
+
+
+def lacks_text(answer: RungAnswer) -> str:
+    """Why a rung does not fit: `lacks 3.1 GiB per card`, with the margin for an uncertain prediction."""
+    lacks = (("per card", answer.lacks_card), ("of main memory", answer.lacks_host))
+    return f"lacks {' and '.join(f'{bytes_text(count)} {what}' for what, count in lacks if count)}"
+
+
+def way_text(way: Way) -> str:
+    """Text of a remedy."""
+    match way.remedy:
+        case Remedy.SHORTER_SAMPLES:
+            return f"samples of at most {way.value:,} tokens"
+        case Remedy.CARD_MEMORY:
+            return f"cards of {bytes_text(way.value)}"
+        case Remedy.HOST_MEMORY:
+            return f"{bytes_text(way.value)} of main memory per node"
+        case Remedy.NODES:
+            return f"{way.value} such nodes"
+        case Remedy.ADAPTERS:
+            return f"low-rank adapters (--lora-rank {way.value})"
+        case Remedy.FROZEN_BITS:
+            return f"base weights in {way.value} bits (--frozen-bits {way.value})"
+
+
+def _question_text(found: Capacity) -> str:
+    question = found.question
+    model, cluster = question.model, question.cluster
+    adapters, bits = trained_text(model) or ", all trained", ""
+    if isinstance(model, ModelSpec) and model.lora_rank and model.frozen_bits != 16:
+        bits = f", base in {model.frozen_bits} bits"
+    samples = (
+        f"samples of {question.sequence_length:,} tokens"
+        if isinstance(model, ModelSpec)
+        else "samples as its factory makes them"
+    )
+    return (
+        f"{model.name} ({model.parameter_count:,} parameters{adapters}{bits}) on {cluster.name}: {cluster.world_size} x "
+        f"{bytes_text(cluster.device.memory_bytes)}, {bytes_text(cluster.host_memory_bytes)} of main memory per node, "
+        f"{question.engine} engine, {samples}"
+    )
+
+
+def _answers(found: Capacity) -> list[str]:
+    needed, most, longest = found.needed, found.most_samples, found.longest
+    if needed is None:
+        nearest = found.nearest
+        ways = "; or ".join(way_text(way) for way in found.ways_out)
+        return [
+            f"nothing fits: the nearest is {config_text(nearest.estimate.config)}, which {lacks_text(nearest)}",
+            f"possible remedies: {ways}" if ways else "none of the tried remedies suffices; choose a smaller model",
+        ]
+    limit, host = needed.estimate.memory_limit_bytes, needed.estimate.host_memory_bytes
+    requirement = (
+        f"needs {config_text(needed.estimate.config)}: {bytes_text(needed.needed)} of {bytes_text(limit)} per card, "
+        f"{1 - needed.needed / limit:.0%} left free{f', and {bytes_text(host)} of main memory per node' if host else ''}"
+    )
+    lines = [requirement]
+    if most is not None and most.micro_batch is not None:
+        lines.append(f"largest micro-batch: {most.micro_batch_size:,} samples per card, with {config_text(most.micro_batch)}")
+    if longest is not None and longest.sequence_config is not None:
+        size = f"{longest.sequence_length:,} tokens at micro-batch {found.micro_batch_size}"
+        lines.append(f"longest samples: {size}, with {config_text(longest.sequence_config)}")
+    return lines
+
+
+def _table(found: Capacity) -> Table:
+    table = Table(box=None, pad_edge=False, show_header=True, header_style="dim")
+    table.add_column("ZeRO", justify="right")
+    table.add_column("offloaded")
+    for name in ("per card", "main memory", "micro-batch", "tokens"):
+        table.add_column(name, justify="right")
+    table.add_column("with")
+    for answer in found.rungs:
+        host = answer.estimate.host_memory_bytes
+        savings = savings_text(answer.estimate.config)
+        table.add_row(
+            str(answer.rung.zero_stage),
+            _offloaded(answer.rung) or "-",
+            bytes_text(answer.needed),
+            bytes_text(host) if host else "-",
+            f"{answer.micro_batch_size:,}" if answer.micro_batch_size else "-",
+            f"{answer.sequence_length:,}" if answer.sequence_length else "-",
+            savings if answer.fits else lacks_text(answer),
+        )
+    return table
+
+
+def _offloaded(rung: Rung) -> str:
+    names = (("optimizer", rung.offload_optimizer), ("parameters", rung.offload_param))
+    return " and ".join(name for name, offloaded in names if offloaded)

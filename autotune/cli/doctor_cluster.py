@@ -1,17 +1,22 @@
 """`autotune doctor --cluster`: check for problems that would prevent or distort a sweep on a Ray cluster."""
 
+import fnmatch
 import importlib.metadata
 import platform
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 
 from autotune.cli.cluster import ray_required
-from autotune.cli.doctor_nodes import node_findings
-from autotune.cli.doctor_pairs import pair_findings
 from autotune.cli.finding import Finding
 from autotune.cluster.facts import cluster_facts
 from autotune.cluster.ray_cluster import ANY, named_address
+from autotune.prediction.cases.bench_cases import link_volume
+from autotune.text.sizes import bytes_text
 from executor.errors import RunnerError
-from executor.runners.ray.checkup import Checkup, check_up
+from executor.runners.ray.checkup import LARGE_BYTES, Checkup, NodeFacts, Pair, Unreached, check_up
+from search_spaces.clusters.microbenchmark import Measured, Operation
 from storage.address import default_database_url
 from storage.errors import StorageError
 from storage.records import CalibrationRecord
@@ -47,3 +52,234 @@ def _calibration(checkup: Checkup, database: str | None) -> CalibrationRecord | 
     with suppress(StorageError), open_store(database or default_database_url()) as store:
         return cluster_facts(checkup.nodes, store).calibration
     return None
+
+
+LEAST_SHARED_BYTES = 1 << 30
+"""Minimum free space in /dev/shm, which holds Ray's object store and the buffers of gloo and NCCL."""
+EQUAL = ("python", "ray", "torch", "NCCL", "driver", "autotune")
+NEEDED = ("torch", "autotune")
+HERE = "here"
+"""Name of the command's machine in lists of nodes."""
+
+
+def node_findings(checkup: Checkup, here: Mapping[str, str]) -> list[Finding]:
+    """All checks without measurements. `here` has the versions of this process: python, ray, torch, autotune."""
+    facts = checkup.facts
+    return [
+        *_silent(checkup),
+        *_versions(facts, here),
+        *_installed(facts),
+        *(_gloo(facts) if len(facts) > 1 else ()),
+        *_nccl(facts),
+        *_ports(checkup.unreached, facts),
+        *_shared_memory(facts),
+        *_locked_memory(facts),
+        *_topology(facts),
+    ]
+
+
+def _silent(checkup: Checkup) -> Iterator[Finding]:
+    for node in (node for node in checkup.nodes if not node.alive):
+        remedy = "start Ray on it again; a supervisor does, see docs/deploy/by-hand.md"
+        yield Finding(name=f"node {node.name}", good=False, text=f"is gone: {node.why_gone}", remedy=remedy)
+    for name, why in checkup.silent:
+        remedy = "look at /tmp/ray/session_latest/logs on it, or start its Ray again"
+        yield Finding(name=f"node {name}", good=False, text=f"is alive to Ray, but {why}", remedy=remedy)
+
+
+def _versions(facts: Sequence[NodeFacts], here: Mapping[str, str]) -> Iterator[Finding]:
+    for name in EQUAL:
+        nodes_of: dict[str, list[str]] = {}
+        for node_name, versions in ((HERE, here), *((node.node, node.versions) for node in facts)):
+            if name in versions:
+                nodes_of.setdefault(versions[name], []).append(node_name)
+        if not nodes_of:
+            continue
+        text = "; ".join(f"{version} on {', '.join(where)}" for version, where in nodes_of.items())
+        equal = len(nodes_of) == 1
+        remedy = f"install the same {name} on every node: ranks of one trial must not differ"
+        yield Finding(name=name, good=equal, text=f"{next(iter(nodes_of))} everywhere" if equal else text, remedy=remedy)
+
+
+def _installed(facts: Sequence[NodeFacts]) -> Iterator[Finding]:
+    for name in NEEDED:
+        if missing := [node.node for node in facts if name not in node.versions]:
+            text = f"is not installed for Ray's Python on {', '.join(missing)}"
+            yield Finding(name=name, good=False, text=text, remedy=f"run pip install {name} there, then start Ray again")
+    if missing := [node.node for node in facts if "autotune" in node.versions and not node.rank_main]:
+        text = f"is installed at another path on {', '.join(missing)}, so ranks do not start there"
+        yield Finding(name="autotune", good=False, text=text, remedy="install it at the same path on every node")
+
+
+def _gloo(facts: Sequence[NodeFacts]) -> Iterator[Finding]:
+    """gloo uses the interface in the variable, else the address to which the host name resolves."""
+    variable = "GLOO_SOCKET_IFNAME"
+    for node in facts:
+        own = _interface_at(node, node.address)
+        remedy = f"start Ray there with {variable}={own or 'the interface of ' + node.address} in its environment"
+        named = node.environment.get(variable)
+        if named is not None:
+            there = all(name in node.interfaces for name in named.split(","))
+            text = f"{variable}={named}" + ("" if there else f" is not among {', '.join(node.interfaces) or 'none'}")
+            yield Finding(name=f"gloo's interface on {node.node}", good=there, text=text, remedy=remedy)
+        else:
+            good = node.resolved == node.address
+            found = (
+                f"{node.resolved} ({_interface_at(node, node.resolved) or 'no interface of it'})"
+                if node.resolved
+                else "nothing"
+            )
+            text = f"the name {node.host} resolves to {found}, and Ray reaches it at {node.address} ({own or '?'})"
+            yield Finding(name=f"gloo's interface on {node.node}", good=good, text=text, remedy=remedy)
+
+
+def _nccl(facts: Sequence[NodeFacts]) -> Iterator[Finding]:
+    for node in facts:
+        named = node.environment.get("NCCL_SOCKET_IFNAME")
+        if not node.gpus or named is None:
+            continue
+        fits = [name for name in node.interfaces if _nccl_uses(named, name)]
+        text = f"NCCL_SOCKET_IFNAME={named}: {', '.join(fits) or 'none of ' + ', '.join(node.interfaces)}"
+        own = _interface_at(node, node.address)
+        remedy = f"set it to {own or 'the interface of ' + node.address}, or leave it out, and start Ray there again"
+        yield Finding(name=f"NCCL's interface on {node.node}", good=bool(fits), text=text, remedy=remedy)
+
+
+def _nccl_uses(named: str, interface: str) -> bool:
+    """NCCL's rule: comma-separated prefixes; `^` first: all except these; `=`: exact names."""
+    names = named.lstrip("^=").split(",")
+    hit = any(interface == name if "=" in named[:2] else interface.startswith(name) for name in names)
+    return hit != named.startswith("^")
+
+
+def _interface_at(node: NodeFacts, address: str) -> str:
+    return next((name for name, at in node.interfaces.items() if at == address), "")
+
+
+def _ports(unreached: Sequence[Unreached], facts: Sequence[NodeFacts]) -> Iterator[Finding]:
+    for item in unreached:
+        text = f"a rank's port on {item.listener} cannot be reached from {item.caller}: {item.problem}"
+        remedy = "allow all TCP ports between the nodes: ranks listen at ports that the system chooses"
+        yield Finding(name="ports", good=False, text=text, remedy=remedy)
+    if not unreached and len(facts) > 1:
+        yield Finding(name="ports", good=True, text="every node reaches every other")
+
+
+def _shared_memory(facts: Sequence[NodeFacts]) -> Iterator[Finding]:
+    for node in facts:
+        if node.shared_memory_bytes is None:
+            continue
+        good = node.shared_memory_bytes >= LEAST_SHARED_BYTES
+        remedy = (
+            f"allow at least {bytes_text(LEAST_SHARED_BYTES)} (a container's --shm-size; a pod's emptyDir of medium Memory)"
+        )
+        text = f"{bytes_text(node.shared_memory_bytes)} free in /dev/shm"
+        yield Finding(name=f"shared memory on {node.node}", good=good, text=text, remedy=remedy)
+
+
+def _locked_memory(facts: Sequence[NodeFacts]) -> Iterator[Finding]:
+    """RDMA registers the buffers of collectives, which locks them; sockets need no locked memory."""
+    for node in facts:
+        limit = "unlimited" if node.locked_memory_bytes is None else bytes_text(node.locked_memory_bytes)
+        good = not node.infiniband or node.locked_memory_bytes is None
+        text = f"{limit}, {'with' if node.infiniband else 'without'} InfiniBand"
+        remedy = "start Ray there after `ulimit -l unlimited`, or with LimitMEMLOCK=infinity in its unit"
+        yield Finding(name=f"locked memory on {node.node}", good=good, text=text, remedy=remedy)
+
+
+def _topology(facts: Sequence[NodeFacts]) -> Iterator[Finding]:
+    links = {node.node: links_of(node.topology) for node in facts if node.topology}
+    for node, found in links.items():
+        # Within one switch or bridge GPUs have peer access; over the link between the processors often not.
+        weak = sorted(pair for pair, link in found.items() if link == "SYS")
+        strong = any(link.startswith("NV") for link in found.values())
+        kinds = ", ".join(f"{link} x {[*found.values()].count(link)}" for link in sorted(set(found.values())))
+        good = not (weak and strong)
+        pairs = ", ".join(weak[:4]) + (", …" if len(weak) > 4 else "")
+        text = f"{kinds}" + ("" if good else f": {pairs} communicate through the processors, others by NVLink")
+        remedy = "keep tensor_parallel_size within the GPUs that NVLink connects, or choose other GPUs by CUDA_VISIBLE_DEVICES"
+        yield Finding(name=f"links of GPUs on {node}", good=good, text=text, remedy=remedy)
+    if len({tuple(sorted(found.values())) for found in links.values()}) > 1:
+        text = f"have different topologies on {', '.join(links)}"
+        yield Finding(name="links of GPUs", good=False, text=text, remedy="use identical nodes: the slowest sets the pace")
+
+
+def links_of(topology: Sequence[str]) -> dict[str, str]:
+    """GPU pair -> connection type (NV4, PIX, PXB, PHB, NODE, SYS), from the lines of `nvidia-smi topo -m`."""
+    heading = next((line.split() for line in topology if fnmatch.fnmatch(line.strip(), "*GPU0*GPU1*")), [])
+    columns = [name for name in heading if name.startswith("GPU") and name[3:].isdigit()]
+    found = {}
+    for line in topology:
+        first, *cells = line.split() or [""]
+        if first in columns:
+            others = zip(columns, cells, strict=False)
+            found.update({f"{first}-{other}": cell for other, cell in others if columns.index(first) < columns.index(other)})
+    return found
+
+
+SLOWER = 2.0
+"""Slowdown above which a fault is assumed; smaller ones cannot be distinguished from other traffic."""
+FEWEST = 3
+"""Minimum number of pairs whose median is the expectation without a calibration."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expected:
+    """Expected duration of an all-reduce over a pair."""
+
+    small_seconds: float
+    large_seconds: float
+    source: str
+    """Description of the source."""
+
+
+def pair_findings(checkup: Checkup, calibration: CalibrationRecord | None) -> list[Finding]:
+    """One finding per pair; none with a single node."""
+    measured = [pair for pair in checkup.pairs if not pair.problem]
+    expected = expected_by(calibration.rows, calibration.id) if calibration is not None else None
+    if expected is None and len(measured) >= FEWEST:
+        expected = _middle(measured)
+    return [_finding(pair, expected, checkup.backend) for pair in checkup.pairs]
+
+
+def expected_by(rows: Sequence[Measured], calibration: str) -> Expected | None:
+    """The expectation for a pair from a calibration's all-reduces across nodes; None: it has none.
+
+    The time of the smallest message is latency, which grows with the number of ranks and so is an upper bound. For larger
+    messages the best bandwidth counts; a pair's volume is the message itself.
+    """
+    across = [row for row in rows if row.operation is Operation.ALL_REDUCE and row.group.in_node == 1 and row.group.ranks > 1]
+    if not across:
+        return None
+    smallest = min(across, key=lambda row: row.shape[0])
+    bandwidth = max(link_volume(row) * row.group.sharing / row.seconds for row in across)
+    large = LARGE_BYTES / bandwidth
+    return Expected(small_seconds=smallest.seconds, large_seconds=large, source=f"calibration {calibration}")
+
+
+def _middle(pairs: Sequence[Pair]) -> Expected:
+    return Expected(
+        small_seconds=statistics.median(pair.small_seconds for pair in pairs),
+        large_seconds=statistics.median(pair.large_seconds for pair in pairs),
+        source="the median of all pairs",
+    )
+
+
+def _finding(pair: Pair, expected: Expected | None, backend: str) -> Finding:
+    name = f"all-reduce {pair.nodes[0]} - {pair.nodes[1]}"
+    if pair.problem:
+        remedy = "repair interface and ports first, and free a device on each node; then check the ranks' logs"
+        return Finding(name=name, good=False, text=f"{backend} fails: {pair.problem}", remedy=remedy)
+    rate = LARGE_BYTES / pair.large_seconds / 1e9
+    text = f"{pair.small_seconds * 1e6:.0f} us for 4 KiB, {rate:.3g} GB/s for 16 MiB ({backend})"
+    slow = list(_slower(pair, expected)) if expected is not None else []
+    against = f", {' and '.join(slow)} of {expected.source}" if slow and expected is not None else ""
+    remedy = "check link speed, cable and switch port (`ethtool`) of the node that is in every slow pair"
+    return Finding(name=name, good=not slow, text=text + against, remedy=remedy)
+
+
+def _slower(pair: Pair, expected: Expected) -> Iterator[str]:
+    if pair.small_seconds > SLOWER * expected.small_seconds:
+        yield f"{pair.small_seconds / expected.small_seconds:.1f} times the latency"
+    if pair.large_seconds > SLOWER * expected.large_seconds:
+        yield f"{expected.large_seconds / pair.large_seconds:.0%} of the bandwidth"

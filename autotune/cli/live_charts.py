@@ -1,14 +1,13 @@
 """Charts of a running sweep above its live table: samples/s over memory, and the best so far over trials."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import accumulate
 
+from rich.cells import cell_len
 from rich.text import Text
 
-from autotune.cli.canvas import Canvas
-from autotune.cli.chart import Axis, axis_of, canvas_size, chart, side_by_side
 from autotune.objective.ranking import Ranking, peak_bytes, rate
 from autotune.outcome.job_snapshot import JobSnapshot
 from autotune.outcome.standings import measured_baseline
@@ -20,6 +19,119 @@ from autotune.text.rows import STYLES
 from autotune.text.sizes import bytes_text
 from search_spaces.outcome import Outcome
 from storage.records import TrialRecord
+
+_DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
+"""Bits of a Braille character's dots, by column and by row from the top [The Unicode Standard, Braille Patterns]."""
+_BRAILLE = 0x2800
+Point = tuple[float, float]
+"""Position as a share of the width from the left and of the height from the bottom, 0 to 1; values outside are clipped."""
+
+
+class Canvas:
+    """A grid of columns and rows of cells. Later drawing covers earlier drawing."""
+
+    def __init__(self, columns: int, rows: int) -> None:
+        self.columns, self.rows = columns, rows
+        self._cells: dict[tuple[int, int], tuple[str, str]] = {}
+        self._dots: dict[tuple[int, int], int] = {}
+
+    def mark(self, at: Point, character: str, style: str = "") -> None:
+        """Draw one character."""
+        self._cells[_place(at[0], self.columns), _place(1 - at[1], self.rows)] = (character, style)
+
+    def across(self, height: float, character: str, style: str = "") -> None:
+        """Draw a horizontal line."""
+        for column in range(self.columns):
+            self._cells[column, _place(1 - height, self.rows)] = (character, style)
+
+    def upright(self, place: float, character: str, style: str = "") -> None:
+        """Draw a vertical line."""
+        for row in range(self.rows):
+            self._cells[_place(place, self.columns), row] = (character, style)
+
+    def stairs(self, points: Sequence[Point], style: str = "") -> None:
+        """Draw a step line: horizontal from each point to the next, then vertical; the last step extends to the right edge."""
+        steps = [(_place(x, 2 * self.columns), _place(1 - y, 4 * self.rows)) for x, y in points]
+        for (column, row), (end, level) in zip(steps, [*steps[1:], (2 * self.columns - 1, steps[-1][1])], strict=True):
+            for along in range(column, end + 1):
+                self._dot(along, row, style)
+            for between in range(min(row, level), max(row, level) + 1):
+                self._dot(end, between, style)
+
+    def lines(self) -> list[Text]:
+        """The rows, from the top."""
+        return [
+            Text.assemble(*(self._cells.get((column, row), (" ", "")) for column in range(self.columns)))
+            for row in range(self.rows)
+        ]
+
+    def _dot(self, column: int, row: int, style: str) -> None:
+        cell = column // 2, row // 4
+        self._dots[cell] = self._dots.get(cell, 0) | _DOTS[column % 2][row % 4]
+        self._cells[cell] = (chr(_BRAILLE + self._dots[cell]), style)
+
+
+def _place(share: float, count: int) -> int:
+    """Index of the cell."""
+    return min(max(int(share * count), 0), count - 1)
+
+
+MARGIN = 0.05
+"""Margin on either side as a share of the values' range, so that marks do not lie on an axis."""
+FLAT = 0.1
+"""The same as a share of the value, if all values are equal."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Axis:
+    """A range of values."""
+
+    low: float
+    high: float
+    text: Callable[[float], str]
+    """Formats a value with its unit, in a few characters."""
+
+    def share(self, value: float) -> float:
+        """Position between the ends: 0 to 1 within the range."""
+        return (value - self.low) / (self.high - self.low)
+
+
+def axis_of(values: Sequence[float], text: Callable[[float], str]) -> Axis:
+    """An axis for these values, which must not be negative."""
+    low, high = min(values), max(values)
+    margin = MARGIN * (high - low) or FLAT * abs(high) or 1.0
+    return Axis(low=max(low - margin, 0.0), high=high + margin, text=text)
+
+
+def canvas_size(width: int, height: int, y: Axis) -> tuple[int, int]:
+    """Columns and rows of the canvas in a chart of this width and height; may be too few to draw."""
+    return width - _label_width(y) - 1, height - 3
+
+
+def chart(title: str, canvas: Canvas, x: Axis, y: Axis) -> list[Text]:
+    """The lines: title, canvas with the limits of the vertical axis, horizontal axis, and its limits."""
+    left = _label_width(y)
+    width = left + 1 + canvas.columns
+    lines = [Text(title, style="bold")]
+    for row, drawn in enumerate(canvas.lines()):
+        label = y.text(y.high) if row == 0 else y.text(y.low) if row == canvas.rows - 1 else ""
+        lines.append(Text.assemble((f"{label:>{left}}{'┤' if label else '│'}", "dim"), drawn))
+    lines.append(Text(f"{'':{left}}└{'─' * canvas.columns}", style="dim"))
+    low, high = x.text(x.low), x.text(x.high)
+    lines.append(Text(f"{'':{left}} {low}{high:>{max(canvas.columns - cell_len(low), 0)}}", style="dim"))
+    for line in lines:
+        line.truncate(width, pad=True)
+    return lines
+
+
+def side_by_side(left: Sequence[Text], right: Sequence[Text], gap: int) -> list[Text]:
+    """Join charts of the same height horizontally."""
+    return [Text.assemble(one, " " * gap, other) for one, other in zip(left, right, strict=True)]
+
+
+def _label_width(y: Axis) -> int:
+    return max(cell_len(y.text(y.low)), cell_len(y.text(y.high)))
+
 
 LEAST_HEIGHT = 20
 """Minimum terminal lines for charts in addition to the table."""

@@ -3,20 +3,29 @@
 from dataclasses import dataclass
 from typing import Any
 
+from rich.text import Text
+
 from autotune.cli.documents import write_document
-from autotune.cli.plan_table import print_largest, print_plans
 from autotune.cli.predict import asked_model, question_document, with_calibration
 from autotune.cli.status import Status
 from autotune.cluster.ray_cluster import asked_cluster
+from autotune.goodput.choice import Choice
 from autotune.goodput.terms import parse_terms
-from autotune.prediction.planning.largest import largest
-from autotune.prediction.planning.plan import PlanOptions, plan
-from autotune.prediction.planning.question import cluster_of, question_of
+from autotune.prediction.planning.largest import Dimension, Largest, largest
+from autotune.prediction.planning.plan import SHARE, Plan, PlanObjective, PlanOptions, Plans, plan
+from autotune.prediction.planning.question import Question, assumed_line, cluster_of, question_of
 from autotune.prediction.planning.room import PROBABILITY
+from autotune.prediction.planning.simplicity import PLAIN, certain_gain
 from autotune.request.documents_field import read_lengths
 from autotune.request.loads_field import read_loads, with_loads
 from autotune.text.console import Console
+from autotune.text.prediction_table import asked_text, bar_text, seconds_text
+from autotune.text.sizes import bytes_text
+from search_spaces.knob_values import value_text
+from search_spaces.models.model import ModelSpec
+from search_spaces.quantities import number_text
 from search_spaces.spaces import parse_pins
+from search_spaces.trial_config import TrialConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,3 +114,189 @@ def plan_command(options: PlanCommandOptions) -> Status:
         print_largest(biggest, console)
     print_plans(question, plans, plan_options, console, options.ties)
     return Status.OK
+
+
+TIME_BAR, MEMORY_BAR = 24, 12
+"""Width of the bars in characters."""
+LETTERS = {
+    "compute": ("c", "green"), "tensor": ("t", "blue"), "pipeline": ("p", "yellow"), "data": ("d", "magenta"),
+    "optimizer": ("o", "cyan"), "offload": ("h", "red"),
+}  # fmt: skip
+"""Part of a step -> its letter in a bar."""
+ALTERNATIVES = 4
+"""Maximum alternatives printed per knob."""
+ALWAYS = ("zero_stage", "micro_batch_size")
+
+
+def print_plans(question: Question, plans: Plans, options: PlanOptions, console: Console, ties: bool = False) -> None:
+    """Print all plans, with `ties` also the configurations that tie with each, and the reasons for the first."""
+
+    def print_line(text: str, style: str = "") -> None:
+        console.print(text, style=style, highlight=False, soft_wrap=True)
+
+    if question.assumed:
+        print_line(assumed_line(question.assumed))
+    print_line(asked_text(question))
+    print_line(
+        f"space {question.space}: {plans.configurations:,} configurations and {plans.bucket_settings:,} bucket settings "
+        f"in {plans.seconds:.1f} s; at least {plans.fitting:,} fit with a probability of {_percent(options.fit_probability)} "
+        f"or more"
+    )
+    if len(plans.world_sizes) > 1:
+        print_line(f"on {', '.join(map(str, plans.world_sizes))} devices")
+    print_line(f"ranked by {_ranked_by(options)}")
+    if plans.resolution:
+        print_line(
+            f"configurations whose predictions differ by at most {_percent(round(plans.resolution, 3))} tie, because smaller "
+            f"differences are not reliable; the fastest and the simplest are shown{'' if ties else ' (--ties: show all)'}"
+        )
+    if options.objective is PlanObjective.THROUGHPUT and (note := _unusual_note(plans, question)):
+        print_line(note)
+    print_line("")
+    for number, ranked in enumerate(plans.plans, 1):
+        console.print(_figures(number, ranked, question), soft_wrap=True)
+        print_line("    " + _config_text(ranked, ranked.estimate.config, question), "dim" if number > 1 else "")
+        for place, choice in enumerate(ranked.goodput[: ALTERNATIVES if number == 1 else 1]):
+            print_line(f"    {'' if place == 0 else 'or '}{goodput_text(choice)}", "dim" if number > 1 or place else "")
+        if (simplest := ranked.simplest) is not None:
+            rate = question.global_batch_size / simplest.step_seconds
+            print_line(f"    simplest: {number_text(rate)} samples/s  {_config_text(ranked, simplest.config, question)}")
+        for tie in ranked.ties if ties else ():
+            rate = question.global_batch_size / tie.step_seconds
+            print_line(f"      = {number_text(rate)} samples/s  {_config_text(ranked, tie.config, question)}", "dim")
+        if ties and ranked.tied > len(ranked.ties):
+            print_line(f"      and {ranked.tied - len(ranked.ties):,} more", "dim")
+    print_line(
+        "  time: " + ", ".join(f"{letter} {name}" for name, (letter, _) in LETTERS.items()) + "; brackets: 90 % intervals",
+        "dim",
+    )
+    best = plans.plans[0]
+    if best.reasons:
+        print_line(
+            "\nreasons for the first plan: effect of each value, and best plan with another value (other knobs re-optimised)",
+            "bold",
+        )
+        for reason in best.reasons:
+            print_line("  " + reason.text(best.goal, ALTERNATIVES))
+
+
+def _unusual_note(plans: Plans, question: Question) -> str:
+    """The gain of values that published recipes rarely use, if predictions for one machine may be off by as much."""
+    first, *others = plans.plans
+    names = [name for name, plain in PLAIN.items() if getattr(first.estimate.config, name) not in plain]
+    if not names:
+        return ""
+    rivals = [
+        (f"plan {number}", plan.estimate.config, plan.estimate.step_seconds.mean) for number, plan in enumerate(others, 2)
+    ]
+    if first.simplest is not None:
+        rivals.insert(0, ("the simplest that ties with it", first.simplest.config, first.simplest.step_seconds))
+    for title, config, seconds in rivals:
+        slower = seconds / first.estimate.step_seconds.mean - 1
+        plain = all(getattr(config, name) in PLAIN[name] for name in names)
+        if plain and slower <= certain_gain(question.rates.time_spread):
+            return (
+                f"the first plan has values that published recipes rarely use ({', '.join(names)}); {title} has none of "
+                f"them and is {_percent(round(slower, 3))} slower, within the error of predictions for one machine"
+            )
+    return ""
+
+
+def print_largest(found: Largest, console: Console) -> None:
+    """Print the largest size that fits."""
+    model = found.question.model
+    what = {
+        Dimension.SEQUENCE_LENGTH: f"longest sequence: {found.value:,} tokens",
+        Dimension.MICRO_BATCH_SIZE: f"largest micro-batch: {found.value:,} samples",
+    }
+    if isinstance(model, ModelSpec):
+        what[Dimension.MODEL] = (
+            f"largest model: {found.value / 1e9:,.4g} billion parameters ({model.num_layers} layers, hidden "
+            f"{model.hidden_size}, {model.num_attention_heads} heads, MLP {model.ffn_hidden_size})"
+        )
+    size = f"{found.next / 1e9:,.4g} billion" if found.next and found.dimension is Dimension.MODEL else f"{found.next or 0:,}"
+    console.print(
+        f"{what[found.dimension]}{f'; {size} does not fit' if found.next else ''}",
+        style="bold",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def goodput_text(choice: Choice) -> str:
+    """How a layout is run on nodes that fail, in one line."""
+    end, course = choice.end, choice.end.course
+    low, high = (end.quantile(share) / 86400 for share in (0.05, 0.95))
+    steps = choice.interval_steps
+    saved = "no checkpoints" if steps is None else f"{choice.run.checkpoint.kind} checkpoint every {steps:,} steps"
+    cost = "" if choice.price is None else f", {choice.price * end.mean / 3600 * choice.devices:,.4g} in all"
+    return (
+        f"{choice.run.recovery}, {saved} ({seconds_text(course.interval)}), {choice.run.spares} spares: "
+        f"{course.effective:.2%} effective, {choice.tokens_kept_per_second:,.4g} tokens kept/s, "
+        f"{course.interruptions_per_second * end.mean:,.0f} interruptions until {choice.tokens:.3g} tokens in "
+        f"{end.mean / 86400:.3g} days [{low:.3g}, {high:.3g}]{cost}"
+    )
+
+
+def time_bar(breakdown: dict[str, float], width: int = TIME_BAR) -> Text:
+    """A bar of letters for the parts of a step; shares are rounded so that the width is exact."""
+    whole, bar, done, drawn = sum(breakdown.values()), Text(), 0.0, 0
+    for name, seconds in breakdown.items():
+        letter, style = LETTERS.get(name, ("?", ""))
+        done += seconds
+        end = round(done / whole * width)
+        bar.append(letter * (end - drawn), style=style)
+        drawn = end
+    return bar
+
+
+def _figures(number: int, plan: Plan, question: Question) -> Text:
+    estimate = plan.estimate
+    rate, peak = estimate.samples_per_second, estimate.peak_memory_bytes.mean
+    step = seconds_text(estimate.step_seconds.mean)
+    line = Text(
+        f"{number:>2}  {number_text(rate.mean)} samples/s [{number_text(rate.low)}, {number_text(rate.high)}]  {step}  "
+    )
+    line.append_text(time_bar(estimate.breakdown_seconds))
+    share = peak / estimate.memory_limit_bytes
+    line.append(f"  {bytes_text(peak):>8} {bar_text(share, MEMORY_BAR):<{MEMORY_BAR}} {share:.0%}")
+    if estimate.mfu is not None:
+        line.append(f"  MFU {estimate.mfu:.1%}")
+    if plan.cluster.world_size != question.cluster.world_size:
+        line.append(f"  {plan.cluster.world_size} devices")
+    if plan.cost_per_million_tokens is not None:
+        line.append(f"  {plan.cost_per_million_tokens:.3g} per million tokens")
+    if plan.tied:
+        line.append(f"  {plan.tied:,} tie{'s' * (plan.tied == 1)}", style="dim")
+    if number == 1:
+        line.stylize("bold")
+    return line
+
+
+def _config_text(plan: Plan, config: TrialConfig, question: Question) -> str:
+    """All knobs that differ from the device's defaults."""
+    changed = config.differences(plan.base)
+    shown = [f"{name}={value_text(getattr(config, name))}" for name in dict.fromkeys((*ALWAYS, *changed))]
+    world = plan.cluster.world_size
+    data, count = config.data_parallel_size(world), config.gradient_accumulation_steps(question.global_batch_size, world)
+    return f"{' '.join(shown)}  ({data} data-parallel, {count} micro-batch{'es' if count > 1 else ''})"
+
+
+def _ranked_by(options: PlanOptions) -> str:
+    reached = "" if options.rate is None else f" among those that reach {options.rate:g} samples/s"
+    match options.objective:
+        case PlanObjective.THROUGHPUT:
+            return f"samples/s{reached}"
+        case PlanObjective.MEMORY:
+            share = SHARE if options.share is None else options.share
+            return f"peak memory, lowest first, among those with {_percent(share)} of the best rate or more{reached}"
+        case PlanObjective.COST:
+            return f"price per token{reached}; a device costs {options.price:g} an hour"
+        case PlanObjective.DEVICES:
+            return f"devices, fewest first, then samples/s{reached}"
+        case PlanObjective.GOODPUT:
+            return f"tokens kept per device-hour on nodes that fail{reached}; spares count as devices"
+
+
+def _percent(share: float) -> str:
+    return f"{share * 100:g} %"

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.cli.app import run
-from autotune.cli.capacity_table import config_text, way_text
+from autotune.cli.capacity import config_text, way_text
 from autotune.prediction.planning.capacity import Remedy, Way
 from autotune.prediction.planning.question import cluster_of, model_of, question_of
 from autotune.prediction.planning.room import room_of

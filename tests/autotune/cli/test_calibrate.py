@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from called import Command
 
-from autotune.cli.calibrate_table import COEFFICIENT_TEXTS
+from autotune.cli.calibrate import COEFFICIENT_TEXTS
 from autotune.prediction.equations.coefficients import names
 from autotune.session import calibrate
 from executor.errors import RunnerError

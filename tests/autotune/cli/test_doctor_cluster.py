@@ -9,8 +9,7 @@ import pytest
 from called import Command
 
 from autotune.cli import doctor_cluster
-from autotune.cli.doctor_nodes import links_of, node_findings
-from autotune.cli.doctor_pairs import expected_by, pair_findings
+from autotune.cli.doctor_cluster import expected_by, links_of, node_findings, pair_findings
 from autotune.cli.finding import Finding
 from executor.errors import RunnerError
 from executor.runners.ray.checkup import Checkup, NodeFacts, Pair, Unreached, pairs_of

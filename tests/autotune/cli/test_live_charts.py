@@ -13,9 +13,8 @@ import table
 from rich.console import Console
 from rich.text import Text
 
-from autotune.cli.canvas import Canvas
 from autotune.cli.live import LiveTable
-from autotune.cli.live_charts import LiveCharts, charts
+from autotune.cli.live_charts import Canvas, LiveCharts, charts
 from autotune.loop.loop import run_job
 from autotune.outcome.job_snapshot import JobSnapshot, read_snapshot
 from autotune.outcome.verdict import decide

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from called import Command
 
-from autotune.cli.profile_tree import OWN, rows_of
+from autotune.cli.profile import OWN, rows_of
 from executor.measurement.module_profile import ModelProfile, ModuleCost, Phases
 from executor.runners import rank_process
 from executor.runners.local import LocalRunner
