@@ -6,8 +6,7 @@ from typing import Any
 
 from rich.table import Table
 
-from autotune.cli.documents import write_document
-from autotune.cli.finite import finite
+from autotune.cli.documents import finite, write_document
 from autotune.cli.open_backend import open_backend
 from autotune.cli.status import Status
 from autotune.explain.explanation.findings import Explanation

@@ -1,7 +1,10 @@
 """`autotune sweep`: open or resume a job, run it, write the best configuration and print the result."""
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Callable, Mapping
 from typing import Any
+
+from rich.table import Table
 
 from autotune.cli.documents import write_document
 from autotune.cli.fields import request_fields, with_import_folders
@@ -11,16 +14,24 @@ from autotune.cli.passed import pass_environment
 from autotune.cli.status import Status
 from autotune.cluster.ray_cluster import with_address
 from autotune.errors import RequestError
-from autotune.ops.output import require_writable
+from autotune.exports.best_config_file import best_config_text
+from autotune.imports.history import read_history
+from autotune.ops.output import require_writable, write_whole
 from autotune.request.request import JobRequest
 from autotune.request.rows import SERIES, request_from_fields
-from autotune.session.knowledge import with_knowledge
+from autotune.series.run import run_series
+from autotune.series.series import SeriesEntry, SeriesRequest, SeriesResult, interval_text
+from autotune.series.size_forecast import EquationForecast
+from autotune.session.history import admit
+from autotune.session.knowledge import require_learning, with_knowledge
 from autotune.session.resolve import prepare
+from autotune.session.session import Session
 from autotune.text.console import Console
 from autotune.text.result import print_result
 from autotune.tuning import TuneResult, resume_job
 from search_spaces.outcome import JobState
-from storage.address import default_database_url
+from search_spaces.trial import Interval
+from storage.address import default_database_url, without_password
 from storage.records import BUDGET
 from storage.store import open_store
 
@@ -42,7 +53,7 @@ def sweep_command(options: SweepOptions) -> Status:
 
             fields = with_imported(fields, options.imported, ranks, lambda line: print_line(console, line))
         if fields.get("objective") in SERIES:
-            from autotune.cli.series import series_command
+            from autotune.cli.sweep import series_command
 
             _require_no_knowledge(fields)
             return series_command(options, with_import_folders(fields), ranks)
@@ -50,7 +61,7 @@ def sweep_command(options: SweepOptions) -> Status:
         request = with_knowledge(_request(options, fields, ranks), lambda line: print_line(console, line), options.database)
         session = prepare(request)
         if history is not None:
-            from autotune.cli.history import with_history
+            from autotune.cli.sweep import with_history
 
             session = with_history(session, history, lambda line: print_line(console, line))
         result = run_new(session, options, console, options.out)
@@ -137,3 +148,86 @@ def _status(result: TuneResult) -> Status:
     if result.found_nothing:
         return Status.NOTHING_FEASIBLE
     return Status.OK if result.state is JobState.SUCCEEDED else Status.FAILURE
+
+
+def series_command(options: SweepOptions, fields: Mapping[str, Any], ranks: tuple[int, ...]) -> Status:
+    """Run the series. Only the best configuration of the answer's size is written."""
+    console = Console(stderr=True)
+    shared = {name: value for name, value in fields.items() if name not in ("objective", "ranks")}
+    series = SeriesRequest(objective=fields["objective"], fields=shared, ranks=ranks, **options.series)
+
+    def sweep(session: Session) -> TuneResult:
+        if not options.json:
+            size = f"{session.world_size} ranks, samples of {session.request.sequence_length} tokens"
+            console.print(size, style="bold", highlight=False, soft_wrap=True)
+        return run_new(session, options, console)
+
+    found = run_series(series, sweep, EquationForecast(database=options.database or default_database_url()))
+    if found.best_config is not None:
+        write_whole(options.out, best_config_text(found.best_config))
+    _print_series(found, options)
+    if found.interrupted:
+        return Status.INTERRUPTED
+    return Status.OK if found.answer is not None else Status.NOTHING_FEASIBLE
+
+
+def _print_series(found: SeriesResult, options: SweepOptions) -> None:
+    if options.json:
+        write_document(found.document())
+        return
+    console = Console()
+    print_result(found.best_config, console)
+    console.print(_table(found.entries), highlight=False)
+    console.print(f"{found.objective}: {found.message}", highlight=False, markup=False, soft_wrap=True)
+    if found.best_config is not None:
+        console.print(f"written to {options.out}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _table(entries: tuple[SeriesEntry, ...]) -> Table:
+    table = Table(box=None, pad_edge=False, show_header=True, header_style="dim")
+    for name in ("ranks", "tokens", "samples/s [95 %]"):
+        table.add_column(name, justify="right")
+    priced = any(entry.cost is not None for entry in entries)
+    if priced:
+        table.add_column("per million tokens", justify="right")
+    scaled = any(entry.efficiency is not None for entry in entries)
+    if scaled:
+        table.add_column("efficiency", justify="right")
+    table.add_column("")
+    for entry in entries:
+        costs = (*((_text(entry.cost),) if priced else ()), *((_share(entry.efficiency),) if scaled else ()))
+        job = f"job {entry.job_id}: " if entry.job_id is not None else ""
+        table.add_row(
+            str(entry.ranks), str(entry.sequence_length), _text(entry.samples_per_second), *costs, f"{job}{entry.message}"
+        )
+    return table
+
+
+def _share(interval: Interval | None) -> str:
+    return "-" if interval is None else f"{interval.mean:.0%} [{interval.low:.0%}, {interval.high:.0%}]"
+
+
+def _text(interval: Interval | None) -> str:
+    return "-" if interval is None else interval_text(interval)
+
+
+MOST_NUMBERS = 12
+
+
+def with_history(session: Session, source: str, report: Callable[[str], None]) -> Session:
+    """The session with the trials that are usable; the number of others is reported by reason.
+
+    Raises:
+        RequestError: the history cannot be read, no trial is usable, or the job cannot learn from it.
+    """
+    require_learning(session.request, session.model)
+    rows = read_history(source)
+    found = admit(rows, session)
+    report(f"knowledge: {len(found.trials)} of {len(rows)} trials count")
+    for reason, numbers in found.refused.items():
+        listed = ", ".join(map(str, numbers[:MOST_NUMBERS])) + (", …" if len(numbers) > MOST_NUMBERS else "")
+        report(f"knowledge: {'trials' if len(numbers) > 1 else 'trial'} {listed} left out: {reason}")
+    if not found.trials:
+        problem = f"no trial of {without_password(source)} counts"
+        raise RequestError("knowledge", problem, "use the names of knobs for its columns or parameters")
+    return dataclasses.replace(session, request=dataclasses.replace(session.request, resolved_history=found.trials))

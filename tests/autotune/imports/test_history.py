@@ -8,7 +8,7 @@ import optuna
 import pytest
 import table
 
-from autotune.cli.history import with_history
+from autotune.cli.sweep import with_history
 from autotune.errors import RequestError
 from autotune.exports.optuna_study import write_study
 from autotune.imports.history import read_history
