@@ -44,6 +44,7 @@ def document(session: Session, baseline: dict[str, Any] | None = None, **knobs: 
     """What exporters read. `baseline` None: the defaults."""
     config = TrialConfig(**knobs)
     return {
+        "schema_version": 1,
         "job": {"id": JOB, "request": request_to_row(session.request)},
         "model": {"parameter_count": session.model.parameter_count},
         "best": {"config": config.values()},

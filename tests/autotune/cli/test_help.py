@@ -18,7 +18,6 @@ JOBS = ("submit", "jobs", "watch", "pause", "resume", "stop", "cancel", "clone",
 SERVICE = ("serve", "worker", "keys", "db", "study")
 
 
-@pytest.mark.prove(every=6)
 @pytest.mark.parametrize("name", ["", *SWEEPS, *JOBS, *SERVICE])
 def test_help_is_golden(command: Command, name: str) -> None:
     """Write the files anew with AUTOTUNE_WRITE_GOLDEN=1."""

@@ -76,7 +76,7 @@ def drawn(session: Session, snapshot: JobSnapshot, width: int, height: int) -> s
     return "\n".join(line.plain.rstrip() for line in lines_of(session, snapshot, width, height)) + "\n"
 
 
-@pytest.mark.prove
+@pytest.mark.prove(every=3)
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (120, 40), (64, 24)])
 def test_they_look_as_they_did(made: Made, width: int, height: int) -> None:
     """Write the files anew with AUTOTUNE_WRITE_GOLDEN=1."""
@@ -87,7 +87,6 @@ def test_they_look_as_they_did(made: Made, width: int, height: int) -> None:
     assert text == path.read_text(encoding="utf-8")
 
 
-@pytest.mark.prove
 @pytest.mark.parametrize(("width", "height"), [(76, 20), (80, 24), (60, 20), (200, 60)])
 def test_no_line_is_wider_than_the_terminal_and_the_table_keeps_half_of_it(made: Made, width: int, height: int) -> None:
     lines = lines_of(*made(), width, height)

@@ -116,7 +116,6 @@ def test_every_operation_has_a_method() -> None:
     assert (CALLS.keys() | NEED_NO_METHOD) <= OPERATIONS.keys(), "the document lacks what is listed here"
 
 
-@pytest.mark.prove(every=4)
 @pytest.mark.parametrize("operation_id", CALLS)
 def test_what_is_sent_and_read_is_what_the_document_says(operation_id: str) -> None:
     seen: list[served.Request] = []

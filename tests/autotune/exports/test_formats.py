@@ -21,7 +21,6 @@ GOLDEN = Path(__file__).parent / "golden"
 NEW = tuple(name for name in EXPORTERS if name != "json")
 
 
-@pytest.mark.prove(every=3)
 @pytest.mark.parametrize(("name", "case"), cases.WRITTEN)
 def test_the_file_is_golden(tmp_path: Path, name: str, case: str) -> None:
     """Write the files anew with AUTOTUNE_WRITE_GOLDEN=1."""

@@ -56,7 +56,6 @@ def test_multi_token_prediction() -> None:
     assert any(note.startswith("mtp_layers=2: not part of") for note in notes)
 
 
-@pytest.mark.prove(every=2)
 @pytest.mark.parametrize("model", ["llama-3-8b", "gpt2", "opt-1.3b", "gpt-neox-20b"])
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_every_name_is_listed(model: str, layout: dict[str, Any]) -> None:

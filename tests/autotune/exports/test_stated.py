@@ -37,7 +37,6 @@ def told(name: str, case: str, folder: Path, **stated: Any) -> tuple[str, tuple[
     return made.text, made.notes
 
 
-@pytest.mark.prove(every=3)
 @pytest.mark.parametrize(("name", "case"), cases.WRITTEN)
 def test_nothing_is_made_up(tmp_path: Path, name: str, case: str) -> None:
     text, notes = told(name, case, tmp_path)
@@ -45,7 +44,6 @@ def test_nothing_is_made_up(tmp_path: Path, name: str, case: str) -> None:
     assert not [note for note in notes if "0.001" in note]
 
 
-@pytest.mark.prove(every=3)
 @pytest.mark.parametrize(("name", "case"), cases.WRITTEN)
 def test_what_is_stated_is_written_or_told(tmp_path: Path, name: str, case: str) -> None:
     text, notes = told(name, case, tmp_path, **STATED)

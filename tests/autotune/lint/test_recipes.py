@@ -19,13 +19,11 @@ def named(case: RecipeCase) -> str:
     return f"{case.name}{'@' + case.cluster if case.cluster else ''}"
 
 
-@pytest.mark.prove(every=3)
 @pytest.mark.parametrize("case", GOOD, ids=named)
 def test_nothing_is_said_of_a_good_recipe(case: RecipeCase) -> None:
     assert said(case) == "nothing"
 
 
-@pytest.mark.prove(every=5)
 @pytest.mark.parametrize("case", FAULTY, ids=named)
 def test_every_planted_fault_is_found_with_its_fix(case: RecipeCase) -> None:
     found = case.linted().findings
@@ -34,7 +32,6 @@ def test_every_planted_fault_is_found_with_its_fix(case: RecipeCase) -> None:
                for finding in found for key in finding.fix)  # fmt: skip
 
 
-@pytest.mark.prove(every=5)
 @pytest.mark.parametrize("case", FAULTY, ids=named)
 def test_a_fix_removes_its_finding(case: RecipeCase) -> None:
     linted = case.linted()

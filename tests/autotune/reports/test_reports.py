@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import re
+import shutil
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from autotune.reports.markdown import code, escaped, markdown_of
 from autotune.reports.page import coded, page_of, plotly_source, script_json
 from autotune.reports.report import Report, report_of
 from search_spaces.outcome import Outcome
-from storage.store import Store
+from storage.store import Store, open_store
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(1)>{{ 7 * 7 }}<a href='https://evil.example'>`|*_"
 MOST_BYTES = 6_000_000
@@ -45,12 +46,13 @@ def read(page: str) -> Reader:
     return reader
 
 
-@pytest.fixture
-def report(tmp_path: Path, store: Store) -> Report:
-    return report_of(store, swept(tmp_path, store))
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory, migrated: Path) -> Report:
+    folder = tmp_path_factory.mktemp("report")
+    with open_store(str(shutil.copy(migrated, folder / "jobs.db"))) as store:
+        return report_of(store, swept(folder, store))
 
 
-@pytest.mark.prove
 def test_a_page_needs_nothing_from_anywhere(report: Report) -> None:
     page = page_of(report)
     assert len(page.encode()) < MOST_BYTES
@@ -69,7 +71,6 @@ def test_a_page_needs_nothing_from_anywhere(report: Report) -> None:
     assert "'unsafe-inline'" not in policy.partition("script-src")[2]
 
 
-@pytest.mark.prove
 def test_every_figure_has_a_plot_and_its_numbers(report: Report) -> None:
     found = read(page_of(report))
     shown = [attributes["data-plot"] for tag, attributes in found.elements if "data-plot" in attributes]
@@ -84,7 +85,6 @@ def test_every_figure_has_a_plot_and_its_numbers(report: Report) -> None:
     assert "no pipeline" in captions
 
 
-@pytest.mark.prove
 def test_texts_of_users_are_text(report: Report) -> None:
     hostile = dataclasses.replace(report, title=HOSTILE, headline=HOSTILE, facts=(("state", HOSTILE),), commands=(HOSTILE,))
     figures = tuple(dataclasses.replace(figure, summary=HOSTILE, notes=(HOSTILE,)) for figure in report.figures)
@@ -98,7 +98,6 @@ def test_texts_of_users_are_text(report: Report) -> None:
     assert str(coded("a `<b>` c")) == "a <code>&lt;b&gt;</code> c"
 
 
-@pytest.mark.prove
 def test_markdown_says_the_same(report: Report) -> None:
     text = markdown_of(report)
     for figure in report.figures:

@@ -210,7 +210,6 @@ def test_the_defaults_are_what_the_engine_honours(engine: Capability, cluster: s
     assert engine.refusals(defaults, resolve_cluster(cluster).world_size) == []
 
 
-@pytest.mark.prove(every=3)
 @pytest.mark.parametrize("engine", ENGINES, ids=lambda engine: engine.engine)
 @pytest.mark.parametrize("name", sampled(["zero", "zero-buckets", "3d", "full"], every=2))
 @pytest.mark.parametrize(("model", "cluster", "batch"), [("llama-tiny", "local", 16), ("llama-3-70b", "dgx-h100:2", 128)])

@@ -42,7 +42,6 @@ def told_by(action: Any) -> Rows | list[Any]:
     ]
 
 
-@pytest.mark.prove(every=3)
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("ranks", [2, 3, 4, 8])
 def test_every_rank_computes_in_the_order_of_torch(schedule: str, ranks: int, caplog: pytest.LogCaptureFixture) -> None:

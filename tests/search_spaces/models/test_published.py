@@ -47,7 +47,6 @@ def as_published(billions: float) -> Any:
     return pytest.approx(billions, rel=max(0.6 * 10 ** (1 - digits), 0.005))
 
 
-@pytest.mark.prove(every=3)
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_preset_has_the_published_number_of_parameters(name: str) -> None:
     published = PUBLISHED[name]

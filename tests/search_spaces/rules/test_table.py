@@ -204,7 +204,6 @@ REFUSED = [
 ]
 
 
-@pytest.mark.prove(every=5)
 @pytest.mark.parametrize(("rule", "changes", "where"), REFUSED)
 def test_refusal_names_rule_and_remedy_in_one_line(make_context: Make, rule: str, changes: Any, where: Any) -> None:
     refusals = {refusal.rule: refusal for refusal in check_config(TrialConfig().replace(changes), make_context(**where))}

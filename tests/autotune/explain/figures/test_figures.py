@@ -49,7 +49,6 @@ def require_sound(figure: Figure) -> None:
     json.dumps(to_plain(figure), allow_nan=False)
 
 
-@pytest.mark.prove
 def test_a_job_that_ran(tmp_path: Path, store: Store) -> None:
     job = swept(tmp_path, store, trials=24)
     found = figures_of(store, job)
@@ -140,7 +139,6 @@ def test_a_request_that_cannot_be_read(tmp_path: Path, store: Store) -> None:
         assert not figure
 
 
-@pytest.mark.prove
 def test_a_model_without_a_shape(tmp_path: Path, store: Store) -> None:
     model = FactoryModel(reference="mine:make", parameter_count=100_000)
     found = figures_of(store, swept(tmp_path, store, trials=16, model="mine:make", resolved_model=model))
