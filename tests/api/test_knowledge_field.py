@@ -35,7 +35,6 @@ def test_measurements_stay_with_the_job(client: TestClient, database: str) -> No
         assert store.job(job).request["knowledge"] == content()
 
 
-@pytest.mark.prove
 def test_predictions_and_plans_learn_from_measurements(refusing: TestClient) -> None:
     asked = {"model": "llama-3-8b", "cluster": "dgx-a100", "global_batch_size": 64, "sequence_length": 1024}
     seconds = {}

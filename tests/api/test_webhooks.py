@@ -94,7 +94,6 @@ def logged(client: TestClient, webhook_id: str, state: str) -> dict[str, Any]:
         time.sleep(0.02)
 
 
-@pytest.mark.prove
 def test_the_end_of_a_job_is_told_and_signed(local: TestClient, receiver: Receiver) -> None:
     made = local.post("/v1/webhooks", json={"url": receiver.url})
     assert made.status_code == 201, made.text

@@ -76,7 +76,6 @@ def drawn(session: Session, snapshot: JobSnapshot, width: int, height: int) -> s
     return "\n".join(line.plain.rstrip() for line in lines_of(session, snapshot, width, height)) + "\n"
 
 
-@pytest.mark.prove(every=3)
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (120, 40), (64, 24)])
 def test_they_look_as_they_did(made: Made, width: int, height: int) -> None:
     """Write the files anew with AUTOTUNE_WRITE_GOLDEN=1."""
