@@ -15,8 +15,7 @@ from benchmarks.correctness.reference_documents import documents_loss
 from benchmarks.correctness.reference_optimizers import reference_optimizers
 from benchmarks.correctness.reference_router import ReferenceBalance
 from benchmarks.correctness.reference_schedule import Schedule, schedule_of, scheduled_loss
-from executor.data.batches import Data, FactoryData, text_data
-from executor.data.documents import document_data
+from executor.data.batches import Data, FactoryData, document_data, text_data
 from executor.engine import GroupKey, RankContext
 from executor.engines.ddp.engine import DdpEngine
 from executor.engines.fsdp2.engine import Fsdp2Engine

@@ -21,7 +21,7 @@ import torch
 from benchmarks.common.written_page import table
 from executor.engine import RankContext
 from executor.engines.native.engine import NativeEngine
-from executor.engines.native.file_share import FileShare
+from executor.engines.native.file_shard import FileShare
 from executor.engines.native.zero import ShardedModel
 from executor.engines.session import ParallelSession
 from executor.measurement.file_rates import FilePass

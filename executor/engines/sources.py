@@ -7,15 +7,13 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor, nn
 
-from executor.data.ahead import AHEAD, DataAhead
-from executor.data.batches import Data, FactoryData, text_data
-from executor.data.documents import PLACES, document_data
+from executor.data.batches import AHEAD, PLACES, Data, DataAhead, FactoryData, document_data, text_data
 from executor.errors import EngineRefusalError, FactoryError
 from executor.parallel.context import METHODS
 from executor.parallel.fused.load import load_operators
 from executor.parallel.groups import ParallelGroups
 from executor.parallel.model import Part, Transformer, transformer_without_memory
-from executor.parallel.part import ModelPart
+from executor.parallel.replica import ModelPart
 from executor.parallel.tensor import TensorParallel
 from executor.user_module.factory import UserModule, load_factory
 from executor.user_module.survey import Survey, UndividedError, block_names, survey

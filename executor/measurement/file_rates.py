@@ -4,8 +4,7 @@ import mmap
 import time
 from pathlib import Path
 
-from executor.files.file_stream import Extent, FileStream
-from executor.files.rank_file import RankFile
+from executor.files.rank_file import Extent, FileStream, RankFile
 from search_spaces.training.offload_files import BUFFERS
 
 QUICK_BYTES = 16 << 20

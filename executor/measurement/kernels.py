@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from executor.parallel.head import Head
 from executor.parallel.model import Block, whole
-from executor.parallel.rotary import rotary_table
+from executor.parallel.operators import rotary_table
 from search_spaces.clusters.microbenchmark import SINGLE_RANK, GroupShape, Operation, layer_model
 from search_spaces.training.offload_files import CHUNK_ELEMENTS
 

@@ -6,9 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from executor.parallel.context import ContextParallel
-from executor.parallel.operators import Operators
+from executor.parallel.operators import Operators, Rotary
 from executor.parallel.packed import Documents, attend_in_documents
-from executor.parallel.rotary import Rotary
 from executor.parallel.tensor import ColumnLinear, RowLinear, TensorParallel, WholeLinear
 from search_spaces.models.model import Latent, ModelSpec
 from search_spaces.training.windows import Window

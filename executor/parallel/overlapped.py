@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from executor.parallel.collectives import Group
-from executor.parallel.exchanges import gather_tokens, shares_of_tokens
+from executor.parallel.collectives import Group, gather_tokens, shares_of_tokens
 from executor.parallel.selective import keep_collective
 from search_spaces.overlap import ROW_PARTS
 

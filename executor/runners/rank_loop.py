@@ -21,13 +21,12 @@ from executor.engine import RankContext
 from executor.failures import failure_table
 from executor.measurement.device import DeviceCounters, counters_of
 from executor.measurement.microbenchmark import run_microbenchmark
-from executor.runners.device_memory import DeviceMemory
 from executor.runners.failures import Failure, classify
 from executor.runners.messages import Kind, Message, decode, encode
 from executor.runners.process_group import abort, join
 from executor.runners.rank_heartbeat import RankHeartbeat
 from executor.runners.verdict import CLEAN
-from executor.runners.wear import process_usage
+from executor.runners.wear import DeviceMemory, process_usage
 from executor.user_module.description import describe
 from search_spaces.clusters.microbenchmark import MicrobenchmarkRequest
 from search_spaces.models.model import FactoryModel

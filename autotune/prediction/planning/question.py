@@ -242,7 +242,7 @@ def described_model(
         if value:
             raise RequestError(name, f"{text} has its own parameters", "leave it out; the factory adds adapters itself")
     # Only modules need a process with torch.
-    from executor.runners.probe import describe_factory
+    from executor.runners.profile import describe_factory
 
     workload = Workload(global_batch_size=SMALL_BATCH, sequence_length=sequence_length or MODULE_SEQUENCE)
     traced = dict.fromkeys(traced_precision(precision) for precision in precisions or ("fp32",))

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from executor.engines.native.parameter_shard import ParameterShard
 from executor.errors import EngineRefusalError
-from executor.parallel.copies import CopyEngine, Staging
-from executor.parallel.host_pool import HostPool
+from executor.parallel.copies import CopyEngine, HostPool, Staging
 from executor.parallel.initialization import FirstValues
 from search_spaces.overlap import cut
 from search_spaces.training.offload_files import CHUNK_ELEMENTS

@@ -17,7 +17,7 @@ from executor.engines import session
 from executor.engines.native.engine import NativeEngine
 from executor.measurement.memory import account_step
 from executor.parallel import selective
-from executor.parallel.checkpointing import checkpoint_blocks
+from executor.parallel.selective import checkpoint_blocks
 from executor.runners.local import LocalRunner
 from search_spaces.models.model import FactoryModel, ModelSpec
 from search_spaces.outcome import Outcome

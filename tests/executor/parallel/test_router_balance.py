@@ -10,9 +10,8 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from executor.parallel.collectives import Group, InFlight
-from executor.parallel.experts import Experts
+from executor.parallel.experts import Experts, RouterBalance
 from executor.parallel.model import build_transformer
-from executor.parallel.router_balance import RouterBalance
 from executor.parallel.selective import selective_contexts
 from search_spaces.models.model import ModelSpec
 
