@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from autotune.session.session import Session
-from executor.engines.command.launch import accelerate_variables
+from executor.engines.command.launchers import accelerate_variables
 from search_spaces.clusters.cluster import ClusterSpec
 from search_spaces.environment import variables_of
 from search_spaces.mesh import DIMENSIONS, PIPELINE, Mesh, make_mesh

@@ -15,7 +15,7 @@ from search_spaces.compression import INT8
 from search_spaces.context import SpaceContext
 from search_spaces.models.model import CLAMPED, FactoryModel, HeadNorm, Latent, Model, ModelSpec, Norm, NormPlace, Position
 from search_spaces.models.rope import RopeKind, RopeScaling
-from search_spaces.rules.float8 import FLOAT8
+from search_spaces.rules.computation import FLOAT8
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
 

@@ -28,8 +28,8 @@ from executor.parallel.model import build_transformer
 from executor.parallel.windowed import sees
 from executor.user_module.factory import load_factory
 from search_spaces.models.model import Model, ModelSpec
-from search_spaces.rules.float8 import FLOAT8
-from search_spaces.training.configured import configured
+from search_spaces.rules.computation import FLOAT8
+from search_spaces.training.adapters import configured
 from search_spaces.training.windows import Window
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig

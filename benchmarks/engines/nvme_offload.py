@@ -27,7 +27,7 @@ from executor.engines.session import ParallelSession
 from executor.measurement.file_rates import FilePass
 from executor.measurement.memory import MemoryAccount, account_step
 from search_spaces.models.model import ModelSpec
-from search_spaces.training.offload_files import CHUNK_ELEMENTS, STATES
+from search_spaces.training.states import CHUNK_ELEMENTS, STATES
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
 

@@ -122,14 +122,18 @@ _ENTRIES: dict[str, tuple[_Entry, ...]] = {
          ("grid",)),
         ("CudaCapture.held", _GRAPHED, _REPLAYED, ("grid", "correctness")),
     ),
-    "parallel/packed.py": (
+    "parallel/windowed.py": (
         ("documents_in", (_FLEX,), "flex attention skips blocks that no query attends to", ("by-hand",)),
         ("attend_in_documents", (_FLEX,), "the compiled kernel is right, forward and backward", ("by-hand",)),
         ("block_mask", (f"{_PARALLEL}test_packed.py::test_the_mask_of_flex_attention_is_of_documents",),
          "the mask is built without waiting for the device", ("by-hand",)),
-    ),
-    "parallel/scores.py": (
         ("by_flex", (_SCORES,), "the compiled kernel with limited scores is right, forward and backward", ("by-hand",)),
+        ("can_flex", (_FLEX, _SCORES), "flex attention with a window is faster than a mask", ("by-hand",)),
+        ("attend_by_flex", (_FLEX,), "the compiled kernel is right, forward and backward", ("by-hand",)),
+        ("_plain_flex", (f"{_PARALLEL}test_windowed.py::test_flex_attention_is_attention_under_a_mask",),
+         "the compiled kernel is right, forward and backward", ("by-hand",)),
+        ("block_mask_of", (f"{_PARALLEL}test_windowed.py::test_flex_attention_is_attention_under_a_mask",),
+         "the compiled kernel is right, forward and backward", ("by-hand",)),
     ),
     "parallel/selective.py": (
         ("(module)", (f"{_PARALLEL}test_checkpointing.py::test_what_backward_runs_again_is_cheap",),
@@ -141,14 +145,6 @@ _ENTRIES: dict[str, tuple[_Entry, ...]] = {
          "gradients of captured blocks are waited for", ("correctness",)),
         ("current_stream", _STREAMED, "backward's thread uses forward's stream", ("correctness",)),
         ("is_on_host", _STREAMED, "nothing beyond the stream checker", ("correctness",)),
-    ),
-    "parallel/windowed.py": (
-        ("can_flex", (_FLEX, _SCORES), "flex attention with a window is faster than a mask", ("by-hand",)),
-        ("attend_by_flex", (_FLEX,), "the compiled kernel is right, forward and backward", ("by-hand",)),
-        ("_plain_flex", (f"{_PARALLEL}test_windowed.py::test_flex_attention_is_attention_under_a_mask",),
-         "the compiled kernel is right, forward and backward", ("by-hand",)),
-        ("block_mask_of", (f"{_PARALLEL}test_windowed.py::test_flex_attention_is_attention_under_a_mask",),
-         "the compiled kernel is right, forward and backward", ("by-hand",)),
     ),
     "engines/session.py": (
         ("ParallelSession._to_device", (), "a batch comes from pinned memory and is complete when read", ("correctness",)),

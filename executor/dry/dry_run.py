@@ -20,7 +20,7 @@ from executor.engine import Engine, RankContext, measured_config
 from executor.engines.session import ParallelSession, refuse
 from executor.errors import EngineRefusalError, FactoryError
 from executor.measurement.fewer import Line
-from executor.parallel.attention_kernel import SWITCHES
+from executor.parallel.windowed import SWITCHES
 from executor.trial.run import ENGINES
 from search_spaces.fused_kernels import FUSED_KERNELS, NONE
 from search_spaces.mesh import DIMENSIONS, PIPELINE, make_mesh

@@ -22,8 +22,8 @@ from executor.user_module.user_stage import cut_stage
 from search_spaces.mesh import PIPELINE
 from search_spaces.models.model import FactoryModel, Model, ModelSpec
 from search_spaces.models.pipeline import losses_wait, rank_of_stage, split_blocks, split_layers, stages_of_rank
-from search_spaces.rules.float8 import FLOAT8, MODEL_REMEDY
-from search_spaces.training.configured import configured
+from search_spaces.rules.computation import FLOAT8, MODEL_REMEDY
+from search_spaces.training.adapters import configured
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
 

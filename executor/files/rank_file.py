@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from executor.errors import EngineRefusalError
-from search_spaces.training.offload_files import REQUEST_BYTES, REQUEST_THREADS
+from search_spaces.training.states import REQUEST_BYTES, REQUEST_THREADS
 from search_spaces.trial import Workload
 
 ALIGNMENT = 4096

@@ -22,7 +22,7 @@ from executor.measurement.kernels import Case, Run, compute_cases
 from executor.measurement.links import close_groups, link_cases, open_groups
 from search_spaces.clusters.microbenchmark import COLLECTIVES, Measured, MicrobenchmarkRequest, MicrobenchmarkResult, Operation
 from search_spaces.outcome import Outcome
-from search_spaces.training.offload_files import BUFFERS
+from search_spaces.training.states import BUFFERS
 from search_spaces.trial import Progress
 
 DEVICE_SAMPLE_SECONDS = 1e-3

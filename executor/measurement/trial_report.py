@@ -13,7 +13,7 @@ from executor.measurement.timing import StepTime, step_time, student_t_975
 from executor.measurement.trial_state import HOPELESS, Trial, Window
 from search_spaces.outcome import Outcome
 from search_spaces.plain import from_plain, to_plain
-from search_spaces.training.configured import configured
+from search_spaces.training.adapters import configured
 from search_spaces.training.data_schedule import useful_samples
 from search_spaces.training.fewer import MICRO_BATCHES
 from search_spaces.trial import Interval, RankMeasurement, TrialResult

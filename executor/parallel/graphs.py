@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 from executor.engine import PrivatePool, RankContext
 from executor.errors import EngineRefusalError
 from search_spaces.models.model import Model
-from search_spaces.rules.graphs import GRAPHS_MODEL, GRAPHS_REMEDY, graphs_problem
+from search_spaces.rules.computation import GRAPHS_MODEL, GRAPHS_REMEDY, graphs_problem
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
 

@@ -10,8 +10,8 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from executor.parallel.operators import Operators
-from executor.parallel.scores import soft_cap
 from executor.parallel.tensor import ColumnLinear, TensorParallel, vocabulary_cross_entropy, vocabulary_probabilities
+from executor.parallel.windowed import soft_cap
 from search_spaces.models.model import ModelSpec
 
 

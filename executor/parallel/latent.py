@@ -7,8 +7,8 @@ from torch import Tensor, nn
 
 from executor.parallel.context import ContextParallel
 from executor.parallel.operators import Operators, Rotary
-from executor.parallel.packed import Documents, attend_in_documents
 from executor.parallel.tensor import ColumnLinear, RowLinear, TensorParallel, WholeLinear
+from executor.parallel.windowed import Documents, attend_in_documents
 from search_spaces.models.model import Latent, ModelSpec
 from search_spaces.training.windows import Window
 

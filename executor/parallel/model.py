@@ -18,9 +18,7 @@ from executor.parallel.head import Head
 from executor.parallel.initialization import Drawn, FirstValues, Kind, draw, materialise
 from executor.parallel.latent import LatentAttention
 from executor.parallel.operators import Operators, Rotary, query_factors, rotary_table
-from executor.parallel.packed import Documents, attend_in_documents, documents_in
 from executor.parallel.quantised import QuantisedMatrix, QuantisedValues
-from executor.parallel.scores import Scores, Sinks
 from executor.parallel.tensor import (
     ColumnLinear,
     RowLinear,
@@ -30,6 +28,7 @@ from executor.parallel.tensor import (
     enter_through,
 )
 from executor.parallel.token_prediction import PredictionModule
+from executor.parallel.windowed import Documents, Scores, Sinks, attend_in_documents, documents_in
 from search_spaces.models.model import HeadNorm, ModelSpec, NormPlace, Position
 from search_spaces.training.expert_loads import drawn_choices
 from search_spaces.training.windows import window_of

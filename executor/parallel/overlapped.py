@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from executor.parallel.collectives import Group, gather_tokens, shares_of_tokens
 from executor.parallel.selective import keep_collective
-from search_spaces.overlap import ROW_PARTS
+from search_spaces.compression import ROW_PARTS
 
 
 def multiply_columns(

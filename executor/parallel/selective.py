@@ -11,8 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.checkpoint import checkpoint
 
-from search_spaces.models.pipeline import ZERO_BUBBLE_SCHEDULES
-from search_spaces.models.stage_layout import recomputed_layers
+from search_spaces.models.pipeline import ZERO_BUBBLE_SCHEDULES, recomputed_layers
 from search_spaces.trial_config import TrialConfig
 
 aten = torch.ops.aten

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from executor.parallel.operators import Operators, Rotary
-from executor.parallel.packed import Documents
+from executor.parallel.windowed import Documents
 from search_spaces.models.model import ModelSpec
 
 

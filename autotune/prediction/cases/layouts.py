@@ -14,7 +14,7 @@ from search_spaces.fused_kernels import KERNEL_CHOICES
 from search_spaces.knob import Value
 from search_spaces.knob_values import KNOBS
 from search_spaces.optimizers import moment_bytes
-from search_spaces.rules.float8 import FLOAT8
+from search_spaces.rules.computation import FLOAT8
 from search_spaces.training.states import PARAMETER_BYTES
 
 MASTER = 4.0

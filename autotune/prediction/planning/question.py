@@ -11,9 +11,8 @@ from autotune.prediction.fitting.lessons import Lesson
 from autotune.request.engines import capability_of
 from autotune.request.request import SIMPLE_TARGETS
 from executor.detect import local_gpus
-from search_spaces.clusters.cards import link_text
 from search_spaces.clusters.cluster import ClusterSpec
-from search_spaces.clusters.presets import local_cluster, resolve_cluster
+from search_spaces.clusters.presets import link_text, local_cluster, resolve_cluster
 from search_spaces.domains import parse_domain
 from search_spaces.errors import IllegalConfigError
 from search_spaces.knob import Value

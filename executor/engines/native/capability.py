@@ -13,10 +13,8 @@ from executor.engines.shared_rules import (
 )
 from search_spaces.capability import Capability, Combination, honoured_by
 from search_spaces.fused_kernels import FUSED_KERNELS, LIGER, NONE, OFF
-from search_spaces.models.pipeline import ZERO_BUBBLE_SCHEDULES
-from search_spaces.models.stage_layout import marks_offloading, marks_recomputation, policies
-from search_spaces.rules.float8 import FLOAT8
-from search_spaces.rules.graphs import GRAPHED
+from search_spaces.models.pipeline import ZERO_BUBBLE_SCHEDULES, marks_offloading, marks_recomputation, policies
+from search_spaces.rules.computation import FLOAT8, GRAPHED
 from search_spaces.training.data_schedule import is_scheduled
 from search_spaces.trial_config import TrialConfig
 

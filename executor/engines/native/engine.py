@@ -18,7 +18,7 @@ from executor.parallel.graphs import Capture, CudaCapture, capture_of, refuse_gr
 from executor.parallel.groups import ParallelGroups
 from executor.parallel.replica import ModelPart, Replica
 from search_spaces.models.model import Model
-from search_spaces.models.stage_layout import stage_config
+from search_spaces.models.pipeline import stage_config
 from search_spaces.trial import CheckpointTimes, Workload
 from search_spaces.trial_config import TrialConfig
 

@@ -16,7 +16,7 @@ from executor.files.rank_file import ALIGNMENT, Extent, FileStream, RankFile, Tr
 from executor.parallel.collectives import mark
 from executor.parallel.copies import HostPool
 from executor.parallel.initialization import FirstValues
-from search_spaces.training.offload_files import BUFFERS, UNITS
+from search_spaces.training.states import BUFFERS, UNITS
 from search_spaces.trial import Workload
 
 AHEAD = UNITS - 1

@@ -8,7 +8,7 @@ from executor.errors import EngineRefusalError, FactoryError, MemoryLimitError, 
 from executor.failures import failure_table
 from executor.measurement.device import CudaCounters
 from executor.runners.failures import classify
-from executor.runners.wear import DeviceMemory
+from executor.runners.rank_loop import DeviceMemory
 from search_spaces.failure import rows_from
 from search_spaces.outcome import Outcome
 

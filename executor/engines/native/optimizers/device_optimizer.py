@@ -13,7 +13,7 @@ from executor.engines.native.offload import Hyperparameters, parts_of, step_scal
 from executor.engines.native.parameter_shard import ParameterShard
 from executor.parallel.collectives import Group
 from search_spaces.optimizers import BETAS, EPSILON, LAMB_EPSILON, SGD_MOMENTUM
-from search_spaces.training.offload_files import CHUNK_ELEMENTS
+from search_spaces.training.states import CHUNK_ELEMENTS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

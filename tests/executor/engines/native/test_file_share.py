@@ -20,7 +20,7 @@ from executor.files import rank_file
 from executor.files.rank_file import RankFile
 from executor.parallel.copies import CopyEngine, HostPool, Staging
 from executor.parallel.initialization import Given
-from search_spaces.training.offload_files import BUFFERS, UNITS
+from search_spaces.training.states import BUFFERS, UNITS
 from search_spaces.trial import Workload
 
 CPU = torch.device("cpu")
