@@ -20,10 +20,10 @@ from api.document import DocumentedApp
 from api.events import EventHub
 from api.figures import FigureBoard
 from api.guard import VERSION, Guard
+from api.limits import KnownKeys, OwnerLimits
 from api.logs import LogHub
 from api.metrics import Metrics, ProcessMetrics, RequestTimer
 from api.points import PointsBoard
-from api.rates import KnownKeys, OwnerLimits
 from api.routes import (
     catalog,
     drafts,

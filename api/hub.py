@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from api.rates import OwnerLimits
+from api.limits import OwnerLimits
 from storage.errors import DatabaseUnavailableError
 
 POLL_SECONDS = 0.2

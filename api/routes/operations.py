@@ -13,8 +13,8 @@ from pydantic import BaseModel
 
 from api.auth import Administrator, Reader, StoreOf
 from api.hub import Hub
+from api.limits import OwnerLimits
 from api.metrics import Metrics
-from api.rates import OwnerLimits
 from autotune.errors import RequestError
 from autotune.wire.service import AuditEntry, AuditPage, QuotaUse, Usage
 from storage.errors import DatabaseUnavailableError

@@ -23,9 +23,9 @@ from executor.engines.native.engine import NativeEngine
 from executor.engines.session import ParallelSession, loss_from
 from executor.engines.sources import DTYPES
 from executor.parallel import context as attention
+from executor.parallel.attention import sees
 from executor.parallel.collectives import Group
 from executor.parallel.model import build_transformer
-from executor.parallel.windowed import sees
 from executor.user_module.factory import load_factory
 from search_spaces.models.model import Model, ModelSpec
 from search_spaces.rules.computation import FLOAT8

@@ -122,7 +122,7 @@ _ENTRIES: dict[str, tuple[_Entry, ...]] = {
          ("grid",)),
         ("CudaCapture.held", _GRAPHED, _REPLAYED, ("grid", "correctness")),
     ),
-    "parallel/windowed.py": (
+    "parallel/attention.py": (
         ("documents_in", (_FLEX,), "flex attention skips blocks that no query attends to", ("by-hand",)),
         ("attend_in_documents", (_FLEX,), "the compiled kernel is right, forward and backward", ("by-hand",)),
         ("block_mask", (f"{_PARALLEL}test_packed.py::test_the_mask_of_flex_attention_is_of_documents",),
@@ -135,7 +135,7 @@ _ENTRIES: dict[str, tuple[_Entry, ...]] = {
         ("block_mask_of", (f"{_PARALLEL}test_windowed.py::test_flex_attention_is_attention_under_a_mask",),
          "the compiled kernel is right, forward and backward", ("by-hand",)),
     ),
-    "parallel/selective.py": (
+    "parallel/checkpointing.py": (
         ("(module)", (f"{_PARALLEL}test_checkpointing.py::test_what_backward_runs_again_is_cheap",),
          "the results of these kernels are saved", ("by-hand",)),
     ),

@@ -26,10 +26,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from executor.measurement.flop_counter import FlopCounter
 from executor.parallel import experts as experts_module
+from executor.parallel.checkpointing import checkpoint_blocks
 from executor.parallel.collectives import rows_of
 from executor.parallel.experts import Experts
 from executor.parallel.model import Transformer, build_transformer, whole
-from executor.parallel.selective import checkpoint_blocks
 from search_spaces.models.model import ModelSpec
 from search_spaces.trial_config import TrialConfig
 

@@ -20,9 +20,9 @@ from executor.engine import Engine, RankContext, measured_config
 from executor.engines.session import ParallelSession, refuse
 from executor.errors import EngineRefusalError, FactoryError
 from executor.measurement.fewer import Line
-from executor.parallel.windowed import SWITCHES
+from executor.parallel.attention import SWITCHES
 from executor.trial.run import ENGINES
-from search_spaces.fused_kernels import FUSED_KERNELS, NONE
+from search_spaces.kernels import FUSED_KERNELS, NONE
 from search_spaces.mesh import DIMENSIONS, PIPELINE, make_mesh
 from search_spaces.models.model import Model, ModelSpec
 from search_spaces.models.pipeline import stages_of_rank

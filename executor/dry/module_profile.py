@@ -29,8 +29,8 @@ from executor.dry.products import ATTENTION, products_of
 from executor.dry.recorded import SIZES, MicroBatch, Part, affine, backward_flops, block_work, moments_of, with_levels
 from executor.engines.sources import DTYPES, blocks_of
 from executor.errors import ExecutorError, FactoryError
+from executor.parallel.checkpointing import checkpoint_blocks
 from executor.parallel.pipeline import precise
-from executor.parallel.selective import checkpoint_blocks
 from executor.user_module.description import described
 from executor.user_module.factory import UserModule, load_factory
 from executor.user_module.survey import Survey, first_tensor, loss_of

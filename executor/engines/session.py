@@ -13,6 +13,8 @@ from executor.engines.shared_rules import version_refusals
 from executor.engines.sources import DTYPES, source_of
 from executor.errors import EngineRefusalError, FactoryError
 from executor.parallel.activation_offload import ActivationOffload
+from executor.parallel.attention import choose_attention_kernel
+from executor.parallel.checkpointing import checkpoint_blocks
 from executor.parallel.context import METHODS
 from executor.parallel.data_schedule import kept_tokens, shortened, step_length
 from executor.parallel.experts import RouterBalance, set_loss_scale
@@ -22,8 +24,6 @@ from executor.parallel.loss_scaling import LossScaler
 from executor.parallel.model import Transformer
 from executor.parallel.pipeline import Pipeline, precise
 from executor.parallel.replica import ModelPart, Replica
-from executor.parallel.selective import checkpoint_blocks
-from executor.parallel.windowed import choose_attention_kernel
 from executor.user_module.survey import loss_of
 from search_spaces.capability import Capability
 from search_spaces.mesh import DATA, PIPELINE, make_mesh

@@ -8,9 +8,9 @@ from torch.nn import functional
 from torch.utils._python_dispatch import _disable_current_modes
 
 from executor.parallel.adapters import Prefix
+from executor.parallel.attention import Scores, attend_to_window, attend_with_scores, scaled_attention, sees
+from executor.parallel.checkpointing import keep_collective
 from executor.parallel.collectives import Group
-from executor.parallel.selective import keep_collective
-from executor.parallel.windowed import Scores, attend_to_window, attend_with_scores, scaled_attention, sees
 from search_spaces.training.windows import Window
 
 CHUNKS_PER_RANK = 2

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from executor.parallel.checkpointing import keep_collective
 from executor.parallel.collectives import Group, rows_of
 from executor.parallel.grouped import apply_grouped, can_group
 from executor.parallel.groups import ParallelGroups
-from executor.parallel.selective import keep_collective
 from executor.parallel.tensor import TensorParallel
 from executor.parallel.token_exchange import Exchange, Halves, SharedWork, exchange, finish_exchange, start_exchange
 from search_spaces.models.model import ModelSpec

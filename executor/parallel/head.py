@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from executor.parallel.attention import soft_cap
 from executor.parallel.operators import Operators
 from executor.parallel.tensor import ColumnLinear, TensorParallel, vocabulary_cross_entropy, vocabulary_probabilities
-from executor.parallel.windowed import soft_cap
 from search_spaces.models.model import ModelSpec
 
 

@@ -9,6 +9,7 @@ from torch.nn import functional
 
 from executor.data.batches import labels_ahead
 from executor.parallel.adapters import OUTWARD, WIDENING, Bottleneck, LowRank, Prefix, Prompt, apply_adapter
+from executor.parallel.attention import Documents, Scores, Sinks, attend_in_documents, documents_in
 from executor.parallel.collectives import Group
 from executor.parallel.context import ContextParallel
 from executor.parallel.data_schedule import through_kept
@@ -28,7 +29,6 @@ from executor.parallel.tensor import (
     enter_through,
 )
 from executor.parallel.token_prediction import PredictionModule
-from executor.parallel.windowed import Documents, Scores, Sinks, attend_in_documents, documents_in
 from search_spaces.models.model import HeadNorm, ModelSpec, NormPlace, Position
 from search_spaces.training.expert_loads import drawn_choices
 from search_spaces.training.windows import window_of

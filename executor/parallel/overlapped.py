@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from executor.parallel.checkpointing import keep_collective
 from executor.parallel.collectives import Group, gather_tokens, shares_of_tokens
-from executor.parallel.selective import keep_collective
-from search_spaces.compression import ROW_PARTS
+from search_spaces.communication import ROW_PARTS
 
 
 def multiply_columns(

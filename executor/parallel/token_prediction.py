@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor, nn
 
+from executor.parallel.attention import Documents
 from executor.parallel.operators import Operators, Rotary
-from executor.parallel.windowed import Documents
 from search_spaces.models.model import ModelSpec
 
 

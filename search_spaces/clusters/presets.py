@@ -14,7 +14,7 @@ from search_spaces.clusters.cluster import PCIE_COPIES, ClusterSpec, DeviceSpec,
 from search_spaces.clusters.numa import numa_nodes
 from search_spaces.errors import ClusterFormatError
 from search_spaces.file_kinds import CLUSTER_FILE, mistaken
-from search_spaces.fused_kernels import PACKAGES, installed_kernels
+from search_spaces.kernels import PACKAGES, installed_kernels
 from search_spaces.preset_files import preset_tables, unknown_name
 from search_spaces.quantities import Quantity, read_quantity
 

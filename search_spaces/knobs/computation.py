@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from search_spaces.environment import environment_text
-from search_spaces.fused_kernels import FUSED_KERNELS, KERNEL_CHOICES, LOSS, replaced
+from search_spaces.kernels import FUSED_KERNELS, KERNEL_CHOICES, LOSS, replaced
 from search_spaces.knob import EVERY_ENGINE, TORCH_ENGINES, Applies, Canonical, Distance, Numerics, Planning, Value, knob
 from search_spaces.knobs import conditions
 from search_spaces.knobs.parallelism import layers_of

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from search_spaces.compression import INT8
+from search_spaces.communication import INT8
 from search_spaces.knob import Applies, Canonical, Distance, Numerics, Planning, Value, knob
 from search_spaces.knobs import conditions
 from search_spaces.knobs.conditions import PARALLEL_SIZES

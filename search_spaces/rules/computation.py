@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from search_spaces.capability import Combination
 from search_spaces.context import SpaceContext
 from search_spaces.environment import ENVIRONMENT, ENVIRONMENT_RULE, environment_problem
-from search_spaces.fused_kernels import (
+from search_spaces.kernels import (
     BEST,
     DEVICE_RULE,
     FUSED_KERNELS,

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from starlette.testclient import TestClient
 
-from api.rates import LIMIT_SECONDS, OwnerLimits
+from api.limits import LIMIT_SECONDS, OwnerLimits
 from storage.service_records import Quota, Quotas
 from storage.store import Store
 from tests.api.conftest import REQUEST, problem_of, submit

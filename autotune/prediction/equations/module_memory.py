@@ -29,7 +29,7 @@ from autotune.prediction.equations.module_states import (
     Step,
     micro_batches,
 )
-from search_spaces.compression import cut
+from search_spaces.communication import cut
 from search_spaces.models.module_profile import Affine, ModuleProfile, Trace, at
 
 STATES = (

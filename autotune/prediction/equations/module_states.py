@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from search_spaces.compression import IN_FLIGHT, PIECE_ELEMENTS, cut
+from search_spaces.communication import IN_FLIGHT, PIECE_ELEMENTS, cut
 from search_spaces.models.module_profile import OUTER, Mark, TrainedParameter
 
 

@@ -12,8 +12,8 @@ from executor.data.batches import Data, FactoryData, text_data
 from executor.engines.session import loss_from
 from executor.engines.sources import blocks_of
 from executor.errors import EngineRefusalError
+from executor.parallel.checkpointing import checkpoint_blocks
 from executor.parallel.model import Part, Transformer, build_transformer, whole
-from executor.parallel.selective import checkpoint_blocks
 from executor.user_module.factory import load_factory
 from search_spaces.models.model import FactoryModel, Model, ModelSpec
 from search_spaces.models.pipeline import split_layers

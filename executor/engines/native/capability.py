@@ -12,7 +12,7 @@ from executor.engines.shared_rules import (
     VIRTUAL_TOKENS_MUON,
 )
 from search_spaces.capability import Capability, Combination, honoured_by
-from search_spaces.fused_kernels import FUSED_KERNELS, LIGER, NONE, OFF
+from search_spaces.kernels import FUSED_KERNELS, LIGER, NONE, OFF
 from search_spaces.models.pipeline import ZERO_BUBBLE_SCHEDULES, marks_offloading, marks_recomputation, policies
 from search_spaces.rules.computation import FLOAT8, GRAPHED
 from search_spaces.training.data_schedule import is_scheduled

@@ -12,7 +12,7 @@ from executor.engines.native.parameter_shard import ParameterShard
 from executor.errors import EngineRefusalError
 from executor.parallel.copies import CopyEngine, HostPool, Staging
 from executor.parallel.initialization import FirstValues
-from search_spaces.compression import cut
+from search_spaces.communication import cut
 from search_spaces.training.states import CHUNK_ELEMENTS
 
 

@@ -12,7 +12,7 @@ from torch.autograd.graph import register_multi_grad_hook
 
 from executor.engines.native.layout import Slot, ranges
 from executor.engines.native.parameter_shard import Loaded, NearCopies, ParameterShard
-from executor.engines.native.quantised_sums import GatherFormat
+from executor.engines.native.quantised_communication import GatherFormat
 from executor.parallel.adapters import Prompt
 from executor.parallel.collectives import Group, InFlight, mark
 from executor.parallel.tensor import VocabularyEmbedding

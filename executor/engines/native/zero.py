@@ -32,7 +32,7 @@ from executor.parallel.copies import CopyEngine, HostPool, Staging
 from executor.parallel.groups import Sharing
 from executor.parallel.initialization import Drawn, FirstValues, Given, Joined, Share, move_without_memory
 from executor.parallel.replica import ModelPart, Replica
-from search_spaces.compression import INT8
+from search_spaces.communication import INT8
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from executor.parallel.operators import Operators
-from search_spaces.fused_kernels import GATE, LOSS, NORM, ROTATION
+from search_spaces.kernels import GATE, LOSS, NORM, ROTATION
 from search_spaces.models.model import ModelSpec
 
 Function = Any

@@ -14,7 +14,7 @@ from executor.runners.ray.cluster import RayCluster
 from executor.runners.ray.nodes import node_name, own_name
 from search_spaces.clusters.cluster import ClusterSpec, DeviceSpec
 from search_spaces.clusters.presets import CPU_MEMORY_BANDWIDTH, CPU_PEAK_FLOPS_PER_CORE, device_family, device_preset
-from search_spaces.fused_kernels import PACKAGES
+from search_spaces.kernels import PACKAGES
 from search_spaces.preset_files import preset_tables
 
 ACCELERATOR = "accelerator_type:"

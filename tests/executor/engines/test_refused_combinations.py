@@ -28,10 +28,10 @@ from executor.engines.native.parameter_shard import MasterShard
 from executor.engines.native.zero import ShardedModel
 from executor.engines.shared_rules import release
 from executor.parallel.activation_offload import ActivationOffload
+from executor.parallel.checkpointing import checkpoint_blocks
 from executor.parallel.collectives import Group
 from executor.parallel.graphs import compile_blocks, compile_seconds, forget_compiled
 from executor.parallel.overlapped import multiply_columns
-from executor.parallel.selective import checkpoint_blocks
 from search_spaces.capability import Combination
 from search_spaces.knob import Value
 from search_spaces.models.pipeline import ZERO_BUBBLE_SCHEDULES

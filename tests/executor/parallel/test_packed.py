@@ -14,8 +14,7 @@ from executor.engines.native.engine import NativeEngine
 from executor.engines.session import ParallelSession, refuse
 from executor.errors import EngineRefusalError
 from executor.measurement.flop_counter import FlopCounter
-from executor.parallel.model import Transformer, build_transformer
-from executor.parallel.windowed import (
+from executor.parallel.attention import (
     Documents,
     _plain_flex,
     attend_in_documents,
@@ -23,6 +22,7 @@ from executor.parallel.windowed import (
     choose_attention_kernel,
     documents_in,
 )
+from executor.parallel.model import Transformer, build_transformer
 from search_spaces.capability import Capability
 from search_spaces.knob import Value
 from search_spaces.models.model import ModelSpec, Norm, Position

@@ -18,7 +18,7 @@ from executor.errors import RunnerError
 from executor.runners.ray import RayRunner, describe
 from executor.runners.ray.cluster import RayCluster
 from executor.runners.ray.describe import kernel_packages
-from search_spaces.fused_kernels import PACKAGES
+from search_spaces.kernels import PACKAGES
 from search_spaces.outcome import Outcome
 from search_spaces.trial import COMPARABLE
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from executor.engines.native.offload import Hyperparameters
 from executor.engines.native.optimizers.device_optimizer import DeviceOptimizer, Shares
 from executor.parallel.collectives import mark
-from search_spaces.compression import SIGN_BLOCK, sign_share
+from search_spaces.communication import SIGN_BLOCK, sign_share
 from search_spaces.optimizers import BETAS, EPSILON, LEAST_ROOT
 
 

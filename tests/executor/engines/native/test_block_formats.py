@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from executor.engines.native.optimizers import onebit_adam
-from executor.engines.native.quantised_sums import QuantisedAllReduce, QuantisedReduceScatter
+from executor.engines.native.quantised_communication import QuantisedAllReduce, QuantisedReduceScatter
 from executor.parallel import block_integers
 from executor.parallel.collectives import Group
-from search_spaces.compression import SIGN_BLOCK, integer_bytes, sign_bytes, sign_share
+from search_spaces.communication import SIGN_BLOCK, integer_bytes, sign_bytes, sign_share
 from search_spaces.optimizers import QUANTISED_BLOCK
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, create_block_mask, flex_attention
 
-from search_spaces.fused_kernels import BEST, KERNELS, verdict
+from search_spaces.kernels import BEST, KERNELS, verdict
 from search_spaces.training.windows import Visit, Window
 
 FLEX_TYPES = (torch.float32, torch.bfloat16, torch.float16)

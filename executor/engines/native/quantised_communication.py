@@ -9,7 +9,7 @@ from torch.nn import functional
 from executor.engines.native.layout import Slot, from_rows
 from executor.parallel.block_integers import pack, row_chunks, unpack
 from executor.parallel.collectives import Group, InFlight, mark
-from search_spaces.compression import INT8, integer_bytes
+from search_spaces.communication import INT8, integer_bytes
 from search_spaces.optimizers import LEAST_QUANTISED
 from search_spaces.trial_config import TrialConfig
 
