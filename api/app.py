@@ -1,32 +1,29 @@
-"""Creates the service for one store."""
+"""Creates the service for one store; answers HEAD requests as GET requests without a body."""
 
 import asyncio
 import gc
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, MutableMapping
 from contextlib import asynccontextmanager
 from functools import cache, partial
 from typing import Any
 
 from fastapi import APIRouter, FastAPI
 from starlette.routing import BaseRoute
-from starlette.types import Lifespan
+from starlette.types import ASGIApp, Lifespan, Receive, Scope, Send
 
 from api import problems
+from api.auth import KeyReader
 from api.computing import Pool, Pools
 from api.connections import ConnectionLimits, Connections
-from api.deliverer import Deliverer
-from api.delivery import deliver
+from api.deliverer import Deliverer, deliver
 from api.document import DocumentedApp
 from api.events import EventHub
 from api.figures import FigureBoard
 from api.guard import VERSION, Guard
-from api.head import HeadRequests
-from api.keys import KeyReader
-from api.limits import OwnerLimits
+from api.limits import KnownKeys, OwnerLimits
 from api.logs import LogHub
 from api.metrics import Metrics, ProcessMetrics, RequestTimer
 from api.points import PointsBoard
-from api.rates import KnownKeys
 from api.routes import (
     catalog,
     drafts,
@@ -168,3 +165,35 @@ def _api_routes() -> list[BaseRoute]:
     for route in router.routes:
         route.matches(nowhere)
     return router.routes
+
+
+class HeadRequests:
+    """ASGI middleware: a HEAD request gets the status and the headers of the GET request. A stream ends after them."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "HEAD":
+            await self.app(scope, receive, send)
+            return
+        asked = {**scope, "method": "GET"}
+        is_answered = False
+
+        async def without_body(message: MutableMapping[str, Any]) -> None:
+            nonlocal is_answered
+            if message["type"] == "http.response.start":
+                scope["route"] = asked.get("route")  # for the metrics
+                await send(message)
+            elif not is_answered:
+                is_answered = True
+                await send({"type": "http.response.body"})
+                if message.get("more_body"):
+                    answer.cancel()  # a stream would go on as long as its job
+
+        answer = asyncio.ensure_future(self.app(asked, receive, without_body))
+        try:
+            await answer
+        except asyncio.CancelledError:
+            if not is_answered:
+                raise

@@ -26,7 +26,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from api.rates import network_of
+from api.limits import network_of
 
 SWEEP_SECONDS = 1.0
 LOG_SECONDS = 10.0

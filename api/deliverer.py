@@ -1,16 +1,30 @@
-"""Delivers webhooks for jobs that ended: claims due deliveries, tries them, and records the results."""
+"""Delivers webhooks for jobs that ended: claims, sends and records deliveries, and suspends receivers that fail."""
 
+import base64
+import contextlib
+import hashlib
+import hmac
+import http.client
+import json
 import logging
 import random
+import socket
+import ssl
 import threading
+import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from urllib.parse import urlsplit
 
-from api.breaker import Breaker, host_of, place_of
-from storage.errors import StorageError
-from storage.service_records import Delivery, DeliveryState, DeliveryTry
+from api.targets import Network, Target, checked_target
+from autotune.errors import RequestError
+from storage.errors import SecretError, StorageError
+from storage.service_records import Delivery, DeliveryState, DeliveryTry, Webhook
 from storage.store import Store
+from storage.webhooks import SECRET_PREFIX
 
 POLL_SECONDS = 1.0
 AT_ONCE = 16
@@ -32,7 +46,7 @@ class Deliverer:
     """A delivery thread of the server. Several servers on one database share the work.
 
     Slow receivers of one owner do not delay those of others: owners and hosts are limited to a share of the tries, owners take
-    turns, and a receiver that does not answer is suspended (`api.breaker`).
+    turns, and a receiver that does not answer is suspended (`api.deliverer`).
     """
 
     def __init__(self, store: Store, deliver: Callable[[Delivery], DeliveryTry], poll_seconds: float = POLL_SECONDS) -> None:
@@ -127,3 +141,153 @@ def after(delivery: Delivery, tried: DeliveryTry) -> tuple[DeliveryState, float]
     if len(delivery.tries) >= len(WAITS) or tried.status == GONE:
         return DeliveryState.GIVEN_UP, 0.0
     return DeliveryState.PENDING, WAITS[len(delivery.tries)] * random.uniform(0.9, 1.1)
+
+
+TIMEOUT_SECONDS = 10.0
+"""Time limit of each wait for the receiver."""
+WHOLE_SECONDS = 20.0
+"""Time limit of a whole try, so that a slow answer does not delay other deliveries."""
+MOST_BYTES = 10_000
+"""Most bytes that are read of an answer, so that the connection ends cleanly."""
+
+
+def signature(secret: str, message_id: str, timestamp: int, body: bytes) -> str:
+    """`v1,` and the base64 of HMAC-SHA256 over id, timestamp and body, which are joined by dots."""
+    key = base64.b64decode(secret.removeprefix(SECRET_PREFIX))
+    content = f"{message_id}.{timestamp}.".encode() + body
+    return "v1," + base64.b64encode(hmac.new(key, content, hashlib.sha256).digest()).decode()
+
+
+def deliver(delivery: Delivery, allowed: Sequence[Network], secret_of: Callable[[Webhook], str]) -> DeliveryTry:
+    """Make one try; the result contains any error."""
+    began, moment = time.monotonic(), datetime.now(UTC)
+    status, error = None, ""
+    try:
+        secret = secret_of(delivery.webhook)
+        status = _post(checked_target(delivery.webhook.url, allowed), delivery, int(moment.timestamp()), secret)
+    except SecretError as locked:
+        # The message contains a server path, and the receiver's owner can read the result.
+        log.error("webhook %s: %s", delivery.webhook.id, locked)
+        error = "the server cannot decrypt this webhook's secret"
+    except RequestError as refused:
+        error = refused.problem
+    except (OSError, http.client.HTTPException, ValueError) as failure:
+        # Only the class name: the message may contain text from the receiver.
+        error = "timed out" if isinstance(failure, TimeoutError) else type(failure).__name__
+    return DeliveryTry(time=moment, seconds=round(time.monotonic() - began, 3), status=status, error=error)
+
+
+def _post(target: Target, delivery: Delivery, timestamp: int, secret: str) -> int:
+    body = json.dumps(delivery.payload, separators=(",", ":")).encode()
+    headers = {
+        "Content-Type": "application/json",
+        "User-Agent": "autotune",
+        "webhook-id": delivery.id,
+        "webhook-timestamp": str(timestamp),
+        "webhook-signature": signature(secret, delivery.id, timestamp, body),
+    }
+    connection = _Pinned(target)
+    limit = threading.Timer(WHOLE_SECONDS, connection.give_up)
+    limit.start()
+    try:
+        # Redirects are not followed: they could lead to a forbidden target.
+        connection.request("POST", target.path, body, headers)
+        answer = connection.getresponse()
+        answer.read(MOST_BYTES)
+        return answer.status
+    finally:
+        limit.cancel()
+        connection.close()
+
+
+class _Pinned(http.client.HTTPConnection):
+    """A connection to the checked address, with the requested host name."""
+
+    def __init__(self, target: Target) -> None:
+        super().__init__(target.host, target.port, timeout=TIMEOUT_SECONDS)
+        self._target = target
+        self._given_up = False
+        self.default_port = 443 if target.scheme == "https" else 80  # the port that the Host header omits
+
+    def connect(self) -> None:
+        self.sock = socket.create_connection((self._target.address, self._target.port), TIMEOUT_SECONDS)
+        if self._target.scheme == "https":
+            # The handshake follows when `self.sock` is set, so that `give_up` can break it.
+            self.sock = ssl.create_default_context().wrap_socket(
+                self.sock, server_hostname=self._target.host, do_handshake_on_connect=False
+            )
+        if self._given_up:  # `give_up` was called before the socket existed
+            raise TimeoutError
+        if isinstance(self.sock, ssl.SSLSocket):
+            self.sock.do_handshake()
+
+    def give_up(self) -> None:
+        """Break the connection from another thread, even while it is being established."""
+        self._given_up = True
+        if self.sock is not None:
+            with contextlib.suppress(OSError):
+                self.sock.shutdown(socket.SHUT_RDWR)
+
+
+FAILURES = 3
+"""Consecutive tries without an answer until a receiver is suspended."""
+LEAST_SECONDS, MOST_SECONDS = 30.0, 900.0
+"""The first and the longest suspension; each one is twice as long as the previous."""
+SLOW_SECONDS = 5.0
+"""A slower answer counts as none: a slow receiver holds a connection as long as one that does not answer."""
+MOST_KNOWN = 10_000
+"""Most receivers that are remembered; beyond that, the least recently failed one is forgotten."""
+
+Place = tuple[str, str]
+"""An owner, and a receiver's scheme, host and port. Owners are separate: their addresses at one host may behave differently."""
+
+
+@dataclass(slots=True)
+class _Failing:
+    failures: int = 0
+    opened: int = 0
+    until: float = 0.0
+
+
+class Breaker:
+    """Not thread-safe: used by one thread at a time."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._failing: dict[Place, _Failing] = {}
+
+    def seconds_left(self, place: Place) -> float:
+        """Seconds until the receiver may be tried; 0: now."""
+        failing = self._failing.get(place)
+        return 0.0 if failing is None else max(0.0, failing.until - self._clock())
+
+    def note(self, place: Place, tried: DeliveryTry) -> float:
+        """Record a try; return the seconds for which this try suspends the receiver; 0: not suspended."""
+        failing = self._failing.pop(place, None)
+        if tried.status is not None and tried.seconds < SLOW_SECONDS:
+            return 0.0
+        failing = failing or _Failing()
+        while len(self._failing) >= MOST_KNOWN:
+            del self._failing[next(iter(self._failing))]
+        self._failing[place] = failing
+        failing.failures += 1
+        if failing.failures < FAILURES:
+            return 0.0
+        # One try follows the suspension; if it fails too, the next suspension is twice as long.
+        wait = min(LEAST_SECONDS * 2.0**failing.opened, MOST_SECONDS)
+        failing.failures, failing.opened, failing.until = FAILURES - 1, failing.opened + 1, self._clock() + wait
+        return wait
+
+
+def place_of(webhook: Webhook) -> Place:
+    """The owner and the host of a receiver."""
+    return webhook.owner, host_of(webhook)
+
+
+def host_of(webhook: Webhook) -> str:
+    """Scheme, host and port of the receiver; the whole URL if it cannot be parsed."""
+    try:
+        parts = urlsplit(webhook.url)
+    except ValueError:
+        return webhook.url
+    return f"{parts.scheme}://{(parts.netloc.rpartition('@')[2]).lower()}"

@@ -1,10 +1,12 @@
-"""Field types that several request bodies share."""
+"""Field types of request bodies: numbers, names, commands that the server allows, rows of the failure table."""
 
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, WithJsonSchema
 
 from autotune.request.sizes import parse_size
+from autotune.session.allowed import AllowList
+from search_spaces.failure import LONGEST_PATTERN, MOST_PATTERNS
 from search_spaces.training.documents import MOST_DOCUMENTS
 from search_spaces.training.expert_loads import MOST as MOST_LOADS
 
@@ -39,3 +41,71 @@ class Body(BaseModel):
     """A body with fixed fields."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
+
+
+Word = Annotated[str, Field(max_length=300, pattern=r"^[^\x00]*$")]
+Text = Annotated[str, Field(min_length=1, max_length=1000, pattern=r"^[^\x00-\x1f]*$")]
+OwnName = Annotated[str, Field(min_length=1, max_length=100, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+Values = Annotated[list[Annotated[str, Field(min_length=1, max_length=60)]], Field(min_length=1, max_length=20)]
+
+
+class SubmittedCommand(BaseModel):
+    """A training script on the server, with placeholders. Its first words and folder must match an allowed command."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    arguments: Annotated[list[Word], Field(min_length=1, max_length=100)]
+    """The words of the command."""
+    folder: Text
+    """Its working directory."""
+    launcher: Text = "torchrun"
+    """torchrun, deepspeed or accelerate."""
+    plugin: Annotated[str, Field(max_length=20)] = ""
+    """With the launcher accelerate: deepspeed or fsdp."""
+    parameter_count: Annotated[Integer, Field(ge=0, le=2**53)] = 0
+    pattern: Text | None = None
+    """Regular expression that extracts the rate from its log, with named groups."""
+    script_knobs: Annotated[dict[OwnName, Values], Field(max_length=10)] = {}
+    environment_knobs: Annotated[dict[OwnName, Values], Field(max_length=10)] = {}
+    report_seconds: Annotated[float, Field(gt=0, le=1e9)] | None = None
+
+
+def allowed_command(command: SubmittedCommand, allowed: AllowList) -> dict[str, Any]:
+    """The command in the form that a request has.
+
+    Raises:
+        RequestError: the server does not allow it.
+        ModelFormatError: a field has an invalid value.
+    """
+    fields = command.model_dump(exclude_none=True) | {"folder": command.folder.rstrip("/") or "/"}
+    allowed.require_words(command.folder, command.arguments, command.environment_knobs)
+    return fields
+
+
+RowName = Annotated[str, Field(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9_-]+$")]
+_Word = Annotated[str, Field(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9_]+$")]
+_Pattern = Annotated[str, Field(min_length=1, max_length=LONGEST_PATTERN, pattern=r"^[^\x00]*$")]
+_Words = Annotated[list[_Word], Field(max_length=100, fail_fast=True)]
+_Patterns = Annotated[list[_Pattern], Field(max_length=MOST_PATTERNS, fail_fast=True)]
+
+
+class SubmittedRow(BaseModel):
+    """How a failure is classified: see docs/failures.md. Omitted fields of a built-in row keep their values."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    outcome: Literal["INFEASIBLE", "FAILED", "TIMEOUT", "LOST", "PREEMPTED"] | None = None
+    remedy: Annotated[str, Field(min_length=1, max_length=500, pattern=r"^[^\x00-\x1f]*$")] | None = None
+    exceptions: _Words | None = None
+    exit_codes: Annotated[list[Annotated[Integer, Field(ge=0, le=255)]], Field(max_length=100)] | None = None
+    signals: _Words | None = None
+    signs: _Words | None = None
+    said: _Patterns | None = None
+    message: _Patterns | None = None
+    traceback: _Patterns | None = None
+    output: _Patterns | None = None
+    retries: Annotated[Integer, Field(ge=0, le=1000)] | None = None
+    verify: bool | None = None
+    quarantine: bool | None = None
+    retire: bool | None = None
+    consequence: bool | None = None

@@ -11,8 +11,8 @@ from urllib.parse import urlsplit
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from api.limits import KnownKeys, Rates
 from api.problems import problem
-from api.rates import KnownKeys, Rates
 from api.routes.page import is_page
 from api.settings import Settings
 from autotune.ops.network import is_loopback

@@ -1,4 +1,4 @@
-"""Requests for predictions and plans, and their answers."""
+"""Requests for predictions and plans and their answers, and the check and estimate of a submission without a job."""
 
 import time
 from typing import Annotated, Any
@@ -8,6 +8,7 @@ from pydantic import Field
 from api.fields import Body, DocumentLengths, ExpertLoads, Integer, Size
 from api.settings import Settings
 from api.submission import (
+    JobSubmission,
     KnobName,
     KnobValue,
     KnowledgeContent,
@@ -15,10 +16,14 @@ from api.submission import (
     UploadedModel,
     checked,
     require_preset_names,
+    session_of_submission,
+    shown_fields,
     uploaded_or_named,
 )
 from api.views import checked_view
+from autotune.forecast.job_forecast import expected
 from autotune.goodput.terms import terms_of
+from autotune.prediction.planning import estimate as planning
 from autotune.prediction.planning.calibrated import asked_here
 from autotune.prediction.planning.estimate import estimates
 from autotune.prediction.planning.largest import Dimension, largest
@@ -34,7 +39,10 @@ from autotune.prediction.planning.question import (
 from autotune.prediction.planning.room import PROBABILITY
 from autotune.prediction.planning.scan import Bounds
 from autotune.request.loads_field import with_loads
+from autotune.request.rows import request_to_row
 from autotune.session.knowledge import learned_of
+from autotune.session.script_files import assumed_of
+from autotune.wire.drafts import ConfigEstimate, Draft, Estimate, Range
 from autotune.wire.plans import Plans
 from autotune.wire.predictions import Prediction
 from search_spaces.clusters.cluster import ClusterSpec
@@ -186,3 +194,46 @@ def _asked(question: Question) -> dict[str, Any]:
         "assumed": question.assumed,
         "rests_on": question.rests_on,
     }
+
+
+def resolve_draft(body: JobSubmission, settings: Settings) -> Draft:
+    """Resolve and check the body like a submission. Raises what a submission raises."""
+    session = session_of_submission(body, settings, settings.submission_steps)
+    return Draft(
+        model=session.model.name,
+        parameter_count=session.model.parameter_count,
+        assumed=assumed_of(session),
+        cluster=session.cluster.name,
+        world_size=session.world_size,
+        request=shown_fields(request_to_row(session.request)),
+        domains={name: tuple(values) for name, values in session.space.domains.items()},
+        baseline=session.baselines[0].values(),
+    )
+
+
+def estimate_draft(body: JobSubmission, settings: Settings, store: Store) -> Estimate:
+    """Predict the job's result within the limits of the settings. Raises what a submission raises."""
+    session = session_of_submission(body, settings, settings.submission_steps)
+    bounds = Bounds(configurations=settings.plan_configurations, until=time.monotonic() + settings.plan_seconds)
+    found = expected(session, store, bounds)
+    rates = [one.samples_per_second.mean for one in (found.best, found.baseline) if one is not None]
+    hours = session.world_size / 3600
+    return Estimate(
+        trials=found.trials,
+        best=_view(found.best),
+        baseline=_view(found.baseline),
+        gain=rates[0] / rates[1] if len(rates) == 2 else None,
+        trial_seconds=_range(found.trial_seconds),
+        seconds=_range(found.seconds),
+        device_hours=_range(found.seconds, hours),
+        rests_on=found.rests_on,
+        note=found.note,
+    )
+
+
+def _view(estimate: planning.Estimate | None) -> ConfigEstimate | None:
+    return None if estimate is None else checked_view(ConfigEstimate, estimate.document())
+
+
+def _range(found: tuple[float, float] | None, unit: float = 1.0) -> Range | None:
+    return None if found is None else Range(low=found[0] * unit, high=found[1] * unit)

@@ -8,10 +8,18 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model
 
-from api.commands import SubmittedCommand, allowed_command
 from api.computing import Pool
-from api.failures import RowName, SubmittedRow
-from api.fields import Body, DocumentLengths, ExpertLoads, Integer, Size
+from api.fields import (
+    Body,
+    DocumentLengths,
+    ExpertLoads,
+    Integer,
+    RowName,
+    Size,
+    SubmittedCommand,
+    SubmittedRow,
+    allowed_command,
+)
 from api.settings import Settings
 from autotune.errors import RequestError
 from autotune.goodput.terms import parse_terms, require_published

@@ -14,9 +14,8 @@ from executor.errors import RunnerError
 from executor.measurement.device import counters_of
 from executor.measurement.environment import environment
 from executor.measurement.flop_counter import FlopCounter
-from executor.measurement.module_clock import ModuleClock
 from executor.measurement.module_profile import ModelProfile, ModuleCost, Phases
-from executor.measurement.module_tracker import OUTSIDE, ModuleTracker, Phase, Place
+from executor.measurement.module_tracker import OUTSIDE, ModuleClock, ModuleTracker, Phase, Place
 from executor.parallel.graphs import without_graphs
 from executor.trial.run import ENGINES, closed_at_end
 from search_spaces.trial import Progress, TrialRequest

@@ -12,7 +12,7 @@ from search_spaces.context import SpaceContext
 from search_spaces.domains import EXPRESSIONS, SOLVED, parse_domain, resolve_domains
 from search_spaces.errors import IllegalConfigError, SearchSpaceError, SpaceFormatError
 from search_spaces.file_kinds import SPACE_FILE, mistaken
-from search_spaces.fused_kernels import FUSED_KERNELS, runs_on
+from search_spaces.kernels import FUSED_KERNELS, runs_on
 from search_spaces.knob import Value
 from search_spaces.knob_values import KNOBS, knob
 from search_spaces.models.command import CommandModel

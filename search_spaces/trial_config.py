@@ -9,12 +9,10 @@ from typing import Any
 
 from search_spaces.errors import UnknownNameError
 from search_spaces.knob import Value, knobs_of
-from search_spaces.knobs.computation import ComputationKnobs
-from search_spaces.knobs.offload import OffloadKnobs
+from search_spaces.knobs.computation import ComputationKnobs, ProcessKnobs
 from search_spaces.knobs.parallelism import ParallelismKnobs
-from search_spaces.knobs.process import ProcessKnobs
 from search_spaces.knobs.training import TrainingKnobs
-from search_spaces.knobs.zero import ZeroKnobs
+from search_spaces.knobs.zero import OffloadKnobs, ZeroKnobs
 from search_spaces.plugins import Group, load_plugins
 
 SCRIPT = "script"

@@ -8,8 +8,7 @@ from sqlalchemy import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
 from storage.errors import DatabaseUnavailableError
-from storage.folder import default_file
-from storage.private_files import make_private_folder
+from storage.private_files import default_file, make_private_folder
 
 _SECRET_PARTS = re.compile(r"([?&][^=&?]*(?:password|secret|token|key)[^=&?]*=)[^&]*", re.IGNORECASE)
 _PORT = re.compile(r":(?![0-9]*(?:/|$|,))[^/]*")

@@ -1,9 +1,11 @@
-"""Files and folders that only their owner can access, independent of the umask."""
+"""The default database's folder, and files that only their owner can access. Does not import SQLAlchemy."""
 
 import contextlib
 import os
 import tempfile
 from pathlib import Path
+
+from platformdirs import user_data_path
 
 FILE = 0o600
 FOLDER = 0o700
@@ -41,3 +43,13 @@ def write_private(file: Path, text: str) -> None:
         os.link(draft, file)
     finally:
         draft.unlink(missing_ok=True)
+
+
+def default_file() -> Path:
+    """The file in the user's data folder."""
+    return user_data_path("autotune") / "autotune.db"
+
+
+def has_default_database() -> bool:
+    """Whether AUTOTUNE_DB names a database, or the default file exists. Creates nothing."""
+    return bool(os.environ.get("AUTOTUNE_DB")) or default_file().exists()

@@ -15,8 +15,7 @@ from cryptography.fernet import Fernet, InvalidToken, MultiFernet
 from sqlalchemy import URL
 
 from storage.errors import SecretError
-from storage.folder import default_file
-from storage.private_files import make_private_folder, write_private
+from storage.private_files import default_file, make_private_folder, write_private
 
 KEYS_VARIABLE = "AUTOTUNE_SECRET_KEY"
 """Fernet keys, separated by commas: the first one encrypts, all can decrypt, so that keys can be rotated."""

@@ -32,7 +32,6 @@ from storage import (
     quarantine,
     queue,
     quotas,
-    results,
     retention,
     transfer,
     trials,
@@ -348,10 +347,10 @@ class Store:
         Raises:
             UnknownTrialError: the job has no such attempt.
         """
-        prepared = results.prepare(result)
+        prepared = attempts.prepare(result)
         try:
-            return self._write(results.finish_running, lease, prepared, retry)
-        except results.NotRunningError:
+            return self._write(attempts.finish_running, lease, prepared, retry)
+        except attempts.NotRunningError:
             return self._write(attempts.finish_attempt, lease, result, retry)
 
     def attempts(self, job_id: str, trial_number: int | None = None) -> list[AttemptRecord]:

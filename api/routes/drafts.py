@@ -4,7 +4,7 @@ from fastapi import APIRouter
 
 from api.auth import Reader, SettingsOf, StoreOf
 from api.computing import Computing
-from api.draft import estimate_draft, resolve_draft
+from api.prediction import estimate_draft, resolve_draft
 from api.submission import JobSubmission
 from autotune.wire.drafts import Draft, Estimate
 

@@ -5,7 +5,7 @@ import re
 from collections.abc import Sequence
 
 from autotune.errors import RequestError
-from executor.runners.rank_environment import PASSED_VARIABLE, passed_names
+from executor.runners.rank_process import PASSED_VARIABLE, passed_names
 
 
 def pass_environment(names: Sequence[str]) -> None:

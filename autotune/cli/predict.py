@@ -20,7 +20,7 @@ from search_spaces.clusters.cluster import ClusterSpec
 from search_spaces.models.model import FactoryModel, ModelSpec, without_profile
 from search_spaces.plain import to_plain
 from search_spaces.spaces import Pin, parse_pins
-from storage.folder import has_default_database
+from storage.private_files import has_default_database
 
 if TYPE_CHECKING:
     from autotune.prediction.planning.calibrated import Borrowed

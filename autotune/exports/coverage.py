@@ -8,7 +8,7 @@ from autotune.exports.winner import Winner
 from autotune.request.engines import CAPABILITIES
 from executor.engines.command.capability import COMMAND
 from search_spaces.knob_values import KNOBS
-from search_spaces.models.stage_layout import marks_offloading, marks_recomputation
+from search_spaces.models.pipeline import marks_offloading, marks_recomputation
 from search_spaces.trial_config import TrialConfig
 
 

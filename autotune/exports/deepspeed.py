@@ -8,7 +8,7 @@ from autotune.exports.checkpoints import Checkpoints
 from autotune.exports.coverage import Target, unplaced_notes, unstated_note
 from autotune.exports.export import Export, remarks
 from autotune.exports.winner import Winner
-from search_spaces.compression import INT8
+from search_spaces.communication import INT8
 from search_spaces.deepspeed.config import REDUCTION, deepspeed_config, offloads_a_part
 from search_spaces.trial_config import TrialConfig
 

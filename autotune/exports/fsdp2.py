@@ -2,7 +2,7 @@
 
 from autotune.errors import ExportRefusedError
 from autotune.exports.winner import Winner
-from search_spaces.compression import INT8
+from search_spaces.communication import INT8
 from search_spaces.trial_config import TrialConfig
 
 

@@ -7,7 +7,7 @@ from autotune.exports.export import Export, header, remarks
 from autotune.exports.launch import environment, torchrun_words
 from autotune.exports.model_parts import lacking
 from autotune.exports.winner import Winner
-from search_spaces.compression import INT8
+from search_spaces.communication import INT8
 from search_spaces.models.model import ModelSpec, Norm, Position
 from search_spaces.models.pipeline import split_layers
 from search_spaces.optimizers import SGD_MOMENTUM

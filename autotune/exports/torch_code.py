@@ -10,7 +10,7 @@ from autotune.exports.fsdp2 import bucket_megabytes, fsdp2_notes, replicas, sent
 from autotune.exports.launch import torchrun_words
 from autotune.exports.model_parts import lacking
 from autotune.exports.winner import Winner
-from search_spaces.compression import INT8
+from search_spaces.communication import INT8
 from search_spaces.mesh import ABBREVIATIONS
 from search_spaces.models.model import ModelSpec, Norm, Position
 from search_spaces.models.pipeline import ZERO_BUBBLE_SCHEDULES, split_layers, stages_of_rank

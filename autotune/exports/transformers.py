@@ -10,7 +10,7 @@ from autotune.exports.deepspeed import RECOMPUTATION, SAME, deepspeed_document, 
 from autotune.exports.export import Export, remarks
 from autotune.exports.fsdp2 import bucket_megabytes
 from autotune.exports.winner import Winner
-from search_spaces.fused_kernels import LIGER, TRANSFORMER_ENGINE
+from search_spaces.kernels import LIGER, TRANSFORMER_ENGINE
 from search_spaces.optimizers import SGD_MOMENTUM
 from search_spaces.trial_config import TrialConfig
 

@@ -9,7 +9,7 @@ from autotune.request.request import JobRequest
 from executor.errors import EngineRefusalError
 from search_spaces.clusters.cluster import ClusterSpec
 from search_spaces.models.model import Model
-from search_spaces.training.offload_files import file_bytes
+from search_spaces.training.states import file_bytes
 from search_spaces.trial_config import TrialConfig
 
 SLOW = 5e8

@@ -4,7 +4,7 @@ import dataclasses
 
 from autotune.session.script_files import rendered_files
 from autotune.session.session import OPTIMIZER, Session
-from search_spaces.compression import INT8
+from search_spaces.communication import INT8
 from search_spaces.knob import Value
 from search_spaces.knobs.conditions import VIRTUAL_TOKENS
 from search_spaces.models.command import CommandModel

@@ -6,7 +6,7 @@ gradients, and the gradient norm is computed once a step.
 
 from collections.abc import Iterator, Sequence
 
-from search_spaces.compression import INT8, integer_bytes, sign_bytes, sign_share
+from search_spaces.communication import INT8, integer_bytes, sign_bytes, sign_share
 from search_spaces.models.model import ModelSpec
 from search_spaces.optimizers import LEAST_QUANTISED, QUANTISED_BLOCK
 from search_spaces.training.states import PARAMETER_BYTES

@@ -1,6 +1,6 @@
 """Layouts of pipeline stages for the parity matrix: one stage of two layers, the others of one, with alternating marks."""
 
-from search_spaces.models.stage_layout import OFFLOADED, SEPARATOR
+from search_spaces.models.pipeline import OFFLOADED, SEPARATOR
 
 LONGER = ("f1", "s1", "", "f", "s")
 """Recomputation of the stage of two layers, in turn: one of them, none, both."""

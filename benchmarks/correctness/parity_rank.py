@@ -15,8 +15,7 @@ from benchmarks.correctness.reference_documents import documents_loss
 from benchmarks.correctness.reference_optimizers import reference_optimizers
 from benchmarks.correctness.reference_router import ReferenceBalance
 from benchmarks.correctness.reference_schedule import Schedule, schedule_of, scheduled_loss
-from executor.data.batches import Data, FactoryData, text_data
-from executor.data.documents import document_data
+from executor.data.batches import Data, FactoryData, document_data, text_data
 from executor.engine import GroupKey, RankContext
 from executor.engines.ddp.engine import DdpEngine
 from executor.engines.fsdp2.engine import Fsdp2Engine
@@ -24,13 +23,13 @@ from executor.engines.native.engine import NativeEngine
 from executor.engines.session import ParallelSession, loss_from
 from executor.engines.sources import DTYPES
 from executor.parallel import context as attention
+from executor.parallel.attention import sees
 from executor.parallel.collectives import Group
 from executor.parallel.model import build_transformer
-from executor.parallel.windowed import sees
 from executor.user_module.factory import load_factory
 from search_spaces.models.model import Model, ModelSpec
-from search_spaces.rules.float8 import FLOAT8
-from search_spaces.training.configured import configured
+from search_spaces.rules.computation import FLOAT8
+from search_spaces.training.adapters import configured
 from search_spaces.training.windows import Window
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig

@@ -6,15 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from search_spaces.optimizers import (
-    BETAS,
-    EPSILON,
-    LAMB_EPSILON,
-    LEAST_QUANTISED,
-    MUON_MOMENTUM,
-    QUANTISED_BLOCK,
-    SGD_MOMENTUM,
-)
+from search_spaces.optimizers import BETAS, EPSILON, LAMB_EPSILON, LEAST_QUANTISED, MUON_MOMENTUM, QUANTISED_BLOCK, SGD_MOMENTUM
 from search_spaces.trial import Workload
 
 

@@ -21,13 +21,13 @@ import torch
 from benchmarks.common.written_page import table
 from executor.engine import RankContext
 from executor.engines.native.engine import NativeEngine
-from executor.engines.native.file_share import FileShare
+from executor.engines.native.file_shard import FileShare
 from executor.engines.native.zero import ShardedModel
 from executor.engines.session import ParallelSession
 from executor.measurement.file_rates import FilePass
 from executor.measurement.memory import MemoryAccount, account_step
 from search_spaces.models.model import ModelSpec
-from search_spaces.training.offload_files import CHUNK_ELEMENTS, STATES
+from search_spaces.training.states import CHUNK_ELEMENTS, STATES
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
 

@@ -16,8 +16,7 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from executor.engines.session import ParallelSession
-from executor.parallel.operators import rotate
-from executor.parallel.rotary import rotary_table
+from executor.parallel.operators import rotary_table, rotate
 from search_spaces.models.model import ModelSpec
 
 

@@ -74,7 +74,7 @@ _ENTRIES: dict[str, tuple[_Entry, ...]] = {
         ("DryMode.running", _FOR_CUDA,
          "the predicted peak equals the allocator's", ("correctness", "grid")),
     ),
-    "dry/backends.py": (
+    "dry/ledger.py": (
         ("(module)", ("tests/autotune/prediction/test_against_dry_run.py::test_allocated_memory",),
          "NCCL makes no hidden copies, and the allocator rounds as assumed", ("correctness",)),
     ),
@@ -82,7 +82,7 @@ _ENTRIES: dict[str, tuple[_Entry, ...]] = {
         ("dry_nccl", _DRY, "the predicted peak equals the allocator's", ("correctness",)),
         ("trial_nccl", (), "the predicted peak equals the allocator's", ("correctness",)),
     ),
-    "engines/command/memory.py": (
+    "engines/command/watch.py": (
         ("device_bytes", (f"{_CUDA}the_driver_lists_devices_and_what_processes_hold",),
          "the driver lists a script's processes by their process ids", ()),
     ),
@@ -104,6 +104,8 @@ _ENTRIES: dict[str, tuple[_Entry, ...]] = {
     ),
     "parallel/copies.py": (
         ("CopyEngine.start", _STREAMED, "copies overlap with computation, in both directions", ("correctness", "grid")),
+        ("HostPool.__init__", _STREAMED[2:], "the memory is pinned", ("correctness",)),
+        ("HostPool.zeros", _STREAMED[2:], "the memory is pinned, and the allocator takes the expected bytes", ("correctness",)),
     ),
     "parallel/float8.py": (
         ("_multiply", (f"{_PARALLEL}test_float8.py::test_products_are_those_of_the_rounded_operands",),
@@ -120,20 +122,20 @@ _ENTRIES: dict[str, tuple[_Entry, ...]] = {
          ("grid",)),
         ("CudaCapture.held", _GRAPHED, _REPLAYED, ("grid", "correctness")),
     ),
-    "parallel/host_pool.py": (
-        ("HostPool.__init__", _STREAMED[2:], "the memory is pinned", ("correctness",)),
-        ("HostPool.zeros", _STREAMED[2:], "the memory is pinned, and the allocator takes the expected bytes", ("correctness",)),
-    ),
-    "parallel/packed.py": (
+    "parallel/attention.py": (
         ("documents_in", (_FLEX,), "flex attention skips blocks that no query attends to", ("by-hand",)),
         ("attend_in_documents", (_FLEX,), "the compiled kernel is right, forward and backward", ("by-hand",)),
         ("block_mask", (f"{_PARALLEL}test_packed.py::test_the_mask_of_flex_attention_is_of_documents",),
          "the mask is built without waiting for the device", ("by-hand",)),
-    ),
-    "parallel/scores.py": (
         ("by_flex", (_SCORES,), "the compiled kernel with limited scores is right, forward and backward", ("by-hand",)),
+        ("can_flex", (_FLEX, _SCORES), "flex attention with a window is faster than a mask", ("by-hand",)),
+        ("attend_by_flex", (_FLEX,), "the compiled kernel is right, forward and backward", ("by-hand",)),
+        ("_plain_flex", (f"{_PARALLEL}test_windowed.py::test_flex_attention_is_attention_under_a_mask",),
+         "the compiled kernel is right, forward and backward", ("by-hand",)),
+        ("block_mask_of", (f"{_PARALLEL}test_windowed.py::test_flex_attention_is_attention_under_a_mask",),
+         "the compiled kernel is right, forward and backward", ("by-hand",)),
     ),
-    "parallel/selective.py": (
+    "parallel/checkpointing.py": (
         ("(module)", (f"{_PARALLEL}test_checkpointing.py::test_what_backward_runs_again_is_cheap",),
          "the results of these kernels are saved", ("by-hand",)),
     ),
@@ -143,14 +145,6 @@ _ENTRIES: dict[str, tuple[_Entry, ...]] = {
          "gradients of captured blocks are waited for", ("correctness",)),
         ("current_stream", _STREAMED, "backward's thread uses forward's stream", ("correctness",)),
         ("is_on_host", _STREAMED, "nothing beyond the stream checker", ("correctness",)),
-    ),
-    "parallel/windowed.py": (
-        ("can_flex", (_FLEX, _SCORES), "flex attention with a window is faster than a mask", ("by-hand",)),
-        ("attend_by_flex", (_FLEX,), "the compiled kernel is right, forward and backward", ("by-hand",)),
-        ("_plain_flex", (f"{_PARALLEL}test_windowed.py::test_flex_attention_is_attention_under_a_mask",),
-         "the compiled kernel is right, forward and backward", ("by-hand",)),
-        ("block_mask_of", (f"{_PARALLEL}test_windowed.py::test_flex_attention_is_attention_under_a_mask",),
-         "the compiled kernel is right, forward and backward", ("by-hand",)),
     ),
     "engines/session.py": (
         ("ParallelSession._to_device", (), "a batch comes from pinned memory and is complete when read", ("correctness",)),
@@ -183,7 +177,7 @@ _ENTRIES: dict[str, tuple[_Entry, ...]] = {
         ("DeviceClock.wait", _WINDOWS, "events and the host's clock agree", ("grid",)),
         ("device_clock", (*_TIMED, *_WINDOWS), "events and the host's clock agree", ("grid",)),
     ),
-    "measurement/limits.py": (
+    "measurement/memory.py": (
         ("host_bound", (f"{_DEVICE}what_bounds_the_hosts_memory_is_the_host",), "nothing", ()),
     ),
     "measurement/environment.py": (
@@ -198,16 +192,14 @@ _ENTRIES: dict[str, tuple[_Entry, ...]] = {
         ("_Bench._weight", _ASKED, "nothing", ("sweep",)),
         ("_free_bytes", _ASKED, "nothing", ("sweep",)),
         ("_left_over", _ASKED, "the remaining bytes are libraries' workspaces", ("sweep",)),
-    ),
-    "measurement/module_clock.py": (
-        ("ModuleClock.stop", (f"{_CUDA}places_are_timed_by_the_devices_clock",), "module times sum to the step's time", ()),
-        ("ModuleClock._now", (f"{_CUDA}places_are_timed_by_the_devices_clock",), "module times sum to the step's time", ()),
-    ),
-    "measurement/stopwatch.py": (
         ("Stopwatch.measure", _TIMED, "samples are long enough for the device's clock", ("sweep",)),
         ("Stopwatch._sample", _TIMED, "samples are long enough for the device's clock", ("sweep",)),
         ("_on_host", _TIMED, "launches do not wait for the device", ("sweep",)),
         ("_by_events", _TIMED, "samples are long enough for the device's clock", ("sweep",)),
+    ),
+    "measurement/module_tracker.py": (
+        ("ModuleClock.stop", (f"{_CUDA}places_are_timed_by_the_devices_clock",), "module times sum to the step's time", ()),
+        ("ModuleClock._now", (f"{_CUDA}places_are_timed_by_the_devices_clock",), "module times sum to the step's time", ()),
     ),
     "numa.py": (
         ("cores_near", ("tests/executor/test_numa.py::test_a_gpu_tells_its_node",), "the NUMA node is the device's", ()),

@@ -4,7 +4,7 @@ from functools import partial
 
 from benchmarks.gpu.models import model_of, workload_of
 from benchmarks.gpu.proof import LOSS_BOUND, Item, Proof, Setting, apart, first_losses, request, why, written
-from search_spaces.fused_kernels import NONE, PACKAGES, installed_kernels, kernel_refusals
+from search_spaces.kernels import NONE, PACKAGES, installed_kernels, kernel_refusals
 from search_spaces.outcome import Outcome
 from search_spaces.trial_config import TrialConfig
 

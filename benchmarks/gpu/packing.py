@@ -5,7 +5,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from benchmarks.gpu.proof import Item, Proof
-from executor.parallel.packed import attend_in_documents, documents_in
+from executor.parallel.attention import attend_in_documents, documents_in
 
 BOUNDS = {torch.float32: 1e-2, torch.bfloat16: 3e-2}
 """Relative to the largest element. Products of float32 may be rounded to TF32, 10 bits."""

@@ -9,7 +9,7 @@ from benchmarks.gpu.proof import LOSS_BOUND, Item, Proof, Setting, apart, ratio,
 from executor.parallel.copies import BUFFERS
 from search_spaces.models.model import ModelSpec
 from search_spaces.outcome import Outcome
-from search_spaces.training.offload_files import CHUNK_ELEMENTS
+from search_spaces.training.states import CHUNK_ELEMENTS
 from search_spaces.trial import Fidelity, TrialResult, Workload
 
 Knobs = Mapping[str, Any]

@@ -7,8 +7,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from benchmarks.gpu.proof import Item, Proof
-from executor.parallel.scores import Scores, attend_by_scores, attend_with_scores
-from executor.parallel.windowed import attend_to_window, sees
+from executor.parallel.attention import Scores, attend_by_scores, attend_to_window, attend_with_scores, sees
 from search_spaces.training.windows import Window
 
 BOUNDS = {torch.float32: 1e-2, torch.bfloat16: 3e-2}

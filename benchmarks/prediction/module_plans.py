@@ -32,7 +32,7 @@ from benchmarks.common.written_page import table
 from executor.data.batches import FactoryData
 from executor.measurement.flop_counter import FlopCounter
 from executor.runners.local import LocalRunner
-from executor.runners.probe import describe_factory
+from executor.runners.profile import describe_factory
 from executor.user_module.factory import load_factory
 from executor.user_module.survey import loss_of
 from search_spaces.clusters.cluster import ClusterSpec

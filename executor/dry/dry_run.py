@@ -1,4 +1,4 @@
-"""Builds and steps one rank of any world with its real engine, on tensors without data."""
+"""Builds and steps one rank of any world with its real engine, on tensors without data; extrapolates long steps."""
 
 import dataclasses
 import gc
@@ -13,16 +13,16 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from executor.data.batches import read_text
-from executor.dry.backends import backend_of
-from executor.dry.extrapolation import extrapolate
+from executor.dry.ledger import backend_of
 from executor.dry.mode import DryMode
 from executor.dry.result import DryRank, DryRun
 from executor.engine import Engine, RankContext, measured_config
 from executor.engines.session import ParallelSession, refuse
 from executor.errors import EngineRefusalError, FactoryError
-from executor.parallel.attention_kernel import SWITCHES
+from executor.measurement.fewer import Line
+from executor.parallel.attention import SWITCHES
 from executor.trial.run import ENGINES
-from search_spaces.fused_kernels import FUSED_KERNELS, NONE
+from search_spaces.kernels import FUSED_KERNELS, NONE
 from search_spaces.mesh import DIMENSIONS, PIPELINE, make_mesh
 from search_spaces.models.model import Model, ModelSpec
 from search_spaces.models.pipeline import stages_of_rank
@@ -205,3 +205,25 @@ def _without_collections() -> Iterator[None]:
     finally:
         if collecting:
             gc.enable()
+
+
+def extrapolate(fewer: DryRank, more: DryRank, micro_batches: int) -> DryRank:
+    """Return the step of `micro_batches`, assuming that each further one adds the difference between `fewer` and `more`.
+
+    Counts and FLOPs are sums over micro-batches, so this is exact for them. It is exact for memory too, as long as the peak
+    stays at the same point of the step: a further micro-batch only adds its tokens and its loss to the live memory.
+    """
+    line = Line(first=fewer.micro_batches, second=more.micro_batches, full=micro_batches)
+    flops = None
+    if fewer.flops_per_step is not None and more.flops_per_step is not None:
+        flops = line.whole_at_full(fewer.flops_per_step, more.flops_per_step)
+    by_tag = line.tags_at_full(fewer.memory_by_tag, more.memory_by_tag)
+    return dataclasses.replace(
+        more,
+        micro_batches=micro_batches,
+        peak_memory_bytes=sum(by_tag.values()),
+        memory_by_tag=by_tag,
+        tag_peak_bytes=line.tags_at_full(fewer.tag_peak_bytes, more.tag_peak_bytes),
+        flops_per_step=flops,
+        collectives=line.collectives_at_full(fewer.collectives, more.collectives),
+    )

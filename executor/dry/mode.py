@@ -1,25 +1,20 @@
-"""The dispatch mode through which every operator of a dry run passes."""
+"""The dispatch mode that every operator of a dry run passes, its fast path, and the memory of CUDA's fused RMSNorm."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_invocation_manager
 from torch.nn import functional
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from executor.dry.backends import Backend
-from executor.dry.flops import FORMULAS
-from executor.dry.ledger import Ledger
-from executor.dry.norms import rms_norm
-from executor.dry.products import workspace_bytes
-from executor.dry.quick import QUICK, quick
-from executor.dry.sends import keep_sent_tensors
-from executor.dry.traffic import FULL_MESSAGE, Traffic
+from executor.dry.ledger import Backend, Ledger
+from executor.dry.products import FORMULAS, workspace_bytes
+from executor.dry.traffic import FULL_MESSAGE, Traffic, keep_sent_tensors
 from executor.parallel.collectives import observed_by
 from search_spaces.models.model import ModelSpec
 
@@ -186,3 +181,89 @@ def _apply(module: nn.Module, convert: Callable[[Tensor], Tensor], recurse: bool
         if buffer is not None:
             module._buffers[name] = convert(buffer)
     return module
+
+
+_parts = functional.rms_norm
+
+
+def rms_norm(x: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None) -> Tensor:
+    """`functional.rms_norm` as CUDA computes it [aten, layer_norm_kernel.cu]: besides its input it keeps one number per row.
+    A weight of another dtype than the input's is multiplied by operators there too.
+    """
+    if weight is not None and weight.dtype != x.dtype:
+        return _parts(x, list(normalized_shape), weight, eps)
+    result: Tensor = _Fused.apply(x, weight, len(normalized_shape))  # type: ignore[no-untyped-call]
+    return result
+
+
+class _Fused(torch.autograd.Function):
+    """Allocates what the kernel does, and computes nothing."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor | None, dimensions: int) -> Tensor:
+        rows = torch.empty(x.shape[:-dimensions], dtype=torch.promote_types(x.dtype, torch.float32), device=x.device)
+        ctx.save_for_backward(x, weight, rows)
+        return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        saved: tuple[Tensor | None, ...] = ctx.saved_tensors
+        x, weight = saved[:2]
+        needed = ctx.needs_input_grad
+        return (
+            torch.empty_like(x) if needed[0] and x is not None else None,
+            torch.empty_like(weight) if needed[1] and weight is not None else None,
+            None,
+        )
+
+
+aten = torch.ops.aten
+
+QUICK: frozenset[Any] = frozenset(
+    {
+        # Views.
+        aten.alias.default, aten.detach.default, aten.expand.default, aten.permute.default, aten.select.int, aten.slice.Tensor,
+        aten.split.Tensor, aten.squeeze.dim, aten.t.default, aten.transpose.int, aten.unsqueeze.default, aten.view.default,
+        aten._unsafe_view.default, aten.split_with_sizes.default,
+        # In place.
+        aten.add_.Tensor, aten.copy_.default, aten.div_.Tensor, aten.mul_.Tensor, aten.zero_.default,
+        aten.exp_.default, aten.scatter_add_.default,
+        # New tensors.
+        aten.add.Tensor, aten.addmm.default, aten.bmm.default, aten.clone.default, aten._to_copy.default, aten.mean.dim,
+        aten.mm.default,
+        aten.mul.Scalar, aten.mul.Tensor, aten.neg.default, aten.pow.Tensor_Scalar, aten.rsqrt.default, aten.silu.default,
+        aten.silu_backward.default, aten.sub.Tensor, aten.sum.dim_IntList, aten.amax.default, aten.bitwise_or.Tensor,
+        aten.div.Scalar, aten.div.Tensor, aten.ge.Scalar, aten.gather.default, aten.log.default, aten.lt.Scalar,
+        aten.masked_fill.Scalar, aten.sub.Scalar,
+    }
+)  # fmt: skip
+"""Operators whose results have the shapes and strides of torch's own meta kernels."""
+
+_CPU = torch.device("cpu")
+
+
+def quick(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Return what `FakeTensorMode` would return for an operator of `QUICK`; NotImplemented if the mode itself must run it.
+
+    A view shares its storage with its base, as a real one does. FakeTensorMode's cache would create it by `set_`, which
+    restores the size of a storage that was emptied (`UntypedStorage.resize_`).
+    """
+    mode: FakeTensorMode | None = None
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, FakeTensor) and value.fake_device == _CPU:
+            mode = value.fake_mode
+        elif isinstance(value, Tensor):
+            return NotImplemented
+    if mode is None or kwargs.get("device") is not None:
+        return NotImplemented
+    with in_kernel_invocation_manager(mode):
+        result = func(*args, **kwargs)
+    return _wrapped(result, mode)
+
+
+def _wrapped(result: Any, mode: FakeTensorMode) -> Any:
+    if isinstance(result, FakeTensor):
+        return result
+    if isinstance(result, Tensor):
+        return FakeTensor(mode, result, _CPU)
+    return type(result)(_wrapped(part, mode) for part in result)

@@ -22,8 +22,8 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.utils._pytree import tree_leaves
 
 from executor.data.batches import FactoryData, read_text
-from executor.dry.backends import backend_of
 from executor.dry.equal_blocks import StandIns, UnequalError, choices_of_stand_ins, completed
+from executor.dry.ledger import backend_of
 from executor.dry.mode import DryMode
 from executor.dry.products import ATTENTION, products_of
 from executor.dry.recorded import SIZES, MicroBatch, Part, affine, backward_flops, block_work, moments_of, with_levels

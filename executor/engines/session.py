@@ -7,26 +7,23 @@ import torch
 from torch import Tensor, nn
 
 from executor.data.batches import micro_batches as cut_batch
-from executor.data.documents import useful_tokens
+from executor.data.batches import useful_tokens
 from executor.engine import HOST, REFERENCE_STEPS, EngineSession, PrivatePool, RankContext, StepReport
+from executor.engines.shared_rules import version_refusals
 from executor.engines.sources import DTYPES, source_of
-from executor.engines.torch_versions import version_refusals
 from executor.errors import EngineRefusalError, FactoryError
 from executor.parallel.activation_offload import ActivationOffload
-from executor.parallel.attention_kernel import choose_attention_kernel
+from executor.parallel.attention import choose_attention_kernel
 from executor.parallel.checkpointing import checkpoint_blocks
-from executor.parallel.compiling import compile_blocks, compile_seconds, forget_compiled
 from executor.parallel.context import METHODS
 from executor.parallel.data_schedule import kept_tokens, shortened, step_length
-from executor.parallel.experts import set_loss_scale
-from executor.parallel.graphs import EAGER_STEPS, BlockGraphs, Capture
+from executor.parallel.experts import RouterBalance, set_loss_scale
+from executor.parallel.graphs import EAGER_STEPS, BlockGraphs, Capture, compile_blocks, compile_seconds, forget_compiled
 from executor.parallel.groups import ParallelGroups
 from executor.parallel.loss_scaling import LossScaler
 from executor.parallel.model import Transformer
-from executor.parallel.part import ModelPart
 from executor.parallel.pipeline import Pipeline, precise
-from executor.parallel.replica import Replica
-from executor.parallel.router_balance import RouterBalance
+from executor.parallel.replica import ModelPart, Replica
 from executor.user_module.survey import loss_of
 from search_spaces.capability import Capability
 from search_spaces.mesh import DATA, PIPELINE, make_mesh

@@ -7,15 +7,13 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor, nn
 
-from executor.data.ahead import AHEAD, DataAhead
-from executor.data.batches import Data, FactoryData, text_data
-from executor.data.documents import PLACES, document_data
+from executor.data.batches import AHEAD, PLACES, Data, DataAhead, FactoryData, document_data, text_data
 from executor.errors import EngineRefusalError, FactoryError
 from executor.parallel.context import METHODS
 from executor.parallel.fused.load import load_operators
 from executor.parallel.groups import ParallelGroups
 from executor.parallel.model import Part, Transformer, transformer_without_memory
-from executor.parallel.part import ModelPart
+from executor.parallel.replica import ModelPart
 from executor.parallel.tensor import TensorParallel
 from executor.user_module.factory import UserModule, load_factory
 from executor.user_module.survey import Survey, UndividedError, block_names, survey
@@ -24,8 +22,8 @@ from executor.user_module.user_stage import cut_stage
 from search_spaces.mesh import PIPELINE
 from search_spaces.models.model import FactoryModel, Model, ModelSpec
 from search_spaces.models.pipeline import losses_wait, rank_of_stage, split_blocks, split_layers, stages_of_rank
-from search_spaces.rules.float8 import FLOAT8, MODEL_REMEDY
-from search_spaces.training.configured import configured
+from search_spaces.rules.computation import FLOAT8, MODEL_REMEDY
+from search_spaces.training.adapters import configured
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
 

@@ -4,9 +4,8 @@ import mmap
 import time
 from pathlib import Path
 
-from executor.files.file_stream import Extent, FileStream
-from executor.files.rank_file import RankFile
-from search_spaces.training.offload_files import BUFFERS
+from executor.files.rank_file import Extent, FileStream, RankFile
+from search_spaces.training.states import BUFFERS
 
 QUICK_BYTES = 16 << 20
 """Bytes of an extent in the quick measurement, which moves four of them in each direction."""

@@ -10,9 +10,9 @@ from torch.nn import functional
 
 from executor.parallel.head import Head
 from executor.parallel.model import Block, whole
-from executor.parallel.rotary import rotary_table
+from executor.parallel.operators import rotary_table
 from search_spaces.clusters.microbenchmark import SINGLE_RANK, GroupShape, Operation, layer_model
-from search_spaces.training.offload_files import CHUNK_ELEMENTS
+from search_spaces.training.states import CHUNK_ELEMENTS
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 Run = Callable[[], object]

@@ -3,18 +3,17 @@
 import socket
 
 from executor.measurement.agreement import gather_plain
-from executor.measurement.clocks import ClockState
+from executor.measurement.device import ClockState
 from executor.measurement.environment import environment
 from executor.measurement.fewer import Line
 from executor.measurement.flops import convention_of, flops_utilization, hardware_tflops_per_device, tflops_per_device
 from executor.measurement.memory import MemoryAccount, peak_resident_set
 from executor.measurement.meter import Costs
-from executor.measurement.racing import HOPELESS
 from executor.measurement.timing import StepTime, step_time, student_t_975
-from executor.measurement.trial_state import Trial, Window
+from executor.measurement.trial_state import HOPELESS, Trial, Window
 from search_spaces.outcome import Outcome
 from search_spaces.plain import from_plain, to_plain
-from search_spaces.training.configured import configured
+from search_spaces.training.adapters import configured
 from search_spaces.training.data_schedule import useful_samples
 from search_spaces.training.fewer import MICRO_BATCHES
 from search_spaces.trial import Interval, RankMeasurement, TrialResult

@@ -12,8 +12,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_leaves
 
 from executor.parallel import streams
-from executor.parallel.copies import Copy, CopyEngine
-from executor.parallel.host_pool import HostPool
+from executor.parallel.copies import Copy, CopyEngine, HostPool
 
 LEAST_BYTES = 1024
 """Minimum size of an offloaded tensor; copying a smaller one costs more than it saves."""

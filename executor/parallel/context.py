@@ -7,12 +7,10 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils._python_dispatch import _disable_current_modes
 
-from executor.parallel.attention_kernel import scaled_attention
+from executor.parallel.adapters import Prefix
+from executor.parallel.attention import Scores, attend_to_window, attend_with_scores, scaled_attention, sees
+from executor.parallel.checkpointing import keep_collective
 from executor.parallel.collectives import Group
-from executor.parallel.scores import Scores, attend_with_scores
-from executor.parallel.selective import keep_collective
-from executor.parallel.virtual_tokens import Prefix
-from executor.parallel.windowed import attend_to_window, sees
 from search_spaces.training.windows import Window
 
 CHUNKS_PER_RANK = 2

@@ -1,5 +1,6 @@
-"""Copies between device and host that overlap with the device's work; without an accelerator, plain copies."""
+"""Copies between device and host that overlap with the device's work, and the host memory that they use."""
 
+import mmap
 from collections import deque
 from contextlib import AbstractContextManager, nullcontext
 
@@ -7,7 +8,40 @@ import torch
 from torch import Tensor
 
 from executor.parallel import streams
-from executor.parallel.host_pool import HostPool
+
+
+class HostPool:
+    """Allocates every host tensor of an offloaded model and counts its bytes. Tensors live as long as the pool.
+
+    On a machine without an accelerator the "device" is ordinary memory too. The pool is then a separate part of it: the same
+    tensors are allocated, copied and counted.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._pins = device.type != "cpu"
+        self._tensors: list[Tensor] = []
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all tensors in the pool. The allocator of pinned memory may round each up to a power of two."""
+        return sum(tensor.nbytes for tensor in self._tensors)
+
+    def zeros(self, elements: int, dtype: torch.dtype, pinned: bool = False) -> Tensor:
+        """A vector of zeros; `pinned`: in pages that a device can copy asynchronously."""
+        vector = torch.zeros(elements, dtype=dtype, pin_memory=pinned and self._pins)
+        self._tensors.append(vector)
+        return vector
+
+    def pages(self, size: int) -> Tensor:
+        """`size` bytes of zeros, aligned to a page for direct I/O; not pinned."""
+        memory = torch.frombuffer(mmap.mmap(-1, size), dtype=torch.uint8)
+        self._tensors.append(memory)
+        return memory
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Everything in the pool, for the memory account (tag `host`)."""
+        return tuple(self._tensors)
+
 
 BUFFERS = 2
 """Staging buffers per direction: one is copied while the other is filled or read."""

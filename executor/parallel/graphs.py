@@ -1,20 +1,21 @@
-"""Blocks as CUDA graphs (`cuda_graphs`): each block's forward and backward are captured once and then replayed."""
+"""How blocks run: compiled by torch.compile, or captured once as CUDA graphs (`cuda_graphs`) and then replayed."""
 
 import functools
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch._dynamo.utils import calculate_time_spent
 from torch.utils._pytree import tree_leaves
 
 from executor.engine import PrivatePool, RankContext
 from executor.errors import EngineRefusalError
 from search_spaces.models.model import Model
-from search_spaces.rules.graphs import GRAPHS_MODEL, GRAPHS_REMEDY, graphs_problem
+from search_spaces.rules.computation import GRAPHS_MODEL, GRAPHS_REMEDY, graphs_problem
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
 
@@ -218,3 +219,24 @@ def refuse_graphs(
     blocks = graphs_problem(config, model, workload)
     if blocks:
         raise EngineRefusalError(GRAPHS_MODEL, f"{blocks}; {GRAPHS_REMEDY}")
+
+
+def compile_blocks(blocks: Iterable[nn.Module]) -> None:
+    """Compile each block's forward separately, as torchtitan does: identical blocks share the graph of the first.
+
+    A block's `forward` is replaced, instead of wrapping the block, so that hooks on the block (stage-3 gathers) stay outside.
+    """
+    # In this process: the ranks of a host compile the same code concurrently, and compile workers would outlive the trial.
+    torch._inductor.config.compile_threads = 1
+    for block in blocks:
+        block.forward = torch.compile(block.forward)
+
+
+def compile_seconds() -> float:
+    """Seconds spent compiling since `forget_compiled`."""
+    return float(calculate_time_spent().get("total_wall_time", 0.0))
+
+
+def forget_compiled() -> None:
+    """Discard the compiled code of a closed model: beyond a number of variants, torch runs a function uncompiled."""
+    torch._dynamo.reset()

@@ -5,10 +5,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from executor.parallel.attention import Documents, attend_in_documents
 from executor.parallel.context import ContextParallel
-from executor.parallel.operators import Operators
-from executor.parallel.packed import Documents, attend_in_documents
-from executor.parallel.rotary import Rotary
+from executor.parallel.operators import Operators, Rotary
 from executor.parallel.tensor import ColumnLinear, RowLinear, TensorParallel, WholeLinear
 from search_spaces.models.model import Latent, ModelSpec
 from search_spaces.training.windows import Window

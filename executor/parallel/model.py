@@ -7,8 +7,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from executor.data.ahead import labels_ahead
-from executor.parallel.adapters import OUTWARD, WIDENING, Bottleneck, LowRank, apply_adapter
+from executor.data.batches import labels_ahead
+from executor.parallel.adapters import OUTWARD, WIDENING, Bottleneck, LowRank, Prefix, Prompt, apply_adapter
+from executor.parallel.attention import Documents, Scores, Sinks, attend_in_documents, documents_in
 from executor.parallel.collectives import Group
 from executor.parallel.context import ContextParallel
 from executor.parallel.data_schedule import through_kept
@@ -17,11 +18,8 @@ from executor.parallel.grouped import Multiply
 from executor.parallel.head import Head
 from executor.parallel.initialization import Drawn, FirstValues, Kind, draw, materialise
 from executor.parallel.latent import LatentAttention
-from executor.parallel.operators import Operators
-from executor.parallel.packed import Documents, attend_in_documents, documents_in
+from executor.parallel.operators import Operators, Rotary, query_factors, rotary_table
 from executor.parallel.quantised import QuantisedMatrix, QuantisedValues
-from executor.parallel.rotary import Rotary, query_factors, rotary_table
-from executor.parallel.scores import Scores, Sinks
 from executor.parallel.tensor import (
     ColumnLinear,
     RowLinear,
@@ -31,7 +29,6 @@ from executor.parallel.tensor import (
     enter_through,
 )
 from executor.parallel.token_prediction import PredictionModule
-from executor.parallel.virtual_tokens import Prefix, Prompt
 from search_spaces.models.model import HeadNorm, ModelSpec, NormPlace, Position
 from search_spaces.training.expert_loads import drawn_choices
 from search_spaces.training.windows import window_of

@@ -17,10 +17,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from executor.parallel.collectives import Group
-from executor.parallel.exchanges import gather_tokens, shares_of_tokens
-from executor.parallel.selective import keep_collective
-from search_spaces.overlap import ROW_PARTS
+from executor.parallel.checkpointing import keep_collective
+from executor.parallel.collectives import Group, gather_tokens, shares_of_tokens
+from search_spaces.communication import ROW_PARTS
 
 
 def multiply_columns(

@@ -22,8 +22,7 @@ from torch.distributed.pipelining.schedules import PipelineScheduleMulti, Pipeli
 from torch.utils import checkpoint
 
 from executor.parallel.collectives import Clock, Group
-from executor.parallel.part import ModelPart
-from executor.parallel.replica import Replica
+from executor.parallel.replica import ModelPart, Replica
 from search_spaces.models.pipeline import stages_of_rank
 from search_spaces.trial_config import TrialConfig
 

@@ -12,14 +12,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 
-from executor.parallel.adapters import INWARD, OUTWARD, LowRank, adapted_result
-from executor.parallel.collectives import Group
-from executor.parallel.exchanges import gather_features, gather_tokens, scatter_tokens, sum_in_place
+from executor.parallel.adapters import INWARD, OUTWARD, LowRank, Prompt, adapted_result, prepend
+from executor.parallel.checkpointing import keep_collective
+from executor.parallel.collectives import Group, gather_features, gather_tokens, scatter_tokens, sum_in_place
 from executor.parallel.float8 import float8_linear
 from executor.parallel.overlapped import multiply_columns, multiply_rows
 from executor.parallel.quantised import QuantisedMatrix
-from executor.parallel.selective import keep_collective
-from executor.parallel.virtual_tokens import Prompt, prepend
 
 
 class TensorParallel:

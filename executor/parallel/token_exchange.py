@@ -21,8 +21,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from executor.parallel.checkpointing import keep_collective
 from executor.parallel.collectives import Group, InFlight
-from executor.parallel.selective import keep_collective
 
 
 class Exchange:

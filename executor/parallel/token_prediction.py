@@ -3,9 +3,8 @@
 import torch
 from torch import Tensor, nn
 
-from executor.parallel.operators import Operators
-from executor.parallel.packed import Documents
-from executor.parallel.rotary import Rotary
+from executor.parallel.attention import Documents
+from executor.parallel.operators import Operators, Rotary
 from search_spaces.models.model import ModelSpec
 
 

@@ -5,8 +5,7 @@ from collections.abc import Sequence
 from executor.dry.result import DryRun
 from executor.errors import EngineRefusalError, FactoryError, RunnerError
 from executor.runners.gang import Gang
-from executor.runners.gang_runner import GangsRunner
-from executor.runners.gangs import OneGang
+from executor.runners.gang_runner import GangsRunner, OneGang
 from executor.runners.local import LocalTransport
 from executor.runners.messages import Kind
 from executor.runners.profile import answer_of

@@ -9,10 +9,9 @@ from executor.errors import RunnerError
 from executor.failures import failure_table
 from executor.runners import devices
 from executor.runners.messages import Kind, Message
-from executor.runners.rank_heartbeat import RankPosition
 from executor.runners.transport import NO_VARIABLES, Death, Transport
 from executor.runners.verdict import Report, Verdict, died, how_it_ended, is_clean, judge
-from executor.runners.watchdog import Watchdog, stacks_text
+from executor.runners.watchdog import RankPosition, Watchdog, stacks_text
 from executor.runners.wear import TRIALS_PER_PROCESS, ProcessUsage, Wear
 from search_spaces.clusters.microbenchmark import MicrobenchmarkRequest
 from search_spaces.environment import variables_of

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from executor.errors import RunnerError
-from executor.runners.rank_environment import for_trials
+from executor.runners.rank_process import for_trials
 from executor.runners.transport import LOOPBACK, thread_environment
 from search_spaces.clusters.microbenchmark import MicrobenchmarkRequest, MicrobenchmarkResult
 from search_spaces.plain import from_plain, to_plain

@@ -1,10 +1,13 @@
-"""The output of a rank: read as it arrives, kept for the message about its end, and forwarded to the trial's log.
+"""The output of a rank: read as it arrives, kept in part for the message about its end, forwarded to the trial's log.
 
 This file imports only the standard library and files that do the same: Ray carries it by value to its workers with
 `rank_process`.
+
+This file imports only the standard library: Ray carries it by value to its workers with `rank_output`.
 """
 
 import codecs
+import collections
 import json
 import os
 import select
@@ -13,9 +16,7 @@ import threading
 import time
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO
-
-from executor.runners.head_and_tail import HeadAndTail
+from typing import BinaryIO, Generic, TypeVar
 
 TAIL_BYTES = 16_384
 """Bytes of the end of a rank's output that are kept in memory."""
@@ -133,3 +134,46 @@ def _roll(path: str, log: BinaryIO | None) -> BinaryIO:
         Path(path).replace(f"{path}.1")
     # Readable only by its owner: scripts may print secrets.
     return open(path, "ab", buffering=0, opener=partial(os.open, mode=0o600))
+
+
+T = TypeVar("T")
+
+
+class HeadAndTail(Generic[T]):
+    """A queue of pieces of a stream. If they arrive faster than they are taken, the middle is dropped and its size counted."""
+
+    def __init__(self, head: int, tail: int) -> None:
+        """
+        Args:
+            head: size up to which the first pieces are kept.
+            tail: size of the latest further pieces that are kept.
+        """
+        self._head_size, self._tail_size = head, tail
+        self._empty()
+
+    def add(self, item: T, size: int) -> None:
+        """Append a piece."""
+        if self._kept < self._head_size:
+            self._head.append((0, item))
+            self._kept += size
+            return
+        self._tail.append((size, item))
+        self._length += size
+        while self._length > self._tail_size and len(self._tail) > 1:
+            dropped, _ = self._tail.popleft()
+            self._length -= dropped
+            self._left_out += dropped
+
+    def take(self) -> list[tuple[int, T]]:
+        """Remove and return the pieces in order, each with the size of what was dropped just before it."""
+        rest = [(0, item) for _, item in self._tail]
+        if rest:
+            rest[0] = (self._left_out, rest[0][1])
+        taken = [*self._head, *rest]
+        self._empty()
+        return taken
+
+    def _empty(self) -> None:
+        self._head: list[tuple[int, T]] = []
+        self._tail: collections.deque[tuple[int, T]] = collections.deque()
+        self._kept = self._length = self._left_out = 0

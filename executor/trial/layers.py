@@ -9,7 +9,7 @@ from executor.measurement.meter import Costs
 from executor.measurement.timing import step_time
 from executor.measurement.trial_report import rate_of
 from search_spaces.models.model import ModelSpec
-from search_spaces.training.configured import configured
+from search_spaces.training.adapters import configured
 from search_spaces.training.data_schedule import useful_samples
 from search_spaces.training.fewer import LAYERS, fewer_layers
 from search_spaces.trial import RankMeasurement, TrialRequest, TrialResult

@@ -15,12 +15,17 @@ from executor.engines.fsdp2.engine import Fsdp2Engine
 from executor.engines.native.engine import NativeEngine
 from executor.errors import EngineRefusalError, MemoryLimitError, RunnerError, WrongResultError
 from executor.measurement.agreement import gather_numbers
-from executor.measurement.clocks import ClockState, ClockWatch
-from executor.measurement.device import DeviceEvents, set_expandable_segments
+from executor.measurement.device import ClockState, ClockWatch, DeviceEvents, set_expandable_segments
 from executor.measurement.fewer import Line
 from executor.measurement.flop_counter import FlopCounter
-from executor.measurement.limits import bounded_memory, host_bound
-from executor.measurement.memory import MemoryAccount, account_step, peak_resident_set, reset_peak_resident_set
+from executor.measurement.memory import (
+    MemoryAccount,
+    account_step,
+    bounded_memory,
+    host_bound,
+    peak_resident_set,
+    reset_peak_resident_set,
+)
 from executor.measurement.meter import Costs, Meter, OwnTime
 from executor.measurement.timing import has_trend, steady_steps
 from executor.measurement.trace import trace_step

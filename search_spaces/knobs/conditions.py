@@ -3,7 +3,7 @@
 from typing import Any
 
 from search_spaces.knob import Condition
-from search_spaces.models.stage_layout import marks_offloading, marks_recomputation
+from search_spaces.models.pipeline import marks_offloading, marks_recomputation
 from search_spaces.optimizers import KERNELS
 
 METHODS = ("lora_rank", "adapter_size", "prefix_length", "prompt_length")

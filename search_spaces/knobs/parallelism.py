@@ -6,8 +6,7 @@ from typing import Any
 from search_spaces.knob import EVERY_ENGINE, Applies, Canonical, Distance, Numerics, Planning, Value, knob
 from search_spaces.knobs import conditions
 from search_spaces.models.model import FactoryModel, ModelSpec
-from search_spaces.models.pipeline import is_split, split_layers
-from search_spaces.models.stage_layout import layout_text, parse_layout
+from search_spaces.models.pipeline import is_split, layout_text, parse_layout, split_layers
 
 MOST_VIRTUAL_STAGES = 8
 

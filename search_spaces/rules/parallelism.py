@@ -3,8 +3,7 @@
 from search_spaces.context import SpaceContext
 from search_spaces.models.command import CommandModel
 from search_spaces.models.model import FactoryModel, HeadNorm, ModelSpec
-from search_spaces.models.pipeline import FOLDED_SCHEDULES, ONE_STAGE_SCHEDULES, is_split
-from search_spaces.models.stage_layout import parse_layout, redundancy
+from search_spaces.models.pipeline import FOLDED_SCHEDULES, ONE_STAGE_SCHEDULES, is_split, parse_layout, redundancy
 from search_spaces.rules.rule import Rule
 from search_spaces.trial_config import TrialConfig
 

@@ -6,14 +6,11 @@ from search_spaces.context import SpaceContext
 from search_spaces.models.model import Model
 from search_spaces.plugins import Group, load_plugins
 from search_spaces.refusal import Refusal
-from search_spaces.rules.computation import COMPUTATION_RULES
-from search_spaces.rules.data_schedules import SCHEDULE_RULES
-from search_spaces.rules.fused_kernels import KERNEL_RULES
-from search_spaces.rules.graphs import GRAPH_RULES
+from search_spaces.rules.computation import COMPUTATION_RULES, GRAPH_RULES, KERNEL_RULES
 from search_spaces.rules.packing import DOCUMENT_RULES, PACKING_RULES
 from search_spaces.rules.parallelism import PARALLELISM_RULES
 from search_spaces.rules.rule import Rule
-from search_spaces.rules.training import TRAINING_RULES
+from search_spaces.rules.training import SCHEDULE_RULES, TRAINING_RULES
 from search_spaces.rules.zero import ZERO_RULES
 from search_spaces.trial import Workload
 from search_spaces.trial_config import KNOB_NAMES, TrialConfig

@@ -1,7 +1,7 @@
 """Rules of sharding and offloading states."""
 
 from search_spaces.context import SpaceContext
-from search_spaces.models.stage_layout import marks_offloading
+from search_spaces.models.pipeline import marks_offloading
 from search_spaces.rules.parallelism import DEGREES, LAYOUT, PP
 from search_spaces.rules.rule import Rule
 from search_spaces.trial_config import TrialConfig

@@ -1,4 +1,4 @@
-"""Parameter-efficient training of a frozen model: adapters or virtual tokens."""
+"""Parameter-efficient training of a frozen model by adapters or virtual tokens, and the model with a configuration."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -7,6 +7,8 @@ from typing import TypeVar
 from search_spaces.knobs.conditions import METHODS, VIRTUAL_TOKENS
 from search_spaces.models.command import CommandModel
 from search_spaces.models.model import LORA_TARGETS, FactoryModel, Model, ModelSpec
+from search_spaces.models.pipeline import predicting
+from search_spaces.training.windows import windowed
 from search_spaces.trial_config import TrialConfig
 
 Trained = TypeVar("Trained", bound=Model)
@@ -104,3 +106,8 @@ def layer_adapter_elements(model: ModelSpec) -> tuple[int, int]:
 
 def _sizes(config: TrialConfig) -> tuple[int, ...]:
     return config.lora_rank, config.adapter_size, config.prefix_length, config.prompt_length
+
+
+def configured(model: Trained, config: TrialConfig) -> Trained:
+    """The model with the configuration's adapters, attention window and modules for multi-token prediction."""
+    return predicting(windowed(adapted(model, config), config), config)

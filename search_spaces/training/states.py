@@ -1,12 +1,11 @@
-"""A lower bound of a rank's memory: the parameters, gradients and optimizer state that every step needs."""
+"""A rank's states: a lower bound of its memory, and bytes in files and in the host buffers for them."""
 
 from search_spaces.capability import Capability
 from search_spaces.models.command import CommandModel
 from search_spaces.models.model import Model, ModelSpec
-from search_spaces.models.stage_layout import marks_offloading
+from search_spaces.models.pipeline import marks_offloading
 from search_spaces.optimizers import moment_bytes
-from search_spaces.training.adapters import adapts
-from search_spaces.training.configured import configured
+from search_spaces.training.adapters import adapts, configured
 from search_spaces.trial_config import TrialConfig
 
 PARAMETER_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp64": 8, "fp8": 2}
@@ -123,3 +122,33 @@ def _shards(config: TrialConfig, world_size: int, capability: Capability | None)
     if capability is None or capability.divides_states_over_all_ranks:
         return ranks
     return min(config.hsdp_shard_size, ranks) if config.zero_stage == 3 and config.hsdp_shard_size else ranks
+
+
+CHUNK_ELEMENTS = 1 << 22
+"""Elements of the optimizer state that are transferred and updated together: 16 MiB of fp32 gradient, 48 MiB of state."""
+REQUEST_BYTES = 4 << 20
+"""Bytes of one request to a file: large enough for a device's full rate; a transfer is several of them at once."""
+REQUEST_THREADS = 4
+"""Concurrent requests of a rank, reads and writes together."""
+BUFFERS = 4
+"""Chunks in host memory at the same time, two per direction: one is read while one is updated, and two are being written."""
+UNITS = 3
+"""Parameter units in host memory at the same time: two that are prefetched, and one that is read on demand."""
+STATES = 3
+"""Values per element in a file: master and two moments."""
+
+
+def file_bytes(config: TrialConfig, model: Model, world_size: int) -> int:
+    """Bytes in the files of all ranks together, without rounding to blocks.
+
+    A rank has 3 M r P / S of optimizer state: P trainable parameters of its slice and stages, S ranks that shard them, the
+    share r that is offloaded, M bytes per value; and W P / S of parameters, W bytes each. Unknown for a script: 0.
+    """
+    shards = _shards(config, world_size, None)
+    trainable, frozen = _owned(config, model, shards), _elements(config, model)[1] / shards
+    found = 0.0
+    if config.offload_optimizer == "nvme":
+        found += trainable * STATES * MASTER_BYTES[config.precision] * config.offload_ratio
+    if config.offload_param == "nvme":
+        found += (trainable + frozen) * PARAMETER_BYTES[config.precision]
+    return int(config.data_parallel_size(world_size) * config.model_parallel_size * found)

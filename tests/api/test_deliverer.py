@@ -7,8 +7,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from api.breaker import FAILURES, LEAST_SECONDS, MOST_SECONDS, SLOW_SECONDS, Breaker
-from api.deliverer import AT_A_HOST, OF_AN_OWNER, Deliverer
+from api.deliverer import AT_A_HOST, FAILURES, LEAST_SECONDS, MOST_SECONDS, OF_AN_OWNER, SLOW_SECONDS, Breaker, Deliverer
 from api.targets import checked_target, networks
 from autotune.errors import RequestError
 from storage.records import Ask, Submission

@@ -19,7 +19,7 @@ from starlette.testclient import TestClient
 from api import submission
 from api.app import create_app
 from api.computing import Pools
-from api.rates import KnownKeys, Rates
+from api.limits import KnownKeys, Rates
 from api.settings import Settings
 from storage.store import Store, open_store
 from tests.api.asgi import Raw, ask
@@ -324,7 +324,7 @@ def test_a_new_wrong_key_for_each_request_does_not_get_around_the_rate(
 
 
 def test_what_is_remembered_of_clients_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("api.rates.MOST_CLIENTS", 10)
+    monkeypatch.setattr("api.limits.MOST_CLIENTS", 10)
     keys, rates = KnownKeys(), Rates(1.0)
     for number in range(100):
         keys.add(f"Bearer {number}")

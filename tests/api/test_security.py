@@ -10,7 +10,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from api.app import create_app
-from api.rates import Rates
+from api.limits import Rates
 from api.settings import Settings
 from autotune.errors import RequestError
 from storage.store import Store, open_store

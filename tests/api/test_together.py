@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from api.keys import KEY_SECONDS, KeyReader
+from api.auth import KEY_SECONDS, KeyReader
 from api.together import RequestBatcher
 from storage.errors import DatabaseUnavailableError
 from storage.store import Store
@@ -87,7 +87,7 @@ def test_a_key_is_looked_up_once_for_a_few_seconds_and_a_revoked_one_ends_with_t
 
 def test_a_key_that_expires_is_not_known_longer(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [datetime.now(UTC)]
-    monkeypatch.setattr("api.keys.datetime", SimpleNamespace(now=lambda zone: now[0]))
+    monkeypatch.setattr("api.auth.datetime", SimpleNamespace(now=lambda zone: now[0]))
     with Store(database, clock=lambda: now[0]) as store:
         _, text = store.create_key("anna", {"read"}, now[0] + timedelta(hours=1))
 
@@ -131,8 +131,8 @@ def test_a_job_reads_as_it_is_after_a_write_that_was_answered(client, store: Sto
 
 
 def test_a_stream_ends_when_its_key_is_revoked_although_nothing_comes(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("api.keys.CHECK_SECONDS", 0.01)
-    monkeypatch.setattr("api.keys.KEY_SECONDS", 0.05)
+    monkeypatch.setattr("api.auth.CHECK_SECONDS", 0.01)
+    monkeypatch.setattr("api.auth.KEY_SECONDS", 0.05)
     key, text = store.create_key("anna", {"read"})
     ended: list[bool] = []
 
@@ -155,8 +155,8 @@ def test_a_stream_ends_when_its_key_is_revoked_although_nothing_comes(store: Sto
 
 
 def test_a_stream_outlives_an_outage_of_the_database(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("api.keys.CHECK_SECONDS", 0.01)
-    monkeypatch.setattr("api.keys.KEY_SECONDS", 0.0)
+    monkeypatch.setattr("api.auth.CHECK_SECONDS", 0.01)
+    monkeypatch.setattr("api.auth.KEY_SECONDS", 0.0)
     _, text = store.create_key("anna", {"read"})
     asked: list[str] = []
     enough = asyncio.Event()

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from api import deliverer, delivery
+from api import deliverer
 from api.deliverer import WAITS, after
 from api.settings import Settings
 from api.targets import Target, checked_target, networks
@@ -139,7 +139,7 @@ def test_a_receiver_that_never_answers_well_is_given_up(local: TestClient, recei
 def test_a_try_that_is_over_before_it_is_connected_is_given_up() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         there = Target(scheme="http", host="127.0.0.1", port=silent.getsockname()[1], path="/", address="127.0.0.1")
-        connection = delivery._Pinned(there)
+        connection = deliverer._Pinned(there)
         connection.give_up()
         with closing(connection), pytest.raises(TimeoutError):
             connection.request("POST", "/")
@@ -150,8 +150,8 @@ def test_a_receiver_that_is_not_there_or_trickles_is_an_entry_in_the_log(
     local: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(deliverer, "WAITS", ())
-    monkeypatch.setattr(delivery, "WHOLE_SECONDS", 0.3)
-    monkeypatch.setattr(delivery, "TIMEOUT_SECONDS", 60.0)
+    monkeypatch.setattr(deliverer, "WHOLE_SECONDS", 0.3)
+    monkeypatch.setattr(deliverer, "TIMEOUT_SECONDS", 60.0)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
         webhook = local.post("/v1/webhooks", json={"url": f"http://127.0.0.1:{port}/"}).json()

@@ -15,19 +15,18 @@ from torch import Tensor, nn
 
 from executor import detect, numa, profile
 from executor.engine import RankContext
-from executor.engines.command.memory import device_bytes
+from executor.engines.command.watch import device_bytes
 from executor.engines.deepspeed import package
 from executor.engines.session import ParallelSession
 from executor.measurement import device as devices
 from executor.measurement.device import DeviceEvents, set_expandable_segments
 from executor.measurement.environment import environment
 from executor.measurement.kernels import compute_cases, host_copy
-from executor.measurement.microbenchmark import _Bench, _free_bytes, _left_over
-from executor.measurement.module_clock import ModuleClock
-from executor.measurement.stopwatch import Stopwatch
+from executor.measurement.microbenchmark import Stopwatch, _Bench, _free_bytes, _left_over
+from executor.measurement.module_tracker import ModuleClock
 from executor.parallel import streams
+from executor.parallel.copies import HostPool
 from executor.parallel.graphs import CudaCapture
-from executor.parallel.host_pool import HostPool
 from executor.runners import process_group, rank_loop
 from search_spaces.clusters.microbenchmark import Operation
 

@@ -7,8 +7,7 @@ import torch
 
 from executor.engine import RankContext
 from executor.errors import MemoryLimitError, RunnerError
-from executor.measurement.clocks import ClockReading
-from executor.measurement.device import COUNTERS, DeviceCounters
+from executor.measurement.device import COUNTERS, ClockReading, DeviceCounters
 from executor.trial.run import run_trial
 from search_spaces.models.model import ModelSpec
 from search_spaces.outcome import Outcome

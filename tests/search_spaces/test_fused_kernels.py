@@ -12,7 +12,7 @@ from search_spaces.clusters.cluster import ClusterSpec
 from search_spaces.clusters.presets import local_cluster, read_cluster_file, resolve_cluster
 from search_spaces.context import SpaceContext
 from search_spaces.errors import ClusterFormatError
-from search_spaces.fused_kernels import PACKAGES, package_problem, replaced
+from search_spaces.kernels import PACKAGES, package_problem, replaced
 from search_spaces.models.huggingface import resolve_model
 from search_spaces.plain import from_plain, to_plain
 from search_spaces.rules.table import check_config

@@ -13,7 +13,7 @@ from autotune.prediction.planning.estimate import Estimate, estimates
 from autotune.prediction.planning.question import Question
 from autotune.wire.figures import Figure
 from search_spaces.models.model import FactoryModel
-from search_spaces.training.configured import configured
+from search_spaces.training.adapters import configured
 
 NAME, TITLE = "module_tree", "Modules of the model"
 STATES = ("parameters", "gradients", "optimizer_state")

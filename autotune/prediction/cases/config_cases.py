@@ -22,7 +22,7 @@ from autotune.prediction.equations.software import software_named
 from autotune.prediction.equations.trained_shapes import documented, loaded, mean_keys_read, trained_shapes
 from autotune.prediction.equations.uneven import layout_key, tabled
 from search_spaces.clusters.cluster import ClusterSpec
-from search_spaces.fused_kernels import GATE, LIGER, NORM, ROTATION, replaced
+from search_spaces.kernels import GATE, LIGER, NORM, ROTATION, replaced
 from search_spaces.knob import Value
 from search_spaces.models.model import FactoryModel, HeadNorm, ModelSpec, Position
 from search_spaces.training.windows import window_of

@@ -9,12 +9,12 @@ import numpy as np
 from autotune.prediction.equations.cases import CONTEXT_METHODS, RECOMPUTE, SCHEDULES, Array, Layouts
 from autotune.prediction.equations.float8 import rounding_bytes
 from autotune.prediction.equations.optimizer import MOVED
-from search_spaces.compression import INT8, INTEGER_BYTES, REDUCED_BYTES, SIGN_BYTES
-from search_spaces.fused_kernels import KERNEL_CHOICES
+from search_spaces.communication import INT8, INTEGER_BYTES, REDUCED_BYTES, SIGN_BYTES
+from search_spaces.kernels import KERNEL_CHOICES
 from search_spaces.knob import Value
 from search_spaces.knob_values import KNOBS
 from search_spaces.optimizers import moment_bytes
-from search_spaces.rules.float8 import FLOAT8
+from search_spaces.rules.computation import FLOAT8
 from search_spaces.training.states import PARAMETER_BYTES
 
 MASTER = 4.0

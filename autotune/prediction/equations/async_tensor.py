@@ -7,7 +7,7 @@ import numpy as np
 from autotune.prediction.equations.cases import Array, Cases
 from autotune.prediction.equations.coefficients import Coefficients
 from autotune.prediction.equations.communication import collective_seconds, tensor_group
-from search_spaces.overlap import ROW_PARTS
+from search_spaces.communication import ROW_PARTS
 
 
 def saved_seconds(

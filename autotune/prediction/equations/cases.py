@@ -254,7 +254,7 @@ class Layouts:
     shared_expert_overlap: Array = field(default_factory=lambda: np.zeros(1))
     """1 if shared experts compute while tokens travel to and from the others."""
     fused_kernels: Array = field(default_factory=lambda: np.zeros(1))
-    """Provider of fused kernels: index in `search_spaces.fused_kernels.KERNEL_CHOICES`."""
+    """Provider of fused kernels: index in `search_spaces.kernels.KERNEL_CHOICES`."""
     compiled: Array = field(default_factory=lambda: np.zeros(1))
     """1 if blocks are compiled, so that operators between products are fused."""
     cuda_graphs: Array = field(default_factory=lambda: np.zeros(1))

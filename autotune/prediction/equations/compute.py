@@ -38,7 +38,7 @@ from autotune.prediction.equations.schedules import (
     trained_tokens,
     with_kept_tokens,
 )
-from search_spaces.overlap import ROW_PARTS
+from search_spaces.communication import ROW_PARTS
 
 _ONE = np.ones(1)
 

@@ -5,7 +5,7 @@ import numpy as np
 from autotune.prediction.equations.cases import Array, Cases
 from autotune.prediction.equations.coefficients import Coefficients
 from autotune.prediction.equations.parameters import layer_parameters, own_experts
-from search_spaces.training.offload_files import BUFFERS, CHUNK_ELEMENTS, UNITS
+from search_spaces.training.states import BUFFERS, CHUNK_ELEMENTS, UNITS
 
 
 def file_update_seconds(cases: Cases, rates: Coefficients, elements: Array, shared: Array) -> Array:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from autotune.prediction.equations.cases import Array, Cases, Flags
-from search_spaces.fused_kernels import KERNEL_CHOICES, LIGER, TRANSFORMER_ENGINE
+from search_spaces.kernels import KERNEL_CHOICES, LIGER, TRANSFORMER_ENGINE
 
 ACCUMULATED = 4.0
 """Bytes per element in which Liger accumulates the gradient of the output projection over pieces of the rows."""

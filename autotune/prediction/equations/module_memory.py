@@ -29,8 +29,8 @@ from autotune.prediction.equations.module_states import (
     Step,
     micro_batches,
 )
+from search_spaces.communication import cut
 from search_spaces.models.module_profile import Affine, ModuleProfile, Trace, at
-from search_spaces.overlap import cut
 
 STATES = (
     "shard", "zero_stage", "accumulation", "offload_optimizer", "offload_parameters", "parameter_bytes", "reduce_bytes",

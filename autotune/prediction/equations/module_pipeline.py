@@ -23,9 +23,9 @@ from autotune.prediction.equations.cases import SCHEDULES, Array
 from autotune.prediction.equations.module_moments import composed, curve_of, with_curve
 from autotune.prediction.equations.module_states import Marks
 from executor.parallel.schedule import Action, actions_of
+from search_spaces.communication import IN_FLIGHT
 from search_spaces.models.module_profile import OUTER, Affine, Mark, ModuleProfile, Moment, Trace, TrainedParameter
 from search_spaces.models.pipeline import FOLDED_SCHEDULES, ONE_STAGE_SCHEDULES, rank_of_stage, split_blocks, stages_of_rank
-from search_spaces.overlap import IN_FLIGHT
 from search_spaces.trial_config import TrialConfig
 
 HOLD_ALL = ("gpipe", "looped_bfs")

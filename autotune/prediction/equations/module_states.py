@@ -10,8 +10,8 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from search_spaces.communication import IN_FLIGHT, PIECE_ELEMENTS, cut
 from search_spaces.models.module_profile import OUTER, Mark, TrainedParameter
-from search_spaces.overlap import IN_FLIGHT, PIECE_ELEMENTS, cut
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,8 +19,7 @@ from autotune.prediction.equations.layer_kinds import kinds_of_layers, of_kind
 from autotune.prediction.equations.mixed import devices_of_ranks
 from search_spaces.clusters.cluster import ClusterSpec
 from search_spaces.models.model import ModelSpec
-from search_spaces.models.pipeline import FOLDED_SCHEDULES, split_layers, stages_of_rank
-from search_spaces.models.stage_layout import Stage, layout_text, parse_layout
+from search_spaces.models.pipeline import FOLDED_SCHEDULES, Stage, layout_text, parse_layout, split_layers, stages_of_rank
 from search_spaces.trial_config import TrialConfig
 
 

@@ -21,7 +21,7 @@ from autotune.prediction.planning.room import chance_to_fit, ranks_of_node
 from search_spaces.models.model import FactoryModel
 from search_spaces.models.pipeline import stages_of_model, stages_of_rank
 from search_spaces.plain import to_plain
-from search_spaces.training.configured import configured
+from search_spaces.training.adapters import configured
 from search_spaces.training.data_schedule import flops_per_sample, points_of
 from search_spaces.trial import Interval
 from search_spaces.trial_config import TrialConfig

@@ -11,9 +11,8 @@ from autotune.prediction.fitting.lessons import Lesson
 from autotune.request.engines import capability_of
 from autotune.request.request import SIMPLE_TARGETS
 from executor.detect import local_gpus
-from search_spaces.clusters.cards import link_text
 from search_spaces.clusters.cluster import ClusterSpec
-from search_spaces.clusters.presets import local_cluster, resolve_cluster
+from search_spaces.clusters.presets import link_text, local_cluster, resolve_cluster
 from search_spaces.domains import parse_domain
 from search_spaces.errors import IllegalConfigError
 from search_spaces.knob import Value
@@ -242,7 +241,7 @@ def described_model(
         if value:
             raise RequestError(name, f"{text} has its own parameters", "leave it out; the factory adds adapters itself")
     # Only modules need a process with torch.
-    from executor.runners.probe import describe_factory
+    from executor.runners.profile import describe_factory
 
     workload = Workload(global_batch_size=SMALL_BATCH, sequence_length=sequence_length or MODULE_SEQUENCE)
     traced = dict.fromkeys(traced_precision(precision) for precision in precisions or ("fp32",))

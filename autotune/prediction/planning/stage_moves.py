@@ -18,7 +18,7 @@ from autotune.prediction.equations.uneven import layout_key, tabled
 from autotune.prediction.planning.question import Question
 from autotune.prediction.planning.room import Room
 from autotune.prediction.planning.stage_options import Menu
-from search_spaces.models.stage_layout import Stage, layout_text
+from search_spaces.models.pipeline import Stage, layout_text
 from search_spaces.trial_config import TrialConfig
 
 MOST_PAIRS = 1_000

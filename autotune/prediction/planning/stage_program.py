@@ -30,8 +30,7 @@ from autotune.prediction.planning.stage_options import End, Menu, Options, optio
 from search_spaces.canonical import canonical
 from search_spaces.context import SpaceContext
 from search_spaces.knob import Value
-from search_spaces.models.pipeline import fill, head_in_layers, is_split, predicting, stages_of_rank
-from search_spaces.models.stage_layout import Stage, layout_text
+from search_spaces.models.pipeline import Stage, fill, head_in_layers, is_split, layout_text, predicting, stages_of_rank
 from search_spaces.trial_config import TrialConfig
 
 SECONDS = 30.0

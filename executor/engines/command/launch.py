@@ -14,7 +14,7 @@ from executor.engines import leftovers
 from executor.engines.command.launchers import REPORT_VARIABLE, Placement, inherited, launcher_command, launcher_environment
 from executor.engines.command.process import Launch, python_command
 from executor.measurement.agreement import gather_plain
-from executor.measurement.limits import SLACK_BYTES
+from executor.measurement.memory import SLACK_BYTES
 from executor.measurement.trial_state import Trial
 from search_spaces.models.command import CommandModel
 from search_spaces.placeholders import TRIAL_FOLDER, environment_of, names_in, words_of

@@ -15,8 +15,7 @@ from executor.engines.session import ParallelSession, loss_from, refuse
 from executor.engines.sources import DTYPES
 from executor.parallel.groups import ParallelGroups
 from executor.parallel.initialization import materialise
-from executor.parallel.part import ModelPart
-from executor.parallel.replica import Replica
+from executor.parallel.replica import ModelPart, Replica
 from search_spaces.models.model import Model, ModelSpec
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig

@@ -1,25 +1,27 @@
-"""The fsdp2 engine: torch's `fully_shard` as the replica, in our parallel dimensions, for cross-checks."""
+"""The fsdp2 engine: torch's `fully_shard` as the replica, in our parallel dimensions, and the bytes that it sends."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
 from torch.distributed.tensor import DTensor
 
 from executor.engine import Engine, RankContext
 from executor.engines.fsdp2.capability import FSDP2
-from executor.engines.fsdp2.communication import CountedAllGather, CountedReduceScatter, reduce_unused
 from executor.engines.native.offload import update_groups
 from executor.engines.session import ParallelSession, refuse
 from executor.engines.sources import DTYPES
+from executor.parallel.collectives import Group, all_gather_single, reduce_scatter_single
 from executor.parallel.groups import ParallelGroups
 from executor.parallel.initialization import FirstValues, Share, materialise
-from executor.parallel.part import ModelPart
-from executor.parallel.replica import Replica
+from executor.parallel.replica import ModelPart, Replica
 from search_spaces.mesh import CONTEXT, DATA
 from search_spaces.models.model import Model, ModelSpec
 from search_spaces.trial import Workload
@@ -222,3 +224,64 @@ def _local(value: Tensor) -> Tensor:
         local: Tensor = value.to_local()
         return local
     return value
+
+
+class CountedAllGather(AllGather):
+    """The default all-gather, counted."""
+
+    def __init__(self, account: Group) -> None:
+        self._account = account
+
+    def allocate(self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, async_op: bool = False
+    ) -> dist.Work | None:
+        self._account.count("all_gather", output_tensor)
+        return all_gather_single(output_tensor, input_tensor, group=group, async_op=async_op)
+
+
+class CountedReduceScatter(ReduceScatter):
+    """The default reduce-scatter, counted. With copies of the shards (HSDP), FSDP2 then all-reduces its result."""
+
+    def __init__(self, groups: ParallelGroups) -> None:
+        self._groups = groups
+
+    def allocate(self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(
+        self,
+        output_tensor: Tensor,
+        input_tensor: Tensor,
+        group: dist.ProcessGroup,
+        op: dist.ReduceOp | dist.ReduceOp.RedOpType,
+        async_op: bool = False,
+    ) -> dist.Work | None:
+        self._groups.shard.count("reduce_scatter", input_tensor)
+        if self._groups.replica.size > 1:
+            self._groups.replica.count("all_reduce", output_tensor)
+        return reduce_scatter_single(output_tensor, input_tensor, op=op, group=group, async_op=async_op)
+
+
+def reduce_unused(module: FSDPModule) -> None:
+    """Reduce zeros for parameters without a gradient: otherwise ranks that run other branches would send other collectives.
+
+    torch 2.11 has no method for it. There every parameter group sets the zeros before its own reduction.
+    """
+    if hasattr(module, "set_reduce_scatter_unused_params"):
+        module.set_reduce_scatter_unused_params(True)
+        return
+    for unit in module.modules():  # type: ignore[attr-defined]
+        group: Any = unit._get_fsdp_state()._fsdp_param_group if isinstance(unit, FSDPModule) else None
+        if group is not None:
+            group.post_backward = partial(_reduce_with_zeros, group, group.post_backward)
+
+
+def _reduce_with_zeros(group: Any, reduce: Callable[..., None], *unused: object) -> None:
+    for item in group.fsdp_params:
+        whole = getattr(item, "_unsharded_param", None)
+        if whole is not None and whole.requires_grad and whole.grad is None and item.unsharded_accumulated_grad is None:
+            whole.grad = torch.zeros_like(whole)
+    reduce(*unused)

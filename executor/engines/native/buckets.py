@@ -9,10 +9,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from executor.engines.native.layout import Layout, Slot, as_rows
-from executor.engines.native.quantised_sums import QuantisedAllReduce, QuantisedReduceScatter
+from executor.engines.native.quantised_communication import QuantisedAllReduce, QuantisedReduceScatter
 from executor.parallel.collectives import Group, InFlight, mark, shares_memory
-from search_spaces.compression import INT8
-from search_spaces.overlap import IN_FLIGHT, PIECE_ELEMENTS, cut
+from search_spaces.communication import IN_FLIGHT, INT8, PIECE_ELEMENTS, cut
 from search_spaces.trial_config import TrialConfig
 
 NARROW = {"bf16": torch.bfloat16, "fp16": torch.float16}

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from search_spaces.overlap import cut
+from search_spaces.communication import cut
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)

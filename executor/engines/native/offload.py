@@ -10,11 +10,10 @@ from torch import Tensor, nn
 
 from executor.engines.native.parameter_shard import ParameterShard
 from executor.errors import EngineRefusalError
-from executor.parallel.copies import CopyEngine, Staging
-from executor.parallel.host_pool import HostPool
+from executor.parallel.copies import CopyEngine, HostPool, Staging
 from executor.parallel.initialization import FirstValues
-from search_spaces.overlap import cut
-from search_spaces.training.offload_files import CHUNK_ELEMENTS
+from search_spaces.communication import cut
+from search_spaces.training.states import CHUNK_ELEMENTS
 
 
 @dataclass(frozen=True, slots=True)

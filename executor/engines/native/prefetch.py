@@ -10,13 +10,12 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import register_multi_grad_hook
 
-from executor.engines.native.gather_format import GatherFormat
 from executor.engines.native.layout import Slot, ranges
-from executor.engines.native.near_copies import NearCopies
-from executor.engines.native.parameter_shard import Loaded, ParameterShard
+from executor.engines.native.parameter_shard import Loaded, NearCopies, ParameterShard
+from executor.engines.native.quantised_communication import GatherFormat
+from executor.parallel.adapters import Prompt
 from executor.parallel.collectives import Group, InFlight, mark
 from executor.parallel.tensor import VocabularyEmbedding
-from executor.parallel.virtual_tokens import Prompt
 from search_spaces.trial_config import TrialConfig
 
 TABLES = (nn.Embedding, VocabularyEmbedding, Prompt)

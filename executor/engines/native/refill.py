@@ -12,7 +12,7 @@ from executor.engines.native.layout import Slot, from_rows, ranges
 from executor.engines.native.parameter_shard import ParameterShard
 from executor.engines.native.prefetch import Unit
 from executor.parallel.collectives import Group, InFlight, mark
-from search_spaces.overlap import IN_FLIGHT, cut
+from search_spaces.communication import IN_FLIGHT, cut
 from search_spaces.trial_config import TrialConfig
 
 Bucket = tuple[Slot, ...]

@@ -8,28 +8,31 @@ from torch import Tensor, nn
 from executor.engine import HOST
 from executor.engines.native.buckets import GradientReducer
 from executor.engines.native.checkpoint import MOMENTS, STEPS, WEIGHTS, Piece, rectangles
-from executor.engines.native.file_shard import FileShard
-from executor.engines.native.file_share import share_in_files
+from executor.engines.native.file_shard import FileShard, share_in_files
 from executor.engines.native.layout import Layout, Slot, from_rows, make_layout, ranges
-from executor.engines.native.near_copies import NearCopies
 from executor.engines.native.offload import Hyperparameters, Initial, SplitAdamW, parts_of
 from executor.engines.native.optimizers.adamw8bit import share_block
 from executor.engines.native.optimizers.choose import block_matrices, device_optimizer
 from executor.engines.native.optimizers.device_optimizer import DeviceOptimizer, Shares
-from executor.engines.native.parameter_shard import DeviceShard, HostShard, MasterShard, ParameterShard, WithQuantised
+from executor.engines.native.parameter_shard import (
+    DeviceShard,
+    HostShard,
+    MasterShard,
+    NearCopies,
+    ParameterShard,
+    WithQuantised,
+)
 from executor.engines.native.prefetch import ParameterGatherer, find_units
 from executor.engines.native.refill import Refill, RefillBesideForward
 from executor.errors import EngineRefusalError
 from executor.files.rank_file import folder_of
 from executor.parallel import streams
 from executor.parallel.collectives import Group, mark
-from executor.parallel.copies import CopyEngine, Staging
+from executor.parallel.copies import CopyEngine, HostPool, Staging
 from executor.parallel.groups import Sharing
-from executor.parallel.host_pool import HostPool
 from executor.parallel.initialization import Drawn, FirstValues, Given, Joined, Share, move_without_memory
-from executor.parallel.part import ModelPart
-from executor.parallel.replica import Replica
-from search_spaces.compression import INT8
+from executor.parallel.replica import ModelPart, Replica
+from search_spaces.communication import INT8
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
 

@@ -8,8 +8,7 @@ from torch import Tensor
 from executor.engines.native.checkpoint import Piece
 from executor.engines.native.zero import ShardedModel
 from executor.parallel.groups import ParallelGroups
-from executor.parallel.part import ModelPart
-from executor.parallel.replica import Replica
+from executor.parallel.replica import ModelPart, Replica
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
 

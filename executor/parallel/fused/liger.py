@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from executor.parallel.operators import Operators
-from search_spaces.fused_kernels import GATE, LOSS, NORM, ROTATION
+from search_spaces.kernels import GATE, LOSS, NORM, ROTATION
 from search_spaces.models.model import ModelSpec
 
 Function = Any
@@ -40,7 +40,7 @@ class LigerOperators(Operators):
     | loss | computes logits some rows at a time, saves the gradients of rows and weight | multiplies these in place |
 
     So a forward cannot run again on the inputs of an earlier run (selective checkpointing reuses saved products), and a
-    backward cannot run twice (zero-bubble schedules): rules refuse both (`executor.engines.native.rules`).
+    backward cannot run twice (zero-bubble schedules): rules refuse both (`executor.engines.native.capability`).
     """
 
     def __init__(self, functions: LigerFunctions, replaces: Collection[str]) -> None:

@@ -11,7 +11,7 @@ from executor.errors import EngineRefusalError
 from executor.parallel.fused.liger import LigerFunctions, LigerOperators
 from executor.parallel.fused.transformer_engine import TransformerEngineOperators
 from executor.parallel.operators import Operators
-from search_spaces.fused_kernels import (
+from search_spaces.kernels import (
     LIGER,
     NONE,
     OFF,

@@ -8,8 +8,7 @@ from executor.runners.gang import Gang
 from executor.runners.layout import Layout, lay_out, lay_out_kinds, without
 from executor.runners.ray.node_pool import NodePool
 from executor.runners.ray.nodes import NodeTracker
-from executor.runners.ray.rank_slots import Mailbox, RankSlot
-from executor.runners.ray.transport import SlotTransport
+from executor.runners.ray.rank_slots import Mailbox, RankSlot, SlotTransport
 from executor.runners.runner import Handle
 
 

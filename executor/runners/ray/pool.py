@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from executor.errors import RunnerError
 from executor.failures import failure_table
 from executor.runners.gang import Work
-from executor.runners.gangs import Gangs
+from executor.runners.gang_runner import Gangs
 from executor.runners.layout import count_gangs, explain_exclusion, explain_impossible, lay_out, tensor_span, without
 from executor.runners.ray.formation import Formation, GangSettings, Kinds
 from executor.runners.ray.node_pool import NodePool, cores_of

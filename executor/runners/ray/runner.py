@@ -7,7 +7,7 @@ import ray
 
 from executor.errors import RunnerError
 from executor.runners.gang_runner import GangsRunner
-from executor.runners.rank_environment import passed_variables
+from executor.runners.rank_process import passed_variables
 from executor.runners.ray.cluster import RayCluster
 from executor.runners.ray.pool import Pool, PoolSettings
 from executor.runners.ray.rank_slots import SlotSettings

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from api.choices import choices
+from api.routes.catalog import choices
 from api.settings import Settings
 from api.submission import JobSubmission
 from autotune.cli.request_app import request_app

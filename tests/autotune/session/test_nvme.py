@@ -20,7 +20,7 @@ from autotune.session.trial_requests import trial_request
 from executor.errors import EngineRefusalError
 from search_spaces.errors import IllegalConfigError
 from search_spaces.outcome import Outcome, Purpose
-from search_spaces.training.offload_files import file_bytes
+from search_spaces.training.states import file_bytes
 from search_spaces.trial import Fidelity
 from search_spaces.trial_config import TrialConfig
 

@@ -125,7 +125,7 @@ def test_ranks_that_fail_leave_predictions_as_they_were(store: Store, monkeypatc
 
 def test_nothing_is_made_for_a_cluster_elsewhere(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AUTOTUNE_DB", raising=False)
-    monkeypatch.setattr("storage.folder.default_file", lambda: tmp_path / "autotune.db")
+    monkeypatch.setattr("storage.private_files.default_file", lambda: tmp_path / "autotune.db")
     elsewhere = dataclasses.replace(asked(), cluster=resolve_cluster("dgx-h100:1"))
     assert with_calibration(elsewhere, None) is elsewhere
     assert not (tmp_path / "autotune.db").exists()

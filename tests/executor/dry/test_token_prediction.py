@@ -8,7 +8,7 @@ import pytest
 from executor.dry.dry_run import dry_run
 from executor.dry.result import DryRank
 from search_spaces.models.model import ModelSpec
-from search_spaces.training.configured import configured
+from search_spaces.training.adapters import configured
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
 from tests.sampling import sampled

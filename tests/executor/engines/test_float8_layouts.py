@@ -15,7 +15,7 @@ from benchmarks.common.gang import Gang
 from benchmarks.common.static_buffers import StaticBuffers
 from executor.engine import RankContext
 from executor.engines.native.engine import NativeEngine
-from executor.engines.torch_versions import version_refusals
+from executor.engines.shared_rules import version_refusals
 from executor.errors import EngineRefusalError
 from search_spaces.knob import Value
 from search_spaces.models.model import FactoryModel, ModelSpec

@@ -26,11 +26,11 @@ from executor.engines.native.optimizers.device_optimizer import Shares
 from executor.engines.native.optimizers.onebit_adam import OneBitAdam
 from executor.engines.native.parameter_shard import MasterShard
 from executor.engines.native.zero import ShardedModel
-from executor.engines.torch_versions import release
+from executor.engines.shared_rules import release
 from executor.parallel.activation_offload import ActivationOffload
 from executor.parallel.checkpointing import checkpoint_blocks
 from executor.parallel.collectives import Group
-from executor.parallel.compiling import compile_blocks, compile_seconds, forget_compiled
+from executor.parallel.graphs import compile_blocks, compile_seconds, forget_compiled
 from executor.parallel.overlapped import multiply_columns
 from search_spaces.capability import Combination
 from search_spaces.knob import Value

@@ -13,8 +13,8 @@ from torch.nn import functional
 
 from executor.errors import WeightsError
 from executor.files.huggingface_weights import from_huggingface, to_huggingface
+from executor.parallel.attention import soft_cap
 from executor.parallel.model import Transformer, build_transformer
-from executor.parallel.scores import soft_cap
 from search_spaces.models.huggingface import FAMILIES, model_spec_from_config
 from search_spaces.training.adapters import adapted
 from search_spaces.trial_config import TrialConfig

@@ -10,11 +10,18 @@ import pytest
 import torch
 
 from executor.engine import RankContext
-from executor.measurement import clocks, device, limits, memory
-from executor.measurement.clocks import ClockReading, ClockState, ClockWatch, Nvml
-from executor.measurement.device import COUNTERS, CudaCounters, DeviceCounters, counters_of
-from executor.measurement.limits import SLACK_BYTES, host_bound
-from executor.measurement.memory import account_step
+from executor.measurement import device, memory
+from executor.measurement.device import (
+    COUNTERS,
+    ClockReading,
+    ClockState,
+    ClockWatch,
+    CudaCounters,
+    DeviceCounters,
+    Nvml,
+    counters_of,
+)
+from executor.measurement.memory import SLACK_BYTES, account_step, host_bound
 
 CUDA = torch.device("cuda", 0)
 
@@ -104,7 +111,7 @@ def test_the_allocators_peak_is_the_peak(monkeypatch: pytest.MonkeyPatch, peak: 
 
 def test_what_bounds_the_hosts_memory_is_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     """The limit of an accelerator says nothing of what offloading may fill."""
-    monkeypatch.setattr(limits, "host_memory_bytes", lambda: 2**40)
+    monkeypatch.setattr(memory, "host_memory_bytes", lambda: 2**40)
     place = {"rank": 0, "world_size": 8, "ranks_on_host": 8}
     assert host_bound(RankContext(device=CUDA, **place), 2**30, 2**33) == 2**37 + SLACK_BYTES
     assert host_bound(RankContext(device=torch.device("cpu"), **place), 2**30, 2**33) == 2**31 + 2**33 + SLACK_BYTES
@@ -137,7 +144,7 @@ def test_the_drivers_library_tells_the_clock(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(ctypes, "CDLL", lambda name: Library())
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda where: SimpleNamespace(uuid="1"))
     assert CudaCounters(CUDA).clock() == ClockReading(sm_mhz=1755.0, reasons=0x40)
-    assert clocks.open_nvml("GPU-2") is None, "another device"
+    assert device.open_nvml("GPU-2") is None, "another device"
     failing = Library()
     failing.fails = 3
     assert Nvml(failing, "GPU-1").read() is None

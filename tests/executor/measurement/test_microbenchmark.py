@@ -9,11 +9,10 @@ import torch
 
 from executor.engine import RankContext
 from executor.errors import RunnerError
-from executor.measurement import stopwatch
+from executor.measurement import microbenchmark as microbenchmark_module
 from executor.measurement.kernels import Case
 from executor.measurement.links import group_layouts
-from executor.measurement.microbenchmark import _Bench, _free_bytes
-from executor.measurement.stopwatch import LEAST_SAMPLES, MOST_SAMPLES, Stopwatch
+from executor.measurement.microbenchmark import LEAST_SAMPLES, MOST_SAMPLES, Stopwatch, _Bench, _free_bytes
 from executor.runners.local import LocalRunner
 from search_spaces.clusters.microbenchmark import (
     COLLECTIVES,
@@ -137,7 +136,7 @@ def test_groups_of_ranks_as_they_lie_on_nodes() -> None:
 def nap(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     """Lets seconds pass on the stopwatch's clock: nobody else's load is in them."""
     now = [0.0]
-    monkeypatch.setattr(stopwatch, "time", SimpleNamespace(perf_counter=lambda: now[0], monotonic=lambda: now[0]))
+    monkeypatch.setattr(microbenchmark_module, "time", SimpleNamespace(perf_counter=lambda: now[0], monotonic=lambda: now[0]))
 
     def pass_by(seconds: float) -> None:
         now[0] += seconds

@@ -9,8 +9,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from executor.measurement.flop_counter import FlopCounter
-from executor.measurement.module_clock import ModuleClock
-from executor.measurement.module_tracker import OUTSIDE, ModuleTracker, Phase, Place
+from executor.measurement.module_tracker import OUTSIDE, ModuleClock, ModuleTracker, Phase, Place
 
 
 class Pair(nn.Module):

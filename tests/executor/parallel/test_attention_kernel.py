@@ -10,9 +10,10 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
-from executor.parallel import attention_kernel, context
-from executor.parallel.attention_kernel import BEST, any_kernel, choose_attention_kernel, repeats_heads, scaled_attention
-from search_spaces.attention_kernels import Verdict, verdict
+from executor.parallel import attention as attention_module
+from executor.parallel import context
+from executor.parallel.attention import BEST, any_kernel, choose_attention_kernel, repeats_heads, scaled_attention
+from search_spaces.kernels import Verdict, verdict
 
 FUSED = "ScaledDotProductFlashAttentionForCpuBackward0"
 
@@ -114,7 +115,7 @@ def test_repeated_heads_compute_the_same(monkeypatch: pytest.MonkeyPatch) -> Non
     asked: list[bool] = []
 
     def run(repeats: bool) -> list[Tensor]:
-        monkeypatch.setattr(attention_kernel, "repeats_heads", lambda *_, **__: asked.append(repeats) or repeats)
+        monkeypatch.setattr(attention_module, "repeats_heads", lambda *_, **__: asked.append(repeats) or repeats)
         mixed = scaled_attention(query, key, value, is_causal=True)
         return [mixed, *torch.autograd.grad(mixed.square().sum(), (query, key, value))]
 

@@ -16,7 +16,7 @@ from executor.engine import TAGS, RankContext
 from executor.engines import session
 from executor.engines.native.engine import NativeEngine
 from executor.measurement.memory import account_step
-from executor.parallel import selective
+from executor.parallel import checkpointing
 from executor.parallel.checkpointing import checkpoint_blocks
 from executor.runners.local import LocalRunner
 from search_spaces.models.model import FactoryModel, ModelSpec
@@ -179,11 +179,11 @@ def test_what_backward_runs_again_is_cheap(monkeypatch: pytest.MonkeyPatch) -> N
     again: Counter[str] = Counter()
 
     def count(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        again[str(func)] += func not in selective.KEPT
+        again[str(func)] += func not in checkpointing.KEPT
         return dispatch(self, func, types, args, kwargs)
 
-    dispatch = selective._Recalling.__torch_dispatch__
-    monkeypatch.setattr(selective._Recalling, "__torch_dispatch__", count)
+    dispatch = checkpointing._Recalling.__torch_dispatch__
+    monkeypatch.setattr(checkpointing._Recalling, "__torch_dispatch__", count)
     outcome(blocks("selective"), inputs())
     assert again["aten.silu.default"] == LAYERS
     assert not any(again[name] for name in again if "mm" in name or "attention" in name)

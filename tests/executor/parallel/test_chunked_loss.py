@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from executor.parallel.chunked_loss import chunked_loss
 from executor.parallel.collectives import Group
+from executor.parallel.head import chunked_loss
 from executor.parallel.model import Transformer, build_transformer, whole
 from executor.parallel.tensor import TensorParallel
 from search_spaces.models.model import ModelSpec

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from executor.engine import RankContext
-from executor.engines.torch_versions import version_refusals
+from executor.engines.shared_rules import version_refusals
 from executor.measurement.flop_counter import FlopCounter
 from executor.parallel.checkpointing import checkpoint_blocks
-from executor.parallel.compiling import compile_blocks, compile_seconds, forget_compiled
+from executor.parallel.graphs import compile_blocks, compile_seconds, forget_compiled
 from executor.trial.run import run_trial
 from search_spaces.models.model import ModelSpec
 from search_spaces.outcome import Outcome

@@ -23,7 +23,7 @@ from executor.dry.dry_run import dry_run
 from executor.errors import EngineRefusalError
 from executor.parallel.fused.load import LIGER_ARGUMENTS, load_operators
 from executor.parallel.operators import Operators
-from search_spaces.fused_kernels import installed_kernels
+from search_spaces.kernels import installed_kernels
 from search_spaces.knob import Value
 from search_spaces.trial_config import TrialConfig
 from tests.sampling import sampled

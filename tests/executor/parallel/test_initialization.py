@@ -27,7 +27,7 @@ from executor.parallel.initialization import INITIAL_DEVIATION, Given, Joined, S
 from executor.parallel.model import build_transformer
 from executor.trial.run import _build_bytes
 from search_spaces.models.model import ModelSpec
-from search_spaces.training.configured import configured
+from search_spaces.training.adapters import configured
 from search_spaces.trial import TrialRequest, Workload
 from search_spaces.trial_config import TrialConfig
 from tests.sampling import sampled

@@ -8,8 +8,7 @@ from torch import Tensor
 
 from executor.parallel.experts import Experts
 from executor.parallel.model import Attention, build_transformer
-from executor.parallel.operators import rotate
-from executor.parallel.rotary import query_factors, rotary_table
+from executor.parallel.operators import query_factors, rotary_table, rotate
 from search_spaces.errors import ModelFormatError
 from search_spaces.models.model import HeadNorm, Latent, ModelSpec
 

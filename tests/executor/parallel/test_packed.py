@@ -14,10 +14,15 @@ from executor.engines.native.engine import NativeEngine
 from executor.engines.session import ParallelSession, refuse
 from executor.errors import EngineRefusalError
 from executor.measurement.flop_counter import FlopCounter
-from executor.parallel.attention_kernel import choose_attention_kernel
+from executor.parallel.attention import (
+    Documents,
+    _plain_flex,
+    attend_in_documents,
+    block_mask,
+    choose_attention_kernel,
+    documents_in,
+)
 from executor.parallel.model import Transformer, build_transformer
-from executor.parallel.packed import Documents, attend_in_documents, block_mask, documents_in
-from executor.parallel.windowed import _plain_flex
 from search_spaces.capability import Capability
 from search_spaces.knob import Value
 from search_spaces.models.model import ModelSpec, Norm, Position

@@ -9,11 +9,10 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from executor.parallel.checkpointing import selective_contexts
 from executor.parallel.collectives import Group, InFlight
-from executor.parallel.experts import Experts
+from executor.parallel.experts import Experts, RouterBalance
 from executor.parallel.model import build_transformer
-from executor.parallel.router_balance import RouterBalance
-from executor.parallel.selective import selective_contexts
 from search_spaces.models.model import ModelSpec
 
 SPEC = ModelSpec(

@@ -7,11 +7,10 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import flex_attention
 
-from executor.parallel.chunked_loss import chunked_loss
+from executor.parallel.attention import Scores, attend_by_scores, attend_with_scores, block_mask_of, by_flex, sees, soft_cap
 from executor.parallel.collectives import Group
-from executor.parallel.scores import Scores, attend_by_scores, attend_with_scores, by_flex, soft_cap
+from executor.parallel.head import chunked_loss
 from executor.parallel.tensor import TensorParallel, vocabulary_cross_entropy
-from executor.parallel.windowed import block_mask_of, sees
 from search_spaces.training.windows import Window
 
 TOKENS, WIDTH = 24, 16

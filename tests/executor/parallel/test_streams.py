@@ -22,13 +22,13 @@ from benchmarks.common.gang import Gang
 from benchmarks.common.static_buffers import StaticBuffers, _Graph
 from executor.engine import RankContext
 from executor.engines import session as sessions
-from executor.engines.native import file_share
+from executor.engines.native import file_shard
 from executor.engines.native.buckets import GradientReducer
 from executor.engines.native.engine import NativeEngine
-from executor.engines.native.file_share import FileShare
+from executor.engines.native.file_shard import FileShare
 from executor.engines.native.parameter_shard import Loaded
 from executor.engines.native.prefetch import ParameterGatherer
-from executor.files.file_stream import FileStream
+from executor.files.rank_file import FileStream
 from executor.parallel import streams
 from executor.parallel.activation_offload import _Piece
 from executor.parallel.collectives import Group, InFlight
@@ -244,9 +244,9 @@ def write_before_update(share: FileShare, index: int, gradient: Tensor) -> Tenso
     """`FileShare.step`, whose write begins too early."""
     buffer = share._stream.take()
     master, *moments = share._parts(index, buffer)
-    optimizer = file_share.host_adamw(master, (moments[0], moments[1]), share._steps[index], share._hyperparameters)
+    optimizer = file_shard.host_adamw(master, (moments[0], moments[1]), share._steps[index], share._hyperparameters)
     share._stream.put_back(index, buffer)
-    return file_share.updated(optimizer, gradient)
+    return file_shard.updated(optimizer, gradient)
 
 
 def take_at_once(stream: FileStream) -> memoryview:

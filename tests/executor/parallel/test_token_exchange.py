@@ -10,11 +10,11 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
+from executor.parallel.checkpointing import selective_contexts
 from executor.parallel.collectives import Group, InFlight
 from executor.parallel.experts import Experts
 from executor.parallel.initialization import materialise
 from executor.parallel.model import Part, transformer_without_memory, whole
-from executor.parallel.selective import selective_contexts
 from search_spaces.models.model import ModelSpec
 
 RANKS, TOKENS = 2, 6

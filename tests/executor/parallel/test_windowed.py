@@ -9,11 +9,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from executor.measurement.flop_counter import FlopCounter
-from executor.parallel import packed, windowed
-from executor.parallel.attention_kernel import choose_attention_kernel
+from executor.parallel import attention
+from executor.parallel.attention import attend_by_blocks, attend_by_flex, attend_to_window, choose_attention_kernel, sees
 from executor.parallel.collectives import Group
 from executor.parallel.context import Ulysses, _causal_mask, attend_local
-from executor.parallel.windowed import attend_by_blocks, attend_by_flex, attend_to_window, sees
 from search_spaces.training.windows import Window
 
 CASES = [
@@ -145,10 +144,10 @@ def test_attention_of_a_device_takes_its_kernels_forms(monkeypatch: pytest.Monke
 
     def plain() -> Callable[..., Tensor]:
         asked.append("flex")
-        return windowed._plain_flex
+        return attention._plain_flex
 
-    monkeypatch.setattr(windowed, "compiled_flex", plain)
-    monkeypatch.setattr(packed, "compiled_flex", plain)
+    monkeypatch.setattr(attention, "compiled_flex", plain)
+    monkeypatch.setattr(attention, "compiled_flex", plain)
     last = query[:, :, 16:]
     bias, plain_mask = (_causal_mask(one, 24) for one in (last.as_subclass(OnCuda), last))
     found = functional.scaled_dot_product_attention(last, key, value, attn_mask=bias)
@@ -156,12 +155,12 @@ def test_attention_of_a_device_takes_its_kernels_forms(monkeypatch: pytest.Monke
     assert (found - wanted).abs().max() < 1e-5
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "flex_attention called without torch.compile")
-        window = windowed.attend_to_window(query.as_subclass(OnCuda), key, value, Window(6, 3), 0, False)
+        window = attention.attend_to_window(query.as_subclass(OnCuda), key, value, Window(6, 3), 0, False)
         places = torch.tensor([[*range(9), *range(15)]])
-        documents = packed.documents_in(places.as_subclass(OnCuda), torch.float32, 16)
+        documents = attention.documents_in(places.as_subclass(OnCuda), torch.float32, 16)
         assert documents.mask is not None
-        in_documents = packed.attend_in_documents(query, key, value, documents, False)
+        in_documents = attention.attend_in_documents(query, key, value, documents, False)
     assert asked == ["flex", "flex"]
-    assert (window - windowed.attend_by_blocks(query, key, value, Window(6, 3), 0)).abs().max() < 1e-5
-    one_by_one = packed.attend_in_documents(query, key, value, packed.documents_in(places, torch.float32, 16), False)
+    assert (window - attention.attend_by_blocks(query, key, value, Window(6, 3), 0)).abs().max() < 1e-5
+    one_by_one = attention.attend_in_documents(query, key, value, attention.documents_in(places, torch.float32, 16), False)
     assert (in_documents - one_by_one).abs().max() < 1e-5

@@ -4,7 +4,7 @@ import pytest
 from runner_contract import ENVIRONMENT, TRIAL_FUNCTION, run
 
 from executor.runners.local import LocalRunner
-from executor.runners.rank_environment import PASSED_VARIABLE, for_trials, is_listed, passed_variables
+from executor.runners.rank_process import PASSED_VARIABLE, for_trials, is_listed, passed_variables
 from search_spaces.environment import VARIABLES
 
 

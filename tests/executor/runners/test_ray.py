@@ -15,10 +15,10 @@ import ray
 from runner_contract import ENVIRONMENT, TRIAL_FUNCTION, ProcessRunnerContract, run
 
 from executor.errors import RunnerError
-from executor.runners.ray import RayRunner, packages
+from executor.runners.ray import RayRunner, describe
 from executor.runners.ray.cluster import RayCluster
-from executor.runners.ray.packages import kernel_packages
-from search_spaces.fused_kernels import PACKAGES
+from executor.runners.ray.describe import kernel_packages
+from search_spaces.kernels import PACKAGES
 from search_spaces.outcome import Outcome
 from search_spaces.trial import COMPARABLE
 
@@ -161,7 +161,7 @@ def test_what_kernels_are_made_of_is_asked_on_the_nodes(started_ray: None, monke
     living = [str(node["NodeID"]) for node in ray.nodes() if node["Alive"]]
     assert kernel_packages("auto", living) == {}
     there = dataclasses.replace(PACKAGES["liger"], module="torch", distribution="torch")
-    monkeypatch.setattr(packages, "PACKAGES", {"liger": there})
+    monkeypatch.setattr(describe, "PACKAGES", {"liger": there})
     assert kernel_packages("auto", living) == {"torch": importlib.metadata.version("torch")}
     assert kernel_packages("auto", [*living, f"{1:056x}"]) is None, "one does not answer"
 

@@ -6,8 +6,7 @@ import pytest
 
 from executor.errors import RunnerError
 from executor.runners.ray import describe
-from executor.runners.ray.describe import RayNode, cluster_of, describe_cluster
-from executor.runners.ray.packages import in_common
+from executor.runners.ray.describe import RayNode, cluster_of, describe_cluster, in_common
 
 GPU_NODE = {"CPU": 64.0, "GPU": 8.0, "memory": 2.0**40, "accelerator_type:H100": 1.0, "node:10.0.0.1": 1.0}
 CPU_NODE = {"CPU": 4.0, "memory": 2.0**34, "node:10.0.0.9": 1.0}

@@ -9,10 +9,18 @@ from types import SimpleNamespace
 import pytest
 from runner_contract import request_for
 
-from executor.runners import rank_heartbeat as heartbeat_module
+from executor.runners import watchdog as heartbeat_module
 from executor.runners.messages import Message
-from executor.runners.rank_heartbeat import RankHeartbeat, RankPosition
-from executor.runners.watchdog import COMPILE_SECONDS, FIRST_STEP_SECONDS, HANG_SECONDS, SLOW_FACTOR, Watchdog, stacks_text
+from executor.runners.watchdog import (
+    COMPILE_SECONDS,
+    FIRST_STEP_SECONDS,
+    HANG_SECONDS,
+    SLOW_FACTOR,
+    RankHeartbeat,
+    RankPosition,
+    Watchdog,
+    stacks_text,
+)
 from executor.runners.wear import DESCRIPTORS, RESIDENT_BYTES, ProcessUsage, Wear, process_usage
 from search_spaces.models.command import CommandModel
 from search_spaces.plain import from_plain

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from executor.engine import RankContext
-from executor.measurement.racing import race_of
+from executor.measurement.trial_state import race_of
 from executor.trial.run import run_trial
 from executor.trial.schedule import at_point, of_documents, over_schedule, points_of_request
 from search_spaces.models.model import ModelSpec

@@ -11,8 +11,7 @@ from search_spaces.errors import IllegalConfigError, KnobValueError
 from search_spaces.knob_values import check_value
 from search_spaces.models.huggingface import resolve_model
 from search_spaces.models.model import ModelSpec
-from search_spaces.models.pipeline import split_layers
-from search_spaces.models.stage_layout import Stage, layout_text, parse_layout, recomputed_layers, stage_config
+from search_spaces.models.pipeline import Stage, layout_text, parse_layout, recomputed_layers, split_layers, stage_config
 from search_spaces.space import SearchSpace
 from search_spaces.spaces import parse_pins, resolve_space
 from search_spaces.trial import Workload

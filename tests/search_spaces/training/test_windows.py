@@ -13,7 +13,7 @@ from search_spaces.context import SpaceContext
 from search_spaces.models.huggingface import resolve_model
 from search_spaces.models.model import Model, ModelSpec
 from search_spaces.rules.table import check_config
-from search_spaces.training.configured import configured
+from search_spaces.training.adapters import configured
 from search_spaces.training.windows import Window, window_of
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig

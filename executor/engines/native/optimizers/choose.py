@@ -4,13 +4,11 @@ from torch import Tensor
 
 from executor.engines.native.offload import Hyperparameters
 from executor.engines.native.optimizers.adamw8bit import AdamW8bit
-from executor.engines.native.optimizers.device_optimizer import DeviceOptimizer, Shares
-from executor.engines.native.optimizers.lamb import Lamb
+from executor.engines.native.optimizers.device_optimizer import DeviceOptimizer, Lamb, Sgd, Shares
 from executor.engines.native.optimizers.muon import Muon
 from executor.engines.native.optimizers.onebit_adam import OneBitAdam
-from executor.engines.native.optimizers.sgd import Sgd
 from executor.errors import EngineRefusalError
-from executor.parallel.part import ModelPart
+from executor.parallel.replica import ModelPart
 from search_spaces.trial_config import TrialConfig
 
 

@@ -1,5 +1,6 @@
-"""Base class of optimizers over this rank's flat master vector on its device."""
+"""Optimizers over this rank's flat master vector on its device: the base class, SGD with momentum, and LAMB."""
 
+import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -8,10 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from executor.engines.native.layout import Layout, Slot
-from executor.engines.native.offload import Hyperparameters, parts_of, update_groups
+from executor.engines.native.offload import Hyperparameters, parts_of, step_scaled, update_groups
 from executor.engines.native.parameter_shard import ParameterShard
 from executor.parallel.collectives import Group
-from search_spaces.optimizers import BETAS, EPSILON
+from search_spaces.optimizers import BETAS, EPSILON, LAMB_EPSILON, SGD_MOMENTUM
+from search_spaces.training.states import CHUNK_ELEMENTS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,3 +140,91 @@ def adamw(parameters: list[nn.Parameter], hyperparameters: Hyperparameters) -> t
         update_groups(parameters, fused), lr=hyperparameters.learning_rate, weight_decay=hyperparameters.weight_decay,
         betas=BETAS, eps=EPSILON, fused=fused, foreach=not fused,
     )  # fmt: skip
+
+
+class Sgd(DeviceOptimizer):
+    """`torch.optim.SGD` over views of the master vector, one per piece of the gradient; the update is elementwise."""
+
+    def __init__(self, master: Tensor, layout: Layout, hyperparameters: Hyperparameters) -> None:
+        super().__init__(master, layout)
+        starts = [layout.start(bucket) for bucket in range(len(layout.buckets))]
+        self._parameters = [nn.Parameter(master[start : start + layout.columns(bucket)]) for bucket, start in enumerate(starts)]
+        fused = hyperparameters.fused and master.dtype == torch.float32
+        self._optimizer = torch.optim.SGD(
+            update_groups(self._parameters, fused), lr=hyperparameters.learning_rate, momentum=SGD_MOMENTUM,
+            weight_decay=hyperparameters.weight_decay, fused=fused, foreach=not fused,
+        )  # fmt: skip
+
+    def settled(self) -> bool:
+        return bool(self._optimizer.state)
+
+    def _update(self, gradient: Sequence[Tensor]) -> None:
+        self._update_scaled(gradient, None)
+
+    def _update_scaled(self, gradient: Sequence[Tensor], scale: Tensor | None) -> None:
+        for parameter, piece in zip(self._parameters, gradient, strict=True):
+            parameter.grad = piece
+        step_scaled(self._optimizer, scale)
+        self._optimizer.zero_grad()
+
+    def _states(self) -> Iterator[Tensor]:
+        for state in self._optimizer.state.values():
+            yield from (value for value in state.values() if isinstance(value, Tensor))
+
+
+class Lamb(DeviceOptimizer):
+    """A step [You et al. 2020, Large Batch Optimization for Deep Learning, algorithm 2]:
+
+    1. m, v as in Adam, bias-corrected; u = m / (sqrt(v) + epsilon) + decay * w, stored in the gradient's memory.
+    2. |w|^2 and |u|^2 of every parameter: of this rank's shares, then summed over the ranks of the group, and for sliced
+       matrices over the tensor ranks: 2 numbers per parameter, in one message each.
+    3. w -= rate * |w| / |u| * u; the ratio is 1 if one of them is 0.
+
+    So the norms are of whole parameters, wherever their parts are. The ratio is not bounded, as in the paper's experiments.
+    """
+
+    def __init__(self, master: Tensor, shares: Shares, hyperparameters: Hyperparameters) -> None:
+        super().__init__(master, shares.layout)
+        self._shares, self._hyperparameters = shares, hyperparameters
+        self._first, self._second = torch.zeros_like(master), torch.zeros_like(master)
+        self._sliced = [index for index, slot in enumerate(self.layout.slots) if slot.name in shares.split]
+        self._steps = 0
+
+    def _update(self, gradient: Sequence[Tensor]) -> None:
+        self._steps += 1
+        squares = torch.empty(2, len(self.layout.slots), dtype=self.master.dtype, device=self.master.device)
+        for index, slot in enumerate(self.layout.slots):
+            direction, weights = share_of(gradient, slot), self._weights(slot)
+            self._compute_direction(slot, direction, weights)
+            squares[0, index] = torch.linalg.vector_norm(weights).square()
+            squares[1, index] = torch.linalg.vector_norm(direction).square()
+        self._sum(squares)
+        ratios = torch.where((squares > 0).all(0), (squares[0] / squares[1]).sqrt(), 1.0)
+        for index, slot in enumerate(self.layout.slots):
+            direction = share_of(gradient, slot).mul_(ratios[index])
+            self._weights(slot).sub_(direction, alpha=self._hyperparameters.learning_rate)
+
+    def _compute_direction(self, slot: Slot, gradient: Tensor, weights: Tensor) -> None:
+        """Replace the gradient by the direction of the step, in chunks, so that temporaries are small."""
+        first_decay, second_decay = BETAS
+        first_scale, second_scale = 1 - first_decay**self._steps, 1 - second_decay**self._steps
+        for start, end in itertools.pairwise([*range(0, slot.shard_elements, CHUNK_ELEMENTS), slot.shard_elements]):
+            part = gradient[start:end]
+            first = self._first[slot.offset + start : slot.offset + end].lerp_(part, 1 - first_decay)
+            second = self._second[slot.offset + start : slot.offset + end].mul_(second_decay)
+            second.addcmul_(part, part, value=1 - second_decay)
+            root = (second / second_scale).sqrt_().add_(LAMB_EPSILON)
+            torch.div(first, root, out=part).div_(first_scale)
+            part.add_(weights[start:end], alpha=self._hyperparameters.weight_decay)
+
+    def _sum(self, squares: Tensor) -> None:
+        shares = self._shares
+        if shares.layout.ranks > 1:
+            shares.group.all_reduce(squares).wait()
+        if self._sliced and shares.tensor.size > 1:
+            sliced = squares[:, self._sliced].contiguous()
+            shares.tensor.all_reduce(sliced).wait()
+            squares[:, self._sliced] = sliced
+
+    def _states(self) -> Iterable[Tensor]:
+        return self._first, self._second

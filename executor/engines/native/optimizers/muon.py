@@ -1,4 +1,4 @@
-"""Muon: for each matrix of the blocks, the step is the orthogonalized momentum."""
+"""Muon: for each matrix of the blocks, the step is the momentum, orthogonalized by Newton-Schulz iterations."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -9,7 +9,6 @@ from torch import Tensor
 from executor.engines.native.layout import Slot, as_rows, unpack
 from executor.engines.native.offload import Hyperparameters
 from executor.engines.native.optimizers.device_optimizer import DeviceOptimizer, RestAdamW, Shares, share_of
-from executor.engines.native.optimizers.newton_schulz import flops, orthogonalized
 from executor.parallel.collectives import mark
 from search_spaces.optimizers import MUON_MOMENTUM
 
@@ -119,3 +118,30 @@ def assign_owners(matrices: Sequence[Slot], ranks: int) -> list[list[Slot]]:
         owned[owner].append(slot)
         load[owner] += flops(*slot.shape)
     return owned
+
+
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+"""Coefficients of x, x^3 and x^5. They bring singular values in [0, 1] close to 1 in few steps [Jordan et al. 2024, Muon]."""
+STEPS = 5
+LEAST_NORM = 1e-7
+
+
+def orthogonalized(matrix: Tensor) -> Tensor:
+    """Orthogonalize a bf16 matrix [rows, columns]: same singular vectors, singular values between 0.5 and 1.5, in bf16.
+
+    Uses the same operations in the same order as `torch.optim.Muon` (2.13), so that the result is bitwise equal.
+    """
+    first, third, fifth = COEFFICIENTS
+    transposed = matrix.shape[0] > matrix.shape[1]
+    x: Tensor = matrix.T if transposed else matrix
+    x = x / x.norm().clamp(min=LEAST_NORM)
+    for _ in range(STEPS):
+        gram = x @ x.T
+        x = x.addmm(gram.addmm(gram, gram, beta=third, alpha=fifth), x, beta=first)
+    return x.T if transposed else x
+
+
+def flops(rows: int, columns: int) -> int:
+    """FLOPs of the matrix products of `orthogonalized`."""
+    short, long = min(rows, columns), max(rows, columns)
+    return STEPS * (4 * short * short * long + 2 * short**3)

@@ -12,7 +12,7 @@ from autotune.prediction.equations.parameters import stage_parameters
 from autotune.prediction.equations.rates import rates_for
 from autotune.prediction.equations.step import predict
 from search_spaces.clusters.presets import resolve_cluster
-from search_spaces.compression import INTEGER_BYTES, SIGN_BYTES
+from search_spaces.communication import INTEGER_BYTES, SIGN_BYTES
 from search_spaces.models.huggingface import resolve_model
 from search_spaces.models.model import ModelSpec
 from search_spaces.trial import Workload

@@ -14,7 +14,7 @@ from autotune.prediction.fitting.knob_features import config_features
 from search_spaces.clusters.microbenchmark import Measured, Operation
 from search_spaces.clusters.presets import resolve_cluster
 from search_spaces.models.huggingface import resolve_model
-from search_spaces.training.offload_files import BUFFERS, CHUNK_ELEMENTS
+from search_spaces.training.states import BUFFERS, CHUNK_ELEMENTS
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
 from storage.records import CalibrationRecord

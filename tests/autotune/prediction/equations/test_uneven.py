@@ -13,8 +13,7 @@ from autotune.prediction.equations.step import Prediction, predict
 from autotune.prediction.planning.estimate import estimates
 from autotune.prediction.planning.question import Question, cluster_of, model_of, question_of
 from autotune.prediction.planning.question_space import space_of
-from search_spaces.models.pipeline import split_layers
-from search_spaces.models.stage_layout import Stage, layout_text
+from search_spaces.models.pipeline import Stage, layout_text, split_layers
 from search_spaces.trial_config import TrialConfig
 
 SCHEDULES = (("1f1b", 1), ("gpipe", 1), ("interleaved_1f1b", 2), ("zbv", 2))

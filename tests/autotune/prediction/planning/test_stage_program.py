@@ -21,8 +21,7 @@ from autotune.prediction.planning.room import Room, room_of
 from autotune.prediction.planning.solved_layouts import solved_layouts
 from autotune.prediction.planning.stage_options import Menu
 from autotune.prediction.planning.stage_program import solved
-from search_spaces.models.pipeline import split_layers
-from search_spaces.models.stage_layout import Stage, layout_text
+from search_spaces.models.pipeline import Stage, layout_text, split_layers
 from search_spaces.rules.table import check_config
 from search_spaces.trial_config import TrialConfig
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from executor.engines.command.memory import ProcessTree
+from executor.engines.command.watch import ProcessTree
 
 HELD = 100_000_000
 HOLD = f"held = bytearray({HELD}); print('held', flush=True); import time; time.sleep(60)"

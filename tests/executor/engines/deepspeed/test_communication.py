@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from executor.engines.deepspeed.communication import Account
+from executor.engines.deepspeed.engine import Account
 from search_spaces.mesh import Mesh
 
 GROUPS = {"pair of tensor ranks": [0, 1], "pair of data ranks": [0, 2], "alone": [0], None: [0, 1, 2, 3]}

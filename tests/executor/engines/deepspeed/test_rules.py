@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from executor.engines.deepspeed.capability import installed_version
-from search_spaces.deepspeed.keys import FORBIDS_OTHERS
-from search_spaces.deepspeed.lint import findings
+from search_spaces.deepspeed.lint import FORBIDS_OTHERS, findings
 from search_spaces.finding import Effect
 
 pytestmark = pytest.mark.skipif(

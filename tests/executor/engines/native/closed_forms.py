@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from search_spaces.communication import ROW_PARTS
 from search_spaces.mesh import PIPELINE, make_mesh
 from search_spaces.models.model import ModelSpec, NormPlace
 from search_spaces.models.pipeline import ZERO_BUBBLE_SCHEDULES, rank_of_stage, split_layers, stages_of_rank
-from search_spaces.overlap import ROW_PARTS
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
 

@@ -9,8 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from executor.parallel.checkpointing import checkpoint_blocks
-from executor.parallel.selective import keep_collective
+from executor.parallel.checkpointing import checkpoint_blocks, keep_collective
 from executor.trial import run as trial
 from search_spaces.outcome import Outcome
 from search_spaces.trial import TrialResult

@@ -12,8 +12,7 @@ from benchmarks.common.static_buffers import ContractBreachError, StaticBuffers
 from executor.parallel.activation_offload import LEAST_BYTES, ActivationOffload
 from executor.parallel.checkpointing import checkpoint_blocks
 from executor.parallel.collectives import Group
-from executor.parallel.compiling import compile_blocks, forget_compiled
-from executor.parallel.graphs import BlockGraphs
+from executor.parallel.graphs import BlockGraphs, compile_blocks, forget_compiled
 from search_spaces.knob import Value
 from search_spaces.trial_config import TrialConfig
 

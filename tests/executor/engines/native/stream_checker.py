@@ -27,7 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from executor.files.rank_file import RankFile, Transfer
 from executor.parallel import collectives, streams
-from executor.parallel.host_pool import HostPool
+from executor.parallel.copies import HostPool
 
 Clock = dict[str, int]
 """Stream -> its operations that are known to have ended, or to end before what comes next."""

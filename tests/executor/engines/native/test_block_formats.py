@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from executor.engines.native import signs
-from executor.engines.native.quantised_sums import QuantisedAllReduce, QuantisedReduceScatter
+from executor.engines.native.optimizers import onebit_adam
+from executor.engines.native.quantised_communication import QuantisedAllReduce, QuantisedReduceScatter
 from executor.parallel import block_integers
 from executor.parallel.collectives import Group
-from search_spaces.compression import SIGN_BLOCK, integer_bytes, sign_bytes, sign_share
+from search_spaces.communication import SIGN_BLOCK, integer_bytes, sign_bytes, sign_share
 from search_spaces.optimizers import QUANTISED_BLOCK
 
 
@@ -66,10 +66,10 @@ def test_zeros_stay_zeros() -> None:
 
 def test_signs_stand_for_the_mean_magnitude_of_their_block() -> None:
     rows = drawn(2, 3 * SIGN_BLOCK)
-    packed = signs.pack(rows)
+    packed = onebit_adam.pack(rows)
     assert (packed.dtype, packed.shape) == (torch.uint8, (2, sign_bytes(3 * SIGN_BLOCK)))
     assert packed.shape[1] == 3 * (SIGN_BLOCK // 8 + 4)
-    found = signs.unpack(packed, 3 * SIGN_BLOCK, torch.float32)
+    found = onebit_adam.unpack(packed, 3 * SIGN_BLOCK, torch.float32)
     for values, told in zip(rows.split(SIGN_BLOCK, dim=1), found.split(SIGN_BLOCK, dim=1), strict=True):
         wanted = values.abs().mean(dim=1, keepdim=True) * torch.where(values >= 0, 1.0, -1.0)
         torch.testing.assert_close(told, wanted)

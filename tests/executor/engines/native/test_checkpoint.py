@@ -15,8 +15,7 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from benchmarks.common.gang import Gang
 from executor.engine import RankContext
 from executor.engines.native.checkpoint import bytes_of, rectangles
-from executor.engines.native.engine import NativeEngine
-from executor.engines.native.session import NativeSession
+from executor.engines.native.engine import NativeEngine, NativeSession
 from executor.errors import CheckpointError, EngineRefusalError
 from search_spaces.models.model import ModelSpec
 from search_spaces.trial import CheckpointTimes, Workload

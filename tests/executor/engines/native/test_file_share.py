@@ -12,17 +12,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from executor.engines.native.file_shard import FileShard, _Staged
-from executor.engines.native.file_share import FileShare, records, share_in_files
+from executor.engines.native.file_shard import FileShard, FileShare, _Staged, records, share_in_files
 from executor.engines.native.offload import Hyperparameters, Initial, Span, SplitAdamW
 from executor.engines.native.parameter_shard import DeviceShard, HostShard
 from executor.errors import EngineRefusalError
 from executor.files import rank_file
 from executor.files.rank_file import RankFile
-from executor.parallel.copies import CopyEngine, Staging
-from executor.parallel.host_pool import HostPool
+from executor.parallel.copies import CopyEngine, HostPool, Staging
 from executor.parallel.initialization import Given
-from search_spaces.training.offload_files import BUFFERS, UNITS
+from search_spaces.training.states import BUFFERS, UNITS
 from search_spaces.trial import Workload
 
 CPU = torch.device("cpu")

@@ -15,8 +15,7 @@ from executor.engine import HOST
 from executor.engines.native.offload import Hyperparameters, Initial, SplitAdamW
 from executor.engines.native.parameter_shard import DeviceShard, HostShard, MasterShard, ParameterShard
 from executor.measurement.memory import account_step
-from executor.parallel.copies import CopyEngine, Staging
-from executor.parallel.host_pool import HostPool
+from executor.parallel.copies import CopyEngine, HostPool, Staging
 from executor.parallel.initialization import Given
 
 DEVICE = torch.device(torch.accelerator.current_accelerator(check_available=True) or "cpu")

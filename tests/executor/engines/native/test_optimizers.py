@@ -15,14 +15,12 @@ from executor.dry.dry_run import dry_run
 from executor.engine import RankContext
 from executor.engines.native.engine import NativeEngine
 from executor.engines.native.layout import make_layout
-from executor.engines.native.optimizers.adamw8bit import share_block
+from executor.engines.native.optimizers.adamw8bit import QuantisedVector, codes, share_block
 from executor.engines.native.optimizers.choose import block_matrices
-from executor.engines.native.optimizers.muon import assign_owners
-from executor.engines.native.optimizers.newton_schulz import flops, orthogonalized
-from executor.engines.native.optimizers.quantised import QuantisedVector, codes
+from executor.engines.native.optimizers.muon import assign_owners, flops, orthogonalized
 from executor.errors import EngineRefusalError
 from executor.measurement.flop_counter import FlopCounter
-from executor.parallel.part import ModelPart
+from executor.parallel.replica import ModelPart
 from search_spaces.models.model import ModelSpec
 from search_spaces.optimizers import LEAST_QUANTISED, OPTIMIZERS, QUANTISED_BLOCK
 from search_spaces.trial import TrialResult, Workload

@@ -1,4 +1,7 @@
-"""Formats of compressed communication: 8-bit integers, and signs, each with one scale per block."""
+"""How communication is compressed and chunked: formats of 8-bit integers and signs, and chunks that overlap."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
 from search_spaces.optimizers import QUANTISED_BLOCK
 
@@ -30,3 +33,29 @@ def sign_share(elements: int, ranks: int) -> int:
 def sign_bytes(elements: int) -> int:
     """Bytes of whole blocks of signs with their scales."""
     return elements // 8 + SCALE_BYTES * (elements // SIGN_BLOCK)
+
+
+Item = TypeVar("Item")
+
+ROW_PARTS = 4
+"""Number of token chunks of a row-parallel product whose reduction overlaps with it (`async_tensor_parallel`)."""
+
+IN_FLIGHT = 2
+"""Buckets in flight at once if communication overlaps: one is sent while the next one fills."""
+PIECE_ELEMENTS = 4_000_000
+"""Maximum number of elements moved into a bucket by one operation. Moving more takes a GPU longer than launching the
+operation, so larger pieces would cost memory and gain nothing."""
+
+
+def cut(items: Sequence[Item], elements: Callable[[Item], int], limit: float) -> Iterator[tuple[Item, ...]]:
+    """Adjacent items in groups of at most `limit` elements; a larger item forms its own group."""
+    group: list[Item] = []
+    filled = 0
+    for item in items:
+        if group and filled + elements(item) > limit:
+            yield tuple(group)
+            group, filled = [], 0
+        group.append(item)
+        filled += elements(item)
+    if group:
+        yield tuple(group)
