@@ -9,8 +9,8 @@ from autotune.forecast.job_forecast import expected
 from autotune.prediction.planning import estimate as planning
 from autotune.prediction.planning.scan import Bounds
 from autotune.request.rows import request_to_row
-from autotune.session.script_files import assumed_of
-from autotune.wire.drafts import ConfigEstimate, Draft, Estimate, Range
+from autotune.session.trial_requests import assumed_of
+from autotune.wire.predictions import ConfigEstimate, Draft, Estimate, Range
 from storage.store import Store
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from autotune.forecast.initial_forecast import InitialForecast
 from autotune.objective.ranking import Ranking
-from autotune.wire.points import KnobColumn, PointColumns
+from autotune.wire.trials import KnobColumn, PointColumns
 from search_spaces.knob import Value
 from search_spaces.knob_values import KNOBS
 from search_spaces.trial_config import KNOB_NAMES, TrialConfig

@@ -14,7 +14,7 @@ from autotune.outcome.job_snapshot import JobSnapshot, SnapshotReader
 from autotune.outcome.verdict import Verdict, Verdicts, answer_document
 from autotune.session.resolve import session_of
 from autotune.wire import answers
-from autotune.wire.points import Points
+from autotune.wire.trials import Points
 from search_spaces.outcome import Outcome
 from storage.records import JobNews, JobRecord, Placement, TrialRecord
 from storage.store import Store

@@ -22,6 +22,7 @@ from autotune.goodput.terms import terms_of
 from autotune.prediction.planning.calibrated import asked_here
 from autotune.prediction.planning.estimate import estimates
 from autotune.prediction.planning.largest import Dimension, largest
+from autotune.prediction.planning.memory_fit import PROBABILITY
 from autotune.prediction.planning.plan import MOST_PLANS, PlanObjective, PlanOptions, plan
 from autotune.prediction.planning.question import (
     Question,
@@ -31,9 +32,8 @@ from autotune.prediction.planning.question import (
     question_of,
     with_adapters,
 )
-from autotune.prediction.planning.room import PROBABILITY
 from autotune.prediction.planning.scan import Bounds
-from autotune.request.loads_field import with_loads
+from autotune.request.field_forms import with_loads
 from autotune.session.knowledge import learned_of
 from autotune.wire.plans import Plans
 from autotune.wire.predictions import Prediction

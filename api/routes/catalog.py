@@ -9,9 +9,8 @@ from api.computing import Computing
 from api.settings import Settings
 from api.submission import JobSubmission, KnobName, KnobValue, checked, session_of_submission
 from autotune.request.engines import CAPABILITIES
-from autotune.wire.choices import Choices
+from autotune.wire.choices import Choices, Space, Validation
 from autotune.wire.service import Descriptions, Names
-from autotune.wire.spaces import Space, Validation
 from search_spaces.knob_values import KNOBS, domain_text
 from search_spaces.preset_files import preset_tables
 from storage.records import Scope

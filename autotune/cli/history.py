@@ -5,8 +5,7 @@ from collections.abc import Callable
 
 from autotune.errors import RequestError
 from autotune.imports.history import read_history
-from autotune.session.history import admit
-from autotune.session.knowledge import require_learning
+from autotune.session.knowledge import admit, require_learning
 from autotune.session.session import Session
 from storage.address import without_password
 
