@@ -41,7 +41,7 @@ from api.routes import (
 from api.settings import Settings
 from api.targets import networks
 from api.together import RequestBatcher
-from autotune.ops.telemetry import are_traced
+from autotune.ops.logs import are_traced
 from autotune.session.resolved import Resolver
 from search_spaces.preset_files import preset_tables
 from storage.store import open_store

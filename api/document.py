@@ -12,15 +12,12 @@ from api.problems import MEDIA_TYPE
 from autotune.wire import (
     answers,
     choices,
-    drafts,
     events,
     figures,
     jobs,
     plans,
-    points,
     predictions,
     service,
-    spaces,
     trials,
     webhooks,
 )
@@ -29,7 +26,7 @@ from autotune.wire.problems import Problem
 WIRE_MODELS: Mapping[str, type] = {
     name: kind
     for module in (
-        answers, choices, drafts, events, figures, jobs, plans, points, predictions, service, spaces, trials, webhooks
+        answers, choices, events, figures, jobs, plans, predictions, service, trials, webhooks
     )
     for name, kind in vars(module).items()
     if isinstance(kind, type) and dataclasses.is_dataclass(kind)

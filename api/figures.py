@@ -10,7 +10,7 @@ from pydantic_core import to_json
 from autotune.explain.explanation.differences import knob_differences
 from autotune.explain.explanation.evidence import question_of_job
 from autotune.explain.explanation.explain import explain, explain_evidence
-from autotune.explain.explanation.time_use import parts_of
+from autotune.explain.explanation.resource_use import parts_of
 from autotune.explain.figures.all_figures import figure_of
 from autotune.explain.figures.source import Source
 from autotune.objective.ranking import rate

@@ -18,7 +18,7 @@ from autotune.outcome.job_snapshot import JobSnapshot, SnapshotReader
 from autotune.outcome.verdict import Verdict, Verdicts, answer_document
 from autotune.session.resolve import session_of
 from autotune.wire import answers
-from autotune.wire.points import KnobColumn, PointColumns, Points
+from autotune.wire.trials import KnobColumn, PointColumns, Points
 from search_spaces.knob import Value
 from search_spaces.knob_values import KNOBS
 from search_spaces.outcome import Outcome

@@ -27,6 +27,7 @@ from autotune.prediction.planning import estimate as planning
 from autotune.prediction.planning.calibrated import asked_here
 from autotune.prediction.planning.estimate import estimates
 from autotune.prediction.planning.largest import Dimension, largest
+from autotune.prediction.planning.memory_fit import PROBABILITY
 from autotune.prediction.planning.plan import MOST_PLANS, PlanObjective, PlanOptions, plan
 from autotune.prediction.planning.question import (
     Question,
@@ -36,15 +37,13 @@ from autotune.prediction.planning.question import (
     question_of,
     with_adapters,
 )
-from autotune.prediction.planning.room import PROBABILITY
 from autotune.prediction.planning.scan import Bounds
-from autotune.request.loads_field import with_loads
+from autotune.request.field_forms import with_loads
 from autotune.request.rows import request_to_row
 from autotune.session.knowledge import learned_of
-from autotune.session.script_files import assumed_of
-from autotune.wire.drafts import ConfigEstimate, Draft, Estimate, Range
+from autotune.session.trial_requests import assumed_of
 from autotune.wire.plans import Plans
-from autotune.wire.predictions import Prediction
+from autotune.wire.predictions import ConfigEstimate, Draft, Estimate, Prediction, Range
 from search_spaces.clusters.cluster import ClusterSpec
 from search_spaces.models.huggingface import is_factory_reference
 from search_spaces.models.model import FactoryModel, ModelSpec

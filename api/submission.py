@@ -23,8 +23,8 @@ from api.fields import (
 from api.settings import Settings
 from autotune.errors import RequestError
 from autotune.goodput.terms import parse_terms, require_published
+from autotune.request.checks import LONGEST, MOST_TAGS, TAG
 from autotune.request.field import SERVICE, RequestField
-from autotune.request.labels import LONGEST, MOST_TAGS, TAG
 from autotune.request.request import FIELDS, JobRequest, declared_fields, plain_type
 from autotune.request.rows import request_from_fields, request_to_row
 from autotune.session.resolve import resolve

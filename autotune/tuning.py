@@ -18,13 +18,13 @@ from autotune.loop.stop import StopSignal
 from autotune.ops.output import require_writable, write_whole
 from autotune.outcome.best_config import build_best_config
 from autotune.outcome.job_snapshot import JobSnapshot, read_snapshot
+from autotune.request.component_names import STRATEGIES
 from autotune.request.failures_field import read_failures
 from autotune.request.further_fields import FurtherFields
 from autotune.request.rows import request_from_fields, request_to_row
-from autotune.request.strategy_names import STRATEGIES
 from autotune.session.baselines import read_baseline
+from autotune.session.calibrate import calibrate_for
 from autotune.session.knowledge import with_knowledge
-from autotune.session.quick_calibration import calibrate_for
 from autotune.session.resolve import prepare, require_startable, session_of
 from autotune.session.runners import make_runner
 from autotune.session.session import Session, with_changes_of

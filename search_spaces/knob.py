@@ -67,7 +67,7 @@ class Planning(StrEnum):
 
 
 class Distance(StrEnum):
-    """Distance measure of two values, for prediction residuals (`autotune.prediction.fitting.knob_features`)."""
+    """Distance measure of two values, for prediction residuals (`autotune.prediction.fitting.likeness`)."""
 
     DETAIL = "detail"
     """Equal or different; a minor detail."""

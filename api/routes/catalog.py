@@ -12,15 +12,14 @@ from api.computing import Computing
 from api.settings import Settings
 from api.submission import HIDDEN, UNSHOWN, JobSubmission, KnobName, KnobValue, checked, session_of_submission
 from autotune.exports import EXPORTERS
-from autotune.request.command_field import parse_allowed
+from autotune.request.component_names import GAIN_PREDICTING, strategy_names
 from autotune.request.engines import CAPABILITIES, why_unusable
 from autotune.request.field import FORM, RequestField
+from autotune.request.field_forms import parse_allowed
 from autotune.request.request import PREDICTION_FIELDS, JobRequest, Objective, declared_fields, plain_type
 from autotune.request.rows import request_to_row
-from autotune.request.strategy_names import GAIN_PREDICTING, strategy_names
-from autotune.wire.choices import Choice, Choices, CommandChoice, FormField, FormOption
+from autotune.wire.choices import Choice, Choices, CommandChoice, FormField, FormOption, Space, Validation
 from autotune.wire.service import Descriptions, Names
-from autotune.wire.spaces import Space, Validation
 from search_spaces.clusters.presets import resolve_cluster
 from search_spaces.knob_values import KNOBS, domain_text
 from search_spaces.models.huggingface import resolve_model

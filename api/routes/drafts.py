@@ -6,7 +6,7 @@ from api.auth import Reader, SettingsOf, StoreOf
 from api.computing import Computing
 from api.prediction import estimate_draft, resolve_draft
 from api.submission import JobSubmission
-from autotune.wire.drafts import Draft, Estimate
+from autotune.wire.predictions import Draft, Estimate
 
 router = APIRouter(prefix="/v1/drafts", tags=["jobs"])
 

@@ -17,8 +17,8 @@ from api.routes.results import MOST, Number
 from autotune.explain.figures.all_figures import NAMES
 from autotune.reports.formats import WRITERS, require_format
 from autotune.wire.figures import Differences, Figure, StepParts
-from autotune.wire.points import Points
 from autotune.wire.service import Names
+from autotune.wire.trials import Points
 from storage.store import Store
 
 router = APIRouter(prefix="/v1/jobs/{job_id}", tags=["figures"])

@@ -17,7 +17,7 @@ from api.submission import JobName, JobNote, JobSubmission, JobTag, JobTags, res
 from api.together import RequestBatcher
 from api.views import job_summary, job_view
 from autotune.errors import RequestError
-from autotune.request.labels import MOST_TAGS, checked_labels
+from autotune.request.checks import MOST_TAGS, checked_labels
 from autotune.request.rows import request_of
 from autotune.session.allowed import is_from_outside
 from autotune.wire.jobs import Job, JobPage, job_etag

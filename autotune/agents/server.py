@@ -20,7 +20,7 @@ from mcp.server.mcpserver.exceptions import ToolError
 from autotune import installed
 from autotune.client import Client, ServiceError
 from autotune.client.fields import is_path
-from autotune.client.problems import one_line
+from autotune.client.transport import one_line
 from autotune.errors import AutotuneError, RequestError
 from autotune.imports.read import named, read_written
 from autotune.lint.case import Surroundings

@@ -11,8 +11,8 @@ from autotune.cli.status import Status
 from autotune.cluster.ray_cluster import asked_cluster
 from autotune.prediction.planning.capacity import Capacity, Remedy, Way, capacity
 from autotune.prediction.planning.ladder import Rung, RungAnswer
+from autotune.prediction.planning.memory_fit import PROBABILITY
 from autotune.prediction.planning.question import assumed_line, cluster_of, question_of
-from autotune.prediction.planning.room import PROBABILITY
 from autotune.text.console import Console
 from autotune.text.prediction_table import trained_text
 from autotune.text.sizes import bytes_text

@@ -20,7 +20,7 @@ from autotune.prediction.planning.question import cluster_of
 from autotune.recipes.candidates import LEVERS, Candidate
 from autotune.recipes.carry import BatchRule, Carried, carry, document
 from autotune.recipes.recipe import Recipe, recipe_of
-from autotune.request.cluster_shape import reshaped
+from autotune.request.field_forms import reshaped
 from autotune.text.console import Console
 from search_spaces.clusters.cluster import ClusterSpec
 from search_spaces.knob_values import value_text

@@ -14,7 +14,7 @@ from autotune.exports import Export, exporter
 from autotune.outcome.best_config import build_best_config
 from autotune.outcome.job_snapshot import read_snapshot
 from autotune.reports.formats import report_text
-from autotune.request.labels import checked_labels
+from autotune.request.checks import checked_labels
 from autotune.request.rows import request_from_fields, request_to_row
 from autotune.session.resolve import resolve, session_of
 from storage.address import default_database_url

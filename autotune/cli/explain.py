@@ -12,8 +12,7 @@ from autotune.cli.status import Status
 from autotune.explain.explanation.findings import Explanation
 from autotune.ops.output import require_writable, write_whole
 from autotune.text.console import Console
-from autotune.text.explain_markdown import markdown_of
-from autotune.text.explain_sections import Rows, head_lines, sections_of
+from autotune.text.explain_sections import Rows, head_lines, markdown_of, sections_of
 from search_spaces.plain import to_plain
 
 

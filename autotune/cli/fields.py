@@ -5,10 +5,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from autotune.request.config_file import read_config_file
-from autotune.request.documents_field import read_lengths
 from autotune.request.failures_field import read_failures
-from autotune.request.loads_field import read_loads
+from autotune.request.field_forms import read_lengths, read_loads
+from autotune.request.rows import read_config_file
 from autotune.session.baselines import read_baseline
 from search_spaces.models.huggingface import is_factory_reference
 from search_spaces.spaces import parse_pins

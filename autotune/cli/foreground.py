@@ -12,10 +12,10 @@ from autotune.cli.options import DEFAULT_OUT, SweepOptions
 from autotune.errors import JobCutShortError, OutputError
 from autotune.loop.listener import LoopListener
 from autotune.loop.stop import StopSignal
-from autotune.session.quick_calibration import calibrate_for
+from autotune.session.calibrate import calibrate_for
 from autotune.session.runners import make_runner
-from autotune.session.script_files import notes_of
 from autotune.session.session import Session
+from autotune.session.trial_requests import notes_of
 from autotune.text.console import Console
 from autotune.tuning import TuneResult, finish, open_job
 from executor.runners.runner import Runner

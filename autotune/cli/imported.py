@@ -7,8 +7,8 @@ from typing import Any
 from autotune.imports.imported import Imported
 from autotune.imports.read import read_imported
 from autotune.outcome.verification import LAYOUT
-from autotune.request.command_field import with_command
 from autotune.request.engines import capability_of
+from autotune.request.field_forms import with_command
 from autotune.session.session import OPTIMIZER
 from executor.engines.command.capability import COMMAND
 from search_spaces.capability import Capability

@@ -12,12 +12,11 @@ from autotune.cluster.ray_cluster import asked_cluster
 from autotune.goodput.choice import Choice
 from autotune.goodput.terms import parse_terms
 from autotune.prediction.planning.largest import Dimension, Largest, largest
+from autotune.prediction.planning.memory_fit import PROBABILITY
 from autotune.prediction.planning.plan import SHARE, Plan, PlanObjective, PlanOptions, Plans, plan
 from autotune.prediction.planning.question import Question, assumed_line, cluster_of, question_of
-from autotune.prediction.planning.room import PROBABILITY
 from autotune.prediction.planning.simplicity import PLAIN, certain_gain
-from autotune.request.documents_field import read_lengths
-from autotune.request.loads_field import read_loads, with_loads
+from autotune.request.field_forms import read_lengths, read_loads, with_loads
 from autotune.text.console import Console
 from autotune.text.prediction_table import asked_text, bar_text, seconds_text
 from autotune.text.sizes import bytes_text

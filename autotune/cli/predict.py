@@ -12,8 +12,7 @@ from autotune.cluster.ray_cluster import asked_cluster
 from autotune.installed import WHOLE, has
 from autotune.prediction.planning.estimate import Estimate, estimates
 from autotune.prediction.planning.question import Question, cluster_of, described_model, precisions_of, question_of
-from autotune.request.documents_field import read_lengths
-from autotune.request.loads_field import read_loads, with_loads
+from autotune.request.field_forms import read_lengths, read_loads, with_loads
 from autotune.text.console import Console
 from autotune.text.prediction_table import print_estimate
 from search_spaces.clusters.cluster import ClusterSpec
@@ -115,7 +114,7 @@ def with_calibration(question: Question, database: str | None, knowledge: str | 
         if has_default_database():
             print_note(f"calibrations of your database are not used: pip install {WHOLE}")
         return question
-    from autotune.session.quick_calibration import calibrate_quickly, may_calibrate
+    from autotune.session.calibrate import calibrate_quickly, may_calibrate
 
     has_database = database is not None or has_default_database() or may_calibrate(question.cluster)
     if not has_database and knowledge is None:

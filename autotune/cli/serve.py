@@ -17,12 +17,11 @@ from autotune.cluster.ray_cluster import named_address
 from autotune.errors import RequestError
 from autotune.loop.stop import StopSignal
 from autotune.loop.worker import Worker
-from autotune.ops.logs import LogFormat, set_up_logs
-from autotune.ops.telemetry import traces
-from autotune.request.command_field import parse_allowed
+from autotune.ops.logs import LogFormat, set_up_logs, traces
+from autotune.request.field_forms import parse_allowed
 from autotune.request.request import RUNNERS
 from autotune.session.allowed import AllowList
-from autotune.session.quick_calibration import calibrate_quickly
+from autotune.session.calibrate import calibrate_quickly
 from autotune.session.runners import make_replay_runner, make_runner
 from autotune.text.console import Console
 from executor.detect import local_gpus

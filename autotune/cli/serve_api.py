@@ -27,10 +27,9 @@ from autotune.cli.passed import pass_environment
 from autotune.cli.quota import parsed_quotas
 from autotune.cli.status import Status
 from autotune.errors import RequestError
-from autotune.ops.logs import LogFormat, set_up_logs
+from autotune.ops.logs import LogFormat, set_up_logs, traces
 from autotune.ops.network import is_loopback
-from autotune.ops.telemetry import traces
-from autotune.request.command_field import parse_allowed
+from autotune.request.field_forms import parse_allowed
 from autotune.text.console import Console
 from search_spaces.plain import to_plain
 from storage.address import default_database_url, readable_by_others

@@ -22,8 +22,7 @@ from autotune.request.rows import SERIES, request_from_fields
 from autotune.series.run import run_series
 from autotune.series.series import SeriesEntry, SeriesRequest, SeriesResult, interval_text
 from autotune.series.size_forecast import EquationForecast
-from autotune.session.history import admit
-from autotune.session.knowledge import require_learning, with_knowledge
+from autotune.session.knowledge import admit, require_learning, with_knowledge
 from autotune.session.resolve import prepare
 from autotune.session.session import Session
 from autotune.text.console import Console

@@ -9,7 +9,7 @@ from autotune.exports.best_config_file import best_config_text, read_best_config
 from autotune.ops.output import require_writable, write_whole
 from autotune.outcome.verification import Verification, target_session, verified, verify
 from autotune.session.runners import make_runner
-from autotune.session.script_files import notes_of
+from autotune.session.trial_requests import notes_of
 from autotune.text.console import Console
 from autotune.text.rows import rate_text
 from search_spaces.trial import Interval

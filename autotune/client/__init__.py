@@ -17,17 +17,14 @@ from autotune.client.errors import (
 )
 from autotune.client.results import Export
 from autotune.client.submission_fields import SubmissionFields
-from autotune.wire.choices import Choices
-from autotune.wire.drafts import Draft, Estimate
+from autotune.wire.choices import Choices, Space, Validation
 from autotune.wire.events import Event, LogPart, Progress
 from autotune.wire.figures import Figure, StepParts
 from autotune.wire.jobs import Job, JobSummary, Overview
 from autotune.wire.plans import Plan, Plans
-from autotune.wire.points import Points
-from autotune.wire.predictions import Predicted, Prediction
+from autotune.wire.predictions import Draft, Estimate, Predicted, Prediction
 from autotune.wire.service import AuditEntry, QuotaUse, Usage
-from autotune.wire.spaces import Space, Validation
-from autotune.wire.trials import Attempt, Trial
+from autotune.wire.trials import Attempt, Points, Trial
 from autotune.wire.webhooks import Delivery, NewWebhook, Webhook
 from search_spaces.refusal import Refusal
 

@@ -7,12 +7,10 @@ from typing import Any, Unpack
 from autotune.client.fields import AskedFields, Model, PlanFields, asked_body, submission_body
 from autotune.client.submission_fields import KnobValue, SubmissionFields
 from autotune.client.transport import Transport
-from autotune.wire.choices import Choices
-from autotune.wire.drafts import Draft, Estimate
+from autotune.wire.choices import Choices, Space, Validation
 from autotune.wire.plans import Plans
-from autotune.wire.predictions import Prediction
+from autotune.wire.predictions import Draft, Estimate, Prediction
 from autotune.wire.service import AuditEntry, AuditPage, Descriptions, Names, Usage
-from autotune.wire.spaces import Space, Validation
 
 
 class CatalogCalls:

@@ -4,11 +4,10 @@ import os
 from types import TracebackType
 
 from autotune.client.catalog import CatalogCalls
-from autotune.client.jobs import JobCalls
-from autotune.client.logs import LogCalls
+from autotune.client.events import LogCalls
+from autotune.client.jobs import JobCalls, WebhookCalls
 from autotune.client.results import ResultCalls
 from autotune.client.transport import Transport
-from autotune.client.webhooks import WebhookCalls
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 OUTAGE_SECONDS = 60.0

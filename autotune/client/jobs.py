@@ -1,4 +1,4 @@
-"""Jobs: submit, list, read, steer."""
+"""Jobs: submit, list, read, steer; webhooks that are called when a job ends."""
 
 import itertools
 import re
@@ -6,14 +6,15 @@ import secrets
 import time
 from collections.abc import Iterator, Sequence
 from typing import Unpack
+from urllib.parse import quote
 
 from autotune.client.errors import UnavailableError, UnreachableError, WaitTimeoutError
 from autotune.client.fields import Model, submission_body
-from autotune.client.problems import quoted
 from autotune.client.submission_fields import SubmissionFields
-from autotune.client.transport import Transport
+from autotune.client.transport import Transport, quoted
 from autotune.errors import RequestError
 from autotune.wire.jobs import Job, JobPage, JobSummary, Leaderboard, Overview, OverviewList
+from autotune.wire.webhooks import Delivery, DeliveryList, NewWebhook, Webhook, WebhookList
 
 JOBS = "/v1/jobs"
 PAGE = 100
@@ -232,3 +233,42 @@ def _given(**fields: object) -> dict[str, object]:
 
 def _key(key: str | None) -> dict[str, str]:
     return {"Idempotency-Key": secrets.token_urlsafe(24) if key is None else key}
+
+
+class WebhookCalls:
+    """Calls that are about webhooks."""
+
+    _transport: Transport
+
+    def create_webhook(self, url: str) -> NewWebhook:
+        """Have `url` called when one of your jobs ends. The secret is in the answer, only this once.
+
+        Raises:
+            InvalidRequestError: the service may not call that address.
+            ConflictError: you have as many webhooks as there may be.
+        """
+        return self._transport.once(NewWebhook, "/v1/webhooks", {"url": url})
+
+    def webhooks(self) -> tuple[Webhook, ...]:
+        """Your webhooks, oldest first; everybody's for an administrator."""
+        return self._transport.get(WebhookList, "/v1/webhooks").items
+
+    def delete_webhook(self, webhook: Webhook | str) -> None:
+        """Send nothing more, and delete the record of what was sent.
+
+        Raises:
+            NotFoundError: there is none, or it is not yours.
+        """
+        self._transport.send("DELETE", f"/v1/webhooks/{_id(webhook)}", repeatable=False)
+
+    def deliveries(self, webhook: Webhook | str, limit: int = 50) -> tuple[Delivery, ...]:
+        """What was sent to a webhook, newest first, and the result of each try.
+
+        Raises:
+            NotFoundError: there is none, or it is not yours.
+        """
+        return self._transport.get(DeliveryList, f"/v1/webhooks/{_id(webhook)}/deliveries", {"limit": limit}).items
+
+
+def _id(webhook: Webhook | str) -> str:
+    return quote(webhook if isinstance(webhook, str) else webhook.id, safe="")

@@ -7,14 +7,12 @@ from urllib.parse import quote
 
 from autotune.client.events import follow_events, known_events
 from autotune.client.jobs import PAGE, job_path
-from autotune.client.problems import one_line
-from autotune.client.transport import Transport
+from autotune.client.transport import Transport, one_line
 from autotune.wire.events import Event
 from autotune.wire.figures import Differences, Figure, StepParts
 from autotune.wire.jobs import JobSummary
-from autotune.wire.points import Points
 from autotune.wire.service import Names
-from autotune.wire.trials import Attempt, AttemptList, Trial, TrialPage
+from autotune.wire.trials import Attempt, AttemptList, Points, Trial, TrialPage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

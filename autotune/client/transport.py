@@ -1,21 +1,33 @@
-"""Requests to one service: what is tried again, and which errors come out."""
+"""Requests to one service: what is tried again, how answers are decoded, and which errors (RFC 9457) come out."""
 
+import dataclasses
 import json
 import random
 import ssl
 import time
+import types
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from datetime import datetime
+from functools import cache
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 from urllib.parse import urlsplit
 
 import httpx2
 
-from autotune.client.decoding import decode
-from autotune.client.errors import ServiceError, UnreachableError
-from autotune.client.problems import error_of, one_line, quoted
+from autotune.client.errors import (
+    ConflictError,
+    ForbiddenError,
+    InvalidRequestError,
+    NotFoundError,
+    ServiceError,
+    UnauthorizedError,
+    UnavailableError,
+    UnreachableError,
+)
 from autotune.errors import RequestError
 from autotune.ops.network import is_loopback
+from autotune.wire.problems import FieldProblem
 
 T = TypeVar("T")
 
@@ -205,3 +217,96 @@ def _retry_after(answer: httpx2.Response, most: float) -> float | None:
     text = answer.headers.get("retry-after", "0")
     seconds = float(text) if text.isascii() and text.isdigit() else 0.0
     return seconds if seconds <= most else None
+
+
+def decode(kind: type[T], data: Any) -> T:
+    """Return the dataclass `kind` from decoded JSON. A field that an older service does not send has its default.
+
+    Raises:
+        KeyError, TypeError, ValueError: a field is missing or has another type.
+    """
+    if not isinstance(data, Mapping):
+        raise TypeError(f"is not an object; {kind.__name__} was expected")
+    hints = _hints(kind)  # type: ignore[arg-type]
+    fields = dataclasses.fields(kind)  # type: ignore[arg-type]
+    given = (item for item in fields if item.name in data or item.default is dataclasses.MISSING)
+    return kind(**{item.name: _value(hints[item.name], data[item.name]) for item in given})
+
+
+@cache
+def _hints(kind: type[Any]) -> dict[str, Any]:
+    return get_type_hints(kind)
+
+
+def _value(kind: Any, value: Any) -> Any:
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin in (Union, types.UnionType):
+        return None if value is None else _value(arguments[0], value)
+    if origin is tuple:
+        return tuple(_value(arguments[0], item) for item in value)
+    if origin is Mapping:
+        return {name: _value(arguments[1], item) for name, item in value.items()}
+    if kind is datetime:
+        return datetime.fromisoformat(value)
+    if dataclasses.is_dataclass(kind):
+        return decode(kind, value)  # type: ignore[arg-type]
+    if kind is not Any and isinstance(kind, type) and not isinstance(value, kind):
+        raise TypeError(f"{value!r:.100} is not {kind.__name__}")
+    return value
+
+
+MOST_TEXT = 1000
+"""Characters of an answer that a message repeats."""
+_KINDS: dict[int, type[ServiceError]] = {
+    401: UnauthorizedError, 403: ForbiddenError, 404: NotFoundError, 409: ConflictError, 412: ConflictError,
+    429: UnavailableError, 502: UnavailableError, 503: UnavailableError, 504: UnavailableError,
+}  # fmt: skip
+
+
+def error_of(answer: httpx2.Response, url: str, had_key: bool) -> ServiceError:
+    """The error that the answer tells of, in one line."""
+    status = answer.status_code
+    document = _document(answer)
+    kind = _KINDS.get(status) or (InvalidRequestError if 400 <= status < 500 else ServiceError)
+    if document is None:
+        reason = f"{status} {answer.reason_phrase}".strip()
+        if kind is UnavailableError:
+            return kind(f"url: {url} cannot serve now ({reason}); try again", status)
+        return ServiceError(f"url: {url} answers {reason}, but not as an autotune service; check AUTOTUNE_URL or --url", status)
+    if kind is UnauthorizedError:
+        return kind(_unauthorized(url, had_key), status)
+    problems = tuple(_problem(item) for item in document.get("errors", ()) if isinstance(item, dict))
+    detail = "; ".join(map(str, problems)) or one_line(str(document.get("detail") or document.get("title")))
+    return kind(detail, status, problems)
+
+
+def one_line(text: str) -> str:
+    """The text on one line, without what a terminal would obey."""
+    return "".join(char if char.isprintable() else " " for char in " ".join(text.split()))[:MOST_TEXT]
+
+
+def quoted(text: str) -> str:
+    """A text of the user's as a message may repeat it."""
+    return one_line(text)[:100]
+
+
+def _unauthorized(url: str, had_key: bool) -> str:
+    make = "make one with `autotune keys create` where the service runs"
+    if had_key:
+        return f"api_key: {url} does not take it (unknown, revoked or expired); {make}"
+    return f"api_key: {url} asks for an API key; set AUTOTUNE_API_KEY, or {make}"
+
+
+def _document(answer: httpx2.Response) -> dict[str, Any] | None:
+    if answer.headers.get("content-type", "").partition(";")[0] != "application/problem+json":
+        return None
+    try:
+        document = answer.json()
+    except ValueError:
+        return None
+    return document if isinstance(document, dict) else None
+
+
+def _problem(item: dict[str, Any]) -> FieldProblem:
+    field, message, remedy = (one_line(str(item.get(name, ""))) for name in ("field", "message", "remedy"))
+    return FieldProblem(field=field, message=message, remedy=remedy)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from autotune.cluster.ray_cluster import address_of, found_cluster, require_capacity
 from autotune.errors import RequestError
-from autotune.request.cluster_shape import parse_shape, reshaped
+from autotune.request.field_forms import parse_shape, reshaped
 from autotune.request.request import JobRequest
 from executor.detect import local_gpus
 from search_spaces.clusters.cluster import ClusterSpec

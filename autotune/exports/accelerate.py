@@ -7,8 +7,7 @@ from autotune.exports.checkpoints import Checkpoints
 from autotune.exports.coverage import Target, unplaced_notes
 from autotune.exports.deepspeed import SAME, deepspeed_notes
 from autotune.exports.export import Export, header, remarks, yaml_text
-from autotune.exports.fsdp2 import fsdp2_notes, reduction_note, replicas
-from autotune.exports.hugging_face import DECODER_LAYERS
+from autotune.exports.fsdp2 import DECODER_LAYERS, fsdp2_notes, reduction_note, replicas
 from autotune.exports.winner import Winner
 from search_spaces.trial_config import TrialConfig
 

@@ -6,8 +6,7 @@ from autotune.exports.checkpoints import Checkpoints
 from autotune.exports.coverage import Target, unplaced_notes, unstated_note
 from autotune.exports.deepspeed import SAME, deepspeed_document, deepspeed_notes
 from autotune.exports.export import Export, header, python_text, remarks
-from autotune.exports.fsdp2 import bucket_megabytes, offload_notes, reduction_note
-from autotune.exports.hugging_face import DECODER_LAYERS, layer_module
+from autotune.exports.fsdp2 import DECODER_LAYERS, bucket_megabytes, layer_module, offload_notes, reduction_note
 from autotune.exports.winner import Winner
 
 _SHARED = frozenset({"zero_stage", "micro_batch_size", "precision"})

@@ -2,10 +2,9 @@
 
 from autotune.exports import peft
 from autotune.exports.checkpoints import Checkpoints
-from autotune.exports.coverage import Target, marks_note, spelled, spelled_words, unstated_note
+from autotune.exports.coverage import Target, lacking, marks_note, spelled, spelled_words, unstated_note
 from autotune.exports.export import Export, header, remarks
 from autotune.exports.launch import environment, torchrun_words
-from autotune.exports.model_parts import lacking
 from autotune.exports.winner import Winner
 from search_spaces.communication import INT8
 from search_spaces.models.model import ModelSpec, Norm, Position

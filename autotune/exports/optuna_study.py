@@ -1,16 +1,18 @@
-"""Exports a job as an Optuna study: its knobs are the parameters, samples/s is the value."""
+"""Exports a job as an Optuna study: its knobs are the parameters, samples/s is the value. Opens and closes Optuna storages."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from typing import Any
 
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.exceptions import DuplicatedStudyError
+from optuna.storages import RDBStorage
 from optuna.trial import FrozenTrial, TrialState, create_trial
+from sqlalchemy.exc import SQLAlchemyError
 
 from autotune.errors import RequestError
-from autotune.exports.optuna_storage import optuna_storage
 from search_spaces.knob import Kind, Value
 from search_spaces.knob_values import KNOBS
 from search_spaces.outcome import Outcome
@@ -126,3 +128,27 @@ def _about(job: JobRecord) -> dict[str, Any]:
 def _naive(time: datetime) -> datetime:
     """The local time without a zone, as Optuna stores it."""
     return time.astimezone().replace(tzinfo=None)
+
+
+@contextmanager
+def optuna_storage(url: str, field: str) -> Iterator[RDBStorage]:
+    """Open the storage at the URL; errors name `field`.
+
+    Raises:
+        RequestError: the storage cannot be opened, read or written.
+    """
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    storage = None
+    try:
+        storage = RDBStorage(url)
+        yield storage
+    except RequestError:
+        raise
+    except (SQLAlchemyError, ImportError, RuntimeError, ValueError) as error:
+        reason = " ".join(str(error).split())[:200]
+        problem = f"{without_password(url)} cannot be used ({reason})"
+        raise RequestError(field, problem, "give a URL such as sqlite:///studies.db") from error
+    finally:
+        if storage is not None:
+            storage.remove_session()
+            storage.engine.dispose()

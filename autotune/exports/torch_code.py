@@ -4,11 +4,10 @@ import importlib.resources
 
 from autotune.errors import ExportRefusedError
 from autotune.exports.checkpoints import Checkpoints
-from autotune.exports.coverage import Target, marks_note, unstated_note
+from autotune.exports.coverage import Target, lacking, marks_note, unstated_note
 from autotune.exports.export import Export, header, python_text, remarks
 from autotune.exports.fsdp2 import bucket_megabytes, fsdp2_notes, replicas, sent_dtype
 from autotune.exports.launch import torchrun_words
-from autotune.exports.model_parts import lacking
 from autotune.exports.winner import Winner
 from search_spaces.communication import INT8
 from search_spaces.mesh import ABBREVIATIONS

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from autotune.forecast.job_question import question_of_session
-from autotune.prediction.equations.rates import rates_for
+from autotune.prediction.cases.module_cases import predictable
+from autotune.prediction.equations.coefficients import rates_for
 from autotune.prediction.equations.step import predict
 from autotune.prediction.fitting.calibration import coefficients_from_benchmark
 from autotune.prediction.planning.calibrated import benchmark_text, fingerprint
@@ -16,6 +16,8 @@ from autotune.prediction.planning.estimate import alike, learned
 from autotune.prediction.planning.question import Question
 from autotune.session.session import Session
 from autotune.strategies.guided.prior import Prior
+from search_spaces.models.command import CommandModel
+from search_spaces.models.model import FactoryModel, Model
 from search_spaces.plain import from_plain
 from search_spaces.trial_config import TrialConfig
 
@@ -81,3 +83,28 @@ def _prior(store: "Store", question: Question) -> Prior:
         return Prior(rates=shipped)
     rates = coefficients_from_benchmark(newest[0], question.cluster, question.engine, shipped)
     return Prior(rates=rates, source=benchmark_text(newest[0]))
+
+
+def question_of_session(session: Session) -> Question | None:
+    """Return the session's model, cluster and workload as a question, without pins and with the shipped coefficients.
+
+    None: the model is a script, or a module without a profile: unknown to the equations.
+    """
+    model = predictable(session.model, session.space)
+    if model is None:
+        return None
+    request = session.request
+    return Question(
+        model=model, cluster=session.cluster, engine=request.engine, global_batch_size=request.global_batch_size,
+        sequence_length=request.sequence_length, space=request.space, simple=request.simple, nvme_path=request.nvme_path,
+        training_steps=request.training_steps,
+        document_lengths=request.document_lengths,
+    )  # fmt: skip
+
+
+def unknown_model(model: Model) -> str:
+    """Why `question_of_session` has no question for a model, in a clause."""
+    if isinstance(model, CommandModel):
+        return "the model is a script, whose shape the equations do not know"
+    reason = (isinstance(model, FactoryModel) and model.no_profile) or "it has no profile in every precision of the space"
+    return f"the equations do not know the module ({reason})"

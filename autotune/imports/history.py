@@ -92,7 +92,7 @@ def _study_rows(storage: str, name: str) -> list[EarlierRow]:
     # Optuna and SQLAlchemy are imported only if a study is read.
     import optuna
 
-    from autotune.exports.optuna_storage import optuna_storage
+    from autotune.exports.optuna_study import optuna_storage
     from storage.address import without_password
 
     with optuna_storage(storage, "knowledge") as opened:

@@ -1,8 +1,10 @@
-"""The result of reading another framework's file, and the table from which its keys are read."""
+"""The result of reading another framework's file, the table of its keys, and our preset of a model by its name there."""
 
 import math
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any
 
 from autotune.errors import RequestError
@@ -10,6 +12,7 @@ from autotune.exports.winner import Stated
 from search_spaces.errors import KnobValueError
 from search_spaces.knob import Value
 from search_spaces.knob_values import KNOBS, check_value, parse_value, value_text
+from search_spaces.models.huggingface import model_preset_names, plain_name, resolve_model
 from search_spaces.models.model import ModelSpec
 
 AUTO = "auto"
@@ -216,3 +219,30 @@ def flat(content: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, An
 def _text(value: object) -> str:
     text = value_text(value)
     return text if len(text) <= 60 else f"{text[:57]}…"
+
+
+SAME_SHAPE = {
+    "llama318b": "llama-3-8b", "llama3170b": "llama-3-70b", "llama3370b": "llama-3-70b", "llama3405b": "llama-3.1-405b",
+    "deepseekv3671b": "deepseek-v3", "deepseekv31": "deepseek-v3", "deepseekr1": "deepseek-v3",
+    "deepseekv316b": "deepseek-v2-lite",
+}  # fmt: skip
+"""Other names of presets, and models of the same shape."""
+FURTHER = re.compile(
+    r"(instruct|base|chat|hf|v0\d|pretrain|sft|peft|lora|finetune|config|\d+gpus?|[hab]\d{3}|gb\d{3}|bf16|fp8\w*)*"
+)
+"""What may follow a model's name in the name of a recipe or of a checkpoint."""
+
+
+def model_named(text: str) -> ModelSpec | None:
+    """The model that a Hugging Face id, a flavour or a recipe's name means; None: no preset has it."""
+    words = plain_name(text.rsplit("/", 1)[-1])
+    for prefix in ("meta", "nvidia"):
+        words = words.removeprefix(prefix)
+    names = _names()
+    fitting = [name for name in names if words.startswith(name) and FURTHER.fullmatch(words[len(name) :])]
+    return resolve_model(names[max(fitting, key=len)]) if fitting else None
+
+
+@cache
+def _names() -> dict[str, str]:
+    return {**{plain_name(name): name for name in model_preset_names()}, **SAME_SHAPE}

@@ -7,8 +7,7 @@ from typing import Any
 
 from autotune.errors import RequestError
 from autotune.exports.winner import Stated
-from autotune.imports.imported import Imported, Table
-from autotune.imports.model_names import model_named
+from autotune.imports.imported import Imported, Table, model_named
 from autotune.imports.shell import LAUNCHER
 from search_spaces.errors import ModelFormatError
 from search_spaces.knob import Value

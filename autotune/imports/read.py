@@ -1,4 +1,4 @@
-"""Reads a configuration file of another framework, and detects which framework it is."""
+"""Reads a configuration file of another framework, or a best-config document, and detects which framework it is."""
 
 import json
 import math
@@ -12,9 +12,10 @@ from typing import Any
 import yaml
 
 from autotune.errors import AutotuneError, RequestError, UnknownFormatError
+from autotune.exports.best_config_file import request_of, require_schema_version
+from autotune.exports.winner import stated_of
 from autotune.imports.accelerate import ACCELERATE_FORMAT as ACCELERATE
 from autotune.imports.accelerate import from_accelerate
-from autotune.imports.best_config import from_best_config
 from autotune.imports.deepspeed import DEEPSPEED_FORMAT as DEEPSPEED
 from autotune.imports.deepspeed import from_deepspeed
 from autotune.imports.imported import Imported, flat
@@ -23,9 +24,11 @@ from autotune.imports.python_recipe import python_recipes
 from autotune.imports.shell import decided_by, read_options
 from autotune.imports.torchtitan import FORMAT as TORCHTITAN
 from autotune.imports.torchtitan import UNREAD, from_torchtitan
-from search_spaces.errors import SearchSpaceError
+from search_spaces.errors import KnobValueError, SearchSpaceError
 from search_spaces.file_kinds import kind_of
+from search_spaces.knob_values import check_value
 from search_spaces.plugins import Group, load_plugins
+from search_spaces.trial_config import TrialConfig
 
 ACCELERATE_KEYS = frozenset(
     {"distributed_type", "compute_environment", "fsdp_config", "deepspeed_config", "megatron_lm_config"}
@@ -361,3 +364,26 @@ def _require_small(path: Path, content: object) -> None:
             return
         level = below
     raise RequestError("from", f"{path} is nested too deeply", REMEDY)
+
+
+def from_best_config(content: Mapping[str, Any], source: str) -> Imported:
+    """Read the document: its best configuration, its global batch size and its ranks.
+
+    Raises:
+        RequestError: it lacks a part, or a value is outside its knob's domain.
+        BestConfigError: it has another schema version, or its request cannot be read.
+    """
+    require_schema_version(content, source)
+    try:
+        values, ranks, engine = content["best"]["config"], content["launch"]["world_size"], content["engine"]
+        knobs = {name: check_value(name, value) for name, value in values.items()}
+        config = TrialConfig().replace(knobs)
+        knobs = config.differences(TrialConfig())
+    except (KeyError, TypeError) as error:
+        raise RequestError("from", f"{source} lacks {error}", "write it again with `autotune export`") from error
+    except KnobValueError as error:
+        raise RequestError("from", f"{source}: {error}", error.remedy) from error
+    request = request_of(content)
+    return Imported(
+        knobs=knobs, global_batch_size=request.global_batch_size, ranks=ranks, engine=engine, stated=stated_of(request, config)
+    )

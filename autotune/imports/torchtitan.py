@@ -6,8 +6,7 @@ from typing import Any
 from autotune.errors import RequestError
 from autotune.exports.torchtitan import SCHEDULES
 from autotune.exports.winner import Stated
-from autotune.imports.imported import Imported, Table
-from autotune.imports.model_names import model_named
+from autotune.imports.imported import Imported, Table, model_named
 from search_spaces.knob import Value
 from search_spaces.models.model import ModelSpec
 from search_spaces.models.pipeline import FOLDED_SCHEDULES, ONE_STAGE_SCHEDULES

@@ -10,14 +10,13 @@ from autotune.knowledge.collect import local_measurements
 from autotune.knowledge.measurement import Measurement, Trial
 from autotune.knowledge.row import Row, blinded, step_seconds
 from autotune.knowledge.row_cases import cases_of_rows, refusal
-from autotune.knowledge.row_hardware import row_hardware
+from autotune.knowledge.row_names import row_hardware
 from autotune.prediction.cases.config_cases import cases_of
 from autotune.prediction.equations.cases import Array, Cases
-from autotune.prediction.equations.coefficients import Coefficients, names
-from autotune.prediction.equations.rates import rates_for
+from autotune.prediction.equations.coefficients import Coefficients, names, rates_for
 from autotune.prediction.equations.step import seconds_of
-from autotune.prediction.fitting.fitting import fitted
 from autotune.prediction.fitting.lessons import MOST_LESSONS
+from autotune.prediction.fitting.trial_fit import fitted
 from autotune.prediction.fitting.trial_history import Runs
 from autotune.prediction.planning.calibrated import Borrowed
 from search_spaces.clusters.cluster import ClusterSpec

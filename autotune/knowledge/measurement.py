@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 from autotune.knowledge.row import GIB, Row, RowOutcome, peak_bytes, step_seconds
 from autotune.knowledge.row_cases import refusal
-from autotune.knowledge.row_hardware import network_understood
-from autotune.knowledge.row_models import beyond_columns
+from autotune.knowledge.row_names import beyond_columns, network_understood
 from autotune.request.request import JobRequest
 from search_spaces.clusters.cluster import ClusterSpec
 from search_spaces.models.model import ModelSpec

@@ -9,8 +9,7 @@ from itertools import product
 import numpy as np
 
 from autotune.knowledge.row import Row
-from autotune.knowledge.row_hardware import RowHardware, find_device, row_hardware
-from autotune.knowledge.row_models import completed, expert_share, named_model
+from autotune.knowledge.row_names import RowHardware, completed, expert_share, find_device, named_model, row_hardware
 from autotune.prediction.cases.config_cases import shapes_of
 from autotune.prediction.equations.cases import RECOMPUTE, SCHEDULES, Cases, Hardware, Layouts, Shapes, scalar, stacked
 from autotune.prediction.equations.kernels import product_efficiency

@@ -10,7 +10,7 @@ from autotune.knowledge.columns import COLUMNS, TIME_COLUMNS, CellError, lost_wi
 from autotune.knowledge.csv_file import CsvFile, Record, open_csv
 from autotune.knowledge.row import Row, RowOutcome, noted_accumulation
 from autotune.knowledge.row_cases import noted_precision, noted_recompute
-from autotune.knowledge.row_hardware import network_understood
+from autotune.knowledge.row_names import network_understood
 
 _SHOWN = 40
 """Maximum number of characters of a cell quoted in a message."""

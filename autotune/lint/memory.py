@@ -10,8 +10,8 @@ from autotune.lint.case import Case, Settings
 from autotune.lint.changes import single_changes
 from autotune.lint.legality import legality, written
 from autotune.prediction.planning.estimate import Estimate, estimates
+from autotune.prediction.planning.memory_fit import PROBABILITY
 from autotune.prediction.planning.question import Question, question_of
-from autotune.prediction.planning.room import PROBABILITY
 from search_spaces.errors import ModelFormatError, SearchSpaceError
 from search_spaces.finding import Effect, Finding
 from search_spaces.knob import Value

@@ -8,18 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 from autotune.errors import DecisionAbandonedError
 from autotune.loop.agenda import ending, next_trials
-from autotune.loop.checks import refusal
 from autotune.loop.confirmation import needs_fresh_processes
-from autotune.loop.drift_reporter import DriftReporter
+from autotune.loop.controls import DriftReporter
+from autotune.loop.heartbeats import LEASE_SECONDS, LeaseHeartbeat
 from autotune.loop.incumbent import Incumbent
-from autotune.loop.lease_heartbeat import LEASE_SECONDS, LeaseHeartbeat
 from autotune.loop.listener import LoopListener, TrackedListener
 from autotune.loop.node_monitor import NodeMonitor
 from autotune.loop.output_writer import OutputWriter
-from autotune.loop.planned_trial import PlannedTrial
-from autotune.loop.results import is_retried, retries_of, with_stated_interval
+from autotune.loop.planned_trial import PlannedTrial, refusal
+from autotune.loop.results import Verifying, is_retried, retries_of, with_stated_interval
 from autotune.loop.stop import StopSignal
-from autotune.loop.verifying import Verifying
 from autotune.outcome.drift import drift_of
 from autotune.outcome.job_snapshot import JobSnapshot, SnapshotReader, read_snapshot
 from autotune.outcome.standings import measured_baseline

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterator
 
-from autotune.loop.lease_heartbeat import LeaseHeartbeat
+from autotune.loop.heartbeats import LeaseHeartbeat
 from executor.runners.rank_output import HeadAndTail
 from search_spaces.trial import LogLines, Progress
 from storage.errors import DatabaseUnavailableError

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autotune.loop.environment_stage import reserved_seconds
-from autotune.loop.failure_causes import kind_of_failure
+from autotune.loop.results import kind_of_failure
 from autotune.outcome.job_snapshot import JobSnapshot
 from autotune.session.session import Session
 from autotune.strategies.strategy import Outlook

@@ -1,23 +1,27 @@
-"""The best configuration as a document, made from a job's rows."""
+"""The best configuration as a document, made from a job's rows: the result, its provenance, and the cost of the job."""
 
 import dataclasses
+import platform
+import subprocess
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from autotune.errors import NoBestError
 from autotune.exports.best_config_file import SCHEMA_VERSION
-from autotune.objective.ranking import rate
+from autotune.objective.ranking import peak_bytes, rate
 from autotune.outcome.environment_findings import environment_document, environment_findings
 from autotune.outcome.job_snapshot import JobSnapshot
-from autotune.outcome.provenance import provenance
-from autotune.outcome.spending import spent
 from autotune.outcome.standings import with_whole_result
 from autotune.outcome.verdict import Verdict, answer_document, decide
+from autotune.request.request import Objective
 from autotune.request.rows import request_to_row
 from autotune.session.placement import launch_of
 from autotune.session.session import Session
 from executor.engines.command.capability import COMMAND
 from search_spaces.plain import to_plain
 from search_spaces.trial import Interval, TrialResult
+from search_spaces.trial_config import stable_hash
 from storage.records import TrialRecord
 
 
@@ -137,3 +141,78 @@ def _measured(trial: TrialRecord, verdict: Verdict) -> dict[str, Any]:
 
 def _scaled(value: float | None, scale: float) -> float | None:
     return None if value is None else value * scale
+
+
+PACKAGES = ("autotune", "torch", "numpy", "optuna", "ray", "sqlalchemy")
+
+
+def provenance(session: Session, snapshot: JobSnapshot, verdict: Verdict) -> dict[str, Any]:
+    """Return the data needed to interpret a result later. `environment` holds what the ranks themselves recorded."""
+    result = verdict.best.result
+    device = session.cluster.device
+    return {
+        "versions": {"python": platform.python_version(), **_versions()},
+        "environment": dict(sorted(result.environment.items())) if result else {},
+        "hardware": {"device": device.name, "kind": device.kind, "memory_bytes": device.memory_bytes},
+        "topology": {
+            "nodes": session.cluster.nodes,
+            "devices_per_node": session.cluster.devices_per_node,
+            "world_size": session.world_size,
+            "hosts": sorted({rank.host for rank in result.ranks}) if result else [],
+        },
+        "seed": session.request.seed,
+        "history_hash": history_hash(snapshot),
+        "git_commit": git_commit(),
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def history_hash(snapshot: JobSnapshot) -> str:
+    """Hash all trials (configurations, their order, their outcomes) to 16 hexadecimal digits."""
+    rows = [
+        [t.number, t.config_hash, t.purpose.value, t.repeat, t.outcome.value if t.outcome else None, rate(t), peak_bytes(t)]
+        for t in snapshot.trials
+    ]
+    return stable_hash(rows)
+
+
+def git_commit() -> str | None:
+    """The commit of the current directory; None if it is not a git repository or git is not installed."""
+    try:
+        answer = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return answer.stdout.strip() if answer.returncode == 0 else None
+
+
+def _versions() -> dict[str, str]:
+    found: dict[str, str] = {}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def spent(session: Session, snapshot: JobSnapshot, verdict: Verdict) -> dict[str, Any]:
+    """Return the device-hours of the job, the length of a baseline run at which they break even, and what a run saves.
+
+    A run of H device-hours with the baseline takes H / gain with the best, so it saves H (1 - 1 / gain).
+    """
+    hours = session.device_hours(snapshot.job.active_seconds)
+    run = session.request.run_device_hours
+    share = _saved_share(session, verdict)
+    return {
+        "device_hours": hours,
+        "break_even_device_hours": hours / share if share else None,
+        "run_device_hours": run,
+        "saved_device_hours": None if run is None or share is None else run * share,
+    }
+
+
+def _saved_share(session: Session, verdict: Verdict) -> float | None:
+    """Share of a baseline run that the best configuration saves; None: rates are not compared, or there is no gain."""
+    if verdict.gain is None or session.request.objective is Objective.MEMORY or verdict.gain.mean <= 1.0:
+        return None
+    return 1 - 1 / verdict.gain.mean

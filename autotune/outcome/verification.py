@@ -10,10 +10,9 @@ from autotune.errors import RequestError
 from autotune.exports.best_config_file import request_of
 from autotune.objective.intervals import Repeat
 from autotune.outcome.job_snapshot import repeat_of
-from autotune.request.command_field import with_command
-from autotune.request.engines import capability_of
+from autotune.request.engines import capability_of, carriers_of
+from autotune.request.field_forms import with_command
 from autotune.request.request import JobRequest
-from autotune.request.script_capability import carriers_of
 from autotune.session.resolve import prepare
 from autotune.session.session import Session
 from autotune.session.trial_requests import trial_request

@@ -6,9 +6,8 @@ from typing import Any
 
 from autotune.explain.figures import memory_breakdown as memory
 from autotune.explain.figures import time_breakdown as time
-from autotune.explain.figures.figure import Unit
+from autotune.explain.figures.figure import Unit, cell_text
 from autotune.explain.figures.palette import SERIES, look_of
-from autotune.explain.figures.units import cell_text
 from autotune.plots.look import (
     Specification,
     Trace,

@@ -2,8 +2,8 @@
 
 from typing import Any
 
+from autotune.explain.figures.figure import cell_text
 from autotune.explain.figures.palette import STEPS, look_of
-from autotune.explain.figures.units import cell_text
 from autotune.plots.look import (
     Specification,
     Trace,

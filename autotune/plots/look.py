@@ -4,9 +4,8 @@ import html
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from autotune.explain.figures.figure import Unit
+from autotune.explain.figures.figure import Unit, cell_text
 from autotune.explain.figures.palette import DARK, LIGHT, PALE
-from autotune.explain.figures.units import cell_text
 from autotune.wire.figures import Cell, Figure, Mark, Table
 
 Trace = dict[str, Any]

@@ -14,7 +14,7 @@ from autotune.lint.lint import STOPS
 from autotune.lint.memory import GIB, Outlook, outlooks, question_about, unpredictable
 from autotune.prediction.equations.step import Z90, predict
 from autotune.prediction.planning.estimate import alike, learned
-from autotune.prediction.planning.room import room_of
+from autotune.prediction.planning.memory_fit import room_of
 from autotune.prediction.planning.simplicity import RESOLUTION, resolution
 from autotune.recipes.sizes import sized
 from search_spaces.errors import SearchSpaceError

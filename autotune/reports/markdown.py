@@ -3,8 +3,7 @@
 import re
 from collections.abc import Sequence
 
-from autotune.explain.figures.figure import Unit
-from autotune.explain.figures.units import cell_text
+from autotune.explain.figures.figure import Unit, cell_text
 from autotune.reports.report import Pairs, Report
 from autotune.text.explain_sections import Rows, Section
 from autotune.text.prediction_table import bar_text

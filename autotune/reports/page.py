@@ -10,8 +10,8 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from autotune.explain.figures.figure import cell_text
 from autotune.explain.figures.palette import DARK, LIGHT
-from autotune.explain.figures.units import cell_text
 from autotune.plots.drawing import drawn, thinning
 from autotune.reports.report import Report
 from autotune.text.explain_sections import Rows

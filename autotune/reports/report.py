@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 from autotune.errors import NoBestError
 from autotune.explain.explanation.explain import explain_evidence
 from autotune.explain.figures.all_figures import NAMES, figure_of
+from autotune.explain.figures.figure import bytes_text, rate_text, seconds_text, share_text
 from autotune.explain.figures.source import Source
-from autotune.explain.figures.units import bytes_text, rate_text, seconds_text, share_text
 from autotune.objective.intervals import CONFIDENCE
 from autotune.outcome.best_config import build_best_config
 from autotune.session.placement import launch_line

@@ -1,16 +1,25 @@
-"""The capabilities of engines by name, from files that do not import torch."""
+"""The capabilities of engines by name, from files that do not import torch, and the capability of a user's command."""
+
+import difflib
+import re
+from collections.abc import Mapping
+from pathlib import Path, PurePath
 
 from autotune.errors import RequestError
-from autotune.request.script_capability import capability_for
-from executor.engines.command.capability import COMMAND
+from autotune.request.request import JobRequest
+from executor.engines.command.capability import COMMAND, command_capability
 from executor.engines.ddp.capability import DDP
 from executor.engines.deepspeed.capability import DEEPSPEED, installed_version, unusable
 from executor.engines.fsdp2.capability import FSDP2
 from executor.engines.native.capability import NATIVE
 from search_spaces.capability import Capability
-from search_spaces.models.command import CommandModel
+from search_spaces.knob import Value
+from search_spaces.knob_values import KNOBS, value_text
+from search_spaces.models.command import CommandModel, program_at
+from search_spaces.placeholders import expressible_values, files_read, is_trainer, require_known
 from search_spaces.plugins import Group, load_plugins
 from search_spaces.refusal import Refusal
+from search_spaces.trial_config import SCRIPT
 
 CAPABILITIES: dict[str, Capability] = {
     engine.engine: engine for engine in (NATIVE, DDP, FSDP2, DEEPSPEED, *load_plugins(Group.CAPABILITIES).values())
@@ -50,3 +59,97 @@ def require_usable(engine: str) -> None:
     refusal = why_unusable(engine)
     if refusal is not None:
         raise RequestError(f"engine {engine}", refusal.message, refusal.remedy)
+
+
+PLACES: tuple[Value, ...] = ("none", "cpu")
+"""Offload targets of rendered files: NVMe would need a path, which is not known."""
+Knobs = Mapping[str, tuple[Value, ...] | None]
+"""Knob -> its values that reach the script; None: all."""
+DEEPSPEED_FILE_KNOBS: Knobs = dict.fromkeys((
+    "zero_stage", "micro_batch_size", "reduce_bucket_size", "prefetch_bucket_size", "param_persistence_threshold",
+    "max_live_parameters", "reshard_after_forward", "overlap_comm", "contiguous_gradients", "reduce_dtype", "precision",
+    "offload_ratio",
+)) | {"offload_optimizer": PLACES, "offload_param": PLACES}  # fmt: skip
+"""Knobs that DeepSpeed reads from its file: it accepts allgather_bucket_size, but never reads it."""
+FSDP: Knobs = {
+    "zero_stage": (0, 2, 3), "precision": ("fp32", "bf16", "fp16"), "offload_param": PLACES,
+    "activation_checkpointing": ("none", "full"),
+}  # fmt: skip
+"""Knobs that Accelerate passes to FSDP2: stage 2 keeps parameters gathered after forward, 3 does not; 0 is DDP."""
+FILE_KNOBS: Mapping[str, Knobs] = {"config": DEEPSPEED_FILE_KNOBS, "accelerate": FSDP}
+"""Placeholder of a file -> the knobs that its format supports."""
+_INTERPRETER = re.compile(r"(?:python[\d.]*|bash|sh)")
+FROM_ARGUMENTS = frozenset({"micro_batch_size", "precision"})
+"""Knobs that such a Trainer reads from its arguments, regardless of its DeepSpeed file."""
+
+
+def capability_for(command: CommandModel) -> Capability:
+    """The knobs that the command can set: those with a placeholder, and those in a file that it reads.
+
+    Raises:
+        SearchSpaceError: a placeholder is unknown, or the command does not use a script knob.
+    """
+    require_known(command)
+    knobs: dict[str, tuple[Value, ...] | None] = dict(_by_launcher(command))
+    for name in files_read(command):
+        knobs |= _carried(command, name)
+    return command_capability(knobs | expressible_values(command))
+
+
+def require_script(command: CommandModel) -> None:
+    """Refuse a command whose script is not in its folder, if that folder is on this machine.
+
+    Raises:
+        RequestError: there is no such file; the message names the closest.
+    """
+    words, folder = command.arguments, Path(command.folder)
+    at = program_at(words)
+    # Another program, such as a container launcher, may interpret its arguments differently.
+    plain = at is not None and (at == 0 or _INTERPRETER.fullmatch(PurePath(words[0]).name)) and folder.is_dir()
+    if at is None or not plain or not all(word.startswith("-") for word in words[1:at]) or "-m" in words[:at]:
+        return
+    if "{" in (word := words[at]):
+        return
+    file = folder / word
+    if file.is_file():
+        return
+    existing = [path.name for path in file.parent.glob(f"*{file.suffix}")] if file.parent.is_dir() else []
+    near = difflib.get_close_matches(file.name, existing, n=1)
+    remedy = f"did you mean {Path(word).with_name(near[0])}?" if near else "give its path from the folder of the command"
+    raise RequestError("command", f"there is no {word} in {folder}", remedy)
+
+
+def require_carried(request: JobRequest, capability: Capability) -> None:
+    """Refuse a knob that the user names but the command does not pass on: searching it would have no effect.
+
+    Raises:
+        RequestError: there is such a knob.
+    """
+    for name in (*request.pins, *(request.baseline or {})):
+        if name in KNOBS and name not in capability.knobs and _is_turned(request, name):
+            problem = f"no placeholder of the command carries {name}"
+            raise RequestError("command", problem, f"write {carriers_of(name)} in it, or leave {name} out")
+
+
+def carriers_of(name: str) -> str:
+    """The placeholders that would pass on a knob, as text for a message."""
+    files = [file for file, knobs in FILE_KNOBS.items() if name in knobs]
+    return " or ".join(f"{{{carrier}}}" for carrier in (name, *files))
+
+
+def _is_turned(request: JobRequest, name: str) -> bool:
+    """Whether the request sets a knob to a value other than its default."""
+    requested = request.pins.get(name, (request.baseline or {}).get(name))
+    return name != SCRIPT and value_text(requested) != value_text(KNOBS[name].default)
+
+
+def _by_launcher(command: CommandModel) -> Knobs:
+    """The knobs that Accelerate's environment variables pass on."""
+    if command.launcher != "accelerate":
+        return {}
+    return FSDP if command.plugin == "fsdp" else {"precision": FSDP["precision"]}
+
+
+def _carried(command: CommandModel, file: str) -> Knobs:
+    own = FROM_ARGUMENTS if file == "config" and is_trainer(command) else frozenset()
+    return {name: values for name, values in FILE_KNOBS[file].items() if name not in own}

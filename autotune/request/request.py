@@ -17,17 +17,15 @@ from autotune.request.checks import (
     require_choice,
     require_declared,
     require_fidelity,
+    require_labels,
     require_settings,
     require_text,
 )
-from autotune.request.cluster_shape import parse_shape
+from autotune.request.component_names import GAIN_PREDICTING, STRATEGIES, TRACKERS, strategy_names, tracker_names
 from autotune.request.earlier_trial import EarlierTrial
 from autotune.request.field import FORM, JOB, SERVICE, SWEEP, Panel, RequestField, request_field
-from autotune.request.labels import require_labels
-from autotune.request.loads_field import require_loads
+from autotune.request.field_forms import parse_shape, require_loads
 from autotune.request.sizes import parse_size
-from autotune.request.strategy_names import GAIN_PREDICTING, STRATEGIES, strategy_names
-from autotune.request.tracker_names import TRACKERS, tracker_names
 from search_spaces.clusters.cluster import ClusterSpec
 from search_spaces.failure import FailureRow
 from search_spaces.knob import Value

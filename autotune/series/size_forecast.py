@@ -4,12 +4,12 @@ import dataclasses
 from dataclasses import dataclass
 
 from autotune.errors import AutotuneError
-from autotune.forecast.job_question import question_of_session
+from autotune.forecast.initial_forecast import question_of_session
 from autotune.prediction.planning.calibrated import asked_here
 from autotune.prediction.planning.largest import Dimension, largest
+from autotune.prediction.planning.memory_fit import PROBABILITY
 from autotune.prediction.planning.plan import PlanOptions, plan
 from autotune.prediction.planning.question import Question
-from autotune.prediction.planning.room import PROBABILITY
 from autotune.prediction.planning.scan import Bounds
 from autotune.session.session import Session
 from search_spaces.errors import SearchSpaceError

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from autotune.errors import RequestError
-from autotune.request.command_field import parse_allowed
+from autotune.request.field_forms import parse_allowed
 from autotune.request.request import RUNNERS, JobRequest
 from search_spaces.models.command import CommandModel
 from search_spaces.models.huggingface import is_factory_reference

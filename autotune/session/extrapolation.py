@@ -7,9 +7,9 @@ from typing import Any
 
 from autotune.errors import RequestError
 from autotune.prediction.planning.estimate import Estimate, estimates
+from autotune.prediction.planning.memory_fit import PROBABILITY
 from autotune.prediction.planning.question import Question
-from autotune.prediction.planning.room import PROBABILITY
-from autotune.request.cluster_shape import reshaped, shape_text
+from autotune.request.field_forms import reshaped, shape_text
 from search_spaces.models.model import Model, ModelSpec
 from search_spaces.plain import to_plain
 from search_spaces.refusal import Refusal

@@ -1,4 +1,4 @@
-"""Resolve and check everything that a request names."""
+"""Resolve and check everything that a request names, its strategy included."""
 
 import dataclasses
 import math
@@ -13,20 +13,19 @@ from autotune.objective.intervals import CPU_SPREAD, Spread
 from autotune.objective.ranking import Ranking
 from autotune.prediction.planning.question import default_workload, precisions_of
 from autotune.prediction.planning.question_space import layouts_of, nothing_legal
-from autotune.request.engines import capability_of, require_usable
-from autotune.request.loads_field import with_loads
+from autotune.request.component_names import PREDICTING, require_installed
+from autotune.request.engines import capability_of, require_carried, require_script, require_usable
+from autotune.request.field_forms import with_loads
 from autotune.request.request import JobRequest, Objective
 from autotune.request.rows import request_of
-from autotune.request.script_capability import require_carried, require_script
-from autotune.request.strategy_names import PREDICTING
-from autotune.request.tracker_names import require_installed
 from autotune.session.baselines import baselines_of
-from autotune.session.chosen_strategy import strategy_of
-from autotune.session.environments import environments_of
 from autotune.session.feasible import require_fit, require_positions
 from autotune.session.knowledge import learned_of, require_knowledge
 from autotune.session.nvme import require_folder
-from autotune.session.session import OPTIMIZER, Session
+from autotune.session.session import OPTIMIZER, Session, environments_of
+from autotune.strategies.fronts import FrontStrategy, at_share
+from autotune.strategies.registry import make_strategy
+from autotune.strategies.strategy import Strategy
 from search_spaces.capability import Capability
 from search_spaces.clusters.cluster import ClusterSpec
 from search_spaces.environment import ENVIRONMENT
@@ -337,3 +336,30 @@ def _efficiency(
     if goodput is not None:
         return goodput.efficiency
     return None if extrapolation is None else lambda trial, _: extrapolation.efficiency(trial.config)
+
+
+if TYPE_CHECKING:
+    from autotune.strategies.guided.prior import Prior
+
+
+def strategy_of(
+    request: JobRequest, space: SearchSpace, model: Model, ranking: Ranking, prior: "Prior | None" = None
+) -> Strategy:
+    """Build the strategy that the request names. Predicting strategies use `prior`; None: the shipped coefficients."""
+    if request.objective is Objective.PARETO:
+        return FrontStrategy(lambda share: _one_strategy(request, space, model, at_share(ranking, share), prior))
+    return _one_strategy(request, space, model, ranking, prior)
+
+
+def _one_strategy(request: JobRequest, space: SearchSpace, model: Model, ranking: Ranking, prior: "Prior | None") -> Strategy:
+    if request.strategy not in PREDICTING:
+        return make_strategy(request.strategy, ranking.score)
+    # NumPy and the equations are loaded only for strategies that predict.
+    from autotune.strategies.guided.described import Guide
+    from autotune.strategies.guided.prior import shipped_prior
+    from autotune.strategies.guided.setting import setting_of
+    from autotune.strategies.guided.space_forecaster import SpaceForecaster
+
+    setting = setting_of(model, space, request.engine, ranking, request.fidelity)
+    forecaster = SpaceForecaster(setting, prior or shipped_prior(space.cluster, request.engine))
+    return make_strategy(request.strategy, ranking.score, Guide(forecaster=forecaster, value=ranking.value))

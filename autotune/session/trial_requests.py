@@ -1,14 +1,26 @@
-"""Build the runner's request to measure a configuration of a job."""
+"""The runner's request to measure a configuration of a job, with the files that a user's script reads in a trial."""
 
 import dataclasses
+import json
+from collections.abc import Mapping
+from typing import Any
 
-from autotune.session.script_files import rendered_files
+from autotune.exports import EXPORTERS
+from autotune.exports.launch import FILE_FORMATS
+from autotune.prediction.planning.question import assumed_line, assumed_texts
+from autotune.request.rows import request_to_row
+from autotune.session.placement import launch_of
 from autotune.session.session import OPTIMIZER, Session
 from search_spaces.communication import INT8
+from search_spaces.deepspeed.config import offloads_a_part
 from search_spaces.knob import Value
+from search_spaces.knob_values import value_text
 from search_spaces.knobs.conditions import VIRTUAL_TOKENS
-from search_spaces.models.command import CommandModel
+from search_spaces.models.command import STEP_TIMES, CommandModel
 from search_spaces.models.model import without_profile
+from search_spaces.patterns import compiled
+from search_spaces.placeholders import FILES, files_read, follows_micro_batch, is_trainer, samples_of_step
+from search_spaces.plain import to_plain
 from search_spaces.rules.packing import PACK
 from search_spaces.trial import TrialRequest
 from search_spaces.trial_config import TrialConfig
@@ -79,3 +91,103 @@ def _files(session: Session, config: TrialConfig) -> tuple[tuple[str, str], ...]
     if not isinstance(session.model, CommandModel):
         return ()
     return rendered_files(session, config)
+
+
+def rendered_files(session: Session, config: TrialConfig) -> tuple[tuple[str, str], ...]:
+    """Return name and content of the files that the command reads in a trial of this configuration."""
+    command = session.model
+    assert isinstance(command, CommandModel)
+    return tuple((FILES[name], _rendered(session, command, config, FILE_FORMATS[name])) for name in files_read(command))
+
+
+def assumed_of(session: Session) -> tuple[str, ...]:
+    """What nobody stated and was assumed, in words with the option that states it."""
+    request = session.request
+    return assumed_texts(
+        session.model, session.cluster, request.resolved_defaults, request.global_batch_size, request.sequence_length
+    )
+
+
+def notes_of(session: Session) -> list[str]:
+    """Return notes for the user before the first trial, one line each."""
+    command = session.model
+    assumed = assumed_of(session)
+    notes = [assumed_line(assumed)] if assumed else []
+    if not isinstance(command, CommandModel):
+        return notes
+    space = session.space
+    carried = space.capability.knobs if space.capability else {}
+    left = [name for name, values in space.domains.items() if name not in carried and len(values) > 1]
+    if left:
+        stays = ", ".join(f"{name}={value_text(getattr(space.base, name))}" for name in left)
+        notes.append(f"no placeholder of the command carries {', '.join(left)}: left at {stays}")
+    if follows_micro_batch(command):
+        notes.append("the command does not receive {gradient_accumulation_steps}: its global batch follows micro_batch_size")
+    groups = compiled(command.pattern).groups if command.pattern else frozenset()
+    if groups & STEP_TIMES and not groups & {"samples", "tokens"}:
+        first, work = session.baselines[0], session.request.workload
+        samples = samples_of_step(command, first, work, session.world_size)
+        counted = f"{samples} samples with micro_batch_size={first.micro_batch_size}"
+        notes.append(f"a step in the log counts {counted}; if that is wrong, read them with a group `samples` or `tokens`")
+    return notes
+
+
+def _rendered(session: Session, command: CommandModel, config: TrialConfig, form: str) -> str:
+    text = EXPORTERS[form](_document(session, config)).text
+    if form != "deepspeed":
+        return text
+    content = json.loads(text)
+    if is_trainer(command):
+        content = _with_own_optimizer(content) | _FILLED_IN
+    elif command.plugin == "deepspeed":
+        content = _with_own_optimizer(content)
+    elif session.cluster.device.kind == "cpu" and content["optimizer"]["type"] == "AdamW" and not offloads_a_part(config):
+        # DeepSpeed's own AdamW takes a minute to compile at first use, and needs a compiler. Only partial offload requires it.
+        content["optimizer"]["params"]["torch_adam"] = True
+    return json.dumps(content, indent=2) + "\n"
+
+
+_FILLED_IN: dict[str, Any] = {
+    "train_batch_size": "auto",
+    "train_micro_batch_size_per_gpu": "auto",
+    "gradient_accumulation_steps": "auto",
+    "gradient_clipping": "auto",
+    "bf16": {"enabled": "auto"},
+    "fp16": {"enabled": "auto"},
+}
+"""Values that a Trainer takes from its arguments: it refuses to start if the file has others."""
+
+
+def _with_own_optimizer(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Adapt the file for a program that creates the optimizer itself, offloaded or not."""
+    kept = {name: value for name, value in content.items() if name != "optimizer"}
+    return kept | {"zero_allow_untested_optimizer": True, "zero_force_ds_cpu_optimizer": False}
+
+
+def _document(session: Session, config: TrialConfig) -> dict[str, Any]:
+    """Return a best-config document as exporters read it, for a configuration that was not measured yet.
+
+    If the user states no hyperparameters, it has those of trials, because the script may use them.
+    """
+    workload = session.request.workload
+    request = dataclasses.replace(
+        session.request, lr=workload.learning_rate, weight_decay=workload.weight_decay, clip=workload.gradient_clipping,
+        optimizer=session.request.optimizer or config.optimizer,
+    )  # fmt: skip
+    return {
+        "schema_version": 1,
+        "job": {"id": "", "request": request_to_row(request)},
+        "model": {
+            "name": session.model.name,
+            "parameter_count": session.model.parameter_count,
+            "spec": to_plain(session.model),
+        },
+        "cluster": to_plain(session.cluster),
+        "engine": session.request.engine,
+        "best": {"trial": 0, "config": config.values(), "measured": None, "predicted": None},
+        "baseline": None,
+        "alternatives": [],
+        "launch": launch_of(config, session),
+        "verified": "native-only",
+        "provenance": {},
+    }

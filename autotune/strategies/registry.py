@@ -5,7 +5,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from autotune.errors import RequestError
-from autotune.request.strategy_names import PREDICTING, strategy_names
+from autotune.request.component_names import PREDICTING, strategy_names
 from autotune.strategies.strategy import Score, Strategy
 from search_spaces.plugins import Group, load_plugin
 

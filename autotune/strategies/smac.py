@@ -7,8 +7,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from autotune.errors import RequestError
-from autotune.strategies.adviser import AdviserStrategy, ObservedTrial
-from autotune.strategies.axes import Axes
+from autotune.strategies.adviser import AdviserStrategy, Axes, ObservedTrial
 
 try:
     from ConfigSpace import Categorical, Configuration, ConfigurationSpace, Integer

@@ -6,7 +6,7 @@ from rich.table import Table
 
 from autotune.exports.launch import files_notes
 from autotune.exports.winner import winner_of
-from autotune.objective.front import BEYOND, front_over_baseline
+from autotune.objective.ranking import BEYOND, front_over_baseline
 from autotune.outcome.environment_findings import environment_line
 from autotune.request.request import Objective
 from autotune.session.placement import launch_line

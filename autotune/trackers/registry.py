@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from importlib import import_module
 
-from autotune.request.tracker_names import require_installed
+from autotune.request.component_names import require_installed
 from autotune.trackers.tracker import TrackedJob, Tracker
 from search_spaces.plugins import Group, load_plugin
 

@@ -1,16 +1,22 @@
-"""The thread in which a tracker writes, so that the sweep never waits for it."""
+"""The thread in which a tracker writes a job's records, so that the sweep never waits for it."""
 
 import contextlib
 import logging
+import math
 import queue
 import threading
 import time
+from collections.abc import Iterator, Mapping
+from enum import StrEnum
+from typing import Any
 
 from autotune.outcome.job_snapshot import JobSnapshot
 from autotune.session.session import Session
-from autotune.trackers.records import job_summary, tracked_job, tracked_trial
 from autotune.trackers.registry import open_tracker
-from storage.records import TrialRecord
+from autotune.trackers.tracker import JobSummary, TrackedJob, TrackedTrial
+from search_spaces.knob import Value
+from search_spaces.trial import RankMeasurement, TrialResult
+from storage.records import JobRecord, TrialRecord
 
 MOST_WAITING = 1_000
 """Trials that may wait for a slow tracker; it is left out when there are more."""
@@ -103,3 +109,120 @@ def _line(error: Exception) -> str:
     """The error in one line."""
     text = " ".join(str(error).split()) or "no message"
     return f"{type(error).__name__}: {text[:300]}"
+
+
+_SHARED = ("space", "strategy", "objective", "engine", "seed", "global_batch_size", "sequence_length")
+"""Fields of the request that every run shows."""
+COLUMNS = ("trial", "purpose", "outcome", "samples_per_second", "low", "high", "peak_memory_bytes", "seconds", "message")
+"""Columns of the summary before the knobs that differ."""
+
+
+def tracked_job(session: Session, job: JobRecord) -> TrackedJob:
+    """The job of this session."""
+    request = session.request
+    return TrackedJob(
+        id=job.id,
+        name=request.name or session.model.name,
+        config={
+            "model": session.model.name,
+            "cluster": session.cluster.name,
+            "ranks": session.world_size,
+            **{name: _plain(getattr(request, name)) for name in _SHARED},
+        },
+        tags=request.tags,
+    )
+
+
+def _plain(value: Value) -> Value:
+    """The text of an enumeration, which libraries may not know."""
+    return value.value if isinstance(value, StrEnum) else value
+
+
+def tracked_trial(trial: TrialRecord) -> TrackedTrial:
+    """A trial that has its outcome, read with its full result."""
+    result = trial.result
+    assert trial.outcome is not None and result is not None
+    finished = trial.finished or trial.created
+    return TrackedTrial(
+        number=trial.number,
+        purpose=trial.purpose.value,
+        outcome=trial.outcome,
+        message=result.message,
+        config=trial.config.every_value(),
+        figures={name: float(value) for name, value in _figures(trial, result) if value is not None and math.isfinite(value)},
+        curves={name: values for name, values in _curves(result) if values},
+        started=trial.started or finished,
+        finished=finished,
+    )
+
+
+def _figures(trial: TrialRecord, result: TrialResult) -> Iterator[tuple[str, float | None]]:
+    if result.samples_per_second is not None:
+        yield "samples_per_second", result.samples_per_second.mean
+        yield "samples_per_second_low", result.samples_per_second.low
+        yield "samples_per_second_high", result.samples_per_second.high
+    if result.step_seconds:
+        yield "mean_step_seconds", sum(result.step_seconds) / len(result.step_seconds)
+    yield "peak_memory_bytes", result.peak_memory_bytes
+    if result.ranks:
+        fullest = max(result.ranks, key=lambda rank: rank.needed_memory_bytes)
+        yield from ((f"memory_bytes/{tag}", bytes_) for tag, bytes_ in fullest.memory_by_tag.items())
+    for name in ("tflops_per_device", "mfu", "hardware_tflops_per_device", "hfu"):
+        yield name, getattr(result, name)
+    yield from ((f"phase_seconds/{phase}", seconds) for phase, seconds in result.phase_seconds.items())
+    if trial.started is not None and trial.finished is not None:
+        yield "seconds", (trial.finished - trial.started).total_seconds()
+    yield "attempts", trial.attempts
+
+
+def _curves(result: TrialResult) -> Iterator[tuple[str, tuple[float, ...]]]:
+    yield "step_seconds", result.step_seconds
+    yield "loss", result.losses
+    yield "gradient_norm", result.gradient_norms
+    for name in ("peak_memory_bytes", "reserved_bytes", "compute_seconds_per_step", "wait_seconds_per_step"):
+        yield f"rank_{name}", _by_rank(result.ranks, name)
+
+
+def _by_rank(ranks: tuple[RankMeasurement, ...], name: str) -> tuple[float, ...]:
+    values = [getattr(rank, name) for rank in sorted(ranks, key=lambda rank: rank.rank)]
+    return () if None in values else tuple(float(value) for value in values)
+
+
+def job_summary(snapshot: JobSnapshot) -> JobSummary:
+    """The summary of the job as it is now."""
+    ended = [trial for trial in snapshot.trials if trial.outcome is not None]
+    configs = [trial.config.every_value() for trial in ended]
+    varied = [name for name in (configs[0] if configs else ()) if len({config[name] for config in configs}) > 1]
+    return JobSummary(
+        state=snapshot.job.state.value,
+        reason=snapshot.job.reason,
+        message=snapshot.job.message,
+        columns=(*COLUMNS, *varied),
+        rows=tuple((*_row(trial), *(config[name] for name in varied)) for trial, config in zip(ended, configs, strict=True)),
+        figures=_answer(snapshot.job.answer or {}),
+    )
+
+
+def _row(trial: TrialRecord) -> tuple[Value | None, ...]:
+    result = trial.result
+    rate = result.samples_per_second if result is not None else None
+    timed = trial.started is not None and trial.finished is not None
+    return (
+        trial.number,
+        trial.purpose.value,
+        str(trial.outcome),
+        rate.mean if rate is not None else None,
+        rate.low if rate is not None else None,
+        rate.high if rate is not None else None,
+        result.peak_memory_bytes if result is not None else None,
+        (trial.finished - trial.started).total_seconds() if timed else None,  # type: ignore[operator]
+        result.message if result is not None else "",
+    )
+
+
+def _answer(answer: Mapping[str, Any]) -> dict[str, float]:
+    found: dict[str, float | None] = {"best_trial": answer.get("trial"), "baseline_trial": answer.get("baseline")}
+    for name, key in (("best_samples_per_second", "rate"), ("baseline_samples_per_second", "baseline_rate"), ("gain", "gain")):
+        interval = answer.get(key) or {}
+        found |= {name: interval.get("mean"), f"{name}_low": interval.get("low"), f"{name}_high": interval.get("high")}
+    return {name: float(value) for name, value in found.items() if value is not None}

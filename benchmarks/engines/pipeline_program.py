@@ -13,8 +13,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from autotune.prediction.planning.estimate import Estimate, estimates
+from autotune.prediction.planning.memory_fit import PROBABILITY, Room, room_of
 from autotune.prediction.planning.question import Question, cluster_of, model_of, question_of
-from autotune.prediction.planning.room import PROBABILITY, Room, room_of
 from autotune.prediction.planning.stage_options import Menu
 from autotune.prediction.planning.stage_program import solved
 from benchmarks.common.written_page import give, page_parser, table

@@ -26,9 +26,9 @@ from autotune.errors import KnowledgeError
 from autotune.knowledge.mlperf import BENCHMARKS, SYSTEM, parsed, read_log
 from autotune.knowledge.row import Row, step_seconds
 from autotune.knowledge.row_cases import case_of, refusal
-from autotune.knowledge.row_hardware import find_device
+from autotune.knowledge.row_names import find_device
 from autotune.knowledge.table import read_records
-from autotune.prediction.equations.rates import shipped_rates
+from autotune.prediction.equations.coefficients import shipped_rates
 from autotune.prediction.equations.step import predict
 from benchmarks.prediction.predicted_runs import PredictedRun, summary, table_of_models
 

@@ -20,9 +20,8 @@ from typing import Any
 import numpy as np
 
 from autotune.prediction.cases.config_cases import cases_of
-from autotune.prediction.equations.coefficients import Coefficients
+from autotune.prediction.equations.coefficients import Coefficients, rates_for
 from autotune.prediction.equations.memory import memory
-from autotune.prediction.equations.rates import rates_for
 from autotune.prediction.equations.step import seconds_of
 from autotune.prediction.fitting.calibration import coefficients_from_benchmark
 from autotune.prediction.fitting.rank_correlation import spearman

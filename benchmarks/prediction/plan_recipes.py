@@ -16,10 +16,10 @@ from typing import Any
 from autotune.errors import AutotuneError
 from autotune.prediction.equations.step import Z90
 from autotune.prediction.planning.estimate import Estimate, estimates
+from autotune.prediction.planning.memory_fit import PROBABILITY
 from autotune.prediction.planning.plan import Plan, PlanOptions, Plans, plan
 from autotune.prediction.planning.question import Question, cluster_of, model_of, question_of
 from autotune.prediction.planning.reasons import ALIKE, PARTS
-from autotune.prediction.planning.room import PROBABILITY
 from benchmarks.common.written_page import judge, page_parser, table
 from search_spaces.clusters.cluster import ClusterSpec
 from search_spaces.errors import SearchSpaceError

@@ -17,7 +17,7 @@ import numpy as np
 
 from autotune.knowledge.row import Row
 from autotune.knowledge.row_cases import refusal
-from autotune.knowledge.row_models import completed, named_model
+from autotune.knowledge.row_names import completed, named_model
 from autotune.knowledge.table import read_table
 from benchmarks.common.written_page import table
 from benchmarks.prediction.scoring.table_predictor import Described, TablePredictor

@@ -17,7 +17,7 @@ from autotune.knowledge.row_cases import cases_of_rows
 from autotune.knowledge.table import read_table
 from autotune.prediction.equations.coefficients import Coefficients
 from autotune.prediction.equations.step import seconds_of
-from autotune.prediction.fitting.fitting import fitted
+from autotune.prediction.fitting.trial_fit import fitted
 from benchmarks.prediction.validate_targets import Line
 
 CURVE = ("matrix_efficiency", "rows_half", "width_half")

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import fmean
 
-from autotune.request.strategy_names import STRATEGIES
+from autotune.request.component_names import STRATEGIES
 from benchmarks.common.paired_statistics import pooled_deviation
 from benchmarks.common.shaped_link import why_not
 from benchmarks.common.shaped_network import NetworkRunner, ShapedNetwork

@@ -15,7 +15,7 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from autotune.request.cluster_shape import parse_shape
+from autotune.request.field_forms import parse_shape
 from autotune.request.request import JobRequest
 from autotune.series.scaling import scaled
 from autotune.series.series import SeriesEntry, SeriesObjective, SeriesRequest, SeriesResult

@@ -16,7 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from autotune.knowledge.table import Table, read_table
-from autotune.request.strategy_names import STRATEGIES
+from autotune.request.component_names import STRATEGIES
 from benchmarks.common.written_page import table
 from benchmarks.prediction.scoring.facts import Facts, gather_facts
 from benchmarks.prediction.scoring.folds import Calibration

@@ -8,7 +8,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from autotune.loop.agenda import next_trials
-from autotune.loop.lease_heartbeat import LeaseHeartbeat
+from autotune.loop.heartbeats import LeaseHeartbeat
 from autotune.loop.listener import LoopListener
 from autotune.loop.loop import TuningLoop
 from autotune.loop.stop import StopSignal

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from autotune.errors import RequestError
-from autotune.request.command_field import parse_allowed
+from autotune.request.field_forms import parse_allowed
 from search_spaces.outcome import JobState
 from storage.store import Store
 from tests.api.conftest import problem_of

@@ -8,8 +8,8 @@ import numpy as np
 
 from autotune.knowledge.measurement import Measurement, Setting, Trial, trial_measurement
 from autotune.prediction.cases.config_cases import cases_of
+from autotune.prediction.equations.coefficients import shipped_rates
 from autotune.prediction.equations.memory import memory
-from autotune.prediction.equations.rates import shipped_rates
 from autotune.prediction.equations.step import seconds_of
 from autotune.request.rows import request_from_fields, request_to_row
 from autotune.session.resolve import resolve

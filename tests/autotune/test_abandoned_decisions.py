@@ -46,7 +46,7 @@ def test_a_cancel_that_is_written_in_the_database_ends_a_decision(
     tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before the next heartbeat tells of it."""
-    monkeypatch.setattr("autotune.loop.lease_heartbeat.BEAT_SECONDS", 3600.0)
+    monkeypatch.setattr("autotune.loop.heartbeats.BEAT_SECONDS", 3600.0)
     monkeypatch.setattr("autotune.loop.loop.LOOK_SECONDS", 0.01)
     strategy = Endless(2)
 

@@ -12,8 +12,7 @@ from autotune.exports.best_config_file import read_best_config
 from autotune.imports.read import read_imported, read_written
 from autotune.lint.case import Surroundings
 from autotune.lint.lint import case_of
-from autotune.request.config_file import read_config_file
-from autotune.request.rows import request_from_fields
+from autotune.request.rows import read_config_file, request_from_fields
 from autotune.session.baselines import read_baseline
 from search_spaces.clusters.presets import read_cluster_file, resolve_cluster
 from search_spaces.file_kinds import kind_of_file

@@ -10,7 +10,7 @@ from several_nodes import SeveralNodes
 
 from autotune.loop.listener import LoopListener
 from autotune.loop.loop import run_job
-from autotune.loop.nodes import STRIKES
+from autotune.loop.node_monitor import STRIKES
 from autotune.outcome.job_snapshot import JobSnapshot, read_snapshot
 from autotune.request.rows import request_to_row
 from search_spaces.failure import FailureRow

@@ -1,20 +1,17 @@
-"""Builds the explanation of a job."""
+"""Builds the explanation of a job, with notes about the machine: drift, environments, slow nodes."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from autotune.explain.explanation.counterfactual import Counterfactual
 from autotune.explain.explanation.evidence import Evidence, gather
 from autotune.explain.explanation.findings import SCHEMA_VERSION, Explanation, MoreMemory
-from autotune.explain.explanation.knob_findings import knob_findings
-from autotune.explain.explanation.limits import limits_of, upgrades_of
-from autotune.explain.explanation.machine import machine_notes
-from autotune.explain.explanation.memory_use import memory_use
-from autotune.explain.explanation.more_memory import more_memory
-from autotune.explain.explanation.neighbours import baseline_of
-from autotune.explain.explanation.time_use import time_use, waiting_notes
-from autotune.forecast.job_question import unknown_model
+from autotune.explain.explanation.knob_findings import baseline_of, knob_findings
+from autotune.explain.explanation.limits import Counterfactual, limits_of, more_memory, upgrades_of
+from autotune.explain.explanation.resource_use import memory_use, time_use, waiting_notes
+from autotune.forecast.initial_forecast import unknown_model
 from autotune.objective.ranking import rate
+from autotune.outcome.drift import drift_of
+from autotune.outcome.environment_findings import environment_document, environment_findings, environment_line
 from search_spaces.errors import SpaceTooLargeError
 
 if TYPE_CHECKING:
@@ -80,3 +77,20 @@ def _more_memory(evidence: Evidence, notes: list[str]) -> tuple[MoreMemory, ...]
     except SpaceTooLargeError as error:
         notes.append(f"the gain from more memory is not reported: {error.problem}")
         return ()
+
+
+def machine_notes(evidence: Evidence) -> list[str]:
+    """A line if the machine drifted, one for the environments that were tried, and one if a slow node held the winner back."""
+    notes = []
+    drift = drift_of(evidence.snapshot, evidence.verdict.baseline, evidence.session.prior)
+    if drift.found:
+        touched = [trial.config for trial in evidence.snapshot.searched if drift.touches(trial.number)]
+        again = sum(bool(evidence.snapshot.confirmed(config)) for config in touched)
+        trials = f"{again} of the search trials after that {'was' if again == 1 else 'were'} measured again beside it"
+        notes.append(f"{drift.text}; {trials}, and no other trial could win")
+    if found := environment_findings(evidence.session, evidence.verdict.standings, evidence.config):
+        notes.append(f"environment: {environment_line(environment_document(found, evidence.config))}")
+    slow = evidence.winner.result.slow_nodes if evidence.winner.result is not None else ()
+    if slow:
+        notes.append(f"{', '.join(slow)} held the winner back, and there was no other node to measure it on: it may be faster")
+    return notes

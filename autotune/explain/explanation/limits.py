@@ -1,10 +1,111 @@
-"""Predicts what limits the winner, and which hardware change would help most."""
+"""Predicts what limits the winner: the step on other hardware, and what more memory per rank would allow."""
 
-from autotune.explain.explanation.counterfactual import FREE, Counterfactual
-from autotune.explain.explanation.evidence import Evidence
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from autotune.explain.explanation.evidence import Evidence, Outlook
 from autotune.explain.explanation.findings import Bound, Limits, MoreMemory, Upgrade
-from autotune.explain.explanation.time_use import UNEXPLAINED
+from autotune.explain.explanation.knob_findings import LIKELY
+from autotune.explain.explanation.resource_use import UNEXPLAINED
 from autotune.explain.explanation.wording import limits_text
+from autotune.prediction.cases.config_cases import cases_of
+from autotune.prediction.equations.step import Z90, predict, seconds_of
+from autotune.prediction.planning.question import Question
+from autotune.strategies.guided.described import Pool
+from search_spaces.trial import Interval
+
+FREE = 1e9
+"""Speed-up factor at which a resource costs nothing."""
+NEGLIGIBLE = 1e-15
+"""Replaces a coefficient that is to cost nothing. It is not 0, because the equations divide by some coefficients."""
+
+
+class Counterfactual:
+    """Predicts the winner's step under changes."""
+
+    def __init__(self, evidence: Evidence, question: Question) -> None:
+        self._cases = cases_of(question.model, question.cluster, question.workload, [evidence.config], question.engine)
+        self._rates = question.rates
+        self._predicted = self.seconds()
+        self.measured = evidence.step_seconds
+
+    def seconds(self, times: Mapping[str, float] | None = None, without: tuple[str, ...] = ()) -> float:
+        """Predicted seconds of a step: hardware figures multiplied by `times`, coefficients in `without` set to almost 0."""
+        return float(seconds_of(*self._changed(times or {}, without))[0])
+
+    def part(self, name: str, times: Mapping[str, float], without: tuple[str, ...]) -> float:
+        """Predicted seconds of one part of the step, changed as in `seconds`."""
+        return float(predict(*self._changed(times, without)).parts[name][0])
+
+    @property
+    def scale(self) -> float:
+        """Factor for predicted seconds: below 1 where the prediction exceeds the measurement. All parts shrink alike."""
+        return min(1.0, self.measured / self._predicted)
+
+    def saved(self, times: Mapping[str, float], without: tuple[str, ...] = ()) -> float:
+        """Seconds of the measured step that the change saves."""
+        return max(self._predicted - self.seconds(times, without), 0.0) * self.scale
+
+    def gain(self, times: Mapping[str, float]) -> Interval:
+        """The rate after the change relative to the measured rate, with its band.
+
+        The saving is as uncertain as the step: by the spread of predictions, and by the error of this one. A step cannot become
+        faster by a larger factor than the factors in `times`.
+        """
+        saved, most = self.saved(times), self.measured * (1 - 1 / max(times.values()))
+        off = math.exp(Z90 * math.hypot(self._rates.time_spread, math.log(self.measured / self._predicted)))
+        mean, low, high = (self.measured / (self.measured - min(part, most)) for part in (saved, saved / off, saved * off))
+        return Interval(mean=mean, low=low, high=high)
+
+    def _changed(self, times: Mapping[str, float], without: tuple[str, ...]) -> Any:
+        hardware = self._cases.hardware
+        changed = {name: getattr(hardware, name) * factor for name, factor in times.items()}
+        cases = dataclasses.replace(self._cases, hardware=dataclasses.replace(hardware, **changed))
+        return cases, dataclasses.replace(self._rates, **dict.fromkeys(without, NEGLIGIBLE))
+
+
+FACTORS = (1.1, 1.25, 2.0)
+NO_GAIN = 1.001
+"""Gain below which the present configuration is kept."""
+
+
+def more_memory(outlook: Outlook) -> tuple[MoreMemory, ...]:
+    """Compare predictions: the best that would fit with the best that fits now, whether or not either was tried.
+
+    Raises:
+        SpaceTooLargeError: there are too many candidates to evaluate.
+    """
+    now = min(_fastest(outlook, outlook.pool(1.0))[0], 0.0)  # the winner itself is a candidate
+    return tuple(_found(outlook, factor, now) for factor in FACTORS)
+
+
+def _found(outlook: Outlook, factor: float, now: float) -> MoreMemory:
+    pool = outlook.pool(factor)
+    slower, place = _fastest(outlook, pool)
+    gain = math.exp(max(now - slower, 0.0))
+    if place is None or gain < NO_GAIN:
+        return MoreMemory(factor=factor, gain=Interval(mean=1.0, low=1.0, high=1.0), config=None)
+    _, spread = outlook.log_speedups(pool.described.take(np.array([place])))
+    wide = math.exp(Z90 * float(spread[0]))
+    # The present configuration still fits, so the gain is never below 1.
+    return MoreMemory(
+        factor=factor, gain=Interval(mean=gain, low=max(gain / wide, 1.0), high=gain * wide), config=pool.config(place)
+    )
+
+
+def _fastest(outlook: Outlook, pool: Pool) -> tuple[float, int | None]:
+    """Logarithm of the winner's rate over that of the fastest candidate that fits, and the candidate's index."""
+    fits = outlook.feasibility.quick_probability(pool.described) >= LIKELY
+    if not fits.any():
+        return math.inf, None
+    slower = np.where(fits, outlook.slower(pool.described), np.inf)
+    place = int(np.argmin(slower))
+    return float(slower[place]), place
+
 
 LAUNCHES = ("kernel_seconds", "collective_launch", "step_seconds")
 INSIDE = ("link_seconds",)

@@ -3,9 +3,8 @@
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 
-from autotune.explain.figures.figure import Unit, column, counted, table
+from autotune.explain.figures.figure import Unit, cell_text, column, counted, table
 from autotune.explain.figures.source import Source
-from autotune.explain.figures.units import cell_text
 from autotune.objective.ranking import Ranking, peak_bytes
 from autotune.request.request import Objective
 from autotune.wire.figures import Axis, Figure, Mark

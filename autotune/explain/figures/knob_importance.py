@@ -7,10 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.explain.explanation.forecast import Forecast
-from autotune.explain.figures.figure import Unit, column, counted, table
+from autotune.explain.explanation.evidence import Forecast
+from autotune.explain.figures.figure import Unit, column, counted, percent, table
 from autotune.explain.figures.source import Source
-from autotune.explain.figures.units import percent
 from autotune.wire.figures import Axis, Figure
 from search_spaces.canonical import SEARCH_ORDER
 from search_spaces.knob_values import value_text

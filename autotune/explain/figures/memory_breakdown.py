@@ -1,9 +1,8 @@
 """Where the memory of a rank goes: best, baseline and runner-up side by side, with the device's limit."""
 
 from autotune.explain.figures.contenders import Contender, contenders
-from autotune.explain.figures.figure import Unit, column, table
+from autotune.explain.figures.figure import Unit, bytes_text, column, percent, table
 from autotune.explain.figures.source import Source
-from autotune.explain.figures.units import bytes_text, percent
 from autotune.wire.figures import Axis, Figure, Mark
 from search_spaces.trial import RankMeasurement
 

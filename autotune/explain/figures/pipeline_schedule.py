@@ -5,9 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from autotune.explain.explanation.evidence import Evidence
-from autotune.explain.figures.figure import Unit, column, counted, table
+from autotune.explain.figures.figure import Unit, column, counted, percent, seconds_text, table
 from autotune.explain.figures.source import Source
-from autotune.explain.figures.units import percent, seconds_text
 from autotune.prediction.cases.config_cases import cases_of
 from autotune.prediction.equations.compute import micro_batch
 from autotune.prediction.equations.step import hop_seconds

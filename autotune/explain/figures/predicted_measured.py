@@ -6,9 +6,8 @@ from statistics import median
 
 import numpy as np
 
-from autotune.explain.figures.figure import Unit, column, counted, table
+from autotune.explain.figures.figure import Unit, column, counted, percent, table
 from autotune.explain.figures.source import Source
-from autotune.explain.figures.units import percent
 from autotune.objective.ranking import peak_bytes
 from autotune.wire.figures import Axis, Figure
 from search_spaces.outcome import Outcome

@@ -4,13 +4,11 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from autotune.errors import AutotuneError, NoBestError
-from autotune.explain.explanation.evidence import Evidence, evidence_of, question_of_job, trials_text
-from autotune.explain.explanation.forecast import Forecast
-from autotune.forecast.initial_forecast import InitialForecaster, initial_forecaster_of
-from autotune.forecast.job_question import unknown_model
+from autotune.explain.explanation.evidence import Evidence, Forecast, evidence_of, question_of_job, trials_text
+from autotune.forecast.initial_forecast import InitialForecaster, initial_forecaster_of, unknown_model
 from autotune.outcome.job_snapshot import JobSnapshot, read_snapshot
 from autotune.prediction.cases.module_cases import predictable
-from autotune.prediction.equations.rates import rates_for
+from autotune.prediction.equations.coefficients import rates_for
 from autotune.request.request import Objective
 from autotune.session.resolve import session_of
 from autotune.session.session import Session

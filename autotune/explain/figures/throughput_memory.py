@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autotune.explain.figures.figure import Unit, column, config_text, counted, table, varying
+from autotune.explain.figures.figure import Unit, bytes_text, column, config_text, counted, rate_text, table, varying
 from autotune.explain.figures.source import Source
-from autotune.explain.figures.units import bytes_text, rate_text
 from autotune.objective.ranking import peak_bytes
 from autotune.wire.figures import Axis, Figure, Mark
 from search_spaces.outcome import Outcome

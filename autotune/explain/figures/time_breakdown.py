@@ -3,11 +3,10 @@
 from collections.abc import Sequence
 
 from autotune.explain.explanation.findings import Part
-from autotune.explain.explanation.time_use import UNEXPLAINED, parts_of
+from autotune.explain.explanation.resource_use import UNEXPLAINED, parts_of
 from autotune.explain.figures.contenders import Contender, contenders
-from autotune.explain.figures.figure import Unit, column, config_text, table, varying
+from autotune.explain.figures.figure import Unit, column, config_text, percent, seconds_text, table, varying
 from autotune.explain.figures.source import Source
-from autotune.explain.figures.units import percent, seconds_text
 from autotune.prediction.equations.step import PARTS
 from autotune.prediction.planning.estimate import estimates
 from autotune.wire.figures import Axis, Figure

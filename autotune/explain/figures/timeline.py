@@ -1,8 +1,7 @@
 """When and on which node each trial ran."""
 
-from autotune.explain.figures.figure import Unit, column, counted, table
+from autotune.explain.figures.figure import Unit, column, counted, percent, seconds_text, table
 from autotune.explain.figures.source import Source
-from autotune.explain.figures.units import percent, seconds_text
 from autotune.wire.figures import Axis, Figure
 
 NAME, TITLE = "timeline", "Trials on nodes"

@@ -1,13 +1,16 @@
-"""Configurations of a model on a cluster as cases: what `TrialConfig`, `ModelSpec` and `ClusterSpec` say, in arrays."""
+"""Configurations of a model on a cluster as cases: the arrays that the equations read."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import numpy as np
 
-from autotune.prediction.cases.layouts import layouts_from
 from autotune.prediction.cases.module_cases import described, module_shapes, transformer_of
 from autotune.prediction.equations.cases import (
+    CONTEXT_METHODS,
+    RECOMPUTE,
+    SCHEDULES,
     Array,
     Cases,
     Layouts,
@@ -15,16 +18,22 @@ from autotune.prediction.equations.cases import (
     Software,
     scalar,
 )
-from autotune.prediction.equations.layer_kinds import layer_kinds
+from autotune.prediction.equations.layer_shapes import documented, layer_kinds, loaded, mean_keys_read, trained_shapes
+from autotune.prediction.equations.low_precision import rounding_bytes
 from autotune.prediction.equations.mixed import devices_of, hardware_of
+from autotune.prediction.equations.optimizer import MOVED
 from autotune.prediction.equations.schedules import scheduled
 from autotune.prediction.equations.software import software_named
-from autotune.prediction.equations.trained_shapes import documented, loaded, mean_keys_read, trained_shapes
 from autotune.prediction.equations.uneven import layout_key, tabled
 from search_spaces.clusters.cluster import ClusterSpec
-from search_spaces.kernels import GATE, LIGER, NORM, ROTATION, replaced
+from search_spaces.communication import INT8, INTEGER_BYTES, REDUCED_BYTES, SIGN_BYTES
+from search_spaces.kernels import GATE, KERNEL_CHOICES, LIGER, NORM, ROTATION, replaced
 from search_spaces.knob import Value
+from search_spaces.knob_values import KNOBS
 from search_spaces.models.model import FactoryModel, HeadNorm, ModelSpec, Position
+from search_spaces.optimizers import moment_bytes
+from search_spaces.rules.computation import FLOAT8
+from search_spaces.training.states import PARAMETER_BYTES
 from search_spaces.training.windows import window_of
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
@@ -143,3 +152,66 @@ def _rows_per_token(model: ModelSpec, sequence_length: int) -> float:
     if not model.capacity_factor:
         return model.experts_per_token
     return model.num_experts * model.expert_capacity(sequence_length) / sequence_length
+
+
+MASTER = 4.0
+"""Bytes of an element of the master copy."""
+VALUES = tuple(field.name for field in dataclasses.fields(Layouts) if field.name in KNOBS)
+"""The fields that have the name of a knob; unless they are derived, they hold its values."""
+
+
+class Numbers(Protocol):
+    """Returns the values of a knob as numbers."""
+
+    def __call__(self, name: str, meaning: Callable[[Value], float] = float, /) -> Array:
+        """Of the knob of that name; `meaning` converts a value."""
+        ...
+
+
+def layouts_from(numbers: Numbers, global_batch_size: int, world_size: int) -> Layouts:
+    """The configurations on so many ranks, from the numbers of their knobs."""
+    tensor, pipeline = numbers("tensor_parallel_size"), numbers("pipeline_parallel_size")
+    context, micro_batch = numbers("context_parallel_size"), numbers("micro_batch_size")
+    data = np.maximum(np.floor(world_size / (tensor * pipeline * context)), 1.0)
+    stage, shard = numbers("zero_stage"), numbers("hsdp_shard_size")
+    signs = numbers("optimizer", lambda value: value == "onebit_adam")
+    slices = numbers("expert_tensor_parallel_size")
+    unsaid = signs * MASTER / (data * context)  # of the part that is a rank's own
+    derived: dict[str, Array] = {
+        "data": data,
+        "tensor": tensor,
+        "pipeline": pipeline,
+        "context": context,
+        "expert": numbers("expert_parallel_size"),
+        "expert_tensor": np.where(slices > 0, slices, tensor),
+        "shard": np.where((shard > 0) & (stage == 3), shard, data * context),
+        "accumulation": np.floor(global_batch_size / (micro_batch * data)),
+        "virtual_stages": np.where(pipeline > 1, numbers("virtual_stages"), 1.0),
+        "pipeline_schedule": numbers("pipeline_schedule", lambda value: SCHEDULES.index(str(value))),
+        "activation_checkpointing": numbers("activation_checkpointing", lambda value: RECOMPUTE.index(str(value))),
+        "offload_optimizer": numbers("offload_ratio") * numbers("offload_optimizer", lambda value: value != "none"),
+        "offload_parameters": numbers("offload_param", lambda value: value != "none"),
+        "optimizer_in_files": numbers("offload_optimizer", lambda value: value == "nvme"),
+        "parameters_in_files": numbers("offload_param", lambda value: value == "nvme"),
+        "context_parallel_method": numbers("context_parallel_method", lambda value: CONTEXT_METHODS.index(str(value))),
+        "parameter_bytes": numbers("precision", lambda value: PARAMETER_BYTES[str(value)]),
+        "reduce_bytes": np.where(signs > 0, SIGN_BYTES, numbers("reduce_dtype", lambda value: REDUCED_BYTES[str(value)])),
+        "balanced": numbers("pipeline_split", lambda value: value == "balanced"),
+        "accumulation_bytes": numbers("accumulation_dtype", lambda value: PARAMETER_BYTES[str(value)]),
+        "moment_bytes": numbers("optimizer", lambda value: moment_bytes(str(value), MASTER)[0]) + unsaid,
+        "other_moment_bytes": numbers("optimizer", lambda value: moment_bytes(str(value), MASTER)[1]) + unsaid,
+        "update_bytes": numbers("optimizer", lambda value: MOVED[str(value)]),
+        "updates_pieces": numbers("optimizer", lambda value: value == "adamw8bit"),
+        "orthogonalizes": numbers("optimizer", lambda value: value == "muon"),
+        "gather_bytes": numbers("gather_dtype", _gathered_bytes),
+        "fused_kernels": numbers("fused_kernels", lambda value: KERNEL_CHOICES.index(str(value))),
+        "compiled": numbers("compile_blocks"),
+        "rounding_bytes": numbers("precision", lambda value: value == FLOAT8) * numbers("compile_blocks", rounding_bytes),
+        "secondary_shard_size": numbers("secondary_shard_size") * numbers("reshard_after_forward"),
+    }
+    return Layouts(**derived, **{name: numbers(name) for name in VALUES if name not in derived})
+
+
+def _gathered_bytes(value: Value) -> float:
+    """Of a parameter in a gather of stage 3; inf: as many as it has."""
+    return INTEGER_BYTES if value == INT8 else np.inf

@@ -6,9 +6,8 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
-from autotune.prediction.cases.config_cases import engine_software, shapes_of
+from autotune.prediction.cases.config_cases import engine_software, layouts_from, shapes_of
 from autotune.prediction.cases.grid import Codes
-from autotune.prediction.cases.layouts import layouts_from
 from autotune.prediction.cases.module_cases import described
 from autotune.prediction.equations.cases import (
     Array,
@@ -17,10 +16,9 @@ from autotune.prediction.equations.cases import (
     RankTable,
     Software,
 )
-from autotune.prediction.equations.layer_kinds import layer_kinds
+from autotune.prediction.equations.layer_shapes import documented, layer_kinds, loaded, trained_shapes
 from autotune.prediction.equations.mixed import devices_of, hardware_of
 from autotune.prediction.equations.schedules import scheduled
-from autotune.prediction.equations.trained_shapes import documented, loaded, trained_shapes
 from autotune.prediction.equations.uneven import LayoutKey, layout_key, tabled
 from search_spaces.canonical import SEARCH_ORDER
 from search_spaces.knob import Planning, Value

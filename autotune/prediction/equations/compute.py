@@ -6,7 +6,6 @@ from functools import reduce
 
 import numpy as np
 
-from autotune.prediction.equations.async_tensor import saved_seconds
 from autotune.prediction.equations.cases import CONTEXT_METHODS, Array, Cases, Flags, gathered_kept
 from autotune.prediction.equations.coefficients import Coefficients
 from autotune.prediction.equations.communication import (
@@ -18,19 +17,23 @@ from autotune.prediction.equations.communication import (
     expert_tensor_group,
     tensor_group,
 )
-from autotune.prediction.equations.float8 import rounding_seconds
-from autotune.prediction.equations.frozen import unpacking_seconds
-from autotune.prediction.equations.fused_kernels import loss_fused, loss_moved, moved_elements, pieces
-from autotune.prediction.equations.graphs import copy_seconds, launches
 from autotune.prediction.equations.kernels import (
     LAYER_KERNELS,
     SMALLEST_KERNEL,
     attention_slowdown,
+    copy_seconds,
+    launches,
+    loss_fused,
+    loss_moved,
+    moved_elements,
+    pieces,
     product_seconds,
     smooth_maximum,
 )
-from autotune.prediction.equations.layer_kinds import of_kind
+from autotune.prediction.equations.layer_shapes import of_kind
+from autotune.prediction.equations.low_precision import rounding_seconds, unpacking_seconds
 from autotune.prediction.equations.module_compute import module_seconds
+from autotune.prediction.equations.overlap import saved_seconds
 from autotune.prediction.equations.schedules import (
     attended_tokens,
     drops_tokens,

@@ -1,18 +1,29 @@
 """Seconds of the kernels that dominate a step, by shape. `benchmarks/prediction/kernel_model.py` fits their forms and priors
-to published measurements of nine devices, and shows the errors in docs/kernel-model.md."""
+to published measurements of nine devices, and shows the errors in docs/kernel-model.md.
+
+Fused kernels (`fused_kernels`): bytes moved and kept, by the sources of liger_kernel 0.8.5 and Transformer Engine 2.
+
+A profile's `elementwise` is a multiple of the traffic of fused kernels: for a part that is fused, the multiple is 1.
+
+Blocks as CUDA graphs (`cuda_graphs`): remaining launches, copies into static buffers, and their own memory.
+"""
 
 import math
 import tomllib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 import numpy as np
 
-from autotune.prediction.equations.cases import Array
+from autotune.prediction.equations.cases import Array, Cases, Flags, Layouts
 from autotune.prediction.equations.coefficients import Coefficients
+from autotune.prediction.equations.parameters import layer_parameters
+from autotune.prediction.equations.schedules import trained_tokens
 from search_spaces.clusters.cluster import DeviceSpec
 from search_spaces.clusters.presets import device_preset
+from search_spaces.kernels import KERNEL_CHOICES, LIGER, TRANSFORMER_ENGINE
 
 _FILE = Path(__file__).with_name("kernels.toml")
 SHARP = 4.0
@@ -100,3 +111,152 @@ def nearest(device: DeviceSpec, others: Sequence[DeviceSpec]) -> DeviceSpec:
 @cache
 def _efficiencies() -> dict[str, float]:
     return tomllib.loads(_FILE.read_text(encoding="utf-8"))
+
+
+ACCUMULATED = 4.0
+"""Bytes per element in which Liger accumulates the gradient of the output projection over pieces of the rows."""
+GATED_KEPT = 0.75
+"""Share of a gated hidden layer kept relative to torch's operators: gate, hidden and their product, not the activated gate."""
+_LIGER, _ENGINE = (float(KERNEL_CHOICES.index(name)) for name in (LIGER, TRANSFORMER_ENGINE))
+
+
+def norms_fused(cases: Cases) -> Flags:
+    """Whether each norm is a single kernel: Liger has RMSNorm, Transformer Engine both."""
+    kernels = cases.layouts.fused_kernels
+    fused: Flags = (kernels == _ENGINE) | ((kernels == _LIGER) & (cases.shapes.rms_norm > 0))
+    return fused
+
+
+def gates_fused(cases: Cases) -> Flags:
+    """Whether Liger's kernel computes the gated activation."""
+    fused: Flags = (cases.layouts.fused_kernels == _LIGER) & (cases.shapes.silu_gated > 0)
+    return fused
+
+
+def rotations_fused(cases: Cases) -> Flags:
+    """Whether Liger's kernel applies rotary positions."""
+    fused: Flags = (cases.layouts.fused_kernels == _LIGER) & (cases.shapes.rotates_whole > 0)
+    return fused
+
+
+def loss_fused(cases: Cases) -> Flags:
+    """Whether Liger fuses the output projection with the loss: only if a rank has the whole vocabulary."""
+    fused: Flags = (cases.layouts.fused_kernels == _LIGER) & (cases.layouts.tensor == 1)
+    return fused
+
+
+def moved_elements(cases: Cases, hidden_layer: Array, norms: Array, rotations: Array) -> Array:
+    """Elements that a layer moves; each part that is not fused, by a kernel or by compilation, counts times the profile's
+    multiple."""
+    multiple = np.where(cases.layouts.compiled > 0, np.minimum(cases.software.elementwise, 1.0), cases.software.elementwise)
+    parts = ((hidden_layer, gates_fused(cases)), (norms, norms_fused(cases)), (rotations, rotations_fused(cases)))
+    moved = np.zeros(1)
+    for elements, fused in parts:
+        moved = moved + elements * np.where(fused, 1.0, multiple)
+    return moved
+
+
+def norm_extra(cases: Cases) -> Array:
+    """Bytes kept per element beyond the inputs of norms; fused kernels and compiled blocks keep only a few numbers per row."""
+    return np.where(norms_fused(cases) | (cases.layouts.compiled > 0), 0.0, cases.software.norm_extra)
+
+
+def mlp_bytes(cases: Cases) -> Array:
+    """Bytes kept per element of the MLP's hidden layer. Compiled blocks compute the activated gate again, too: on an H200 they
+    kept 0.86 to 0.88 of the activations of a llama, which is the share without it (docs/gpu-findings.md)."""
+    fused = gates_fused(cases) | ((cases.layouts.compiled > 0) & (cases.shapes.matrices == 3))
+    return cases.software.mlp_bytes * np.where(fused, GATED_KEPT, 1.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pieces:
+    """The number of pieces, and rows per piece, in which Liger computes logits."""
+
+    rows: Array
+    times: Array
+
+
+def pieces(cases: Cases, rows: Array) -> Pieces:
+    """The number of rows for which the logits are about as many as the elements of all rows, rounded to a power of two [0.8.5,
+    ops/fused_linear_cross_entropy.py].
+    """
+    shapes = cases.shapes
+    wide = np.ceil(shapes.vocabulary / shapes.hidden)
+    at_once = np.minimum(2.0 ** np.ceil(np.log2(np.ceil(np.maximum(rows / wide, 1.0)))), np.maximum(rows, 1.0))
+    return Pieces(rows=at_once, times=np.ceil(rows / at_once))
+
+
+def loss_moved(cases: Cases, rows: Array) -> Array:
+    """Bytes that forward and backward of the loss move besides products: logits are read twice and overwritten once, and each
+    piece is added to the gradient of the weight, if that is trained.
+    """
+    shapes, width = cases.shapes, cases.layouts.parameter_bytes
+    added = 2 * ACCUMULATED * pieces(cases, rows).times * shapes.vocabulary * shapes.hidden * trained_head(cases)
+    return 3 * width * rows * shapes.vocabulary + added
+
+
+def loss_kept(cases: Cases, rows: Array) -> Array:
+    """Bytes of gradients kept from the loss's forward until its backward: of the rows and of the weight."""
+    shapes = cases.shapes
+    return cases.layouts.parameter_bytes * shapes.hidden * (rows + shapes.vocabulary * trained_head(cases))
+
+
+def loss_peak(cases: Cases, rows: Array) -> Array:
+    """Bytes at the peak of its forward: logits of a piece, gradients, and, if the type of accumulation differs, the weight's
+    gradient in that type.
+    """
+    shapes, width = cases.shapes, cases.layouts.parameter_bytes
+    summed = np.where(width < ACCUMULATED, ACCUMULATED, 0.0) * shapes.vocabulary * shapes.hidden * trained_head(cases)
+    return pieces(cases, rows).rows * shapes.vocabulary * width + loss_kept(cases, rows) + summed
+
+
+def trained_head(cases: Cases) -> Array:
+    """1 if the output projection is trained, 0 if it is frozen beside adapters."""
+    return np.where(cases.shapes.frozen_bytes > 0, 0.0, 1.0)
+
+
+FORWARD_LEFT = 0.1
+"""Share of a layer's forward launches that remains: about twenty kernels become a copy of the input and one graph."""
+BACKWARD_LEFT = 0.25
+"""In backward: about forty become a copy, the graph, and a copy of each of about nine gradients out of static buffers."""
+STATIC_MESSAGES = 3.0
+"""Hidden states that a layer's graphs keep besides those saved for backward: its result (which is copied to the next layer's
+input), and the gradients of its result and of its input."""
+
+
+def launches(cases: Cases, backward_ratio: float) -> Array:
+    """Launches of a layer's forward and backward, as a multiple of those of a forward."""
+    left = FORWARD_LEFT + BACKWARD_LEFT * backward_ratio
+    return np.where(cases.layouts.cuda_graphs > 0, left, 1 + backward_ratio)
+
+
+def copy_seconds(cases: Cases) -> Array:
+    """Seconds per layer and micro-batch: its input and the gradient of its result are each read and written."""
+    return cases.layouts.cuda_graphs * 4 * _message(cases) / cases.hardware.bandwidth
+
+
+def shared_memory(layouts: Layouts) -> Array:
+    """1 if a layer's working memory is shared with what follows. 0: graphs have a memory pool of their own, so that it coexists
+    with the logits and stays to the end."""
+    return 1 - layouts.cuda_graphs
+
+
+def static_gradients(cases: Cases, layers: Array) -> Array:
+    """Bytes of the static buffers for gradients of the layers' parameters."""
+    shapes, layouts = cases.shapes, cases.layouts
+    if not np.any(layouts.cuda_graphs > 0):
+        return np.zeros(1)
+    layer = layer_parameters(cases)
+    adapters = shapes.adapter + shapes.adapter_divided / layouts.tensor
+    trained = np.where(shapes.frozen_bytes > 0, adapters, (layer.attention + layer.dense) / layouts.tensor)
+    return layouts.cuda_graphs * layers * trained * layouts.parameter_bytes
+
+
+def static_messages(cases: Cases, layers: Array) -> Array:
+    """Bytes of the static buffers for hidden states and their gradients."""
+    return cases.layouts.cuda_graphs * layers * STATIC_MESSAGES * _message(cases)
+
+
+def _message(cases: Cases) -> Array:
+    layouts = cases.layouts
+    return layouts.micro_batch_size * trained_tokens(cases) / layouts.context * cases.shapes.hidden * layouts.parameter_bytes

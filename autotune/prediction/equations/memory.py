@@ -7,16 +7,23 @@ import numpy as np
 
 from autotune.prediction.equations.cases import CONTEXT_METHODS, Array, Cases, DescribedModule, Flags, gathered_kept
 from autotune.prediction.equations.coefficients import Coefficients
-from autotune.prediction.equations.compressed import frozen_share, gathered_share, near_bytes, sends_integers
+from autotune.prediction.equations.communication import frozen_share, gathered_share, near_bytes, sends_integers
 from autotune.prediction.equations.files import host_elements, host_parameter_bytes
-from autotune.prediction.equations.float8 import rounded_bytes
-from autotune.prediction.equations.frozen import frozen_bytes, frozen_width, unpacked_bytes
-from autotune.prediction.equations.fused_kernels import loss_fused, loss_kept, loss_peak, mlp_bytes, norm_extra, trained_head
-from autotune.prediction.equations.graphs import shared_memory, static_gradients, static_messages
-from autotune.prediction.equations.layer_kinds import with_layers
+from autotune.prediction.equations.kernels import (
+    loss_fused,
+    loss_kept,
+    loss_peak,
+    mlp_bytes,
+    norm_extra,
+    shared_memory,
+    static_gradients,
+    static_messages,
+    trained_head,
+)
+from autotune.prediction.equations.layer_shapes import with_layers
+from autotune.prediction.equations.low_precision import frozen_bytes, frozen_width, rounded_bytes, unpacked_bytes
 from autotune.prediction.equations.module_memory import kept_bytes, module_bytes
-from autotune.prediction.equations.offloaded_activations import host_bytes, on_device
-from autotune.prediction.equations.overlap_param_gather import buffer_bytes, refill_bytes, standing_bytes
+from autotune.prediction.equations.overlap import buffer_bytes, host_bytes, on_device, refill_bytes, standing_bytes
 from autotune.prediction.equations.parameters import (
     StageParameters,
     counted_elements,

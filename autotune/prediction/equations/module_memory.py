@@ -9,13 +9,15 @@ from numpy.typing import NDArray
 
 from autotune.prediction.equations.cases import RECOMPUTE, Array, Cases, DescribedModule
 from autotune.prediction.equations.distinct_rows import Rows
-from autotune.prediction.equations.module_moments import composed, curve_of, kept_by_block
 from autotune.prediction.equations.module_pipeline import (
     Layout,
     Shape,
     Stage,
+    composed,
+    curve_of,
     cut_stage,
     is_legal,
+    kept_by_block,
     received_buffers,
     shape_of,
     shortened,

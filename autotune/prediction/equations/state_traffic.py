@@ -6,19 +6,23 @@ import numpy as np
 
 from autotune.prediction.equations.cases import Array, Cases, Flags
 from autotune.prediction.equations.coefficients import Coefficients
-from autotune.prediction.equations.communication import Group, collective_seconds, expert_data_group, replica_group, shard_group
-from autotune.prediction.equations.compressed import (
+from autotune.prediction.equations.communication import (
+    Group,
     coding_seconds,
+    collective_seconds,
+    expert_data_group,
     frozen_share,
     gathered_share,
     has_near,
     near_group,
+    replica_group,
     sends_integers,
     sends_signs,
+    shard_group,
 )
-from autotune.prediction.equations.frozen import frozen_bytes, frozen_width
+from autotune.prediction.equations.low_precision import frozen_bytes, frozen_width
 from autotune.prediction.equations.module_memory import gathers_of_step
-from autotune.prediction.equations.overlap_param_gather import exposed_seconds, gathers, gathers_late
+from autotune.prediction.equations.overlap import exposed_gather_seconds, gathers, gathers_late
 from autotune.prediction.equations.parameters import (
     StageParameters,
     counted_elements,
@@ -90,7 +94,7 @@ def exposed_state_seconds(cases: Cases, rates: Coefficients, slowest: Array, spl
     sharded_once = (layouts.zero_stage > 0) & (frequency.reductions == 1) & ~at_three
     last = np.where((cases.software.reduces_last > 0) & sharded_once, 1.0, last)
     ahead = np.where(_waits(cases), _ahead(cases, held), 1.0)
-    late = exposed_seconds(cases, rates, seconds.gather, slowest, split.before_last, held)
+    late = exposed_gather_seconds(cases, rates, seconds.gather, slowest, split.before_last, held)
     after = np.where(gathers_late(cases), late, seconds.gather)
     may_hide = reduction * (1 - last) + np.where(at_three, seconds.gather * ahead, 0.0)
     unhidden = reduction * last + np.where(at_three, seconds.gather * (1 - ahead), np.where(all_reduced, 0.0, after))

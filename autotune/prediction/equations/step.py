@@ -6,16 +6,15 @@ from functools import reduce
 
 import numpy as np
 
-from autotune.prediction.equations import offloaded_activations
 from autotune.prediction.equations.cases import Array, Cases
 from autotune.prediction.equations.coefficients import Coefficients
-from autotune.prediction.equations.communication import boundary_bandwidth
-from autotune.prediction.equations.compressed import sends_integers
+from autotune.prediction.equations.communication import boundary_bandwidth, sends_integers
 from autotune.prediction.equations.compute import MicroBatch, micro_batch
 from autotune.prediction.equations.files import file_read_seconds, file_update_seconds
-from autotune.prediction.equations.layer_kinds import with_layers
+from autotune.prediction.equations.layer_shapes import with_layers
 from autotune.prediction.equations.memory import Memory, kept_layer_bytes, memory
 from autotune.prediction.equations.optimizer import update_seconds
+from autotune.prediction.equations.overlap import exposed_copy_seconds
 from autotune.prediction.equations.parameters import StageParameters, divided, stage_parameters
 from autotune.prediction.equations.pipeline import Split, boundaries, idle_micro_batches, split_layers
 from autotune.prediction.equations.schedules import over_schedule, trained_tokens
@@ -269,7 +268,7 @@ def _offload(cases: Cases, rates: Coefficients, slowest: Array, split: Split) ->
     update = np.maximum(update, file_update_seconds(cases, rates, local, shared))
     fetched = shared * layouts.parameter_bytes * layouts.offload_parameters
     waited = file_read_seconds(cases, rates, shared, slowest)
-    saved = offloaded_activations.exposed_seconds(cases, rates, split.before_last, kept_layer_bytes(cases), slowest)
+    saved = exposed_copy_seconds(cases, rates, split.before_last, kept_layer_bytes(cases), slowest)
     return saved + down + up + update + 2 * layouts.accumulation * fetched / hardware.host_link + waited
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from autotune.prediction.equations.cases import Array, Cases, RankTable, scalar
 from autotune.prediction.equations.coefficients import Coefficients
 from autotune.prediction.equations.compute import MicroBatch, mean_micro_batch, micro_batch
-from autotune.prediction.equations.layer_kinds import kinds_of_layers, of_kind
+from autotune.prediction.equations.layer_shapes import kinds_of_layers, of_kind
 from autotune.prediction.equations.mixed import devices_of_ranks
 from search_spaces.clusters.cluster import ClusterSpec
 from search_spaces.models.model import ModelSpec

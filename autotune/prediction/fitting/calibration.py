@@ -9,10 +9,8 @@ import numpy as np
 
 from autotune.prediction.cases.bench_cases import Predicted, predicted_rows
 from autotune.prediction.equations.cases import Array
-from autotune.prediction.equations.coefficients import Coefficients
-from autotune.prediction.equations.rates import ON_A_PROCESSOR
-from autotune.prediction.fitting.fitting import fitted
-from autotune.prediction.fitting.trial_fit import spread_after, tail_after
+from autotune.prediction.equations.coefficients import ON_A_PROCESSOR, Coefficients
+from autotune.prediction.fitting.trial_fit import fitted, spread_after, tail_after
 from search_spaces.clusters.cluster import ClusterSpec
 from search_spaces.clusters.microbenchmark import Measured, Operation, ranks_in_domain
 from storage.records import CalibrationRecord

@@ -8,8 +8,7 @@ import numpy as np
 from autotune.prediction.equations.cases import Array
 from autotune.prediction.equations.coefficients import Coefficients
 from autotune.prediction.equations.step import seconds_of
-from autotune.prediction.fitting.knob_features import config_features
-from autotune.prediction.fitting.likeness import LENGTH, NOISE, matern
+from autotune.prediction.fitting.likeness import LENGTH, NOISE, config_features, matern
 from autotune.prediction.fitting.trial_history import Runs
 
 SIZE = 0.3

@@ -11,8 +11,8 @@ from autotune.prediction.cases.config_cases import cases_of
 from autotune.prediction.equations.cases import Array, Cases
 from autotune.prediction.equations.step import predict
 from autotune.prediction.planning.found import Leader
+from autotune.prediction.planning.memory_fit import Room
 from autotune.prediction.planning.question import Question
-from autotune.prediction.planning.room import Room
 from autotune.prediction.planning.scan import BUCKETS
 from search_spaces.knob import Value
 from search_spaces.knob_values import KNOBS

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from autotune.prediction.equations.coefficients import Coefficients
-from autotune.prediction.equations.rates import rates_for
+from autotune.prediction.equations.coefficients import Coefficients, rates_for
 from autotune.prediction.fitting.calibration import coefficients_from_benchmark
 from autotune.prediction.fitting.lessons import Lesson, lessons_of
 from autotune.prediction.fitting.trial_fit import fit_runs

@@ -7,8 +7,8 @@ from enum import StrEnum
 from typing import Any
 
 from autotune.prediction.planning.ladder import Ladder, RungAnswer
+from autotune.prediction.planning.memory_fit import PROBABILITY
 from autotune.prediction.planning.question import Question, with_adapters
-from autotune.prediction.planning.room import PROBABILITY
 from search_spaces.models.model import FactoryModel
 from search_spaces.plain import to_plain
 from search_spaces.trial_config import TrialConfig

@@ -14,10 +14,10 @@ from autotune.prediction.equations.memory import rank_memory, share_memory
 from autotune.prediction.equations.schedules import at_point
 from autotune.prediction.equations.step import Prediction, predict
 from autotune.prediction.equations.uneven import has_explicit_layers, layout_key, layout_overrides, shares_of, tabled
-from autotune.prediction.fitting.knob_features import config_features
 from autotune.prediction.fitting.lessons import Lessons
+from autotune.prediction.fitting.likeness import config_features
+from autotune.prediction.planning.memory_fit import chance_to_fit, ranks_of_node
 from autotune.prediction.planning.question import Question
-from autotune.prediction.planning.room import chance_to_fit, ranks_of_node
 from search_spaces.models.model import FactoryModel
 from search_spaces.models.pipeline import stages_of_model, stages_of_rank
 from search_spaces.plain import to_plain

@@ -13,8 +13,8 @@ from autotune.prediction.equations.cases import Array
 from autotune.prediction.equations.memory import memory
 from autotune.prediction.planning.estimate import Estimate, estimates
 from autotune.prediction.planning.largest import LONGEST
+from autotune.prediction.planning.memory_fit import Room, room_of
 from autotune.prediction.planning.question import Question, single_values
-from autotune.prediction.planning.room import Room, room_of
 from autotune.request.engines import capability_of
 from search_spaces.context import SpaceContext
 from search_spaces.errors import IllegalConfigError

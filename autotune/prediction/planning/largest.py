@@ -13,9 +13,9 @@ from autotune.errors import NothingFeasibleError, RequestError
 from autotune.prediction.cases.grid_cases import GridCases, placing_knobs
 from autotune.prediction.cases.products import Products
 from autotune.prediction.equations.memory import memory
+from autotune.prediction.planning.memory_fit import Room, room_of
 from autotune.prediction.planning.question import Question
 from autotune.prediction.planning.question_space import space_of
-from autotune.prediction.planning.room import Room, room_of
 from autotune.prediction.planning.scan import Bounds, require_within, uniform_parts, without_buckets
 from search_spaces.errors import IllegalConfigError
 from search_spaces.models.model import MOST_LAYERS, FactoryModel, ModelSpec, Position

@@ -19,10 +19,10 @@ from autotune.prediction.planning.buckets import Tuned, in_order, tuned
 from autotune.prediction.planning.by_goodput import ranked_by_goodput
 from autotune.prediction.planning.estimate import Estimate, alike, estimates, learned
 from autotune.prediction.planning.found import Part, Scanned
+from autotune.prediction.planning.memory_fit import PROBABILITY, Room, room_of
 from autotune.prediction.planning.question import Question
 from autotune.prediction.planning.question_space import nothing_legal, space_of
 from autotune.prediction.planning.reasons import Cost, Goal, Reason, reasons_of, single_knob_changes
-from autotune.prediction.planning.room import PROBABILITY, Room, room_of
 from autotune.prediction.planning.scan import Bounds, require_within, scan
 from autotune.prediction.planning.simplicity import Group, grouped, plain_parts, resolution
 from search_spaces.clusters.cluster import ClusterSpec, with_shape

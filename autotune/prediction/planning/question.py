@@ -5,8 +5,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from autotune.errors import RequestError
-from autotune.prediction.equations.coefficients import Coefficients
-from autotune.prediction.equations.rates import rates_for
+from autotune.prediction.equations.coefficients import Coefficients, rates_for
 from autotune.prediction.fitting.lessons import Lesson
 from autotune.request.engines import capability_of
 from autotune.request.request import SIMPLE_TARGETS

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from autotune.prediction.planning.buckets import Setting, Tuned
 from autotune.prediction.planning.found import AtBest
-from autotune.prediction.planning.room import Room
+from autotune.prediction.planning.memory_fit import Room
 from search_spaces.context import SpaceContext
 from search_spaces.knob import Value
 from search_spaces.knob_values import KNOBS, value_text

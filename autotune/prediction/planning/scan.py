@@ -15,8 +15,8 @@ from autotune.prediction.equations.cases import Array
 from autotune.prediction.equations.memory import memory
 from autotune.prediction.equations.step import least_seconds_of, seconds_of
 from autotune.prediction.planning.found import Block, Found, Part, Scanned
+from autotune.prediction.planning.memory_fit import Room
 from autotune.prediction.planning.question import Question
-from autotune.prediction.planning.room import Room
 from search_spaces.canonical import canonical_value
 from search_spaces.errors import SpaceTooLargeError
 from search_spaces.knob import Planning, Value

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from autotune.prediction.cases.config_cases import cases_of
 from autotune.prediction.equations.coefficients import Coefficients
 from autotune.prediction.equations.step import seconds_of
+from autotune.prediction.planning.memory_fit import Room, room_of
 from autotune.prediction.planning.question import Question
-from autotune.prediction.planning.room import Room, room_of
 from autotune.prediction.planning.scan import Bounds, scan
 from autotune.prediction.planning.stage_options import Menu
 from autotune.prediction.planning.stage_program import solved

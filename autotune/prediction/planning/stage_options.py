@@ -13,7 +13,7 @@ from autotune.prediction.equations.coefficients import Coefficients
 from autotune.prediction.equations.memory import share_memory
 from autotune.prediction.equations.step import after_backward
 from autotune.prediction.equations.uneven import Paces, RankShare, on_own_device, paces_of, rank_seconds
-from autotune.prediction.planning.room import Room
+from autotune.prediction.planning.memory_fit import Room
 
 ALWAYS = scalar(1)
 MOST = 400_000

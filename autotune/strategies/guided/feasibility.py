@@ -5,8 +5,8 @@ from collections.abc import Callable
 import numpy as np
 
 from autotune.objective.normal import hazard
-from autotune.prediction.equations.fit_probability import probability_within
 from autotune.prediction.fitting.likeness import matern
+from autotune.prediction.planning.memory_fit import probability_within
 from autotune.strategies.guided.described import Array, Described
 from autotune.strategies.guided.observations import Flags, Observations
 from autotune.strategies.guided.surrogate import blocks

@@ -1,16 +1,25 @@
-"""Knowledge before a job's first trial: coefficients, and residuals learned from earlier jobs."""
+"""Coefficients of a job: known before its first trial, with residuals of earlier jobs, and fitted to its own first trials."""
 
+import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from autotune.prediction.equations.coefficients import Coefficients
-from autotune.prediction.equations.rates import rates_for
+import numpy as np
+
+from autotune.objective.ranking import rate
+from autotune.prediction.cases.config_cases import cases_of
+from autotune.prediction.equations.coefficients import Coefficients, rates_for
 from autotune.prediction.fitting.lessons import Lesson
+from autotune.prediction.fitting.trial_fit import fit_time
 from autotune.prediction.fitting.trial_history import Runs, jobs_elsewhere
 from autotune.prediction.planning.calibrated import Borrowed, calibrated
 from autotune.prediction.planning.question import SHIPPED
+from autotune.strategies.guided.observations import noise_of
+from autotune.strategies.guided.setting import Setting
 from search_spaces.clusters.cluster import ClusterSpec
+from search_spaces.outcome import Outcome
+from storage.records import TrialRecord
 
 if TYPE_CHECKING:
     from storage.store import Store
@@ -62,3 +71,38 @@ def learn_prior(
 def shipped_prior(cluster: ClusterSpec, engine: str) -> Prior:
     """The prior without a database."""
     return Prior(rates=rates_for(cluster, engine))
+
+
+MILESTONES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+"""Numbers of trials after which coefficients are refitted. In between, residuals are learned candidate by candidate."""
+REPEATS = 0.08
+"""Standard deviation of the logarithm of a rate between repeated trials, beyond the noise measured within each."""
+
+
+def milestone(count: int) -> int:
+    """The last milestone that this many trials have reached; 0: none."""
+    place = bisect.bisect_right(MILESTONES, count)
+    return MILESTONES[place - 1] if place else 0
+
+
+def timed_trials(history: Sequence[TrialRecord]) -> list[TrialRecord]:
+    """Trials whose step time was measured."""
+    return [trial for trial in history if trial.outcome is Outcome.OK and rate(trial) > 0]
+
+
+def fitted_to(timed: Sequence[TrialRecord], setting: Setting, before: Coefficients) -> Coefficients:
+    """The most probable coefficients given these trials, with `before` as the prior."""
+    alike: dict[tuple[str, str], list[TrialRecord]] = {}
+    for trial in timed:
+        alike.setdefault((trial.config.precision, trial.config.attention_backend), []).append(trial)
+    return fit_time([_runs(trials, setting) for trials in alike.values()], before)
+
+
+def _runs(trials: Sequence[TrialRecord], setting: Setting) -> Runs:
+    configs = [trial.config for trial in trials]
+    return Runs(
+        cases=cases_of(setting.model, setting.cluster, setting.workload, configs, setting.engine), configs=tuple(configs),
+        keys=tuple(config.hash for config in configs), peaks=np.full(len(trials), np.nan), repeats=np.ones(len(trials)),
+        seconds=np.array([setting.workload.global_batch_size / rate(trial) for trial in trials]),
+        noise=np.array([np.hypot(noise_of(trial), REPEATS) for trial in trials]),
+    )  # fmt: skip

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from autotune.objective.ranking import Ranking
 from autotune.prediction.cases.module_cases import predictable, transformer_of
 from autotune.prediction.equations.memory import USABLE
-from autotune.prediction.planning.room import ranks_of_node
+from autotune.prediction.planning.memory_fit import ranks_of_node
 from autotune.request.request import Objective
 from search_spaces.clusters.cluster import ClusterSpec
 from search_spaces.models.command import CommandModel

@@ -1,6 +1,13 @@
-"""Predictions for the configurations of a search space, for guided search."""
+"""Predictions for the configurations of a search space, for guided search.
 
-from collections.abc import Callable, Sequence
+It also counts the settings in which configurations depart from the base of their space. Equations count a knob's purpose but
+not its full cost: hooks, copies, one more event to wait for. If predictions cannot distinguish configurations, the one with
+the fewest changed settings is the better guess, and easier to read.
+
+In a second stage, knobs that only split communication and the loss are tuned around the best configuration.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -12,17 +19,17 @@ from autotune.prediction.cases.grid_cases import GridCases
 from autotune.prediction.equations.cases import Cases
 from autotune.prediction.equations.memory import Memory, memory
 from autotune.prediction.equations.step import predict, seconds_of
-from autotune.prediction.fitting.knob_features import Numbers, knob_features, numbers_of
 from autotune.prediction.fitting.lessons import Lessons
-from autotune.strategies.guided.departures import penalties
+from autotune.prediction.fitting.likeness import Numbers, knob_features, numbers_of
+from autotune.prediction.planning.scan import NOT_SCANNED
+from autotune.strategies.guided.acquisition import trial_seconds
 from autotune.strategies.guided.described import Array, Described, Index, joined
-from autotune.strategies.guided.moves import moves
-from autotune.strategies.guided.own_fit import fitted_to, milestone, timed_trials
-from autotune.strategies.guided.prior import Prior
+from autotune.strategies.guided.prior import Prior, fitted_to, milestone, timed_trials
 from autotune.strategies.guided.setting import Setting
 from autotune.strategies.guided.space_pool import Order, SpacePool
-from autotune.strategies.guided.trial_cost import trial_seconds
 from autotune.strategies.strategy import Candidates
+from search_spaces.knob import Value
+from search_spaces.knob_values import KNOBS
 from search_spaces.space import SearchSpace
 from search_spaces.trial_config import TrialConfig
 from storage.records import TrialRecord
@@ -176,3 +183,48 @@ def _mixed(cases: Cases, names: Sequence[str]) -> Index:
     for name in names:
         mixed = (mixed * 1_000_003 + getattr(cases.layouts, name).astype(np.int64)) % (1 << 40)
     return mixed
+
+
+PENALTY = 0.01
+"""Subtracted from the logarithm of a rate for each setting that differs from the base."""
+
+
+def penalties(space: SearchSpace, numbers: Numbers, count: int) -> Array:
+    """(n,) The penalty subtracted from the logarithm of each configuration's rate."""
+    settings = np.zeros(count)
+    for name, values in space.domains.items():
+        if len(values) > 1:
+            settings += numbers(name, partial(_departs, getattr(space.base, name)))
+    return PENALTY * settings
+
+
+def _departs(base: Value, value: Value) -> float:
+    return float(value != base)
+
+
+LEAST_SHARE = 0.01
+"""Share of the step that a knob must act on: no move can gain more."""
+
+
+def moves(space: SearchSpace, best: TrialConfig, parts: Mapping[str, float], measured: float) -> Sequence[TrialConfig]:
+    """Legal configurations one move away from the best, for knobs that act on a relevant part of the step.
+
+    The time a knob acts on is bounded by measurement: its predicted parts plus all that the prediction does not explain.
+
+    Args:
+        space: the space to choose from.
+        best: the best so far.
+        parts: predicted seconds of a step by part.
+        measured: seconds of a step.
+    """
+    unexplained = max(measured - sum(parts.values()), 0.0)
+    found: dict[TrialConfig, None] = {}
+    for knob in (name for name in space.domains if name in NOT_SCANNED):
+        acted_on = sum(parts.get(part, 0.0) for part in KNOBS[knob].acts_on) + unexplained
+        if acted_on < LEAST_SHARE * measured:
+            continue
+        for value in space.domains[knob]:
+            moved = space.admitted(best.replace({knob: value}))
+            if moved != best and not space.check(moved):
+                found[moved] = None
+    return list(found)

@@ -8,8 +8,8 @@ import numpy as np
 from autotune.prediction.cases.grid import Codes, Grid, Rows
 from autotune.prediction.cases.grid_cases import GridCases, numbers
 from autotune.prediction.equations.cases import Cases
-from autotune.prediction.equations.fit_probability import probability_within
-from autotune.prediction.fitting.knob_features import Numbers
+from autotune.prediction.fitting.likeness import Numbers
+from autotune.prediction.planning.memory_fit import probability_within
 from autotune.prediction.planning.scan import uniform_parts, without_buckets
 from autotune.strategies.guided.described import Array, Described, Index, joined
 from search_spaces.canonical import SEARCH_ORDER

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from autotune.objective.ranking import rate
-from autotune.strategies.guided.acquisition import choose
+from autotune.strategies.guided.acquisition import choose, outlook
 from autotune.strategies.guided.described import Forecaster, Guide, Pool, Pools, joined
 from autotune.strategies.guided.observations import Flags, Observations, Value, observe, select_informative
-from autotune.strategies.guided.outlook import outlook
 from autotune.strategies.strategy import Candidates, LeastMemory, Outlook, Score, Strategy, known_hashes
 from autotune.strategies.walks import RandomStrategy
 from search_spaces.trial_config import TrialConfig

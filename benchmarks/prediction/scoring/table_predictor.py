@@ -10,17 +10,16 @@ from numpy.typing import NDArray
 
 from autotune.knowledge.row import Row, peak_bytes, step_seconds
 from autotune.knowledge.row_cases import adapts, cases_of_rows, described, refusal
-from autotune.knowledge.row_hardware import find_device
+from autotune.knowledge.row_names import find_device
 from autotune.prediction.equations.cases import RECOMPUTE, Array, Cases, Flags
-from autotune.prediction.equations.coefficients import Coefficients, names
-from autotune.prediction.equations.fit_probability import fit_probability
+from autotune.prediction.equations.coefficients import Coefficients, fitted_sources, names, shipped_rates
 from autotune.prediction.equations.memory import Memory, memory
 from autotune.prediction.equations.parameters import stage_parameters
-from autotune.prediction.equations.rates import fitted_sources, shipped_rates
 from autotune.prediction.equations.software import profile
 from autotune.prediction.equations.step import Z90, Prediction, predict, seconds_of
-from autotune.prediction.fitting.fitting import fitted
 from autotune.prediction.fitting.residual import FEWEST, Residual, learned
+from autotune.prediction.fitting.trial_fit import fitted
+from autotune.prediction.planning.memory_fit import fit_probability
 from benchmarks.prediction.scoring.contract import Forecast
 
 _GENERIC = Coefficients()

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from autotune.knowledge.row import Row
-from autotune.knowledge.row_hardware import row_hardware
+from autotune.knowledge.row_names import row_hardware
 from search_spaces.clusters.cluster import ClusterSpec
 from search_spaces.context import SpaceContext
 from search_spaces.errors import SearchSpaceError

@@ -10,9 +10,8 @@ from called import Command
 
 from autotune.cli.imported import with_imported
 from autotune.errors import RequestError
-from autotune.request.config_file import read_config_file
 from autotune.request.request import JobRequest
-from autotune.request.rows import request_from_fields, request_from_row, request_to_row
+from autotune.request.rows import read_config_file, request_from_fields, request_from_row, request_to_row
 from autotune.session.resolve import prepare, resolve
 from autotune.session.session import Session
 from autotune.session.trial_requests import trial_request

@@ -17,8 +17,8 @@ import served
 from api.document import COMPONENTS, WIRE_MODELS
 from autotune import Client
 from autotune.client import Job, SubmissionFields
-from autotune.client.decoding import decode
 from autotune.client.fields import AskedFields, PlanFields
+from autotune.client.transport import decode
 
 DOCUMENT: dict[str, Any] = json.loads((Path(__file__).parents[3] / "docs" / "openapi.json").read_text())
 SCHEMAS: dict[str, Any] = DOCUMENT["components"]["schemas"]

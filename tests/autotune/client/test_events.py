@@ -13,7 +13,7 @@ import served
 
 from autotune import Client
 from autotune.client import Event, ServiceError, UnreachableError, events
-from autotune.client.decoding import decode
+from autotune.client.transport import decode
 from search_spaces.outcome import JobState
 from storage.owners import current_owner
 from storage.store import Store

@@ -19,7 +19,7 @@ from autotune.client import (
     UnavailableError,
     UnreachableError,
 )
-from autotune.client.decoding import decode
+from autotune.client.transport import decode
 from autotune.errors import RequestError
 from storage.store import Store
 from tests.ports import free_port

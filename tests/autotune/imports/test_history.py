@@ -14,7 +14,7 @@ from autotune.exports.optuna_study import write_study
 from autotune.imports.history import read_history
 from autotune.loop.loop import run_job
 from autotune.request.rows import request_from_row, request_to_row
-from autotune.session.history import admit
+from autotune.session.knowledge import admit
 from autotune.session.session import Session
 from search_spaces.outcome import Outcome
 from search_spaces.trial_config import TrialConfig

@@ -9,7 +9,7 @@ from known import REAL, measured, run_job
 from autotune.knowledge.collect import local_measurements
 from autotune.knowledge.learning import learned_from
 from autotune.knowledge.measurement import Measurement
-from autotune.prediction.equations.rates import shipped_rates
+from autotune.prediction.equations.coefficients import shipped_rates
 from autotune.prediction.planning.calibrated import calibrated
 from autotune.prediction.planning.estimate import estimates
 from autotune.prediction.planning.question import question_of

@@ -10,7 +10,7 @@ from autotune.knowledge.mlperf import read_log
 from autotune.knowledge.read import read_knowledge
 from autotune.knowledge.row import Row, step_seconds
 from autotune.knowledge.row_cases import refusal
-from autotune.knowledge.row_hardware import row_hardware
+from autotune.knowledge.row_names import row_hardware
 
 SYSTEM = {
     "number_of_nodes": "16", "accelerators_per_node": "8", "accelerator_model_name": "NVIDIA H100-SXM5-80GB",

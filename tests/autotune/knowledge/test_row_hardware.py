@@ -2,7 +2,7 @@
 
 import pytest
 
-from autotune.knowledge.row_hardware import network_understood, row_hardware
+from autotune.knowledge.row_names import network_understood, row_hardware
 
 GIGABYTE = 1e9
 

@@ -7,7 +7,7 @@ import pytest
 
 from autotune.knowledge.row import Row
 from autotune.knowledge.row_cases import case_of, refusal
-from autotune.knowledge.row_models import completed, named_model
+from autotune.knowledge.row_names import completed, named_model
 from autotune.knowledge.table import read_table
 from search_spaces.models.huggingface import resolve_model
 from tests.autotune.measurements import row as table_row

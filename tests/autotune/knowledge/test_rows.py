@@ -6,7 +6,7 @@ import pytest
 
 from autotune.knowledge.row import Row, RowOutcome
 from autotune.knowledge.row_cases import case_of, described, refusal
-from autotune.knowledge.row_hardware import find_device, row_hardware
+from autotune.knowledge.row_names import find_device, row_hardware
 from autotune.prediction.equations.software import profile
 from benchmarks.prediction.scoring.table_predictor import TablePredictor
 

@@ -164,7 +164,7 @@ def test_a_row_that_cannot_be_read_fails_the_job_alone(store: Store, tmp_path: P
 def test_what_is_asked_of_a_running_job(
     store: Store, tmp_path: Path, wanted: Ask, state: JobState, killed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("autotune.loop.lease_heartbeat.BEAT_SECONDS", 0.05)
+    monkeypatch.setattr("autotune.loop.heartbeats.BEAT_SECONDS", 0.05)
     job_id = submit(store, tmp_path)
     with Running(store, seconds=600.0 if killed else 1.5) as running:
         until(lambda: store.attempts(job_id))

@@ -9,8 +9,7 @@ import pytest
 import table
 from played import run
 
-from autotune.objective.front import front_over_baseline, front_points, hypervolume
-from autotune.objective.ranking import Ranking
+from autotune.objective.ranking import Ranking, front_over_baseline, front_points, hypervolume
 from autotune.outcome.best_config import build_best_config
 from autotune.request.request import Objective
 from autotune.strategies.fronts import SHARES, FrontStrategy

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from autotune.prediction.cases.config_cases import cases_of
+from autotune.prediction.equations.coefficients import rates_for
 from autotune.prediction.equations.memory import memory
 from autotune.prediction.equations.module_memory import module_bytes
 from autotune.prediction.equations.module_pipeline import Layout, cut_stage, stages_of
-from autotune.prediction.equations.rates import rates_for
 from executor.dry.module_profile import profile_module
 from executor.runners.local import LocalRunner
 from search_spaces.clusters.presets import local_cluster

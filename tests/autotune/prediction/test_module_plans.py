@@ -9,8 +9,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from autotune.errors import RequestError
 from autotune.prediction.cases.config_cases import cases_of
+from autotune.prediction.equations.coefficients import rates_for
 from autotune.prediction.equations.memory import memory
-from autotune.prediction.equations.rates import rates_for
 from autotune.prediction.equations.step import seconds_of
 from autotune.prediction.planning.capacity import capacity
 from autotune.prediction.planning.estimate import estimates

@@ -8,7 +8,7 @@ import pytest
 from autotune.prediction.cases.config_cases import cases_of
 from autotune.prediction.equations.coefficients import Coefficients
 from autotune.prediction.equations.memory import kept_layer_bytes
-from autotune.prediction.equations.overlap_param_gather import gathers_late
+from autotune.prediction.equations.overlap import gathers_late
 from autotune.prediction.equations.step import Prediction, predict
 from search_spaces.clusters.presets import resolve_cluster
 from search_spaces.models.huggingface import resolve_model

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from autotune.prediction.cases.config_cases import cases_of
+from autotune.prediction.equations.coefficients import rates_for
 from autotune.prediction.equations.memory import memory
-from autotune.prediction.equations.rates import rates_for
 from autotune.prediction.equations.step import predict
 from search_spaces.clusters.presets import resolve_cluster
 from search_spaces.models.huggingface import resolve_model

@@ -15,9 +15,9 @@ import pytest
 from autotune.prediction.cases.grid import Grid, Rows
 from autotune.prediction.cases.grid_cases import GridCases
 from autotune.prediction.equations.cases import SCHEDULES, Array, Cases
+from autotune.prediction.equations.coefficients import rates_for
 from autotune.prediction.equations.memory import TAGS, rank_memory
 from autotune.prediction.equations.pipeline import split_layers
-from autotune.prediction.equations.rates import rates_for
 from autotune.prediction.equations.step import PARTS, Prediction, predict
 from autotune.request.engines import CAPABILITIES
 from search_spaces.clusters.presets import resolve_cluster

@@ -6,9 +6,8 @@ import pytest
 
 from autotune.cli.fields import request_fields
 from autotune.errors import RequestError
-from autotune.request.config_file import read_config_file
-from autotune.request.documents_field import read_lengths
-from autotune.request.rows import request_from_fields, request_from_row, request_to_row
+from autotune.request.field_forms import read_lengths
+from autotune.request.rows import read_config_file, request_from_fields, request_from_row, request_to_row
 
 
 def lengths_of(fields: dict) -> tuple[int, ...]:

@@ -6,9 +6,8 @@ import pytest
 
 from autotune.cli.fields import request_fields
 from autotune.errors import RequestError
-from autotune.request.config_file import read_config_file
 from autotune.request.failures_field import read_failures
-from autotune.request.rows import request_from_fields, request_from_row, request_to_row
+from autotune.request.rows import read_config_file, request_from_fields, request_from_row, request_to_row
 from search_spaces.errors import FailureTableError
 from search_spaces.failure import FailureRow
 from search_spaces.outcome import Outcome

@@ -16,10 +16,9 @@ from autotune.cli.app import app
 from autotune.client.submission_fields import SubmissionFields
 from autotune.errors import RequestError
 from autotune.exports.best_config_file import SCHEMA_PATH
-from autotune.request.config_file import read_config_file
 from autotune.request.field import option_name
 from autotune.request.request import FIELDS, JobRequest
-from autotune.request.rows import request_from_fields, request_to_row
+from autotune.request.rows import read_config_file, request_from_fields, request_to_row
 from search_spaces.models.command import CommandModel
 
 # Where an entry point differs from the fields of `JobRequest`, and why. A new field needs an entry here or a place everywhere.

@@ -7,9 +7,8 @@ import pytest
 
 from autotune.cli.fields import request_fields
 from autotune.errors import RequestError
-from autotune.request.config_file import read_config_file
-from autotune.request.loads_field import read_loads, with_loads
-from autotune.request.rows import request_from_fields, request_from_row, request_to_row
+from autotune.request.field_forms import read_loads, with_loads
+from autotune.request.rows import read_config_file, request_from_fields, request_from_row, request_to_row
 from autotune.session.resolve import resolve
 from search_spaces.models.huggingface import resolve_model
 from search_spaces.models.model import ModelSpec

@@ -7,9 +7,8 @@ import pytest
 import table
 
 from autotune.errors import JobNotResumableError, RequestError
-from autotune.request.config_file import read_config_file
 from autotune.request.request import JobRequest, Objective
-from autotune.request.rows import request_from_fields, request_from_row, request_to_row
+from autotune.request.rows import read_config_file, request_from_fields, request_from_row, request_to_row
 
 
 def test_a_request_survives_plain_data(tmp_path: Path) -> None:

@@ -10,8 +10,7 @@ import pytest
 
 import executor.measurement.file_rates as file_rates
 from autotune.errors import RequestError
-from autotune.loop.checks import refusal
-from autotune.loop.planned_trial import PlannedTrial
+from autotune.loop.planned_trial import PlannedTrial, refusal
 from autotune.request.request import JobRequest
 from autotune.request.rows import request_from_fields, request_from_row, request_to_row
 from autotune.session.nvme import speed_warning

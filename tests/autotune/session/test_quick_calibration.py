@@ -5,13 +5,19 @@ import dataclasses
 import pytest
 
 from autotune.cli.predict import with_calibration
-from autotune.prediction.equations.rates import rates_for
+from autotune.prediction.equations.coefficients import rates_for
 from autotune.prediction.planning.calibrated import asked_here, calibrated, fingerprint
 from autotune.prediction.planning.estimate import estimates
 from autotune.prediction.planning.question import Question, cluster_of, model_of, question_of
 from autotune.request.rows import request_from_fields
-from autotune.session.calibrate import CalibrationRequest, prepare_calibration
-from autotune.session.quick_calibration import SWITCH, calibrate_for, calibrate_quickly, may_calibrate
+from autotune.session.calibrate import (
+    SWITCH,
+    CalibrationRequest,
+    calibrate_for,
+    calibrate_quickly,
+    may_calibrate,
+    prepare_calibration,
+)
 from autotune.session.resolve import resolve
 from executor.errors import RunnerError
 from executor.runners.quick import measure_processors
@@ -40,7 +46,7 @@ def runs(monkeypatch: pytest.MonkeyPatch, measured: MicrobenchmarkResult) -> lis
         counts.append(world_size)
         return measured
 
-    monkeypatch.setattr("autotune.session.quick_calibration.measure_processors", measure)
+    monkeypatch.setattr("autotune.session.calibrate.measure_processors", measure)
     return counts
 
 
@@ -118,7 +124,7 @@ def test_ranks_that_fail_leave_predictions_as_they_were(store: Store, monkeypatc
     def fail(_: int) -> MicrobenchmarkResult:
         raise RunnerError("no ranks")
 
-    monkeypatch.setattr("autotune.session.quick_calibration.measure_processors", fail)
+    monkeypatch.setattr("autotune.session.calibrate.measure_processors", fail)
     assert calibrate_quickly(store, local_cluster(2)) is None
     assert asked_here(store, asked()).rests_on.startswith("shipped")
 

@@ -9,9 +9,8 @@ import pytest
 from autotune.errors import RequestError
 from autotune.request.rows import request_from_fields, request_from_row, request_to_row
 from autotune.session.resolve import prepare, resolve
-from autotune.session.script_files import notes_of
 from autotune.session.session import Session
-from autotune.session.trial_requests import trial_request
+from autotune.session.trial_requests import notes_of, trial_request
 from autotune.strategies.guided.setting import setting_of
 from search_spaces.errors import SearchSpaceError
 from search_spaces.models.command import CommandModel

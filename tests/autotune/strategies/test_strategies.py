@@ -14,10 +14,9 @@ from flat_forecaster import FlatForecaster
 
 from autotune.errors import RequestError
 from autotune.objective.ranking import Ranking, rate
-from autotune.request.strategy_names import STRATEGIES
+from autotune.request.component_names import STRATEGIES
 from autotune.session.session import Session
-from autotune.strategies.adviser import ObservedTrial
-from autotune.strategies.axes import Axes
+from autotune.strategies.adviser import Axes, ObservedTrial
 from autotune.strategies.guided.described import Forecaster, Guide
 from autotune.strategies.guided.prior import shipped_prior
 from autotune.strategies.guided.setting import setting_of

@@ -22,8 +22,8 @@ from autotune.loop.listener import LoopListener
 from autotune.loop.loop import run_job
 from autotune.loop.stop import StopSignal
 from autotune.outcome.job_snapshot import JobSnapshot, read_snapshot
+from autotune.request.component_names import TRACKERS
 from autotune.request.rows import request_to_row
-from autotune.request.tracker_names import TRACKERS
 from search_spaces.outcome import JobState, Outcome
 from search_spaces.trial_config import TrialConfig
 from storage.records import TrialRecord

@@ -14,7 +14,7 @@ from autotune.errors import MissingPackageError, RequestError
 from autotune.loop.loop import run_job
 from autotune.loop.stop import StopSignal
 from autotune.outcome.job_snapshot import read_snapshot
-from autotune.request import tracker_names
+from autotune.request.component_names import TRACKERS
 from autotune.request.rows import request_from_fields, request_to_row
 from autotune.session.resolve import prepare
 from autotune.trackers import writer
@@ -73,8 +73,8 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         kind.trials, kind.summaries, kind.closed, kind.threads = {}, {}, 0, set()
     Hangs.release.clear()
     made: dict[str, Callable[[TrackedJob], Tracker]] = {"memory": Memory, "raises": Raises, "hangs": Hangs}
-    monkeypatch.setattr(tracker_names, "plugin_names", lambda group: tuple(made))
-    monkeypatch.setattr(tracker_names, "load_plugin", lambda group, name: made[name])
+    monkeypatch.setattr("autotune.request.component_names.plugin_names", lambda group: tuple(made))
+    monkeypatch.setattr("autotune.request.component_names.load_plugin", lambda group, name: made[name])
     monkeypatch.setattr("autotune.trackers.registry.load_plugin", lambda group, name: made[name])
     yield
     Hangs.release.set()
@@ -146,9 +146,9 @@ def test_a_tracker_that_hangs_does_not_keep_the_sweep(
     assert not Hangs.summaries
 
 
-@pytest.mark.parametrize("name", tracker_names.TRACKERS)
+@pytest.mark.parametrize("name", TRACKERS)
 def test_a_missing_library_is_the_line_to_type(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tracker_names, "has", lambda _: False)
+    monkeypatch.setattr("autotune.request.component_names.has", lambda _: False)
     with pytest.raises(MissingPackageError) as refused:
         table.session(tmp_path, trackers=(name,))
     assert str(refused.value) == f"tracker {name}: is not installed; pip install 'autotune[{name}]'"

@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "validation"))
 from autotune.knowledge.row import Row, RowOutcome
 from autotune.knowledge.row_cases import cases_of_rows, described, refusal
 from autotune.knowledge.table import read_table
-from autotune.prediction.equations.rates import shipped_rates
+from autotune.prediction.equations.coefficients import shipped_rates
 from autotune.prediction.equations.software import profile
 from autotune.prediction.equations.step import predict
 from benchmarks.prediction.scoring.contract import Predictor

@@ -22,7 +22,7 @@ from autotune.prediction.planning.estimate import estimates
 from autotune.prediction.planning.question import Question
 from autotune.request.rows import request_to_row
 from autotune.session.session import Session
-from autotune.text.explain_markdown import markdown_of
+from autotune.text.explain_sections import markdown_of
 from executor.dry.module_profile import profile_module
 from search_spaces.models.model import FactoryModel, ModelSpec
 from search_spaces.outcome import Outcome

@@ -13,7 +13,7 @@ from swept import LIMIT, swept, waiting
 
 from autotune.explain.explanation.evidence import gather
 from autotune.explain.figures.all_figures import NAMES, figure_of
-from autotune.explain.figures.model_parts import parts_of_model
+from autotune.explain.figures.module_tree import parts_of_model
 from autotune.explain.figures.palette import DARK, LIGHT, OUTCOMES
 from autotune.explain.figures.pipeline_schedule import durations_of, place
 from autotune.explain.figures.predicted_measured import concordance

@@ -10,8 +10,8 @@ from autotune.prediction.cases.config_cases import cases_of
 from autotune.prediction.cases.grid import Grid
 from autotune.prediction.cases.grid_cases import GridCases
 from autotune.prediction.cases.products import Products
+from autotune.prediction.equations.coefficients import rates_for
 from autotune.prediction.equations.pipeline import split_layers
-from autotune.prediction.equations.rates import rates_for
 from autotune.prediction.equations.step import predict
 from autotune.prediction.planning.scan import uniform_parts
 from autotune.request.engines import CAPABILITIES

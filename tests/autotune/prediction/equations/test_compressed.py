@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from autotune.prediction.cases.config_cases import cases_of
-from autotune.prediction.equations.compressed import UNPACK_BYTES, coding_seconds
+from autotune.prediction.equations.coefficients import rates_for
+from autotune.prediction.equations.communication import UNPACK_BYTES, coding_seconds
 from autotune.prediction.equations.parameters import stage_parameters
-from autotune.prediction.equations.rates import rates_for
 from autotune.prediction.equations.step import predict
 from search_spaces.clusters.presets import resolve_cluster
 from search_spaces.communication import INTEGER_BYTES, SIGN_BYTES

@@ -13,9 +13,9 @@ from autotune.prediction.equations.kernels import attention_slowdown
 from autotune.prediction.equations.step import predict, seconds_of
 from autotune.prediction.planning.estimate import estimates
 from autotune.prediction.planning.largest import Dimension, largest
+from autotune.prediction.planning.memory_fit import PROBABILITY
 from autotune.prediction.planning.plan import PlanOptions, plan
 from autotune.prediction.planning.question import question_of
-from autotune.prediction.planning.room import PROBABILITY
 from search_spaces.clusters.presets import resolve_cluster
 from search_spaces.models.huggingface import resolve_model
 from search_spaces.training.documents import attended_tokens

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.prediction.equations.fit_probability import fit_probability, margin_of, probability_within
+from autotune.prediction.planning.memory_fit import fit_probability, margin_of, probability_within
 
 
 @given(st.floats(1e-6, 1 - 1e-6))

@@ -8,7 +8,7 @@ import pytest
 
 from autotune.prediction.cases.config_cases import cases_of
 from autotune.prediction.equations.coefficients import Coefficients
-from autotune.prediction.equations.fused_kernels import loss_kept, loss_peak, pieces
+from autotune.prediction.equations.kernels import loss_kept, loss_peak, pieces
 from autotune.prediction.equations.memory import kept_layer_bytes, memory
 from autotune.prediction.equations.step import Prediction, predict
 from search_spaces.clusters.presets import resolve_cluster

@@ -8,7 +8,7 @@ import pytest
 from autotune.prediction.cases.config_cases import cases_of
 from autotune.prediction.equations.coefficients import Coefficients
 from autotune.prediction.equations.compute import micro_batch
-from autotune.prediction.equations.graphs import STATIC_MESSAGES, launches
+from autotune.prediction.equations.kernels import STATIC_MESSAGES, launches
 from autotune.prediction.equations.step import Prediction, predict
 from search_spaces.clusters.presets import resolve_cluster
 from search_spaces.models.huggingface import resolve_model

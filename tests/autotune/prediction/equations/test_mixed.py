@@ -14,10 +14,10 @@ from autotune.prediction.equations.memory import memory
 from autotune.prediction.equations.mixed import devices_of_ranks, hardware_of
 from autotune.prediction.equations.step import predict, seconds_of
 from autotune.prediction.planning.estimate import estimates
+from autotune.prediction.planning.memory_fit import room_of
 from autotune.prediction.planning.plan import PlanObjective, PlanOptions, plan
 from autotune.prediction.planning.question import Question, model_of, question_of
 from autotune.prediction.planning.question_space import space_of
-from autotune.prediction.planning.room import room_of
 from autotune.prediction.planning.stage_options import Menu
 from autotune.prediction.planning.stage_program import solved
 from search_spaces.clusters.cluster import PCIE_COPIES, ClusterSpec, DeviceSpec, NodeGroup, mixed_cluster

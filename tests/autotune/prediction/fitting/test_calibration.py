@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from autotune.prediction.cases.bench_cases import link_volume, predicted_rows
-from autotune.prediction.equations.coefficients import Coefficients, names
-from autotune.prediction.equations.rates import ON_A_PROCESSOR
+from autotune.prediction.equations.coefficients import ON_A_PROCESSOR, Coefficients, names
 from autotune.prediction.fitting.calibration import coefficients_from_benchmark
 from autotune.prediction.planning.calibrated import calibrated, fingerprint
 from search_spaces.clusters.microbenchmark import SINGLE_RANK, GroupShape, Measured, MicrobenchmarkResult, Operation

@@ -8,8 +8,8 @@ from autotune.errors import RequestError
 from autotune.prediction.planning.capacity import Capacity, Remedy, capacity, fits
 from autotune.prediction.planning.estimate import estimates
 from autotune.prediction.planning.ladder import LADDER, TOKENS, Ladder, Rung, RungAnswer
+from autotune.prediction.planning.memory_fit import PROBABILITY
 from autotune.prediction.planning.question import Question, cluster_of, model_of, question_of
-from autotune.prediction.planning.room import PROBABILITY
 from search_spaces.errors import IllegalConfigError
 from search_spaces.spaces import Pin
 from tests.sampling import sampled

@@ -13,10 +13,10 @@ from autotune.prediction.cases.config_cases import cases_of
 from autotune.prediction.equations.step import predict
 from autotune.prediction.planning.estimate import estimates
 from autotune.prediction.planning.largest import largest, scaled
+from autotune.prediction.planning.memory_fit import PROBABILITY, chance_to_fit, room_of
 from autotune.prediction.planning.plan import PlanObjective, PlanOptions, Plans, plan
 from autotune.prediction.planning.question import Question, cluster_of, model_of, question_of
 from autotune.prediction.planning.question_space import space_of
-from autotune.prediction.planning.room import PROBABILITY, chance_to_fit, room_of
 from autotune.prediction.planning.scan import Bounds, scan, without_buckets
 from search_spaces.errors import IllegalConfigError, SpaceTooLargeError
 from search_spaces.knob_values import KNOBS

@@ -9,9 +9,9 @@ import pytest
 from autotune.prediction.cases.config_cases import cases_of
 from autotune.prediction.equations.step import least_seconds_of, predict, seconds_of
 from autotune.prediction.planning.found import KEPT, Part
+from autotune.prediction.planning.memory_fit import room_of
 from autotune.prediction.planning.question import Question, cluster_of, model_of, question_of
 from autotune.prediction.planning.question_space import space_of
-from autotune.prediction.planning.room import room_of
 from autotune.prediction.planning.scan import Bounds, scan, without_buckets
 from autotune.prediction.planning.simplicity import plain_parts
 from search_spaces.trial_config import TrialConfig

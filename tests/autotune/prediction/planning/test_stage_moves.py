@@ -8,9 +8,9 @@ import pytest
 
 from autotune.prediction.planning import stage_program
 from autotune.prediction.planning.estimate import Estimate, estimates
+from autotune.prediction.planning.memory_fit import Room, room_of
 from autotune.prediction.planning.question import Question, cluster_of, model_of, question_of
 from autotune.prediction.planning.question_space import space_of
-from autotune.prediction.planning.room import Room, room_of
 from autotune.prediction.planning.stage_program import solved
 from search_spaces.rules.table import check_config
 from search_spaces.trial_config import TrialConfig

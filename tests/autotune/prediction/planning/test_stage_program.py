@@ -15,9 +15,9 @@ from autotune.prediction.cases.config_cases import cases_of
 from autotune.prediction.equations.memory import memory
 from autotune.prediction.equations.step import predict, seconds_of
 from autotune.prediction.planning.estimate import estimates
+from autotune.prediction.planning.memory_fit import Room, room_of
 from autotune.prediction.planning.question import Question, cluster_of, model_of, question_of
 from autotune.prediction.planning.question_space import space_of
-from autotune.prediction.planning.room import Room, room_of
 from autotune.prediction.planning.solved_layouts import solved_layouts
 from autotune.prediction.planning.stage_options import Menu
 from autotune.prediction.planning.stage_program import solved

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.prediction.equations.fit_probability import fit_probability
+from autotune.prediction.planning.memory_fit import fit_probability
 from autotune.strategies.guided.feasibility import Feasibility
 from tests.autotune.strategies.guided.made_up import described, told
 

@@ -14,12 +14,10 @@ from autotune.prediction.fitting.lessons import Lesson
 from autotune.prediction.planning.scan import NOT_SCANNED, without_buckets
 from autotune.request.request import Objective
 from autotune.strategies.guided import space_pool
-from autotune.strategies.guided.departures import PENALTY
 from autotune.strategies.guided.described import Described
-from autotune.strategies.guided.moves import moves
 from autotune.strategies.guided.prior import Prior, shipped_prior
 from autotune.strategies.guided.setting import Setting, setting_of, transformer_of
-from autotune.strategies.guided.space_forecaster import SpaceForecaster
+from autotune.strategies.guided.space_forecaster import PENALTY, SpaceForecaster, moves
 from autotune.strategies.guided.surrogate import prior
 from search_spaces.errors import SpaceTooLargeError
 from search_spaces.knob_values import KNOBS

@@ -1,10 +1,25 @@
-"""The names of the trackers, and whether their libraries are installed. Imports neither."""
+"""The names of strategies and trackers, those of plug-ins included. Imports neither of them."""
 
 from collections.abc import Collection
 
 from autotune.errors import MissingPackageError
 from autotune.installed import has, install_line
 from search_spaces.plugins import Group, load_plugin, plugin_names
+
+STRATEGIES = (
+    "guided", "tpe", "random", "grid", "tpe-predicted", "gp", "nsga2", "smac", "deepspeed", "paddle", "expert", "roofline",
+)  # fmt: skip
+"""Strategies of this package, the default first."""
+PREDICTING = frozenset({"guided", "tpe-predicted"})
+"""Strategies that use predictions."""
+GAIN_PREDICTING = frozenset({"guided"})
+"""Strategies that predict the gain of further trials."""
+
+
+def strategy_names() -> tuple[str, ...]:
+    """All strategies, those of plug-ins last."""
+    return (*STRATEGIES, *plugin_names(Group.STRATEGIES))
+
 
 TRACKERS = ("wandb", "mlflow", "tensorboard")
 """Trackers of this package. Each is also the name of its library's module, and of the extra that installs it."""

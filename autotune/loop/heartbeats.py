@@ -1,4 +1,4 @@
-"""A worker's heartbeat in the database, which the service's readiness check reads."""
+"""Heartbeats in the database: they hold a job's lease while the loop is busy, and show the service that a worker runs."""
 
 import logging
 import os
@@ -8,19 +8,66 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from types import TracebackType
 
-from storage.errors import DatabaseUnavailableError
+from storage.errors import DatabaseUnavailableError, LeaseLostError
 from storage.owners import current_owner
+from storage.records import Lease
 from storage.service_records import WorkerRecord
 from storage.store import Store
 
-BEAT_SECONDS = 10.0
+LEASE_SECONDS = 30.0
+BEAT_SECONDS = 5.0
+"""Several beats fit into a lease, so one failed write to a busy database does not lose it."""
+
+
+class LeaseHeartbeat:
+    """Extends a lease from its own thread until the context exits."""
+
+    def __init__(self, store: Store, lease: Lease) -> None:
+        self._store = store
+        self._lease = lease
+        self._lost: LeaseLostError | None = None
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="lease-heartbeat", daemon=True)
+
+    @property
+    def lease(self) -> Lease:
+        """The current lease.
+
+        Raises:
+            LeaseLostError: another process has taken the job.
+        """
+        if self._lost is not None:
+            raise self._lost
+        return self._lease
+
+    def __enter__(self) -> "LeaseHeartbeat":
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _beat(self) -> None:
+        while not self._ended.wait(BEAT_SECONDS):
+            try:
+                self._lease = self._store.heartbeat(self._lease, LEASE_SECONDS)
+            except LeaseLostError as error:
+                self._lost = error
+                return
+            except DatabaseUnavailableError:
+                # The database may be back at the next beat; if not, the loop's own writes raise.
+                continue
+
+
+WORKER_BEAT_SECONDS = 10.0
 log = logging.getLogger(__name__)
 
 
 class WorkerHeartbeat:
     """Writes the worker's state from its own thread until the context exits."""
 
-    def __init__(self, store: Store, seconds: float = BEAT_SECONDS) -> None:
+    def __init__(self, store: Store, seconds: float = WORKER_BEAT_SECONDS) -> None:
         self._store, self._seconds = store, seconds
         self._id = secrets.token_hex(8)
         self._job_id: str | None = None
