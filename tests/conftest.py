@@ -58,7 +58,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """The longest chain first, which is Ray's; then the long modules of this folder. Short ones fill the end.
+    """The longest chains first, Ray's and the stores'; then the long modules of this folder. Short ones fill the end.
 
     Of the cases of a test with the mark `prove(every=N)`, every N-th is run by `make test` too. A class names in `proves` the
     tests of a contract that have the mark for it alone.
@@ -74,7 +74,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             if cases[function] % mark.kwargs["every"] == 0:
                 item.own_markers.remove(mark)
             cases[function] += 1
-    items.sort(key=lambda item: 0 if _starts_ray(str(item.path)) else 1 if item.path.parent == HERE else 2)
+    stores = HERE / "storage"
+    items.sort(
+        key=lambda item: (
+            0 if _starts_ray(str(item.path)) else 1 if item.path.parent == stores else 2 if item.path.parent == HERE else 3
+        )
+    )
     if seed := config.getoption("shuffle"):
         # A module's tests stay together, since its fixtures keep ranks and services.
         modules: dict[Path, list[pytest.Item]] = {}

@@ -56,7 +56,7 @@ class TestJobs:
         assert list(found.values()) == [[ids[1], ids[0]], [ids[0]], [ids[2]], [ids[0]], []]
 
     def test_words_narrow_the_list_to_jobs_that_have_all_of_them(self, store: Store, clock) -> None:
-        first = {"name": "Grüße 100%", "tags": ("smoke",), "model": "llama-tiny", "trials": 77}
+        first = {"name": "Grüße 100%", "tags": ("smoke",), "model": "llama-tiny", "trials": 7777}
         second = {"name": "gruss", "note": 'a_b says "no"', "model": {"name": "llama"}, "cluster": "a100x8"}
         ids = []
         for request in (first, second, {"name": "ÜBER"}):
@@ -65,7 +65,7 @@ class TestJobs:
         for text, found in {
             "GRüße": ids[:1], "ÜBER": ids[2:], "gr": ids[1::-1],
             "tiny SMOKE": ids[:1], "tiny gruss": [], "100%": ids[:1], "a%8": [],
-            "a_b": ids[1:2], "a?b": [], '"no"': ids[1:2], "queued": ids[::-1], ids[2]: ids[2:], "77": [],
+            "a_b": ids[1:2], "a?b": [], '"no"': ids[1:2], "queued": ids[::-1], ids[2]: ids[2:], "7777": [],
             "smoke\nllama": ids[:1], "trials": [], " ": ids[::-1], "\\": [], "/": [],
         }.items():  # fmt: skip
             assert [job.id for job in store.jobs(having=JobFilter(text=text))] == found, text
