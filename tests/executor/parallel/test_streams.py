@@ -311,15 +311,15 @@ PLANTED = {
     ),
     "a file is written from a buffer that is being filled": Planted(
         {"zero_stage": 1, "offload_optimizer": "nvme"}, lambda _: patch.object(FileShare, "step", write_before_update),
-        ("_fused_adamw_ in offload.updated on host", "writes", "write of a file in file_stream.put_back"),
+        ("_fused_adamw_ in offload.updated on host", "writes", "write of a file in rank_file.put_back"),
     ),
     "a buffer is used while a file is read into it": Planted(
         {"zero_stage": 1, "offload_optimizer": "nvme"}, lambda _: patch.object(FileStream, "take", take_at_once),
-        ("_fused_adamw_ in offload.updated on host", "writes", "read of a file in file_stream._read_ahead"),
+        ("_fused_adamw_ in offload.updated on host", "writes", "read of a file in rank_file._read_ahead"),
     ),
     "a file is read into a buffer that is being written": Planted(
         {"zero_stage": 1, "offload_optimizer": "nvme"}, lambda _: patch.object(FileStream, "_reclaim", reclaim_at_once),
-        ("read of a file in file_stream._read_ahead", "writes", "write of a file in file_stream.put_back"),
+        ("read of a file in rank_file._read_ahead", "writes", "write of a file in rank_file.put_back"),
     ),
     "a graph reads an input of another stream": Planted(
         {"zero_stage": 1, "cuda_graphs": True}, lambda checker: beside(_Graph, "replay", checker, joins=True),

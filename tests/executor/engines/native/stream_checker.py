@@ -39,8 +39,8 @@ FACTORY = re.compile(r"aten::(new_.*|.*_like)$")
 """Operators that read no data of the tensors they are given."""
 DEVICE, PINNED, PAGEABLE = "device", "pinned", "pageable"
 HOST, COMPUTE = "host", "compute"
-PASSED_BY = ("collectives", "copies", "rank_file")
-"""Modules that act for others."""
+PASSED_BY = ("collectives.", "copies.", "rank_file.RankFile.", "rank_file._")
+"""What acts for others: modules, a class, functions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -507,7 +507,8 @@ def _caller() -> str:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         path = frame.f_code.co_filename
-        if "/executor/" in path and "/tests/" not in path and Path(path).stem not in PASSED_BY:
+        acting = f"{Path(path).stem}.{frame.f_code.co_qualname}"
+        if "/executor/" in path and "/tests/" not in path and not acting.startswith(PASSED_BY):
             return f"{Path(path).stem}.{frame.f_code.co_name}"
         frame = frame.f_back
     return "a test"
