@@ -74,12 +74,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             if cases[function] % mark.kwargs["every"] == 0:
                 item.own_markers.remove(mark)
             cases[function] += 1
-    stores = HERE / "storage"
-    items.sort(
-        key=lambda item: (
-            0 if _starts_ray(str(item.path)) else 1 if item.path.parent == stores else 2 if item.path.parent == HERE else 3
-        )
-    )
+    modules_of = {item: item.nodeid.partition("::")[0] for item in items}
+    items.sort(key=lambda item: 0 if _chain(modules_of[item]) != modules_of[item] else 1 if item.path.parent == HERE else 2)
     if seed := config.getoption("shuffle"):
         # A module's tests stay together, since its fixtures keep ranks and services.
         modules: dict[Path, list[pytest.Item]] = {}
@@ -98,20 +94,19 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadSco
 
 
 class ByModule(LoadFileScheduling):  # type: ignore[misc]
-    """One process has all tests of a module, whose fixtures keep ranks and services.
-
-    One has all that start Ray, since a driver joins the cluster that it finds on its machine, and one all of the stores, since
-    each process would start its own PostgreSQL.
-    """
+    """One process has all tests of a module, whose fixtures keep ranks and services, and one those of a chain of modules."""
 
     def _split_scope(self, nodeid: str) -> str:
-        module: str = super()._split_scope(nodeid)
-        return "ray" if _starts_ray(module) else "storage" if module.startswith("tests/storage/") else module
+        return _chain(super()._split_scope(nodeid))
 
 
 @cache
-def _starts_ray(module: str) -> bool:
-    return "pytest.mark.ray" in Path(module).read_text(encoding="utf-8")
+def _chain(module: str) -> str:
+    """The modules that one process runs: all that start Ray, since a driver joins the cluster that it finds on its machine; all
+    of the stores, since each process would start its own PostgreSQL; or this module alone."""
+    if "pytest.mark.ray" in (HERE.parent / module).read_text(encoding="utf-8"):
+        return "ray"
+    return "storage" if module.startswith("tests/storage/") else module
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -264,7 +264,7 @@ _KINDS: dict[int, type[ServiceError]] = {
 
 
 def error_of(answer: httpx2.Response, url: str, had_key: bool) -> ServiceError:
-    """The error that the answer tells of, in one line."""
+    """The error of an answer, in one line."""
     status = answer.status_code
     document = _document(answer)
     kind = _KINDS.get(status) or (InvalidRequestError if 400 <= status < 500 else ServiceError)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from autotune.exports import EXPORTERS
+from autotune.exports.best_config_file import SCHEMA_VERSION
 from autotune.exports.launch import FILE_FORMATS
 from autotune.prediction.planning.question import assumed_line, assumed_texts
 from autotune.request.rows import request_to_row
@@ -175,7 +176,7 @@ def _document(session: Session, config: TrialConfig) -> dict[str, Any]:
         optimizer=session.request.optimizer or config.optimizer,
     )  # fmt: skip
     return {
-        "schema_version": 1,
+        "schema_version": SCHEMA_VERSION,
         "job": {"id": "", "request": request_to_row(request)},
         "model": {
             "name": session.model.name,

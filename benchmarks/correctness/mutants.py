@@ -34,8 +34,9 @@ from benchmarks.common.written_page import give, page_parser
 
 PROBE = Path(__file__).with_name("reach_probe.py")
 PACKAGES = ("api", "autotune", "executor", "search_spaces", "storage")
-TIERS = {"test": "not nightly and not hostile and not prove", "prove": "prove and not nightly and not hostile"}
-"""Target of the Makefile -> its tests, the quicker tier first."""
+MAKEFILE = Path(__file__).parents[2] / "Makefile"
+TIERS = dict(re.findall(r'^(test|prove):.*\n\t\$\(PYTEST\) -m "([^"]+)"', MAKEFILE.read_text("utf-8"), re.MULTILINE))
+"""Target of the Makefile -> the marks of its tests, the quicker tier first."""
 SWAPPED: dict[type[ast.AST], type[ast.AST]] = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
     ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In, ast.And: ast.Or, ast.Or: ast.And,
