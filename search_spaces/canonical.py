@@ -70,8 +70,8 @@ def canonical(config: TrialConfig, context: SpaceContext) -> TrialConfig:
     """The representative of all configurations that behave as `config` does. Idempotent."""
     for name in SEARCH_ORDER:
         value, knob = getattr(config, name), KNOBS[name]
-        if value == knob.default and not knob.is_element_size and knob.canonical is None:
-            continue  # a condition leaves it, too
+        if value == knob.default and knob.canonical is None:
+            continue  # a condition leaves it, too, and so does a parameter count
         stands_for = canonical_value(name, value, config, context)
         if stands_for != value:
             config = config.replace({name: stands_for})

@@ -15,6 +15,7 @@ from search_spaces.checkpoints import checkpoint
 from search_spaces.context import SpaceContext
 from search_spaces.errors import SpaceTooLargeError
 from search_spaces.knob import Value
+from search_spaces.rules.rule import Rule
 from search_spaces.rules.table import HONOURS, rules_of
 from search_spaces.trial_config import TrialConfig
 
@@ -58,9 +59,7 @@ class Lattice:
         self._domains = tuple(domains.get(name, (getattr(base, name),)) for name in SEARCH_ORDER)
         # `HONOURS` reads every knob, so it is checked knob by knob instead.
         rules = [rule for rule in rules_of(context.capability) if rule is not HONOURS]
-        self._rules = tuple(
-            tuple(rule for rule in rules if max(map(_position, rule.reads)) == depth) for depth in range(DEPTHS)
-        )
+        self._rules = _by_last_read(rules)
         self._rule_reads = tuple(_depths(name for rule in rules for name in rule.reads) for rules in self._rules)
         self._choice_reads = tuple(_depths(canonical_reads(name)) for name in SEARCH_ORDER)
         self._legal_frontier = _frontiers(self._choice_reads, self._rule_reads)
@@ -216,8 +215,12 @@ def _draw(steps: list[tuple[Prefix, int]], rng: random.Random) -> Prefix:
     raise AssertionError("the counts of the steps do not add up")
 
 
-def _position(name: str) -> int:
-    return POSITION[name]
+def _by_last_read(rules: Iterable[Rule]) -> tuple[tuple[Rule, ...], ...]:
+    """For each depth, the rules whose last knob has its value from there on."""
+    by_depth: list[list[Rule]] = [[] for _ in range(DEPTHS)]
+    for rule in rules:
+        by_depth[max(POSITION[name] for name in rule.reads)].append(rule)
+    return tuple(map(tuple, by_depth))
 
 
 def _depths(names: Iterable[str]) -> tuple[int, ...]:
@@ -232,8 +235,9 @@ def _frontiers(
     choice_reads: tuple[tuple[int, ...], ...], rule_reads: tuple[tuple[int, ...], ...]
 ) -> tuple[tuple[int, ...], ...]:
     """For each depth, the knobs before it that rules and conditions from this depth on still read."""
-    frontiers = []
-    for depth in range(DEPTHS):
-        later = {read for reads in (*choice_reads[depth:], *rule_reads[depth:]) for read in reads}
+    frontiers: list[tuple[int, ...]] = []
+    later: set[int] = set()
+    for depth in reversed(range(DEPTHS)):
+        later |= {*choice_reads[depth], *rule_reads[depth]}
         frontiers.append(tuple(sorted(read for read in later if read < depth)))
-    return tuple(frontiers)
+    return tuple(reversed(frontiers))

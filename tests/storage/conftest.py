@@ -71,12 +71,14 @@ def clock() -> Clock:
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
-def address(request: pytest.FixtureRequest, tmp_path: Path, migrated: Path) -> str:
+def address(request: pytest.FixtureRequest, tmp_path: Path, migrated: Path) -> Iterator[str]:
     """A database without jobs, with its tables, of each kind that the contract must hold on."""
     if request.param == "sqlite":
-        return f"sqlite:///{shutil.copy(migrated, tmp_path / 'jobs.db')}"
+        yield f"sqlite:///{shutil.copy(migrated, tmp_path / 'jobs.db')}"
+        return
     server: PostgresServer = request.getfixturevalue("postgres")
-    return server.new_database()
+    with server.lent_database() as address:
+        yield address
 
 
 @pytest.fixture
