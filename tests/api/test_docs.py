@@ -49,6 +49,7 @@ def port(tmp_path: Path) -> Iterator[int]:
         assert [process.wait(60) for process in started] == [0, 0]
 
 
+@pytest.mark.prove
 @pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
 def test_a_job_is_submitted_watched_and_exported(port: int, tmp_path: Path) -> None:
     (lines,) = re.findall(r"A job submitted, watched and exported:\n\n```\n(.*?)```", PAGE.read_text(), re.DOTALL)

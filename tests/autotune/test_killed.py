@@ -21,7 +21,7 @@ from tests.sampling import sampled
 pytestmark = pytest.mark.chaos
 
 HERE = Path(__file__).parent
-KILLS = int(os.environ.get("AUTOTUNE_CHAOS_KILLS", "2"))
+KILLS = int(os.environ.get("AUTOTUNE_CHAOS_KILLS", "1"))
 
 
 def start(folder: Path, strategy: str) -> subprocess.Popen[str]:

@@ -72,6 +72,7 @@ def test_a_death_ends_every_rank_and_the_next_trial_runs(attempt: Try) -> None:
     assert attempt("pp4 1f1b").outcome is Outcome.OK
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize(("layout", "failing"), sampled([("pp4 zbv", "backward@2"), ("pp2 dp2", "forward@3")], every=2))
 def test_an_error_ends_every_rank_with_its_own_traceback(attempt: Try, layout: str, failing: str) -> None:
     failed = attempt(layout, failing)

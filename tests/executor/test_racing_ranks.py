@@ -116,6 +116,7 @@ def test_what_is_extrapolated_is_marked_and_all_else_is_the_full_steps(run: Run,
         assert one.collectives == other.collectives
 
 
+@pytest.mark.prove
 def test_a_wrong_reference_is_told_by_whole_steps_of_an_extrapolated_trial(run: Run) -> None:
     result = run(Fidelity(most_micro_batches=4), 16, reference_losses=(1.0, 1.0, 1.0))
     assert result.outcome is Outcome.WRONG

@@ -40,6 +40,7 @@ def test_a_job_is_submitted_and_watched_to_its_end(place: Place, open_page: Open
     expect(page.locator("[data-figure=throughput_memory] figcaption")).to_contain_text("The best")
 
 
+@pytest.mark.prove
 def test_what_is_wrong_is_said_at_its_entry_while_it_is_typed(place: Place, open_page: Open) -> None:
     known = jobs(place)
     page = open_page("#/new", expected=(REFUSED,))
@@ -62,6 +63,7 @@ def test_what_is_wrong_is_said_at_its_entry_while_it_is_typed(place: Place, open
     assert jobs(place) == known
 
 
+@pytest.mark.prove
 def test_a_model_that_is_pasted(open_page: Open) -> None:
     page = open_page("#/new", expected=(REFUSED,))
     page.get_by_label("config.json", exact=True).check(force=True)

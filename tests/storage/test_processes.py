@@ -18,6 +18,7 @@ from tests.storage.whole import check_whole, every_event
 ROUNDS = 8
 
 
+@pytest.mark.prove(every=2)
 def test_a_writer_killed_at_any_point_leaves_nothing_half_written(address: str, workers: Callable) -> None:
     with open_store(address) as store, workers() as tell:
         job_id = store.create_job({}).id
@@ -55,6 +56,7 @@ def test_processes_that_share_a_job_never_hold_it_together(address: str, workers
     assert {event.payload["pid"] for event in events if event.kind == "note"} == pids
 
 
+@pytest.mark.prove(every=2)
 def test_a_live_holder_keeps_the_job_and_a_killed_one_loses_it_at_once(address: str, workers: Callable) -> None:
     with open_store(address) as store, workers() as tell:
         job_id = store.create_job({}).id

@@ -39,8 +39,13 @@ def test_a_sweep_and_what_follows(swept: Answer, command: Command, folder: Path)
 
     _show(command, best)
     _export(command, best, folder)
-    _reproduce(command, best)
     _jobs_and_clean(command, best)
+
+
+@pytest.mark.prove
+def test_the_best_is_measured_again(swept: Answer, command: Command, folder: Path) -> None:
+    assert swept.status == 0
+    _reproduce(command, json.loads((folder / "best-config.json").read_text()))
 
 
 def _show(command: Command, best: dict[str, Any]) -> None:

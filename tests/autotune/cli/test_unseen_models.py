@@ -34,6 +34,7 @@ def ranks(forked_ranks: None) -> Iterator[Runner]:
         yield runner
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("family", sampled(FAMILIES, every=20))
 def test_a_model_never_seen_is_tuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: Runner, family: str) -> None:
     monkeypatch.setattr(tuning, "make_runner", lambda session: contextlib.nullcontext(ranks))

@@ -114,6 +114,7 @@ def test_a_wrong_number_of_ranks_is_one_line(runner: LocalRunner) -> None:
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.prove
 def test_too_slow_is_ended_by_force_and_told(runner: LocalRunner) -> None:
     with pytest.raises(RunnerError, match=r"TIMEOUT: no result within 0\.2 s") as caught:
         runner.measure(request(timeout_seconds=0.2))
