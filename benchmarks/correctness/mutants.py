@@ -2,14 +2,13 @@
 
     python -m benchmarks.correctness.mutants --count 160 --seed 0 --out build/mutants.jsonl --markdown docs/mutants.md
 
-Files are drawn by their lines; a change is another operator, number or truth value, or a condition negated. A change counts as
-noticed if a test fails.
+Files are drawn by their lines, and in a file an expression of its functions; a change is another operator, number or truth
+value, or a condition negated. A change counts as noticed if a test fails.
 
 1. Both tiers run once with a probe at every drawn expression, which writes the tests that reach it, from any process.
 2. Each change runs the tests that reach it, the nearest first and at most 70, until one fails: of `make test`, then of
    `make prove`.
-3. Changes that are reached at import, where no test is known, and that the nearest tests do not notice, run together through
-   both tiers; each then runs alone through the tests that failed.
+   What is reached at import, by whichever test comes first, counts as reached by the tests of its folder.
 
 Probes and changes are written into this tree, and back: run it in a clone with an environment of its own. Changes in `--out`
 are not run again. `--share 0/2` runs every second one, for a second clone beside it, which gets a copy of the file of step 1.
@@ -75,7 +74,8 @@ def mutants(count: int, seed: int) -> list[Mutant]:
     """Random changes of the product, of which none is within another."""
     files = [path for package in PACKAGES for path in sorted(Path(package).rglob("*.py"))]
     lines = [path.read_text("utf-8").count("\n") for path in files]
-    draw, chosen = random.Random(seed), {}
+    draw = random.Random(seed)
+    chosen: dict[Mutant, None] = {}
     while len(chosen) < count:
         (path,) = draw.choices(files, lines)
         if changes := list(_changes(path)):
@@ -90,15 +90,18 @@ def _changes(path: Path) -> Iterator[Mutant]:
     starts = [0]
     for line in source.splitlines(keepends=True):
         starts.append(starts[-1] + len(line))
-    for node, after in _expressions(ast.parse(source)):
+    tree = ast.parse(source)
+    methods = [part for kind in tree.body if isinstance(kind, ast.ClassDef) for part in kind.body]
+    functions = [part for part in (*tree.body, *methods) if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef)]
+    for node, after in (changed for function in functions for changed in _expressions(function)):
         start, end = starts[node.lineno - 1] + node.col_offset, starts[(node.end_lineno or 0) - 1] + (node.end_col_offset or 0)
         yield Mutant(path=str(path), line=node.lineno, start=start, before=source[start:end].decode(), after=f"({after})")
 
 
 def _expressions(tree: ast.AST) -> Iterator[tuple[ast.expr, str]]:
-    """Expressions with their changed text; annotations, decorators, patterns and parts of f-strings are left alone."""
+    """Expressions with their changed text; no annotations, decorators, defaults, patterns and parts of f-strings."""
     for name, value in ast.iter_fields(tree):
-        if name in ("annotation", "returns", "decorator_list", "bases", "keywords") and not isinstance(tree, ast.Call):
+        if name in ("annotation", "returns", "decorator_list", "args", "bases", "keywords") and not isinstance(tree, ast.Call):
             continue
         for node in value if isinstance(value, list) else [value]:
             if not isinstance(node, ast.AST) or isinstance(node, ast.JoinedStr | ast.pattern):
@@ -174,33 +177,18 @@ def _written(texts: Mapping[Mutant, str]) -> Iterator[None]:
 
 
 def noticed_by(change: Mutant, reaching: set[str]) -> dict[str, str]:
-    """The tier that notices the change, with the test; empty: none does, or at import none of the nearest of `make test`."""
+    """The tier that notices the change, with the test; empty: none does."""
     near = nearest(Path(change.path))
     tests = reaching - {""} | (set(near) if "" in reaching else set())
     tests = {name for name in tests if name.partition("::")[0] not in tests - {name}}
     draw = random.Random(str(change))
     order = sorted(tests, key=lambda name: (name.partition("::")[0] not in near, "::" not in name, draw.random()))
     with _written({change: change.after}):
-        for tier in ["test"] if "" in reaching else TIERS:
+        for tier, marks in TIERS.items():
             for part in (order[:FEW], order[FEW:MOST]):
-                if part and (failed := _run(TIERS[tier], part, PART_SECONDS, "-x")):
+                if part and (failed := _run(marks, part, PART_SECONDS, "-x")):
                     return {"tier": tier, "test": failed[0]}
     return {}
-
-
-def noticed_together(changes: Sequence[Mutant]) -> list[dict[str, str]]:
-    """What `noticed_by` gives for each change, from one run of each tier with all of them."""
-    rows: list[dict[str, str]] = [{} for _ in changes]
-    for tier, marks in TIERS.items():
-        left = [change for change, row in zip(changes, rows, strict=True) if not row]
-        with _written({change: change.after for change in left}):
-            failed = _run(marks, [], WHOLE_SECONDS, *PARALLEL)
-        for change, row in zip(changes, rows, strict=True):
-            if change in left and failed:
-                with _written({change: change.after}):
-                    if alone := _run(marks, failed, PART_SECONDS, "-x"):
-                        row |= {"tier": tier, "test": alone[0]}
-    return rows
 
 
 def nearest(path: Path) -> list[str]:
@@ -272,22 +260,11 @@ def main() -> None:
     share, shares = arguments.share
     left = [pair for pair in list(zip(changes, reaching, strict=True))[share::shares] if pair[0].key() not in known]
 
-    def keep(change: Mutant, row: dict[str, str]) -> None:
-        rows.append(asdict(change) | row)
-        print(f"{len(rows)}/{arguments.count} {change}: {row.get('tier', 'not noticed')}", flush=True)
+    for change, tests in left:
+        rows.append(asdict(change) | noticed_by(change, tests))
+        print(f"{len(rows)}/{arguments.count} {change}: {rows[-1].get('tier', 'not noticed')}", flush=True)
         with arguments.out.open("a", encoding="utf-8") as out:
             print(json.dumps(rows[-1]), file=out)
-
-    imported = []
-    for change, tests in left:
-        row = noticed_by(change, tests)
-        if row or "" not in tests:
-            keep(change, row)
-        else:
-            imported.append(change)
-    if imported:
-        for change, row in zip(imported, noticed_together(imported), strict=True):
-            keep(change, row)
     give(page(rows, arguments.seed), arguments.markdown)
 
 

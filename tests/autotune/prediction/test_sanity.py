@@ -187,7 +187,7 @@ def test_the_share_of_states_never_rises_with_the_stage(name: str) -> None:
         fullest = found[""].stage
 
 
-@pytest.mark.prove(every=14)
+@pytest.mark.prove
 @pytest.mark.parametrize("name", sampled(PLACES, every=3))
 @pytest.mark.parametrize("link", ["intra", "inter", "host_link", "bandwidth", "host_bandwidth", "peak"])
 def test_no_step_is_faster_on_slower_hardware(name: str, link: str) -> None:
@@ -200,7 +200,7 @@ def test_no_step_is_faster_on_slower_hardware(name: str, link: str) -> None:
         before = after
 
 
-@pytest.mark.prove(every=3)
+@pytest.mark.prove
 @pytest.mark.parametrize("name", sampled(PLACES, every=3))
 def test_offloading_never_takes_device_memory(name: str) -> None:
     cases, _ = made(name)
