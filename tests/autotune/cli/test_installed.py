@@ -1,11 +1,13 @@
 """What is not installed, in one line with what to type."""
 
+import subprocess
 import sys
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import pytest
-from called import Command
+from called import Answer
 
 from autotune import installed
 
@@ -58,30 +60,23 @@ def test_a_module_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
         ("mcp", "mcp", "mcp: is not installed; pip install 'autotune[mcp]'"),
     ],
 )
-def test_a_command_that_lacks_a_module(
-    command: Command, monkeypatch: pytest.MonkeyPatch, words: str, module: str, line: str
-) -> None:
-    for name in [
-        name for name in sys.modules if name.startswith(("autotune.cli.serve_api", "autotune.agents", "executor.files.convert"))
-    ]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, module, None)
-    answer = command(*words.split())
-    assert (answer.status, answer.out, answer.err) == (2, "", f"autotune: {line}\n")
+def test_a_command_that_lacks_a_module(folder: Path, words: str, module: str, line: str) -> None:
+    assert _without(module, words) == Answer(2, "", f"autotune: {line}\n")
 
 
-def test_a_client_without_a_service(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("autotune.cli.database_backend", "storage.store"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    for name in ("sqlalchemy", "sqlalchemy.orm"):
-        monkeypatch.setitem(sys.modules, name, None)
-    answer = command("jobs")
+def test_a_client_without_a_service(folder: Path) -> None:
     line = "url: is missing, and this client reads no database; give --url, set AUTOTUNE_URL, or pip install autotune"
-    assert (answer.status, answer.err) == (2, f"autotune: {line}\n")
+    assert _without("sqlalchemy", "jobs") == Answer(2, "", f"autotune: {line}\n")
 
 
-def test_a_plan_without_what_reads_a_database(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_without_what_reads_a_database(folder: Path) -> None:
     """AUTOTUNE_DB is set: a note says that its calibrations are not used."""
-    monkeypatch.setitem(sys.modules, "sqlalchemy", None)
-    answer = command("predict", "llama-tiny", "--cluster", "dgx-h100:1")
+    answer = _without("sqlalchemy", "predict llama-tiny --cluster dgx-h100:1")
     assert (answer.status, answer.err) == (0, "note: calibrations of your database are not used: pip install autotune\n")
+
+
+def _without(module: str, words: str) -> Answer:
+    """The answer of a process in which that module cannot be imported."""
+    source = f"import sys; sys.modules[{module!r}] = None; from autotune.cli import main; sys.exit(main())"
+    done = subprocess.run([sys.executable, "-c", source, *words.split()], capture_output=True, text=True, check=False)
+    return Answer(done.returncode, done.stdout, done.stderr)
