@@ -177,13 +177,13 @@ class HeadRequests:
         if scope["type"] != "http" or scope["method"] != "HEAD":
             await self.app(scope, receive, send)
             return
-        asked = {**scope, "method": "GET"}
+        get_scope = {**scope, "method": "GET"}
         is_answered = False
 
         async def without_body(message: MutableMapping[str, Any]) -> None:
             nonlocal is_answered
             if message["type"] == "http.response.start":
-                scope["route"] = asked.get("route")  # for the metrics
+                scope["route"] = get_scope.get("route")  # for the metrics
                 await send(message)
             elif not is_answered:
                 is_answered = True
@@ -191,7 +191,7 @@ class HeadRequests:
                 if message.get("more_body"):
                     answer.cancel()  # a stream would go on as long as its job
 
-        answer = asyncio.ensure_future(self.app(asked, receive, without_body))
+        answer = asyncio.ensure_future(self.app(get_scope, receive, without_body))
         try:
             await answer
         except asyncio.CancelledError:

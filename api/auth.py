@@ -156,9 +156,9 @@ class KeyReader:
         """The key with that text; None: it is not a key, was revoked, or has expired."""
         # Keep a digest, not the text, so that memory contains no usable key.
         name = hashlib.sha256(text.encode("utf-8", "surrogateescape")).digest()
-        known = self._known.get(name)
-        if known is not None and self._clock() < known.until and not _has_expired(known.key):
-            return known.key
+        entry = self._known.get(name)
+        if entry is not None and self._clock() < entry.until and not _has_expired(entry.key):
+            return entry.key
         if name not in self._asked:
             self._asked[name] = asyncio.create_task(self._look(name, text))
         return await asyncio.shield(self._asked[name])

@@ -256,20 +256,20 @@ class Breaker:
         self._clock = clock
         self._failing: dict[Place, _Failing] = {}
 
-    def seconds_left(self, place: Place) -> float:
+    def seconds_left(self, receiver: Place) -> float:
         """Seconds until the receiver may be tried; 0: now."""
-        failing = self._failing.get(place)
+        failing = self._failing.get(receiver)
         return 0.0 if failing is None else max(0.0, failing.until - self._clock())
 
-    def note(self, place: Place, tried: DeliveryTry) -> float:
+    def note(self, receiver: Place, tried: DeliveryTry) -> float:
         """Record a try; return the seconds for which this try suspends the receiver; 0: not suspended."""
-        failing = self._failing.pop(place, None)
+        failing = self._failing.pop(receiver, None)
         if tried.status is not None and tried.seconds < SLOW_SECONDS:
             return 0.0
         failing = failing or _Failing()
         while len(self._failing) >= MOST_KNOWN:
             del self._failing[next(iter(self._failing))]
-        self._failing[place] = failing
+        self._failing[receiver] = failing
         failing.failures += 1
         if failing.failures < FAILURES:
             return 0.0

@@ -171,9 +171,9 @@ def _with_keywords(schema: Any) -> None:
     """Rename bounds to JSON Schema keywords: for a number with a before-validator, pydantic writes its own names."""
     if isinstance(schema, dict):
         if schema.get("type") in ("integer", "number"):
-            for own, keyword in _KEYWORDS.items():
-                if own in schema:
-                    schema[keyword] = schema.pop(own)
+            for bound, keyword in _KEYWORDS.items():
+                if bound in schema:
+                    schema[keyword] = schema.pop(bound)
         for part in schema.values():
             _with_keywords(part)
     elif isinstance(schema, list):
@@ -192,8 +192,8 @@ def _link_jobs(document: dict[str, Any]) -> None:
     for _, operation in operations:
         for answer in operation["responses"].values():
             schema = answer.get("content", {}).get("application/json", {}).get("schema", {})
-            if place := _JOB_IN.get(schema.get("$ref", "")):
-                parameters = {"job_id": f"$response.body#{place}"}
+            if pointer := _JOB_IN.get(schema.get("$ref", "")):
+                parameters = {"job_id": f"$response.body#{pointer}"}
                 answer["links"] = {name: {"operationId": name, "parameters": parameters} for name in takes_job}
 
 

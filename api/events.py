@@ -25,12 +25,12 @@ class EventHub(Hub[str]):
         super().__init__(poll_seconds)
         self._store = store
 
-    def look(self, known: Mapping[str, int], live: Collection[str]) -> Mapping[str, News]:
+    def look(self, sequences: Mapping[str, int], live: Collection[str]) -> Mapping[str, News]:
         progress = self._store.progress(live) if live else {}
-        found: dict[str, News] = {}
-        for job_id, news in self._store.news(known, max(1, min(PAGE, LOOK // len(known)))).items():
-            last = news.events[-1].sequence if news.events else known[job_id]
-            found[job_id] = News(
+        job_news: dict[str, News] = {}
+        for job_id, news in self._store.news(sequences, max(1, min(PAGE, LOOK // len(sequences)))).items():
+            last = news.events[-1].sequence if news.events else sequences[job_id]
+            job_news[job_id] = News(
                 parts=[_encoded(event) for event in news.events],
                 over=news.state in ENDED and news.version <= last,
                 more=news.version > last,
@@ -38,7 +38,7 @@ class EventHub(Hub[str]):
                 if job_id in progress
                 else None,
             )
-        return found
+        return job_news
 
     def read(self, key: str, after: int) -> list[Part]:
         return [_encoded(event) for event in self._store.events(key, after, PAGE)]

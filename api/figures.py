@@ -128,10 +128,10 @@ class FigureBoard:
     def of(self, job: JobRecord) -> JobFigures:
         """The figures of a job at its present version."""
         with self._lock:
-            known = self._jobs.get(job.id)
-            if known is None or known.version != job.version:
-                known = self._jobs[job.id] = JobFigures(self._store, job)
+            figures = self._jobs.get(job.id)
+            if figures is None or figures.version != job.version:
+                figures = self._jobs[job.id] = JobFigures(self._store, job)
             self._jobs.move_to_end(job.id)
             if len(self._jobs) > KEPT:
                 self._jobs.popitem(last=False)
-            return known
+            return figures

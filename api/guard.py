@@ -205,13 +205,13 @@ def _is_deeper(value: Any, most: int) -> bool:
     for _ in range(most):
         level = [
             part
-            for one in level
-            if isinstance(one, dict | list)
-            for part in (one.values() if isinstance(one, dict) else one)
+            for item in level
+            if isinstance(item, dict | list)
+            for part in (item.values() if isinstance(item, dict) else item)
         ]  # fmt: skip
         if not level:
             return False
-    return any(isinstance(one, dict | list) for one in level)
+    return any(isinstance(item, dict | list) for item in level)
 
 
 def _json(body: bytes) -> Any:

@@ -92,7 +92,7 @@ class Hub(ABC, Generic[K]):
         """Failed queries since the process started."""
 
     @abstractmethod
-    def look(self, known: Mapping[K, int], live: Collection[K]) -> Mapping[K, News]:
+    def look(self, sequences: Mapping[K, int], live: Collection[K]) -> Mapping[K, News]:
         """Return the news after these numbers, with live messages for the keys in `live`; missing keys are left out. Runs in a
         thread."""
 
@@ -171,13 +171,13 @@ class Hub(ABC, Generic[K]):
         while not self.closed and self._feeds:
             pause = self._poll_seconds
             try:
-                known = {key: feed.last for key, feed in self._feeds.items()}
+                sequences = {key: feed.last for key, feed in self._feeds.items()}
                 live = {key for key, feed in self._feeds.items() if feed.wanting_live}
-                found = await asyncio.to_thread(self.look, known, live)
+                key_news = await asyncio.to_thread(self.look, sequences, live)
                 self.failures = 0
-                for key in known:
-                    feed, news = self._feeds.get(key), found.get(key)
-                    if feed is not None and feed.last == known[key]:
+                for key in sequences:
+                    feed, news = self._feeds.get(key), key_news.get(key)
+                    if feed is not None and feed.last == sequences[key]:
                         feed.take(news)
                         # A key with more news than one query returns is queried again at once.
                         pause = 0.0 if news is not None and news.more else pause
@@ -212,5 +212,5 @@ class StreamAnswer(StreamingResponse):
 
 def message(number: int | None, kind: str, data: bytes) -> bytes:
     """A message of `text/event-stream` with JSON data. A reconnecting client sends its number, if it has one."""
-    named = "" if number is None else f"id: {number}\n"
-    return f"{named}event: {kind}\ndata: ".encode() + data + b"\n\n"
+    id_line = "" if number is None else f"id: {number}\n"
+    return f"{id_line}event: {kind}\ndata: ".encode() + data + b"\n\n"

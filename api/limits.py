@@ -32,8 +32,8 @@ class Rates:
         if self._per_second <= 0:
             return 0.0
         now, most = self._clock(), self._per_second * BURST_SECONDS
-        tokens, then = self._clients.pop(client, (most, now))
-        tokens = min(most, tokens + (now - then) * self._per_second)
+        tokens, refilled = self._clients.pop(client, (most, now))
+        tokens = min(most, tokens + (now - refilled) * self._per_second)
         allowed = tokens >= 1.0
         self._clients[client] = (tokens - 1.0 if allowed else tokens, now)
         while len(self._clients) > MOST_CLIENTS:

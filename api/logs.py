@@ -26,13 +26,13 @@ class LogHub(Hub[Trial]):
         super().__init__(poll_seconds)
         self._store = store
 
-    def look(self, known: Mapping[Trial, int], live: Collection[Trial]) -> Mapping[Trial, News]:
+    def look(self, sequences: Mapping[Trial, int], live: Collection[Trial]) -> Mapping[Trial, News]:
         del live
-        found: dict[Trial, News] = {}
-        for trial, news in self._store.log_news(known, PAGE).items():
+        trial_news: dict[Trial, News] = {}
+        for trial, news in self._store.log_news(sequences, PAGE).items():
             more = bool(news.parts) and news.parts[-1].sequence < news.last
-            found[trial] = News(parts=[_encoded(part) for part in news.parts], over=news.over, more=more)
-        return found
+            trial_news[trial] = News(parts=[_encoded(part) for part in news.parts], over=news.over, more=more)
+        return trial_news
 
     def read(self, key: Trial, after: int) -> list[Part]:
         return [_encoded(part) for part in self._store.logs(*key, after, PAGE)]

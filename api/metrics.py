@@ -136,9 +136,9 @@ class _DatabaseMetrics(Collector):
         for outcome, count in sorted(figures.trials.items()):
             trials.add_metric((outcome,), count)
         seconds = HistogramMetricFamily("autotune_trial_seconds", "Time that trials took.", labels=("outcome",))
-        for outcome, taken in sorted(figures.durations.items()):
-            buckets = [(f"{step:g}", float(count)) for step, count in taken.within.items()]
-            seconds.add_metric((outcome,), [*buckets, ("+Inf", float(taken.count))], taken.seconds)
+        for outcome, histogram in sorted(figures.durations.items()):
+            buckets = [(f"{step:g}", float(count)) for step, count in histogram.within.items()]
+            seconds.add_metric((outcome,), [*buckets, ("+Inf", float(histogram.count))], histogram.seconds)
         wait = GaugeMetricFamily("autotune_queue_seconds", "Age of the job that waits longest.", figures.longest_wait)
         alive = GaugeMetricFamily("autotune_workers", "Workers that gave a sign of life within a minute.", workers)
         return up, jobs, trials, seconds, wait, alive

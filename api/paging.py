@@ -33,8 +33,8 @@ def page(
     parts: list[bytes] = []
     size = 0
     while True:
-        wanted = min(READ_AT_ONCE, limit + 1 - len(parts))
-        items = read(start, wanted)
+        batch_size = min(READ_AT_ONCE, limit + 1 - len(parts))
+        items = read(start, batch_size)
         for item in items:
             part = encode(item)
             if len(parts) == limit or (parts and size + len(part) > MOST_BYTES):
@@ -42,7 +42,7 @@ def page(
             parts.append(part)
             size += len(part)
             start = following(item)
-        if len(items) < wanted:
+        if len(items) < batch_size:
             return parts, start, False
 
 

@@ -63,10 +63,10 @@ class JobPoints:
         """
         with self._lock:
             news = self._store.news({self._job_id: since or NONE}, MOST_EVENTS)[self._job_id]
-            known = len(self._knobs)
+            row_count = len(self._knobs)
             snapshot = self._reader.read()
             trials = snapshot.trials
-            self._take(trials[known:])
+            self._take(trials[row_count:])
             whole = since == 0 or since < snapshot.job.events_removed or news.version - since > MOST_EVENTS
             changed = trials if whole else _changed(trials, news)
             # Placements of trials that had ended before are cached.
@@ -80,8 +80,8 @@ class JobPoints:
         legal = (trial for trial in new if trial.outcome is not Outcome.INVALID)
         unpredicted = {trial.config_hash: trial.config for trial in legal if trial.config_hash not in self._predicted}
         if self._forecaster is not None and unpredicted:
-            found = self._forecaster.of(list(unpredicted.values()))
-            self._predicted |= dict(zip(unpredicted, found, strict=True))
+            forecasts = self._forecaster.of(list(unpredicted.values()))
+            self._predicted |= dict(zip(unpredicted, forecasts, strict=True))
 
     def _view(self, snapshot: JobSnapshot, news: JobNews, whole: bool, changed: list[TrialRecord]) -> Points:
         job, ranking = snapshot.job, self._session.ranking
@@ -131,9 +131,9 @@ class PointsBoard:
         with self._lock:
             points = self._jobs.get(job.id)
         if points is None:
-            made = JobPoints(self._store, job)
+            new_points = JobPoints(self._store, job)
             with self._lock:
-                points = self._jobs.setdefault(job.id, made)
+                points = self._jobs.setdefault(job.id, new_points)
         body = points.read(since)
         self._keep(job.id)
         return body
@@ -148,8 +148,10 @@ class PointsBoard:
 
 def _changed(trials: list[TrialRecord], news: JobNews) -> list[TrialRecord]:
     """The trials that the events name, by number."""
-    named = {event.payload.get("trial") for event in news.events}
-    return [trials[number] for number in sorted(number for number in named if isinstance(number, int) and number < len(trials))]
+    numbers = {event.payload.get("trial") for event in news.events}
+    return [
+        trials[number] for number in sorted(number for number in numbers if isinstance(number, int) and number < len(trials))
+    ]
 
 
 def _decision(verdict: Verdict | None) -> dict[str, Any]:
@@ -169,13 +171,13 @@ class Codes:
     """Assigns numbers to words in the order of their first use; an assigned number never changes."""
 
     values: list[Any] = field(default_factory=list)
-    known: dict[Any, int] = field(default_factory=dict)
+    numbers: dict[Any, int] = field(default_factory=dict)
 
     def of(self, value: Any) -> int:
         """The value's number."""
-        code = self.known.get(value)
+        code = self.numbers.get(value)
         if code is None:
-            code = self.known[value] = len(self.values)
+            code = self.numbers[value] = len(self.values)
             self.values.append(value)
         return code
 
@@ -205,13 +207,13 @@ class Knobs:
         """The knobs that are searched or have several values, with these trials' codes."""
         rows = [self._rows[number] for number in numbers]
         shown = [
-            (place, name, codes.values)
-            for place, (name, codes) in enumerate(self._codes.items())
+            (column, name, codes.values)
+            for column, (name, codes) in enumerate(self._codes.items())
             if len(codes.values) > 1 or name in self._searched
         ]
         return tuple(
-            KnobColumn(name=name, unit=KNOBS[name].unit, values=tuple(values), codes=tuple(row[place] for row in rows))
-            for place, name, values in shown
+            KnobColumn(name=name, unit=KNOBS[name].unit, values=tuple(values), codes=tuple(row[column] for row in rows))
+            for column, name, values in shown
         )
 
     def constants(self) -> dict[str, Value]:
@@ -261,11 +263,13 @@ def columns(
         low=tuple(None if rate is None else _digits(rate.low) for rate in rates),
         high=tuple(None if rate is None else _digits(rate.high) for rate in rates),
         peak=tuple(None if result is None else result.peak_memory_bytes for result in results),
-        predicted_rate=tuple(None if one is None else _digits(one.samples_per_second) for one in predicted),
-        predicted_peak=tuple(None if one is None else int(one.peak_memory_bytes) for one in predicted),
-        started=tuple(None if place is None else round((place.started - epoch).total_seconds(), 3) for place in places),
+        predicted_rate=tuple(None if forecast is None else _digits(forecast.samples_per_second) for forecast in predicted),
+        predicted_peak=tuple(None if forecast is None else int(forecast.peak_memory_bytes) for forecast in predicted),
+        started=tuple(
+            None if placement is None else round((placement.started - epoch).total_seconds(), 3) for placement in places
+        ),
         finished=tuple(None if t.finished is None else round((t.finished - epoch).total_seconds(), 3) for t in trials),
-        node=tuple(None if place is None else words.nodes.of_word(place.node) for place in places),
+        node=tuple(None if placement is None else words.nodes.of_word(placement.node) for placement in places),
     )
 
 

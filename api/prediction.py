@@ -124,8 +124,8 @@ def predict_config(body: PredictionRequest, settings: Settings, store: Store) ->
     """Predict one configuration. Errors name the field and the remedy."""
     question = _learned(body, store, _question(body, settings, pins=checked(body.config)))
     (estimate,) = estimates(question, [question.config()])
-    own = {"world_size": question.cluster.world_size}
-    return checked_view(Prediction, {**_asked(question), **own, **estimate.document()})
+    fields = {"world_size": question.cluster.world_size}
+    return checked_view(Prediction, {**_asked(question), **fields, **estimate.document()})
 
 
 def rank_plans(body: PlanRequest, settings: Settings, store: Store) -> Plans:
@@ -138,13 +138,13 @@ def rank_plans(body: PlanRequest, settings: Settings, store: Store) -> Plans:
     bounds = Bounds(configurations=settings.plan_configurations, until=time.monotonic() + settings.plan_seconds)
     biggest = None if body.max is None else largest(question, body.max, options.fit_probability, bounds)
     question = biggest.question if biggest else question
-    found = plan(question, options, bounds)
-    own = {
+    ranked = plan(question, options, bounds)
+    fields = {
         "space": question.space,
         "objective": options.objective,
         "max": {"dimension": biggest.dimension, "value": biggest.value, "next": biggest.next} if biggest else None,
     }
-    return checked_view(Plans, {**_asked(question), **own, **found.document()})
+    return checked_view(Plans, {**_asked(question), **fields, **ranked.document()})
 
 
 def _question(
@@ -214,19 +214,23 @@ def estimate_draft(body: JobSubmission, settings: Settings, store: Store) -> Est
     """Predict the job's result within the limits of the settings. Raises what a submission raises."""
     session = session_of_submission(body, settings, settings.submission_steps)
     bounds = Bounds(configurations=settings.plan_configurations, until=time.monotonic() + settings.plan_seconds)
-    found = expected(session, store, bounds)
-    rates = [one.samples_per_second.mean for one in (found.best, found.baseline) if one is not None]
+    expectation = expected(session, store, bounds)
+    rates = [
+        measurement.samples_per_second.mean
+        for measurement in (expectation.best, expectation.baseline)
+        if measurement is not None
+    ]
     hours = session.world_size / 3600
     return Estimate(
-        trials=found.trials,
-        best=_view(found.best),
-        baseline=_view(found.baseline),
+        trials=expectation.trials,
+        best=_view(expectation.best),
+        baseline=_view(expectation.baseline),
         gain=rates[0] / rates[1] if len(rates) == 2 else None,
-        trial_seconds=_range(found.trial_seconds),
-        seconds=_range(found.seconds),
-        device_hours=_range(found.seconds, hours),
-        rests_on=found.rests_on,
-        note=found.note,
+        trial_seconds=_range(expectation.trial_seconds),
+        seconds=_range(expectation.seconds),
+        device_hours=_range(expectation.seconds, hours),
+        rests_on=expectation.rests_on,
+        note=expectation.note,
     )
 
 
@@ -234,5 +238,5 @@ def _view(estimate: planning.Estimate | None) -> ConfigEstimate | None:
     return None if estimate is None else checked_view(ConfigEstimate, estimate.document())
 
 
-def _range(found: tuple[float, float] | None, unit: float = 1.0) -> Range | None:
-    return None if found is None else Range(low=found[0] * unit, high=found[1] * unit)
+def _range(bounds: tuple[float, float] | None, unit: float = 1.0) -> Range | None:
+    return None if bounds is None else Range(low=bounds[0] * unit, high=bounds[1] * unit)

@@ -45,12 +45,12 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(AutotuneError)
     @app.exception_handler(SearchSpaceError)
     def refused_field(_request: Request, error: AutotuneError | SearchSpaceError) -> JSONResponse:
-        known: dict[type, HTTPStatus] = {
+        statuses: dict[type, HTTPStatus] = {
             NoBestError: HTTPStatus.NOT_FOUND,
             UnknownFormatError: HTTPStatus.NOT_FOUND,
             JobNotResumableError: HTTPStatus.CONFLICT,
         }
-        status = known.get(type(error), HTTPStatus.UNPROCESSABLE_ENTITY)
+        status = statuses.get(type(error), HTTPStatus.UNPROCESSABLE_ENTITY)
         return problem(status, str(error), [FieldProblem(field=error.field, message=error.problem, remedy=error.remedy)])
 
     @app.exception_handler(JobStateError)
@@ -130,13 +130,13 @@ def problem(
     shown = tuple(
         FieldProblem(field=_cut(item.field), message=_cut(item.message), remedy=_cut(item.remedy or "")) for item in errors
     )
-    found = Problem(
+    document = Problem(
         type="about:blank", title=status.phrase, status=status, detail=_cut(detail), errors=shown or None,
         quota=None if quota is None else quota.quota,
         used=None if quota is None else quota.used,
         limit=None if quota is None else quota.most,
     )  # fmt: skip
-    body = {name: value for name, value in to_plain(found).items() if value is not None}
+    body = {name: value for name, value in to_plain(document).items() if value is not None}
     return JSONResponse(body, status, headers, MEDIA_TYPE)
 
 

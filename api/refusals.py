@@ -80,15 +80,15 @@ def refusals(errors: Sequence[Mapping[str, Any]], document: Mapping[str, Any], p
     operation = document.get("paths", {}).get(path, {}).get(method, {})
     places: dict[str, _Place] = {}
     for error in errors[: 10 * MOST_ERRORS]:
-        found = _place(error, operation, document)
-        places.setdefault(found.name, found).errors.append(error)
+        value_errors = _place(error, operation, document)
+        places.setdefault(value_errors.name, value_errors).errors.append(error)
     # If a part of a value is invalid, the value itself has a right type, so its own error is dropped.
-    whole = [name for name, place in places.items() if not _has_a_right_kind(place) and _has_parts(name, places)]
-    return [_refused(place) for name, place in places.items() if name not in whole][:MOST_ERRORS]
+    whole = [name for name, value in places.items() if not _has_a_right_kind(value) and _has_parts(name, places)]
+    return [_refused(value) for name, value in places.items() if name not in whole][:MOST_ERRORS]
 
 
-def _has_a_right_kind(place: _Place) -> bool:
-    return any(error["type"] in _OF_VALUES for error in place.errors)
+def _has_a_right_kind(value: _Place) -> bool:
+    return any(error["type"] in _OF_VALUES for error in value.errors)
 
 
 def _has_parts(name: str, places: Mapping[str, _Place]) -> bool:
@@ -97,35 +97,35 @@ def _has_parts(name: str, places: Mapping[str, _Place]) -> bool:
 
 def _place(error: Mapping[str, Any], operation: Schema, document: Schema) -> _Place:
     """Follow the error's location through the document, skipping words that the validator adds."""
-    where, *rest = error["loc"]
-    if where == "body":
+    location, *parts = error["loc"]
+    if location == "body":
         content = operation.get("requestBody", {}).get("content", {}).get("application/json", {})
         names: list[str] = []
         options = _options(content.get("schema", {}), document)
     else:
-        names, options, rest = _parameter(where, rest, operation, document)
+        names, options, parts = _parameter(location, parts, operation, document)
     parent: list[Schema] = []
     is_new = error["type"] == "extra_forbidden"
-    for at, part in enumerate(rest):
-        if is_new and at == len(rest) - 1:
+    for at, part in enumerate(parts):
+        if is_new and at == len(parts) - 1:
             parent, options = options, []
         else:
-            inner = [found for option in options if (found := _part(option, part)) is not None]
+            inner = [part_schema for option in options if (part_schema := _part(option, part)) is not None]
             if not inner:
                 continue
             parent, options = options, [option for schema in inner for option in _options(schema, document)]
         names.append(str(part))
-    return _Place(name=".".join(names)[:200] or str(where), options=options, parent=parent)
+    return _Place(name=".".join(names)[:200] or str(location), options=options, parent=parent)
 
 
 def _parameter(
-    where: str, rest: Sequence[Any], operation: Schema, document: Schema
+    location: str, parts: Sequence[Any], operation: Schema, document: Schema
 ) -> tuple[list[str], list[Schema], Sequence[Any]]:
-    name = str(rest[0]) if rest else where
+    name = str(parts[0]) if parts else location
     for parameter in operation.get("parameters", ()):
-        if parameter["in"] == where and parameter["name"].lower().replace("_", "-") == name.lower().replace("_", "-"):
-            return [parameter["name"]], list(_options(parameter["schema"], document)), rest[1:]
-    return [name], [], rest[1:]
+        if parameter["in"] == location and parameter["name"].lower().replace("_", "-") == name.lower().replace("_", "-"):
+            return [parameter["name"]], list(_options(parameter["schema"], document)), parts[1:]
+    return [name], [], parts[1:]
 
 
 def _options(schema: Schema, document: Schema) -> list[Schema]:
@@ -147,61 +147,63 @@ def _part(schema: Schema, part: Any) -> Schema | None:
         for pattern, inner in schema.get("patternProperties", {}).items():
             if re.search(pattern, part):
                 return inner  # type: ignore[no-any-return]
-    others = schema.get("additionalProperties")
-    return others if isinstance(others, dict) else None
+    additional = schema.get("additionalProperties")
+    return additional if isinstance(additional, dict) else None
 
 
-def _refused(place: _Place) -> FieldProblem:
-    errors = [error for error in place.errors if error["type"] in _OF_VALUES] or place.errors
-    problem, remedy = _describe(errors[0], place)
-    return FieldProblem(field=place.name, message=problem, remedy=remedy)
+def _refused(refused_value: _Place) -> FieldProblem:
+    errors = [error for error in refused_value.errors if error["type"] in _OF_VALUES] or refused_value.errors
+    problem, remedy = _describe(errors[0], refused_value)
+    return FieldProblem(field=refused_value.name, message=problem, remedy=remedy)
 
 
-def _describe(error: Mapping[str, Any], place: _Place) -> tuple[str, str]:
+def _describe(error: Mapping[str, Any], refused_value: _Place) -> tuple[str, str]:
     """The problem, and the remedy."""
     kind, context, value = error["type"], error.get("ctx", {}), error.get("input")
     cause = context.get("error")
     match kind:
         case "missing":
-            return "is missing", f"give {_expected(place.options)}"
+            return "is missing", f"give {_expected(refused_value.options)}"
         case "extra_forbidden":
-            return _unknown(place)
+            return _unknown(refused_value)
         case "string_too_short" | "too_short":
-            what = "character" if kind == "string_too_short" else "item"
+            noun = "character" if kind == "string_too_short" else "item"
             least = context["min_length"]
             return (
-                ("is empty", f"give at least one {what}")
+                ("is empty", f"give at least one {noun}")
                 if least == 1
-                else ("is too short", f"give at least {least:,} {what}s")
+                else ("is too short", f"give at least {least:,} {noun}s")
             )
         case "string_too_long" | "too_long":
-            what = "characters" if kind == "string_too_long" else "items"
-            return f"has more than {context['max_length']:,} {what}", "shorten it"
+            noun = "characters" if kind == "string_too_long" else "items"
+            return f"has more than {context['max_length']:,} {noun}", "shorten it"
         case "string_pattern_mismatch":
-            what, remedy = _FORMS.get(context["pattern"], ("of the right form", f"write it like {context['pattern']}"))
-            return f"{_shown(value)} is not {what}", remedy
+            noun, remedy = _FORMS.get(context["pattern"], ("of the right form", f"write it like {context['pattern']}"))
+            return f"{_shown(value)} is not {noun}", remedy
         case "value_error" if isinstance(cause, AutotuneError):
-            place.name = cause.field if place.name == "body" else place.name
+            refused_value.name = cause.field if refused_value.name == "body" else refused_value.name
             return cause.problem, cause.remedy
         case "json_invalid":
             return "is not JSON", "correct it"
     if "[key]" in error["loc"]:
         return f"{_shown(value)} is not a name", "correct it"
-    options = [option for option in place.options if option.get("type") in ("integer", "number")] if kind in _BOUNDS else []
-    expected = _expected(options or place.options, with_most=kind.startswith("less"))
-    names = [str(name) for option in place.options for name in _names(option)]
+    options = (
+        [option for option in refused_value.options if option.get("type") in ("integer", "number")] if kind in _BOUNDS else []
+    )
+    expected = _expected(options or refused_value.options, with_most=kind.startswith("less"))
+    names = [str(name) for option in refused_value.options for name in _names(option)]
     if names and isinstance(value, str):
         return f"{_shown(value)} is not known", f"use one of {', '.join(names)}"
-    return f"{_shown(value)} is not {expected}", _remedy(options or place.options, kind, expected)
+    return f"{_shown(value)} is not {expected}", _remedy(options or refused_value.options, kind, expected)
 
 
-def _unknown(place: _Place) -> tuple[str, str]:
-    name = place.name.rpartition(".")[2]
-    known = [own for option in place.parent for own in option.get("properties", {})]
-    if name in FIELDS and "trials" in known:
+def _unknown(refused_value: _Place) -> tuple[str, str]:
+    name = refused_value.name.rpartition(".")[2]
+    field_names = [field_name for option in refused_value.parent for field_name in option.get("properties", {})]
+    if name in FIELDS and "trials" in field_names:
         return "is not a field of a request to a service", "leave it out"
-    nearest = difflib.get_close_matches(name, known, n=1)
-    remedy = f"did you mean {nearest[0]}?" if nearest else f"the fields are {', '.join(known)}"
+    nearest = difflib.get_close_matches(name, field_names, n=1)
+    remedy = f"did you mean {nearest[0]}?" if nearest else f"the fields are {', '.join(field_names)}"
     return "is not a field of this request", remedy
 
 

@@ -15,12 +15,12 @@ EVERYBODY = "everybody"
 
 def roles(app: FastAPI) -> dict[str, str]:
     """`METHOD /path` of each route -> the required role, as declared by the route."""
-    found: dict[str, str] = {}
+    route_roles: dict[str, str] = {}
     for route in _routes(app):
         needs = [" or ".join(need.scopes) for need in _needs(route.dependant)] if hasattr(route, "dependant") else []
         for method in sorted(route.methods - {"HEAD"}):
-            found[f"{method} {route.path}"] = " and ".join(needs) or EVERYBODY
-    return found
+            route_roles[f"{method} {route.path}"] = " and ".join(needs) or EVERYBODY
+    return route_roles
 
 
 def table() -> str:

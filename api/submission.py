@@ -90,9 +90,9 @@ def _declared_type(declared: RequestField, kind: Any) -> Any:
         return bool
     if plain is str:
         return Name
-    named = {"ge": declared.least, "le": declared.most, "gt": declared.above, "lt": declared.below}
+    limits = {"ge": declared.least, "le": declared.most, "gt": declared.above, "lt": declared.below}
     convert = int if plain is int else float
-    bounds: Any = {name: convert(bound) for name, bound in named.items() if bound is not None}
+    bounds: Any = {name: convert(bound) for name, bound in limits.items() if bound is not None}
     return Annotated[Integer if plain is int else float, Field(**bounds)]
 
 
@@ -184,9 +184,9 @@ async def resolved_submission(
         hashed: whether to compute `body_hash`.
     """
     if length <= SMALL_BYTES and body.failures is None and body.command is None:
-        known = resolver.known(*_request(body, settings))
-        if known is not None:
-            return _row(body, known, hashed)
+        cached = resolver.known(*_request(body, settings))
+        if cached is not None:
+            return _row(body, cached, hashed)
     return await pool.run(_resolved, body, settings, resolver, hashed)
 
 

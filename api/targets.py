@@ -77,9 +77,9 @@ def checked_target(url: str, allowed: Sequence[Network] = ()) -> Target:
 
 def _resolved(host: str, port: int) -> list[Address]:
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         # A zone (fe80::1%eth0) has a meaning only on this machine.
-        return [ipaddress.ip_address(str(item[4][0]).partition("%")[0]) for item in found]
+        return [ipaddress.ip_address(str(item[4][0]).partition("%")[0]) for item in addresses]
     except (OSError, ValueError) as error:
         raise _refused("has a host that does not resolve") from error
 

@@ -36,12 +36,12 @@ class RequestBatcher(Generic[Q, A]):
 
     async def _work(self) -> None:
         while self._waiting:
-            taken, self._waiting = self._waiting[: self._most], self._waiting[self._most :]
+            batch, self._waiting = self._waiting[: self._most], self._waiting[self._most :]
             try:
-                answers = await asyncio.to_thread(self._answer, [question for question, _ in taken])
+                answers = await asyncio.to_thread(self._answer, [question for question, _ in batch])
             except Exception as error:
-                answers = [error] * len(taken)
-            for (_, future), answer in zip(taken, answers, strict=True):
+                answers = [error] * len(batch)
+            for (_, future), answer in zip(batch, answers, strict=True):
                 if future.done():
                     continue  # its client disconnected
                 if isinstance(answer, Exception):

@@ -22,15 +22,15 @@ def _search_order(families: Sequence[Sequence[str]]) -> tuple[str, ...]:
     for family in families:
         before |= {name: KNOBS[name].searched_after or last for last, name in zip((None, *family), family, strict=False)}
     order: list[str] = []
-    left = list(before)
-    while left:
-        placed = [name for name in left if before[name] is None or before[name] in order]
-        if not placed:
-            raise ValueError(f"searched_after of {', '.join(left)} is cyclic")
-        for name in placed:
+    unordered = list(before)
+    while unordered:
+        next_names = [name for name in unordered if before[name] is None or before[name] in order]
+        if not next_names:
+            raise ValueError(f"searched_after of {', '.join(unordered)} is cyclic")
+        for name in next_names:
             behind = before[name]
             order.insert(len(order) if behind is None else order.index(behind) + 1, name)
-        left = [name for name in left if name not in placed]
+        unordered = [name for name in unordered if name not in next_names]
     return tuple(order)
 
 

@@ -78,8 +78,10 @@ class Capability:
 
     def starting_values(self) -> dict[str, Value]:
         """Knob -> starting value, for knobs whose default the engine does not honour."""
-        named = {name: values for name, values in self.knobs.items() if values and getattr(_DEFAULTS, name) not in values}
-        return {name: values[0] for name, values in named.items()}
+        replaced_domains = {
+            name: values for name, values in self.knobs.items() if values and getattr(_DEFAULTS, name) not in values
+        }
+        return {name: values[0] for name, values in replaced_domains.items()}
 
     def plain(self) -> dict[str, Any]:
         """Plain data that identifies this capability. A combination is represented by its name, because `holds` is code."""

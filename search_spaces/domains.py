@@ -29,9 +29,9 @@ def resolve_domains(written: Mapping[str, Any], context: SpaceContext) -> dict[s
         KnobValueError: a value is not in its knob's domain, or there is none.
     """
     degrees = {name: _resolve(name, written[name], context, {}) for name in PARALLEL_SIZES if name in written}
-    others = {name: _resolve(name, value, context, degrees) for name, value in written.items() if name not in degrees}
-    known = degrees | others
-    return {name: known[name] for name in KNOBS if name in known}
+    other_domains = {name: _resolve(name, value, context, degrees) for name, value in written.items() if name not in degrees}
+    resolved = degrees | other_domains
+    return {name: resolved[name] for name in KNOBS if name in resolved}
 
 
 def parse_domain(name: str, text: str) -> Any:

@@ -50,11 +50,11 @@ def _matching(pattern: re.Pattern[str], values: str, device: str | None = None) 
     return Variable(values=values, holds=pattern.fullmatch, device=device)
 
 
-def _between(least: int, most: int, what: str = "", device: str | None = None) -> Variable:
+def _between(least: int, most: int, unit: str = "", device: str | None = None) -> Variable:
     def holds(text: str) -> bool:
         return bool(_WHOLE.fullmatch(text)) and least <= int(text) <= most
 
-    return Variable(values=f"a whole number{f' of {what}' if what else ''} from {least} to {most}", holds=holds, device=device)
+    return Variable(values=f"a whole number{f' of {unit}' if unit else ''} from {least} to {most}", holds=holds, device=device)
 
 
 _NCCL_ALGO = (
@@ -98,7 +98,7 @@ def variables_of(text: str) -> dict[str, str]:
     Raises:
         KnobValueError: a word is not such a pair, a name is repeated or not in `VARIABLES`, or a value is not allowed.
     """
-    found: dict[str, str] = {}
+    variables: dict[str, str] = {}
     for word in text.split():
         pair = _PAIR.fullmatch(word)
         if pair is None:
@@ -106,12 +106,12 @@ def variables_of(text: str) -> dict[str, str]:
         name, value = pair.groups()
         if name not in VARIABLES:
             raise _refused(f"{name} may not be set", f"use some of {', '.join(VARIABLES)}")
-        if name in found:
+        if name in variables:
             raise _refused(f"{name} is set twice", "leave one of them out")
         if not VARIABLES[name].holds(value):
             raise _refused(f"{value!r} is not a value of {name}", f"give {VARIABLES[name].values}")
-        found[name] = value
-    return dict(sorted(found.items()))
+        variables[name] = value
+    return dict(sorted(variables.items()))
 
 
 def environment_text(text: str) -> str:
@@ -124,8 +124,8 @@ def merged(base: str, setting: str) -> str:
 
     Raises as `variables_of`.
     """
-    both = {**variables_of(base), **variables_of(setting)}
-    return " ".join(f"{name}={value}" for name, value in sorted(both.items()))
+    variables = {**variables_of(base), **variables_of(setting)}
+    return " ".join(f"{name}={value}" for name, value in sorted(variables.items()))
 
 
 def environment_problem(text: str, device: str) -> str | None:

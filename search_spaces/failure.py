@@ -113,8 +113,8 @@ class FailureRow:
         for name in self.exceptions:
             self._require(isinstance(name, str), "exceptions", f"{name!r} is not a class name", "give names")
         for name in self.signals:
-            known = isinstance(name, str) and name in signal.Signals.__members__
-            self._require(known, "signals", f"{name!r} is not a signal", "write SIGKILL, SIGTERM, …")
+            is_signal = isinstance(name, str) and name in signal.Signals.__members__
+            self._require(is_signal, "signals", f"{name!r} is not a signal", "write SIGKILL, SIGTERM, …")
         for code in self.exit_codes:
             self._require(isinstance(code, int), "exit_codes", f"{code!r} is not an exit code", "give numbers")
         for field in _PATTERNS:
@@ -184,8 +184,8 @@ class FailureTable:
     def with_rows(self, rows: Sequence[FailureRow]) -> "FailureTable":
         """The table in which these rows replace rows of the same name; new rows are checked first."""
         replacements = {row.name: row for row in rows}
-        known = {row.name for row in self.rows}
-        new = [row for row in rows if row.name not in known]
+        names = {row.name for row in self.rows}
+        new = [row for row in rows if row.name not in names]
         return FailureTable((*new, *(replacements.get(row.name, row) for row in self.rows)))
 
 
@@ -197,7 +197,7 @@ def rows_from(tables: Any, base: FailureTable) -> tuple[FailureRow, ...]:
     """
     if not isinstance(tables, Mapping):
         raise FailureTableError("failures", "is not a table of rows", "write [ROW] and its fields below it")
-    _require_few(sum(len(given) for row in tables.values() if isinstance(row, Mapping) for given in _lists(row)))
+    _require_few(sum(len(patterns) for row in tables.values() if isinstance(row, Mapping) for patterns in _lists(row)))
     rows = tuple(_row(str(name), fields, base.row(str(name))) for name, fields in tables.items())
     require_small(rows)
     return rows
@@ -225,7 +225,7 @@ def _require_few(count: int) -> None:
 
 def _lists(row: Mapping[str, Any]) -> list[list[Any] | tuple[Any, ...]]:
     """The lists of regular expressions in a row's fields."""
-    return [given for field in _PATTERNS if isinstance(given := row.get(field), list | tuple)]
+    return [patterns for field in _PATTERNS if isinstance(patterns := row.get(field), list | tuple)]
 
 
 _FIELDS = tuple(item.name for item in dataclasses.fields(FailureRow) if item.name != "name")
@@ -233,29 +233,29 @@ _LISTS = ("exceptions", "exit_codes", "signals", "signs", *_PATTERNS)
 
 
 def _row(name: str, fields: Any, base: FailureRow | None) -> FailureRow:
-    where = f"failures.{name}"
+    table_name = f"failures.{name}"
     if not isinstance(fields, Mapping):
-        raise FailureTableError(where, f"{fields!r} is not a row", f"write [{name}] and its fields below it")
+        raise FailureTableError(table_name, f"{fields!r} is not a row", f"write [{name}] and its fields below it")
     values: dict[str, Any] = {} if base is None else {item: getattr(base, item) for item in _FIELDS}
     for field, value in fields.items():
         if field not in _FIELDS:
-            near = difflib.get_close_matches(field, _FIELDS, n=1)
-            remedy = f"did you mean {near[0]}?" if near else f"use some of {', '.join(_FIELDS)}"
-            raise FailureTableError(f"{where}.{field}", "is not a field of a row", remedy)
+            matches = difflib.get_close_matches(field, _FIELDS, n=1)
+            remedy = f"did you mean {matches[0]}?" if matches else f"use some of {', '.join(_FIELDS)}"
+            raise FailureTableError(f"{table_name}.{field}", "is not a field of a row", remedy)
         if field in _LISTS and not isinstance(value, list | tuple):
-            raise FailureTableError(f"{where}.{field}", f"{value!r} is not a list", "write [ … ]")
+            raise FailureTableError(f"{table_name}.{field}", f"{value!r} is not a list", "write [ … ]")
         values[field] = tuple(value) if field in _LISTS else value
     for field in ("outcome", "remedy"):
         if field not in values:
-            raise FailureTableError(f"{where}.{field}", "is missing", "a row of a new name needs outcome and remedy")
-    values["outcome"] = _member(where, "outcome", Outcome, values["outcome"])
-    values["signs"] = tuple(_member(where, "signs", Sign, sign) for sign in values.get("signs", ()))
+            raise FailureTableError(f"{table_name}.{field}", "is missing", "a row of a new name needs outcome and remedy")
+    values["outcome"] = _member(table_name, "outcome", Outcome, values["outcome"])
+    values["signs"] = tuple(_member(table_name, "signs", Sign, sign) for sign in values.get("signs", ()))
     return FailureRow(name=name, **values)
 
 
-def _member(where: str, field: str, kind: type[StrEnum], value: Any) -> Any:
+def _member(table_name: str, field: str, kind: type[StrEnum], value: Any) -> Any:
     if value not in list(kind):
-        raise FailureTableError(f"{where}.{field}", f"{value!r} is not known", f"use one of {', '.join(kind)}")
+        raise FailureTableError(f"{table_name}.{field}", f"{value!r} is not known", f"use one of {', '.join(kind)}")
     return kind(value)
 
 

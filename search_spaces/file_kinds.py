@@ -60,10 +60,10 @@ def mistaken(path: Path, expected: str) -> str:
 
 def _readings(text: str) -> list[Any]:
     """The text parsed as JSON, as TOML or, from the keys at the start of its lines, as YAML."""
-    found: list[Any] = []
+    documents: list[Any] = []
     for read in (json.loads, tomllib.loads):
         try:
-            found.append(read(text))
+            documents.append(read(text))
         except ValueError:
             continue
-    return found or [dict.fromkeys(re.findall(r"^([A-Za-z_]\w*):", text, re.MULTILINE))]
+    return documents or [dict.fromkeys(re.findall(r"^([A-Za-z_]\w*):", text, re.MULTILINE))]

@@ -52,8 +52,8 @@ class Package:
 
     def supports(self, version: str) -> bool:
         """Whether this release is verified."""
-        found = re.match(r"(\d+)\.(\d+)", version)
-        return found is not None and self.first <= (int(found[1]), int(found[2])) < self.before
+        match = re.match(r"(\d+)\.(\d+)", version)
+        return match is not None and self.first <= (int(match[1]), int(match[2])) < self.before
 
 
 PACKAGES: Mapping[str, Package] = {
@@ -82,11 +82,11 @@ KERNEL_CHOICES = (NONE, *PACKAGES)
 
 def installed_kernels() -> dict[str, str]:
     """Module -> version of the installed packages. Does not import them."""
-    found = {}
+    versions = {}
     for package in PACKAGES.values():
         with suppress(importlib.metadata.PackageNotFoundError):
-            found[package.module] = importlib.metadata.version(package.distribution)
-    return found
+            versions[package.module] = importlib.metadata.version(package.distribution)
+    return versions
 
 
 def device_problem(name: str, kind: str, device: str) -> str | None:
@@ -126,8 +126,8 @@ def kernel_refusals(name: str, precision: str, kind: str, device: str, installed
 
 def runs_on(name: str, kind: str, installed: Mapping[str, str] | None) -> bool:
     """Whether kernels are known to run there; only then they are searched by default."""
-    known = installed is not None and package_problem(name, installed) is None
-    return name == NONE or (known and device_problem(name, kind, kind) is None)
+    is_installed = installed is not None and package_problem(name, installed) is None
+    return name == NONE or (is_installed and device_problem(name, kind, kind) is None)
 
 
 def replaced(name: str, model: ModelSpec, tensor_parallel_size: int) -> frozenset[str]:
@@ -140,13 +140,13 @@ def replaced(name: str, model: ModelSpec, tensor_parallel_size: int) -> frozense
         return frozenset()
     if name == TRANSFORMER_ENGINE:
         return frozenset() if model.zero_centered_norms else frozenset({NORM})
-    found = {
+    replaceable = {
         NORM: model.norm is Norm.RMSNORM and not model.zero_centered_norms,
         ROTATION: model.position is Position.ROTARY and model.rotary_fraction == 1,
         GATE: model.gated_mlp and model.activation == "silu",
         LOSS: tensor_parallel_size == 1 and not model.output_softcap,
     }
-    return frozenset(what for what, holds in found.items() if holds)
+    return frozenset(module for module, holds in replaceable.items() if holds)
 
 
 def _dotted(version: tuple[int, int]) -> str:
@@ -203,18 +203,22 @@ def verdict(kernel: str, precision: str, heads: int, kv_heads: int, device: str,
 
     `masked`: whether there is a mask in addition to the causal one.
     """
-    found = KERNELS[device]
+    kernels = KERNELS[device]
     if kernel == BEST:
-        fused = [one for name, one in found.items() if name not in LAST_RESORTS and _computes(one, precision, masked)]
-        return Verdict(repeats_heads=heads != kv_heads and bool(fused) and not any(one.groups for one in fused))
-    if kernel not in found:
+        fused = [
+            candidate
+            for name, candidate in kernels.items()
+            if name not in LAST_RESORTS and _computes(candidate, precision, masked)
+        ]
+        return Verdict(repeats_heads=heads != kv_heads and bool(fused) and not any(candidate.groups for candidate in fused))
+    if kernel not in kernels:
         return Verdict(problem=f"the {kernel} kernel runs only on CUDA")
-    one = found[kernel]
-    if precision not in one.precisions:
-        return Verdict(problem=f"the {kernel} kernel supports only {', '.join(one.precisions)}, not {precision}")
-    if masked and not one.masks:
+    candidate = kernels[kernel]
+    if precision not in candidate.precisions:
+        return Verdict(problem=f"the {kernel} kernel supports only {', '.join(candidate.precisions)}, not {precision}")
+    if masked and not candidate.masks:
         return Verdict(problem=f"the {kernel} kernel does not accept a mask")
-    return Verdict(repeats_heads=heads != kv_heads and not one.groups)
+    return Verdict(repeats_heads=heads != kv_heads and not candidate.groups)
 
 
 def _computes(kernel: Kernel, precision: str, masked: bool) -> bool:

@@ -170,11 +170,11 @@ def knob(default: Value, description: str, *, number: int, **declared: Any) -> A
     kind = _KINDS[type(default)]
     if kind is Kind.BOOL:
         declared.setdefault("choices", (False, True))
-    made = Knob(name="", default=default, description=description, number=number, kind=kind, **declared)
-    return dataclasses.field(default=default, metadata={"knob": made})
+    declaration = Knob(name="", default=default, description=description, number=number, kind=kind, **declared)
+    return dataclasses.field(default=default, metadata={"knob": declaration})
 
 
 def knobs_of(config: type[Any]) -> dict[str, Knob]:
     """The knobs that a dataclass declares, by number."""
-    found = [dataclasses.replace(item.metadata["knob"], name=item.name) for item in dataclasses.fields(config)]
-    return {item.name: item for item in sorted(found, key=lambda item: item.number)}
+    knobs = [dataclasses.replace(item.metadata["knob"], name=item.name) for item in dataclasses.fields(config)]
+    return {item.name: item for item in sorted(knobs, key=lambda item: item.number)}

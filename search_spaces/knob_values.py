@@ -65,14 +65,14 @@ def domain_text(the_knob: Knob) -> str:
     if the_knob.kind is Kind.BOOL:
         return "true or false"
     if the_knob.choices:
-        *others, last = (str(choice) for choice in the_knob.choices)
-        return f"{', '.join(others)} or {last}"
+        *choices, last = (str(choice) for choice in the_knob.choices)
+        return f"{', '.join(choices)} or {last}"
     if the_knob.kind is Kind.CHOICE:
         return the_knob.unit
-    what = f"a whole number of {the_knob.unit}" if the_knob.kind is Kind.INT else f"a {the_knob.unit or 'number'}"
+    quantity = f"a whole number of {the_knob.unit}" if the_knob.kind is Kind.INT else f"a {the_knob.unit or 'number'}"
     if the_knob.maximum is not None:
-        return f"{what} from {the_knob.minimum:g} to {the_knob.maximum:g}"
-    return f"{what}, at least {the_knob.minimum:g}"
+        return f"{quantity} from {the_knob.minimum:g} to {the_knob.maximum:g}"
+    return f"{quantity}, at least {the_knob.minimum:g}"
 
 
 def value_text(value: object) -> str:

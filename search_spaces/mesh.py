@@ -26,7 +26,7 @@ class Mesh:
     """Innermost first: ranks that differ only in the first dimension are neighbours, so tensor ranks share a node."""
     shard: int = 0
     """Ranks of data x context over which states are sharded; 0: all of them."""
-    near: int = 0
+    secondary_shard: int = 0
     """Neighbours among these that shard a second copy of the parameters; 0: no second copy."""
     expert: int = 1
     """Ranks that divide the experts: of tensor x context x data, neighbours with the same slice of each expert."""
@@ -82,11 +82,11 @@ class Mesh:
         Every rank is in one group.
         """
         places = [self.coordinates(rank) for rank in range(self.world_size)]
-        found: dict[tuple[int, ...], list[int]] = {}
+        ranks_by_coordinates: dict[tuple[int, ...], list[int]] = {}
         for rank in sorted(range(self.world_size), key=lambda rank: [places[rank][name] for name in reversed(dimensions)]):
             fixed = tuple(places[rank][name] for name in DIMENSIONS if name not in dimensions)
-            found.setdefault(fixed, []).append(rank)
-        return list(found.values())
+            ranks_by_coordinates.setdefault(fixed, []).append(rank)
+        return list(ranks_by_coordinates.values())
 
     def shard_groups(self) -> list[list[int]]:
         """Groups over which states are sharded: neighbours among the data and context ranks."""
@@ -100,7 +100,7 @@ class Mesh:
 
     def near_groups(self) -> list[list[int]]:
         """Groups that shard a second copy of the parameters: neighbours in a shard group."""
-        size = self.near
+        size = self.secondary_shard
         return [group[first : first + size] for group in self.shard_groups() for first in range(0, len(group), size)]
 
     def expert_groups(self) -> list[list[int]]:
@@ -141,7 +141,7 @@ def make_mesh(config: TrialConfig, world_size: int) -> Mesh:
         pipeline=config.pipeline_parallel_size,
         order=config.rank_order,
         shard=config.hsdp_shard_size if config.zero_stage == 3 else 0,
-        near=config.secondary_shard_size if config.zero_stage == 3 else 0,
+        secondary_shard=config.secondary_shard_size if config.zero_stage == 3 else 0,
         expert=config.expert_parallel_size,
         expert_tensor=config.expert_tensor_parallel_size,
     )

@@ -49,7 +49,7 @@ def moment_bytes(optimizer: str, full: float, ranks: float = float("inf")) -> tu
         case "adamw8bit":
             return QUANTISED_BYTES, QUANTISED_BYTES
         case "onebit_adam":
-            kept = 3 * full + full / ranks
-            return kept, kept
+            bytes_per_element = 3 * full + full / ranks
+            return bytes_per_element, bytes_per_element
         case _:
             return 2 * full, 2 * full

@@ -82,8 +82,8 @@ def compiled(pattern: str) -> Pattern:
         shown = shown if len(shown) <= 80 else f"{shown[:80]}…"
         problem = f"{shown} is not a regular expression"
         raise PatternError("pattern", problem, f"give text of up to {LONGEST_PATTERN} characters")
-    for found, meaning in _READ_DIFFERENTLY:
-        if found.search(pattern):
+    for syntax, meaning in _READ_DIFFERENTLY:
+        if syntax.search(pattern):
             raise PatternError("pattern", f"{pattern!r} {meaning[0]}", meaning[1])
     lines = f"(?m){pattern}".encode("utf-8", "replace")
     if re2 is None:

@@ -88,13 +88,13 @@ def require_known(command: CommandModel) -> None:
     for name in command.script_knobs:
         if name in built_in:
             raise ModelFormatError(f"command.script_knobs.{name}", "is a placeholder already", "give it another name")
-        if name not in {*used, *(own for own, _ in conditions)}:
+        if name not in {*used, *(condition_name for condition_name, _ in conditions)}:
             problem = f"the command has no {{{name}}}"
             raise ModelFormatError(f"command.script_knobs.{name}", problem, "write it where the value belongs")
     for name in used:
         if name not in built_in and name not in command.script_knobs:
-            known = sorted({*built_in, *command.script_knobs})
-            raise unknown_name("placeholder", f"{{{name}}}", known, f"{{{{{name}}}}} is the text itself")
+            placeholders = sorted({*built_in, *command.script_knobs})
+            raise unknown_name("placeholder", f"{{{name}}}", placeholders, f"{{{{{name}}}}} is the text itself")
 
 
 def _require_value(command: CommandModel, name: str, text: str) -> None:
@@ -103,8 +103,8 @@ def _require_value(command: CommandModel, name: str, text: str) -> None:
             problem = f"has no value {text!r}, on which a word of the command depends"
             raise ModelFormatError(f"command.script_knobs.{name}", problem, "give it that value, or correct the word")
     elif name not in KNOBS or name in WITHOUT_PLACEHOLDER:
-        known = sorted({*KNOB_NAMES, *command.script_knobs} - WITHOUT_PLACEHOLDER)
-        raise unknown_name("placeholder", f"{{{name}={text}:…}}", known, "a word can depend on any knob")
+        placeholders = sorted({*KNOB_NAMES, *command.script_knobs} - WITHOUT_PLACEHOLDER)
+        raise unknown_name("placeholder", f"{{{name}={text}:…}}", placeholders, "a word can depend on any knob")
     else:
         parse_value(name, text)
 
@@ -121,14 +121,14 @@ def expressible_values(command: CommandModel) -> dict[str, tuple[Value, ...] | N
 
 def _values_in_conditions(command: CommandModel) -> Iterator[tuple[str, tuple[Value, ...]]]:
     """Each knob in conditional words, with the values in the conditions and its default (for a boolean, both values)."""
-    named: dict[str, list[Value]] = {}
+    condition_values: dict[str, list[Value]] = {}
     for name, text in conditions_in(command.arguments):
         if name in KNOBS:
-            named.setdefault(name, []).append(parse_value(name, text))
-    for name, values in named.items():
+            condition_values.setdefault(name, []).append(parse_value(name, text))
+    for name, values in condition_values.items():
         knob = KNOBS[name]
-        others = knob.choices if knob.kind is Kind.BOOL else ()
-        yield name, tuple(dict.fromkeys((knob.default, *values, *others)))
+        switch_values = knob.choices if knob.kind is Kind.BOOL else ()
+        yield name, tuple(dict.fromkeys((knob.default, *values, *switch_values)))
 
 
 def words_of(

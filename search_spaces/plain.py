@@ -46,11 +46,11 @@ def from_plain(kind: type[T], data: Mapping[str, Any]) -> T:
         ValueError: a value is not a member of its enum, or the dataclass refuses it.
     """
     decoders = _decoders(kind)  # type: ignore[arg-type]
-    known = {name: value for name, value in data.items() if name in decoders}
-    for name, value in known.items():
+    fields = {name: value for name, value in data.items() if name in decoders}
+    for name, value in fields.items():
         if (decode := decoders[name]) is not None:
-            known[name] = decode(value)
-    return kind(**known)
+            fields[name] = decode(value)
+    return kind(**fields)
 
 
 _Decoder = Callable[[Any], Any] | None

@@ -46,8 +46,8 @@ class Group(StrEnum):
 def _found() -> dict[str, tuple[EntryPoint, ...]]:
     if os.environ.get(VARIABLE, "").lower() == "none":
         return {}
-    found = entry_points()
-    return {group: tuple(sorted(found.select(group=group), key=lambda point: point.name)) for group in Group}
+    points = entry_points()
+    return {group: tuple(sorted(points.select(group=group), key=lambda point: point.name)) for group in Group}
 
 
 def plugin_names(group: Group) -> tuple[str, ...]:

@@ -18,9 +18,9 @@ def preset_tables(file: str) -> dict[str, dict[str, Any]]:
     return tomllib.loads((PRESETS / f"{file}.toml").read_text(encoding="utf-8"))
 
 
-def unknown_name(kind: str, name: str, known: Iterable[str], otherwise: str = "") -> UnknownNameError:
+def unknown_name(kind: str, name: str, known_names: Iterable[str], otherwise: str = "") -> UnknownNameError:
     """The error for an unknown name, with the closest known names; `otherwise` describes other accepted input."""
-    names = list(known)
-    near = difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.5)
-    remedy = f"did you mean {' or '.join(near)}?" if near else f"use one of {', '.join(names)}"
+    names = list(known_names)
+    matches = difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.5)
+    remedy = f"did you mean {' or '.join(matches)}?" if matches else f"use one of {', '.join(names)}"
     return UnknownNameError(name, f"no {kind} has this name", remedy + (f" ({otherwise})" if otherwise else ""))

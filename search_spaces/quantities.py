@@ -38,12 +38,12 @@ _FACTORS: Mapping[Quantity, Mapping[str, float]] = {
 
 def read_quantity(quantity: Quantity, text: str) -> float | None:
     """Parse a number to bytes, bytes/s, FLOP/s or ones; None: it is not such a number."""
-    found = _WRITTEN.fullmatch(text.strip())
-    if found is None:
+    match = _WRITTEN.fullmatch(text.strip())
+    if match is None:
         return None
-    unit = re.sub(r"b(?=/s$|ps$)", "bit", found[2]) if quantity is Quantity.RATE else found[2]
+    unit = re.sub(r"b(?=/s$|ps$)", "bit", match[2]) if quantity is Quantity.RATE else match[2]
     factor = 1.0 if not unit else _FACTORS[quantity].get(unit.upper())
-    return None if factor is None else float(found[1].replace("_", "")) * factor
+    return None if factor is None else float(match[1].replace("_", "")) * factor
 
 
 def number_text(value: float, digits: int = 4) -> str:

@@ -142,13 +142,13 @@ class SearchSpace:
 
         A knob whose condition becomes true takes the value of its domain that is nearest to its previous value.
         """
-        found: dict[TrialConfig, None] = {}
+        configs: dict[TrialConfig, None] = {}
         for knob, values in self.domains.items():
             for value in values:
                 moved = self.admitted(config.replace({knob: value}))
                 if moved != config and not check_config(moved, self.context):
-                    found[moved] = None
-        return list(found)
+                    configs[moved] = None
+        return list(configs)
 
     def admitted(self, config: TrialConfig) -> TrialConfig:
         """The canonical configuration of this space's domains that is nearest to `config`, legal or not."""

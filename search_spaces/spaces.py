@@ -115,16 +115,16 @@ def resolve_space(
         model=model, cluster=cluster, workload=workload, world_size=cluster.world_size, capability=capability
     )
     require_documents(context)
-    written, named = _written_domains(text, context)
+    written, explicit_names = _written_domains(text, context)
     pinned = {name: parse_domain(name, pin) if isinstance(pin, str) else pin for name, pin in (pins or {}).items()}
-    rest = base or device_defaults(cluster, capability, model).replace({COMPILED: False})
-    by_default = rest.compile_blocks and COMPILED not in written | pinned
+    base_config = base or device_defaults(cluster, capability, model).replace({COMPILED: False})
+    by_default = base_config.compile_blocks and COMPILED not in written | pinned
     if by_default:
         written[COMPILED] = (True, False)
 
     def space(domains: Mapping[str, Any]) -> SearchSpace:
         resolved = resolve_domains(domains, context)
-        explicit = named | set(pinned)
+        explicit = explicit_names | set(pinned)
         searched = {
             name: values if name in explicit else _available_values(name, values, context)
             for name, values in resolved.items()
@@ -132,7 +132,7 @@ def resolve_space(
         }
         return SearchSpace(
             model=model, cluster=cluster, workload=workload, world_size=cluster.world_size, capability=capability,
-            base=rest, domains=searched, name=text,
+            base=base_config, domains=searched, name=text,
             most_steps=most_steps,
         )  # fmt: skip
 
@@ -164,8 +164,8 @@ def _pins_refused(space: SearchSpace, pinned: Mapping[str, Any]) -> IllegalConfi
     """
     census, rules = space.census(), {rule.name: rule for rule in rules_of(space.capability)}
     reading = [name for name in census.refused if set(rules[name].reads) & set(pinned)]
-    own = [name for name in reading if name != HONOURS.name]
-    rule = rules[(own or reading or list(census.refused))[0]]
+    general_rules = [name for name in reading if name != HONOURS.name]
+    rule = rules[(general_rules or reading or list(census.refused))[0]]
     example = space.refused_example(rule.name)
     if rule is HONOURS and example is not None:
         further = [rules[refusal.rule] for refusal in check_config(example, space.context)]

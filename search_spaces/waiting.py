@@ -7,16 +7,16 @@ WAIT_SHARE = 0.05
 """Share of a step spent waiting for data above which it is reported."""
 
 
-def waiting_text(share: float, model: Model, what: str = "") -> str:
+def waiting_text(share: float, model: Model, prefix: str = "") -> str:
     """The message for a trial that waits for this share of its step; empty: too small to report.
 
     The remedy contains only what this command supports: the number of workers is searched only if the command passes one on.
     """
     if share <= WAIT_SHARE:
         return ""
-    finding = f"{what}waits for data in {share:.0%} of the step, which no layout changes"
-    own = (*model.script_knobs, *model.environment_knobs) if isinstance(model, CommandModel) else ()
-    if workers := next((name for name in own if "worker" in name.lower()), None):
+    finding = f"{prefix}waits for data in {share:.0%} of the step, which no layout changes"
+    script_knobs = (*model.script_knobs, *model.environment_knobs) if isinstance(model, CommandModel) else ()
+    if workers := next((name for name in script_knobs if "worker" in name.lower()), None):
         return f"{finding}: search larger values of {workers}, or prepare samples beforehand"
     passed = "if a DataLoader loads them, pass it {num_workers} and search --script-knob num_workers=0,2,4"
     return f"{finding}: prepare samples beforehand, or {passed}"

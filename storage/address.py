@@ -62,20 +62,20 @@ def without_password(address: str) -> str:
 
     The address may be malformed: an unencoded slash in a password ends the part where parsers look for it.
     """
-    scheme, mark, rest = address.partition("://")
+    scheme, mark, authority = address.partition("://")
     if not mark:
         return address
-    before, query_mark, query = rest.partition("?") if "@" not in rest.partition("?")[2] else (rest, "", "")
-    login, at, place = before.rpartition("@")
+    before, query_mark, query = authority.partition("?") if "@" not in authority.partition("?")[2] else (authority, "", "")
+    login, at, host = before.rpartition("@")
     user, colon, _ = login.partition(":")
-    shown = f"{user}:***@{place}" if colon else f"{user}{at}{place if '[' in place else _PORT.sub(':***', place)}"
+    shown = f"{user}:***@{host}" if colon else f"{user}{at}{host if '[' in host else _PORT.sub(':***', host)}"
     return f"{scheme}://" + _SECRET_PARTS.sub(r"\1***", f"{shown}{query_mark}{query}")
 
 
 def passwords_of(url: URL) -> tuple[str, ...]:
     """Return the passwords in the address, which no message may contain."""
-    named = [url.query.get(name) for name in ("password", "sslpassword")]
-    return tuple(str(text) for text in (url.password, *named) if text)
+    query_passwords = [url.query.get(name) for name in ("password", "sslpassword")]
+    return tuple(str(text) for text in (url.password, *query_passwords) if text)
 
 
 def readable_by_others(address: str) -> Path | None:
@@ -101,9 +101,9 @@ def check_file(path: Path) -> None:
             raise _unavailable(str(path), "is a folder", f"give a file in it: {path / 'autotune.db'}")
         if not path.parent.is_dir():
             raise _unavailable(str(path.parent), "is not a folder that exists", f"make it: mkdir -p {path.parent}")
-        for place in (path, path.parent):
-            if place.exists() and not (place.stat().st_mode & 0o222 and os.access(place, os.W_OK)):
-                raise _unavailable(str(place), "is read-only", f"chmod u+w {place}, or name another database with --db")
+        for target in (path, path.parent):
+            if target.exists() and not (target.stat().st_mode & 0o222 and os.access(target, os.W_OK)):
+                raise _unavailable(str(target), "is read-only", f"chmod u+w {target}, or name another database with --db")
     except (OSError, RuntimeError, ValueError) as error:
         if isinstance(error, DatabaseUnavailableError):
             raise
@@ -120,5 +120,5 @@ def _sqlite(path: str) -> URL:
         raise _unavailable(path, f"cannot be reached ({error})", _USE) from error
 
 
-def _unavailable(place: str, problem: str, remedy: str) -> DatabaseUnavailableError:
-    return DatabaseUnavailableError(f"{place}: {problem}; {remedy}")
+def _unavailable(subject: str, problem: str, remedy: str) -> DatabaseUnavailableError:
+    return DatabaseUnavailableError(f"{subject}: {problem}; {remedy}")

@@ -95,8 +95,8 @@ def placements(session: Session, job_id: str, first: int) -> dict[int, Placement
     """See `Store.placements`."""
     result = readable(AttemptRow.result)
     first_rank = [result["ranks", 0, name].as_string() for name in ("node", "host")]
-    named = func.coalesce(result["node"].as_string(), *first_rank)
-    query = select(AttemptRow.trial_number, AttemptRow.started, named).where(AttemptRow.job_id == job_id)
+    node_name = func.coalesce(result["node"].as_string(), *first_rank)
+    query = select(AttemptRow.trial_number, AttemptRow.started, node_name).where(AttemptRow.job_id == job_id)
     mine = query.where(AttemptRow.state.in_((AttemptState.RUNNING, AttemptState.ACCEPTED)), AttemptRow.trial_number >= first)
     return {number: Placement(started=started, node=node) for number, started, node in session.execute(mine)}
 

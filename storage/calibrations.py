@@ -44,16 +44,16 @@ def calibrations(session: Session, fingerprint: str | None, limit: int) -> list[
     if fingerprint is not None:
         query = query.where(CalibrationRow.fingerprint == fingerprint)
     with contextlib.closing(session.scalars(query.execution_options(yield_per=50))) as rows:
-        found = (record for row in rows if (record := _readable(row)) is not None)
-        return list(itertools.islice(found, limit))
+        records = (record for row in rows if (record := _readable(row)) is not None)
+        return list(itertools.islice(records, limit))
 
 
 def prune_calibrations(session: Session, now: datetime, before: datetime) -> int:
     """Remove old calibrations that a newer one of the same cluster has replaced."""
     del now
     query = select(CalibrationRow.fingerprint, CalibrationRow.id).order_by(CalibrationRow.created, CalibrationRow.id)
-    kept = {row.fingerprint: row.id for row in session.execute(query)}  # the newest of each cluster, which comes last
-    old = CalibrationRow.id.not_in(kept.values()) & (CalibrationRow.created < before)
+    newest_ids = {row.fingerprint: row.id for row in session.execute(query)}  # the newest of each cluster, which comes last
+    old = CalibrationRow.id.not_in(newest_ids.values()) & (CalibrationRow.created < before)
     return int(getattr(session.execute(delete(CalibrationRow).where(old)), "rowcount", 0))
 
 

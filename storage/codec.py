@@ -65,7 +65,7 @@ def load_column(text: Any) -> Any:
 
 
 @contextlib.contextmanager
-def reading(place: str) -> Iterator[None]:
+def reading(row_name: str) -> Iterator[None]:
     """Convert errors while reading a row to an error that names the row.
 
     Raises:
@@ -77,12 +77,12 @@ def reading(place: str) -> Iterator[None]:
         raise
     except (TypeError, ValueError, LookupError, AttributeError, RecursionError) as error:
         detail = (str(error).splitlines() or [type(error).__name__])[0][:200]
-        raise damaged(place, detail) from error
+        raise damaged(row_name, detail) from error
 
 
-def damaged(place: str, detail: str) -> DamagedRowError:
+def damaged(row_name: str, detail: str) -> DamagedRowError:
     """Make the error for a row that cannot be read."""
-    return DamagedRowError(f"{place}: is damaged ({detail}); see `autotune db check`, and restore it from a backup")
+    return DamagedRowError(f"{row_name}: is damaged ({detail}); see `autotune db check`, and restore it from a backup")
 
 
 def clean(text: str) -> str:

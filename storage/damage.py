@@ -44,8 +44,8 @@ def damages(session: Session, job_id: str | None = None) -> Iterator[Damage]:
         query = select(*key).order_by(*key)
         if job_id is not None:
             query = query.where(of_job(table, job_id))
-        with contextlib.closing(session.execute(query.execution_options(yield_per=BATCH))) as found:
-            for keys in found.partitions(BATCH):
+        with contextlib.closing(session.execute(query.execution_options(yield_per=BATCH))) as key_rows:
+            for keys in key_rows.partitions(BATCH):
                 yield from _among(session, table, [tuple(key) for key in keys])
 
 
@@ -55,15 +55,15 @@ def _has_job(table: Table) -> bool:
 
 def _among(session: Session, table: Table, keys: list[tuple[Any, ...]]) -> Iterator[Damage]:
     key = tuple_(*table.primary_key)
-    place = f"{table.name} {'/'.join(map(str, keys[0]))}"
+    first_row = f"{table.name} {'/'.join(map(str, keys[0]))}"
     try:
         rows = session.execute(select(table).where(key.in_(keys))).all()
     except (LookupError, ValueError, TypeError) as error:  # an invalid state or time
         if len(keys) > 1:
-            for one in keys:
-                yield from _among(session, table, [one])
+            for row_key in keys:
+                yield from _among(session, table, [row_key])
         else:
-            yield Damage(place=place, problem=(str(error).splitlines() or ["cannot be read"])[0][:200])
+            yield Damage(place=first_row, problem=(str(error).splitlines() or ["cannot be read"])[0][:200])
         return
     for row in rows:
         name = "/".join(str(row._mapping[column]) for column in table.primary_key)

@@ -42,20 +42,22 @@ def events(session: Session, job_id: str, after: int, limit: int) -> list[EventR
     return [event_record(row) for row in session.execute(query.order_by(EventRow.sequence).limit(limit))]
 
 
-def news(session: Session, known: Mapping[str, int], limit: int) -> dict[str, JobNews]:
+def news(session: Session, sequences: Mapping[str, int], limit: int) -> dict[str, JobNews]:
     """See `Store.news`."""
     rows: list[Any] = []
-    for job_ids in _batches([*known]):
+    for job_ids in _batches([*sequences]):
         rows += session.execute(select(JobRow.id, JobRow.state, JobRow.event_count).where(JobRow.id.in_(job_ids)))
-    found: dict[str, list[EventRecord]] = {row.id: [] for row in rows}
-    for job_ids in _batches([row.id for row in rows if row.event_count > known[row.id]]):
+    job_events: dict[str, list[EventRecord]] = {row.id: [] for row in rows}
+    for job_ids in _batches([row.id for row in rows if row.event_count > sequences[row.id]]):
         parts = [
-            and_(EventRow.job_id == job_id, EventRow.sequence > known[job_id], EventRow.sequence <= known[job_id] + limit)
+            and_(
+                EventRow.job_id == job_id, EventRow.sequence > sequences[job_id], EventRow.sequence <= sequences[job_id] + limit
+            )
             for job_id in job_ids
         ]
         for row in session.execute(select(*_COLUMNS).where(or_(*parts)).order_by(EventRow.job_id, EventRow.sequence)):
-            found[row.job_id].append(event_record(row))
-    return {row.id: JobNews(state=row.state, version=row.event_count, events=tuple(found[row.id])) for row in rows}
+            job_events[row.job_id].append(event_record(row))
+    return {row.id: JobNews(state=row.state, version=row.event_count, events=tuple(job_events[row.id])) for row in rows}
 
 
 def _batches(job_ids: Sequence[str]) -> Iterator[Sequence[str]]:

@@ -219,6 +219,8 @@ def free_ids(session: Session, now: datetime, count: int) -> list[str]:
     """Return unused ids, which sort by the second of creation: YYYYMMDD-HHMMSS-xxxx."""
     free: set[str] = set()
     while len(free) < count:
-        made = {f"{now:%Y%m%d-%H%M%S}-{''.join(secrets.choice(_ALPHABET) for _ in range(4))}" for _ in range(count - len(free))}
-        free |= made - set(session.scalars(select(JobRow.id).where(JobRow.id.in_(made))))
+        candidates = {
+            f"{now:%Y%m%d-%H%M%S}-{''.join(secrets.choice(_ALPHABET) for _ in range(4))}" for _ in range(count - len(free))
+        }
+        free |= candidates - set(session.scalars(select(JobRow.id).where(JobRow.id.in_(candidates))))
     return list(free)

@@ -37,8 +37,8 @@ def create_key(
 
 def authenticate(session: Session, now: datetime, text: str) -> ApiKey | None:
     """See `Store.authenticate`."""
-    prefix, _, rest = text.partition("_")
-    public, _, secret = rest.partition("_")
+    prefix, _, key_text = text.partition("_")
+    public, _, secret = key_text.partition("_")
     if prefix != PREFIX or not 1 <= len(public) <= 16 or set(public) - set(_DIGITS):
         return None
     row = session.get(KeyRow, public)

@@ -30,9 +30,9 @@ def add_output(session: Session, now: datetime, lease: Lease, lines: Sequence[Lo
     3. Remove rows between the attempt's head and its tail.
     """
     job = fenced(session, now, lease)
-    for one in progress:
-        values = {name: value for name, value in to_plain(one).items() if name != "attempt"}
-        attempt = update(AttemptRow).where(AttemptRow.token == one.attempt, AttemptRow.job_id == job.id)
+    for report in progress:
+        values = {name: value for name, value in to_plain(report).items() if name != "attempt"}
+        attempt = update(AttemptRow).where(AttemptRow.token == report.attempt, AttemptRow.job_id == job.id)
         session.execute(attempt.values(progress=values, progress_time=now))
     by_attempt: defaultdict[str, list[LogLines]] = defaultdict(list)
     for item in lines:
@@ -53,31 +53,31 @@ def logs(
     return [_record(row) for row in session.execute(query.order_by(LogRow.sequence).limit(limit))]
 
 
-def log_news(session: Session, known: Mapping[tuple[str, int], int], limit: int) -> dict[tuple[str, int], LogNews]:
+def log_news(session: Session, sequences: Mapping[tuple[str, int], int], limit: int) -> dict[tuple[str, int], LogNews]:
     """See `Store.log_news`."""
-    trials = tuple_(TrialRow.job_id, TrialRow.number).in_(list(known))
+    trials = tuple_(TrialRow.job_id, TrialRow.number).in_(list(sequences))
     last = select(func.max(LogRow.sequence)).where(LogRow.job_id == TrialRow.job_id, LogRow.trial_number == TrialRow.number)
     over = or_(TrialRow.outcome.is_not(None), JobRow.state.in_(ENDED))
     query = select(TrialRow.job_id, TrialRow.number, over, last.scalar_subquery()).join(JobRow, JobRow.id == TrialRow.job_id)
-    found: dict[tuple[str, int], LogNews] = {}
+    trial_news: dict[tuple[str, int], LogNews] = {}
     for job_id, number, is_over, newest in session.execute(query.where(trials)):
-        after = known[job_id, number]
+        after = sequences[job_id, number]
         parts = logs(session, job_id, number, after, limit, None, None) if (newest or 0) > after else []
         complete = not parts or parts[-1].sequence == newest
-        found[job_id, number] = LogNews(last=newest or 0, over=bool(is_over) and complete, parts=tuple(parts))
-    return found
+        trial_news[job_id, number] = LogNews(last=newest or 0, over=bool(is_over) and complete, parts=tuple(parts))
+    return trial_news
 
 
 def progress(session: Session, job_ids: Collection[str]) -> dict[str, list[ProgressRecord]]:
     """See `Store.progress`."""
-    found: dict[str, list[ProgressRecord]] = {job_id: [] for job_id in job_ids}
+    job_progress: dict[str, list[ProgressRecord]] = {job_id: [] for job_id in job_ids}
     columns = (AttemptRow.job_id, AttemptRow.trial_number, AttemptRow.number, AttemptRow.progress, AttemptRow.progress_time)
     runs = and_(AttemptRow.job_id.in_(job_ids), AttemptRow.state == AttemptState.RUNNING)
     query = select(*columns).where(runs, AttemptRow.progress_time.is_not(None)).order_by(AttemptRow.trial_number)
     for job_id, trial, number, values, time in session.execute(query):
         if (record := _progress_record(trial, number, time, values)) is not None:
-            found[job_id].append(record)
-    return found
+            job_progress[job_id].append(record)
+    return job_progress
 
 
 def _progress_record(trial: int, attempt: int, time: datetime, values: Any) -> ProgressRecord | None:
@@ -112,17 +112,17 @@ def _place(session: Session, job_id: str, token: str) -> _Place:
     return _Place(key, last or 0, printed or 0)
 
 
-def _add(session: Session, now: datetime, place: _Place, printed: Sequence[LogLines]) -> int:
+def _add(session: Session, now: datetime, attempt: _Place, printed: Sequence[LogLines]) -> int:
     """Write the output; return by how many bytes the stored output grows."""
-    rows, end, more = [], place.end, 0
-    for sequence, (rank, left_out, text) in enumerate(_parts(printed), place.last + 1):
+    rows, end, more = [], attempt.end, 0
+    for sequence, (rank, left_out, text) in enumerate(_parts(printed), attempt.last + 1):
         start, size = end + left_out, len(text.encode())
         part = {"sequence": sequence, "rank": rank, "time": now, "start": start, "size": size, "text": text}
-        rows.append(place.key | part)
+        rows.append(attempt.key | part)
         end, more = start + size, more + size
     session.execute(insert(table_of(LogRow)), rows)
     if end > LOG_HEAD_BYTES + LOG_TAIL_BYTES:
-        mine = and_(*(getattr(LogRow, name) == value for name, value in place.key.items()))
+        mine = and_(*(getattr(LogRow, name) == value for name, value in attempt.key.items()))
         middle = delete(LogRow).where(mine, LogRow.start >= LOG_HEAD_BYTES, LogRow.start < end - LOG_TAIL_BYTES)
         more -= sum(session.scalars(middle.returning(LogRow.size)))
     return more

@@ -20,10 +20,10 @@ def overviews(session: Session, job_ids: Collection[str]) -> dict[str, Overview]
     query = select(
         TrialRow.job_id, TrialRow.outcome, func.count(), func.sum(case((ran, 1), else_=0)), func.sum(running), *counts
     )
-    found: dict[str, list[Any]] = {job_id: [] for job_id in job_ids}
+    job_rows: dict[str, list[Any]] = {job_id: [] for job_id in job_ids}
     for row in session.execute(query.where(TrialRow.job_id.in_(job_ids)).group_by(TrialRow.job_id, TrialRow.outcome)):
-        found[row[0]].append(row)
-    return {job_id: _overview(rows) for job_id, rows in found.items()}
+        job_rows[row[0]].append(row)
+    return {job_id: _overview(rows) for job_id, rows in job_rows.items()}
 
 
 def _overview(rows: list[Any]) -> Overview:

@@ -80,12 +80,12 @@ class PostgreSQL(Backend):
         return Fault.OUTAGE if code in _REMEDIES else Fault.OURS
 
     def remedy(self, error: DBAPIError) -> tuple[str, str] | None:
-        found = _REMEDIES.get(_code(error))
-        if found is None and "does not exist" in str(error.orig) and "database" in str(error.orig):
+        code_remedy = _REMEDIES.get(_code(error))
+        if code_remedy is None and "does not exist" in str(error.orig) and "database" in str(error.orig):
             return _REMEDIES["3D000"]  # while connecting, psycopg only has the server's message
-        if found is None and "authentication failed" in str(error.orig):
+        if code_remedy is None and "authentication failed" in str(error.orig):
             return _REMEDIES["28P01"]
-        return found
+        return code_remedy
 
     def now(self, session: Session) -> datetime:
         moment = session.scalar(select(func.clock_timestamp()))

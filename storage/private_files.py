@@ -13,9 +13,9 @@ FOLDER = 0o700
 
 def make_private_folder(folder: Path) -> None:
     """Create a folder and its missing parents with mode 0700. An existing folder stays unchanged."""
-    missing = [place for place in (folder, *folder.parents) if not place.exists()]
-    for place in reversed(missing):
-        place.mkdir(mode=FOLDER, exist_ok=True)
+    missing = [parent for parent in (folder, *folder.parents) if not parent.exists()]
+    for parent in reversed(missing):
+        parent.mkdir(mode=FOLDER, exist_ok=True)
 
 
 def make_private_file(file: Path) -> None:

@@ -44,23 +44,23 @@ _CLAIMS = 4_281_703_165
 
 
 def submit_all(
-    session: Session, now: datetime, submissions: Sequence[tuple[Mapping[str, Any], Submission]], here: Actor
+    session: Session, now: datetime, submissions: Sequence[tuple[Mapping[str, Any], Submission]], local_actor: Actor
 ) -> list[tuple[JobRecord, bool] | SubmissionConflictError | QuotaExceededError]:
-    """See `Store.submit_all`; `here` is the actor of submissions without one. The number of statements does not depend on the
-    number of submissions.
+    """See `Store.submit_all`; `local_actor` is the actor of submissions without one. The number of statements does not depend
+    on the number of submissions.
 
     1. Read the known keys with their jobs, and the use and limits of each submitter.
     2. Create a row for each new job within the quota; a repeated key stands for the first job.
     3. Write the jobs before the rows that refer to them.
     """
-    known = _known_keys(session, [submission for _, submission in submissions])
+    earlier_jobs = _known_keys(session, [submission for _, submission in submissions])
     budget = _QuotaBudget(session, now, [submission for _, submission in submissions])
     free = iter(jobs.free_ids(session, now, len(submissions)))
     answers: list[tuple[JobRow, bool] | SubmissionConflictError | QuotaExceededError] = []
     later: list[EventRow | SubmissionRow] = []
     for request, submission in submissions:
-        place = (submission.submitter, submission.key)
-        if submission.key is None or place not in known:
+        owner_key = (submission.submitter, submission.key)
+        if submission.key is None or owner_key not in earlier_jobs:
             job = jobs.new_row(next(free), now, request)
             job.submitter, job.priority, job.devices = submission.submitter, submission.priority, submission.devices
             job.queued = now
@@ -70,12 +70,12 @@ def submit_all(
                 answers.append(error)
                 continue
             session.add(job)
-            audit.record(session, now, submission.by or here, "job.submit", job.id, {"model": job.request.get("model")})
+            audit.record(session, now, submission.by or local_actor, "job.submit", job.id, {"model": job.request.get("model")})
             later += _dependent_rows(now, job, submission)
             answers.append((job, True))
-            known[place] = (job, submission.body_hash)
-        elif known[place][1] == submission.body_hash:
-            answers.append((known[place][0], False))
+            earlier_jobs[owner_key] = (job, submission.body_hash)
+        elif earlier_jobs[owner_key][1] == submission.body_hash:
+            answers.append((earlier_jobs[owner_key][0], False))
         else:
             problem = f"the key {submission.key!r} was used before, with another body"
             answers.append(SubmissionConflictError(f"{problem}; use a new key for a new job"))
@@ -119,8 +119,8 @@ def _known_keys(session: Session, submissions: Sequence[Submission]) -> dict[tup
     if not keys:
         return {}
     query = select(SubmissionRow, JobRow).join(JobRow, JobRow.id == SubmissionRow.job_id)
-    found = session.execute(query.where(tuple_(SubmissionRow.submitter, SubmissionRow.key).in_(keys))).all()
-    return {(row.submitter, row.key): (job, row.body_hash) for row, job in found}
+    key_rows = session.execute(query.where(tuple_(SubmissionRow.submitter, SubmissionRow.key).in_(keys))).all()
+    return {(row.submitter, row.key): (job, row.body_hash) for row, job in key_rows}
 
 
 def _dependent_rows(now: datetime, job: JobRow, submission: Submission) -> list[EventRow | SubmissionRow]:
@@ -128,32 +128,34 @@ def _dependent_rows(now: datetime, job: JobRow, submission: Submission) -> list[
     created = events.new_row(now, job, EventKind.JOB_CREATED, {})
     if submission.key is None:
         return [created]
-    named = SubmissionRow(submitter=submission.submitter, key=submission.key, body_hash=submission.body_hash, job_id=job.id)
-    return [created, named]
+    submission_row = SubmissionRow(
+        submitter=submission.submitter, key=submission.key, body_hash=submission.body_hash, job_id=job.id
+    )
+    return [created, submission_row]
 
 
 def ask(
-    session: Session, now: datetime, job_id: str, wanted: Ask, budget: Mapping[str, Any], for_worker: bool, by: Actor
+    session: Session, now: datetime, job_id: str, change: Ask, budget: Mapping[str, Any], for_worker: bool, by: Actor
 ) -> JobRecord:
     """See `Store.ask`."""
     job = leases.locked(session, job_id)
     before = job.state
-    job.state = _after(job, now, wanted, budget)
-    audit.record(session, now, by, f"job.{wanted}", job.id, budget)
+    job.state = _after(job, now, change, budget)
+    audit.record(session, now, by, f"job.{change}", job.id, budget)
     if job.state is JobState.QUEUED and before is not JobState.QUEUED:
         quotas.require_quota(session, now, job.submitter, by.limits, 1, 0)
     _change(session, now, job, budget)
     queues = for_worker and job.queued is None
-    if job.state is before and (wanted is not Ask.RESUME or not queues or before is not JobState.QUEUED):
+    if job.state is before and (change is not Ask.RESUME or not queues or before is not JobState.QUEUED):
         return job_record(job)
     job.reason = job.message = ""
-    if wanted is Ask.RESUME:
+    if change is Ask.RESUME:
         job.queued = now if for_worker else None
     elif job.state not in HELD:
         abandon(session, now, job)
         leases.free(job)
-        job.state, job.reason, job.message = ASKED[_LATER[wanted]]
-    append_event(session, now, job, EventKind.JOB_ASKED, {"ask": wanted, "state": job.state})
+        job.state, job.reason, job.message = ASKED[_LATER[change]]
+    append_event(session, now, job, EventKind.JOB_ASKED, {"ask": change, "state": job.state})
     announce(session, now, job)
     return job_record(job)
 
@@ -221,8 +223,8 @@ def _waiting(now: datetime, limits: QueueLimits) -> Any:
     today = and_(UsageRow.submitter == JobRow.submitter, UsageRow.day == day_of(now))
     used = func.coalesce(select(UsageRow.device_seconds).where(today).scalar_subquery(), 0.0)
     theirs = and_(QuotaRow.owner == JobRow.submitter, QuotaRow.quota == str(Quota.DEVICE_HOURS))
-    own = select(QuotaRow.most * 3600.0).where(theirs).scalar_subquery()
-    query = query.where(used < func.coalesce(own, math.inf if limits.device_seconds is None else limits.device_seconds))
+    own_limit = select(QuotaRow.most * 3600.0).where(theirs).scalar_subquery()
+    query = query.where(used < func.coalesce(own_limit, math.inf if limits.device_seconds is None else limits.device_seconds))
     query = query.order_by(JobRow.priority.desc(), running.asc(), JobRow.queued, JobRow.id).limit(1)
     return query.with_for_update(skip_locked=True, of=JobRow)
 
@@ -234,35 +236,35 @@ def _suitable(limits: QueueLimits) -> list[ColumnElement[bool]]:
 
 
 def _held(row: Any, now: datetime) -> ColumnElement[bool]:
-    held: ColumnElement[bool] = and_(row.state.in_(HELD), row.lease_host.is_not(None), row.lease_expires > now)
-    return held
+    condition: ColumnElement[bool] = and_(row.state.in_(HELD), row.lease_host.is_not(None), row.lease_expires > now)
+    return condition
 
 
-def _after(job: JobRow, now: datetime, wanted: Ask, budget: Mapping[str, Any]) -> JobState:
+def _after(job: JobRow, now: datetime, change: Ask, budget: Mapping[str, Any]) -> JobState:
     """Return the state that follows immediately.
 
     Raises:
         JobStateError: the request does not fit the job's state.
     """
     state = job.state
-    if wanted is Ask.RESUME:
+    if change is Ask.RESUME:
         if state in (JobState.PAUSED, JobState.FAILED, JobState.QUEUED) or _has_more(job, budget):
             return JobState.QUEUED
         if state is JobState.RUNNING:
             return state
         if state is JobState.SUCCEEDED:
             had = [f"{name} above {job.request[name]:g}" for name in BUDGET if job.request.get(name) is not None]
-            raise _misfit(job, wanted, f"give it a larger budget ({' or '.join(had)}), or clone it")
-        raise _misfit(job, wanted, "only a paused, failed or succeeded job can be resumed")
+            raise _misfit(job, change, f"give it a larger budget ({' or '.join(had)}), or clone it")
+        raise _misfit(job, change, "only a paused, failed or succeeded job can be resumed")
     if state in HELD:
         if leases.is_held(now, job):
-            return max(state, _LATER[wanted], key=_STRENGTH.index)
+            return max(state, _LATER[change], key=_STRENGTH.index)
         state = JobState.PAUSED  # its process is dead: there is nothing to wait for
     if state in (JobState.QUEUED, JobState.PAUSED, JobState.FAILED):
-        return ASKED[_LATER[wanted]][0]
-    if (state is JobState.CANCELLED and wanted is Ask.CANCEL) or (job.reason == StopReason.STOPPED and wanted is Ask.STOP):
+        return ASKED[_LATER[change]][0]
+    if (state is JobState.CANCELLED and change is Ask.CANCEL) or (job.reason == StopReason.STOPPED and change is Ask.STOP):
         return state  # already done
-    raise _misfit(job, wanted, "it has ended")
+    raise _misfit(job, change, "it has ended")
 
 
 def _has_more(job: JobRow, budget: Mapping[str, Any]) -> bool:
@@ -271,5 +273,5 @@ def _has_more(job: JobRow, budget: Mapping[str, Any]) -> bool:
     return job.state is JobState.SUCCEEDED and (raised or job.reason == StopReason.STOPPED)
 
 
-def _misfit(job: JobRow, wanted: Ask, why: str) -> JobStateError:
-    return JobStateError(f"job {job.id} is {job.state}, so that it cannot {wanted}; {why}")
+def _misfit(job: JobRow, change: Ask, why: str) -> JobStateError:
+    return JobStateError(f"job {job.id} is {job.state}, so that it cannot {change}; {why}")

@@ -38,12 +38,12 @@ def require(quota: Quota, used: float, more: float, most: float | None) -> None:
 
 def effective(session: Session, owners: Collection[str], defaults: Quotas) -> dict[str, Quotas]:
     """Return the limits of each owner."""
-    found = dict.fromkeys(owners, defaults)
-    known = {field.name for field in fields(Quotas)}
+    limits = dict.fromkeys(owners, defaults)
+    quota_names = {field.name for field in fields(Quotas)}
     for row in session.scalars(select(QuotaRow).where(QuotaRow.owner.in_(owners))):
-        if row.quota in known:
-            found[row.owner] = replace(found[row.owner], **{row.quota: None if math.isinf(row.most) else row.most})
-    return found
+        if row.quota in quota_names:
+            limits[row.owner] = replace(limits[row.owner], **{row.quota: None if math.isinf(row.most) else row.most})
+    return limits
 
 
 def taken(session: Session, now: datetime, owners: Collection[str]) -> dict[str, dict[Quota, float]]:
@@ -51,15 +51,15 @@ def taken(session: Session, now: datetime, owners: Collection[str]) -> dict[str,
 
     This takes two statements for any number of owners. The first only reads the index, however large the requests are.
     """
-    found = {owner: {Quota.QUEUED_JOBS: 0.0, Quota.STORED_BYTES: 0.0, Quota.DEVICE_HOURS: 0.0} for owner in owners}
+    used = {owner: {Quota.QUEUED_JOBS: 0.0, Quota.STORED_BYTES: 0.0, Quota.DEVICE_HOURS: 0.0} for owner in owners}
     queued = func.sum(case((JobRow.state == JobState.QUEUED, 1), else_=0))
     jobs = select(JobRow.submitter, queued, func.sum(JobRow.stored_bytes)).where(JobRow.submitter.in_(owners))
     for owner, count, size in session.execute(jobs.group_by(JobRow.submitter)):
-        found[owner] |= {Quota.QUEUED_JOBS: float(count), Quota.STORED_BYTES: float(size)}
+        used[owner] |= {Quota.QUEUED_JOBS: float(count), Quota.STORED_BYTES: float(size)}
     today = select(UsageRow.submitter, UsageRow.device_seconds).where(UsageRow.submitter.in_(owners))
     for owner, seconds in session.execute(today.where(UsageRow.day == day_of(now))):
-        found[owner][Quota.DEVICE_HOURS] = seconds / 3600
-    return found
+        used[owner][Quota.DEVICE_HOURS] = seconds / 3600
+    return used
 
 
 def lock(session: Session, owners: Collection[str]) -> None:
@@ -99,11 +99,11 @@ def require_within(limits: Quotas, had: Mapping[Quota, float], jobs: int, size: 
 def uses(session: Session, now: datetime, owner: str, defaults: Quotas) -> list[QuotaUse]:
     """See `Store.quotas`."""
     limits = effective(session, [owner], defaults)[owner]
-    own = set(session.scalars(select(QuotaRow.quota).where(QuotaRow.owner == owner)))
+    overridden = set(session.scalars(select(QuotaRow.quota).where(QuotaRow.owner == owner)))
     webhooks = session.scalar(select(func.count()).where(WebhookRow.owner == owner)) or 0
     had = taken(session, now, [owner])[owner] | {Quota.WEBHOOKS: float(webhooks)}
     return [
-        QuotaUse(quota=quota, used=had.get(quota, 0.0), most=limits.of(quota), own=str(quota) in own) for quota in Quota
+        QuotaUse(quota=quota, used=had.get(quota, 0.0), most=limits.of(quota), own=str(quota) in overridden) for quota in Quota
     ]  # fmt: skip
 
 

@@ -124,8 +124,8 @@ def summary_of(request: Any) -> dict[str, Any]:
     """
     if not isinstance(request, Mapping) or DAMAGED in request:
         return {DAMAGED: ""}
-    found = {name: request[name] for name in LISTED if name in request}
-    return {name: value for name, value in found.items() if not isinstance(value, dict)}
+    summary = {name: request[name] for name in LISTED if name in request}
+    return {name: value for name, value in summary.items() if not isinstance(value, dict)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,8 +14,8 @@ from storage.tables import DeliveryRow, EventRow, JobRow, LogRow, SubmissionRow
 
 def old_jobs(session: Session, before: datetime) -> list[str]:
     """Jobs that ended before this time and still have events."""
-    left = JobRow.events_removed < JobRow.event_count
-    return list(session.scalars(select(JobRow.id).where(JobRow.state.in_(ENDED), JobRow.updated < before, left)))
+    has_events = JobRow.events_removed < JobRow.event_count
+    return list(session.scalars(select(JobRow.id).where(JobRow.state.in_(ENDED), JobRow.updated < before, has_events)))
 
 
 def prune_job(session: Session, now: datetime, job_id: str, before: datetime) -> tuple[int, int]:

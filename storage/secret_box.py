@@ -82,8 +82,8 @@ class SecretBox:
             raise SecretError(f"{file}: cannot be made ({error.strerror}); give a key in {KEYS_VARIABLE}") from None
 
     def _file(self) -> Path:
-        if named := os.environ.get(FILE_VARIABLE):
-            return Path(named)
+        if key_file := os.environ.get(FILE_VARIABLE):
+            return Path(key_file)
         if self._address.get_backend_name() == "sqlite":
             return Path(f"{self._address.database}.key")
         return default_file().with_name("secret.key")

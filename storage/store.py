@@ -124,16 +124,16 @@ class Store:
     ) -> None:
         """Open the database; see `open_store`. `clock` returns the time in UTC; None: the database's clock."""
         address = parse_address(url)
-        place = describe(address)
+        location = describe(address)
         if address.get_backend_name() == "sqlite":
-            check_file(Path(place))
-            make_private_file(Path(place))  # SQLite creates its journals with the mode of the file
+            check_file(Path(location))
+            make_private_file(Path(location))  # SQLite creates its journals with the mode of the file
         self._clock = clock
         self._database = Database(address, busy_seconds, outage_seconds)
         self._secret_box = SecretBox(address)
         self._actor = audit.local_actor()
         try:
-            self._database.migrate(lambda session: migrate(session.connection(), place))
+            self._database.migrate(lambda session: migrate(session.connection(), location))
         except BaseException:
             self._database.close()
             raise
@@ -179,8 +179,8 @@ class Store:
 
     def jobs_of(self, job_ids: Sequence[str]) -> list[JobRecord | None]:
         """Return the result of `exact_jobs` for each id, in order; None: there is no such job."""
-        found = self.exact_jobs(set(job_ids))
-        return [found.get(job_id) for job_id in job_ids]
+        jobs_by_id = self.exact_jobs(set(job_ids))
+        return [jobs_by_id.get(job_id) for job_id in job_ids]
 
     def submit(self, request: Mapping[str, Any], submission: Submission) -> tuple[JobRecord, bool]:
         """Create a job for the workers, in state QUEUED; return it, and whether it is new.
@@ -202,7 +202,7 @@ class Store:
         """Submit several jobs in one transaction. Return for each, in order, what `submit` would return or raise."""
         return self._write(queue.submit_all, submissions, self._actor)
 
-    def ask(self, job_id: str, wanted: Ask, budget: Mapping[str, Any] | None = None, for_worker: bool = True) -> JobRecord:
+    def ask(self, job_id: str, change: Ask, budget: Mapping[str, Any] | None = None, for_worker: bool = True) -> JobRecord:
         """Request a change. A job without a holder changes immediately; a holder sees the request by the state in its lease.
 
         Repeating a pending or completed request changes nothing. Of two requests to a running job, the stronger one wins
@@ -210,7 +210,7 @@ class Store:
 
         Args:
             job_id: the job.
-            wanted: the requested change.
+            change: the requested change.
             budget: with RESUME, the new totals of `trials` or `max_seconds`. A job that SUCCEEDED continues if one of them is
                 larger than before, or if a user had stopped it.
             for_worker: with RESUME, whether a worker may take the job; else it waits for a process that names it.
@@ -220,7 +220,7 @@ class Store:
             JobStateError: the request does not fit the job's state.
             QuotaExceededError: the job would be queued again, and its submitter may not have another queued job.
         """
-        return self._write(queue.ask, job_id, wanted, budget or {}, for_worker, self._actor)
+        return self._write(queue.ask, job_id, change, budget or {}, for_worker, self._actor)
 
     def change_request(self, job_id: str, version: int | None, changes: Mapping[str, Any]) -> JobRecord:
         """Set fields of the job's request; with `version`, only if the job still has this version.
@@ -398,9 +398,9 @@ class Store:
         """Return the output of a trial's ranks after the part `after`, in order; of one attempt or rank, or of all."""
         return self._read(logs.logs, job_id, trial_number, after, limit, attempt, rank)
 
-    def log_news(self, known: Mapping[tuple[str, int], int], limit: int = 1000) -> dict[tuple[str, int], LogNews]:
-        """Return new output of trials. `known`: (job, trial) -> sequence of the last known part. Omits unknown trials."""
-        return self._read(logs.log_news, known, limit)
+    def log_news(self, sequences: Mapping[tuple[str, int], int], limit: int = 1000) -> dict[tuple[str, int], LogNews]:
+        """Return new output of trials. `sequences`: (job, trial) -> sequence of the last known part. Omits unknown trials."""
+        return self._read(logs.log_news, sequences, limit)
 
     def progress(self, job_ids: Collection[str]) -> dict[str, list[ProgressRecord]]:
         """Return the last progress of each running attempt of these jobs, by trial."""
@@ -416,12 +416,12 @@ class Store:
         """Return events of a job with a sequence above `after`, in order."""
         return self._read(events.events, job_id, after, limit)
 
-    def news(self, known: Mapping[str, int], limit: int = 1000) -> dict[str, JobNews]:
-        """Return the news of the existing jobs. `known`: job -> sequence of its last known event.
+    def news(self, sequences: Mapping[str, int], limit: int = 1000) -> dict[str, JobNews]:
+        """Return the news of the existing jobs. `sequences`: job -> sequence of its last known event.
 
         All news are from one moment, with at most `limit` events for each job.
         """
-        return self._read(events.news, known, limit)
+        return self._read(events.news, sequences, limit)
 
     def figures(self) -> Figures:
         """Return counts over all jobs. Does not wait for an unavailable database."""

@@ -185,15 +185,15 @@ def _batches(
     rows: Iterator[tuple[int, str, dict[str, Any]]], models: tuple[type[Base], ...], of: str
 ) -> Iterator[tuple[Table, list[_Numbered]]]:
     """Yield batches of at most `BATCH` rows, table by table, with values converted for their columns."""
-    known = {table_of(model).name: table_of(model) for model in models}
+    tables = {table_of(model).name: table_of(model) for model in models}
     every = {table_of(model).name for model in EVERYTHING}
     for name, batch in itertools.groupby(rows, key=lambda item: item[1]):
         while chunk := list(itertools.islice(batch, BATCH)):
-            if name in every and name not in known:
+            if name in every and name not in tables:
                 raise TransferError(f"line {chunk[0][0]}: rows of {name} do not belong in {of}; leave them out")
-            if name not in known:
+            if name not in tables:
                 raise TransferError(f"line {chunk[0][0]}: table {name!r} is not known; {REMEDY}")
-            yield known[name], [(number, _checked(known[name], number, row)) for number, _, row in chunk]
+            yield tables[name], [(number, _checked(tables[name], number, row)) for number, _, row in chunk]
 
 
 def _checked(table: Table, number: int, row: dict[str, Any]) -> dict[str, Any]:
@@ -307,8 +307,8 @@ def _require_whole(session: Session, job_id: str) -> None:
         raise TransferError(f"job {job_id}: has more trials or events than it counts; {REMEDY}")
     if (session.scalar(select(func.min(LogRow.size)).where(LogRow.job_id == job_id)) or 0) < 0:
         raise TransferError(f"job {job_id}: has output with a negative size; {REMEDY}")
-    if found := next(iter(damages(session, job_id)), None):
-        raise TransferError(f"{found.place}: {found.problem}; {REMEDY}")
+    if damage := next(iter(damages(session, job_id)), None):
+        raise TransferError(f"{damage.place}: {damage.problem}; {REMEDY}")
 
 
 def _count_bytes(session: Session, job_ids: list[str]) -> None:

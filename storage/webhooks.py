@@ -47,8 +47,8 @@ def webhooks(session: Session, owner: str | None) -> list[Webhook]:
 
 def delete_webhook(session: Session, now: datetime, webhook_id: str, by: Actor) -> None:
     """See `Store.delete_webhook`."""
-    found = session.scalars(delete(WebhookRow).where(WebhookRow.id == webhook_id).returning(WebhookRow.id)).all()
-    if not found:
+    deleted_ids = session.scalars(delete(WebhookRow).where(WebhookRow.id == webhook_id).returning(WebhookRow.id)).all()
+    if not deleted_ids:
         raise UnknownWebhookError(f"there is no webhook {webhook_id!r}; list yours with GET /v1/webhooks")
     audit.record(session, now, by, "webhook.delete", webhook_id, {})
 
@@ -95,9 +95,9 @@ def claim_deliveries(
     rows = select(DeliveryRow, WebhookRow).join(WebhookRow, WebhookRow.id == DeliveryRow.webhook_id)
     # Check again, because another process may have claimed them before they were locked.
     mine = rows.where(DeliveryRow.id.in_(chosen), DeliveryRow.state == DeliveryState.PENDING, DeliveryRow.due <= now)
-    found = session.execute(mine.order_by(DeliveryRow.due).with_for_update(skip_locked=True, of=DeliveryRow)).all()
+    locked_rows = session.execute(mine.order_by(DeliveryRow.due).with_for_update(skip_locked=True, of=DeliveryRow)).all()
     claimed: list[Delivery] = []
-    for row, delivery in _readable(found):
+    for row, delivery in _readable(locked_rows):
         row.due = now + timedelta(seconds=seconds)
         if delivery is None:
             row.state = DeliveryState.GIVEN_UP  # a damaged delivery can never be sent
@@ -156,9 +156,9 @@ def _delivery(row: DeliveryRow, webhook: WebhookRow) -> Delivery:
         )  # fmt: skip
 
 
-def _readable(found: Iterable[Any]) -> Iterator[tuple[DeliveryRow, Delivery | None]]:
+def _readable(delivery_rows: Iterable[Any]) -> Iterator[tuple[DeliveryRow, Delivery | None]]:
     """Yield the deliveries; None for a damaged one."""
-    for row, webhook in found:
+    for row, webhook in delivery_rows:
         try:
             yield row, _delivery(row, webhook)
         except DamagedRowError:

@@ -148,7 +148,7 @@ def _form_fields(settings: Settings) -> tuple[FormField, ...]:
             "objective": list(Objective), "strategy": strategy_names(), "optimizer": OPTIMIZERS, "runner": settings.runners,
         }.items()
     }  # fmt: skip
-    found = [
+    form_fields = [
         FormField(
             name=name, label=declared.label, section=declared.section, kind=_kind(name, kind, declared, options),
             measure=declared.measure, hint=declared.help_of(FORM), options=options.get(name, ()),
@@ -161,15 +161,21 @@ def _form_fields(settings: Settings) -> tuple[FormField, ...]:
         name="priority", label="Priority", section="search", kind="number", measure="",
         hint="-100 to 100; higher ones go first.", options=(), foresees=False,
     )  # fmt: skip
-    return (*found, priority)
+    return (*form_fields, priority)
 
 
 def _kind(name: str, kind: Any, declared: RequestField, options: Mapping[str, tuple[FormOption, ...]]) -> str:
     """How a field is entered."""
     plain = plain_type(kind)
-    own = {"memory_limit": "bytes", "environment_settings": "texts", "tags": "words", "goodput": "texts", "trackers": "words"}
-    if name in options or name in own:
-        return own.get(name, "choice")
+    special_kinds = {
+        "memory_limit": "bytes",
+        "environment_settings": "texts",
+        "tags": "words",
+        "goodput": "texts",
+        "trackers": "words",
+    }
+    if name in options or name in special_kinds:
+        return special_kinds.get(name, "choice")
     if plain is bool:
         return "switch"
     return "text" if plain is str else "percent" if declared.unit == "SHARE" else "number"
@@ -183,17 +189,17 @@ def _labelled(engine: str) -> str:
 @cache
 def _models() -> tuple[Choice, ...]:
     models = [resolve_model(name) for name in preset_tables("models")]
-    return tuple(Choice(name=one.name, note=f"{_short(one.parameter_count)} parameters") for one in models)
+    return tuple(Choice(name=model.name, note=f"{_short(model.parameter_count)} parameters") for model in models)
 
 
 @cache
 def _clusters() -> tuple[Choice, ...]:
-    found = [Choice(name="local", note="this server's own devices")]
+    cluster_choices = [Choice(name="local", note="this server's own devices")]
     for name in preset_tables("clusters"):
         node = resolve_cluster(name)
         linked = f", {node.link_domain_size} in a link domain" if node.nodes_per_link_domain > 1 else ""
-        found.append(Choice(name=name, note=f"{node.devices_per_node} x {node.device.name} a node{linked}"))
-    return tuple(found)
+        cluster_choices.append(Choice(name=name, note=f"{node.devices_per_node} x {node.device.name} a node{linked}"))
+    return tuple(cluster_choices)
 
 
 @cache

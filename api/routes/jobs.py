@@ -119,19 +119,19 @@ def list_jobs(
     """The newest jobs first, without their whole requests (see GET /v1/jobs/{id}). A page with long rows has fewer items."""
     if cursor is not None:
         visible_job(store, principal, cursor, "cursor")
-    whose = submitter if principal.sees_all else principal.owner
-    if submitter is not None and submitter != whose:
+    owner = submitter if principal.sees_all else principal.owner
+    if submitter is not None and submitter != owner:
         return page_response((), None)
-    having = JobFilter(states=state or (), submitter=whose, tags=tag or (), text=text)
-    found = [*enumerate(store.job_summaries(limit + 1, cursor, having), 1)]
+    having = JobFilter(states=state or (), submitter=owner, tags=tag or (), text=text)
+    numbered_jobs = [*enumerate(store.job_summaries(limit + 1, cursor, having), 1)]
     parts, shown, more = page(
-        lambda first, most: found[first : first + most],
+        lambda first, most: numbered_jobs[first : first + most],
         0,
         limit,
         lambda item: to_json(job_summary(item[1]), inf_nan_mode="null"),
         lambda item: item[0],
     )
-    return page_response(parts, found[shown - 1][1].id if more else None)
+    return page_response(parts, numbered_jobs[shown - 1][1].id if more else None)
 
 
 @router.get(
@@ -140,12 +140,12 @@ def list_jobs(
     response_model=Job,
     responses={200: {"headers": ETAG}, 304: {"description": "Nothing has changed.", "headers": ETAG}},
 )
-async def get_job(job_id: JobId, request: Request, principal: Reader, response: Response, known: IfNoneMatch = None) -> Any:
+async def get_job(job_id: JobId, request: Request, principal: Reader, response: Response, etags: IfNoneMatch = None) -> Any:
     """One job."""
     jobs: RequestBatcher[str, JobRecord | None] = request.app.state.jobs
     job = if_visible(await jobs.ask(job_id), principal, job_id)
     tag = etag(job)
-    if known is not None and (known.strip() == "*" or tag in re.findall(r'"[^"]*"', known)):
+    if etags is not None and (etags.strip() == "*" or tag in re.findall(r'"[^"]*"', etags)):
         return Response(status_code=304, headers={"ETag": tag})
     response.headers["ETag"] = tag
     return job_view(job)

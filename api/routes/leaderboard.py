@@ -25,16 +25,16 @@ Name = Annotated[str | None, Query(max_length=200)]
 def list_leaderboard(store: StoreOf, principal: Reader, model: Name = None, cluster: Name = None) -> Leaderboard:
     """The fastest answer for each model and cluster; of jobs with the same ranks, batch, sequence length and shape of
     the model."""
-    found: defaultdict[Workload, list[tuple[Answer, JobRecord]]] = defaultdict(list)
+    answers: defaultdict[Workload, list[tuple[Answer, JobRecord]]] = defaultdict(list)
     for answered in store.answered_jobs(MOST_JOBS, None if principal.sees_all else principal.owner):
         job, batch, length = answered.job, answered.global_batch_size, answered.sequence_length
         answer = answer_view(job)
-        name, place = (str(job.request.get(field) or "") for field in ("model", "cluster"))
-        if answer is None or not name or not place or batch is None or length is None:
+        name, cluster_name = (str(job.request.get(field) or "") for field in ("model", "cluster"))
+        if answer is None or not name or not cluster_name or batch is None or length is None:
             continue  # damaged, or a cluster of the user's own, which has no name
-        if model in (None, name) and cluster in (None, place):
-            found[name, place, job.devices, batch, length, str(answered.shape)].append((answer, job))
-    items = tuple(_entry(workload, found[workload]) for workload in sorted(found))
+        if model in (None, name) and cluster in (None, cluster_name):
+            answers[name, cluster_name, job.devices, batch, length, str(answered.shape)].append((answer, job))
+    items = tuple(_entry(workload, answers[workload]) for workload in sorted(answers))
     return Leaderboard(items=items, jobs=sum(entry.jobs for entry in items))
 
 

@@ -132,19 +132,19 @@ def _news(store: Store, job_id: str, number: int, after: int = MOST) -> LogNews:
 
 def _end_of(lines: Iterable[str], most: int | None) -> Iterator[bytes]:
     """The last lines, at most `most` and at most `MOST_BYTES`; no more is held in memory."""
-    kept: deque[bytes] = deque()
+    tail: deque[bytes] = deque()
     size = left_out = 0
     for line in lines:
-        kept.append(f"{line}\n".encode())
-        size += len(kept[-1])
-        while len(kept) > 1 and size > MOST_BYTES:
-            size -= len(kept[0])
-            left_out += len(kept.popleft())
-        if most is not None and len(kept) > most:
-            size -= len(kept.popleft())
-    if left_out and (most is None or len(kept) < most):
+        tail.append(f"{line}\n".encode())
+        size += len(tail[-1])
+        while len(tail) > 1 and size > MOST_BYTES:
+            size -= len(tail[0])
+            left_out += len(tail.popleft())
+        if most is not None and len(tail) > most:
+            size -= len(tail.popleft())
+    if left_out and (most is None or len(tail) < most):
         yield f"--- {left_out:,} bytes left out: GET …/logs has all, in pages ---\n".encode()
-    yield from kept
+    yield from tail
 
 
 def _parts(store: Store, job_id: str, number: int, attempt: int | None, rank: int | None) -> Iterator[LogRecord]:

@@ -69,10 +69,10 @@ async def live() -> Health:
 def ready(store: StoreOf, request: Request, response: Response) -> Readiness:
     """Whether the service can handle requests; if not, 503. Without workers, jobs wait in the queue: that is `degraded`."""
     state = request.app.state
-    found = readiness(store, state.disk, [state.hub, state.logs])
-    if found.status == "unavailable":
+    readiness_report = readiness(store, state.disk, [state.hub, state.logs])
+    if readiness_report.status == "unavailable":
         response.status_code = 503
-    return found
+    return readiness_report
 
 
 @router.get(
@@ -84,9 +84,10 @@ def ready(store: StoreOf, request: Request, response: Response) -> Readiness:
 def metrics(request: Request, principal: Reader) -> Response:
     """Jobs by state, trials by outcome and duration, the queue, workers, requests; the best of each of your running jobs, or of
     all running jobs for an operator."""
-    found: Metrics = request.app.state.metrics
+    service_metrics: Metrics = request.app.state.metrics
     return Response(
-        found.text(None if principal.sees_all else principal.owner), media_type="text/plain; version=0.0.4; charset=utf-8"
+        service_metrics.text(None if principal.sees_all else principal.owner),
+        media_type="text/plain; version=0.0.4; charset=utf-8",
     )
 
 
@@ -102,15 +103,15 @@ def get_usage(
 ) -> Usage:
     """Your use of your quotas, and the resource use of your jobs today. Jobs beyond the workers' limits of running jobs or
     device-seconds wait."""
-    whose = submitter if submitter is not None and principal.sees_all else principal.owner
-    used = store.usage(whose)
+    owner = submitter if submitter is not None and principal.sees_all else principal.owner
+    used = store.usage(owner)
     limits: OwnerLimits = request.app.state.limits
     quotas = (
         QuotaUse(quota=str(item.quota), used=float(item.used), limit=None if item.most is None else float(item.most))
-        for item in limits.uses(whose)
+        for item in limits.uses(owner)
     )
     return Usage(
-        submitter=whose, day=used.day, device_seconds=round(float(used.device_seconds), 3), running_jobs=used.running_jobs,
+        submitter=owner, day=used.day, device_seconds=round(float(used.device_seconds), 3), running_jobs=used.running_jobs,
         queued_jobs=used.queued_jobs, quotas=tuple(quotas),
     )  # fmt: skip
 
@@ -188,16 +189,16 @@ def readiness(store: Store, disk: DiskCheck, hubs: Sequence[Hub[Any]]) -> Readin
     failing = any(hub.failures >= FAILURES for hub in hubs)
     ray = _ray(workers)
     status = "ok" if workers and not ray.startswith("failed") and not failing else "degraded"
-    seen = f"{len(workers)} seen within {SEEN_SECONDS:.0f} s" if workers else f"none seen within {SEEN_SECONDS:.0f} s"
+    worker_text = f"{len(workers)} seen within {SEEN_SECONDS:.0f} s" if workers else f"none seen within {SEEN_SECONDS:.0f} s"
     streams = "failed: news cannot be read; the log has the reason" if failing else "ok"
     return Readiness(
-        status=status, database="ok", migration=revision, workers=seen, ray=ray, disk="ok", streams=streams
+        status=status, database="ok", migration=revision, workers=worker_text, ray=ray, disk="ok", streams=streams
     )  # fmt: skip
 
 
-def _unavailable(**known: str) -> Readiness:
+def _unavailable(**components: str) -> Readiness:
     unknown = dict.fromkeys(("migration", "workers", "ray", "disk", "streams"), "-")
-    return Readiness(status="unavailable", **{**unknown, **known})
+    return Readiness(status="unavailable", **{**unknown, **components})
 
 
 def _ray(workers: list[WorkerRecord]) -> str:

@@ -23,21 +23,21 @@ JobIds = Annotated[
 @router.get("", operation_id="list_overviews", responses={404: {"description": "One of the jobs does not exist."}})
 def list_overviews(store: StoreOf, principal: Reader, jobs: JobIds) -> OverviewList:
     """The progress of these jobs: trials by outcome, and the best so far."""
-    known = store.exact_jobs(jobs)
-    wanted = [if_visible(known.get(job_id), principal, job_id, "job") for job_id in dict.fromkeys(jobs)]
-    found = store.overviews([job.id for job in wanted])
-    return OverviewList(items=tuple(_view(job, found[job.id]) for job in wanted))
+    records_by_id = store.exact_jobs(jobs)
+    visible = [if_visible(records_by_id.get(job_id), principal, job_id, "job") for job_id in dict.fromkeys(jobs)]
+    job_overviews = store.overviews([job.id for job in visible])
+    return OverviewList(items=tuple(_view(job, job_overviews[job.id]) for job in visible))
 
 
-def _view(job: records.JobRecord, found: records.Overview) -> Overview:
+def _view(job: records.JobRecord, overview: records.Overview) -> Overview:
     answer = answer_view(job)
-    done = Measurements(search=found.searched, control=found.controls, confirm=found.confirmations)
+    done = Measurements(search=overview.searched, control=overview.controls, confirm=overview.confirmations)
     return Overview(
         job=job.id,
         version=job.version,
-        outcomes={str(name): count for name, count in found.outcomes.items()},
-        searched=found.searched,
-        running=found.running,
+        outcomes={str(name): count for name, count in overview.outcomes.items()},
+        searched=overview.searched,
+        running=overview.running,
         seconds_left=job_seconds_left(job, done),
         best_rate=None if answer is None else answer.rate.mean,
         baseline_rate=None if answer is None or answer.baseline_rate is None else answer.baseline_rate.mean,

@@ -53,21 +53,21 @@ class _File:
 
 
 @router.get("/")
-def index(known: IfNoneMatch = "", accepted: AcceptEncoding = "") -> Response:
+def index(etags: IfNoneMatch = "", accepted: AcceptEncoding = "") -> Response:
     """The page."""
-    return _answer("index.html", known, accepted)
+    return _answer("index.html", etags, accepted)
 
 
 @router.get("/docs")
-def docs(known: IfNoneMatch = "", accepted: AcceptEncoding = "") -> Response:
+def docs(etags: IfNoneMatch = "", accepted: AcceptEncoding = "") -> Response:
     """The interactive API documentation."""
-    return _answer("docs.html", known, accepted)
+    return _answer("docs.html", etags, accepted)
 
 
 @router.get("/page/{name:path}")
-def part(name: str, known: IfNoneMatch = "", accepted: AcceptEncoding = "") -> Response:
+def part(name: str, etags: IfNoneMatch = "", accepted: AcceptEncoding = "") -> Response:
     """A file of the page."""
-    return _answer(name, known, accepted)
+    return _answer(name, etags, accepted)
 
 
 def is_page(path: str) -> bool:
@@ -75,14 +75,14 @@ def is_page(path: str) -> bool:
     return path in ("/", "/docs") or path.startswith("/page/")
 
 
-def _answer(name: str, known: str, accepted: str) -> Response:
+def _answer(name: str, etags: str, accepted: str) -> Response:
     file = _files().get(name)
     if file is None:
         raise HTTPException(404, "the page has no such file; open / instead")
     packs = any(re.fullmatch(r"\s*gzip\s*(;\s*q=(1|0?\.[1-9]).*)?", coding) for coding in accepted.split(","))
     tag = f'"{file.digest}{"-gzip" if packs else ""}"'
     headers = HEADERS | {"ETag": tag}
-    if tag in known:
+    if tag in etags:
         return Response(status_code=304, headers=headers)
     if packs:
         headers["Content-Encoding"] = "gzip"

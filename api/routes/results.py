@@ -96,10 +96,10 @@ async def export_best(
 ) -> Response:
     """The best configuration as a framework's file."""
     job = await run_in_threadpool(visible_job, store, principal, job_id)
-    made = await computing.run(_exported, store, job, format)
-    notes = "; ".join(made.notes).encode("ascii", "replace").decode()
+    exported = await computing.run(_exported, store, job, format)
+    notes = "; ".join(exported.notes).encode("ascii", "replace").decode()
     headers = {"Autotune-Note": notes} if notes else {}
-    return Response(made.text, media_type="application/octet-stream", headers=headers)
+    return Response(exported.text, media_type="application/octet-stream", headers=headers)
 
 
 @router.get("/events", operation_id="list_events", response_model=EventPage, responses={410: {}})

@@ -37,15 +37,17 @@ async def create_webhook(
 ) -> NewWebhook:
     """Get a signed POST when one of your jobs ends; it is retried for a day."""
     await pools.naming.run(checked_target, body.url, networks(settings.webhook_networks))
-    made = await run_in_threadpool(store.by(principal.actor).create_webhook, principal.owner, body.url)
-    return NewWebhook(id=made.id, owner=made.owner, url=made.url, created=made.created, secret=made.secret)
+    webhook = await run_in_threadpool(store.by(principal.actor).create_webhook, principal.owner, body.url)
+    return NewWebhook(id=webhook.id, owner=webhook.owner, url=webhook.url, created=webhook.created, secret=webhook.secret)
 
 
 @router.get("", operation_id="list_webhooks")
 def list_webhooks(store: StoreOf, principal: Reader) -> WebhookList:
     """Your webhooks; for an administrator all webhooks. Their secrets are not shown again."""
-    found = store.webhooks(None if principal.may(Scope.ADMIN) else principal.owner)
-    return WebhookList(items=tuple(Webhook(id=item.id, owner=item.owner, url=item.url, created=item.created) for item in found))
+    webhooks = store.webhooks(None if principal.may(Scope.ADMIN) else principal.owner)
+    return WebhookList(
+        items=tuple(Webhook(id=item.id, owner=item.owner, url=item.url, created=item.created) for item in webhooks)
+    )
 
 
 @router.delete("/{webhook_id}", operation_id="delete_webhook", status_code=204)
@@ -60,8 +62,8 @@ def list_deliveries(
     webhook_id: WebhookId, store: StoreOf, principal: Reader, limit: Annotated[int, Query(ge=1, le=200)] = 50
 ) -> DeliveryList:
     """The deliveries of the webhook, and the result of each try."""
-    found = store.deliveries(_visible(store, principal, webhook_id).id, limit)
-    return DeliveryList(items=tuple(_view(delivery) for delivery in found))
+    deliveries = store.deliveries(_visible(store, principal, webhook_id).id, limit)
+    return DeliveryList(items=tuple(_view(delivery) for delivery in deliveries))
 
 
 def _visible(store: Store, principal: Principal, webhook_id: str) -> service_records.Webhook:

@@ -245,11 +245,11 @@ def labels_ahead(labels: Tensor, modules: int, places: Tensor | None = None) -> 
     """[batch, tokens, modules] from `labels` [batch, tokens]: element k has the label of the token k + 1 positions later, and
     `NO_TARGET` where that token is not of the same sample, or of the same document by its `places` [batch, tokens].
     """
-    found = []
+    shifted = []
     for step in range(1, modules + 1):
         moved = torch.full_like(labels, NO_TARGET)
         moved[:, :-step] = labels[:, step:]
         if places is not None:
             moved[:, :-step].masked_fill_(places[:, step:] != places[:, :-step] + step, NO_TARGET)
-        found.append(moved)
-    return torch.stack(found, dim=-1)
+        shifted.append(moved)
+    return torch.stack(shifted, dim=-1)

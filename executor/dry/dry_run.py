@@ -87,10 +87,10 @@ def dry_run(
         shorter = dataclasses.replace(workload, global_batch_size=samples)
         return _run(chosen, model, config, shorter, world_size, rank, backend)
 
-    wanted = config.gradient_accumulation_steps(workload.global_batch_size, world_size)
-    if wanted <= MOST_MICRO_BATCHES or config.pipeline_parallel_size > 1:
-        return step_of(wanted)
-    return extrapolate(step_of(MOST_MICRO_BATCHES - 1), step_of(MOST_MICRO_BATCHES), wanted)
+    micro_batch_count = config.gradient_accumulation_steps(workload.global_batch_size, world_size)
+    if micro_batch_count <= MOST_MICRO_BATCHES or config.pipeline_parallel_size > 1:
+        return step_of(micro_batch_count)
+    return extrapolate(step_of(MOST_MICRO_BATCHES - 1), step_of(MOST_MICRO_BATCHES), micro_batch_count)
 
 
 def dry_run_places(
@@ -113,9 +113,9 @@ def dry_run_places(
     for rank in range(world_size):
         first.setdefault(mesh.coordinates(rank)[PIPELINE], rank)
     ranks = []
-    for place in sorted(first):
-        on_rank(first[place])
-        ranks.append(dry_run(model, config, workload, world_size, first[place], backend, engine))
+    for stage in sorted(first):
+        on_rank(first[stage])
+        ranks.append(dry_run(model, config, workload, world_size, first[stage], backend, engine))
     return DryRun(ranks=tuple(ranks), backend=backend, seconds=time.monotonic() - began)
 
 

@@ -73,21 +73,21 @@ class StandIns:
         if index not in self.representative.values() or index in self._calls:
             return
         inputs = tree_leaves((args, dict(kwargs)))
-        places = {id(value): place for place, value in enumerate(inputs) if isinstance(value, Tensor)}
+        places = {id(value): position for position, value in enumerate(inputs) if isinstance(value, Tensor)}
         leaves, structure = tree_flatten(output)
-        hidden = next((place for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor)), None)
-        found: list[object] = []
-        for place, leaf in enumerate(leaves):
-            if place == hidden:
-                found.append(_HIDDEN)
+        hidden = next((position for position, leaf in enumerate(leaves) if isinstance(leaf, Tensor)), None)
+        template: list[object] = []
+        for position, leaf in enumerate(leaves):
+            if position == hidden:
+                template.append(_HIDDEN)
             elif isinstance(leaf, Tensor):
                 if id(leaf) not in places:
                     return  # a result of its own, which a stand-in cannot make
-                found.append(_Place(places[id(leaf)]))
+                template.append(_Place(places[id(leaf)]))
             else:
-                found.append(leaf)
+                template.append(leaf)
         if hidden is not None:
-            self._calls[index] = _Call(_described(inputs), structure, tuple(found))
+            self._calls[index] = _Call(_described(inputs), structure, tuple(template))
 
     def call(self, index: int) -> _Call:
         """How the representative was called.
@@ -143,18 +143,18 @@ def choices_of_stand_ins(module: nn.Module, blocks: Sequence[nn.Module]) -> list
     return [_stand_ins(blocks, many, 1), _stand_ins(blocks, many, FEWEST // 2)]
 
 
-def _stand_ins(blocks: Sequence[nn.Module], groups: Sequence[Sequence[int]], place: int) -> StandIns:
-    """The block at `place` of each group is the representative of those after it."""
-    return StandIns(blocks, {index: group[place] for group in groups for index in group[place + 1 : -1]})
+def _stand_ins(blocks: Sequence[nn.Module], groups: Sequence[Sequence[int]], position: int) -> StandIns:
+    """The block at `position` of each group is the representative of those after it."""
+    return StandIns(blocks, {index: group[position] for group in groups for index in group[position + 1 : -1]})
 
 
-def _key(block: nn.Module, place: str) -> object:
+def _key(block: nn.Module, block_index: str) -> object:
     """Equal for equal blocks; None: a block with hooks, which may do anything."""
     parts: list[object] = []
     for name, inner in block.named_modules():
         if any(getattr(inner, hooks) for hooks in _HOOKS):
             return None
-        parts.append((name, type(inner), tuple(_attributes(inner, place))))
+        parts.append((name, type(inner), tuple(_attributes(inner, block_index))))
     values = [*block.named_parameters(), *block.named_buffers()]
     return tuple(parts), tuple((name, value.shape, value.dtype, value.requires_grad) for name, value in values)
 
@@ -162,12 +162,12 @@ def _key(block: nn.Module, place: str) -> object:
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
-def _attributes(module: nn.Module, place: str) -> Iterator[tuple[str, object]]:
+def _attributes(module: nn.Module, block_index: str) -> Iterator[tuple[str, object]]:
     """A module's own attributes; the index of its block is the same for all. Other objects must be one object."""
     for name, value in sorted(vars(module).items()):
         if name in _OWN:
             continue
-        if isinstance(value, int) and not isinstance(value, bool) and str(value) == place:
+        if isinstance(value, int) and not isinstance(value, bool) and str(value) == block_index:
             yield name, "index"
         elif isinstance(value, _PLAIN):
             yield name, value
@@ -197,11 +197,13 @@ class _Piece:
         Raises:
             UnequalError: its forward or backward is interleaved with another block's.
         """
-        begins, left = (_only(micro, mark, index) for mark in (Mark.FORWARD, Mark.LEFT))
-        if begins is None or left != begins + 1:
+        begins, end_of_forward = (_only(micro, mark, index) for mark in (Mark.FORWARD, Mark.LEFT))
+        if begins is None or end_of_forward != begins + 1:
             raise UnequalError
         first = micro.levels[begins]
-        forward, after = ((micro.peaks[place] - first, micro.levels[place] - first) for place in (left, left + 1))
+        forward, after = (
+            (micro.peaks[moment] - first, micro.levels[moment] - first) for moment in (end_of_forward, end_of_forward + 1)
+        )
         backward = _only(micro, Mark.BACKWARD, index)
         if backward is None:
             if trained:
@@ -214,14 +216,14 @@ class _Piece:
             raise UnequalError
         first = micro.levels[backward]
         gradients = tuple(
-            (micro.marks[place][1], micro.peaks[place] - first, micro.levels[place] - first)
-            for place in range(backward + 1, end)
+            (micro.marks[moment][1], micro.peaks[moment] - first, micro.levels[moment] - first)
+            for moment in range(backward + 1, end)
         )
         return cls(forward=forward, after=after, gradients=gradients, end=(micro.peaks[end] - first, micro.levels[end] - first))
 
 
 def _only(micro: MicroBatch, mark: Mark, index: int) -> int | None:
-    places = [place for place, found in enumerate(micro.marks) if found == (mark, index)]
+    places = [moment for moment, recorded_mark in enumerate(micro.marks) if recorded_mark == (mark, index)]
     if len(places) > 1:
         raise UnequalError  # it runs several times
     return places[0] if places else None
@@ -240,33 +242,33 @@ def completed(micro: MicroBatch, stand_ins: StandIns, slots: Mapping[int, int]) 
     """
     if not stand_ins.representative:
         return micro
-    own = {index: [slots[id(value)] for value in block.parameters() if id(value) in slots]
+    block_slots = {index: [slots[id(value)] for value in block.parameters() if id(value) in slots]
            for index, block in enumerate(stand_ins.blocks)}  # fmt: skip
-    pieces = {index: _Piece.of(micro, index, len(own[index])) for index in {*stand_ins.representative.values()}}
-    found = MicroBatch(parts=dict(micro.parts), hidden_bytes=micro.hidden_bytes)
+    pieces = {index: _Piece.of(micro, index, len(block_slots[index])) for index in {*stand_ins.representative.values()}}
+    completed_batch = MicroBatch(parts=dict(micro.parts), hidden_bytes=micro.hidden_bytes)
     shift = begun = 0
     last: tuple[Mark, int] | None = None
     """The mark of a stand-in, if that was the last one."""
     for (mark, index), peak, level in zip(micro.marks, micro.peaks, micro.levels, strict=True):
         if mark is Mark.LEFT and index in stand_ins.representative:
-            begun = found.levels[-1]
+            begun = completed_batch.levels[-1]
             peak_of, level_of = pieces[stand_ins.representative[index]].forward
-            found.add(mark, index, begun + peak_of, begun + level_of)
+            completed_batch.add(mark, index, begun + peak_of, begun + level_of)
         elif last is not None:
             other = stand_ins.representative[last[1]]
             if last[0] is Mark.BACKWARD:
-                begun = found.levels[-1]
-                renamed = dict(zip(own[other], own[last[1]], strict=True))
+                begun = completed_batch.levels[-1]
+                renamed = dict(zip(block_slots[other], block_slots[last[1]], strict=True))
                 for slot, peak_of, level_of in pieces[other].gradients:
-                    found.add(Mark.GRADIENT, renamed[slot], begun + peak_of, begun + level_of)
+                    completed_batch.add(Mark.GRADIENT, renamed[slot], begun + peak_of, begun + level_of)
             peak_of, level_of = pieces[other].end if last[0] is Mark.BACKWARD else pieces[other].after
-            found.add(mark, index, begun + peak_of, begun + level_of)
+            completed_batch.add(mark, index, begun + peak_of, begun + level_of)
         else:
-            found.add(mark, index, peak + shift, level + shift)
-        shift = found.levels[-1] - level
+            completed_batch.add(mark, index, peak + shift, level + shift)
+        shift = completed_batch.levels[-1] - level
         stands_in = mark in (Mark.LEFT, Mark.BACKWARD) and index in stand_ins.representative
         last = (mark, index) if stands_in else None
     for index, other in stand_ins.representative.items():
         for phase in ("forward", "backward"):
-            found.parts[phase, index] = micro.parts.get((phase, other), Part())
-    return found
+            completed_batch.parts[phase, index] = micro.parts.get((phase, other), Part())
+    return completed_batch

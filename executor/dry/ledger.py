@@ -91,12 +91,12 @@ class Ledger:
         if entry is not None:
             entry[1].tag = tag
 
-    def open(self, named: Iterable[tuple[str, Tensor]], standing: int = 0) -> None:
+    def open(self, tagged_tensors: Iterable[tuple[str, Tensor]], standing: int = 0) -> None:
         """Start accounting with the storages that the engine names, and `standing` bytes of buffers that libraries hold. The
         first tag given for a storage holds."""
         self._changes, self._first = [], [_Block(standing, "buffers", True)]
         host: dict[int, int] = {}
-        for tag, value in named:
+        for tag, value in tagged_tensors:
             self.track(value)
             key = value.untyped_storage()._cdata
             block = self._known[key][1]

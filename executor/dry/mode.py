@@ -96,9 +96,9 @@ class DryMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
         def kept_state() -> Tensor:
             """Track the state, because checkpointing keeps one for each region."""
-            kept = state()
-            self.ledger.track(kept)
-            return kept
+            rng_state = state()
+            self.ledger.track(rng_state)
+            return rng_state
 
         hooks = register_optimizer_step_pre_hook(self._begin_update), register_optimizer_step_post_hook(self._end_update)
         try:

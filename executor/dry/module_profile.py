@@ -72,37 +72,40 @@ def profile_module(reference: str, workload: Workload, precisions: Sequence[str]
         user = _build(reference, workload)
         batches = {size: _batch(user, workload, size, fake) for size in SIZES}
         blocks = blocks_of(user)
-        model, found = described(user, batches[SIZES[0]])
+        model, survey = described(user, batches[SIZES[0]])
         runs = _Runs(user, blocks, mode)
         for precision in precisions:
             user.module.to(DTYPES[precision])
             cast = {size: _cast(batch, DTYPES[precision]) for size, batch in batches.items()}
             traces[precision] = runs.trace(cast)
     names = {id(inner): name for name, inner in user.module.named_modules()}
-    parameters = _held(user.module, blocks, found)
-    frozen = [held for parameter, held in parameters if not parameter.requires_grad]
+    parameters = _held(user.module, blocks, survey)
+    frozen = [parameter_info for parameter, parameter_info in parameters if not parameter.requires_grad]
     profile = ModuleProfile(
-        trained=tuple(held for parameter, held in parameters if parameter.requires_grad),
-        frozen=sum(held.elements for held in frozen),
+        trained=tuple(parameter_info for parameter, parameter_info in parameters if parameter.requires_grad),
+        frozen=sum(parameter_info.elements for parameter_info in frozen),
         frozen_parts=(
-            *(sum(held.elements for held in frozen if held.block == index) for index in range(len(blocks))),
-            sum(held.elements for held in frozen if held.first),
-            sum(held.elements for held in frozen if held.last),
+            *(
+                sum(parameter_info.elements for parameter_info in frozen if parameter_info.block == index)
+                for index in range(len(blocks))
+            ),
+            sum(parameter_info.elements for parameter_info in frozen if parameter_info.first),
+            sum(parameter_info.elements for parameter_info in frozen if parameter_info.last),
         ),
         block_names=tuple(names[id(block)] for block in blocks),
-        starts=() if found is None else found.starts,
+        starts=() if survey is None else survey.starts,
         traces=traces,
         sequence_length=workload.sequence_length if reference.startswith(BUILT) else 0,
     )
     return dataclasses.replace(model, flops_per_sample=profile.flops_per_sample(SIZES[0]) or None, profile=profile)
 
 
-def _held(module: nn.Module, blocks: Sequence[nn.Module], found: Survey | None) -> list[tuple[nn.Parameter, TrainedParameter]]:
+def _held(module: nn.Module, blocks: Sequence[nn.Module], survey: Survey | None) -> list[tuple[nn.Parameter, TrainedParameter]]:
     """Every parameter, and the block or the ends of a pipeline that hold it."""
     holders: dict[int, int] = {}
     for index, block in reversed([*enumerate(blocks)]):
         holders |= {id(parameter): index for parameter in block.parameters()}
-    before, after = (frozenset[str](), frozenset[str]()) if found is None else (found.before, found.after)
+    before, after = (frozenset[str](), frozenset[str]()) if survey is None else (survey.before, survey.after)
     return [
         (parameter, TrainedParameter(
             elements=parameter.numel(), block=holders.get(id(parameter), OUTER), first=name in before, last=name in after,
@@ -114,10 +117,10 @@ def _held(module: nn.Module, blocks: Sequence[nn.Module], found: Survey | None) 
 def with_profile(model: FactoryModel, workload: Workload, precisions: Sequence[str]) -> FactoryModel:
     """The described module with its profile, or with the reason why there is none."""
     try:
-        found = profile_module(model.reference, workload, precisions)
+        profiled = profile_module(model.reference, workload, precisions)
     except ExecutorError as error:
         return dataclasses.replace(model, no_profile=str(error))
-    return dataclasses.replace(model, profile=found.profile)
+    return dataclasses.replace(model, profile=profiled.profile)
 
 
 def _build(reference: str, workload: Workload) -> UserModule:
@@ -129,13 +132,13 @@ def _build(reference: str, workload: Workload) -> UserModule:
             raise
     with unset_fake_temporarily(), torch.device("meta"):
         user = load_factory(reference, workload)
-    made: dict[int, Tensor] = {}
+    replacements: dict[int, Tensor] = {}
 
     def without_data(value: Tensor) -> Tensor:
-        if id(value) not in made:
+        if id(value) not in replacements:
             empty = torch.empty(value.shape, dtype=value.dtype, device="cpu")
-            made[id(value)] = nn.Parameter(empty, value.requires_grad) if isinstance(value, nn.Parameter) else empty
-        return made[id(value)]
+            replacements[id(value)] = nn.Parameter(empty, value.requires_grad) if isinstance(value, nn.Parameter) else empty
+        return replacements[id(value)]
 
     for inner in user.module.modules():
         for store in (inner._parameters, inner._buffers):
@@ -170,12 +173,12 @@ class _ReadsValueError(FactoryError):
 def _unpacked() -> Iterator[None]:
     """Hide from Hugging Face's models that tensors have no data, and let them find that samples are not packed."""
     with ExitStack() as stack:
-        for module, name, found in (
+        for module, name, answer in (
             ("transformers.utils.import_utils", "is_fake_tensor", False),
             ("transformers.masking_utils", "find_packed_sequence_indices", None),
         ):
             if hasattr(sys.modules.get(module), name):
-                stack.enter_context(patch.object(sys.modules[module], name, functools.partial(_found, found)))
+                stack.enter_context(patch.object(sys.modules[module], name, functools.partial(_found, answer)))
         yield
 
 
@@ -257,7 +260,7 @@ class _Runs:
         """With stand-ins for equal blocks if another choice of them gives the same micro-batch; else every block computes."""
         chosen = self._stand_ins
         try:
-            found = self._trace(batches)
+            trace = self._trace(batches)
             for other in self._others:
                 self._stand_ins = other
                 if self._run(batches[SIZES[0]], POLICIES[0]) != self._first:
@@ -265,25 +268,25 @@ class _Runs:
             self._stand_ins, self._others = chosen, []
         except UnequalError:
             self._stand_ins, self._others = StandIns(self.blocks, {}), []
-            found = self._trace(batches)
-        return found
+            trace = self._trace(batches)
+        return trace
 
     def _trace(self, batches: Mapping[int, Mapping[str, Tensor]]) -> Trace:
-        found = {
+        micro_batches = {
             policy: tuple(self._run(batches[size], policy) for size in SIZES)
             for policy in (POLICIES if self.blocks else POLICIES[:1])
         }
-        none = found[POLICIES[0]]
+        none = micro_batches[POLICIES[0]]
         self._first = none[0]
         blocks = range(len(self.blocks))
         again = {
             policy: tuple(_again(pair, none, index) for index in blocks)
-            for policy, pair in found.items()
+            for policy, pair in micro_batches.items()
             if policy != POLICIES[0]
         }
         parameters = list(self.user.module.parameters())
         return Trace(
-            moments={policy: moments_of(self.user.reference, *pair) for policy, pair in found.items()},
+            moments={policy: moments_of(self.user.reference, *pair) for policy, pair in micro_batches.items()},
             outer=block_work(none, OUTER),
             blocks=tuple(block_work(none, index) for index in blocks),
             again=again,
@@ -329,14 +332,14 @@ class _Runs:
     @contextmanager
     def _policy(self, policy: str) -> Iterator[None]:
         """With every block checkpointed, and stand-ins."""
-        own = {block: vars(block).get("forward") for block in self.blocks}
+        forwards = {block: vars(block).get("forward") for block in self.blocks}
         checkpoint_blocks(self.blocks, TrialConfig(activation_checkpointing=policy))
         for index, passed_on in self._stand_ins.forwards():
             self.blocks[index].forward = passed_on
         try:
             yield
         finally:
-            for block, forward in own.items():
+            for block, forward in forwards.items():
                 if forward is not None:
                     block.forward = forward
                 else:
@@ -433,7 +436,12 @@ def _on_gradient(parameter: nn.Parameter, done: Callable[[Tensor], None]) -> tor
 
 def _again(pair: tuple[MicroBatch, ...], none: tuple[MicroBatch, ...], index: int) -> Affine:
     """FLOPs that a block computes again; `none`: without checkpointing."""
-    return affine(*(backward_flops(one, index) - backward_flops(other, index) for one, other in zip(pair, none, strict=True)))
+    return affine(
+        *(
+            backward_flops(checkpointed, index) - backward_flops(plain, index)
+            for checkpointed, plain in zip(pair, none, strict=True)
+        )
+    )
 
 
 def _bytes(values: Any) -> int:

@@ -25,14 +25,14 @@ def products_of(packet: Any, args: tuple[Any, ...], flops: int) -> list[Shape]:
     each gradient that is wanted.
     """
     if packet in _MATRICES:
-        one, other = args[_MATRICES[packet] : _MATRICES[packet] + 2]
-        *batch, rows, inner = one.shape
+        matrix, other = args[_MATRICES[packet] : _MATRICES[packet] + 2]
+        *batch, rows, inner = matrix.shape
         return [(math.prod(batch) * rows, inner, other.shape[-1])]
     if packet in (aten.convolution, aten._convolution):
         return [_convolution(args[1], args[6], args[8], flops)]
     if packet is aten.convolution_backward:
-        wanted = max(sum(map(bool, args[10][:2])), 1)
-        return [_convolution(args[2], args[7], args[9], flops // wanted)] * wanted
+        gradient_count = max(sum(map(bool, args[10][:2])), 1)
+        return [_convolution(args[2], args[7], args[9], flops // gradient_count)] * gradient_count
     side = max(round((flops / 2) ** (1 / 3)), 1)
     return [(side, side, side)]
 
@@ -72,20 +72,20 @@ def _backward(_: Any, query: Any, key: Any, value: Any, *__: Any, **___: Any) ->
     return int(2 * pairs * (3 * query.shape[-1] + 2 * value.shape[-1]))
 
 
-def _grouped(one: Any, other: Any, *_: Any, **__: Any) -> int:
+def _grouped(rows: Any, other: Any, *_: Any, **__: Any) -> int:
     """Rows of [n, k] each times one of the matrices [groups, k, m]; or columns of [m, n] times rows of [n, k], by group."""
-    return int(2 * one.shape[0] * one.shape[1] * other.shape[-1])
+    return int(2 * rows.shape[0] * rows.shape[1] * other.shape[-1])
 
 
 def _attention() -> dict[Any, Formula]:
     """Formulas of this torch's fused attention operators: torch's own table lacks the CPU's and grouped queries."""
     aten = torch.ops.aten
-    found: dict[Any, Formula] = {}
+    formulas: dict[Any, Formula] = {}
     for kind in ("flash_attention_for_cpu", "flash_attention", "efficient_attention", "cudnn_attention"):
         forward, backward = (f"_scaled_dot_product_{kind}{suffix}" for suffix in ("", "_backward"))
         if hasattr(aten, forward) and hasattr(aten, backward):
-            found |= {getattr(aten, forward): _forward, getattr(aten, backward): _backward}
-    return found
+            formulas |= {getattr(aten, forward): _forward, getattr(aten, backward): _backward}
+    return formulas
 
 
 FORMULAS: Mapping[Any, Formula] = {**flop_registry, **_attention(), torch.ops.aten._grouped_mm: _grouped}

@@ -55,52 +55,52 @@ def with_levels(micro: MicroBatch, positions: Sequence[int], changes: Sequence[i
     return micro
 
 
-def moments_of(reference: str, one: MicroBatch, other: MicroBatch) -> tuple[Moment, ...]:
+def moments_of(reference: str, small: MicroBatch, large: MicroBatch) -> tuple[Moment, ...]:
     """The moments for any size.
 
     Raises:
         FactoryError: the two micro-batches have other marks.
     """
-    if one.marks != other.marks:
+    if small.marks != large.marks:
         problem = "its blocks run in another order, or other ones run, with another number of samples"
         raise FactoryError(f"{reference}: {problem}; measure it by trials (`autotune sweep`)")
     return tuple(
         Moment(mark=mark, index=index, peak=affine(*peaks), level=affine(*levels))
         for (mark, index), peaks, levels in zip(
-            one.marks, zip(one.peaks, other.peaks, strict=True), zip(one.levels, other.levels, strict=True), strict=True
+            small.marks, zip(small.peaks, large.peaks, strict=True), zip(small.levels, large.levels, strict=True), strict=True
         )
     )
 
 
 def block_work(pair: tuple[MicroBatch, ...], index: int) -> BlockWork:
     """The computation of a block, or of everything outside of the blocks, for any size."""
-    one, other = pair
+    small, large = pair
     return BlockWork(
-        forward=_work(one.parts.get(("forward", index), Part()), other.parts.get(("forward", index), Part())),
-        backward=_work(one.parts.get(("backward", index), Part()), other.parts.get(("backward", index), Part())),
+        forward=_work(small.parts.get(("forward", index), Part()), large.parts.get(("forward", index), Part())),
+        backward=_work(small.parts.get(("backward", index), Part()), large.parts.get(("backward", index), Part())),
     )
 
 
-def _work(one: Part, other: Part) -> Work:
-    counted = Counter(_products(one.products, other.products))
+def _work(small: Part, large: Part) -> Work:
+    counted = Counter(_products(small.products, large.products))
     return Work(
         products=tuple(
             Product(rows=rows, inner=inner, outer=outer, count=count) for (rows, inner, outer), count in counted.items()
         ),
-        flops=affine(one.flops, other.flops),
-        attention_flops=affine(one.attention_flops, other.attention_flops),
-        moved_bytes=affine(one.moved_bytes, other.moved_bytes),
-        operators=max(one.operators, other.operators),
+        flops=affine(small.flops, large.flops),
+        attention_flops=affine(small.attention_flops, large.attention_flops),
+        moved_bytes=affine(small.moved_bytes, large.moved_bytes),
+        operators=max(small.operators, large.operators),
     )
 
 
-def _products(one: Sequence[Shape], other: Sequence[Shape]) -> Iterator[tuple[Affine, Affine, Affine]]:
+def _products(small: Sequence[Shape], large: Sequence[Shape]) -> Iterator[tuple[Affine, Affine, Affine]]:
     """Shapes that are affine in the samples; if the numbers of products differ, rows are assumed to be proportional to them."""
-    if len(one) != len(other):
-        for rows, inner, outer in other:
+    if len(small) != len(large):
+        for rows, inner, outer in large:
             yield (0.0, rows / SIZES[1]), (float(inner), 0.0), (float(outer), 0.0)
         return
-    for first, second in zip(one, other, strict=True):
+    for first, second in zip(small, large, strict=True):
         yield affine(first[0], second[0]), affine(first[1], second[1]), affine(first[2], second[2])
 
 
@@ -110,7 +110,7 @@ def backward_flops(micro: MicroBatch, index: int) -> int:
     return 0 if part is None else part.flops
 
 
-def affine(one: float, other: float) -> Affine:
+def affine(small: float, large: float) -> Affine:
     """The line through the values of both sizes."""
-    slope = (other - one) / (SIZES[1] - SIZES[0])
-    return float(one - slope * SIZES[0]), float(slope)
+    slope = (large - small) / (SIZES[1] - SIZES[0])
+    return float(small - slope * SIZES[0]), float(slope)

@@ -50,9 +50,9 @@ class Traffic:
     def add(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> tuple[str, int]:
         """Count one call of a collective operator of `FULL_MESSAGE`; return its operation and the bytes of its full message."""
         operation, argument = FULL_MESSAGE[func._schema.name]
-        given = {spec.name: value for spec, value in zip(func._schema.arguments, args, strict=False)} | dict(kwargs)
-        size = _bytes(given[argument] if argument else result)
-        key = operation, self._dimension(given)
+        arguments = {spec.name: value for spec, value in zip(func._schema.arguments, args, strict=False)} | dict(kwargs)
+        size = _bytes(arguments[argument] if argument else result)
+        key = operation, self._dimension(arguments)
         count, before = self._sent.get(key, (0, 0))
         self._sent[key] = count + 1, before + size
         return operation, size
@@ -64,8 +64,8 @@ class Traffic:
             for (operation, dimension), (count, size) in sorted(self._sent.items())
         )
 
-    def _dimension(self, given: Mapping[str, Any]) -> str:
-        group = given.get("process_group", given.get("group_name"))
+    def _dimension(self, arguments: Mapping[str, Any]) -> str:
+        group = arguments.get("process_group", arguments.get("group_name"))
         if isinstance(group, torch.ScriptObject):
             group = dist.ProcessGroup.unbox(group)
         name = group if isinstance(group, str) else getattr(group, "group_name", "")
@@ -94,8 +94,8 @@ def keep_sent_tensors() -> Iterator[None]:
     """Make messages keep their tensors inside the block: the works of the fake process group keep none."""
     isend = dist.isend
 
-    def send(tensor: Tensor, *where: Any, **how: Any) -> _Send:
-        return _Send(isend(tensor, *where, **how), tensor)
+    def send(tensor: Tensor, *destination: Any, **how: Any) -> _Send:
+        return _Send(isend(tensor, *destination, **how), tensor)
 
     # Patch both modules: torch checks the identity of an operation against their functions.
     with patch.object(dist, "isend", send), patch.object(distributed_c10d, "isend", send):

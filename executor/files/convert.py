@@ -50,10 +50,10 @@ def read_weights(source: Path) -> dict[str, Tensor]:
     files = sorted(source.glob(f"*{SAFETENSORS}")) if source.is_dir() else [source]
     if not files or not all(file.is_file() for file in files):
         raise WeightsError(f"{source} holds no weights: {KINDS}")
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for file in files:
-        found.update(_read_file(file))
-    return found
+        tensors.update(_read_file(file))
+    return tensors
 
 
 def write_weights(target: Path, state: Mapping[str, Tensor]) -> None:

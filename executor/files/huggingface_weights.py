@@ -49,34 +49,34 @@ class Names:
         Raises:
             WeightsError: a tensor is missing, or one is left, or a copy differs from its original.
         """
-        own = {name: value for name, value in state.items() if name not in self.copies}
-        _require_same(own, [weight.theirs for weight in self.weights], spec)
+        originals = {name: value for name, value in state.items() if name not in self.copies}
+        _require_same(originals, [weight.theirs for weight in self.weights], spec)
         for name, original in self.copies.items():
             if name in state and not torch.equal(state[name], state[original]):
                 raise WeightsError(f"{name} differs from {original}, which the model shares: leave it out")
-        found: dict[str, Tensor] = {}
+        tensors: dict[str, Tensor] = {}
         for weight in self.weights:
             tensor = state[weight.theirs]
             parts = [tensor] if weight.together is None else weight.together.split(tensor, weight.rows)
-            found.update(zip(weight.ours, parts, strict=True))
-        return found
+            tensors.update(zip(weight.ours, parts, strict=True))
+        return tensors
 
     def theirs(self, spec: ModelSpec, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The inverse of `ours`."""
         _require_same(state, [name for weight in self.weights for name in weight.ours], spec)
-        found: dict[str, Tensor] = {}
+        tensors: dict[str, Tensor] = {}
         for weight in self.weights:
             parts = [state[name] for name in weight.ours]
-            found[weight.theirs] = parts[0] if weight.together is None else weight.together.join(parts)
-        return found | {name: found[original] for name, original in self.copies.items()}
+            tensors[weight.theirs] = parts[0] if weight.together is None else weight.together.join(parts)
+        return tensors | {name: tensors[original] for name, original in self.copies.items()}
 
 
 def _require_same(state: Mapping[str, Tensor], names: Sequence[str], spec: ModelSpec) -> None:
     # Tied tables have two names in a state_dict.
     tied = {"lm_head.weight", "head.output.weight"} if spec.tied_embeddings else set()
-    missing, left = sorted(set(names) - set(state)), sorted(set(state) - set(names) - tied)
-    if missing or left:
-        problem = f"{missing[0]} is missing" if missing else f"{left[0]} is not one of its weights"
+    missing, unexpected = sorted(set(names) - set(state)), sorted(set(state) - set(names) - tied)
+    if missing or unexpected:
+        problem = f"{missing[0]} is missing" if missing else f"{unexpected[0]} is not one of its weights"
         raise WeightsError(f"{problem}: give the weights of a {spec.family} model of the shape of {spec.name}")
 
 
@@ -124,7 +124,7 @@ def huggingface_names(spec: ModelSpec) -> Names:
 
 def checkpoint_names(spec: ModelSpec) -> Names:
     """The tensors of published checkpoint files, where each expert has tensors of its own."""
-    weights = [one for weight in _weights(spec) for one in _of_files(spec, weight)]
+    weights = [file_weight for weight in _weights(spec) for file_weight in _of_files(spec, weight)]
     return Names(weights=tuple(weights), copies=_table_copies(spec))
 
 
@@ -132,16 +132,16 @@ def _of_files(spec: ModelSpec, weight: Weight) -> Iterator[Weight]:
     """A tensor of the module as in files."""
     mixtral = spec.family == "mixtral"
     theirs = weight.theirs.replace(".mlp.", ".block_sparse_moe.") if mixtral else weight.theirs
-    place, _, kind = theirs.rpartition(".experts.")
-    if not place or spec.family == "gpt_oss":
+    mlp_path, _, kind = theirs.rpartition(".experts.")
+    if not mlp_path or spec.family == "gpt_oss":
         yield Weight(theirs, weight.ours, weight.rows, weight.together)
         return
     matrices = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}[kind]
     if mixtral:
         matrices = {"gate_up_proj": ("w1", "w3"), "down_proj": ("w2",)}[kind]
-    for index, own in enumerate(weight.ours):
+    for index, parameter_name in enumerate(weight.ours):
         expert, matrix = divmod(index, len(matrices))
-        yield Weight(f"{place}.experts.{expert}.{matrices[matrix]}.weight", (own,))
+        yield Weight(f"{mlp_path}.experts.{expert}.{matrices[matrix]}.weight", (parameter_name,))
 
 
 def from_huggingface(spec: ModelSpec, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -235,8 +235,8 @@ def _llama(spec: ModelSpec) -> Iterator[Weight]:
 def _llama_layer(spec: ModelSpec, layer: int, ours: str) -> Iterator[Weight]:
     theirs, attention = f"model.layers.{layer}", f"{ours}.attention"
     queries, keys = spec.num_attention_heads * spec.head_dim, spec.num_key_value_heads * spec.head_dim
-    for own, other in NORMS[spec.norm_place].items():
-        yield from pair(f"{theirs}.{other}", f"{ours}.{own}", bias=False)
+    for module_name, other in NORMS[spec.norm_place].items():
+        yield from pair(f"{theirs}.{other}", f"{ours}.{module_name}", bias=False)
     mlp = _llama_experts if spec.has_experts(layer) else _llama_mlp
     yield from mlp(spec, f"{theirs}.{'feed_forward' if spec.family == LLAMA4 else 'mlp'}", f"{ours}.mlp")
     yield from pair(f"{theirs}.self_attn.o_proj", f"{attention}.output", spec.attention_output_bias)
@@ -245,16 +245,16 @@ def _llama_layer(spec: ModelSpec, layer: int, ours: str) -> Iterator[Weight]:
         return
     matrices = {"query": "q_proj", "key": "k_proj", "value": "v_proj"}
     if spec.family == "phi3":
-        names, rows = [f"{attention}.{own}" for own in matrices], (queries, keys, keys)
+        names, rows = [f"{attention}.{module_name}" for module_name in matrices], (queries, keys, keys)
         yield from joined(f"{theirs}.self_attn.qkv_proj", names, rows, spec.qkv_bias, ROWS)
     else:
-        for own, other in matrices.items():
+        for module_name, other in matrices.items():
             name = f"{theirs}.self_attn.{other}"
-            if spec.family == LLAMA4 and own != "value" and spec.is_rotated(layer):
+            if spec.family == LLAMA4 and module_name != "value" and spec.is_rotated(layer):
                 heads = rotated_halves(spec.head_dim, spec.head_dim)
-                yield from joined(name, [f"{attention}.{own}"], (), spec.qkv_bias, heads)
+                yield from joined(name, [f"{attention}.{module_name}"], (), spec.qkv_bias, heads)
             else:
-                yield from pair(name, f"{attention}.{own}", spec.qkv_bias)
+                yield from pair(name, f"{attention}.{module_name}", spec.qkv_bias)
     if spec.attention_sinks:
         yield Weight(f"{theirs}.self_attn.sinks", (f"{attention}.sinks.weight",))
     if spec.head_norm_parameters:
@@ -267,8 +267,8 @@ def _prediction_module(spec: ModelSpec, layer: int, ours: str) -> Iterator[Weigh
     names = {
         "enorm": "embedding_norm", "hnorm": "hidden_norm", "eh_proj": "project", "shared_head.norm": "norm",
     }  # fmt: skip
-    for other, own in names.items():
-        yield from pair(f"model.layers.{layer}.{other}", f"{ours}.{own}", bias=False)
+    for other, module_name in names.items():
+        yield from pair(f"model.layers.{layer}.{other}", f"{ours}.{module_name}", bias=False)
     yield from _llama_layer(spec, layer, f"{ours}.block")
 
 
@@ -281,8 +281,8 @@ def _latent(spec: ModelSpec, latent: Latent, theirs: str, ours: str) -> Iterator
         yield from pair(f"{theirs}.q_a_layernorm", f"{ours}.query_latent_norm", bias=False)
     name = "q_b_proj" if latent.query_rank else "q_proj"
     yield from joined(f"{theirs}.{name}", [f"{ours}.query"], (), False, heads)
-    one = rotated_halves(narrow + latent.rotated, latent.rotated)
-    yield from joined(f"{theirs}.kv_a_proj_with_mqa", [f"{ours}.key_value_down"], (), bias, one)
+    key_value_rows = rotated_halves(narrow + latent.rotated, latent.rotated)
+    yield from joined(f"{theirs}.kv_a_proj_with_mqa", [f"{ours}.key_value_down"], (), bias, key_value_rows)
     yield from pair(f"{theirs}.kv_a_layernorm", f"{ours}.key_value_latent_norm", bias=False)
     yield from pair(f"{theirs}.kv_b_proj", f"{ours}.key_value", bias=False)
 
@@ -395,8 +395,8 @@ def _opt(spec: ModelSpec) -> Iterator[Weight]:
         yield Weight(f"{decoder}.project_out.weight", ("head.project.weight",))
     for layer in range(spec.num_layers):
         theirs, ours = f"{decoder}.layers.{layer}", f"blocks.{layer}"
-        for own, other in {"query": "q_proj", "key": "k_proj", "value": "v_proj", "output": "out_proj"}.items():
-            yield from pair(f"{theirs}.self_attn.{other}", f"{ours}.attention.{own}", spec.qkv_bias)
+        for module_name, other in {"query": "q_proj", "key": "k_proj", "value": "v_proj", "output": "out_proj"}.items():
+            yield from pair(f"{theirs}.self_attn.{other}", f"{ours}.attention.{module_name}", spec.qkv_bias)
         yield from pair(f"{theirs}.self_attn_layer_norm", f"{ours}.attention_norm", bias=True)
         yield from pair(f"{theirs}.fc1", f"{ours}.mlp.up", spec.mlp_bias)
         yield from pair(f"{theirs}.fc2", f"{ours}.mlp.down", spec.mlp_bias)

@@ -140,13 +140,13 @@ def _make_direct(descriptor: int) -> bool:
 
 
 def _read(descriptor: int, offset: int, view: memoryview, direct: bool) -> None:
-    _move(lambda rest, position: os.preadv(descriptor, [rest], position), offset, view)
+    _move(lambda buffer, position: os.preadv(descriptor, [buffer], position), offset, view)
     if not direct:
         os.posix_fadvise(descriptor, offset, len(view), os.POSIX_FADV_DONTNEED)
 
 
 def _write(descriptor: int, offset: int, view: memoryview, direct: bool) -> None:
-    _move(lambda rest, position: os.pwritev(descriptor, [rest], position), offset, view)
+    _move(lambda buffer, position: os.pwritev(descriptor, [buffer], position), offset, view)
     if not direct:
         os.fdatasync(descriptor)  # dirty pages cannot be dropped
         os.posix_fadvise(descriptor, offset, len(view), os.POSIX_FADV_DONTNEED)

@@ -49,7 +49,7 @@ class ParallelGroups:
         self.pipeline = self._group(PIPELINE, mesh.groups((PIPELINE,)))
         self.shard = self._group(DATA, mesh.shard_groups())
         self.replica = self._group(REPLICA, mesh.replica_groups())
-        self._near = self._group(NEAR, mesh.near_groups()) if mesh.near else None
+        self._near = self._group(NEAR, mesh.near_groups()) if mesh.secondary_shard else None
         self.tied = self._tied_group(tied_ranks)
         self.expert = self._group(EXPERT, mesh.expert_groups())
         slices = mesh.expert_slices

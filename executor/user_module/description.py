@@ -32,16 +32,16 @@ def describe(reference: str, workload: Workload) -> FactoryModel:
 def described(user: UserModule, batch: Mapping[str, Tensor]) -> tuple[FactoryModel, Survey | None]:
     """The parameters of a module, which may have no memory, and where it can be divided; `batch`: of a few samples."""
     parameters = list(user.module.parameters())
-    found, why = _surveyed(user, batch)
+    module_survey, why = _surveyed(user, batch)
     model = FactoryModel(
         reference=user.reference,
         parameter_count=sum(parameter.numel() for parameter in parameters),
         frozen_parameter_count=sum(parameter.numel() for parameter in parameters if not parameter.requires_grad),
         tensor_divisor=tensor_divisor(user),
-        pipeline_stages=1 if found is None else len(found.starts),
+        pipeline_stages=1 if module_survey is None else len(module_survey.starts),
         no_stages=why,
     )
-    return model, found
+    return model, module_survey
 
 
 def flops_per_sample(module: nn.Module, batch: Mapping[str, Tensor]) -> float | None:

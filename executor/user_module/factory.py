@@ -44,19 +44,19 @@ def load_factory(reference: str, workload: Workload) -> UserModule:
     Raises:
         FactoryError: the message is one line with the remedy; the user's own error, if any, is its cause.
     """
-    made = _make(reference, workload)
-    if not (isinstance(made, tuple) and len(made) in (2, 3)):
-        raise FactoryError(f"{reference} returned {type(made).__name__}; return the pair (module, batch)")
-    module, batch = made[:2]
+    result = _make(reference, workload)
+    if not (isinstance(result, tuple) and len(result) in (2, 3)):
+        raise FactoryError(f"{reference} returned {type(result).__name__}; return the pair (module, batch)")
+    module, batch = result[:2]
     if not isinstance(module, nn.Module):
         raise FactoryError(f"{reference} returned {type(module).__name__} as the module; return a torch.nn.Module first")
     if not callable(batch):
         raise FactoryError(f"{reference} returned {type(batch).__name__} as batch; return a function (size, generator) -> dict")
     if not any(parameter.requires_grad for parameter in module.parameters()):
         raise FactoryError(f"{reference}: no parameter requires a gradient; return a module that can be trained")
-    if len(made) == 2:
+    if len(result) == 2:
         return UserModule(reference=reference, module=module, batch=batch, plan=own_plan(module))
-    plan = read_plan(made[2], reference)
+    plan = read_plan(result[2], reference)
     require_modules(plan, module, reference)
     return UserModule(reference=reference, module=module, batch=batch, plan=plan)
 
@@ -81,8 +81,8 @@ def _find(reference: str) -> Factory:
     factory = getattr(module, attribute, None)
     if not callable(factory):
         problem = "has no" if factory is None else "cannot call its"
-        where = getattr(module, "__file__", None) or name
-        raise FactoryError(f"{reference}: {where} {problem} {attribute!r}; define a function of this name there")
+        file = getattr(module, "__file__", None) or name
+        raise FactoryError(f"{reference}: {file} {problem} {attribute!r}; define a function of this name there")
     return factory  # type: ignore[no-any-return]
 
 

@@ -39,21 +39,22 @@ def make_huggingface(reference: str, workload: Workload) -> tuple[nn.Module, Bat
     file = _find(reference)
     transformers = _import("transformers", reference)
     config = transformers.AutoConfig.from_pretrained(str(file), trust_remote_code=False)
-    named = _architecture(transformers, config)
+    architecture = _architecture(transformers, config)
     for part in (config, getattr(config, "text_config", None)):
         if part is not None and hasattr(part, "use_cache"):
             part.use_cache = False  # the cache of keys and values is for generation only; a decoder copies the config
-    kind = getattr(transformers, named, None)
+    kind = getattr(transformers, architecture, None)
     text = getattr(config, "text_config", None)
-    task = next((task for task in _BATCHES if named.endswith(task)), None)
-    if text is not None and named.endswith("ForConditionalGeneration"):
+    task = next((task for task in _BATCHES if architecture.endswith(task)), None)
+    if text is not None and architecture.endswith("ForConditionalGeneration"):
         model, task = _text_tower(transformers, config), "ForCausalLM"
     elif kind is not None and task is not None:
-        model = kind.from_config(config) if named.startswith("Auto") else kind._from_config(config)
+        model = kind.from_config(config) if architecture.startswith("Auto") else kind._from_config(config)
     else:
         raise FactoryError(
-            f"{reference}: architectures {named!r} is not a {', '.join(f'…{task}' for task in _BATCHES)} of transformers "
-            f"{transformers.__version__} and has no text_config; write a factory that returns the model and its batches"
+            f"{reference}: architectures {architecture!r} is not a {', '.join(f'…{task}' for task in _BATCHES)} of "
+            f"transformers {transformers.__version__} and has no text_config; write a factory that returns the model and its "
+            "batches"
         )
     adapter = file.parent / ADAPTER
     if adapter.is_file():
@@ -63,14 +64,14 @@ def make_huggingface(reference: str, workload: Workload) -> tuple[nn.Module, Bat
 
 def _architecture(transformers: Any, config: Any) -> str:
     """The class of the model; for one without a head the first class with a head that its family has."""
-    named = (config.architectures or ["AutoModelForCausalLM"])[0]
-    if not named.endswith(("Model", "EncoderModel")) or named.startswith("Auto"):
-        return str(named)
+    architecture = (config.architectures or ["AutoModelForCausalLM"])[0]
+    if not architecture.endswith(("Model", "EncoderModel")) or architecture.startswith("Auto"):
+        return str(architecture)
     for mapping in ("MASKED_LM", "CAUSAL_LM", "SEQ_TO_SEQ_CAUSAL_LM", "SPEECH_SEQ_2_SEQ", "IMAGE_CLASSIFICATION"):
-        found = getattr(transformers, f"MODEL_FOR_{mapping}_MAPPING", {}).get(type(config), None)
-        if found is not None:
-            return str((found[0] if isinstance(found, tuple | list) else found).__name__)
-    return str(named)
+        head_class = getattr(transformers, f"MODEL_FOR_{mapping}_MAPPING", {}).get(type(config), None)
+        if head_class is not None:
+            return str((head_class[0] if isinstance(head_class, tuple | list) else head_class).__name__)
+    return str(architecture)
 
 
 def _text_tower(transformers: Any, config: Any) -> Any:

@@ -67,8 +67,8 @@ def read_plan(plan: Any, reference: str) -> ParallelPlan:
         raise FactoryError(f"{reference}: plan.tensor is a {type(tensor).__name__}; give a dict of module name -> style")
     unknown = {str(style) for style in tensor.values()} - set(_STYLES)
     if unknown:
-        known = ", ".join(_STYLES)
-        raise FactoryError(f"{reference}: plan.tensor has the style {sorted(unknown)[0]!r}; use one of {known}")
+        styles = ", ".join(_STYLES)
+        raise FactoryError(f"{reference}: plan.tensor has the style {sorted(unknown)[0]!r}; use one of {styles}")
     blocks = plan.get("blocks", "")
     if not isinstance(blocks, str):
         raise FactoryError(f"{reference}: plan.blocks is a {type(blocks).__name__}; give the name of one ModuleList")
@@ -113,11 +113,11 @@ def own_plan(module: nn.Module) -> ParallelPlan:
     owners = {name.rpartition(".")[0] for name in unsupported} | unsupported
     siblings = {name for name in plan if any(name == owner or name.startswith(f"{owner}.") for owner in owners if owner)}
     skipped = unsupported | lookups | siblings
-    kept = {name: _STYLES[style] for name, style in plan.items() if name not in skipped}
+    tensor_styles = {name: _STYLES[style] for name, style in plan.items() if name not in skipped}
     config = getattr(module, "config", None)
     heads = (getattr(config, name, None) for name in ("num_attention_heads", "num_key_value_heads"))
     divides = tuple(number for number in heads if isinstance(number, int))
-    return ParallelPlan(tensor=kept, divides=divides, skipped=tuple(sorted(skipped)))
+    return ParallelPlan(tensor=tensor_styles, divides=divides, skipped=tuple(sorted(skipped)))
 
 
 def is_plain(inner: nn.Module, style: Style) -> bool:
@@ -138,8 +138,8 @@ def matched(module: nn.Module, plan: ParallelPlan) -> Iterator[tuple[str, nn.Mod
 
 def fits(pattern: str, name: str) -> bool:
     """Whether the name matches the pattern, component by component."""
-    parts, wanted = name.split("."), pattern.split(".")
-    return len(parts) == len(wanted) and all(map(fnmatch.fnmatchcase, parts, wanted))
+    parts, pattern_parts = name.split("."), pattern.split(".")
+    return len(parts) == len(pattern_parts) and all(map(fnmatch.fnmatchcase, parts, pattern_parts))
 
 
 def _names(plan: Mapping[str, Any], key: str, reference: str) -> tuple[str, ...]:

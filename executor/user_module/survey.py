@@ -91,15 +91,15 @@ def repeated_blocks(model: nn.Module) -> list[nn.Module]:
         entries = list(child.children()) if isinstance(child, nn.ModuleList | nn.Sequential) else []
         trainable = [entry for entry in entries if any(True for _ in entry.parameters())]
         if len(trainable) > 1 and len({type(entry) for entry in trainable}) == 1:
-            others = [other for other in model.children() if other is not child]
-            return [*trainable, *(block for other in others for block in repeated_blocks(other))]
+            siblings = [sibling for sibling in model.children() if sibling is not child]
+            return [*trainable, *(block for sibling in siblings for block in repeated_blocks(sibling))]
     return [block for child in model.children() for block in repeated_blocks(child)]
 
 
 def first_tensor(value: object) -> Tensor | None:
     """The value itself, or the first entry of a tuple or list, if that is a tensor."""
-    found = value[0] if isinstance(value, tuple | list) and value else value
-    return found if isinstance(found, Tensor) else None
+    first = value[0] if isinstance(value, tuple | list) and value else value
+    return first if isinstance(first, Tensor) else None
 
 
 def loss_of(output: object) -> Tensor | None:
@@ -153,17 +153,19 @@ class _Run:
 
     def _survey(self, plan: ParallelPlan) -> Survey:
         before, *made_by_blocks, after = self.made_by
-        within = [made | self._inside(name) for name, made in zip(self.names, made_by_blocks, strict=True)]
-        for name, made in zip(self.names, within, strict=True):
-            elsewhere = sorted(made & (before | after))
+        within = [
+            block_parameters | self._inside(name) for name, block_parameters in zip(self.names, made_by_blocks, strict=True)
+        ]
+        for name, block_parameters in zip(self.names, within, strict=True):
+            elsewhere = sorted(block_parameters & (before | after))
             if elsewhere:
                 raise UndividedError(f"its block {name} depends on {elsewhere[0]}, which is not the block's own")
-        if any(one & other for one, other in itertools.combinations(within, 2)):
+        if any(first & other for first, other in itertools.combinations(within, 2)):
             raise UndividedError("its blocks share parameters")
         if len(before & after) > 1:
             raise UndividedError(f"several of its weights are at both ends: {', '.join(sorted(before & after))}")
-        known = before.union(after, *within)
-        idle = sorted(set(self.parameters.values()) - known)
+        used = before.union(after, *within)
+        idle = sorted(set(self.parameters.values()) - used)
         if idle:
             raise UndividedError(f"its parameter {idle[0]} has no part in the loss")
         return Survey(
@@ -209,14 +211,14 @@ class _Run:
 
     def _makers(self, value: Tensor) -> Iterator[str]:
         """The parameters that the value was computed from, back to where the graph was detached."""
-        pending, seen = [value.grad_fn], set()
+        pending, visited = [value.grad_fn], set()
         if value.is_leaf and id(value) in self.parameters:
             yield self.parameters[id(value)]
         while pending:
             node = pending.pop()
-            if node is None or node in seen:
+            if node is None or node in visited:
                 continue
-            seen.add(node)
+            visited.add(node)
             variable = getattr(node, "variable", None)
             if variable is not None and id(variable) in self.parameters:
                 yield self.parameters[id(variable)]

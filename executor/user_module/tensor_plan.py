@@ -61,15 +61,15 @@ def divide(user: UserModule, tensor: TensorParallel) -> Division:
 
 def _divided(user: UserModule) -> Iterator[tuple[str, nn.Module, Style]]:
     """The modules whose weights are cut. A shared weight is cut only if all its owners cut it along the same dimension."""
-    found = [item for item in matched(user.module, user.plan) if item[2] is not Style.SUMMAND]
-    for name, inner, style in found:
+    divisible = [item for item in matched(user.module, user.plan) if item[2] is not Style.SUMMAND]
+    for name, inner, style in divisible:
         _require_plain(user.reference, name, inner, style)
-    cut = {inner: _weight_dimension(inner, style) for _, inner, style in found}
+    cut = {inner: _weight_dimension(inner, style) for _, inner, style in divisible}
     owners: dict[int, set[int | None]] = {}
     for inner in user.module.modules():
         for parameter in inner.parameters(recurse=False):
             owners.setdefault(id(parameter), set()).add(cut.get(inner))
-    for name, inner, style in found:
+    for name, inner, style in divisible:
         if len(owners[id(inner.weight)]) == 1:
             yield name, inner, style
 
@@ -96,8 +96,8 @@ def _size(inner: nn.Module, style: Style) -> int:
 
 
 def _slice(whole: nn.Parameter, dimension: int, tensor: TensorParallel) -> nn.Parameter:
-    own = whole.data.chunk(tensor.size, dim=dimension)[tensor.rank].clone()
-    return nn.Parameter(own, requires_grad=whole.requires_grad)
+    shard = whole.data.chunk(tensor.size, dim=dimension)[tensor.rank].clone()
+    return nn.Parameter(shard, requires_grad=whole.requires_grad)
 
 
 def _forward(inner: nn.Module, style: Style, tensor: TensorParallel) -> Callable[[Tensor], Tensor]:
@@ -110,8 +110,8 @@ def _forward(inner: nn.Module, style: Style, tensor: TensorParallel) -> Callable
 
 
 def _own_outputs(linear: nn.Linear, tensor: TensorParallel, gathers: bool, x: Tensor) -> Tensor:
-    own = _overlapped_outputs(linear, tensor, x) if tensor.overlaps else _outputs(linear, tensor.enter(x))
-    return tensor.gather_features(own) if gathers else own
+    outputs = _overlapped_outputs(linear, tensor, x) if tensor.overlaps else _outputs(linear, tensor.enter(x))
+    return tensor.gather_features(outputs) if gathers else outputs
 
 
 def _outputs(linear: nn.Linear, x: Tensor) -> Tensor:
@@ -119,8 +119,8 @@ def _outputs(linear: nn.Linear, x: Tensor) -> Tensor:
 
 
 def _overlapped_outputs(linear: nn.Linear, tensor: TensorParallel, x: Tensor) -> Tensor:
-    _, (own,) = tensor.multiply_columns(x, [linear.weight])
-    return own if linear.bias is None else own + linear.bias
+    _, (outputs,) = tensor.multiply_columns(x, [linear.weight])
+    return outputs if linear.bias is None else outputs + linear.bias
 
 
 def _sum_inputs(linear: nn.Linear, tensor: TensorParallel, x: Tensor) -> Tensor:
@@ -132,11 +132,11 @@ def _sum_inputs(linear: nn.Linear, tensor: TensorParallel, x: Tensor) -> Tensor:
 def _look_up(table: nn.Embedding, tensor: TensorParallel, tokens: Tensor) -> Tensor:
     rows = table.weight.shape[0]
     first = tensor.rank * rows
-    own = tokens - first
-    elsewhere = (own < 0) | (own >= rows)
+    local_tokens = tokens - first
+    elsewhere = (local_tokens < 0) | (local_tokens >= rows)
     padding = None if table.padding_idx is None or not first <= table.padding_idx < first + rows else table.padding_idx - first
-    found = functional.embedding(own.masked_fill(elsewhere, 0), table.weight, padding)
-    return tensor.leave(found.masked_fill(elsewhere[..., None], 0))
+    embedded = functional.embedding(local_tokens.masked_fill(elsewhere, 0), table.weight, padding)
+    return tensor.leave(embedded.masked_fill(elsewhere[..., None], 0))
 
 
 def _heads(user: UserModule) -> Iterator[tuple[nn.Module, str]]:

@@ -56,8 +56,8 @@ def cut_stage(module: nn.Module, survey: Survey, blocks: Sequence[int], enters: 
     Call it while the parameters have their original names, and before anything but a tensor plan replaces a `forward`.
     """
     first, last = blocks[0] == 0, blocks[-1] == len(survey.blocks) - 1
-    kept = survey.before if first else frozenset()
-    kept = kept.union(survey.after if last else (), *(survey.within[block] for block in blocks))
+    stage_parameters = survey.before if first else frozenset()
+    stage_parameters = stage_parameters.union(survey.after if last else (), *(survey.within[block] for block in blocks))
     stage = StageForward(module, enters, first)
     mine = [module.get_submodule(survey.blocks[block]) for block in blocks]
     if not first:
@@ -68,7 +68,7 @@ def cut_stage(module: nn.Module, survey: Survey, blocks: Sequence[int], enters: 
             module.get_submodule(name).forward = functools.partial(_pass_on, survey.wrapped)
         elif block == blocks[-1] + 1:
             module.get_submodule(name).forward = _end
-    _drop(module, survey, kept)
+    _drop(module, survey, stage_parameters)
     module.forward = stage
     return mine
 
@@ -80,9 +80,9 @@ def _replace_before(module: nn.Module, outputs: Mapping[str, Any]) -> None:
 
 def _zeros_like(output: Any, *args: Any, **kwargs: Any) -> Any:
     """Zeros in place of the tensors that the real module returns; only their shape is read."""
-    given = next((value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)), None)
+    tensor = next((value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)), None)
     if isinstance(output, Tensor):
-        return torch.zeros(output.shape, dtype=output.dtype, device=None if given is None else given.device)
+        return torch.zeros(output.shape, dtype=output.dtype, device=None if tensor is None else tensor.device)
     if isinstance(output, tuple | list):
         return type(output)(_zeros_like(value, *args, **kwargs) for value in output)
     return output
@@ -98,11 +98,15 @@ def _end(*args: Any, **_: Any) -> Any:
     raise _StageEndedError(hidden)
 
 
-def _drop(module: nn.Module, survey: Survey, kept: frozenset[str]) -> None:
+def _drop(module: nn.Module, survey: Survey, stage_parameters: frozenset[str]) -> None:
     """Remove the parameters of other stages. Those that the forward outside the blocks may read stay, frozen."""
-    gone = {id(parameter) for name, parameter in module.named_parameters() if name not in kept}
+    gone = {id(parameter) for name, parameter in module.named_parameters() if name not in stage_parameters}
     for name, inner in module.named_modules():
-        idle = name in survey.outputs or name in survey.later or any(f"{name}.".startswith(f"{one}.") for one in survey.blocks)
+        idle = (
+            name in survey.outputs
+            or name in survey.later
+            or any(f"{name}.".startswith(f"{block_name}.") for block_name in survey.blocks)
+        )
         for key, parameter in list(inner.named_parameters(recurse=False)):
             if id(parameter) in gone and idle:
                 inner.register_parameter(key, None)

@@ -8,15 +8,15 @@ SYSFS = Path("/sys")
 
 def numa_nodes(sysfs: Path = SYSFS) -> Mapping[int, frozenset[int]]:
     """Node -> its cores, by ascending numbers, for nodes that have cores. Empty if the system does not report NUMA nodes."""
-    found = {}
+    cores_by_node = {}
     for folder in (sysfs / "devices/system/node").glob("node[0-9]*"):
         try:
             cores = core_list((folder / "cpulist").read_text(encoding="ascii"))
         except (OSError, ValueError):
             continue
         if cores:
-            found[int(folder.name.removeprefix("node"))] = cores
-    return dict(sorted(found.items()))
+            cores_by_node[int(folder.name.removeprefix("node"))] = cores
+    return dict(sorted(cores_by_node.items()))
 
 
 def node_of_device(pci_address: str, sysfs: Path = SYSFS) -> int | None:

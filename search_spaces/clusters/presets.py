@@ -90,8 +90,8 @@ def resolve_cluster(
 def is_cluster_name(text: str) -> bool:
     """Whether `text` is `local` or names a preset or cards, and so cannot be a path."""
     name = text.partition(":")[0]
-    known = name in preset_tables("clusters") or machine_of_cards(name, device_preset) is not None
-    return text == "local" or (known and re.fullmatch(r"(:[1-9][0-9]{0,5})?", text[len(name) :]) is not None)
+    is_preset = name in preset_tables("clusters") or machine_of_cards(name, device_preset) is not None
+    return text == "local" or (is_preset and re.fullmatch(r"(:[1-9][0-9]{0,5})?", text[len(name) :]) is not None)
 
 
 def local_cluster(
@@ -189,16 +189,16 @@ def _part(cluster: ClusterSpec, ranks: int) -> ClusterSpec:
 def _mixed(name: str, table: Mapping[str, Any], nodes: list[Any]) -> ClusterSpec:
     """A cluster of [[nodes]] tables. Fields that a table omits are taken from the cluster."""
     groups = []
-    for index, own in enumerate(nodes):
-        if not isinstance(own, Mapping):
-            raise ClusterFormatError("nodes", f"{own!r} is not a table", "write [[nodes]] and a count below it")
-        for field, what in (("devices_per_node", "numbers of devices"), ("link_domain_size", "link domains")):
-            if field in own:
-                problem = f"nodes with different {what} are not supported"
+    for index, node_table in enumerate(nodes):
+        if not isinstance(node_table, Mapping):
+            raise ClusterFormatError("nodes", f"{node_table!r} is not a table", "write [[nodes]] and a count below it")
+        for field, plural in (("devices_per_node", "numbers of devices"), ("link_domain_size", "link domains")):
+            if field in node_table:
+                problem = f"nodes with different {plural} are not supported"
                 raise ClusterFormatError(f"nodes[{index}].{field}", problem, "write it once, above the [[nodes]] tables")
         try:
-            _require_known("", own, ("count", *NODE_KEYS))
-            groups.append(_group(f"{name}-{index}", {**table, **own}))
+            _require_known("", node_table, ("count", *NODE_KEYS))
+            groups.append(_group(f"{name}-{index}", {**table, **node_table}))
         except ClusterFormatError as error:
             raise ClusterFormatError(f"nodes[{index}].{error.field}", error.problem, error.remedy) from None
     cluster = mixed_cluster(name, _count(table, "devices_per_node"), groups)
@@ -218,10 +218,10 @@ def _group(name: str, table: Mapping[str, Any]) -> NodeGroup:
 
 
 def _stated_device(name: str, table: Mapping[str, Any]) -> DeviceSpec:
-    stated = table.get("device")
-    if isinstance(stated, Mapping):
-        return _device(str(stated.get("name", name)), stated)
-    return device_preset(str(stated)) if stated is not None else _missing("device")
+    device = table.get("device")
+    if isinstance(device, Mapping):
+        return _device(str(device.get("name", name)), device)
+    return device_preset(str(device)) if device is not None else _missing("device")
 
 
 def _cluster(name: str, table: Mapping[str, Any], nodes: Any) -> ClusterSpec:
@@ -258,21 +258,21 @@ def _device(name: str, table: Mapping[str, Any]) -> DeviceSpec:
 
 
 def _packages(table: Mapping[str, Any]) -> dict[str, str] | None:
-    if (stated := table.get("kernel_packages")) is None:
+    if (versions := table.get("kernel_packages")) is None:
         return None
-    known = [package.module for package in PACKAGES.values()]
-    if not isinstance(stated, Mapping) or not set(stated) <= {*known}:
-        remedy = f'write kernel_packages = {{ {known[0]} = "0.8.5" }}, with any of {", ".join(known)}'
-        raise ClusterFormatError("kernel_packages", f"{stated!r} is not a table of packages and versions", remedy)
-    return {str(module): str(version) for module, version in stated.items()}
+    modules = [package.module for package in PACKAGES.values()]
+    if not isinstance(versions, Mapping) or not set(versions) <= {*modules}:
+        remedy = f'write kernel_packages = {{ {modules[0]} = "0.8.5" }}, with any of {", ".join(modules)}'
+        raise ClusterFormatError("kernel_packages", f"{versions!r} is not a table of packages and versions", remedy)
+    return {str(module): str(version) for module, version in versions.items()}
 
 
-def _require_known(prefix: str, table: Mapping[str, Any], known: Collection[str]) -> None:
+def _require_known(prefix: str, table: Mapping[str, Any], allowed_keys: Collection[str]) -> None:
     """Refuse unknown keys: a misspelt one would leave its figure at the default."""
     for key in table:
-        if key not in known:
-            near = difflib.get_close_matches(key.lower(), known, n=1, cutoff=0.5)
-            remedy = f"did you mean {near[0]}?" if near else f"use {', '.join(known)}"
+        if key not in allowed_keys:
+            matches = difflib.get_close_matches(key.lower(), allowed_keys, n=1, cutoff=0.5)
+            remedy = f"did you mean {matches[0]}?" if matches else f"use {', '.join(allowed_keys)}"
             raise ClusterFormatError(f"{prefix}{key}", "is not a known key", remedy)
 
 
@@ -385,14 +385,14 @@ _MEMORY = re.compile(r"([1-9][0-9]{0,3}(?:\.[0-9]{1,3})?)Gi?B", re.IGNORECASE)
 
 def machine_of_cards(text: str, device_preset: Callable[[str], DeviceSpec]) -> ClusterSpec | None:
     """One machine of such cards, with the main memory and links assumed above; None: the text does not have this format."""
-    found = _CARDS.fullmatch(text)
-    memory = _MEMORY.fullmatch(found[2]) if found else None
-    if found is None or (memory is None and found[2] not in preset_tables("devices")):
+    match = _CARDS.fullmatch(text)
+    memory = _MEMORY.fullmatch(match[2]) if match else None
+    if match is None or (memory is None and match[2] not in preset_tables("devices")):
         return None
-    count, device = int(found[1]), _card(found[2], float(memory[1])) if memory else device_preset(found[2])
+    count, device = int(match[1]), _card(match[2], float(memory[1])) if memory else device_preset(match[2])
     return ClusterSpec(
         name=text, nodes=1, devices_per_node=count, device=device,
-        intra_node_bandwidth=link_bandwidth(found[2]), inter_node_bandwidth=INTER_NODE_BANDWIDTH,
+        intra_node_bandwidth=link_bandwidth(match[2]), inter_node_bandwidth=INTER_NODE_BANDWIDTH,
         host_memory_bytes=max(HOST_MEMORY_FACTOR * count * device.memory_bytes, MIN_HOST_MEMORY_BYTES),
         cores_per_node=CORES_PER_CARD * count,
     )  # fmt: skip

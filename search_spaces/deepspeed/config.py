@@ -86,8 +86,8 @@ def _zero(config: TrialConfig, workload: Workload, parameter_count: int) -> dict
 
 
 def _place(device: str, workload: Workload) -> dict[str, Any]:
-    named = {"nvme_path": workload.nvme_path} if device == "nvme" and workload.nvme_path is not None else {}
-    return {"device": device, **named}
+    path_keys = {"nvme_path": workload.nvme_path} if device == "nvme" and workload.nvme_path is not None else {}
+    return {"device": device, **path_keys}
 
 
 def _requests(config: TrialConfig) -> dict[str, Any]:

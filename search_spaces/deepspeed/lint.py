@@ -19,8 +19,8 @@ def findings(config: Config, version: str, world_size: int | None = None) -> lis
 
     `world_size`: ranks of the run; None: checks that depend on it are skipped.
     """
-    found = [finding for rule in _RULES for finding in rule(config, _numbers(version))]
-    return found if world_size is None else [*found, *_ranks(config, world_size)]
+    rule_findings = [finding for rule in _RULES for finding in rule(config, _numbers(version))]
+    return rule_findings if world_size is None else [*rule_findings, *_ranks(config, world_size)]
 
 
 def _unknown_keys(config: Config, _: tuple[int, ...]) -> Iterator[Finding]:
@@ -29,14 +29,14 @@ def _unknown_keys(config: Config, _: tuple[int, ...]) -> Iterator[Finding]:
     for key in config:
         if key not in TOP_LEVEL and key not in removed:
             yield _ignored("unknown-key", key, "no part of DeepSpeed reads this key", _meant(key, TOP_LEVEL))
-    for path, known in IGNORES_OTHERS.items():
+    for path, allowed in IGNORES_OTHERS.items():
         for key in _section(config, path):
-            if key not in known:
-                yield _ignored("unknown-key", f"{path}.{key}", "no part of DeepSpeed reads this key", _meant(key, known))
-    for path, known in FORBIDS_OTHERS.items():
+            if key not in allowed:
+                yield _ignored("unknown-key", f"{path}.{key}", "no part of DeepSpeed reads this key", _meant(key, allowed))
+    for path, allowed in FORBIDS_OTHERS.items():
         for key in _section(config, path):
-            if key not in known and f"{path}.{key}" not in REMOVED:
-                yield _refused("unknown-key", f"{path}.{key}", "the section has no such key", _meant(key, known))
+            if key not in allowed and f"{path}.{key}" not in REMOVED:
+                yield _refused("unknown-key", f"{path}.{key}", "the section has no such key", _meant(key, allowed))
 
 
 def _removed_keys(config: Config, version: tuple[int, ...]) -> Iterator[Finding]:
@@ -225,8 +225,8 @@ def _device(config: Config, name: str) -> str:
     return str(_section(config, f"zero_optimization.{name}").get("device", "none"))
 
 
-def _meant(key: str, known: frozenset[str]) -> str:
-    close = difflib.get_close_matches(key, sorted(known), n=1)
+def _meant(key: str, allowed: frozenset[str]) -> str:
+    close = difflib.get_close_matches(key, sorted(allowed), n=1)
     return f"did you mean {close[0]}?" if close else "leave it out"
 
 

@@ -71,9 +71,9 @@ class CommandModel:
         )
         plugged = self.plugin in PLUGINS and (not self.plugin or self.launcher == "accelerate")
         _require(plugged, "plugin", f"{self.plugin!r} is not accelerate's", "use deepspeed or fsdp with --launcher accelerate")
-        known = isinstance(self.parameter_count, int) and self.parameter_count >= 0
+        is_count = isinstance(self.parameter_count, int) and self.parameter_count >= 0
         _require(
-            known, "parameter_count", f"{self.parameter_count!r} is not a number of parameters", "give 125M, or leave it out"
+            is_count, "parameter_count", f"{self.parameter_count!r} is not a number of parameters", "give 125M, or leave it out"
         )
         seconds = self.report_seconds
         _require(
@@ -84,8 +84,13 @@ class CommandModel:
             _require_pattern(self.pattern)
         for name in ("script_knobs", "environment_knobs"):
             object.__setattr__(self, name, _checked_values(name, getattr(self, name)))
-        both = sorted(set(self.script_knobs) & set(self.environment_knobs))
-        _require(not both, "environment_knobs", f"{', '.join(both)} is a script knob too", "give one of them another name")
+        shared_names = sorted(set(self.script_knobs) & set(self.environment_knobs))
+        _require(
+            not shared_names,
+            "environment_knobs",
+            f"{', '.join(shared_names)} is a script knob too",
+            "give one of them another name",
+        )
         count = math.prod(map(len, self._own_knobs().values()))
         problem = f"their values make {count} combinations, more than {MOST_VARIANTS}"
         _require(count <= MOST_VARIANTS, "script_knobs", problem, "give fewer values")
@@ -98,11 +103,11 @@ class CommandModel:
     @property
     def variants(self) -> tuple[str, ...]:
         """All combinations of the values of its own knobs, as values of the knob `script`; empty: it has none."""
-        own = self._own_knobs()
-        if not own:
+        own_knobs = self._own_knobs()
+        if not own_knobs:
             return ()
-        combinations = itertools.product(*own.values())
-        return tuple(" ".join(f"{name}={value}" for name, value in zip(own, row, strict=True)) for row in combinations)
+        combinations = itertools.product(*own_knobs.values())
+        return tuple(" ".join(f"{name}={value}" for name, value in zip(own_knobs, row, strict=True)) for row in combinations)
 
     @property
     def has_sequences(self) -> bool:
@@ -148,17 +153,20 @@ def _require_pattern(pattern: str) -> None:
     _require(bool(groups & set(RATES)), "pattern", "has no group for the speed of a step", example)
 
 
-def _checked_values(field_name: str, given: Mapping[str, object]) -> Values:
+def _checked_values(field_name: str, declared: Mapping[str, object]) -> Values:
     """The distinct values as text."""
     checked: Values = {}
-    for name, values in given.items():
-        where = f"{field_name}.{name}"
-        _require(bool(_NAME.fullmatch(name)), where, "is not a name", "use letters, digits and _")
+    for name, values in declared.items():
+        value_field = f"{field_name}.{name}"
+        _require(bool(_NAME.fullmatch(name)), value_field, "is not a name", "use letters, digits and _")
         listed = values if isinstance(values, list | tuple) else (values,)
         texts = tuple(dict.fromkeys(_text(value) for value in listed))
         good = bool(texts) and all(_VALUE.fullmatch(text) for text in texts)
         _require(
-            good, where, f"{list(texts)} are not valid values", "give at least one, without spaces, as in num_workers=0,2,4"
+            good,
+            value_field,
+            f"{list(texts)} are not valid values",
+            "give at least one, without spaces, as in num_workers=0,2,4",
         )
         checked[name] = texts
     return checked

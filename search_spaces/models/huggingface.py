@@ -118,8 +118,8 @@ def _frozen_bits(quantization: Any) -> tuple[int, list[str]]:
         bits = 4 if quantization.get("load_in_4bit") else 8 if quantization.get("load_in_8bit") else None
     if bits not in (4, 8):
         return 16, [f"weights that are not quantised, since quantization_config ({method}) is not read (--frozen-bits)"]
-    where = "beside adapters of --lora-rank (--frozen-bits); beside those of knobs frozen_dtype states them"
-    return bits, [f"weights of {bits} bits by quantization_config ({method}) {where}"]
+    usage = "beside adapters of --lora-rank (--frozen-bits); beside those of knobs frozen_dtype states them"
+    return bits, [f"weights of {bits} bits by quantization_config ({method}) {usage}"]
 
 
 def _llama(keys: ConfigKeys, name: str) -> ModelSpec:
@@ -172,7 +172,7 @@ def _deepseek_v3(keys: ConfigKeys, name: str) -> ModelSpec:
     keys.must_be("rope_interleave", True, "rotations of halves are not supported for this family")
     return _deepseek(
         keys, name, keys.text("model_type"), first_dense=3, experts=256, shared=1, ffn=2048,
-        **_sigmoid_routing(keys, groups=8, kept=4, scale=2.5),
+        **_sigmoid_routing(keys, groups=8, kept_groups=4, scale=2.5),
     )  # fmt: skip
 
 
@@ -222,14 +222,14 @@ def _routed_and_shared(keys: ConfigKeys, first_dense: int, experts: int, shared:
     }
 
 
-def _sigmoid_routing(keys: ConfigKeys, groups: int, kept: int, scale: float) -> dict[str, Any]:
+def _sigmoid_routing(keys: ConfigKeys, groups: int, kept_groups: int, scale: float) -> dict[str, Any]:
     """Routing of DeepSeek-V3 and GLM, by the defaults of their classes."""
     return {
         "experts_per_token": keys.size("num_experts_per_tok", default=8),
         "sigmoid_routing": True,
         "router_correction": True,
         "router_groups": keys.size("n_group", default=groups),
-        "router_groups_kept": keys.size("topk_group", default=kept),
+        "router_groups_kept": keys.size("topk_group", default=kept_groups),
         "normalised_routing": keys.flag("norm_topk_prob", True),
         "routing_scale": keys.number("routed_scaling_factor", default=scale),
     }
@@ -248,7 +248,7 @@ def _glm4_moe(keys: ConfigKeys, name: str) -> ModelSpec:
         keys, name, "glm4_moe", kv_heads=8, epsilon=1e-5, qkv_bias=keys.flag("attention_bias", False),
         rotary_fraction=0.5,
         head_norm=HeadNorm.HEAD if keys.flag("use_qk_norm", False) else HeadNorm.NONE,
-        **_sigmoid_routing(keys, groups=1, kept=1, scale=1.0),
+        **_sigmoid_routing(keys, groups=1, kept_groups=1, scale=1.0),
         **_routed_and_shared(keys, 1, 128, 1, 1408),
     )  # fmt: skip
 
@@ -257,8 +257,8 @@ def _llama4(keys: ConfigKeys, name: str) -> ModelSpec:
     """The text model. Its classes do not compute the balance loss that `router_aux_loss_coef` weights."""
     layers, step = keys.size("num_hidden_layers"), keys.size("interleave_moe_layer_step", default=1)
     period = keys.size("no_rope_layer_interval", default=4)
-    stated = keys.flags("no_rope_layers", layers) if keys.given("no_rope_layers") else None
-    rotated = stated or tuple((layer + 1) % period != 0 for layer in range(layers))
+    layer_flags = keys.flags("no_rope_layers", layers) if keys.given("no_rope_layers") else None
+    rotated = layer_flags or tuple((layer + 1) % period != 0 for layer in range(layers))
     with_experts = range(step - 1, layers, step) if keys.is_null("moe_layers") else keys.counts("moe_layers")
     dense = _dense_layers(keys, lambda layer: layer not in with_experts, keys.size("intermediate_size_mlp", default=16384))
     windows = _windows(keys, _window(keys, 8192, "attention_chunk_size"), lambda layer: not rotated[layer], "chunked_attention")
@@ -320,11 +320,11 @@ def _gemma3(keys: ConfigKeys, name: str) -> ModelSpec:
 def _rope_by_kind(keys: ConfigKeys, whole_theta: float, near_theta: float) -> dict[str, Any]:
     """Rotations of whole layers, which alone are scaled, and of those with the window: nested since transformers 5."""
     nested = keys.table("rope_parameters")
-    whole, near = (None if nested is None else nested.table(kind) for kind in ("full_attention", "sliding_attention"))
+    whole, window = (None if nested is None else nested.table(kind) for kind in ("full_attention", "sliding_attention"))
     scaled = whole or keys.table("rope_scaling")
     return {
         "rope_theta": whole_theta if whole is None else whole.number("rope_theta", default=whole_theta),
-        "window_rope_theta": near_theta if near is None else near.number("rope_theta", default=near_theta),
+        "window_rope_theta": near_theta if window is None else window.number("rope_theta", default=near_theta),
         "rope_scaling": None if scaled is None else rope_scaling_of(scaled, keys.size("max_position_embeddings")),
     }
 
@@ -434,14 +434,16 @@ def _late_windows(keys: ConfigKeys) -> dict[str, Any]:
     return _windows(keys, window, lambda layer: layer < first)
 
 
-def _windows(keys: ConfigKeys, window: int, is_whole: Callable[[int], bool], near: str = "sliding_attention") -> dict[str, Any]:
-    """The window, and the layers without it: by `layer_types`, in which `near` is its name, or by `is_whole` if the key is
-    absent."""
+def _windows(
+    keys: ConfigKeys, window: int, is_whole: Callable[[int], bool], window_kind: str = "sliding_attention"
+) -> dict[str, Any]:
+    """The window, and the layers without it: by `layer_types`, in which `window_kind` is its name, or by `is_whole` if the key
+    is absent."""
     layers = keys.size("num_hidden_layers")
     kinds = keys.texts("layer_types", layers)
-    unknown = set(kinds or ()) - {"full_attention", near}
+    unknown = set(kinds or ()) - {"full_attention", window_kind}
     if unknown:
-        raise ModelFormatError("layer_types", f"{min(unknown)!r} is not supported", f"use full_attention and {near}")
+        raise ModelFormatError("layer_types", f"{min(unknown)!r} is not supported", f"use full_attention and {window_kind}")
     whole = tuple(is_whole(layer) if kinds is None else kinds[layer] == "full_attention" for layer in range(layers))
     if not window or all(whole):
         return {}
@@ -451,7 +453,7 @@ def _windows(keys: ConfigKeys, window: int, is_whole: Callable[[int], bool], nea
 def _shortest_pattern(layers: tuple[bool, ...]) -> tuple[bool, ...]:
     """The shortest beginning that repeated gives all layers."""
     lengths = range(1, len(layers) + 1)
-    return next(layers[:length] for length in lengths if all(one == layers[i % length] for i, one in enumerate(layers)))
+    return next(layers[:length] for length in lengths if all(flag == layers[i % length] for i, flag in enumerate(layers)))
 
 
 def _rotary_decoder(
@@ -620,7 +622,7 @@ FAMILIES: dict[str, Callable[[ConfigKeys, str], ModelSpec]] = {
 
 def _display_name(config: Mapping[str, Any], file: Path) -> str:
     """`_name_or_path` if it is set; else the folder's name, or the file's name if that is not config.json."""
-    stated = config.get("_name_or_path")
-    if isinstance(stated, str) and stated:
-        return stated.rstrip("/").rsplit("/", 1)[-1]
+    path_name = config.get("_name_or_path")
+    if isinstance(path_name, str) and path_name:
+        return path_name.rstrip("/").rsplit("/", 1)[-1]
     return file.resolve().parent.name if file.name == "config.json" else file.stem

@@ -265,13 +265,13 @@ class ModelSpec:
     def _check_routing(self) -> None:
         for field in ("shared_expert_size", "dense_ffn_size"):
             self._require_at_most(field, LARGEST_SIZE)
-        groups, kept = self.router_groups, self.router_groups_kept
-        if not 1 <= kept <= groups or self.num_experts % groups:
-            problem = f"{kept} of {groups} groups of {self.num_experts} experts cannot be chosen"
+        groups, kept_groups = self.router_groups, self.router_groups_kept
+        if not 1 <= kept_groups <= groups or self.num_experts % groups:
+            problem = f"{kept_groups} of {groups} groups of {self.num_experts} experts cannot be chosen"
             raise ModelFormatError("router_groups", problem, "give a divisor of the experts, and keep at most all groups")
-        if self.num_experts and self.experts_per_token > self.num_experts // groups * kept:
+        if self.num_experts and self.experts_per_token > self.num_experts // groups * kept_groups:
             raise ModelFormatError(
-                "experts_per_token", f"{self.experts_per_token} are more than {kept} groups have", "keep more groups"
+                "experts_per_token", f"{self.experts_per_token} are more than {kept_groups} groups have", "keep more groups"
             )
         if self.load_balance and self.sigmoid_routing:
             raise ModelFormatError("load_balance", "is that of softmax routers", "leave it at 0")
@@ -331,8 +331,8 @@ class ModelSpec:
                 raise ModelFormatError(field, f"{getattr(self, field)} is negative", "give a positive integer, or 0 for none")
         unknown = [name for name in self.lora_targets if name not in LORA_TARGETS]
         if unknown or (self.lora_rank and not self.lora_targets):
-            named = ", ".join(unknown) or "nothing"
-            raise ModelFormatError("lora_targets", f"names {named}", f"name some of {', '.join(LORA_TARGETS)}")
+            listed = ", ".join(unknown) or "nothing"
+            raise ModelFormatError("lora_targets", f"names {listed}", f"name some of {', '.join(LORA_TARGETS)}")
         if self.frozen_bits not in (16, 8, 4):
             raise ModelFormatError("frozen_bits", f"{self.frozen_bits} is not known", "use 16, 8 or 4")
 
@@ -488,9 +488,9 @@ class ModelSpec:
         """Target, inputs and outputs of each matrix of a layer in `lora_targets`, one for every expert."""
         hidden, ffn = self.hidden_size, self.ffn_hidden_size
         sides = {**self._attention_sides, "gate": (hidden, ffn), "up": (hidden, ffn), "down": (ffn, hidden)}
-        here = [name for name in self.lora_targets if name in sides and (name != "gate" or self.gated_mlp)]
+        targets = [name for name in self.lora_targets if name in sides and (name != "gate" or self.gated_mlp)]
         copies = {name: max(self.num_experts, 1) for name in ("gate", "up", "down")}
-        return [(name, *sides[name]) for name in here for _ in range(copies.get(name, 1))]
+        return [(name, *sides[name]) for name in targets for _ in range(copies.get(name, 1))]
 
     @property
     def _attention_sides(self) -> dict[str, tuple[int, int]]:
@@ -543,17 +543,17 @@ class ModelSpec:
 
     def _mtp_products(self, sequence_length: int) -> float:
         """The FLOPs for each token of scores and logits in these modules."""
-        near = self.sliding_window + self.global_tokens if self.has_window(self.num_layers) else sequence_length
-        pairs = self.num_attention_heads * (self.head_dim + self.value_size) * min(near, sequence_length)
+        keys = self.sliding_window + self.global_tokens if self.has_window(self.num_layers) else sequence_length
+        pairs = self.num_attention_heads * (self.head_dim + self.value_size) * min(keys, sequence_length)
         return 6.0 * self.mtp_layers * (pairs + self.vocab_size * self.table_width)
 
     def attended(self, length: int) -> float:
         """Mean number of tokens that a token attends to in a sequence of this length, causality not discounted."""
-        near: float = min(self.sliding_window + self.global_tokens, length)
-        if self.chunked_attention and length > near:
+        window_tokens: float = min(self.sliding_window + self.global_tokens, length)
+        if self.chunked_attention and length > window_tokens:
             # The last chunk may be shorter.
-            near -= (near - length % near) * (length % near) / length
-        return length + self.window_share * (near - length)
+            window_tokens -= (window_tokens - length % window_tokens) * (length % window_tokens) / length
+        return length + self.window_share * (window_tokens - length)
 
     @property
     def _factor_parameters(self) -> int:
@@ -563,8 +563,8 @@ class ModelSpec:
     @property
     def bottleneck_parameters(self) -> int:
         """Parameters of a layer's bottlenecks [Houlsby et al. 2019, 2.1]: two, with two matrices and two biases each."""
-        one = 2 * self.hidden_size * self.adapter_size + self.adapter_size + self.hidden_size
-        return 2 * one if self.adapter_size else 0
+        bottleneck = 2 * self.hidden_size * self.adapter_size + self.adapter_size + self.hidden_size
+        return 2 * bottleneck if self.adapter_size else 0
 
     @property
     def _norm_parameters(self) -> int:
@@ -667,8 +667,8 @@ def _parameter_count(model: ModelSpec) -> int:
 
 def _count(pattern: tuple[bool, ...], layers: int) -> int:
     """Number of the layers at which a repeated pattern is true; 0 if it is empty."""
-    periods, rest = divmod(layers, len(pattern) or 1)
-    return periods * sum(pattern) + sum(pattern[:rest])
+    periods, remaining_layers = divmod(layers, len(pattern) or 1)
+    return periods * sum(pattern) + sum(pattern[:remaining_layers])
 
 
 def without_profile(model: Model) -> Model:

@@ -199,8 +199,8 @@ def recomputed_layers(config: Config, stage: int, layers: int) -> tuple[str, ran
     if not marks_recomputation(config):
         kind = config.activation_checkpointing
         return kind, range(0, 0 if kind == "none" else layers, config.checkpoint_every_k)
-    own = parse_layout(config.pipeline_layout)[stage]
-    return own.recompute, range(own.recomputed)
+    stage_layout = parse_layout(config.pipeline_layout)[stage]
+    return stage_layout.recompute, range(stage_layout.recomputed)
 
 
 def stage_config(config: Config, stage: int) -> Config:
@@ -221,10 +221,10 @@ def redundancy(stages: Sequence[Stage]) -> str | None:
 
 
 def _stage(part: str, text: str) -> Stage:
-    found = _STAGE.fullmatch(part)
-    if found is None:
+    match = _STAGE.fullmatch(part)
+    if match is None:
         raise KnobValueError(KNOB, f"{part!r} in {text!r} is not a stage", f"write {FORM}")
-    layers, mark, count, offloaded = found.groups()
+    layers, mark, count, offloaded = match.groups()
     recomputed = int(count or layers) if mark else 0
     if recomputed > int(layers):
         problem = f"{part!r} in {text!r} recomputes {recomputed} layers and has {layers}"

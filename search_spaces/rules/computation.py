@@ -155,8 +155,8 @@ def kernels_untested(config: TrialConfig, context: SpaceContext) -> str | None:
         "cuda_graphs": config.cuda_graphs,
         "document_lengths": bool(context.workload.document_lengths),
     }
-    found = [name for name, there in untested.items() if there]
-    return f"kernels of {config.fused_kernels} are untested with {' and '.join(found)}" if found else None
+    features = [name for name, is_used in untested.items() if is_used]
+    return f"kernels of {config.fused_kernels} are untested with {' and '.join(features)}" if features else None
 
 
 COMPUTATION_RULES: tuple[Rule, ...] = (

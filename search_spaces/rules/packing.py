@@ -71,10 +71,10 @@ def pack_window(config: TrialConfig, context: SpaceContext) -> str | None:
 
 def pack_tokens(config: TrialConfig, _: SpaceContext) -> str | None:
     """Virtual tokens precede a row, but each document would need its own."""
-    found = [name for name in VIRTUAL_TOKENS if getattr(config, name)]
-    if not config.pack_sequences or not found:
+    token_knobs = [name for name in VIRTUAL_TOKENS if getattr(config, name)]
+    if not config.pack_sequences or not token_knobs:
         return None
-    return f"{found[0]}={getattr(config, found[0])} adds tokens before a row, not before each document in it"
+    return f"{token_knobs[0]}={getattr(config, token_knobs[0])} adds tokens before a row, not before each document in it"
 
 
 def pack_compiled(config: TrialConfig, _: SpaceContext) -> str | None:

@@ -94,9 +94,9 @@ def _sequence_divides(config: TrialConfig, context: SpaceContext) -> str | None:
     attention costs the same on all ranks.
     """
     length, ranks = context.workload.sequence_length, config.context_parallel_size
-    each = 2 if ranks > 1 and config.context_parallel_method == "gather" else 1
-    if length % (each * ranks):
-        chunks = f"{each * ranks} chunks, {'two' if each == 2 else 'one'} for each of {ranks} context ranks"
+    rank_chunks = 2 if ranks > 1 and config.context_parallel_method == "gather" else 1
+    if length % (rank_chunks * ranks):
+        chunks = f"{rank_chunks * ranks} chunks, {'two' if rank_chunks == 2 else 'one'} for each of {ranks} context ranks"
         return f"a sequence of {length} tokens is not divided into {chunks}"
     tensor = config.tensor_parallel_size if config.sequence_parallel else 1
     inside = length // ranks + config.prompt_length
@@ -113,8 +113,8 @@ def _pipeline_layers(config: TrialConfig, context: SpaceContext) -> str | None:
     most = model.num_layers if isinstance(model, ModelSpec) else model.pipeline_stages
     if stages <= most:
         return None
-    what = "layers" if isinstance(model, ModelSpec) else "stages that the module can be cut into"
-    return f"{stages} stages (ranks x virtual stages) are more than the {most} {what}"
+    noun = "layers" if isinstance(model, ModelSpec) else "stages that the module can be cut into"
+    return f"{stages} stages (ranks x virtual stages) are more than the {most} {noun}"
 
 
 def _layout_fits(config: TrialConfig, context: SpaceContext) -> str | None:

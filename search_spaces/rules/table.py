@@ -54,8 +54,8 @@ SHAPES = frozenset({
 
 def check_config(config: TrialConfig, context: SpaceContext) -> list[Refusal]:
     """Every rule that refuses the configuration, in the order of `rules_of`; empty: it is legal."""
-    found = ((rule, rule.check(config, context)) for rule in rules_of(context.capability))
-    return [Refusal(rule.name, message, rule.remedy) for rule, message in found if message is not None]
+    messages = ((rule, rule.check(config, context)) for rule in rules_of(context.capability))
+    return [Refusal(rule.name, message, rule.remedy) for rule, message in messages if message is not None]
 
 
 def check_shapes(config: TrialConfig, model: Model, workload: Workload, world_size: int) -> list[Refusal]:

@@ -114,8 +114,8 @@ def schedule_tokens(config: TrialConfig, _: SpaceContext) -> str | None:
     """Virtual tokens precede those of the samples, and schedules do not count them."""
     if not is_scheduled(config):
         return None
-    found = [name for name in VIRTUAL_TOKENS if getattr(config, name)]
-    return f"{found[0]}={getattr(config, found[0])} adds tokens before scheduled samples" if found else None
+    token_knobs = [name for name in VIRTUAL_TOKENS if getattr(config, name)]
+    return f"{token_knobs[0]}={getattr(config, token_knobs[0])} adds tokens before scheduled samples" if token_knobs else None
 
 
 def curriculum_divides(config: TrialConfig, _: SpaceContext) -> str | None:

@@ -50,8 +50,8 @@ def adapts(config: TrialConfig) -> bool:
 
 def together_problem(config: TrialConfig) -> str | None:
     """The problem of several methods at once, in a clause; None: there is at most one."""
-    named = [f"{name}={value}" for name, value in zip(METHODS, _sizes(config), strict=True) if value]
-    return f"{' and '.join(named)} are different methods to train a frozen model" if len(named) > 1 else None
+    methods = [f"{name}={value}" for name, value in zip(METHODS, _sizes(config), strict=True) if value]
+    return f"{' and '.join(methods)} are different methods to train a frozen model" if len(methods) > 1 else None
 
 
 def tokens_problem(config: TrialConfig, sequence_length: int) -> str | None:

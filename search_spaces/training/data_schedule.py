@@ -128,14 +128,14 @@ def flops_per_sample(model: ModelSpec, config: TrialConfig, workload: Workload) 
     return flops / useful_share(config, workload)
 
 
-def _flops(model: ModelSpec, length: int, kept: int) -> float:
+def _flops(model: ModelSpec, length: int, kept_tokens: int) -> float:
     middle = max(model.num_layers - UNSCHEDULED_LAYERS, 0) / model.num_layers
     head = (4.0 if model.adapts else 6.0) * model.vocab_size * model.table_width
 
     def of_layers(tokens: int) -> float:
         return (model.flops_per_token(tokens) - head) * tokens
 
-    return model.flops_per_token(length) * length - middle * (of_layers(length) - of_layers(kept))
+    return model.flops_per_token(length) * length - middle * (of_layers(length) - of_layers(kept_tokens))
 
 
 def _schedule(config: TrialConfig) -> tuple[int, int]:

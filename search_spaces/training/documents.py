@@ -29,7 +29,7 @@ def packed_rows(lengths: tuple[int, ...], sequence_length: int) -> Rows:
     free: list[int] = []
     for document in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
         length = lengths[document]
-        row = next((index for index, left in enumerate(free) if left >= length), len(rows))
+        row = next((index for index, free_tokens in enumerate(free) if free_tokens >= length), len(rows))
         if row == len(rows):
             rows.append([])
             free.append(sequence_length)
@@ -76,7 +76,7 @@ def documents_problem(lengths: object, sequence_length: int) -> tuple[str, str] 
         return f"{lengths!r} is not a list of numbers", "list the tokens of each document, such as [128, 17, 64]"
     if len(lengths) > MOST_DOCUMENTS:
         return f"{len(lengths)} lengths are more than {MOST_DOCUMENTS}", f"give a sample of at most {MOST_DOCUMENTS} documents"
-    wrong = next((one for one in lengths if not isinstance(one, int) or isinstance(one, bool) or one < 1), None)
+    wrong = next((length for length in lengths if not isinstance(length, int) or isinstance(length, bool) or length < 1), None)
     if wrong is not None:
         return f"{wrong!r} is not a whole number of 1 or more", "give the tokens of each document"
     longest = max(lengths, default=0)

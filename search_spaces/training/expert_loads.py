@@ -27,14 +27,14 @@ def loads_problem(loads: Loads, model: Model) -> tuple[str, str] | None:
         )
     if len(loads) not in (1, model.expert_layers):
         return f"has {len(loads)} rows, and {model.name} has {model.expert_layers} layers with experts", REMEDY
-    for place, row in enumerate(loads):
+    for index, row in enumerate(loads):
         if len(row) != model.num_experts:
-            return f"row {place + 1} has {len(row)} numbers, and {model.name} has {model.num_experts} experts", REMEDY
+            return f"row {index + 1} has {len(row)} numbers, and {model.name} has {model.num_experts} experts", REMEDY
         if not all(0 <= load < math.inf for load in row) or not sum(row):
-            return f"row {place + 1} has a number that is negative or not finite, or no load", "give counts or shares of tokens"
+            return f"row {index + 1} has a number that is negative or not finite, or no load", "give counts or shares of tokens"
         most = max(row) / sum(row) * model.experts_per_token
         if most > 1 + 1e-9:
-            problem = f"an expert in row {place + 1} would be chosen {most:.3g} times by each token"
+            problem = f"an expert in row {index + 1} would be chosen {most:.3g} times by each token"
             return problem, f"give no expert more than 1 / {model.experts_per_token} of a row, the experts of a token"
     return None
 
@@ -44,8 +44,8 @@ def layer_shares(model: ModelSpec, layer: int) -> tuple[float, ...]:
 
     Layers after the last one, of multi-token prediction, follow its row.
     """
-    place = sum(model.has_experts(before) for before in range(layer))
-    row = model.expert_loads[min(place, len(model.expert_loads) - 1)]
+    index = sum(model.has_experts(before) for before in range(layer))
+    row = model.expert_loads[min(index, len(model.expert_loads) - 1)]
     return tuple(load / sum(row) for load in row)
 
 
@@ -54,8 +54,8 @@ def expert_counts(shares: Sequence[float], tokens: int, choices: int) -> list[in
     exact = [min(share * tokens * choices, tokens) for share in shares]
     counts = [math.floor(count + 1e-9) for count in exact]
     order = sorted(range(len(counts)), key=lambda expert: counts[expert] - exact[expert])
-    while left := tokens * choices - sum(counts):
-        for expert in [expert for expert in order if counts[expert] < tokens][:left]:
+    while unassigned := tokens * choices - sum(counts):
+        for expert in [expert for expert in order if counts[expert] < tokens][:unassigned]:
             counts[expert] += 1
     return counts
 
@@ -84,9 +84,10 @@ def busiest(model: ModelSpec, ranks: int) -> tuple[float, float]:
     """
     if not model.expert_loads or model.capacity_factor or ranks <= 1 or model.num_experts % ranks:
         return 1.0, 1.0
-    own = model.num_experts // ranks
+    rank_experts = model.num_experts // ranks
     layers = [layer for layer in range(model.num_layers) if model.has_experts(layer)]
-    rows = [[sum(shares[first : first + own]) * ranks for first in range(0, model.num_experts, own)] for shares in (
-        layer_shares(model, layer) for layer in layers
-    )]  # fmt: skip
+    rows = [
+        [sum(shares[first : first + rank_experts]) * ranks for first in range(0, model.num_experts, rank_experts)]
+        for shares in (layer_shares(model, layer) for layer in layers)
+    ]
     return sum(map(max, rows)) / len(rows), max(map(sum, zip(*rows, strict=True))) / len(rows)

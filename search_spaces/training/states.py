@@ -52,9 +52,9 @@ def states_lower_bound_bytes(config: TrialConfig, model: Model, world_size: int,
     state = master * (1.0 - offloaded)
     gradients, moments = state, _moments(config, model) * (1.0 - offloaded)
     if config.zero_stage == 3:
-        kept = 0.0 if config.offload_param != "none" else 1.0
-        parameters = kept * (state + whole * offloaded)
-        return int(owned * (parameters + moments + gradients) + kept * frozen / shards)
+        device_share = 0.0 if config.offload_param != "none" else 1.0
+        parameters = device_share * (state + whole * offloaded)
+        return int(owned * (parameters + moments + gradients) + device_share * frozen / shards)
     is_master = owned == trainable and whole == master
     if is_master:
         return int(trainable * (whole + moments + gradients) + frozen)
@@ -146,9 +146,9 @@ def file_bytes(config: TrialConfig, model: Model, world_size: int) -> int:
     """
     shards = _shards(config, world_size, None)
     trainable, frozen = _owned(config, model, shards), _elements(config, model)[1] / shards
-    found = 0.0
+    rank_bytes = 0.0
     if config.offload_optimizer == "nvme":
-        found += trainable * STATES * MASTER_BYTES[config.precision] * config.offload_ratio
+        rank_bytes += trainable * STATES * MASTER_BYTES[config.precision] * config.offload_ratio
     if config.offload_param == "nvme":
-        found += (trainable + frozen) * PARAMETER_BYTES[config.precision]
-    return int(config.data_parallel_size(world_size) * config.model_parallel_size * found)
+        rank_bytes += (trainable + frozen) * PARAMETER_BYTES[config.precision]
+    return int(config.data_parallel_size(world_size) * config.model_parallel_size * rank_bytes)

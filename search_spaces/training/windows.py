@@ -76,8 +76,8 @@ class Window:
             return
         for first in range(start, start + queries, self.block):
             count, first_key = min(self.block, start + queries - first), max(first - self.tokens + 1, 0)
-            near = first_key <= self.global_tokens
-            yield Visit(first, count, 0 if near else first_key, 0 if near else self.global_tokens)
+            reaches_global = first_key <= self.global_tokens
+            yield Visit(first, count, 0 if reaches_global else first_key, 0 if reaches_global else self.global_tokens)
 
     def visited_pairs(self, length: int) -> int:
         """Query-key pairs that are computed for a sequence, including masked ones."""

@@ -17,7 +17,7 @@ _LOCK = 4_281_703_164
 """PostgreSQL advisory lock for migrations: an arbitrary number without other users."""
 
 
-def migrate(connection: Connection, place: str) -> None:
+def migrate(connection: Connection, database: str) -> None:
     """Migrate the tables to HEAD inside the connection's write transaction, and check that it can write.
 
     Only one process migrates at a time: the lock is the transaction itself on SQLite, and an advisory lock on PostgreSQL.
@@ -31,9 +31,9 @@ def migrate(connection: Connection, place: str) -> None:
         connection.execute(text("SET LOCAL lock_timeout = 0"))
         connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _LOCK})
         connection.execute(text("SELECT set_config('lock_timeout', :usual, true)"), {"usual": usual})
-    revision = _revision(connection, place)
+    revision = _revision(connection, database)
     if revision != HEAD:
-        _upgrade(connection, place, revision)
+        _upgrade(connection, database, revision)
     # SQLite begins a write transaction on a read-only file without an error: only a write fails.
     connection.execute(text(f"UPDATE {VERSION_TABLE} SET version_num = version_num"))
 
@@ -43,19 +43,19 @@ def stored_revision(connection: Connection) -> str | None:
     return connection.execute(text(f"SELECT version_num FROM {VERSION_TABLE}")).scalar()
 
 
-def _revision(connection: Connection, place: str) -> str | None:
+def _revision(connection: Connection, database: str) -> str | None:
     """The revision of the database; None if it is empty."""
     tables = set(inspect(connection).get_table_names())
     if VERSION_TABLE in tables:
         return stored_revision(connection)
-    if taken := sorted(tables & Base.metadata.tables.keys()):
+    if foreign_tables := sorted(tables & Base.metadata.tables.keys()):
         raise DatabaseUnavailableError(
-            f"{place}: has tables of another program ({', '.join(taken)}); name another database with --db"
+            f"{database}: has tables of another program ({', '.join(foreign_tables)}); name another database with --db"
         )
     return None
 
 
-def _upgrade(connection: Connection, place: str, revision: str | None) -> None:
+def _upgrade(connection: Connection, database: str, revision: str | None) -> None:
     # Alembic is slow to import, and not needed if the database is up to date.
     from alembic import command
     from alembic.config import Config
@@ -64,10 +64,10 @@ def _upgrade(connection: Connection, place: str, revision: str | None) -> None:
     config = Config(attributes={"connection": connection})
     config.set_main_option("script_location", SCRIPT_LOCATION)
     config.set_main_option("path_separator", "os")
-    known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
-    if revision is not None and revision not in known:
+    revisions = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
+    if revision is not None and revision not in revisions:
         raise DatabaseUnavailableError(
-            f"{place}: was written by another version of autotune (schema {revision}, this one knows {HEAD}); "
+            f"{database}: was written by another version of autotune (schema {revision}, this one knows {HEAD}); "
             "use that version, or name another database with --db"
         )
     command.upgrade(config, "head")
