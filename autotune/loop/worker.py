@@ -165,8 +165,8 @@ class Worker:
         request = session.request
         # Ranks that only watch a user's script hold no device.
         holds = request.command is None
-        runner_key = (request.runner, request.ray_address)
-        key = (*runner_key, session.world_size, session.cluster.device.kind, request.python_path, holds)
+        runner_address = (request.runner, request.ray_address)
+        key = (*runner_address, session.world_size, session.cluster.device.kind, request.python_path, holds)
         if self._kept is None or self._kept.key != key:
             self.close()
             try:

@@ -23,19 +23,19 @@ def assign(ready: Sequence[Message], device: str) -> list[Message]:
     accelerator = _accelerator(ready, device)
     ranks_in_pool: collections.Counter[tuple[str, str | None]] = collections.Counter()
     hosts: collections.Counter[str] = collections.Counter()
-    places: list[Message] = []
+    assignments: list[Message] = []
     shared = False
     for rank in ready:
         pool, count = (rank["host"], rank["visible_devices"]), rank["device_count"]
         shared = shared or (accelerator is not None and ranks_in_pool[pool] >= count)
         index = ranks_in_pool[pool] % count if accelerator else 0
-        places.append({"device": f"{accelerator}:{index}" if accelerator else CPU, "local_rank": hosts[rank["host"]]})
+        assignments.append({"device": f"{accelerator}:{index}" if accelerator else CPU, "local_rank": hosts[rank["host"]]})
         ranks_in_pool[pool] += 1
         hosts[rank["host"]] += 1
     backend = "nccl" if accelerator == "cuda" and not shared else "gloo"
     return [
         {**assignment, "backend": backend, "shares_device": shared, "local_world_size": hosts[rank["host"]]}
-        for assignment, rank in zip(places, ready, strict=True)
+        for assignment, rank in zip(assignments, ready, strict=True)
     ]
 
 

@@ -65,10 +65,10 @@ def choose(
         observations = observations.with_assumed(running, Surrogate(observations).mean(running))
     while len(chosen) < count and free.any():
         surrogate = Surrogate(observations)
-        places, considered = _considered(pool, surrogate, feasibility, np.flatnonzero(free[: len(pool)]))
+        positions, considered = _considered(pool, surrogate, feasibility, np.flatnonzero(free[: len(pool)]))
         if extra is not None:
             more = np.flatnonzero(free[len(pool) :])
-            places, considered = np.concatenate([places, len(pool) + more]), joined(considered, extra.take(more))
+            positions, considered = np.concatenate([positions, len(pool) + more]), joined(considered, extra.take(more))
         mean, spread = surrogate.mean_and_spread(considered)
         distinguishable = (
             _distinguishable(considered, mean, spread, surrogate)
@@ -79,7 +79,7 @@ def choose(
         first = _first(
             considered, mean, spread, distinguishable, with_moves(considered, observations.last_mesh), bar, feasibility
         )
-        chosen.append(int(places[first]))
+        chosen.append(int(positions[first]))
         free[chosen[-1]] = False
         observations = observations.with_assumed(considered.take(np.array([first])), mean[first : first + 1])
     return chosen

@@ -102,7 +102,7 @@ class Surrogate:
         The common uncertainty cancels: little uncertainty remains about the difference to a close neighbour.
 
         Args:
-            candidates: candidates.
+            candidates: described by their predictions.
             mean, spread: results of `mean_and_spread` for them.
 
         Raises:
