@@ -24,7 +24,7 @@ def bound_to_node(device: torch.device, binds: bool, sysfs: Path = SYSFS) -> Ite
         yield
         return
     threads = torch.get_num_threads()
-    own = frozenset(os.sched_getaffinity(0))
+    usable = frozenset(os.sched_getaffinity(0))
     try:
         for thread in before:
             _move(thread, cores)
@@ -32,7 +32,7 @@ def bound_to_node(device: torch.device, binds: bool, sysfs: Path = SYSFS) -> Ite
         yield
     finally:
         for thread in _threads():  # threads started inside the block get the affinity of the thread that started them
-            _move(thread, before.get(thread, own))
+            _move(thread, before.get(thread, usable))
         torch.set_num_threads(threads)
 
 
@@ -46,8 +46,8 @@ def cores_near(device: torch.device, sysfs: Path = SYSFS) -> frozenset[int]:
         return frozenset()
     node = node_of_device(_pci_address(device), sysfs) if device.type == "cuda" else _node_of_rank(nodes)
     usable = frozenset(os.sched_getaffinity(0))
-    near = nodes.get(-1 if node is None else node, frozenset()) & usable
-    return frozenset() if near == usable else near
+    local_cores = nodes.get(-1 if node is None else node, frozenset()) & usable
+    return frozenset() if local_cores == usable else local_cores
 
 
 def _node_of_rank(nodes: Mapping[int, frozenset[int]]) -> int:
@@ -62,12 +62,12 @@ def _pci_address(device: torch.device) -> str:
 
 def _threads() -> dict[int, frozenset[int]]:
     """Thread of this process -> the cores on which it may run. Each has its own set. Empty if the system cannot set it."""
-    found = {}
+    affinities = {}
     if hasattr(os, "sched_setaffinity"):
         for thread in Path("/proc/self/task").iterdir():
             with contextlib.suppress(OSError):  # the thread has ended in the meantime
-                found[int(thread.name)] = frozenset(os.sched_getaffinity(int(thread.name)))
-    return found
+                affinities[int(thread.name)] = frozenset(os.sched_getaffinity(int(thread.name)))
+    return affinities
 
 
 def _move(thread: int, cores: frozenset[int]) -> None:

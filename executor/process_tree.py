@@ -57,18 +57,18 @@ def below(root: int, parents: Mapping[int, int]) -> list[int]:
     children: dict[int, list[int]] = {}
     for process, parent in parents.items():
         children.setdefault(parent, []).append(process)
-    found, waiting = [], list(children.get(root, ()))
+    processes, waiting = [], list(children.get(root, ()))
     while waiting:
         process = waiting.pop()
-        found.append(process)
+        processes.append(process)
         waiting += children.get(process, ())
-    return found
+    return processes
 
 
 def marked(*marks: str) -> list[int]:
     """Return the living processes that carry one of these marks, whatever their parent. Other users' processes are not seen."""
-    wanted = {f"{MARK}={mark}".encode() for mark in marks}
-    return [process for process, found in _marks() if found in wanted and start_of(process) is not None]
+    variables = {f"{MARK}={mark}".encode() for mark in marks}
+    return [process for process, variable in _marks() if variable in variables and start_of(process) is not None]
 
 
 def kill_all(roots: Mapping[int, str]) -> list[int]:
@@ -79,29 +79,29 @@ def kill_all(roots: Mapping[int, str]) -> list[int]:
     3. After `TIDY_SECONDS`, kill what still lives, repeatedly until nothing is found: a process may start others meanwhile.
     """
     spared = {*roots, os.getpid()}
-    seen = {process: start_of(process) for root in roots for process in descendants(root) if process not in spared}
+    processes = {process: start_of(process) for root in roots for process in descendants(root) if process not in spared}
     for root in roots:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(root, signal.SIGKILL)
     tidied = time.monotonic() + TIDY_SECONDS
     while (now := time.monotonic()) < tidied + KILL_SECONDS:
-        seen |= {process: start_of(process) for process in marked(*roots.values()) if process not in spared}
-        living = [process for process, start in seen.items() if start is not None and start_of(process) == start]
+        processes |= {process: start_of(process) for process in marked(*roots.values()) if process not in spared}
+        living = [process for process, start in processes.items() if start is not None and start_of(process) == start]
         if not living:
             break
         for process in living if now >= tidied else ():
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(process, signal.SIGKILL)
         time.sleep(_POLL_SECONDS)
-    return [*roots, *seen]
+    return [*roots, *processes]
 
 
 def kill_strays() -> list[int]:
     """Kill what the ranks of dead processes have left; return the PIDs. Marks of other PID namespaces are ignored."""
     strays = []
-    for process, found in _marks():
-        namespace, _, place = found.decode(errors="replace").partition("=")[2].partition("-")
-        parts = place.split("-")
+    for process, variable in _marks():
+        namespace, _, origin = variable.decode(errors="replace").partition("=")[2].partition("-")
+        parts = origin.split("-")
         if namespace != _namespace() or len(parts) != 3 or not all(part.isdigit() for part in parts):
             continue
         if start_of(int(parts[0])) != int(parts[1]):
@@ -127,14 +127,14 @@ def _processes() -> list[int]:
 
 def _marks() -> list[tuple[int, bytes]]:
     """Return every process that carries a mark, with the mark, except this process."""
-    found = []
+    marked_processes = []
     for process in _processes():
         with contextlib.suppress(OSError):
             environment = Path(f"/proc/{process}/environ").read_bytes()
             at = environment.find(f"{MARK}=".encode())
             if process != os.getpid() and at >= 0 and environment[at - 1 : at] in (b"", b"\0"):
-                found.append((process, environment[at:].partition(b"\0")[0]))
-    return found
+                marked_processes.append((process, environment[at:].partition(b"\0")[0]))
+    return marked_processes
 
 
 def _namespace() -> str:
@@ -150,18 +150,18 @@ def _group_files() -> list[Path]:
         lines = Path("/proc/self/cgroup").read_text().splitlines()
     except OSError:
         return []
-    found = []
+    files = []
     for line in lines:
         _, controllers, path = line.split(":", 2)
         if controllers in ("", "memory"):
             folder = _GROUPS / controllers / path.lstrip("/")
-            found.append(folder / ("memory.oom_control" if controllers else "memory.events"))
-    return found
+            files.append(folder / ("memory.oom_control" if controllers else "memory.events"))
+    return files
 
 
 def _kills(file: Path) -> int | None:
     try:
-        found = _KILLS.search(file.read_text())
+        match = _KILLS.search(file.read_text())
     except OSError:
         return None
-    return int(found[1]) if found else None
+    return int(match[1]) if match else None

@@ -15,7 +15,7 @@ from executor.measurement.device import counters_of
 from executor.measurement.environment import environment
 from executor.measurement.flop_counter import FlopCounter
 from executor.measurement.module_profile import ModelProfile, ModuleCost, Phases
-from executor.measurement.module_tracker import OUTSIDE, ModuleClock, ModuleTracker, Phase, Place
+from executor.measurement.module_tracker import OUTSIDE, ModuleClock, ModulePhase, ModuleTracker, Phase
 from executor.parallel.graphs import without_graphs
 from executor.trial.run import ENGINES, closed_at_end
 from search_spaces.trial import Progress, TrialRequest
@@ -48,7 +48,7 @@ class _Counted:
 
     modules: list[tuple[str, nn.Module]]
     calls: list[int]
-    flops: Mapping[Place, int]
+    flops: Mapping[ModulePhase, int]
 
 
 def run_profile(context: RankContext, request: TrialRequest, progress: Callable[[Progress], None]) -> ModelProfile:
@@ -80,14 +80,14 @@ def run_profile(context: RankContext, request: TrialRequest, progress: Callable[
 
 def _count(steps: _Steps) -> _Counted:
     """Run one step and attribute every operator's FLOPs to the module that runs it."""
-    flops: Counter[Place] = Counter()
+    flops: Counter[ModulePhase] = Counter()
     tracker = ModuleTracker(lambda _: None)
 
     def observe(count: int) -> None:
-        module, phase = tracker.place
+        module, phase = tracker.module_phase
         # Backward runs with gradients disabled. What runs with gradients enabled is a recomputed forward, even between calls.
         again = phase is Phase.BACKWARD and torch.is_grad_enabled()
-        flops[Place(module, Phase.RECOMPUTE if again else phase)] += count
+        flops[ModulePhase(module, Phase.RECOMPUTE if again else phase)] += count
 
     steps.prepare()
     with tracker, FlopCounter(observe) as counter:
@@ -99,12 +99,12 @@ def _count(steps: _Steps) -> _Counted:
     return _Counted(tracker.modules, tracker.calls, flops)
 
 
-def _time(steps: _Steps, request: TrialRequest) -> tuple[list[float], list[dict[Place, float]]]:
-    """Return the seconds of steps without hooks and, by place, of steps with hooks. They alternate, so that the load of the
-    machine affects both alike."""
+def _time(steps: _Steps, request: TrialRequest) -> tuple[list[float], list[dict[ModulePhase, float]]]:
+    """Return the seconds of steps without hooks and, by module and phase, of steps with hooks. They alternate, so that the
+    load of the machine affects both alike."""
     clock = ModuleClock(steps.device)
     plain: list[float] = []
-    hooked: list[dict[Place, float]] = []
+    hooked: list[dict[ModulePhase, float]] = []
     until = time.monotonic() + request.fidelity.max_seconds
     while len(plain) < request.fidelity.min_steps or (time.monotonic() < until and len(plain) < request.fidelity.max_steps):
         steps.prepare()
@@ -118,10 +118,10 @@ def _time(steps: _Steps, request: TrialRequest) -> tuple[list[float], list[dict[
 
 
 def _profile(
-    counted: _Counted, plain: Sequence[float], hooked: Sequence[Mapping[Place, float]], versions: dict[str, str]
+    counted: _Counted, plain: Sequence[float], hooked: Sequence[Mapping[ModulePhase, float]], versions: dict[str, str]
 ) -> ModelProfile:
-    places = {place for step in hooked for place in step if place.phase is not Phase.PROFILER}
-    seconds = {place: statistics.median(step.get(place, 0.0) for step in hooked) for place in places}
+    module_phases = {key for step in hooked for key in step if key.phase is not Phase.PROFILER}
+    seconds = {key: statistics.median(step.get(key, 0.0) for step in hooked) for key in module_phases}
     owners = _owned_parameters(counted.modules)
     modules = tuple(
         ModuleCost(
@@ -146,20 +146,20 @@ def _profile(
     )
 
 
-def _phases(module: int, figures: Mapping[Place, float]) -> Phases:
+def _phases(module: int, figures: Mapping[ModulePhase, float]) -> Phases:
     return Phases(
-        forward=figures.get(Place(module, Phase.FORWARD), 0.0),
-        backward=figures.get(Place(module, Phase.BACKWARD), 0.0),
-        recompute=figures.get(Place(module, Phase.RECOMPUTE), 0.0),
+        forward=figures.get(ModulePhase(module, Phase.FORWARD), 0.0),
+        backward=figures.get(ModulePhase(module, Phase.BACKWARD), 0.0),
+        recompute=figures.get(ModulePhase(module, Phase.RECOMPUTE), 0.0),
     )
 
 
 def _owned_parameters(modules: Sequence[tuple[str, nn.Module]]) -> list[int]:
     """Return the elements of each module's own parameters. A shared parameter counts for the first module that has it."""
-    seen: set[nn.Parameter] = set()
+    counted: set[nn.Parameter] = set()
     counts = []
     for _, module in modules:
-        own = [parameter for parameter in module.parameters(recurse=False) if parameter not in seen]
-        seen.update(own)
-        counts.append(sum(parameter.numel() for parameter in own))
+        parameters = [parameter for parameter in module.parameters(recurse=False) if parameter not in counted]
+        counted.update(parameters)
+        counts.append(sum(parameter.numel() for parameter in parameters))
     return counts

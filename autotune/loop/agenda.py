@@ -126,9 +126,9 @@ def _shortfall(session: Session) -> str:
 
 def search_is_over(session: Session, snapshot: JobSnapshot) -> bool:
     """Whether the search trials are spent, the search stops early, or the environment stage has begun."""
-    left = reserved_trials(session, snapshot)
-    in_stage = left > 0 and stage_has_begun(session, snapshot)
-    return in_stage or snapshot.spent + left >= session.request.trials or stop_of(session, snapshot) is not None
+    reserved = reserved_trials(session, snapshot)
+    in_stage = reserved > 0 and stage_has_begun(session, snapshot)
+    return in_stage or snapshot.spent + reserved >= session.request.trials or stop_of(session, snapshot) is not None
 
 
 def baseline_is_known(session: Session, snapshot: JobSnapshot) -> bool:
@@ -164,10 +164,10 @@ def _proposed(session: Session, snapshot: JobSnapshot, slots: int) -> list[Plann
 
 def _fidelity(session: Session, snapshot: JobSnapshot, config: TrialConfig) -> str:
     """Fidelity of a search trial: fewer layers or micro-batches if the request allows it and the rest can be extrapolated."""
-    asked = session.request.fidelity
-    if (asked.most_layers is None and asked.most_micro_batches is None) or is_baseline(session, snapshot, config):
+    fidelity = session.request.fidelity
+    if (fidelity.most_layers is None and fidelity.most_micro_batches is None) or is_baseline(session, snapshot, config):
         return FULL
-    if fewer_layers(config, session.model, asked.most_layers):
+    if fewer_layers(config, session.model, fidelity.most_layers):
         return SHALLOWER
-    few = fewer_micro_batches(config, session.request.workload, session.world_size, asked.most_micro_batches)
+    few = fewer_micro_batches(config, session.request.workload, session.world_size, fidelity.most_micro_batches)
     return FEWER if few else FULL

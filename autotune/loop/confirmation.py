@@ -54,7 +54,7 @@ def needs_fresh_processes(session: Session, snapshot: JobSnapshot, trial: TrialR
         return session.tries_environment(trial.config)
     finalists = _round(session, snapshot, trial.repeat)
     first = trial.repeat == min(snapshot.confirmations(trial.config), default=trial.repeat)
-    return (first and trial.config in finalists[:1]) or any(session.tries_environment(one) for one in finalists)
+    return (first and trial.config in finalists[:1]) or any(session.tries_environment(config) for config in finalists)
 
 
 def _round(session: Session, snapshot: JobSnapshot, number: int) -> list[TrialConfig]:
@@ -62,39 +62,39 @@ def _round(session: Session, snapshot: JobSnapshot, number: int) -> list[TrialCo
     standings = standings_of(snapshot, session.ranking, session.prior, session.baselines, before_round=number)
     if standings is None:
         return []
-    trials, (incumbent, *others) = standings.contenders, standings.order
-    own = next((place for place in others if is_baseline(standings, place)), None)
+    trials, (incumbent, *runners_up) = standings.contenders, standings.order
+    baseline_position = next((position for position in runners_up if is_baseline(standings, position)), None)
     begun = any(trial.repeat >= number for trial in _confirmations(snapshot))
-    left = FINALISTS * session.request.confirm_repeats - sum(trial.repeat < number for trial in _confirmations(snapshot))
+    remaining = FINALISTS * session.request.confirm_repeats - sum(trial.repeat < number for trial in _confirmations(snapshot))
     finalists: list[int] = []
-    if left >= LEAST and not (number > 1 and (_is_decided(standings) or (not begun and _is_over(session, snapshot)))):
-        baseline = own if number == 1 or standings.drift.found or not is_safe(standings, incumbent) else None
-        chosen = (incumbent, _challenger(standings, incumbent, others), baseline)
-        finalists = [*dict.fromkeys(place for place in chosen if place is not None)][:left]
+    if remaining >= LEAST and not (number > 1 and (_is_decided(standings) or (not begun and _is_over(session, snapshot)))):
+        baseline = baseline_position if number == 1 or standings.drift.found or not is_safe(standings, incumbent) else None
+        chosen = (incumbent, _challenger(standings, incumbent, runners_up), baseline)
+        finalists = [*dict.fromkeys(position for position in chosen if position is not None)][:remaining]
     if len(finalists) < LEAST:
-        finalists = [] if incumbent in candidates_of(standings) else _full_measurement(standings, incumbent, own)
-    return [trials[place].config for place in finalists]
+        finalists = [] if incumbent in candidates_of(standings) else _full_measurement(standings, incumbent, baseline_position)
+    return [trials[position].config for position in finalists]
 
 
-def _full_measurement(standings: Standings, incumbent: int, own: int | None) -> list[int]:
+def _full_measurement(standings: Standings, incumbent: int, baseline: int | None) -> list[int]:
     """A round for an incumbent that cannot be the answer yet. After a drift, each successive incumbent is compared with the
     baseline, because some rates are overestimated and an earlier configuration may lead the confirmed ones. Of extrapolated
     incumbents, the first is enough."""
     if standings.drift.found:
-        return [incumbent] if own is None else [incumbent, own]
-    return [] if standings.confirmed - {own} else [incumbent]
+        return [incumbent] if baseline is None else [incumbent, baseline]
+    return [] if standings.confirmed - {baseline} else [incumbent]
 
 
-def _challenger(standings: Standings, incumbent: int, others: list[int]) -> int | None:
-    """The contender with the highest upper bound among `others`. For an environment, its layout without it; for the memory
+def _challenger(standings: Standings, incumbent: int, runners_up: list[int]) -> int | None:
+    """The contender with the highest upper bound among `runners_up`. For an environment, its layout without it; for the memory
     objective, the next in order."""
     plain = layout_without_environment(standings, incumbent)
-    if plain is not None or not others:
+    if plain is not None or not runners_up:
         return plain
     if standings.ranking.objective is Objective.MEMORY:
-        return others[0]
+        return runners_up[0]
     upper = standings.ranked_by.upper()
-    return max(others, key=lambda place: (upper[place], -place))
+    return max(runners_up, key=lambda position: (upper[position], -position))
 
 
 def _is_decided(standings: Standings) -> bool:

@@ -69,10 +69,10 @@ class DriftReporter:
             return
         if self._reported is None:
             self._reported = sum(event.kind == DRIFT_FOUND for event in self._events(lease.job_id))
-        for one, other in list(pairwise(drift.levels))[self._reported :]:
-            message = step_text(one, other)
-            trials = {"after_trial": one.last, "until_trial": other.first}
-            self._store.add_event(lease, DRIFT_FOUND, {**trials, "speed": other.speed, "message": message})
+        for level, next_level in list(pairwise(drift.levels))[self._reported :]:
+            message = step_text(level, next_level)
+            trials = {"after_trial": level.last, "until_trial": next_level.first}
+            self._store.add_event(lease, DRIFT_FOUND, {**trials, "speed": next_level.speed, "message": message})
             self._report(message)
             self._reported += 1
 

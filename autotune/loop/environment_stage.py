@@ -27,8 +27,8 @@ def reserved_trials(session: Session, snapshot: JobSnapshot) -> int:
     if not any(session.tries_environment(trial.config) for trial in (snapshot.searched if count else ())):
         return count
     layout = final_layout(session, snapshot)
-    taken = [snapshot.search_trial(config) for config in _configs(session, layout)] if layout is not None else []
-    return count - sum(trial is not None and (trial.counted or trial.outcome is None) for trial in taken)
+    records = [snapshot.search_trial(config) for config in _configs(session, layout)] if layout is not None else []
+    return count - sum(trial is not None and (trial.counted or trial.outcome is None) for trial in records)
 
 
 def reserved_seconds(session: Session, snapshot: JobSnapshot) -> float:
@@ -39,9 +39,11 @@ def reserved_seconds(session: Session, snapshot: JobSnapshot) -> float:
     if not count:
         return 0.0
     layouts = [_seconds(trial) for trial in session.without_environment_stage(snapshot.searched) if _seconds(trial)]
-    each = max(fmean(layouts), layouts[0]) if layouts else 0.0
+    seconds_per_trial = max(fmean(layouts), layouts[0]) if layouts else 0.0
     return max(
-        count * each - sum(_seconds(trial) for trial in snapshot.searched if session.tries_environment(trial.config)), 0.0
+        count * seconds_per_trial
+        - sum(_seconds(trial) for trial in snapshot.searched if session.tries_environment(trial.config)),
+        0.0,
     )
 
 
@@ -60,7 +62,7 @@ def final_layout(session: Session, snapshot: JobSnapshot) -> TrialConfig | None:
     standings = standings_of(snapshot, session.ranking, session.prior, session.baselines)
     if standings is None:
         return None
-    ranked = (standings.contenders[place].config for place in standings.order)
+    ranked = (standings.contenders[position].config for position in standings.order)
     return next((config for config in ranked if not session.tries_environment(config)), None)
 
 

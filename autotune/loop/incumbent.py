@@ -39,14 +39,14 @@ class Incumbent:
         A search trial races if the objective is samples/s on this cluster. The baseline, confirmations and controls do not
         race: they always run to completion.
         """
-        asked = session.request.fidelity
+        fidelity = session.request.fidelity
         best = self.best(session, snapshot)
         request = dataclasses.replace(request, command_has_reported=best is not None)
         if trial.fidelity == SHALLOWER:
             # A model with fewer layers is not comparable with the incumbent's, so there is no race.
-            return dataclasses.replace(request, fidelity=dataclasses.replace(asked, most_micro_batches=None))
+            return dataclasses.replace(request, fidelity=dataclasses.replace(fidelity, most_micro_batches=None))
         if trial.fidelity == FEWER:
-            request = dataclasses.replace(request, fidelity=dataclasses.replace(asked, most_layers=None))
+            request = dataclasses.replace(request, fidelity=dataclasses.replace(fidelity, most_layers=None))
         races = session.request.racing and session.request.objective is Objective.THROUGHPUT and not session.extrapolation
         if (
             not races

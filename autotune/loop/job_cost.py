@@ -39,8 +39,8 @@ def most_measurements(trials: int, control_every: int, confirm_repeats: int) -> 
 def most_of_job(job: JobRecord) -> Measurements:
     """`most_measurements` from a job's row."""
     defaults = {field.name: field.default for field in fields(JobRequest)}
-    given = (job.request.get(name, defaults[name]) for name in ("trials", "control_every", "confirm_repeats"))
-    return most_measurements(*given)
+    settings = (job.request.get(name, defaults[name]) for name in ("trials", "control_every", "confirm_repeats"))
+    return most_measurements(*settings)
 
 
 def job_seconds_left(job: JobRecord, done: Measurements) -> float | None:
@@ -78,8 +78,8 @@ def seconds_left(
         return None
     pace = seconds / timed
     # A search that ends early leaves trials unused. Once there are confirmations, the search is over.
-    left = 0 if done.confirm else max(most.search - done.search, 0) + max(most.control - done.control, 0)
-    search = pace * left if allowed is None else min(pace * left, max(allowed, 0.0) + pace * (left > 0))
+    remaining = 0 if done.confirm else max(most.search - done.search, 0) + max(most.control - done.control, 0)
+    search = pace * remaining if allowed is None else min(pace * remaining, max(allowed, 0.0) + pace * (remaining > 0))
     return search + pace * max(most.confirm - done.confirm, 0)
 
 

@@ -219,7 +219,7 @@ class TuningLoop:
 
     def check(self, planned: list[PlannedTrial]) -> list[TrialRecord]:
         """Record the planned trials, and return those that are not refused and can start."""
-        trials = [self._add_trial(one) for one in planned]
+        trials = [self._add_trial(plan) for plan in planned]
         self._ended += [trial.number for trial in trials if trial.outcome is not None]
         return self._verifying.startable([trial for trial in trials if trial.outcome is None], self._running.values())
 

@@ -27,7 +27,7 @@ class Nodes:
 
     faults: frozenset[str] = frozenset()
     """Names of the failure-table rows for faults of a node's hardware or driver, independent of the trial."""
-    own: frozenset[str] = frozenset()
+    own_rows: frozenset[str] = frozenset()
     """Names of the request's own rows: their consequences for a node apply only to this job."""
     shut: set[str] = field(default_factory=set)
     """Nodes that get no further trial of this job, because of a row of its request."""
@@ -51,18 +51,20 @@ class Nodes:
         """Record the result of an attempt; return the nodes that reached `STRIKES` trials that succeeded elsewhere."""
         self.slow.update(result.slow_nodes)
         if result.outcome in BROKE and result.node is not None:
-            own = result.cause in self.own
-            self._failed_on.setdefault(trial, {})[result.node] = own
-            if own and result.cause in self.faults:
+            by_own_row = result.cause in self.own_rows
+            self._failed_on.setdefault(trial, {})[result.node] = by_own_row
+            if by_own_row and result.cause in self.faults:
                 self.shut.add(result.node)
             self._errors.setdefault(kind_of_failure(result), set()).add(result.node)
-        here = {node_of(rank) for rank in result.ranks}
-        if result.outcome not in WORKED or not here:
+        nodes = {node_of(rank) for rank in result.ranks}
+        if result.outcome not in WORKED or not nodes:
             return []
-        self.worked |= here
-        for node in here:
+        self.worked |= nodes
+        for node in nodes:
             self.strikes.pop(node, None)
-        elsewhere = [node for node, own in self._failed_on.pop(trial, {}).items() if node not in here and not own]
+        elsewhere = [
+            node for node, by_own_row in self._failed_on.pop(trial, {}).items() if node not in nodes and not by_own_row
+        ]
         for node in elsewhere:
             self.strikes.setdefault(node, set()).add(trial)
         return [node for node in elsewhere if len(self.strikes[node]) >= STRIKES]
@@ -130,7 +132,7 @@ class NodeMonitor:
         """`ranks`: number of ranks of a trial; `own_rows`: the table's rows from the request, which never put a node in
         quarantine for other jobs; `report` receives one-line messages for users.
         """
-        self._own = frozenset(row.name for row in own_rows)
+        self._own_rows = frozenset(row.name for row in own_rows)
         self._faults = frozenset(row.name for row in table.rows if row.quarantine)
         self._store, self._lease, self._runner, self._ranks, self._report = store, lease, runner, ranks, report
         self._recalled: Nodes | None = None
@@ -170,7 +172,7 @@ class NodeMonitor:
         for node in self._nodes.record(trial.number, result):
             strikes = len(self._nodes.strikes[node])
             self._quarantine(node, f"{strikes} trials in a row failed on it and succeeded elsewhere, last trial {trial.number}")
-        if result.cause in self._faults - self._own and result.node is not None:
+        if result.cause in self._faults - self._own_rows and result.node is not None:
             self._quarantine(result.node, result.message)
         for node in self._nodes.shut - shut:
             self._add_event(NodeEvent(node=node, kind="shut", message=result.message), trial.number)
@@ -179,17 +181,17 @@ class NodeMonitor:
     @property
     def _nodes(self) -> Nodes:
         if self._recalled is None:
-            self._recalled = Nodes(faults=self._faults, own=self._own)
+            self._recalled = Nodes(faults=self._faults, own_rows=self._own_rows)
             self._recalled.replay(self._store.attempts(self._lease().job_id))
         return self._recalled
 
     def _with_slow_nodes(self, trial: TrialRecord, result: TrialResult, between: float) -> TrialResult:
-        found = slow_nodes(trial.config, result.ranks, between) if result.outcome in WORKED else []
-        for event in found:
+        events = slow_nodes(trial.config, result.ranks, between) if result.outcome in WORKED else []
+        for event in events:
             self._add_event(event, trial.number)
-        messages = [result.message, *(f"{event.node} is slow: {event.message}" for event in found)]
+        messages = [result.message, *(f"{event.node} is slow: {event.message}" for event in events)]
         message = "; ".join(text for text in messages if text)
-        return dataclasses.replace(result, message=message, slow_nodes=tuple(event.node for event in found))
+        return dataclasses.replace(result, message=message, slow_nodes=tuple(event.node for event in events))
 
     def _is_tried_elsewhere(self, trial: TrialRecord, result: TrialResult) -> bool:
         suspect = self._nodes.is_suspect(trial.number, result)
@@ -200,7 +202,7 @@ class NodeMonitor:
         if not result.slow_nodes:
             return False
         attempts = self._store.attempts(trial.job_id, trial.number)
-        before = sum(one.state is AttemptState.RETRIED and one.outcome in WORKED for one in attempts)
+        before = sum(attempt.state is AttemptState.RETRIED and attempt.outcome in WORKED for attempt in attempts)
         return before < SLOW_REPEATS and self._has_room_without({*self._quarantined(), *self._nodes.slow, *result.slow_nodes})
 
     def _has_room_without(self, nodes: Iterable[str]) -> bool:

@@ -32,8 +32,8 @@ class OutputWriter:
         if isinstance(event, Progress):
             self._progress[event.attempt] = event
             return
-        kept = self._printed.setdefault(event.attempt, HeadAndTail(LOG_HEAD_BYTES, LOG_TAIL_BYTES))
-        kept.add(event, len(event.text.encode(errors="replace")) + event.left_out)
+        printed = self._printed.setdefault(event.attempt, HeadAndTail(LOG_HEAD_BYTES, LOG_TAIL_BYTES))
+        printed.add(event, len(event.text.encode(errors="replace")) + event.left_out)
 
     def write_due(self) -> None:
         """Write the buffer if the last write is long enough ago. Keep it if the database is unavailable."""
@@ -63,17 +63,17 @@ class OutputWriter:
             for item in lines:  # the loop's own writes decide whether to wait for the database
                 self.add(item)
             return
-        for one in progress:
-            del self._progress[one.attempt]
-            self._progress_written[one.attempt] = time.monotonic()
+        for progress_report in progress:
+            del self._progress[progress_report.attempt]
+            self._progress_written[progress_report.attempt] = time.monotonic()
 
     def _lines(self) -> Iterator[LogLines]:
         """The output since the last write, joined for each attempt and rank; a gap starts a new item."""
         printed, self._printed = self._printed, {}
-        for attempt, kept in printed.items():
+        for attempt, head_and_tail in printed.items():
             joined: dict[tuple[int, int], LogLines] = {}
             gaps = 0
-            for left_out, item in kept.take():
+            for left_out, item in head_and_tail.take():
                 gap = left_out + item.left_out
                 gaps += gap > 0
                 former = joined.get((gaps, item.rank))

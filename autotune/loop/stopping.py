@@ -68,10 +68,10 @@ def time_is_up(session: Session, snapshot: JobSnapshot, reserved: float = 0.0) -
     """Return the time budget that is spent, after `reserved` seconds and one confirmation round; None: none is."""
     request = session.request
     spent = snapshot.job.active_seconds
-    kept = reserved + _confirmation_seconds(session, snapshot)
-    seconds = spent + kept
+    reserve = reserved + _confirmation_seconds(session, snapshot)
+    seconds = spent + reserve
     if request.max_seconds is not None and seconds >= request.max_seconds:
-        why = f": {spent:.0f} s, and {kept:.0f} s are kept to measure the best again" if spent < request.max_seconds else ""
+        why = f": {spent:.0f} s, and {reserve:.0f} s are kept to measure the best again" if spent < request.max_seconds else ""
         return Stop(reason=StopReason.BUDGET, message=f"{request.max_seconds:g} s are spent{why}")
     if request.device_hours is not None and session.device_hours(seconds) >= request.device_hours:
         return Stop(reason=StopReason.BUDGET, message=f"{request.device_hours:g} device-hours are spent")

@@ -102,10 +102,10 @@ class Worker:
 
     def close(self) -> None:
         """Stop the ranks."""
-        kept, self._kept = self._kept, None
-        if kept is not None:
+        warm_ranks, self._kept = self._kept, None
+        if warm_ranks is not None:
             self._heartbeat.set_runner("")
-            kept.runner.close()
+            warm_ranks.runner.close()
 
     def _run(self, lease: Lease, stop: StopSignal) -> None:
         """Run a job to its end. An error of the job or its ranks ends only the job: the worker continues."""
@@ -139,20 +139,20 @@ class Worker:
         """Run the job. Ranks that do not start, or break permanently (for example because Ray itself dies), are not the job's
         fault: they are started up to `TRIES` times in all.
         """
-        for left in reversed(range(TRIES)):
+        for tries_left in reversed(range(TRIES)):
             try:
                 runner = self._runner_for(session)
             except Exception as error:
-                if not left or not isinstance(error, RunnerError):
+                if not tries_left or not isinstance(error, RunnerError):
                     self._fail(heartbeat, error)
                     raise
                 log.warning("job %s: %s; retrying", heartbeat.lease.job_id, error, extra={"job": heartbeat.lease.job_id})
                 continue
             try:
                 with Journal(heartbeat.lease.job_id) as journal:
-                    return run_held_job(session, self._store, heartbeat, runner, stop, journal, keep_on_error=left > 0)
+                    return run_held_job(session, self._store, heartbeat, runner, stop, journal, keep_on_error=tries_left > 0)
             except RunnerError as error:
-                if not left:
+                if not tries_left:
                     raise
                 log.warning("job %s: %s; retrying", heartbeat.lease.job_id, error, extra={"job": heartbeat.lease.job_id})
                 self.close()
@@ -165,8 +165,8 @@ class Worker:
         request = session.request
         # Ranks that only watch a user's script hold no device.
         holds = request.command is None
-        where = (request.runner, request.ray_address)
-        key = (*where, session.world_size, session.cluster.device.kind, request.python_path, holds)
+        runner_address = (request.runner, request.ray_address)
+        key = (*runner_address, session.world_size, session.cluster.device.kind, request.python_path, holds)
         if self._kept is None or self._kept.key != key:
             self.close()
             try:

@@ -31,7 +31,7 @@ class Axes:
 
     def config(self, places: Mapping[str, int]) -> TrialConfig:
         """The nearest canonical configuration of the domains, legal or not."""
-        values = {name: self._domains[name][place] for name, place in places.items()}
+        values = {name: self._domains[name][index] for name, index in places.items()}
         return self._candidates.admitted(self._candidates.base.replace(values))
 
     def places(self, config: TrialConfig) -> dict[str, int]:
@@ -46,8 +46,8 @@ class Axes:
         """Sum of squares: on an ordered axis the difference as a share of its length; 1 between different categories."""
         theirs = self.places(config)
         return sum(
-            ((place - theirs[name]) / (self.sizes[name] - 1)) ** 2 if name in self.ordered else float(place != theirs[name])
-            for name, place in places.items()
+            ((index - theirs[name]) / (self.sizes[name] - 1)) ** 2 if name in self.ordered else float(index != theirs[name])
+            for name, index in places.items()
         )
 
 
@@ -75,7 +75,7 @@ def _place(values: Sequence[Value], value: Value) -> int:
         return values.index(value)
     if not _is_ordered(values) or isinstance(value, str):
         return 0
-    return min(range(len(values)), key=lambda place: abs(float(values[place]) - float(value)))
+    return min(range(len(values)), key=lambda index: abs(float(values[index]) - float(value)))
 
 
 STARTUP_TRIALS = 8
@@ -159,22 +159,22 @@ class AdviserStrategy(Strategy):
         self, candidates: Candidates, history: Sequence[TrialRecord], pending: Sequence[TrialConfig], seed: int
     ) -> TrialConfig | None:
         axes = Axes(candidates)
-        known = known_hashes(history, pending)
+        hashes = known_hashes(history, pending)
         listed = self._listing.of(candidates)
-        left = None if listed is None else [config for config in listed if config.hash not in known]
-        if not axes.sizes or left == []:
+        untried = None if listed is None else [config for config in listed if config.hash not in hashes]
+        if not axes.sizes or untried == []:
             return None
         running = [axes.places(config) for config in pending]
         answers = self.answers(axes, self._observed(history, axes), running, _seed(seed, len(history) + len(pending)))
         places: Mapping[str, int] = {}
-        for places, _ in zip(answers, range(ASKS if left is None else self.asks), strict=False):
+        for places, _ in zip(answers, range(ASKS if untried is None else self.asks), strict=False):
             config = axes.config(places)
-            if config.hash not in known and not candidates.check(config):
+            if config.hash not in hashes and not candidates.check(config):
                 return config
-        if left is None and places:
-            left = [near for near in candidates.neighbours(axes.config(places)) if near.hash not in known]
-            return min(left, key=lambda near: stable_hash([seed, near.hash]), default=None)
-        return axes.nearest(places, left or (), seed) if places else None
+        if untried is None and places:
+            untried = [neighbour for neighbour in candidates.neighbours(axes.config(places)) if neighbour.hash not in hashes]
+            return min(untried, key=lambda neighbour: stable_hash([seed, neighbour.hash]), default=None)
+        return axes.nearest(places, untried or (), seed) if places else None
 
     def _score_of(self, trial: TrialRecord) -> float | None:
         """Return the score; a pruned trial is slow, not infeasible (trials are pruned only where samples/s is the score)."""

@@ -104,8 +104,8 @@ class _Tuning:
         best = _Best()
         for stage in stages:
             if self._memory.may_run(stage):
-                found = yield from self._tune_stage(stage, best)
-                best = found if found.micro_batch > best.micro_batch else best
+                stage_best = yield from self._tune_stage(stage, best)
+                best = stage_best if stage_best.micro_batch > best.micro_batch else best
 
     def _config(self, stage: int, size: int) -> TrialConfig:
         return self._start.replace({"zero_stage": stage, "micro_batch_size": size})
@@ -120,11 +120,11 @@ class _Tuning:
             return _Best()
         sizes = yield from self._compare(records, self._between(least, largest))
         micro_batch, rate = records.best()
-        found = _Best(largest=largest, micro_batch=micro_batch, rate=rate)
+        stage_best = _Best(largest=largest, micro_batch=micro_batch, rate=rate)
         if self._fast or stage == 0 or micro_batch <= previous.micro_batch or rate < previous.rate:
-            return found
+            return stage_best
         size, tuned = yield from self._grid(stage, sizes)
-        return _Best(largest=largest, micro_batch=size, rate=tuned) if tuned > rate else found
+        return _Best(largest=largest, micro_batch=size, rate=tuned) if tuned > rate else stage_best
 
     def _try(self, records: _Stage, size: int) -> Running:
         answer = yield self._config(records.stage, size)
@@ -207,7 +207,7 @@ class _Tuning:
 
     def _down(self, size: float) -> int:
         """The next lower micro-batch size of the domain; at least the smallest."""
-        return max((known for known in self._sizes if known <= size), default=self._sizes[0])
+        return max((micro_batch for micro_batch in self._sizes if micro_batch <= size), default=self._sizes[0])
 
 
 class _Memory:
@@ -225,8 +225,8 @@ class _Memory:
         if result is None or self._context is None:
             return
         tagged = [rank.memory_by_tag.get("activations", 0) for rank in result.ranks]
-        rest = (result.peak_memory_bytes or 0) - self._states(stage)
-        self._activations = float(max(tagged, default=0) or max(rest, 0)) or None
+        activations = (result.peak_memory_bytes or 0) - self._states(stage)
+        self._activations = float(max(tagged, default=0) or max(activations, 0)) or None
 
     def may_run(self, stage: int) -> bool:
         """Whether the states and one sample's activations fit."""
@@ -236,8 +236,8 @@ class _Memory:
         """The computed largest micro-batch size; `otherwise` if the activations are unknown."""
         if self._context is None or self._activations is None:
             return otherwise
-        left = self._context.cluster.device.memory_bytes - self._states(stage)
-        return max(int(left / self._activations), 0)
+        free_bytes = self._context.cluster.device.memory_bytes - self._states(stage)
+        return max(int(free_bytes / self._activations), 0)
 
     def _states(self, stage: int) -> float:
         """Bytes of parameters, gradients and optimizer state per rank, by DeepSpeed's formula."""

@@ -63,7 +63,7 @@ class ExpertStrategy(ReplayStrategy):
 def _order(candidates: Candidates, combinations: Combinations) -> list[TrialConfig]:
     context = context_of(candidates)
     linked = context.cluster.linked_devices if context else NODE
-    others = [name for name in candidates.domains if name not in KNOBS]
+    other_knobs = [name for name in candidates.domains if name not in KNOBS]
 
     def key(config: TrialConfig) -> tuple[int, ...]:
         return (
@@ -76,7 +76,7 @@ def _order(candidates: Candidates, combinations: Combinations) -> list[TrialConf
             config.tensor_parallel_size,
             config.sequence_parallel != (config.tensor_parallel_size > 1 and _is_large(context)),
             config.virtual_stages,
-            *(place_of(candidates.domains, name, config) for name in others),
+            *(place_of(candidates.domains, name, config) for name in other_knobs),
         )
 
     return sorted(combinations.all(), key=key)
@@ -94,8 +94,8 @@ def _states(config: TrialConfig, context: SpaceContext) -> float:
     ranks = config.zero_ranks(context.world_size)
     divided = 12 / (ranks if config.zero_stage >= 1 else 1) + 2 / (ranks if config.zero_stage >= 2 else 1)
     per_parameter = divided + 2 / (ranks if config.zero_stage >= 3 else 1)
-    held = context.model.parameter_count / (config.tensor_parallel_size * config.pipeline_parallel_size)
-    return held * per_parameter
+    parameters = context.model.parameter_count / (config.tensor_parallel_size * config.pipeline_parallel_size)
+    return parameters * per_parameter
 
 
 def _activations(config: TrialConfig, context: SpaceContext) -> float:
@@ -103,10 +103,10 @@ def _activations(config: TrialConfig, context: SpaceContext) -> float:
     holds as many micro-batches as there are ranks, so that the pipeline divides nothing; 0 if the shape is unknown."""
     hidden, layers = getattr(context.model, "hidden_size", 0), getattr(context.model, "num_layers", 0)
     tensor, tokens = config.tensor_parallel_size, config.micro_batch_size * context.workload.sequence_length
-    kept = 10 / (tensor if config.sequence_parallel else 1) + 24 / tensor
+    bytes_per_value = 10 / (tensor if config.sequence_parallel else 1) + 24 / tensor
     if config.activation_checkpointing == "full":
-        kept = 2.0
-    return layers * hidden * tokens * kept / config.context_parallel_size
+        bytes_per_value = 2.0
+    return layers * hidden * tokens * bytes_per_value / config.context_parallel_size
 
 
 def _starved(config: TrialConfig, context: SpaceContext | None) -> bool:

@@ -32,9 +32,9 @@ class StudyStrategy(AdviserStrategy):
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         study = optuna.create_study(direction="maximize", sampler=self.sampler(seed))
         distributions = {name: _distribution(size, name in axes.ordered) for name, size in axes.sizes.items()}
-        study.add_trials([self._ended(number, one, distributions) for number, one in enumerate(observed)])
+        study.add_trials([self._ended(number, trial, distributions) for number, trial in enumerate(observed)])
         study.add_trials(
-            [create_trial(state=TrialState.RUNNING, params=dict(one), distributions=distributions) for one in running]
+            [create_trial(state=TrialState.RUNNING, params=dict(trial), distributions=distributions) for trial in running]
         )
         while True:
             yield study.ask(distributions).params

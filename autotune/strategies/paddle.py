@@ -49,16 +49,16 @@ class PaddleStrategy(ReplayStrategy):
     def procedure(self, candidates: Candidates) -> Procedure:
         if candidates.hash not in self._tasks:
             self._tasks[candidates.hash] = _grid(candidates, Combinations(candidates, DIMENSIONS, self.listing))
-        seen, launched = _Seen(candidates), 0
+        verdicts, launched = _Seen(candidates), 0
         for config in self._tasks[candidates.hash]:
-            verdict = seen.verdict(config)
+            verdict = verdicts.verdict(config)
             if verdict is _Verdict.UNKNOWN:
                 if launched == MOST_TASKS:
                     return
                 launched += 1
                 answer = yield config
                 verdict = _Verdict.RUNS if answer.ran else _Verdict.MEMORY if answer.out_of_memory else _Verdict.FAILS
-            seen.add(config, verdict)
+            verdicts.add(config, verdict)
 
 
 class _Verdict(StrEnum):
@@ -73,7 +73,7 @@ class _Verdict(StrEnum):
 
 def _grid(candidates: Candidates, combinations: Combinations) -> list[TrialConfig]:
     context = context_of(candidates)
-    others = [name for name in candidates.domains if name not in DIMENSIONS]
+    other_knobs = [name for name in candidates.domains if name not in DIMENSIONS]
 
     def key(config: TrialConfig) -> tuple[int, ...]:
         return (
@@ -84,7 +84,7 @@ def _grid(candidates: Candidates, combinations: Combinations) -> list[TrialConfi
             -config.micro_batch_size,
             -config.virtual_stages,
             RECOMPUTATION.index(config.activation_checkpointing),
-            *(place_of(candidates.domains, name, config) for name in others),
+            *(place_of(candidates.domains, name, config) for name in other_knobs),
         )
 
     return sorted((config for config in combinations.all() if _allowed(config, context)), key=key)
@@ -151,9 +151,9 @@ class _Seen:
     def verdict(self, config: TrialConfig) -> _Verdict:
         for comparison in COMPARISONS:
             levels = self._levels.get(self._key(comparison, config), {})
-            found = _compared(comparison, comparison.level(config), levels)
-            if found is not _Verdict.UNKNOWN:
-                return found
+            verdict = _compared(comparison, comparison.level(config), levels)
+            if verdict is not _Verdict.UNKNOWN:
+                return verdict
         return _Verdict.UNKNOWN
 
     def add(self, config: TrialConfig, verdict: _Verdict) -> None:

@@ -46,11 +46,11 @@ def make_strategy(name: str, score: Score, guide: "Guide | None" = None, choices
     if name in PREDICTING and guide is None:
         raise RequestError("strategy", f"{name} has nothing to predict with", "use tpe")
     make = _built_in(BUILT_IN[name]) if name in BUILT_IN else load_plugin(Group.STRATEGIES, name)
-    made: Strategy = make(score, guide) if name in PREDICTING else make(score)
-    return made
+    strategy: Strategy = make(score, guide) if name in PREDICTING else make(score)
+    return strategy
 
 
-def _built_in(place: str) -> Callable[..., Strategy]:
-    module, _, attribute = place.partition(":")
-    made: Callable[..., Strategy] = getattr(import_module(module), attribute)
-    return made
+def _built_in(entry_point: str) -> Callable[..., Strategy]:
+    module, _, attribute = entry_point.partition(":")
+    factory: Callable[..., Strategy] = getattr(import_module(module), attribute)
+    return factory

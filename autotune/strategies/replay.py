@@ -131,12 +131,12 @@ class Combinations:
             return list(listed)
         start = start_of(self.candidates)
         searched = {name: self.candidates.domains[name] for name in self.knobs if name in self.candidates.domains}
-        found: dict[TrialConfig, None] = {}
+        configs: dict[TrialConfig, None] = {}
         for values in product(*searched.values()):
             config = self.candidates.admitted(start.replace(dict(zip(searched, values, strict=True))))
-            if config not in found and not self.candidates.check(config):
-                found[config] = None
-        return list(found)
+            if config not in configs and not self.candidates.check(config):
+                configs[config] = None
+        return list(configs)
 
 
 def place_of(domains: Mapping[str, tuple[Value, ...]], name: str, config: TrialConfig) -> int:

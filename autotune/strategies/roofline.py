@@ -35,13 +35,13 @@ def _seconds(config: TrialConfig, context: SpaceContext) -> float:
     batch, sequence = context.workload.global_batch_size, context.workload.sequence_length
     steps, per_step = config.gradient_accumulation_steps(batch, world), config.micro_batch_size * sequence
     hidden, layers = getattr(model, "hidden_size", 0), getattr(model, "num_layers", 1)
-    held, again = model.parameter_count / (tensor * stages), 4 / 3 if config.activation_checkpointing == "full" else 1.0
+    parameters, again = model.parameter_count / (tensor * stages), 4 / 3 if config.activation_checkpointing == "full" else 1.0
     peak = cluster.device.peak_flops.get("bf16") or max(cluster.device.peak_flops.values(), default=1e12)
-    flops = 6 * held * per_step * again + 12 * hidden * sequence * per_step * layers / (tensor * stages) * again
-    moved = 6 * held + 2 * 34 * hidden * per_step * layers / (tensor * stages)
+    flops = 6 * parameters * per_step * again + 12 * hidden * sequence * per_step * layers / (tensor * stages) * again
+    moved = 6 * parameters + 2 * 34 * hidden * per_step * layers / (tensor * stages)
     compute = max(flops / peak, moved / (cluster.device.memory_bandwidth or peak))
     device = cluster.inter_node_bandwidth / cluster.devices_per_node if cluster.nodes > 1 else cluster.intra_node_bandwidth
     link = cluster.intra_node_bandwidth if tensor <= cluster.linked_devices else device
     exchanged = 8 * 2 * hidden * per_step * (tensor - 1) / tensor * layers / stages * again / link
-    reduced = 4 * held * (data - 1) / data / device
+    reduced = 4 * parameters * (data - 1) / data / device
     return max((compute + exchanged) * (steps + stages - 1), reduced)

@@ -40,12 +40,12 @@ class SmacStrategy(AdviserStrategy):
         space.add([_hyperparameter(name, size, name in axes.ordered) for name, size in axes.sizes.items()])
         with TemporaryDirectory() as folder, suppress(ConfigurationSpaceExhaustedException):
             smac = _facade(Scenario(space, deterministic=True, n_trials=UNLIMITED_TRIALS, seed=seed, output_directory=folder))
-            for one, value in zip(observed, _values(observed), strict=True):
-                smac.tell(_trial(space, one.places), value, save=False)
+            for trial, value in zip(observed, _values(observed), strict=True):
+                smac.tell(_trial(space, trial.places), value, save=False)
             for places in running:
                 smac.runhistory.add_running_trial(_trial(space, places))
             while True:
-                yield {name: int(place) for name, place in dict(smac.ask().config).items()}
+                yield {name: int(index) for name, index in dict(smac.ask().config).items()}
 
 
 class _OrderedLocalSearch(LocalSearch):  # type: ignore[misc]
@@ -78,9 +78,9 @@ def _trial(space: Any, places: Mapping[str, int]) -> Any:
 
 
 def _values(observed: Sequence[ObservedTrial]) -> list[Any]:
-    costs = [-one.score for one in observed]
+    costs = [-trial.score for trial in observed]
     lost = max(costs) + max(max(costs) - min(costs), 1.0) if costs else 0.0
     return [
-        TrialValue(cost=cost, status=StatusType.SUCCESS) if one.wins else TrialValue(cost=lost, status=StatusType.CRASHED)
-        for one, cost in zip(observed, costs, strict=True)
+        TrialValue(cost=cost, status=StatusType.SUCCESS) if trial.wins else TrialValue(cost=lost, status=StatusType.CRASHED)
+        for trial, cost in zip(observed, costs, strict=True)
     ]

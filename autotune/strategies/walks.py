@@ -23,20 +23,20 @@ class Walk:
         self._rest = make()
         self._passed: list[str] = []
 
-    def unknown(self, known: Set[str], count: int) -> list[TrialConfig]:
-        """The first `count` distinct configurations of the sequence that are not in `known`."""
-        places: dict[str, int] = {}
-        for place, name in enumerate(self._passed):
-            if name not in known and name not in places:
-                places[name] = place
-                if len(places) == count:
+    def unknown(self, hashes: Set[str], count: int) -> list[TrialConfig]:
+        """The first `count` distinct configurations of the sequence that are not in `hashes`."""
+        indices: dict[str, int] = {}
+        for index, name in enumerate(self._passed):
+            if name not in hashes and name not in indices:
+                indices[name] = index
+                if len(indices) == count:
                     break
-        chosen = [next(islice(self._make(), place, None)) for place in places.values()]
+        chosen = [next(islice(self._make(), index, None)) for index in indices.values()]
         while len(chosen) < count and (config := next(self._rest, None)) is not None:
             name = config.hash
             self._passed.append(name)
-            if name not in known and name not in places:
-                places[name] = len(self._passed) - 1
+            if name not in hashes and name not in indices:
+                indices[name] = len(self._passed) - 1
                 chosen.append(config)
         return chosen
 
@@ -100,11 +100,11 @@ def _sequence(candidates: Candidates, seed: int) -> Callable[[], Iterator[TrialC
 
 
 def _draws(candidates: Candidates, seed: int) -> Iterator[TrialConfig]:
-    seen: set[str] = set()
+    drawn: set[str] = set()
     index = stale = 0
     while stale < DRAWS_WITHOUT_NEWS:
         config = candidates.sample(Random(f"{seed}:{index}"))
         index += 1
-        stale = stale + 1 if config.hash in seen else 0
-        seen.add(config.hash)
+        stale = stale + 1 if config.hash in drawn else 0
+        drawn.add(config.hash)
         yield config

@@ -52,9 +52,9 @@ def declaration() -> str:
     lines = ["| torch | refuses | because | instead |", "|---|---|---|---|"]
     for version in (oldest(), newest()):
         refused = [item for item in NEWER if release(version) < release(item.since)]
-        lines += [f"| {version} | {item.what} (needs {item.since}) | {item.problem} | {item.remedy} |" for item in refused] or [
-            f"| {version} | nothing | | |"
-        ]
+        lines += [
+            f"| {version} | {item.settings} (needs {item.since}) | {item.problem} | {item.remedy} |" for item in refused
+        ] or [f"| {version} | nothing | | |"]
     return "\n".join(lines)
 
 

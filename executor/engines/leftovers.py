@@ -159,10 +159,10 @@ def _files(pattern: str) -> list[Path]:
 
 def _mapped() -> str:
     """The memory maps of every readable process, in the kernel's format."""
-    found = []
+    maps = []
     for path in Path("/proc").glob("[0-9]*/maps"):
         try:
-            found.append(path.read_text(errors="replace"))
+            maps.append(path.read_text(errors="replace"))
         except OSError:  # it belongs to another user, or has ended
             continue
-    return "\n".join(found)
+    return "\n".join(maps)

@@ -299,10 +299,10 @@ class ParallelSession(EngineSession):
         Always copies, so that no micro-batch keeps the whole batch alive.
         """
         dtype = self._dtype if value.is_floating_point() else value.dtype
-        own = value if self._positions is None else value[:, self._positions]
+        local_value = value if self._positions is None else value[:, self._positions]
         if self.context.device.type == "cuda":
-            own = own.pin_memory()  # a copy from pageable memory would wait for all work on the device
-        return own.to(device=self.context.device, dtype=dtype, copy=True, non_blocking=True)
+            local_value = local_value.pin_memory()  # a copy from pageable memory would wait for all work on the device
+        return local_value.to(device=self.context.device, dtype=dtype, copy=True, non_blocking=True)
 
     def _scale(self, micro_batches: int) -> float:
         """Factor for losses, so that sums over micro-batches and ranks are means times the scaler's scale (1 without one)."""

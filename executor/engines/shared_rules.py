@@ -143,7 +143,7 @@ class VersionRequirement:
 
     since: str
     """The first tested version that supports it."""
-    what: str
+    settings: str
     """The values, as a user sets them."""
     problem: str
     """What happens in older versions, in one clause."""
@@ -164,14 +164,14 @@ def _parts_backward_of_float8(config: TrialConfig, _: str) -> bool:
 NEWER: tuple[VersionRequirement, ...] = (
     VersionRequirement(
         since="2.13",
-        what="compile_blocks=true, precision=fp64, on CPUs",
+        settings="compile_blocks=true, precision=fp64, on CPUs",
         problem="torch.compile treats the sums of fp64 attention as fp32, so that backward fails",
         remedy="set compile_blocks=false or another precision",
         holds=_compiles_fp64,
     ),
     VersionRequirement(
         since="2.13",
-        what=f"precision=fp8, pipeline_schedule={', '.join(sorted(ZERO_BUBBLE_SCHEDULES))}",
+        settings=f"precision=fp8, pipeline_schedule={', '.join(sorted(ZERO_BUBBLE_SCHEDULES))}",
         problem="schedules that defer weight gradients do not support custom autograd functions",
         remedy="use precision=bf16, or another pipeline_schedule",
         holds=_parts_backward_of_float8,
@@ -181,10 +181,10 @@ NEWER: tuple[VersionRequirement, ...] = (
 
 def version_refusals(torch_version: str, config: TrialConfig, device: str) -> list[Refusal]:
     """The refusals of a configuration with a version of torch (such as 2.11.0+cu130) on a kind of device."""
-    found = [item for item in NEWER if release(torch_version) < release(item.since) and item.holds(config, device)]
+    unmet = [item for item in NEWER if release(torch_version) < release(item.since) and item.holds(config, device)]
     return [
-        Refusal(RULE, f"{item.what}: {item.problem}; this needs torch {item.since}, here is {torch_version}", item.remedy)
-        for item in found
+        Refusal(RULE, f"{item.settings}: {item.problem}; this needs torch {item.since}, here is {torch_version}", item.remedy)
+        for item in unmet
     ]
 
 

@@ -198,15 +198,15 @@ class _Factory(Source):
         blocks = blocks_of(user)
         return ModelPart(module=user.module, blocks=blocks, units=blocks, split=division.split, summands=division.summands)
 
-    def _stage(self, stage: int, user: UserModule, groups: ParallelGroups, found: Survey) -> ModelPart:
+    def _stage(self, stage: int, user: UserModule, groups: ParallelGroups, module_survey: Survey) -> ModelPart:
         division = divide(user, TensorParallel(groups.tensor, False, self.config.async_tensor_parallel))
         names = tuple(self._micro_batch)
-        cuts = split_blocks(self.config, len(found.blocks), found.starts)
-        blocks = cut_stage(user.module, found, cuts[stage], enters=names[0])
+        cuts = split_blocks(self.config, len(module_survey.blocks), module_survey.starts)
+        blocks = cut_stage(user.module, module_survey, cuts[stage], enters=names[0])
         return ModelPart(
             module=user.module, blocks=blocks, units=blocks, split=division.split, summands=division.summands,
-            tied=found.tied, enters=names[0], reads=names, entry=self._micro_batch[names[0]].to("meta"),
-            hidden=found.hidden.detach().to(self.dtype).requires_grad_(), stage=stage,
+            tied=module_survey.tied, enters=names[0], reads=names, entry=self._micro_batch[names[0]].to("meta"),
+            hidden=module_survey.hidden.detach().to(self.dtype).requires_grad_(), stage=stage,
         )  # fmt: skip
 
     @functools.cached_property

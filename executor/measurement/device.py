@@ -52,8 +52,8 @@ class Nvml:
             OSError: the library does not know the device.
         """
         self._library, self._device = library, ctypes.c_void_p()
-        known = library.nvmlInit_v2() == 0
-        if not known or library.nvmlDeviceGetHandleByUUID(uuid.encode(), ctypes.byref(self._device)) != 0:
+        initialised = library.nvmlInit_v2() == 0
+        if not initialised or library.nvmlDeviceGetHandleByUUID(uuid.encode(), ctypes.byref(self._device)) != 0:
             raise OSError(f"NVML does not know the device {uuid}")
 
     def read(self) -> ClockReading | None:
@@ -222,8 +222,8 @@ class CudaCounters(DeviceCounters):
 
     def outside_bytes(self) -> int | None:
         """See `DeviceCounters`."""
-        known = self.memory_in_use()
-        return None if known is None else max(known[0] - self.reserved_bytes(), 0)
+        memory = self.memory_in_use()
+        return None if memory is None else max(memory[0] - self.reserved_bytes(), 0)
 
     def allocation_retries(self) -> int | None:
         """See `DeviceCounters`."""

@@ -11,7 +11,7 @@ from search_spaces.environment import VARIABLES
 
 def environment(device: torch.device) -> dict[str, str]:
     """Versions and hardware as this rank sees them."""
-    found = {
+    facts = {
         "python": platform.python_version(),
         "torch": torch.__version__,
         "platform": platform.platform(),
@@ -22,9 +22,9 @@ def environment(device: torch.device) -> dict[str, str]:
     }
     # Variables of the trial and of the node itself.
     if variables := " ".join(f"{name}={os.environ[name]}" for name in sorted(VARIABLES) if name in os.environ):
-        found["variables"] = variables
+        facts["variables"] = variables
     if device.type == "cuda":
-        found["cuda"] = str(torch.version.cuda)
-        found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
-        found["compute_capability"] = ".".join(map(str, torch.cuda.get_device_capability(device)))
-    return found
+        facts["cuda"] = str(torch.version.cuda)
+        facts["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
+        facts["compute_capability"] = ".".join(map(str, torch.cuda.get_device_capability(device)))
+    return facts

@@ -41,12 +41,12 @@ class Line:
     ) -> tuple[CollectiveCount, ...]:
         """Messages of a full step. They are sums over micro-batches, or layers, so this is exact."""
         before = {(sent.operation, sent.mesh_dimension): (sent.count, sent.bytes) for sent in first}
-        found = []
+        counts = []
         for sent in second:
             count, size = before.get((sent.operation, sent.mesh_dimension), (0, 0))
             grown, bytes_grown = self.whole_at_full(count, sent.count), self.whole_at_full(size, sent.bytes)
-            found.append(dataclasses.replace(sent, count=grown, bytes=bytes_grown))
-        return tuple(found)
+            counts.append(dataclasses.replace(sent, count=grown, bytes=bytes_grown))
+        return tuple(counts)
 
     def rises(self, first: Sequence[float], second: Sequence[float]) -> bool:
         """Whether the larger count took longer. If noise hides even that, nothing can be extrapolated."""

@@ -45,8 +45,8 @@ def recurrent_flops(x: Tensor, *weights: object, **__: object) -> int:
     `weights` are the further arguments of the operator: with oneDNN the matrices are among the first four, with cuDNN they are
     one list.
     """
-    given = weights[0] if isinstance(weights[0], list | tuple) else weights[:4]
-    matrices = sum(weight.numel() for weight in given if isinstance(weight, Tensor) and weight.dim() > 1)
+    tensors = weights[0] if isinstance(weights[0], list | tuple) else weights[:4]
+    matrices = sum(weight.numel() for weight in tensors if isinstance(weight, Tensor) and weight.dim() > 1)
     return 2 * (x.numel() // x.shape[-1]) * matrices
 
 
@@ -55,9 +55,9 @@ def recurrent_backward_flops(x: Tensor, *weights: object, **__: object) -> int:
     return 2 * recurrent_flops(x, *weights)
 
 
-def grouped_flops(one: Tensor, other: Tensor, *_: object, **__: object) -> int:
+def grouped_flops(left_operand: Tensor, right_operand: Tensor, *_: object, **__: object) -> int:
     """Rows of [n, k] each times one of the matrices [groups, k, m]; or columns of [m, n] times rows of [n, k], by group."""
-    return 2 * one.shape[0] * one.shape[1] * other.shape[-1]
+    return 2 * left_operand.shape[0] * left_operand.shape[1] * right_operand.shape[-1]
 
 
 def _formulas() -> dict[Any, Formula]:

@@ -36,8 +36,8 @@ def _per_sample(model: Model, workload: Workload, config: TrialConfig) -> float 
     if isinstance(model, FactoryModel):
         return model.flops_per_sample
     if isinstance(model, CommandModel):
-        known = model.parameter_count > 0 and model.has_sequences
-        return 6.0 * model.parameter_count * workload.sequence_length if known else None
+        has_token_flops = model.parameter_count > 0 and model.has_sequences
+        return 6.0 * model.parameter_count * workload.sequence_length if has_token_flops else None
     return flops_per_sample(model, config, workload)
 
 

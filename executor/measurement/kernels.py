@@ -200,10 +200,10 @@ def _memory(device: torch.device, grid: Grid) -> Iterator[Case]:
                 (Operation.TO_HOST, 1.0, partial(host_copy, elements, device, down=True)),
                 (Operation.TO_DEVICE, 1.0, partial(host_copy, elements, device, down=False)),
             ]
-        for operation, held, make in parts:
+        for operation, copies, make in parts:
             size = int(moved) if operation in (Operation.TO_HOST, Operation.TO_DEVICE) else elements
             yield Case(
-                operation=operation, precision="fp32", shape=(size,), cost=moved, memory=held * moved, make=make,
+                operation=operation, precision="fp32", shape=(size,), cost=moved, memory=copies * moved, make=make,
                 on_host=operation is Operation.HOST_UPDATE,
             )  # fmt: skip
     yield Case(operation=Operation.LAUNCH, precision="fp32", shape=(64,), cost=1.0, memory=256.0, make=launch, on_host=True)

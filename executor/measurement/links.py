@@ -35,16 +35,16 @@ def group_layouts(hosts: Sequence[str]) -> list[tuple[GroupShape, list[tuple[int
         nodes.setdefault(host, []).append(rank)
     members = list(nodes.values())
     per_node, equal = len(members[0]), len({len(ranks) for ranks in members}) == 1
-    found = []
+    layouts = []
     if per_node > 1 and equal:
-        found.append((GroupShape(ranks=per_node, in_node=per_node), [tuple(ranks) for ranks in members]))
+        layouts.append((GroupShape(ranks=per_node, in_node=per_node), [tuple(ranks) for ranks in members]))
     if len(members) > 1:
         if per_node > 1 and equal:
             shape = GroupShape(ranks=len(members), in_node=1, sharing=per_node)
-            found.append((shape, [tuple(column) for column in zip(*members, strict=True)]))
+            layouts.append((shape, [tuple(column) for column in zip(*members, strict=True)]))
         largest = max(len(ranks) for ranks in members)
-        found.append((GroupShape(ranks=len(hosts), in_node=min(per_node, largest)), [tuple(range(len(hosts)))]))
-    return found
+        layouts.append((GroupShape(ranks=len(hosts), in_node=min(per_node, largest)), [tuple(range(len(hosts)))]))
+    return layouts
 
 
 def open_groups(context: RankContext, hosts: Sequence[str]) -> list[LinkGroup]:
@@ -124,9 +124,9 @@ def _all_to_all(context: RankContext, group: LinkGroup, elements: int) -> Run:
 
 def _send(context: RankContext, group: LinkGroup, elements: int) -> Run:
     """Ranks at even positions send to the next rank. If their number is odd, the last one is idle."""
-    place, value = group.ranks.index(context.rank), torch.zeros(elements, device=context.device)
-    if place % 2:
-        return lambda: dist.recv(value, src=group.ranks[place - 1], group=group.handle)
-    if place + 1 < len(group.ranks):
-        return lambda: dist.send(value, dst=group.ranks[place + 1], group=group.handle)
+    position, value = group.ranks.index(context.rank), torch.zeros(elements, device=context.device)
+    if position % 2:
+        return lambda: dist.recv(value, src=group.ranks[position - 1], group=group.handle)
+    if position + 1 < len(group.ranks):
+        return lambda: dist.send(value, dst=group.ranks[position + 1], group=group.handle)
     return lambda: None

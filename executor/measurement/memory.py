@@ -82,7 +82,7 @@ def account_step(
     collecting = gc.isenabled()
     gc.disable()
     try:
-        named, host = _named_storages(storages(), device)
+        blocks, host = _named_storages(storages(), device)
         allocated = counters.allocated_bytes()
         if allocated is not None and pool is not None:
             allocated -= pool.allocated
@@ -94,11 +94,11 @@ def account_step(
     finally:
         if collecting:
             gc.enable()
-    kept = {} if pool is None else pool.by_tag
-    account = _replay(_events(recorder), named, device, allocated, sum(host.values()), kept)
+    pool_bytes = {} if pool is None else pool.by_tag
+    account = _replay(_events(recorder), blocks, device, allocated, sum(host.values()), pool_bytes)
     highest = counters.peak_allocated_bytes()
     if highest is not None:
-        account = _with_peak(account, highest if pool is None else highest - pool.allocated + sum(kept.values()))
+        account = _with_peak(account, highest if pool is None else highest - pool.allocated + sum(pool_bytes.values()))
     return replace(account, outside=counters.outside_bytes())
 
 
@@ -140,19 +140,19 @@ class _Event:
 
 def _events(recorder: Any) -> list[_Event]:
     """Return the recorded events of all threads in order of time."""
-    found: list[_Event] = []
+    events: list[_Event] = []
     stack = [(node, False) for node in recorder.profiler.kineto_results.experimental_event_tree()]
     while stack:
         node, in_backend = stack.pop()
         if node.tag == _EventType.Allocation:
-            found.append(_allocation(node, in_backend))
+            events.append(_allocation(node, in_backend))
         else:
             name = node.name
             if mark := _MARK.fullmatch(name):
-                found.append(_Event(node.start_time_ns, "mark", tag=mark[1], address=int(mark[2])))
+                events.append(_Event(node.start_time_ns, "mark", tag=mark[1], address=int(mark[2])))
             in_backend = in_backend or name.startswith(_BACKEND)
         stack.extend((child, in_backend) for child in node.children)
-    return sorted(found, key=lambda event: event.time)
+    return sorted(events, key=lambda event: event.time)
 
 
 def _allocation(node: Any, in_backend: bool) -> _Event:
@@ -163,20 +163,20 @@ def _allocation(node: Any, in_backend: bool) -> _Event:
 
 def _replay(
     events: list[_Event],
-    named: dict[int, _Block],
+    blocks: dict[int, _Block],
     device: torch.device,
     allocated: int | None,
     host: int,
-    kept: Mapping[str, int],
+    pool_bytes: Mapping[str, int],
 ) -> MemoryAccount:
     """Two passes: first find the final tag of every allocation, then follow the sums."""
-    live = dict(named)
+    live = dict(blocks)
     if allocated is not None:
         # The rest that a device's allocator holds: rounding, and tensors that no step releases.
         live[-1] = _Block(max(allocated - sum(block.size for block in live.values()), 0), "buffers")
     first = list(live.values())
     changes = _changes(events, live, device)
-    at_start = Counter[str](kept)
+    at_start = Counter[str](pool_bytes)
     for block in first:
         at_start[block.tag] += block.size
     peak, by_tag, tag_peaks = _follow(at_start, changes)
@@ -233,8 +233,8 @@ def peak_resident_set() -> int:
         status = Path("/proc/self/status").read_text()
     except OSError:
         return 0
-    found = re.search(r"VmHWM:\s+(\d+) kB", status)
-    return int(found[1]) * 1024 if found else 0
+    match = re.search(r"VmHWM:\s+(\d+) kB", status)
+    return int(match[1]) * 1024 if match else 0
 
 
 SLACK_BYTES = 1 << 30
@@ -286,5 +286,5 @@ def _private_bytes() -> int | None:
         status = Path("/proc/self/status").read_text()
     except OSError:
         return None
-    found = re.search(r"VmData:\s+(\d+) kB", status)
-    return int(found[1]) * 1024 if found else None
+    match = re.search(r"VmData:\s+(\d+) kB", status)
+    return int(match[1]) * 1024 if match else None

@@ -46,10 +46,10 @@ class OwnTime:
 class Meter:
     """Runs timed steps with a fixed number of micro-batches."""
 
-    def __init__(self, device: torch.device, sent: Callable[[], Sent], own: Callable[[], OwnTime] = OwnTime) -> None:
-        """`own` returns this rank's own times after each step."""
+    def __init__(self, device: torch.device, sent: Callable[[], Sent], own_time: Callable[[], OwnTime] = OwnTime) -> None:
+        """`own_time` returns this rank's own times after each step."""
         self.seconds: list[float] = []
-        self._counters, self._events, self._sent, self._own = counters_of(device), DeviceEvents(device), sent, own
+        self._counters, self._events, self._sent, self._own = counters_of(device), DeviceEvents(device), sent, own_time
         self._began: list[float] = []
         self._computed: list[float | None] = []
         self._waited: list[float | None] = []
@@ -79,10 +79,10 @@ class Meter:
         more = self._counters.allocation_retries()
         self._retries += [None if more is None or retries is None else more - retries, *(count - 1) * [None]]
         self._collectives = _difference(before, self._sent(), count)
-        own = self._own()
-        waited = None if own.waited is None or waited_before is None else (own.waited - waited_before) / count
+        own_time = self._own()
+        waited = None if own_time.waited is None or waited_before is None else (own_time.waited - waited_before) / count
         self._waited += count * [waited]
-        self._computed += count * [None if waited is None else max(own.seconds - waited, 0.0)]
+        self._computed += count * [None if waited is None else max(own_time.seconds - waited, 0.0)]
         return seconds
 
     @property
@@ -119,16 +119,16 @@ def _known_error(time: StepTime | None) -> float | None:
 
 def sum_of_known(counts: Sequence[int | None]) -> int | None:
     """Return the sum of the known counts; None if none is known."""
-    known = [count for count in counts if count is not None]
-    return sum(known) if known else None
+    known_counts = [count for count in counts if count is not None]
+    return sum(known_counts) if known_counts else None
 
 
 def _difference(before: Sent, after: Sent, steps: int) -> tuple[CollectiveCount, ...]:
     """Return the collectives of one of `steps` identical steps."""
-    found = []
+    collectives = []
     for (operation, dimension), (count, size) in sorted(after.items()):
         count_before, size_before = before.get((operation, dimension), (0, 0))
-        found.append(
+        collectives.append(
             CollectiveCount(
                 operation=operation,
                 mesh_dimension=dimension,
@@ -136,4 +136,4 @@ def _difference(before: Sent, after: Sent, steps: int) -> tuple[CollectiveCount,
                 bytes=(size - size_before) // steps,
             )
         )
-    return tuple(found)
+    return tuple(collectives)

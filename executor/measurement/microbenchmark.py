@@ -200,8 +200,8 @@ class _Bench:
             if self._context.rank == 0:
                 message = f"{family[0].operation} {family[0].precision}"
                 self._progress(Progress(attempt=self._request.attempt, phase=phase, step=number, message=message))
-            left = until - self._stopwatch.elapsed()
-            rows += self._family(family, left * weights[number] / sum(weights[number:]))
+            remaining = until - self._stopwatch.elapsed()
+            rows += self._family(family, remaining * weights[number] / sum(weights[number:]))
         return rows
 
     def _weight(self, case: Case) -> float:
@@ -214,13 +214,13 @@ class _Bench:
         until = self._stopwatch.elapsed() + seconds
         last: tuple[float, float] | None = None
         for number, case in enumerate(cases):
-            left = until - self._stopwatch.elapsed()
+            remaining = until - self._stopwatch.elapsed()
             expected = last[0] * case.cost / last[1] if last else 0.0
             # Five runs: two for warm-up and three samples.
-            if case.memory > self._memory_budget or (last and 5 * expected > left and not self._request.quick):
+            if case.memory > self._memory_budget or (last and 5 * expected > remaining and not self._request.quick):
                 return
             run = case.make()
-            allowed = 0.0 if self._request.quick else max(left, 0.0) / (len(cases) - number) - 2 * expected
+            allowed = 0.0 if self._request.quick else max(remaining, 0.0) / (len(cases) - number) - 2 * expected
             timing = self._stopwatch.measure(run, allowed, on_host=case.on_host)
             last = (timing.low, case.cost)  # not the median: noise must not exclude the further cases
             yield Measured(
@@ -262,5 +262,5 @@ def _left_over(device: torch.device) -> int | None:
 
 
 def _largest(context: RankContext, value: int | None) -> int | None:
-    values = [each for each in gather_plain(context, value) if each is not None]
+    values = [number for number in gather_plain(context, value) if number is not None]
     return max(values) if values else None

@@ -29,7 +29,7 @@ class Phase(StrEnum):
     """The step is paused while the tracker installs its hooks."""
 
 
-class Place(NamedTuple):
+class ModulePhase(NamedTuple):
     """The active module and its phase."""
 
     module: int | None
@@ -37,16 +37,16 @@ class Place(NamedTuple):
     phase: Phase
 
 
-OUTSIDE = Place(None, Phase.OUTSIDE)
+OUTSIDE = ModulePhase(None, Phase.OUTSIDE)
 
 
 class ModuleTracker:
-    """A context manager around a step that calls `moved` at each change of place, at the moment of the change.
+    """A context manager around a step that calls `moved` at each change of module or phase, at the moment of the change.
 
     1. **Forward.** Hooks surround every module's call: a module is active from its call to its return, except during the calls
        inside it. The first module that is called is the model.
     2. **Owners of backward nodes.** autograd numbers its nodes in the order in which forward creates them, so the number at
-       each change of place shows which module created a node. The graph's nodes get a hook when the model returns.
+       each change of module or phase shows which module created a node. The graph's nodes get a hook when the model returns.
     3. **Backward.** From the start of a node on, the module that created it is active, until a node of another module starts.
        So each moment of backward belongs to one module, without gaps or overlaps. The accumulation and the reduction of
        parameter gradients have no number; they belong to the module whose node ran just before.
@@ -56,13 +56,13 @@ class ModuleTracker:
     The tracker adds nothing to the graph, so results do not change. Used from one thread (and autograd's thread on its behalf).
     """
 
-    def __init__(self, moved: Callable[[Place], None]) -> None:
-        self.place = OUTSIDE
+    def __init__(self, moved: Callable[[ModulePhase], None]) -> None:
+        self.module_phase = OUTSIDE
         self.modules: list[tuple[str, nn.Module]] = []
         self.calls: list[int] = []
         self._moved = moved
         self._indices: dict[nn.Module, int] = {}
-        self._before: list[Place] = []
+        self._before: list[ModulePhase] = []
         self._numbers: list[int] = []
         self._makers: list[int | None] = []
         self._handles: list[Any] = []
@@ -80,10 +80,10 @@ class ModuleTracker:
         for handle in self._handles:
             handle.remove()
 
-    def _move(self, place: Place) -> None:
-        if place != self.place:
-            self.place = place
-            self._moved(place)
+    def _move(self, module_phase: ModulePhase) -> None:
+        if module_phase != self.module_phase:
+            self.module_phase = module_phase
+            self._moved(module_phase)
 
     def _enter_module(self, module: nn.Module, _: Any) -> None:
         if not self._indices:
@@ -91,23 +91,23 @@ class ModuleTracker:
         index = self._indices.get(module)
         if index is None:
             return
-        self._before.append(self.place)
+        self._before.append(self.module_phase)
         if torch._C._current_graph_task_id() != -1:
-            self._move(Place(index, Phase.RECOMPUTE))
+            self._move(ModulePhase(index, Phase.RECOMPUTE))
             return
         self.calls[index] += 1
         self._note_maker(index)
-        self._move(Place(index, Phase.FORWARD))
+        self._move(ModulePhase(index, Phase.FORWARD))
 
     def _leave_module(self, module: nn.Module, _: Any, output: Any) -> None:
         index = self._indices.get(module)
         if index is None:
             return
         before = self._before.pop()
-        if self.place.phase is Phase.FORWARD:
+        if self.module_phase.phase is Phase.FORWARD:
             self._note_maker(before.module)
             if index == 0:
-                self._move(Place(None, Phase.PROFILER))
+                self._move(ModulePhase(None, Phase.PROFILER))
                 self._hook_graph(output)
         self._move(before)
 
@@ -124,14 +124,14 @@ class ModuleTracker:
     def _hook_graph(self, output: Any) -> None:
         """Hook every node that the model's call has created, then clear the record of node numbers."""
         waiting = [tensor.grad_fn for tensor in _tensors(output) if tensor.grad_fn is not None]
-        seen: set[Node] = set()
+        hooked: set[Node] = set()
         while waiting:
             node = waiting.pop()
             number = node._sequence_nr()
             # Outside the range are parameter nodes, which have the highest possible number, and nodes of earlier calls.
-            if node in seen or not self._numbers[0] <= number < self._numbers[-1]:
+            if node in hooked or not self._numbers[0] <= number < self._numbers[-1]:
                 continue
-            seen.add(node)
+            hooked.add(node)
             maker = self._makers[bisect.bisect_right(self._numbers, number) - 1]
             node.register_prehook(functools.partial(self._enter_backward, maker))
             waiting += [parent for parent, _ in node.next_functions if parent is not None]
@@ -142,7 +142,7 @@ class ModuleTracker:
         if not self._in_backward:
             self._in_backward = True
             Variable._execution_engine.queue_callback(self._leave_backward)
-        self._move(Place(module, Phase.BACKWARD))
+        self._move(ModulePhase(module, Phase.BACKWARD))
 
     def _leave_backward(self) -> None:
         self._in_backward = False
@@ -156,32 +156,32 @@ def _tensors(output: Any) -> list[Tensor]:
 
 
 class ModuleClock:
-    """Records the time at each change of place; on CUDA by stream events, which measure the device's time, not the host's.
+    """Records the time at each change of module or phase; on CUDA by stream events: the device's time, not the host's.
 
-    If the device waits for the host, the wait belongs to the place in which the host was late.
+    If the device waits for the host, the wait belongs to the module in which the host was late.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._marks: list[tuple[Place, float | torch.cuda.Event]] = []
+        self._marks: list[tuple[ModulePhase, float | torch.cuda.Event]] = []
 
     def start(self) -> None:
         """Start a step, outside the model."""
         self._marks.clear()
         self.move(OUTSIDE)
 
-    def move(self, place: Place) -> None:
-        """Record that the step continues at `place`."""
-        self._marks.append((place, self._now()))
+    def move(self, module_phase: ModulePhase) -> None:
+        """Record that the step continues at `module_phase`."""
+        self._marks.append((module_phase, self._now()))
 
-    def stop(self) -> dict[Place, float]:
-        """End the step. Return the seconds of each place; their sum is the step's."""
+    def stop(self) -> dict[ModulePhase, float]:
+        """End the step. Return the seconds of each module and phase; their sum is the step's."""
         self.move(OUTSIDE)
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
-        seconds: defaultdict[Place, float] = defaultdict(float)
-        for (place, began), (_, ended) in itertools.pairwise(self._marks):
-            seconds[place] += _between(began, ended)
+        seconds: defaultdict[ModulePhase, float] = defaultdict(float)
+        for (module_phase, began), (_, ended) in itertools.pairwise(self._marks):
+            seconds[module_phase] += _between(began, ended)
         return dict(seconds)
 
     def _now(self) -> float | torch.cuda.Event:

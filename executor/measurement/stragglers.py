@@ -25,7 +25,7 @@ class Lag:
     """How much slower a rank is than the ranks with the same shapes on other nodes."""
 
     rank: RankMeasurement
-    others: int
+    peer_count: int
     behind: float
     """Excess of its compute time over their median, relative to that median."""
     error: float
@@ -78,24 +78,24 @@ def _alike(config: TrialConfig, ranks: Sequence[RankMeasurement]) -> list[list[R
 
 
 def _lags(group: Sequence[RankMeasurement], between: float) -> list[Lag]:
-    found = []
+    lags = []
     for rank in group:
-        others = [other for other in group if node_of(other) != node_of(rank)]
-        if others:
-            found.append(_lag(rank, others, between))
-    return found
+        peers = [other for other in group if node_of(other) != node_of(rank)]
+        if peers:
+            lags.append(_lag(rank, peers, between))
+    return lags
 
 
-def _lag(rank: RankMeasurement, others: Sequence[RankMeasurement], between: float) -> Lag:
-    middle = median(_seconds(other) for other in others)
+def _lag(rank: RankMeasurement, peers: Sequence[RankMeasurement], between: float) -> Lag:
+    middle = median(_seconds(other) for other in peers)
     # If the others differ by more than expected, this rank may too, by chance.
-    scatter = max(between, NORMAL * median(abs(_seconds(other) / middle - 1.0) for other in others))
-    typical = math.hypot(median(_error(other) for other in others), scatter)
+    scatter = max(between, NORMAL * median(abs(_seconds(other) / middle - 1.0) for other in peers))
+    typical = math.hypot(median(_error(other) for other in peers), scatter)
     # The median of one or two values is their mean.
-    of_median = typical * (MEDIAN_ERROR if len(others) > 2 else 1.0) / math.sqrt(len(others))
+    of_median = typical * (MEDIAN_ERROR if len(peers) > 2 else 1.0) / math.sqrt(len(peers))
     ratio = _seconds(rank) / middle
     error = ratio * math.hypot(_error(rank), scatter, of_median)
-    return Lag(rank=rank, others=len(others), behind=ratio - 1.0, error=error, median_seconds=middle)
+    return Lag(rank=rank, peer_count=len(peers), behind=ratio - 1.0, error=error, median_seconds=middle)
 
 
 def _seconds(rank: RankMeasurement) -> float:
@@ -107,7 +107,7 @@ def _error(rank: RankMeasurement) -> float:
 
 
 def _text(lag: Lag) -> str:
-    than = f"the median of {lag.others} ranks" if lag.others > 1 else "a rank"
+    than = f"the median of {lag.peer_count} ranks" if lag.peer_count > 1 else "a rank"
     seconds = f"{_seconds(lag.rank):.3g} s a step against {lag.median_seconds:.3g} s"
     return (
         f"rank {lag.rank.rank} computes {100 * lag.behind:.0f} % longer than {than} with the same shapes on other nodes "

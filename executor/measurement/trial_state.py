@@ -47,16 +47,16 @@ class Race:
         difference between repetitions of either configuration. It is on the log scale because a ratio is estimated.
         """
         timing = step_time(seconds, LEAST_CORRELATION)
-        own = t_quantile(PER_LOOK, timing.steps - 1) * timing.relative_error
-        half = math.hypot(own, t_quantile(CONFIDENCE, self.degrees_of_freedom) * self.spread)
+        step_error = t_quantile(PER_LOOK, timing.steps - 1) * timing.relative_error
+        half = math.hypot(step_error, t_quantile(CONFIDENCE, self.degrees_of_freedom) * self.spread)
         rate = self.samples / timing.mean
         return Interval(mean=rate, low=rate * math.exp(-half), high=rate * math.exp(min(half, 700.0)))
 
     def is_lost(self, seconds: Sequence[float]) -> bool:
         """Whether the timed steps show that the trial cannot reach the best."""
         # A mean that is not positive results from extrapolating too few steps and is meaningless.
-        known = len(seconds) >= MIN_STEPS_FOR_INTERVAL and sum(seconds) > 0.0
-        return known and self.interval(seconds).high < self.rate_to_beat
+        is_estimable = len(seconds) >= MIN_STEPS_FOR_INTERVAL and sum(seconds) > 0.0
+        return is_estimable and self.interval(seconds).high < self.rate_to_beat
 
     def is_hopeless(self, seconds: Sequence[float]) -> bool:
         """Whether every warm-up step that counts is so slow that no timing is needed."""

@@ -52,7 +52,9 @@ class ActivationOffload:
 
     def take(self, size: int) -> Tensor:
         """A host buffer of at least `size` bytes; slightly larger ones fit, since the rows of experts vary in number."""
-        fitting = [held for held, free in self._free.items() if free and size <= held <= LARGEST_RATIO * size]
+        fitting = [
+            buffer_size for buffer_size, free in self._free.items() if free and size <= buffer_size <= LARGEST_RATIO * size
+        ]
         return self._free[min(fitting)].pop() if fitting else self.pool.zeros(size, torch.uint8, pinned=True)
 
     def give_back(self, buffer: Tensor) -> None:
@@ -64,11 +66,11 @@ class ActivationOffload:
         self._latest = None
         self._free.clear()
 
-    def _run(self, block: nn.Module, forward: Callable[..., Any], first: bool, *inputs: Any, **named: Any) -> Any:
+    def _run(self, block: nn.Module, forward: Callable[..., Any], first: bool, *inputs: Any, **keywords: Any) -> Any:
         if not torch.is_grad_enabled():
-            return forward(*inputs, **named)
+            return forward(*inputs, **keywords)
         stays = {_storage(value) for value in (*block.parameters(), *block.buffers())}
-        inside = tree_leaves((inputs, named))
+        inside = tree_leaves((inputs, keywords))
         stays |= {_storage(value) for value in inside if isinstance(value, Tensor) and not value.requires_grad}
         before = self._latest
         call = _Call(self, None if first else before)
@@ -78,7 +80,7 @@ class ActivationOffload:
             return call.save(value) if moves else value
 
         with saved_tensors_hooks(save, _load):
-            result = forward(*inputs, **named)
+            result = forward(*inputs, **keywords)
         if before is not None:
             before.free_originals()
         self._latest = call

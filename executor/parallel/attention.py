@@ -76,11 +76,11 @@ def attend_by_blocks(query: Tensor, key: Tensor, value: Tensor, window: Window, 
     masks: dict[tuple[int, ...], Tensor] = {}
     mixed = []
     queries = torch.split(query, [visit.queries for visit in visits], dim=2)
-    for visit, rows, near, far in zip(visits, queries, keys, values, strict=True):
+    for visit, rows, block_keys, block_values in zip(visits, queries, keys, values, strict=True):
         kind = (visit.queries, visit.first_query - visit.first_key, visit.global_keys, visit.first_key == 0)
         if kind not in masks:
             masks[kind] = _mask(visit, window, query)
-        mixed.append(scaled_attention(rows, near, far, masks[kind]))
+        mixed.append(scaled_attention(rows, block_keys, block_values, masks[kind]))
     return mixed[0] if len(mixed) == 1 else torch.cat(mixed, dim=2)
 
 
@@ -100,16 +100,16 @@ def _mask(visit: Visit, window: Window, like: Tensor) -> Tensor:
         torch.arange(visit.global_keys, device=like.device),
         torch.arange(visit.first_key, visit.end, device=like.device),
     ])  # fmt: skip
-    seen = sees(window)(queries[:, None], keys[None])
-    return torch.zeros(seen.shape, dtype=like.dtype, device=like.device).masked_fill_(~seen, float("-inf"))
+    visible = sees(window)(queries[:, None], keys[None])
+    return torch.zeros(visible.shape, dtype=like.dtype, device=like.device).masked_fill_(~visible, float("-inf"))
 
 
 def _visited(x: Tensor, visits: Sequence[Visit]) -> list[Tensor]:
     """The part of keys or values [batch, heads, tokens, head_dim] that each block reads."""
     most = max(visit.global_keys for visit in visits)
     ranges = [(0, most), *((visit.first_key, visit.end) for visit in visits)]
-    first, *near = _Ranges.apply(x, ranges)  # type: ignore[no-untyped-call]
-    return [torch.cat((first, part), dim=2) if visit.global_keys else part for visit, part in zip(visits, near, strict=True)]
+    first, *parts = _Ranges.apply(x, ranges)  # type: ignore[no-untyped-call]
+    return [torch.cat((first, part), dim=2) if visit.global_keys else part for visit, part in zip(visits, parts, strict=True)]
 
 
 class _Ranges(torch.autograd.Function):
@@ -142,8 +142,10 @@ def compiled_flex() -> Callable[..., Tensor]:
 @lru_cache(MASKS_KEPT)
 def block_mask_of(window: Window, start: int, queries: int, keys: int, device: str) -> BlockMask:
     """The mask of visited blocks, created once for all layers and steps."""
-    seen = sees(window)
-    return create_block_mask(lambda _b, _h, query, key: seen(query + start, key), None, None, queries, keys, device=device)
+    is_visible = sees(window)
+    return create_block_mask(
+        lambda _b, _h, query, key: is_visible(query + start, key), None, None, queries, keys, device=device
+    )
 
 
 SWITCHES: Mapping[str, Callable[[bool], None]] = {
@@ -250,8 +252,8 @@ def attend_with_scores(
         return by_flex(query, key, value, scores, mask)
     places = torch.arange(start, start + query.shape[2], device=query.device)
     keys = torch.arange(key.shape[2] - virtual, device=query.device)
-    seen = torch.nn.functional.pad(sees(window)(places[:, None], keys[None]), (virtual, 0), value=True)
-    return attend_by_scores(query, key, value, scores, seen)
+    visible = torch.nn.functional.pad(sees(window)(places[:, None], keys[None]), (virtual, 0), value=True)
+    return attend_by_scores(query, key, value, scores, visible)
 
 
 def by_flex(
@@ -273,17 +275,17 @@ def by_flex(
     return shared
 
 
-def attend_by_scores(query: Tensor, key: Tensor, value: Tensor, scores: Scores, seen: Tensor) -> Tensor:
+def attend_by_scores(query: Tensor, key: Tensor, value: Tensor, scores: Scores, visible: Tensor) -> Tensor:
     """Attention of queries [batch, heads, n, head_dim] to keys of as many heads or fewer, by whole scores.
 
-    `seen` [n, keys]: whether a query attends to a key.
+    `visible` [n, keys]: whether a query attends to a key.
     """
     groups = key.shape[1]
     grouped = query.view(query.shape[0], groups, -1, *query.shape[2:])  # [batch, key-value heads, queries of each, n, head_dim]
     product = grouped @ key[:, :, None].transpose(-1, -2) * query.shape[-1] ** -0.5
     if scores.softcap:
         product = soft_cap(product, scores.softcap)
-    product = product.masked_fill(~seen, float("-inf"))
+    product = product.masked_fill(~visible, float("-inf"))
     if scores.sinks is not None:
         sinks = scores.sinks.view(groups, -1, 1, 1).expand(*product.shape[:-1], 1)
         product = torch.cat((product, sinks), dim=-1)
@@ -345,7 +347,10 @@ def attend_in_documents(
     attend = functools.partial(scaled_attention, is_causal=True)
     if scores is not None:
         attend = functools.partial(attend_with_scores, scores=scores, window=Window(0))
-    mixed = [attend(own, key, value)[0].transpose(0, 1) for own, key, value in zip(queries, keys, values, strict=True)]
+    mixed = [
+        attend(document_queries, key, value)[0].transpose(0, 1)
+        for document_queries, key, value in zip(queries, keys, values, strict=True)
+    ]
     whole = torch.cat(mixed)
     return whole.view(rows, -1, *whole.shape[1:]).transpose(1, 2)
 

@@ -52,5 +52,5 @@ def _pack(rows: Tensor) -> Tensor:
     count, columns = rows.shape
     filled = functional.pad(rows.float(), (0, -columns % QUANTISED_BLOCK))
     codes, largest = encode(filled.reshape(-1, QUANTISED_BLOCK))
-    kept = codes.view(count, -1)[:, :columns]
-    return torch.cat((kept.view(torch.uint8), largest.view(count, -1).view(torch.uint8)), dim=1)
+    unpadded = codes.view(count, -1)[:, :columns]
+    return torch.cat((unpadded.view(torch.uint8), largest.view(count, -1).view(torch.uint8)), dim=1)

@@ -57,9 +57,9 @@ class Region:
 
     def keep(self, key: object, result: Any) -> None:
         """Keep `result` (a tensor or a tree with tensors) of the operation `key`."""
-        kept = tree_map_only(Tensor, _detached, result)
-        tensors = [leaf for leaf in tree_leaves(kept) if isinstance(leaf, Tensor)]
-        self._kept.append((key, kept, [tensor._version for tensor in tensors]))
+        detached = tree_map_only(Tensor, _detached, result)
+        tensors = [leaf for leaf in tree_leaves(detached) if isinstance(leaf, Tensor)]
+        self._kept.append((key, detached, [tensor._version for tensor in tensors]))
         self._storages.update(tensor.untyped_storage()._cdata for tensor in tensors)
 
     def rewind(self) -> None:
@@ -81,14 +81,14 @@ class Region:
             )
         if not self.runs_again:
             self._kept[index] = None
-        _, kept, versions = entry
-        tensors = [leaf for leaf in tree_leaves(kept) if isinstance(leaf, Tensor)]
+        _, stored_result, versions = entry
+        tensors = [leaf for leaf in tree_leaves(stored_result) if isinstance(leaf, Tensor)]
         if [tensor._version for tensor in tensors] != versions:
             raise RuntimeError(
                 f"the result of {key} was changed in place after a selectively checkpointed block had kept it; "
                 "make the change out of place, or use activation_checkpointing=full or none"
             )
-        return tree_map_only(Tensor, _detached, kept) if self.runs_again else kept
+        return tree_map_only(Tensor, _detached, stored_result) if self.runs_again else stored_result
 
     def check_overwritten(self, tensors: list[Tensor]) -> None:
         """Refuse an in-place collective on a kept result: the recomputation would reduce it a second time."""

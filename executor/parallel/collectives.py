@@ -208,9 +208,9 @@ def mark(tag: str, value: Tensor) -> None:
             pass
 
 
-def shares_memory(one: Tensor, other: Tensor) -> bool:
+def shares_memory(first: Tensor, second: Tensor) -> bool:
     """Whether two tensors share a storage, even one without data."""
-    return bool(one.untyped_storage()._cdata == other.untyped_storage()._cdata)
+    return bool(first.untyped_storage()._cdata == second.untyped_storage()._cdata)
 
 
 def sum_in_place(x: Tensor, group: Group) -> Tensor:
@@ -237,9 +237,9 @@ def gather_features(x: Tensor, group: Group) -> Tensor:
 def scatter_tokens(x: Tensor, group: Group) -> Tensor:
     """Sum [batch, tokens, …] over the ranks; each rank gets its share of the tokens."""
     parts = shares_of_tokens(x, group.size)
-    own = torch.empty(parts.shape[1:], dtype=x.dtype, device=x.device)
-    group.reduce_scatter(own.view(-1), parts.view(group.size, -1)).wait()
-    return own
+    share = torch.empty(parts.shape[1:], dtype=x.dtype, device=x.device)
+    group.reduce_scatter(share.view(-1), parts.view(group.size, -1)).wait()
+    return share
 
 
 def shares_of_tokens(x: Tensor, ranks: int) -> Tensor:

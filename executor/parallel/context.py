@@ -56,8 +56,8 @@ class ContextParallel:
     def _gathered(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of the whole sequence, in one message."""
         widths = [key.shape[-1], value.shape[-1]]
-        own = torch.stack((key, value)) if widths[0] == widths[1] else torch.cat((key, value), dim=-1)[None]
-        gathered: Tensor = _GatherChunks.apply(own, self.group)  # type: ignore[no-untyped-call]
+        local_chunks = torch.stack((key, value)) if widths[0] == widths[1] else torch.cat((key, value), dim=-1)[None]
+        gathered: Tensor = _GatherChunks.apply(local_chunks, self.group)  # type: ignore[no-untyped-call]
         if len(gathered) == 1:
             keys, values = torch.split(gathered[0], widths, dim=-1)
             return keys, values
@@ -81,13 +81,13 @@ class Ulysses(ContextParallel):
     ) -> Tensor:  # fmt: skip
         if self.size == 1:
             return attend_local(query, key, value, window, grouped, prefix, scores=scores)
-        heads, widths = ([x.shape[place] for x in (query, key, value)] for place in (1, 3))
+        heads, widths = ([x.shape[dim] for x in (query, key, value)] for dim in (1, 3))
         heads = [count // self.size for count in heads]
         # Each rank's heads of all three in one message: concatenated, or beside each other if values are narrower.
-        place = 2 if widths[0] == widths[2] else 4
-        own = torch.cat([_by_rank(x, self.size) for x in (query, key, value)], dim=place)
-        whole: Tensor = _TokensForHeads.apply(own, self.group)  # type: ignore[no-untyped-call]
-        query, key, value = torch.split(whole, heads if place == 2 else widths, dim=place - 1)
+        dim = 2 if widths[0] == widths[2] else 4
+        by_rank = torch.cat([_by_rank(x, self.size) for x in (query, key, value)], dim=dim)
+        whole: Tensor = _TokensForHeads.apply(by_rank, self.group)  # type: ignore[no-untyped-call]
+        query, key, value = torch.split(whole, heads if dim == 2 else widths, dim=dim - 1)
         own_scores = None if scores is None else scores.of_heads(self.group.rank * heads[0], heads[0])
         mixed = attend_local(query, key, value, window, grouped, prefix, self.group.rank * heads[1], own_scores)
         result: Tensor = _HeadsForTokens.apply(mixed, self.group)  # type: ignore[no-untyped-call]
@@ -167,8 +167,8 @@ def _by_rank(x: Tensor, ranks: int) -> Tensor:
 def _all_to_all(parts: Tensor, group: Group) -> Tensor:
     """All-to-all of [ranks, …]: send each rank its part, return the parts for this rank."""
     result = torch.empty_like(parts, memory_format=torch.contiguous_format)
-    ones = [1] * group.size
-    group.all_to_all(result, parts.contiguous(), ones, ones).wait()
+    split_sizes = [1] * group.size
+    group.all_to_all(result, parts.contiguous(), split_sizes, split_sizes).wait()
     return result
 
 
@@ -224,6 +224,6 @@ class _GatherChunks(torch.autograd.Function):
         shape = (*gradient.shape[:3], CHUNKS_PER_RANK * group.size, -1, gradient.shape[4])
         chunks = gradient.reshape(shape).movedim(3, 0)
         rows = torch.cat((chunks[: group.size], chunks[group.size :].flip(0)), dim=4).contiguous()
-        own = torch.empty(rows.shape[1:], dtype=rows.dtype, device=rows.device)
-        group.reduce_scatter(own.view(-1), rows.view(group.size, -1)).wait()
-        return own, None
+        local_gradient = torch.empty(rows.shape[1:], dtype=rows.dtype, device=rows.device)
+        group.reduce_scatter(local_gradient.view(-1), rows.view(group.size, -1)).wait()
+        return local_gradient, None

@@ -29,23 +29,23 @@ def kept_tokens(config: TrialConfig, workload: Workload, spec: ModelSpec, step: 
     step. They depend only on the seed, the step and the layer's number, so that they are the same in every layout and when a
     checkpointed layer is recomputed.
     """
-    kept = kept_at(config, workload, job_step(workload, step))
-    if not config.random_ltd_start_tokens or kept >= workload.sequence_length:
+    token_count = kept_at(config, workload, job_step(workload, step))
+    if not config.random_ltd_start_tokens or token_count >= workload.sequence_length:
         return {}
     chosen = {}
     for layer in range(1, spec.num_layers - 1):
         digest = hashlib.sha256(f"random-ltd:{workload.seed}:{step}:{layer}".encode()).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
-        drawn = torch.randperm(workload.sequence_length, generator=generator)[:kept]
+        drawn = torch.randperm(workload.sequence_length, generator=generator)[:token_count]
         chosen[str(layer)] = drawn.sort().values.to(device)
     return chosen
 
 
-def through_kept(block: nn.Module, x: Tensor, rotary: tuple[Tensor, ...] | None, kept: Tensor) -> Tensor:
-    """Apply a block to the `kept` tokens of x [batch, tokens, hidden]; the others bypass it.
+def through_kept(block: nn.Module, x: Tensor, rotary: tuple[Tensor, ...] | None, positions: Tensor) -> Tensor:
+    """Apply a block to the `positions` tokens of x [batch, tokens, hidden]; the others bypass it.
 
     Kept tokens stay in order, so that causality among them is that of the whole sequence, and rotations are those of their
     positions.
     """
-    rows = None if rotary is None else tuple(table[kept] for table in rotary)
-    return x.index_copy(1, kept, block(x.index_select(1, kept), rows))
+    rows = None if rotary is None else tuple(table[positions] for table in rotary)
+    return x.index_copy(1, positions, block(x.index_select(1, positions), rows))

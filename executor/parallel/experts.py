@@ -69,9 +69,9 @@ class Experts(nn.Module):
         self.loss_scale = 1.0
         """Factor of the loss of a micro-batch before backward."""
         self.router = nn.Linear(spec.hidden_size, spec.num_experts, bias=spec.router_bias)
-        own = spec.num_experts // group.size
+        num_local_experts = spec.num_experts // group.size
         # Named by the expert's number in the whole model, because initial weights depend on their names.
-        mine = range(group.rank * own, (group.rank + 1) * own)
+        mine = range(group.rank * num_local_experts, (group.rank + 1) * num_local_experts)
         self.experts = nn.ModuleDict({str(index): make_expert() for index in mine})
         self.shared = shared
         self.overlaps = overlaps and shared is not None and group.size > 1
@@ -164,9 +164,9 @@ class Experts(nn.Module):
         outgoing = [sum(sizes) for sizes in sent]
         incoming = [sum(sizes) for sizes in received]
         rows = self._exchanged(rows, Exchange(self.group, outgoing, incoming, returns=False), shared)
-        own = self._apply_grouped(rows, received, counts) if groups else self._apply_each(rows, received)
+        outputs = self._apply_grouped(rows, received, counts) if groups else self._apply_each(rows, received)
         back = Exchange(self.group, incoming, outgoing, returns=True)
-        return self._combine(tokens, plan, self._exchanged(own, back, shared))
+        return self._combine(tokens, plan, self._exchanged(outputs, back, shared))
 
     def _exchanged(self, rows: Tensor, by: Exchange, shared: SharedWork) -> Tensor:
         """The rows that this rank receives. While they travel, half of the shared expert computes if that overlaps."""
@@ -190,15 +190,15 @@ class Experts(nn.Module):
         the latter on the device.
         """
         ranks, rows, counts = self.group.size, len(plan.rows), self._counts(plan)
-        own = self.spec.num_experts // ranks
+        num_local_experts = self.spec.num_experts // ranks
         if plan.counts is None:
-            equal = [[rows // self.spec.num_experts] * own for _ in range(ranks)]
-            return equal, equal, counts[:own] * ranks
-        of_numbers = Exchange(self.group, [own] * ranks, [own] * ranks, returns=False)
+            equal = [[rows // self.spec.num_experts] * num_local_experts for _ in range(ranks)]
+            return equal, equal, counts[:num_local_experts] * ranks
+        of_numbers = Exchange(self.group, [num_local_experts] * ranks, [num_local_experts] * ranks, returns=False)
         theirs = keep_collective(lambda: of_numbers.run(counts))
         numbers = rows_of(torch.cat((counts, theirs)), 2 * rows)
-        table = [numbers[first : first + own] for first in range(0, len(numbers), own)]
-        return table[:ranks], table[ranks:], theirs.view(ranks, own).sum(0)
+        table = [numbers[first : first + num_local_experts] for first in range(0, len(numbers), num_local_experts)]
+        return table[:ranks], table[ranks:], theirs.view(ranks, num_local_experts).sum(0)
 
     def _apply_grouped(self, rows: Tensor, received: Sequence[Sequence[int]], counts: Tensor) -> Tensor:
         """`_apply_each` with grouped products."""
@@ -213,12 +213,12 @@ class Experts(nn.Module):
 
     def _apply_each(self, rows: Tensor, received: Sequence[Sequence[int]]) -> Tensor:
         """Apply this rank's experts to the received rows, sorted by rank and then by expert; results are in the same order."""
-        own = len(self.experts)
+        num_local_experts = len(self.experts)
         pieces = torch.split(rows, [size for sizes in received for size in sizes])
         results = []
         for index, expert in enumerate(self.experts.values()):
             # Even without rows, so that every rank has the same graph and its gradients come in the same order.
-            inputs = torch.cat(pieces[index::own]) if self.group.size > 1 else pieces[index]
+            inputs = torch.cat(pieces[index::num_local_experts]) if self.group.size > 1 else pieces[index]
             results.append(torch.split(expert(inputs), [sizes[index] for sizes in received]))
         return torch.cat([result[rank] for rank in range(len(received)) for result in results])
 
@@ -235,8 +235,8 @@ def _in_best_groups(ranked: Tensor, spec: ModelSpec) -> Tensor:
     """
     grouped = ranked.view(*ranked.shape[:-1], spec.router_groups, -1)
     best = grouped.topk(min(2 if spec.sigmoid_routing else 1, grouped.shape[-1]), dim=-1).values.sum(-1)
-    kept = torch.zeros_like(best).scatter_(-1, best.topk(spec.router_groups_kept, dim=-1).indices, 1)
-    return grouped.masked_fill(kept[..., None] == 0, float("-inf")).flatten(-2)
+    group_mask = torch.zeros_like(best).scatter_(-1, best.topk(spec.router_groups_kept, dim=-1).indices, 1)
+    return grouped.masked_fill(group_mask[..., None] == 0, float("-inf")).flatten(-2)
 
 
 def dispatch_capped(chosen: Tensor, weights: Tensor, experts: int, capacity: int) -> Dispatch:
@@ -245,8 +245,8 @@ def dispatch_capped(chosen: Tensor, weights: Tensor, experts: int, capacity: int
     An unused row refers to the first token with weight 0: it contributes nothing, and its gradient is zero.
     """
     batch, tokens, choices = chosen.shape
-    taken = _one_hot(chosen.flatten(1), experts)
-    before = (taken.cumsum(1) - taken).gather(-1, chosen.flatten(1)[..., None]).squeeze(-1)
+    choice_mask = _one_hot(chosen.flatten(1), experts)
+    before = (choice_mask.cumsum(1) - choice_mask).gather(-1, chosen.flatten(1)[..., None]).squeeze(-1)
     sequence = torch.arange(batch, device=chosen.device)[:, None]
     slots = (chosen.flatten(1) * batch + sequence) * capacity + before
     overflow_slot = experts * batch * capacity

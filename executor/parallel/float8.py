@@ -72,10 +72,15 @@ class _Product(torch.autograd.Function):
         return of_input, of_weight
 
 
-def _multiply(one: Scaled, other: Scaled, dtype: torch.dtype, fast: bool = False) -> Tensor:
+def _multiply(left_operand: Scaled, right_operand: Scaled, dtype: torch.dtype, fast: bool = False) -> Tensor:
     """[n, k] times the transpose of [m, k], the only operand order that float8 products support."""
     result: Tensor = torch._scaled_mm(
-        one.values, other.values.T, scale_a=one.unit, scale_b=other.unit, out_dtype=dtype, use_fast_accum=fast
+        left_operand.values,
+        right_operand.values.T,
+        scale_a=left_operand.unit,
+        scale_b=right_operand.unit,
+        out_dtype=dtype,
+        use_fast_accum=fast,
     )
     return result
 

@@ -70,12 +70,14 @@ class CudaCapture(Capture):
         self._pool, self._static_bytes = torch.cuda.graph_pool_handle(), 2 * sum(sample.nbytes for sample in samples)
         graphed = torch.cuda.make_graphed_callables(tuple(calls), tuple((sample,) for sample in samples), pool=self._pool)
         assert isinstance(graphed, tuple)
-        return [one.forward for one in graphed if isinstance(one, nn.Module)]  # a call of the module would run global hooks
+        return [
+            module.forward for module in graphed if isinstance(module, nn.Module)
+        ]  # a call of the module would run global hooks
 
     def held(self) -> Held:
         segments = torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]
-        own = [part for part in segments if tuple(part["segment_pool_id"]) == tuple(self._pool)]
-        sizes = (sum(part[name] for part in own) + self._static_bytes for name in ("total_size", "allocated_size"))
+        segments_of_pool = [part for part in segments if tuple(part["segment_pool_id"]) == tuple(self._pool)]
+        sizes = (sum(part[name] for part in segments_of_pool) + self._static_bytes for name in ("total_size", "allocated_size"))
         return Held(*sizes)
 
 
@@ -87,7 +89,7 @@ class _BlockInput:
     dtype: torch.dtype
     device: torch.device
     requires_grad: bool
-    others: tuple[Any, ...]
+    further_inputs: tuple[Any, ...]
     """Arguments after the hidden state: tables, which are the same in every step."""
 
 
@@ -125,10 +127,13 @@ class BlockGraphs:
             return
         began = time.perf_counter()
         inputs = [self._inputs[index] for index in range(len(self.blocks))]
-        calls = [_Call(*parts) for parts in zip(self.blocks, self._plain, (one.others for one in inputs), strict=True)]
-        samples = [torch.zeros(one.shape, dtype=one.dtype, device=one.device) for one in inputs]
-        for sample, one in zip(samples, inputs, strict=True):
-            sample.requires_grad_(one.requires_grad)
+        calls = [
+            _Call(*parts)
+            for parts in zip(self.blocks, self._plain, (block_input.further_inputs for block_input in inputs), strict=True)
+        ]
+        samples = [torch.zeros(block_input.shape, dtype=block_input.dtype, device=block_input.device) for block_input in inputs]
+        for sample, block_input in zip(samples, inputs, strict=True):
+            sample.requires_grad_(block_input.requires_grad)
         self._graphed = list(self._capture.graph(calls, samples))
         for call in calls:
             call.forget_graph()
@@ -140,15 +145,17 @@ class BlockGraphs:
         """
         if not self.captured:
             return None
-        held = self._capture.held()
+        pool_size = self._capture.held()
         trained = [value for block in self.blocks for value in block.parameters() if value.requires_grad]
-        gradients = min(sum(value.numel() * value.element_size() for value in trained), held.reserved)
-        return PrivatePool(by_tag={"gradients": gradients, "activations": held.reserved - gradients}, allocated=held.allocated)
+        gradients = min(sum(value.numel() * value.element_size() for value in trained), pool_size.reserved)
+        return PrivatePool(
+            by_tag={"gradients": gradients, "activations": pool_size.reserved - gradients}, allocated=pool_size.allocated
+        )
 
     def tables(self) -> Iterator[Tensor]:
         """The tensors that graphs read, other than parameters and hidden states."""
-        for one in self._inputs.values():
-            yield from (value for value in tree_leaves(one.others) if isinstance(value, Tensor))
+        for block_input in self._inputs.values():
+            yield from (value for value in tree_leaves(block_input.further_inputs) if isinstance(value, Tensor))
 
     def close(self) -> None:
         """Release the graphs and their memory."""
@@ -158,12 +165,12 @@ class BlockGraphs:
         self._inputs.clear()
         self.blocks, self._plain = [], []
 
-    def _run(self, index: int, x: Tensor, *others: Any) -> Any:
+    def _run(self, index: int, x: Tensor, *further_inputs: Any) -> Any:
         if not torch.is_grad_enabled():
-            return self._plain[index](x, *others)
+            return self._plain[index](x, *further_inputs)
         if not self._graphed:
-            self._inputs[index] = _BlockInput(x.shape, x.dtype, x.device, x.requires_grad, others)
-            return self._plain[index](x, *others)
+            self._inputs[index] = _BlockInput(x.shape, x.dtype, x.device, x.requires_grad, further_inputs)
+            return self._plain[index](x, *further_inputs)
         captured = self._inputs[index]
         if (x.shape, x.dtype, x.requires_grad) != (captured.shape, captured.dtype, captured.requires_grad):
             actual = f"{tuple(x.shape)} of {x.dtype}, requires_grad={x.requires_grad}"
@@ -174,13 +181,13 @@ class BlockGraphs:
 class _Call(nn.Module):
     """A block's forward as a callable of only the hidden state, without the hooks on the block."""
 
-    def __init__(self, block: nn.Module, plain: Callable[..., Any], others: tuple[Any, ...]) -> None:
+    def __init__(self, block: nn.Module, plain: Callable[..., Any], further_inputs: tuple[Any, ...]) -> None:
         super().__init__()
-        self.block, self._plain, self._others = block, plain, others
+        self.block, self._plain, self._further_inputs = block, plain, further_inputs
         self._results: list[Tensor] = []
 
     def forward(self, x: Tensor) -> Any:
-        result = self._plain(x, *self._others)
+        result = self._plain(x, *self._further_inputs)
         self._results = [value for value in tree_leaves(result) if isinstance(value, Tensor)]
         return result
 

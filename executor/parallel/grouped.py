@@ -36,8 +36,8 @@ def apply_grouped(experts: Sequence[nn.Module], rows: Tensor, counts: Tensor) ->
         if not biases:
             return product
         parts = matrices[0].tensor.size if isinstance(matrices[0], RowLinear) else 1
-        own = torch.bucketize(torch.arange(len(x), device=x.device, dtype=ends.dtype), ends, right=True)
-        return product + torch.stack(biases).index_select(0, own) / parts
+        expert_of_row = torch.bucketize(torch.arange(len(x), device=x.device, dtype=ends.dtype), ends, right=True)
+        return product + torch.stack(biases).index_select(0, expert_of_row) / parts
 
     result: Tensor = experts[0](rows, multiply)
     return result

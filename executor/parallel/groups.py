@@ -23,7 +23,7 @@ class Sharing:
     tensor: Group
     shard: Group
     replica: Group
-    near: Group | None
+    near_group: Group | None
     """Nearby ranks of `shard` that share a second copy of the parameters; None: there is no second copy."""
 
 
@@ -49,7 +49,7 @@ class ParallelGroups:
         self.pipeline = self._group(PIPELINE, mesh.groups((PIPELINE,)))
         self.shard = self._group(DATA, mesh.shard_groups())
         self.replica = self._group(REPLICA, mesh.replica_groups())
-        self._near = self._group(NEAR, mesh.near_groups()) if mesh.secondary_shard else None
+        self._near_group = self._group(NEAR, mesh.near_groups()) if mesh.secondary_shard else None
         self.tied = self._tied_group(tied_ranks)
         self.expert = self._group(EXPERT, mesh.expert_groups())
         slices = mesh.expert_slices
@@ -61,13 +61,13 @@ class ParallelGroups:
     @property
     def common(self) -> Sharing:
         """Groups of the parameters that every data-parallel rank holds."""
-        return Sharing(mesh=self.mesh, tensor=self.tensor, shard=self.shard, replica=self.replica, near=self._near)
+        return Sharing(mesh=self.mesh, tensor=self.tensor, shard=self.shard, replica=self.replica, near_group=self._near_group)
 
     @property
     def of_experts(self) -> Sharing:
         """Groups of the experts of this rank. They have no second copy, because nearby ranks hold different experts."""
         single = Group(None, 1, 0)
-        return Sharing(mesh=self.mesh, tensor=self.expert_tensor, shard=self._expert_data, replica=single, near=None)
+        return Sharing(mesh=self.mesh, tensor=self.expert_tensor, shard=self._expert_data, replica=single, near_group=None)
 
     def collectives(self) -> Mapping[tuple[str, str], tuple[int, int]]:
         """(operation, mesh dimension) -> (count, bytes of the full messages) so far."""
@@ -98,15 +98,15 @@ class ParallelGroups:
     def _process_group(self, dimension: str, groups: Sequence[Sequence[int]]) -> tuple[dist.ProcessGroup | None, int, int]:
         """This rank's group, its size and this rank's index in it."""
         mine = next((ranks for ranks in groups if self.rank in ranks), [self.rank])
-        made = None
+        process_group = None
         if max(map(len, groups), default=1) == self._world_size:
-            made = dist.group.WORLD if self._world_size > 1 else None
+            process_group = dist.group.WORLD if self._world_size > 1 else None
         elif max(map(len, groups), default=1) > 1:
             ranks_of_all = tuple(map(tuple, groups))
-            key = dimension, ranks_of_all, sum(known[:2] == (dimension, ranks_of_all) for known in self._own)
+            key = dimension, ranks_of_all, sum(group_key[:2] == (dimension, ranks_of_all) for group_key in self._own)
             earlier = {} if self._reusable is None else self._reusable
-            made = self._own[key] = earlier.pop(key) if key in earlier else _new_groups(groups, mine)
-        return made, len(mine), list(mine).index(self.rank)
+            process_group = self._own[key] = earlier.pop(key) if key in earlier else _new_groups(groups, mine)
+        return process_group, len(mine), list(mine).index(self.rank)
 
     def _tied_group(self, stages: tuple[int, int] | None) -> Group | None:
         """The ranks that hold the two copies of a tied weight; None if this rank holds none, or both."""
@@ -119,12 +119,12 @@ class ParallelGroups:
 
 def _new_groups(groups: Sequence[Sequence[int]], mine: Sequence[int]) -> dist.ProcessGroup | None:
     """Create the groups; return this rank's. Every rank must take part in the creation of every group, even of others'."""
-    made = None
+    own_group = None
     for ranks in groups:
-        one = dist.new_group(list(ranks), pg_options=group_options(dist.get_backend()))
+        group = dist.new_group(list(ranks), pg_options=group_options(dist.get_backend()))
         if ranks is mine:
-            made = one
-    return made
+            own_group = group
+    return own_group
 
 
 def _destroy(groups: MutableMapping[GroupKey, dist.ProcessGroup | None] | None) -> None:

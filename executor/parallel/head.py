@@ -55,7 +55,7 @@ class Head(nn.Module):
         if ahead is None:
             return self._loss(x if self.norm is None else self.norm(x), labels, self.targets > 0)
         loss = self._loss(x, labels, self.targets > 0)
-        losses = [self._loss(own, own_labels, True) for own, own_labels in zip(further, ahead.unbind(-1), strict=True)]
+        losses = [self._loss(hidden, own_labels, True) for hidden, own_labels in zip(further, ahead.unbind(-1), strict=True)]
         extra = torch.stack(losses).sum() * (self.further_weight / len(losses))
         return loss + (extra - extra.detach())
 
@@ -139,8 +139,8 @@ class _ChunkedLoss(torch.autograd.Function):
                 del slope
             sums.append(loss)
             if to_rows is not None:
-                own = to_rows[first : first + chunk]
-                torch.addmm(own, gradient, weight, beta=0, alpha=scale, out=own)
+                chunk_gradient = to_rows[first : first + chunk]
+                torch.addmm(chunk_gradient, gradient, weight, beta=0, alpha=scale, out=chunk_gradient)
             if to_weight is not None:
                 torch.addmm(to_weight, gradient.T, part, beta=int(first > 0), alpha=scale, out=to_weight)
             del gradient
@@ -161,18 +161,20 @@ def _loss_and_gradient(logits: Tensor, targets: Tensor, tensor: TensorParallel, 
     dtype, precise = logits.dtype, torch.promote_types(logits.dtype, torch.float32)
     if tensor.size == 1:
         elsewhere = targets < 0
-        own = targets.masked_fill(elsewhere, 0)
+        local_targets = targets.masked_fill(elsewhere, 0)
         # From the logits' dtype in one kernel, as cross-entropy does it.
         likelihoods = functional.log_softmax(logits, dim=-1, dtype=precise)
         del logits
-        losses = -likelihoods.gather(-1, own[:, None]).squeeze(-1)
+        losses = -likelihoods.gather(-1, local_targets[:, None]).squeeze(-1)
         gradient = likelihoods.exp_()
     else:
-        losses, gradient, own, elsewhere = vocabulary_probabilities(logits.to(precise), targets, tensor, overwrite=True)
+        losses, gradient, local_targets, elsewhere = vocabulary_probabilities(
+            logits.to(precise), targets, tensor, overwrite=True
+        )
     if padded:
         ignored = targets < 0
         losses = losses.masked_fill(ignored, 0)
         gradient.masked_fill_(ignored[:, None], 0)
-    ones = torch.ones_like(losses).masked_fill_(elsewhere, 0)
-    gradient.scatter_add_(-1, own[:, None], -ones[:, None])
+    target_mask = torch.ones_like(losses).masked_fill_(elsewhere, 0)
+    gradient.scatter_add_(-1, local_targets[:, None], -target_mask[:, None])
     return losses.sum(), gradient.to(dtype)

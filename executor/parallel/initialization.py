@@ -241,20 +241,20 @@ def materialise(
         values[name].fill(parameter.to_local() if isinstance(parameter, DTensor) else parameter.data)
 
 
-def _wider(own: torch.dtype, requested: torch.dtype | None) -> torch.dtype:
+def _wider(dtype: torch.dtype, requested: torch.dtype | None) -> torch.dtype:
     """The requested dtype; bytes of quantised parameters keep theirs."""
-    return requested if requested is not None and own.is_floating_point else own
+    return requested if requested is not None and dtype.is_floating_point else dtype
 
 
 def _replace(module: nn.Module, make: Callable[[nn.Parameter], Tensor]) -> None:
     """Replace the parameters on the meta device; tied ones stay tied."""
-    made: dict[nn.Parameter, nn.Parameter] = {}
+    replacements: dict[nn.Parameter, nn.Parameter] = {}
     for inner in module.modules():
         for key, parameter in inner.named_parameters(recurse=False, remove_duplicate=False):
             if parameter.device.type == "meta":
-                if parameter not in made:
-                    made[parameter] = nn.Parameter(make(parameter), requires_grad=parameter.requires_grad)
-                setattr(inner, key, made[parameter])
+                if parameter not in replacements:
+                    replacements[parameter] = nn.Parameter(make(parameter), requires_grad=parameter.requires_grad)
+                setattr(inner, key, replacements[parameter])
 
 
 @functools.cache

@@ -129,9 +129,9 @@ class Attention(nn.Module):
 
     def _normed(self, norm: nn.Module, projected: Tensor) -> Tensor:
         """Projected queries or keys [..., width of this rank's heads], each head or all of them together normed."""
-        each = self.spec.head_norm is HeadNorm.HEAD
-        normed: Tensor = norm(projected.view(*projected.shape[:-1], -1, self.spec.head_dim) if each else projected)
-        return normed.flatten(-2) if each else normed
+        per_head = self.spec.head_norm is HeadNorm.HEAD
+        normed: Tensor = norm(projected.view(*projected.shape[:-1], -1, self.spec.head_dim) if per_head else projected)
+        return normed.flatten(-2) if per_head else normed
 
     def _split(self, x: Tensor) -> Tensor:
         return x.view(*x.shape[:-1], -1, self.spec.head_dim).transpose(1, 2)
@@ -324,8 +324,8 @@ class Transformer(nn.Module):
         for module in self.modules():
             if isinstance(module, Bottleneck | Prefix | Prompt):
                 module.requires_grad_(True)
-        named = [pair for block in self.layers() for pair in block.named_modules()]
-        for name, matrix in named if self.spec.lora_rank else ():
+        named_modules = [pair for block in self.layers() for pair in block.named_modules()]
+        for name, matrix in named_modules if self.spec.lora_rank else ():
             adapts = isinstance(matrix, ColumnLinear | RowLinear | WholeLinear)
             if adapts and name.rpartition(".")[2] in self.spec.lora_targets:
                 matrix.adapt(self.spec.lora_rank)
@@ -343,8 +343,8 @@ class Transformer(nn.Module):
 
     def matrices(self) -> list[tuple[str, ColumnLinear | RowLinear]]:
         """Names and matrices of the layers, without routers and those that are whole on each tensor rank."""
-        named = [pair for block in self.layers() for pair in block.named_modules()]
-        return [(name, module) for name, module in named if isinstance(module, ColumnLinear | RowLinear)]
+        named_modules = [pair for block in self.layers() for pair in block.named_modules()]
+        return [(name, module) for name, module in named_modules if isinstance(module, ColumnLinear | RowLinear)]
 
     def make_tables(self) -> None:
         """Create the rotations of the rank's tokens, including virtual ones, in fp32 whatever the parameters' dtype."""
@@ -388,12 +388,12 @@ class Transformer(nn.Module):
 
     def split_dimensions(self) -> dict[str, int]:
         """Parameter -> the dimension that is sliced over tensor-parallel ranks; omitted parameters are whole on each rank."""
-        found = {}
+        dimensions = {}
         for name, module in self.named_modules():
             if isinstance(module, ColumnLinear | RowLinear | VocabularyEmbedding | LowRank | Prefix | Sinks):
-                own = (key for key, value in module.named_parameters(recurse=False) if value is not None)
-                found.update({f"{name}.{key}": module.split[key] for key in own if key in module.split})
-        return found
+                keys = (key for key, value in module.named_parameters(recurse=False) if value is not None)
+                dimensions.update({f"{name}.{key}": module.split[key] for key in keys if key in module.split})
+        return dimensions
 
     def summand_parameters(self) -> set[str]:
         """Parameters that are whole on each tensor-parallel rank, but get only a summand of their gradient there.
@@ -426,22 +426,26 @@ class Transformer(nn.Module):
             ahead = labels_ahead(labels, self.spec.mtp_layers, places)
         x, *embedded = self._embedded(tokens, labels, places, ahead)
         rotary = self._rotations("rotary", x.dtype, places) if self.rotary else None
-        near = self._rotations("window_rotary", x.dtype, places) if self.spec.window_rope_theta else rotary
+        window_rotary = self._rotations("window_rotary", x.dtype, places) if self.spec.window_rope_theta else rotary
         factors = self._query_factors(x.dtype, places)
         documents = near_documents = None if places is None else documents_in(places, x.dtype, self.spec.head_dim)
         if places is not None and (window := window_of(self.spec)).chunked and window.hides(self.sequence_length):
             near_documents = documents_in(places, x.dtype, self.spec.head_dim, window.tokens)
 
         def positions(layer: int) -> Rotary:
-            return factors if not self.spec.is_rotated(layer) else near if self.spec.has_window(layer) else rotary
+            return factors if not self.spec.is_rotated(layer) else window_rotary if self.spec.has_window(layer) else rotary
 
         def documents_of(layer: int) -> Documents | None:
             return near_documents if self.spec.has_window(layer) else documents
 
         for name, block in self.blocks.items():
-            kept, layer = self.kept.get(name), int(name)
-            own = positions(layer)
-            x = block(x, own, documents_of(layer)) if kept is None else through_kept(block, x, own, kept)
+            token_positions, layer = self.kept.get(name), int(name)
+            layer_rotary = positions(layer)
+            x = (
+                block(x, layer_rotary, documents_of(layer))
+                if token_positions is None
+                else through_kept(block, x, layer_rotary, token_positions)
+            )
         if self.head is None:
             return x
         further: list[Tensor] = []
@@ -470,9 +474,9 @@ class Transformer(nn.Module):
         ids = [tokens] if self.part.first else []
         if labels is not None and ahead is not None:
             # A token without a target there contributes to no loss; any id will do.
-            ids += [one.clamp(min=0) for one in (labels, *ahead.unbind(-1)[:-1])]
-        found = self.embedding(torch.cat(ids) if len(ids) > 1 else ids[0], self.places if places is None else places)
-        parts = found.chunk(len(ids))
+            ids += [token_ids.clamp(min=0) for token_ids in (labels, *ahead.unbind(-1)[:-1])]
+        embeddings = self.embedding(torch.cat(ids) if len(ids) > 1 else ids[0], self.places if places is None else places)
+        parts = embeddings.chunk(len(ids))
         return parts if self.part.first else (tokens, *parts)
 
     def _rotations(self, kind: str, dtype: torch.dtype, places: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -542,8 +546,8 @@ def _first_values(name: str, parameter: Tensor, seed: int, split: int | None, te
     `parameter` is this rank's slice, along dimension `split`, of the named parameter.
     """
     shape = [size * tensor.size if dimension == split else size for dimension, size in enumerate(parameter.shape)]
-    own = 0 if split is None else parameter.shape[split]
-    drawn = draw(name, shape, seed, parameter.dtype, split, tensor.rank * own, own)
+    width = 0 if split is None else parameter.shape[split]
+    drawn = draw(name, shape, seed, parameter.dtype, split, tensor.rank * width, width)
     if name.endswith(("bias", ".sinks.weight", OUTWARD, WIDENING)):
         return replace(drawn, kind=Kind.ZEROS)
     return replace(drawn, kind=Kind.ONES) if parameter.dim() == 1 else drawn

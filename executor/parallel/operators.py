@@ -78,10 +78,10 @@ class ZeroCenteredNorm(nn.Module):
 def rotate(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
     """Rotate the first dimensions of x [batch, heads, tokens, head_dim], halves paired as in Llama and GPT-NeoX."""
     width = cosines.shape[-1]
-    rotated, kept = x[..., :width], x[..., width:]
+    rotated, unrotated = x[..., :width], x[..., width:]
     first, second = rotated.chunk(2, dim=-1)
     rotated = rotated * cosines + torch.cat((-second, first), dim=-1) * sines
-    return torch.cat((rotated, kept), dim=-1) if kept.shape[-1] else rotated
+    return torch.cat((rotated, unrotated), dim=-1) if unrotated.shape[-1] else rotated
 
 
 Rotary = tuple[Tensor, ...] | None
@@ -93,8 +93,8 @@ def rotary_table(spec: ModelSpec, length: int, windowed: bool = False) -> tuple[
 
     `windowed`: of layers with the window, which may have other frequencies.
     """
-    own = windowed and spec.window_rope_theta > 0
-    theta, scaling = (spec.window_rope_theta, None) if own else (spec.rope_theta, spec.rope_scaling)
+    uses_window_theta = windowed and spec.window_rope_theta > 0
+    theta, scaling = (spec.window_rope_theta, None) if uses_window_theta else (spec.rope_theta, spec.rope_scaling)
     rotated = spec.rotated_size
     frequencies = 1.0 / theta ** (torch.arange(0, rotated, 2, dtype=torch.float32) / rotated)
     if scaling is not None:
@@ -121,16 +121,16 @@ def _scaled(frequencies: Tensor, scaling: RopeScaling, theta: float, rotated: in
         case RopeKind.YARN:
             return _blended_by_dimension(frequencies, scaling, theta, rotated)
         case RopeKind.LONGROPE:
-            own = scaling.long_factors if length > scaling.original_length else scaling.short_factors
-            return frequencies / torch.tensor(own, dtype=torch.float32)
+            factors = scaling.long_factors if length > scaling.original_length else scaling.short_factors
+            return frequencies / torch.tensor(factors, dtype=torch.float32)
 
 
 def _blended_by_wavelength(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
     """Llama 3.1: tokens of the first length in a wavelength say how much of a frequency is kept."""
     low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
     turns = scaling.original_length / (2 * math.pi / frequencies)
-    kept = ((turns - low) / (high - low)).clamp(0, 1)
-    return (1 - kept) * frequencies / scaling.factor + kept * frequencies
+    unscaled_fraction = ((turns - low) / (high - low)).clamp(0, 1)
+    return (1 - unscaled_fraction) * frequencies / scaling.factor + unscaled_fraction * frequencies
 
 
 def _blended_by_dimension(frequencies: Tensor, scaling: RopeScaling, theta: float, rotated: int) -> Tensor:

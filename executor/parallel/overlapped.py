@@ -127,17 +127,19 @@ def _summed(x: Tensor, weight: Tensor, addend: Tensor | None, group: Group) -> T
 def _scattered(x: Tensor, weight: Tensor, addend: Tensor | None, group: Group) -> Tensor:
     """Each part has equally many tokens of each rank's share, so that a rank receives a part of its own tokens."""
     shares = shares_of_tokens(x, group.size)
-    others = None if addend is None else shares_of_tokens(addend, group.size).flatten(1, 2)
-    own = x.new_empty(*shares.shape[1:-1], weight.shape[0])
-    sums, rows, works = _rows(own), shares.flatten(1, 2), []
+    addend_shares = None if addend is None else shares_of_tokens(addend, group.size).flatten(1, 2)
+    output = x.new_empty(*shares.shape[1:-1], weight.shape[0])
+    sums, rows, works = _rows(output), shares.flatten(1, 2), []
     for first, end in _parts(len(sums)):
         summand = x.new_empty(group.size * (end - first), weight.shape[0])
-        _multiply(_rows(rows[:, first:end]), weight, None if others is None else _rows(others[:, first:end]), summand)
+        _multiply(
+            _rows(rows[:, first:end]), weight, None if addend_shares is None else _rows(addend_shares[:, first:end]), summand
+        )
         # The summand must live until it has been sent.
         works.append((group.reduce_scatter(sums[first:end].view(-1), summand.view(group.size, -1)), summand))
     for work, _ in works:
         work.wait()
-    return own
+    return output
 
 
 def _parts(rows: int) -> Iterator[tuple[int, int]]:

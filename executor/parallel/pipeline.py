@@ -89,14 +89,14 @@ class Pipeline:
         losses: list[Tensor] = []
         first = any(stage.is_first for stage in self.stages)
         inputs = (batch[self._enters],) if first else ()
-        named = {name: batch[name] for name in self._reads}
+        keyword_inputs = {name: batch[name] for name in self._reads}
         began, busy = time.perf_counter(), self._work.seconds
         try:
             if any(stage.is_last for stage in self.stages):
                 # The stage computes the loss itself: torch uses the target only to check that each micro-batch has one.
-                schedule.step(*inputs, target=batch[self._enters], losses=losses, return_outputs=False, **named)
+                schedule.step(*inputs, target=batch[self._enters], losses=losses, return_outputs=False, **keyword_inputs)
             else:
-                schedule.step(*inputs, return_outputs=False, **named)
+                schedule.step(*inputs, return_outputs=False, **keyword_inputs)
         except RuntimeError as error:
             # torch wraps errors of stages, which hides their type, such as out of memory.
             raise error.__cause__ or error from None

@@ -71,11 +71,11 @@ class _Order:
 
     def weights(self, of: int | None = None) -> bool:
         """Add the oldest pending weight gradients, of one stage or of any. Return whether there were any."""
-        found = next((pair for pair in self._pending if of in (None, pair[0])), None)
-        if found is not None:
-            self._pending.remove(found)
-            self.actions.append(Action(found[0], ActionKind.WEIGHT_GRADIENT, found[1]))
-        return found is not None
+        pending = next((pair for pair in self._pending if of in (None, pair[0])), None)
+        if pending is not None:
+            self._pending.remove(pending)
+            self.actions.append(Action(pending[0], ActionKind.WEIGHT_GRADIENT, pending[1]))
+        return pending is not None
 
 
 def _gpipe(pipeline_rank: _PipelineRank) -> list[Action]:
@@ -118,15 +118,15 @@ def _in_rounds(pipeline_rank: _PipelineRank, *, hop: int, backward: ActionKind) 
     2. Alternating forwards and backwards, then only backwards.
     3. From the rank-th backward on, one weight gradient after each backward; the remaining ones at the end.
     """
-    order, held = _Order(), len(pipeline_rank.stages)
-    whole = held * pipeline_rank.micro_batches
+    order, stages_per_rank = _Order(), len(pipeline_rank.stages)
+    whole = stages_per_rank * pipeline_rank.micro_batches
     a_round = pipeline_rank.micro_batches // max(1, pipeline_rank.micro_batches // pipeline_rank.ranks)
-    warm_up = min((held - 1) * a_round + hop * (pipeline_rank.ranks - 1 - pipeline_rank.rank), whole)
+    warm_up = min((stages_per_rank - 1) * a_round + hop * (pipeline_rank.ranks - 1 - pipeline_rank.rank), whole)
     for step in range(whole + warm_up):
         if step < whole:
-            order.add(pipeline_rank.stages[step // a_round % held], FORWARD)
+            order.add(pipeline_rank.stages[step // a_round % stages_per_rank], FORWARD)
         if step >= warm_up:
-            order.add(pipeline_rank.stages[held - 1 - (step - warm_up) // a_round % held], backward)
+            order.add(pipeline_rank.stages[stages_per_rank - 1 - (step - warm_up) // a_round % stages_per_rank], backward)
             if step - warm_up >= pipeline_rank.rank:
                 order.weights()
     while order.weights():
@@ -137,16 +137,19 @@ def _in_rounds(pipeline_rank: _PipelineRank, *, hop: int, backward: ActionKind) 
 def _zbv(pipeline_rank: _PipelineRank) -> list[Action]:
     """Two stages per rank, folded into a V [Qi 2024]; built for at least 2 p - 1 micro-batches, of which excess is removed."""
     order, (first, second) = _Order(), pipeline_rank.stages
-    batches, rest = max(2 * pipeline_rank.ranks - 1, pipeline_rank.micro_batches), pipeline_rank.ranks - pipeline_rank.rank
-    order.add(first, *[FORWARD] * (2 * rest - 1))
+    batches, remaining_ranks = (
+        max(2 * pipeline_rank.ranks - 1, pipeline_rank.micro_batches),
+        pipeline_rank.ranks - pipeline_rank.rank,
+    )
+    order.add(first, *[FORWARD] * (2 * remaining_ranks - 1))
     for _ in range(pipeline_rank.rank):
         order.add(second, FORWARD)
         order.add(first, FORWARD)
-    for _ in range(rest):
+    for _ in range(remaining_ranks):
         order.add(second, FORWARD, INPUT)
         order.weights(second)
     # The first stage's forwards lead the second's by the number of ranks; both end with all micro-batches.
-    forward_first, forward_second = 2 * rest - 1 + pipeline_rank.rank, pipeline_rank.rank + rest
+    forward_first, forward_second = 2 * remaining_ranks - 1 + pipeline_rank.rank, pipeline_rank.rank + remaining_ranks
     while forward_second < forward_first or forward_first < batches:
         if forward_first < batches:
             order.add(first, FORWARD)
@@ -159,7 +162,7 @@ def _zbv(pipeline_rank: _PipelineRank) -> list[Action]:
     for _ in range(pipeline_rank.rank):
         order.add(first, INPUT)
         order.add(second, INPUT)
-    for _ in range(rest):
+    for _ in range(remaining_ranks):
         order.add(first, INPUT)
         order.weights(first)
     for stage in (second, first):
@@ -174,27 +177,27 @@ def _dualpipev(pipeline_rank: _PipelineRank) -> list[Action]:
     Overlapping actions are listed one after the other, forward first, as torch runs them unless an overlap is registered.
     """
     order, (first, second) = _Order(), pipeline_rank.stages
-    rest, own = pipeline_rank.ranks - pipeline_rank.rank - 1, pipeline_rank.rank + 1
-    order.add(first, *[FORWARD] * (2 * rest))
-    for _ in range(own):
+    later_ranks, rank_number = pipeline_rank.ranks - pipeline_rank.rank - 1, pipeline_rank.rank + 1
+    order.add(first, *[FORWARD] * (2 * later_ranks))
+    for _ in range(rank_number):
         order.add(first, FORWARD)
         order.add(second, FORWARD)
-    for _ in range(rest):
+    for _ in range(later_ranks):
         order.add(second, INPUT)
         order.weights()
         order.add(second, FORWARD)
-    for _ in range(pipeline_rank.micro_batches - 2 * pipeline_rank.ranks + own):
+    for _ in range(pipeline_rank.micro_batches - 2 * pipeline_rank.ranks + rank_number):
         order.add(first, FORWARD)
         order.add(second, BACKWARD, FORWARD)
         order.add(first, BACKWARD)
-    for _ in range(rest):
+    for _ in range(later_ranks):
         order.add(second, BACKWARD, FORWARD)
         order.add(first, BACKWARD)
     # In the second half of the remaining backwards, weight gradients are deferred; on odd ranks one backward earlier.
-    split = 2 * (own // 2) + (pipeline_rank.rank % 2 == 0)
-    for backward in range(2 * own):
+    split = 2 * (rank_number // 2) + (pipeline_rank.rank % 2 == 0)
+    for backward in range(2 * rank_number):
         order.add((second, first)[backward % 2], INPUT if backward >= split else BACKWARD)
-    for _ in range(rest):
+    for _ in range(later_ranks):
         order.weights()
         order.add(first, INPUT)
     while order.weights():

@@ -206,9 +206,9 @@ class VocabularyEmbedding(nn.Embedding):
         """`prompt`: virtual tokens to put before the tokens."""
         if self.tensor.size == 1:
             return with_prompt(prompt, super().forward(tokens))
-        own = tokens - self.tensor.rank * self.num_embeddings
-        elsewhere = (own < 0) | (own >= self.num_embeddings)
-        rows = super().forward(own.masked_fill(elsewhere, 0)).masked_fill(elsewhere[..., None], 0)
+        local_tokens = tokens - self.tensor.rank * self.num_embeddings
+        elsewhere = (local_tokens < 0) | (local_tokens >= self.num_embeddings)
+        rows = super().forward(local_tokens.masked_fill(elsewhere, 0)).masked_fill(elsewhere[..., None], 0)
         if prompt is None or not self.tensor.sequence_parallel:
             return with_prompt(prompt, self.tensor.leave(rows))
         # Before tokens are scattered: each rank adds its part of the prompt, and has a summand of its gradient.
@@ -244,16 +244,16 @@ def vocabulary_probabilities(
     """
     largest = logits.detach().amax(dim=-1)
     tensor.group.all_reduce(largest, dist.ReduceOp.MAX).wait()
-    own = targets - tensor.rank * logits.shape[-1]
-    elsewhere = own < 0
+    local_targets = targets - tensor.rank * logits.shape[-1]
+    elsewhere = local_targets < 0
     if tensor.size > 1:
-        elsewhere |= own >= logits.shape[-1]
-    own = own.masked_fill(elsewhere, 0)
-    target = (logits.gather(-1, own[:, None]).squeeze(-1) - largest).masked_fill(elsewhere, 0)
+        elsewhere |= local_targets >= logits.shape[-1]
+    local_targets = local_targets.masked_fill(elsewhere, 0)
+    target = (logits.gather(-1, local_targets[:, None]).squeeze(-1) - largest).masked_fill(elsewhere, 0)
     exponentials = torch.sub(logits, largest[:, None], out=logits if overwrite else None).exp_()
     sums = torch.stack((exponentials.sum(dim=-1), target))
     tensor.group.all_reduce(sums).wait()
-    return sums[0].log() - sums[1], exponentials.div_(sums[0][:, None]), own, elsewhere
+    return sums[0].log() - sums[1], exponentials.div_(sums[0][:, None]), local_targets, elsewhere
 
 
 class _Copy(torch.autograd.Function):
@@ -339,13 +339,13 @@ class _GatherFeatures(torch.autograd.Function):
 class _VocabularyLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, targets: Tensor, tensor: TensorParallel) -> Tensor:
-        losses, *kept = vocabulary_probabilities(logits, targets, tensor)
-        ctx.save_for_backward(*kept)
+        losses, *saved_tensors = vocabulary_probabilities(logits, targets, tensor)
+        ctx.save_for_backward(*saved_tensors)
         return losses
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        probabilities, own, elsewhere = ctx.saved_tensors
+        probabilities, local_targets, elsewhere = ctx.saved_tensors
         gradient = probabilities * gradients[0][:, None]
-        gradient.scatter_add_(-1, own[:, None], -gradients[0].masked_fill(elsewhere, 0)[:, None])
+        gradient.scatter_add_(-1, local_targets[:, None], -gradients[0].masked_fill(elsewhere, 0)[:, None])
         return gradient, None, None

@@ -46,9 +46,9 @@ def _places(request: TrialRequest, progress: ReportProgress, backend: str) -> Dr
 
 def _trial(request: TrialRequest, progress: ReportProgress, backend: str) -> TrialResult:
     began = time.monotonic()
-    found = _places(request, progress, backend)
+    dry_result = _places(request, progress, backend)
     limit = request.memory_limit_bytes
-    worst = max(found.ranks, key=lambda rank: rank.peak_memory_bytes)
+    worst = max(dry_result.ranks, key=lambda rank: rank.peak_memory_bytes)
     if limit is not None and worst.peak_memory_bytes > limit:
         raise MemoryLimitError(
             f"rank {worst.rank} would need {worst.peak_memory_bytes:,} bytes in a step, the limit is {limit:,}; "
@@ -58,8 +58,8 @@ def _trial(request: TrialRequest, progress: ReportProgress, backend: str) -> Tri
         attempt=request.attempt,
         outcome=Outcome.OK,
         message="dry run: nothing was timed",
-        peak_memory_bytes=found.peak_memory_bytes,
-        ranks=tuple(map(_measurement, found.ranks)),
+        peak_memory_bytes=dry_result.peak_memory_bytes,
+        ranks=tuple(map(_measurement, dry_result.ranks)),
         phase_seconds={"dry run": time.monotonic() - began},
         environment={"backend": backend, "dry": "true"},
     )

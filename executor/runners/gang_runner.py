@@ -139,9 +139,9 @@ class GangsRunner(Runner):
         while True:
             self._apply_cancellations()
             self._start_waiting()
-            if self._events or (left := until - time.monotonic()) <= 0:
+            if self._events or (remaining := until - time.monotonic()) <= 0:
                 break
-            for event in self._gangs.poll(min(left, POLL_SECONDS)):
+            for event in self._gangs.poll(min(remaining, POLL_SECONDS)):
                 self._emit(event)
         events, self._events = self._events, []
         return events

@@ -49,9 +49,9 @@ def lay_out(world_size: int, block: int, capacities: Mapping[str, int]) -> Layou
         shares = dict.fromkeys(holding[:count], share)
     else:
         shares = {name: usable[name] for name in descending[: count - 1]}
-        rest = world_size - sum(shares.values())
-        last = min((name for name in usable if name not in shares and usable[name] >= rest), key=usable.__getitem__)
-        shares[last] = rest
+        remainder = world_size - sum(shares.values())
+        last = min((name for name in usable if name not in shares and usable[name] >= remainder), key=usable.__getitem__)
+        shares[last] = remainder
     return [(name, shares[name]) for name in capacities if name in shares]
 
 
@@ -59,22 +59,22 @@ def lay_out_kinds(
     kinds: Sequence[tuple[str, int]], block: int, capacities: Mapping[str, int], resources: Mapping[str, Mapping[str, float]]
 ) -> Layout | None:
     """Place ranks on nodes of different kinds, each kind on nodes with its resource; None: they do not fit."""
-    left, layout = dict(capacities), list[tuple[str, int]]()
+    free_slots, layout = dict(capacities), list[tuple[str, int]]()
     for kind, ranks in kinds:
-        part = lay_out(ranks, block, {name: free for name, free in left.items() if resources.get(name, {}).get(kind)})
+        part = lay_out(ranks, block, {name: free for name, free in free_slots.items() if resources.get(name, {}).get(kind)})
         if part is None:
             return None
         layout += part
-        left |= {name: left[name] - share for name, share in part}
+        free_slots |= {name: free_slots[name] - share for name, share in part}
     return layout
 
 
 def count_gangs(world_size: int, capacities: Mapping[str, int], most: int) -> int:
     """Return how many gangs of `world_size` ranks fit side by side, at most `most`."""
-    left, count = dict(capacities), 0
-    while count < most and (layout := lay_out(world_size, 1, left)):
+    free_slots, count = dict(capacities), 0
+    while count < most and (layout := lay_out(world_size, 1, free_slots)):
         for name, share in layout:
-            left[name] -= share
+            free_slots[name] -= share
         count += 1
     return count
 
@@ -86,10 +86,11 @@ def without(excluded: Sequence[str], capacities: Mapping[str, int]) -> dict[str,
 
 def explain_exclusion(world_size: int, excluded: Sequence[str], capacities: Mapping[str, int]) -> str:
     """Return one line: the nodes that a trial may use do not suffice."""
-    left = sum(without(excluded, capacities).values())
+    free_slots = sum(without(excluded, capacities).values())
     names = ", ".join(name for name in excluded if name in capacities)
     return (
-        f"{world_size} ranks are needed, but there is room for {left} without {names}, which this trial must not use; add nodes"
+        f"{world_size} ranks are needed, but there is room for {free_slots} without {names}, "
+        "which this trial must not use; add nodes"
     )
 
 

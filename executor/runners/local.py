@@ -94,14 +94,14 @@ class LocalTransport(Transport):
         until = time.monotonic() + timeout
         while True:
             received = [report for rank in list(self._ranks) for report in self._receive_from(rank)]
-            left = until - time.monotonic()
-            if received or left <= 0:
+            remaining = until - time.monotonic()
+            if received or remaining <= 0:
                 return received
             if self._ranks:
-                wait([process.connection for process in self._ranks.values()], min(left, _SLICE_SECONDS))
+                wait([process.connection for process in self._ranks.values()], min(remaining, _SLICE_SECONDS))
                 time.sleep(0.001)  # a closed pipe is always readable: never spin while its process ends
             else:
-                time.sleep(left)
+                time.sleep(remaining)
 
     def stacks(self, seconds: float) -> Mapping[int, str]:
         """Return the ranks' stacks; see `Transport`."""

@@ -64,15 +64,15 @@ def abort() -> None:
 def _close_accepted() -> None:
     """Close every TCP connection that this process has accepted: gloo's, and those of the rendezvous store."""
     connections = list(_tcp_sockets())
-    listening = {place.getsockname()[1] for place in connections if _listens(place)}
+    listening = {listener.getsockname()[1] for listener in connections if _listens(listener)}
     for connection in connections:
         with connection, contextlib.suppress(OSError):  # the other side may have closed it
             if not _listens(connection) and connection.getsockname()[1] in listening:
                 connection.shutdown(socket.SHUT_RDWR)
 
 
-def _listens(place: socket.socket) -> bool:
-    return bool(place.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
+def _listens(connection: socket.socket) -> bool:
+    return bool(connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
 
 
 def _tcp_sockets() -> Iterator[socket.socket]:
@@ -82,11 +82,11 @@ def _tcp_sockets() -> Iterator[socket.socket]:
             with contextlib.suppress(OSError):
                 if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):  # noqa: PTH115
                     continue
-                found = socket.socket(fileno=os.dup(int(name)))
-                if found.family in (socket.AF_INET, socket.AF_INET6) and found.type == socket.SOCK_STREAM:
-                    yield found
+                connection = socket.socket(fileno=os.dup(int(name)))
+                if connection.family in (socket.AF_INET, socket.AF_INET6) and connection.type == socket.SOCK_STREAM:
+                    yield connection
                 else:
-                    found.close()
+                    connection.close()
 
 
 def leave() -> None:

@@ -46,8 +46,8 @@ def answer_of(transport: LocalTransport, request: TrialRequest, device: str, lat
         RunnerError: no answer in time; the message begins with `late`.
     """
     until = time.monotonic() + request.timeout_seconds
-    while (left := until - time.monotonic()) > 0:
-        for _, message in transport.receive(left):
+    while (remaining := until - time.monotonic()) > 0:
+        for _, message in transport.receive(remaining):
             if isinstance(message, Death):
                 return message
             match message["kind"]:
@@ -61,8 +61,8 @@ def answer_of(transport: LocalTransport, request: TrialRequest, device: str, lat
 
 
 def _joining(transport: LocalTransport, ready: Message, device: str) -> Message:
-    (place,) = devices.assign([ready], device)
-    return {"kind": Kind.JOIN, "rank": 0, "world_size": 1, "address": transport.address, "port": None, **place}
+    (assignment,) = devices.assign([ready], device)
+    return {"kind": Kind.JOIN, "rank": 0, "world_size": 1, "address": transport.address, "port": None, **assignment}
 
 
 def _profile_of(request: TrialRequest, answer: Report) -> ModelProfile:
@@ -120,8 +120,8 @@ def describe_factory(
 def _answer(transport: LocalTransport) -> Report | None:
     until = time.monotonic() + PROBE_SECONDS
     ready = False
-    while (left := until - time.monotonic()) > 0:
-        for _, message in transport.receive(left):
+    while (remaining := until - time.monotonic()) > 0:
+        for _, message in transport.receive(remaining):
             if not isinstance(message, Death) and message["kind"] == Kind.OUTPUT:
                 continue
             if isinstance(message, Death) or message["kind"] != Kind.READY:

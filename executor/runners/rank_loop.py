@@ -74,8 +74,8 @@ class RankLoop:
                     self._memory.failed()
                     self._clean_up()
                 self._release_memory(failed)
-                if (held := process_usage(self._counters.reserved_bytes(), self._counters.pinned_bytes(), failed)) is not None:
-                    self._send({"kind": Kind.RESTED, "rest": to_plain(held)})
+                if (usage := process_usage(self._counters.reserved_bytes(), self._counters.pinned_bytes(), failed)) is not None:
+                    self._send({"kind": Kind.RESTED, "rest": to_plain(usage)})
 
     def _listen(self) -> None:
         while True:
@@ -227,9 +227,9 @@ class DeviceMemory:
     def begin(self, counters: DeviceCounters) -> None:
         """Start a trial. Memory in use beyond that at the start of the second was left by the trials in between; the first one
         also leaves kernels and workspaces of libraries, about 1 GB on an H200. If it failed, its own start is the base."""
-        if (known := counters.memory_in_use()) is None:
+        if (memory := counters.memory_in_use()) is None:
             return
-        used, _ = known
+        used, _ = memory
         if self._base is None or self._settles:
             self._base, self._settles = used, self._base is None
         self._counters, self._held = counters, max(used - self._base, 0)
@@ -245,11 +245,11 @@ class DeviceMemory:
 
     def _free(self) -> int:
         # After a sticky error the device no longer answers, and the message is not the allocator's.
-        known = None if self._counters is None else self._counters.memory_in_use()
-        return 0 if known is None else known[1]
+        memory = None if self._counters is None else self._counters.memory_in_use()
+        return 0 if memory is None else memory[1]
 
 
 def missing_bytes(message: str, free: int) -> int | None:
     """Return the bytes that the device lacked, from the message of torch's allocator; None: it is another message."""
-    found = _WANTED.search(message)
-    return None if found is None else max(int(float(found[1]) * _UNITS[found[2]]) - free, 0)
+    match = _WANTED.search(message)
+    return None if match is None else max(int(float(match[1]) * _UNITS[match[2]]) - free, 0)

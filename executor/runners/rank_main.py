@@ -81,10 +81,10 @@ def _forget_names() -> dict[str, ModuleType]:
 
 def put_first(folders: Sequence[str]) -> None:
     """Put the user's folders first on `sys.path`. Our root moves to the end unless it is a folder of installed packages."""
-    rest = [entry for entry in sys.path if entry not in folders]
-    if ROOT in rest and not ROOT.endswith(("site-packages", "dist-packages")):
-        rest = [*(entry for entry in rest if entry != ROOT), ROOT]
-    sys.path[:] = [*folders, *rest]
+    entries = [entry for entry in sys.path if entry not in folders]
+    if ROOT in entries and not ROOT.endswith(("site-packages", "dist-packages")):
+        entries = [*(entry for entry in entries if entry != ROOT), ROOT]
+    sys.path[:] = [*folders, *entries]
     importlib.invalidate_caches()
 
 

@@ -166,12 +166,12 @@ class HeadAndTail(Generic[T]):
 
     def take(self) -> list[tuple[int, T]]:
         """Remove and return the pieces in order, each with the size of what was dropped just before it."""
-        rest = [(0, item) for _, item in self._tail]
-        if rest:
-            rest[0] = (self._left_out, rest[0][1])
-        taken = [*self._head, *rest]
+        tail = [(0, item) for _, item in self._tail]
+        if tail:
+            tail[0] = (self._left_out, tail[0][1])
+        pieces = [*self._head, *tail]
         self._empty()
-        return taken
+        return pieces
 
     def _empty(self) -> None:
         self._head: list[tuple[int, T]] = []

@@ -45,11 +45,11 @@ class ReplayRunner(Runner):
         while True:
             events = [*self._end_cancelled(), *self._end_due()]
             self._fill_slots()
-            left = until - time.monotonic()
-            if events or left <= 0:
+            remaining = until - time.monotonic()
+            if events or remaining <= 0:
                 return events
             next_due = min((due for due, _ in self._running.values()), default=until)
-            time.sleep(max(0.0, min(left, POLL_SECONDS, next_due - time.monotonic())))
+            time.sleep(max(0.0, min(remaining, POLL_SECONDS, next_due - time.monotonic())))
 
     def cancel(self, handle: Handle, reason: str) -> None:
         """End an attempt; see `Runner`."""
@@ -88,9 +88,9 @@ class ReplayRunner(Runner):
         return [(request.attempt, self._answer(request)) for request in due]
 
     def _answer(self, request: TrialRequest) -> TrialResult:
-        known = self._table(request.config) if callable(self._table) else self._table.get(request.config.hash)
-        if known is None:
+        row = self._table(request.config) if callable(self._table) else self._table.get(request.config.hash)
+        if row is None:
             message = f"configuration {request.config.hash} is not in the table; add its measurement"
             return TrialResult(attempt=request.attempt, outcome=Outcome.FAILED, message=message)
-        result = known if isinstance(known, TrialResult) else from_plain(TrialResult, {"attempt": "", **known})
+        result = row if isinstance(row, TrialResult) else from_plain(TrialResult, {"attempt": "", **row})
         return dataclasses.replace(result, attempt=request.attempt)

@@ -136,14 +136,14 @@ class Watchdog:
         if not self._watches or len(ranks) < self._world_size or any(rank.phase not in STEPPING for rank in ranks):
             return ""
         slowest = min(rank.longest for rank in ranks)
-        known = max(self._expected or 0.0, max(rank.longest for rank in ranks))
-        if not known:
+        reference = max(self._expected or 0.0, max(rank.longest for rank in ranks))
+        if not reference:
             return ""
-        most = max(SLOW_FACTOR * known, HANG_SECONDS) if slowest else self._first + SLOW_FACTOR * known
+        most = max(SLOW_FACTOR * reference, HANG_SECONDS) if slowest else self._first + SLOW_FACTOR * reference
         if (still := self._still(now)) <= most:
             return ""
-        verb = "is predicted to take" if known == self._expected else "took"
-        return f"no rank has made progress for {still:.0f} s, and a step {verb} {known:.2g} s"
+        verb = "is predicted to take" if reference == self._expected else "took"
+        return f"no rank has made progress for {still:.0f} s, and a step {verb} {reference:.2g} s"
 
     def places(self, now: float) -> str:
         """Describe the positions of the ranks, grouping ranks at the same position."""

@@ -81,13 +81,13 @@ class Wear:
 
 
 def _grown(rank: int, base: ProcessUsage, now: ProcessUsage) -> str:
-    for kind, before, held in (
+    for kind, before, after in (
         ("resident", base.resident_bytes, now.resident_bytes),
         ("device", base.reserved_bytes, now.reserved_bytes),
         ("pinned", base.pinned_bytes, now.pinned_bytes),
     ):
-        if held > before * (1 + RESIDENT_SHARE) + RESIDENT_BYTES:
-            return f"rank {rank} holds {held:,} bytes of {kind} memory between trials, {before:,} after its second"
+        if after > before * (1 + RESIDENT_SHARE) + RESIDENT_BYTES:
+            return f"rank {rank} holds {after:,} bytes of {kind} memory between trials, {before:,} after its second"
     if now.descriptors > base.descriptors + DESCRIPTORS:
         return f"rank {rank} has {now.descriptors} open files between trials, {base.descriptors} after its second"
     if now.children > base.children:

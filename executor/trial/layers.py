@@ -46,7 +46,7 @@ def at_full_depth(request: TrialRequest, line: Line, first: TrialResult, second:
     - The peak is the maximum over several moments of a step, so its extrapolation may be too high or too low. It therefore
       counts against winning, but does not make a trial INFEASIBLE; a measured peak of either depth does.
     """
-    ranks = tuple(_rank(line, one, other) for one, other in zip(first.ranks, second.ranks, strict=True))
+    ranks = tuple(_rank(line, shallow, deep) for shallow, deep in zip(first.ranks, second.ranks, strict=True))
     pairs = zip(first.step_seconds, second.step_seconds, strict=False)
     seconds = [line.at_full(short, long) for short, long in pairs]
     timing = step_time(seconds)

@@ -106,8 +106,8 @@ def _run_whole(context: RankContext, request: TrialRequest, progress: Callable[[
         return run_script(trial)
     engine = ENGINES.get(request.engine)
     if engine is None:
-        known = ", ".join((*ENGINES, COMMAND))
-        raise EngineRefusalError("engine-known", f"there is no engine {request.engine!r}; use one of {known}")
+        engine_names = ", ".join((*ENGINES, COMMAND))
+        raise EngineRefusalError("engine-known", f"there is no engine {request.engine!r}; use one of {engine_names}")
     if request.device_kind not in (None, context.device.type):
         raise RunnerError(
             f"device: this trial is for {request.device_kind}, and rank {context.rank} has {context.device}; "
@@ -392,9 +392,9 @@ def _run_window(trial: Trial, session: EngineSession, events: DeviceEvents, coun
         launched.append(session.launch_step())
         events.stop()
     events.wait()
-    own = events.last(count)
-    trial.own_seconds = sum(own) / count
-    agreed = _agree(trial.context, own, [read() for read in launched])
+    step_seconds = events.last(count)
+    trial.own_seconds = sum(step_seconds) / count
+    agreed = _agree(trial.context, step_seconds, [read() for read in launched])
     for _, loss, norm in agreed:
         _check_loss(trial, loss, norm, whole=True)
         trial.step += 1
@@ -406,16 +406,16 @@ def _run_window(trial: Trial, session: EngineSession, events: DeviceEvents, coun
 def _agree(context: RankContext, seconds: list[float], reports: list[StepReport]) -> list[tuple[float, float, float]]:
     """Return the slowest seconds, mean loss and gradient norm over the ranks, for each step."""
     numbers: list[float] = []
-    for own, step in zip(seconds, reports, strict=True):
+    for rank_seconds, step in zip(seconds, reports, strict=True):
         norm = 0.0 if step.gradient_norm is None else step.gradient_norm
         # In a pipeline, only the last stage's ranks know the loss.
         loss, knows = (0.0, 0.0) if step.loss is None else (step.loss, 1.0)
-        numbers += [own, loss, knows, norm]
+        numbers += [rank_seconds, loss, knows, norm]
     ranks = gather_numbers(context, numbers)
     agreed = []
     for first in range(0, len(numbers), 4):
-        slowest, losses, known, norms = zip(*(rank[first : first + 4] for rank in ranks), strict=True)
-        agreed.append((max(slowest), sum(losses) / sum(known), max(norms)))
+        slowest, losses, has_loss, norms = zip(*(rank[first : first + 4] for rank in ranks), strict=True)
+        agreed.append((max(slowest), sum(losses) / sum(has_loss), max(norms)))
     return agreed
 
 

@@ -45,8 +45,8 @@ def over_schedule(request: TrialRequest, points: Sequence[Point], results: Seque
     whole, weights = results[0], [point.weight for point in points]
     share = useful_share(request.config, request.workload)
     rows = zip(*(result.step_seconds for result in results), strict=False)
-    joined = [sum(weight * own for weight, own in zip(weights, row, strict=True)) for row in rows]
-    seconds = [one / share for one in joined]
+    joined = [sum(weight * values for weight, values in zip(weights, row, strict=True)) for row in rows]
+    seconds = [step_total / share for step_total in joined]
     timing = step_time(seconds)
     rate = rate_of(timing, request.workload.global_batch_size)
     tflops, executed = (_mean_speed(weights, results, name) for name in ("tflops_per_device", "hardware_tflops_per_device"))
@@ -56,7 +56,7 @@ def over_schedule(request: TrialRequest, points: Sequence[Point], results: Seque
         step_seconds=tuple(seconds),
         samples_per_second=rate,
         within_relative_error=timing.relative_error,
-        ranks=tuple(_rank(weights, share, own) for own in zip(*(result.ranks for result in results), strict=True)),
+        ranks=tuple(_rank(weights, share, values) for values in zip(*(result.ranks for result in results), strict=True)),
         tflops_per_device=tflops,
         mfu=flops_utilization(tflops, request.peak_flops_per_device),
         hardware_tflops_per_device=executed,
@@ -94,10 +94,10 @@ def _notes(results: Sequence[TrialResult]) -> list[str]:
 
 
 def _text(request: TrialRequest, points: Sequence[Point], rate: float) -> str:
-    kept = ", ".join(str(point.kept) for point in reversed(points))
-    what = "samples of" if request.config.curriculum_start_length else "middle layers on"
-    tokens = rate * request.workload.sequence_length
-    return f"{tokens:,.0f} useful tokens/s over {request.workload.training_steps} steps, measured with {what} {kept} tokens"
+    token_counts = ", ".join(str(point.kept) for point in reversed(points))
+    subject = "samples of" if request.config.curriculum_start_length else "middle layers on"
+    speed, steps = rate * request.workload.sequence_length, request.workload.training_steps
+    return f"{speed:,.0f} useful tokens/s over {steps} steps, measured with {subject} {token_counts} tokens"
 
 
 def _mean_speed(weights: Sequence[float], results: Sequence[TrialResult], name: str) -> float | None:
@@ -107,7 +107,7 @@ def _mean_speed(weights: Sequence[float], results: Sequence[TrialResult], name: 
     if any(speed is None for speed in speeds):
         return None
     spent = [weight * mean for weight, mean in zip(weights, means, strict=True)]
-    return float(sum(speed * own for speed, own in zip(speeds, spent, strict=True)) / sum(spent))
+    return float(sum(speed * duration for speed, duration in zip(speeds, spent, strict=True)) / sum(spent))
 
 
 def _rank(weights: Sequence[float], share: float, points: Sequence[RankMeasurement]) -> RankMeasurement:
@@ -131,5 +131,5 @@ def _rank(weights: Sequence[float], share: float, points: Sequence[RankMeasureme
 
 
 def _sums(phases: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    names = dict.fromkeys(name for one in phases for name in one)
-    return {name: sum(one.get(name, 0.0) for one in phases) for name in names}
+    names = dict.fromkeys(name for point_seconds in phases for name in point_seconds)
+    return {name: sum(point_seconds.get(name, 0.0) for point_seconds in phases) for name in names}

@@ -65,19 +65,23 @@ def choose(
         observations = observations.with_assumed(running, Surrogate(observations).mean(running))
     while len(chosen) < count and free.any():
         surrogate = Surrogate(observations)
-        places, asked = _considered(pool, surrogate, feasibility, np.flatnonzero(free[: len(pool)]))
+        positions, considered = _considered(pool, surrogate, feasibility, np.flatnonzero(free[: len(pool)]))
         if extra is not None:
             more = np.flatnonzero(free[len(pool) :])
-            places, asked = np.concatenate([places, len(pool) + more]), joined(asked, extra.take(more))
-        mean, spread = surrogate.mean_and_spread(asked)
+            positions, considered = np.concatenate([positions, len(pool) + more]), joined(considered, extra.take(more))
+        mean, spread = surrogate.mean_and_spread(considered)
         distinguishable = (
-            _distinguishable(asked, mean, spread, surrogate) if len(observations) % 2 else np.ones(len(asked), dtype=bool)
+            _distinguishable(considered, mean, spread, surrogate)
+            if len(observations) % 2
+            else np.ones(len(considered), dtype=bool)
         )
         bar = _Bar(best=surrogate.best, trials=len(observations))
-        first = _first(asked, mean, spread, distinguishable, with_moves(asked, observations.last_mesh), bar, feasibility)
-        chosen.append(int(places[first]))
+        first = _first(
+            considered, mean, spread, distinguishable, with_moves(considered, observations.last_mesh), bar, feasibility
+        )
+        chosen.append(int(positions[first]))
         free[chosen[-1]] = False
-        observations = observations.with_assumed(asked.take(np.array([first])), mean[first : first + 1])
+        observations = observations.with_assumed(considered.take(np.array([first])), mean[first : first + 1])
     return chosen
 
 
@@ -87,38 +91,44 @@ def _considered(pool: Described, surrogate: Surrogate, feasibility: Feasibility,
         return free, pool.take(free)
     trend = surrogate.trend(pool)[free]
     free = free[_highest(trend, PRESELECTED)]
-    asked = pool.take(free)
-    runs = feasibility.quick_probability(asked)
-    near = _highest(surrogate.mean(asked) + np.log(np.maximum(runs, 1e-12)), CONSIDERED)
-    return free[near], asked.take(near)
+    preselected = pool.take(free)
+    runs = feasibility.quick_probability(preselected)
+    most_promising = _highest(surrogate.mean(preselected) + np.log(np.maximum(runs, 1e-12)), CONSIDERED)
+    return free[most_promising], preselected.take(most_promising)
 
 
-def _distinguishable(asked: Described, mean: Array, spread: Array, surrogate: Surrogate) -> Flags:
+def _distinguishable(candidates: Described, mean: Array, spread: Array, surrogate: Surrogate) -> Flags:
     """Which candidates a trial could find to be better than the best; all if nothing has won yet or the noise is unknown."""
     if not surrogate.has_best or not surrogate.trial_noise:
-        return np.ones(len(asked), dtype=bool)
-    ahead, unsure = surrogate.ahead(asked, mean, spread)
-    found: Flags = ahead + OPTIMISM * unsure > surrogate.trial_noise
-    return found
+        return np.ones(len(candidates), dtype=bool)
+    ahead, unsure = surrogate.ahead(candidates, mean, spread)
+    flags: Flags = ahead + OPTIMISM * unsure > surrogate.trial_noise
+    return flags
 
 
 def _first(
-    asked: Described, mean: Array, spread: Array, distinguishable: Flags, seconds: Array, bar: "_Bar", feasibility: Feasibility
+    candidates: Described,
+    mean: Array,
+    spread: Array,
+    distinguishable: Flags,
+    seconds: Array,
+    bar: "_Bar",
+    feasibility: Feasibility,
 ) -> int:
     """Position of the candidate with the highest worth.
 
     Failures of unknown cause only lower the worth and are expensive to compute. They are computed for the most promising
     candidates, then for more until the upper bound of the rest is lower than the best found.
     """
-    cost, fits = seconds / seconds.min(), feasibility.fits(asked)
+    cost, fits = seconds / seconds.min(), feasibility.fits(candidates)
     at_most = worth(mean, spread, distinguishable, fits, cost, bar)
     order, size = np.argsort(-at_most, kind="stable"), FIRST_BATCH
     while True:
         index = np.sort(order[:size])
-        runs = fits[index] * (1 - feasibility.failing(asked.take(index)))
-        found = worth(mean[index], spread[index], distinguishable[index], runs, cost[index], bar)
-        first = int(found.argmax())
-        if size >= len(order) or found[first] > at_most[order[size]]:
+        runs = fits[index] * (1 - feasibility.failing(candidates.take(index)))
+        worths = worth(mean[index], spread[index], distinguishable[index], runs, cost[index], bar)
+        first = int(worths.argmax())
+        if size >= len(order) or worths[first] > at_most[order[size]]:
             return int(index[first])
         size *= 4
 
@@ -187,19 +197,19 @@ def outlook(pool: Described, observations: Observations, available: Flags, margi
         return None
     if not len(free):
         return Outlook(expected_gain=0.0, chance_of_more=0.0, margin=margin, trial_seconds=0.0)
-    asked = pool.take(free)
-    mean, spread = surrogate.mean_and_spread(asked)
-    runs = feasibility.probability(asked) if len(free) <= CONSIDERED else feasibility.quick_probability(asked)
+    candidates = pool.take(free)
+    mean, spread = surrogate.mean_and_spread(candidates)
+    runs = feasibility.probability(candidates) if len(free) <= CONSIDERED else feasibility.quick_probability(candidates)
     gains = expected_gain(mean, spread, surrogate.best) * runs
     chances = runs * _above(mean, spread, surrogate.best + np.log1p(margin))
-    near = np.argsort(-chances, kind="stable")[:TOGETHER]
-    rest = float(np.delete(chances, near).sum())
-    drawn = _any_above(surrogate, asked.take(near), runs[near], surrogate.best + float(np.log1p(margin)))
+    likeliest = np.argsort(-chances, kind="stable")[:TOGETHER]
+    other_chances = float(np.delete(chances, likeliest).sum())
+    drawn = _any_above(surrogate, candidates.take(likeliest), runs[likeliest], surrogate.best + float(np.log1p(margin)))
     return Outlook(
         expected_gain=float(gains.max()),
-        chance_of_more=min(drawn + rest, 1.0),
+        chance_of_more=min(drawn + other_chances, 1.0),
         margin=margin,
-        trial_seconds=float(with_moves(asked, observations.last_mesh)[int(gains.argmax())]),
+        trial_seconds=float(with_moves(candidates, observations.last_mesh)[int(gains.argmax())]),
     )
 
 
@@ -207,8 +217,8 @@ def _above(mean: Array, spread: Array, bar: float) -> Array:
     return probability_below((mean - bar) / spread)
 
 
-def _any_above(surrogate: Surrogate, asked: Described, runs: Array, bar: float) -> float:
-    mean, covariance = surrogate.joint(asked)
+def _any_above(surrogate: Surrogate, candidates: Described, runs: Array, bar: float) -> float:
+    mean, covariance = surrogate.joint(candidates)
     random = np.random.default_rng(0)
     # Eigenvalues that rounding made negative are set to 0.
     values, vectors = np.linalg.eigh(covariance)

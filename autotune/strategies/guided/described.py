@@ -56,10 +56,10 @@ class Described:
         return Described(**{item.name: getattr(self, item.name)[index] for item in fields(Described)})
 
 
-def joined(one: Described, other: Described) -> Described:
+def joined(first: Described, second: Described) -> Described:
     """Concatenate both, in this order."""
     return Described(
-        **{item.name: np.concatenate([getattr(one, item.name), getattr(other, item.name)]) for item in fields(Described)}
+        **{item.name: np.concatenate([getattr(first, item.name), getattr(second, item.name)]) for item in fields(Described)}
     )
 
 
@@ -71,7 +71,7 @@ class Pool(Protocol):
         """All of them, in a fixed order."""
         ...
 
-    def config(self, place: int) -> TrialConfig:
+    def config(self, position: int) -> TrialConfig:
         """The candidate at a position in that order."""
         ...
 

@@ -48,88 +48,88 @@ class Feasibility:
         """Of the common error and of each term's, in units of their spread before any trial."""
         self._learn()
 
-    def quick_probability(self, asked: Described) -> Array:
+    def quick_probability(self, candidates: Described) -> Array:
         """(n,) The probability that memory suffices, by the prediction and the learned errors."""
-        along = _directions(asked)
+        along = _directions(candidates)
         spread = np.sqrt(INDIVIDUAL + np.einsum("ij,jk,ik->i", along, self._covariance, along))
-        margin = np.log(asked.room / asked.needed) / asked.memory_spread
+        margin = np.log(candidates.room / candidates.needed) / candidates.memory_spread
         return probability_within((margin - along @ self._mean) / spread)
 
-    def probability(self, asked: Described) -> Array:
+    def probability(self, candidates: Described) -> Array:
         """(n,) The probability that each candidate runs."""
-        chance: Array = self.fits(asked) * (1 - self.failing(asked))
+        chance: Array = self.fits(candidates) * (1 - self.failing(candidates))
         return chance
 
-    def fits(self, asked: Described) -> Array:
+    def fits(self, candidates: Described) -> Array:
         """(n,) The probability that memory suffices, including the evidence of individual trials."""
-        fits = self.quick_probability(asked)
+        fits = self.quick_probability(candidates)
         doubtful = np.flatnonzero(fits < SURE)
-        fits[doubtful[self._below_one_that_ran(asked.take(doubtful))]] = SURE
-        chance: Array = np.where(self._above_one_that_did_not_fit(asked), 0.0, fits)
+        fits[doubtful[self._below_one_that_ran(candidates.take(doubtful))]] = SURE
+        chance: Array = np.where(self._above_one_that_did_not_fit(candidates), 0.0, fits)
         return chance
 
-    def failing(self, asked: Described) -> Array:
+    def failing(self, candidates: Described) -> Array:
         """(n,) The probability that each candidate fails for an unpredicted reason."""
         failed = (~self._observations.ran).astype(np.float32)
-        share, seen = np.zeros(len(asked)), self._observations.described.features
+        share, features = np.zeros(len(candidates)), self._observations.described.features
         if failed.any():
-            for block in blocks(len(asked), len(seen)):
-                near = matern(asked.features[block], seen, FAILED_LENGTH)
-                share[block] = near @ failed / (near.sum(axis=1) + PRIOR_SUCCESSES)
+            for block in blocks(len(candidates), len(features)):
+                similarity = matern(candidates.features[block], features, FAILED_LENGTH)
+                share[block] = similarity @ failed / (similarity.sum(axis=1) + PRIOR_SUCCESSES)
         return share
 
     def _learn(self) -> None:
         """Update the errors by each trial, in order."""
-        seen, observations = self._observations.described, self._observations
-        margins, along = np.log(seen.room / seen.needed) / seen.memory_spread, _directions(seen)
-        for place, (margin, direction) in enumerate(zip(margins, along, strict=True)):
-            own = INDIVIDUAL
+        described, observations = self._observations.described, self._observations
+        margins, along = np.log(described.room / described.needed) / described.memory_spread, _directions(described)
+        for index, (margin, direction) in enumerate(zip(margins, along, strict=True)):
+            variance = INDIVIDUAL
             projected = self._covariance @ direction
-            if np.isfinite(observations.peak[place]):
-                own += float(MEASURED / seen.memory_spread[place]) ** 2
-            spread = float(np.sqrt(own + direction @ projected))
+            if np.isfinite(observations.peak[index]):
+                variance += float(MEASURED / described.memory_spread[index]) ** 2
+            spread = float(np.sqrt(variance + direction @ projected))
             expected = float(direction @ self._mean)
             z = float(margin - expected) / spread
-            if np.isfinite(observations.peak[place]):
-                read = np.log((observations.peak[place] + seen.outside[place]) / seen.needed[place])
-                moved, narrower, weight = float(read / seen.memory_spread[place] - expected) / spread, 1.0, 1.0
-            elif observations.ran[place]:
+            if np.isfinite(observations.peak[index]):
+                read = np.log((observations.peak[index] + described.outside[index]) / described.needed[index])
+                moved, narrower, weight = float(read / described.memory_spread[index] - expected) / spread, 1.0, 1.0
+            elif observations.ran[index]:
                 ratio = hazard(-z)
                 moved, narrower, weight = -ratio, ratio * (z + ratio), 1.0
             else:
                 ratio = hazard(z)
-                moved, narrower, weight = ratio, ratio * (ratio - z), self._blamed(place, z)
+                moved, narrower, weight = ratio, ratio * (ratio - z), self._blamed(index, z)
             moved = float(np.clip(moved, -OUTLIER, OUTLIER))
             step = projected / spread
             self._mean = self._mean + weight * moved * step
             spread_left = weight * narrower - weight * (1 - weight) * moved**2
             self._covariance = self._covariance - max(spread_left, 0.0) * np.outer(step, step)
 
-    def _blamed(self, place: int, margin: float) -> float:
+    def _blamed(self, index: int, margin: float) -> float:
         """The probability that memory was the cause of a failure."""
-        if self._observations.out_of_memory[place]:
+        if self._observations.out_of_memory[index]:
             return 1.0
         fits = float(probability_within(np.array([margin]))[0])
         return (1 - fits) / (1 - fits + UNEXPLAINED * fits)
 
-    def _above_one_that_did_not_fit(self, asked: Described) -> Flags:
-        seen = self._observations.described.take(np.flatnonzero(self._observations.out_of_memory))
-        return _any_other(asked, seen, lambda held, theirs: held >= theirs * (1 - 1e-9))
+    def _above_one_that_did_not_fit(self, candidates: Described) -> Flags:
+        trials = self._observations.described.take(np.flatnonzero(self._observations.out_of_memory))
+        return _any_other(candidates, trials, lambda candidate_bytes, trial_bytes: candidate_bytes >= trial_bytes * (1 - 1e-9))
 
-    def _below_one_that_ran(self, asked: Described) -> Flags:
-        seen = self._observations.described.take(np.flatnonzero(self._observations.ran))
-        return _any_other(asked, seen, lambda held, theirs: held <= theirs * (1 + 1e-9))
+    def _below_one_that_ran(self, candidates: Described) -> Flags:
+        trials = self._observations.described.take(np.flatnonzero(self._observations.ran))
+        return _any_other(candidates, trials, lambda candidate_bytes, trial_bytes: candidate_bytes <= trial_bytes * (1 + 1e-9))
 
 
-def _any_other(asked: Described, seen: Described, holds: Callable[[Array, Array], Flags]) -> Flags:
+def _any_other(candidates: Described, trials: Described, holds: Callable[[Array, Array], Flags]) -> Flags:
     """(n,) Whether the relation holds between each candidate and any trial of its kind, in every tag."""
-    found = np.zeros(len(asked), dtype=bool)
-    for block in blocks(len(asked), len(seen)):
-        pairs = asked.kind[block][:, None] == seen.kind
-        for held, theirs in zip(asked.tags[block].T, seen.tags.T, strict=True):
-            pairs &= holds(held[:, None], theirs)
-        found[block] = pairs.any(axis=1)
-    return found
+    flags = np.zeros(len(candidates), dtype=bool)
+    for block in blocks(len(candidates), len(trials)):
+        pairs = candidates.kind[block][:, None] == trials.kind
+        for candidate_bytes, trial_bytes in zip(candidates.tags[block].T, trials.tags.T, strict=True):
+            pairs &= holds(candidate_bytes[:, None], trial_bytes)
+        flags[block] = pairs.any(axis=1)
+    return flags
 
 
 def _directions(described: Described) -> Array:

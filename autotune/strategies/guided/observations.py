@@ -48,8 +48,8 @@ class Observations:
 
     def take(self, index: Index) -> "Observations":
         """The trials at these indices."""
-        kept = {item.name: getattr(self, item.name)[index] for item in fields(Observations) if item.name != "described"}
-        return Observations(described=self.described.take(index), **kept)
+        columns = {item.name: getattr(self, item.name)[index] for item in fields(Observations) if item.name != "described"}
+        return Observations(described=self.described.take(index), **columns)
 
     def with_assumed(self, described: Described, log_rate: Array) -> "Observations":
         """Add further trials with assumed results: those still running."""
@@ -94,8 +94,8 @@ def observe(trials: Sequence[TrialRecord], described: Described, value: Value, s
 
 
 def _log_value(trial: TrialRecord, value: Value) -> float:
-    found = value(trial) if trial.outcome in RAN else 0.0
-    return float(np.log(found)) if found > 0 else float("nan")
+    measured = value(trial) if trial.outcome in RAN else 0.0
+    return float(np.log(measured)) if measured > 0 else float("nan")
 
 
 def noise_of(trial: TrialRecord) -> float:

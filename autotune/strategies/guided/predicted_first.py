@@ -20,8 +20,8 @@ FIRST = 5
 class PredictedFirst(Strategy):
     """Enqueues a planner's answers before another optimizer starts, as a user who has a planner would."""
 
-    def __init__(self, forecaster: Forecaster, then: Strategy) -> None:
-        self._pools, self._then = Pools(forecaster), then
+    def __init__(self, forecaster: Forecaster, next_strategy: Strategy) -> None:
+        self._pools, self._next_strategy = Pools(forecaster), next_strategy
 
     def propose(
         self,
@@ -31,17 +31,19 @@ class PredictedFirst(Strategy):
         count: int,
         seed: int,
     ) -> list[TrialConfig]:
-        known = known_hashes(history, pending)
-        planned = [config for config in self._planned(candidates) if config.hash not in known][:count]
-        left = count - len(planned)
-        return planned + (self._then.propose(candidates, history, [*pending, *planned], left, seed) if left else [])
+        hashes = known_hashes(history, pending)
+        planned = [config for config in self._planned(candidates) if config.hash not in hashes][:count]
+        remaining = count - len(planned)
+        return planned + (
+            self._next_strategy.propose(candidates, history, [*pending, *planned], remaining, seed) if remaining else []
+        )
 
     def _planned(self, candidates: Candidates) -> list[TrialConfig]:
         pool = self._pools.of(candidates)
         described = pool.described
         fits = Feasibility(no_observations(described.take(np.empty(0, dtype=np.int64)))).quick_probability(described)
         order = np.argsort(-(prior(described) + np.log(np.maximum(fits, 1e-12))), kind="stable")
-        return [pool.config(int(place)) for place in order[:FIRST]]
+        return [pool.config(int(position)) for position in order[:FIRST]]
 
 
 def make_tpe_predicted(score: Score, guide: Guide) -> PredictedFirst:

@@ -59,11 +59,11 @@ def learn_prior(
         earlier: trials from other sources; they precede those of the database.
         borrowed: what measurements by others add.
     """
-    known = calibrated(store, cluster, engine, rates_for(cluster, engine), earlier, borrowed)
+    calibration = calibrated(store, cluster, engine, rates_for(cluster, engine), earlier, borrowed)
     return Prior(
-        rates=known.rates,
-        lessons=known.lessons,
-        source=known.source,
+        rates=calibration.rates,
+        lessons=calibration.lessons,
+        source=calibration.source,
         left_out=jobs_elsewhere(store, cluster, engine),
     )
 
@@ -81,8 +81,8 @@ REPEATS = 0.08
 
 def milestone(count: int) -> int:
     """The last milestone that this many trials have reached; 0: none."""
-    place = bisect.bisect_right(MILESTONES, count)
-    return MILESTONES[place - 1] if place else 0
+    index = bisect.bisect_right(MILESTONES, count)
+    return MILESTONES[index - 1] if index else 0
 
 
 def timed_trials(history: Sequence[TrialRecord]) -> list[TrialRecord]:

@@ -61,12 +61,12 @@ class Setting:
 
 def setting_of(model: Model, space: SearchSpace, engine: str, ranking: Ranking, fidelity: Fidelity) -> Setting:
     """Return the setting of a job; a script, or a module without a profile, is predicted as a transformer of its size."""
-    known = predictable(model, space)
-    if known is None:
+    predicted_model = predictable(model, space)
+    if predicted_model is None:
         assert not isinstance(model, ModelSpec)
         stages = _most_stages(space) if isinstance(model, CommandModel) else 1
-        known = transformer_of(model, space.workload.sequence_length, stages)
-    return Setting(model=known, space=space, engine=engine, ranking=ranking, fidelity=fidelity)
+        predicted_model = transformer_of(model, space.workload.sequence_length, stages)
+    return Setting(model=predicted_model, space=space, engine=engine, ranking=ranking, fidelity=fidelity)
 
 
 def _most_stages(space: SearchSpace) -> int:

@@ -46,11 +46,11 @@ _BUCKETS = (
 class SpaceForecaster:
     """Predicts with the equations and the residuals learned from earlier jobs."""
 
-    def __init__(self, setting: Setting, prior: Prior, kept: dict[str, SpacePool] | None = None) -> None:
-        """`kept`: pools already selected, by hash of the space; None: none yet."""
+    def __init__(self, setting: Setting, prior: Prior, pools: dict[str, SpacePool] | None = None) -> None:
+        """`pools`: pools already selected, by hash of the space; None: none yet."""
         self._setting, self._prior = setting, prior
         self._lessons = Lessons(prior.lessons)
-        self._kept = kept if kept is not None else {}
+        self._pools = pools if pools is not None else {}
         self._later: tuple[tuple[int, ...], SpaceForecaster] | None = None
 
     def pool(self, candidates: Candidates) -> "_DescribedPool":
@@ -62,11 +62,11 @@ class SpaceForecaster:
         """
         if not isinstance(candidates, SearchSpace):
             raise TypeError("only configurations of a search space can be predicted by the equations")
-        if candidates.hash not in self._kept:
+        if candidates.hash not in self._pools:
             make_cases = partial(_grid_cases, setting=self._setting)
             order = Order(seconds=self._ranking_key, margin=self._margin)
-            self._kept[candidates.hash] = SpacePool(candidates, make_cases, order)
-        return _DescribedPool(self._kept[candidates.hash], self._described)
+            self._pools[candidates.hash] = SpacePool(candidates, make_cases, order)
+        return _DescribedPool(self._pools[candidates.hash], self._described)
 
     def after(self, history: Sequence[TrialRecord]) -> "SpaceForecaster":
         """Return a forecaster with coefficients fitted to the first trials, up to a milestone, so that fits are rare.
@@ -80,21 +80,21 @@ class SpaceForecaster:
         key = tuple(trial.number for trial in timed)
         if self._later is None or self._later[0] != key:
             rates = fitted_to(timed, self._setting, self._prior.rates)
-            self._later = key, SpaceForecaster(self._setting, replace(self._prior, rates=rates), self._kept)
+            self._later = key, SpaceForecaster(self._setting, replace(self._prior, rates=rates), self._pools)
         return self._later[1]
 
     def describe(self, configs: Sequence[TrialConfig]) -> Described:
         """Predictions for any configurations of the model on the cluster."""
         alike: dict[tuple[str, str], list[int]] = {}
-        for place, config in enumerate(configs):
-            alike.setdefault((config.precision, config.attention_backend), []).append(place)
+        for position, config in enumerate(configs):
+            alike.setdefault((config.precision, config.attention_backend), []).append(position)
         if not alike:
             return self._of(self._setting.base_configs()).take(np.empty(0, dtype=np.int64))
-        parts = [self._of([configs[place] for place in places]) for places in alike.values()]
+        parts = [self._of([configs[position] for position in positions]) for positions in alike.values()]
         described = parts[0]
         for part in parts[1:]:
             described = joined(described, part)
-        return described.take(np.argsort(np.concatenate([np.array(places) for places in alike.values()])))
+        return described.take(np.argsort(np.concatenate([np.array(positions) for positions in alike.values()])))
 
     def around(self, best: TrialConfig, log_rate: float) -> Sequence[TrialConfig]:
         """Moves of the knobs that the pool keeps fixed, for knobs that act on a relevant part of the step."""
@@ -111,21 +111,21 @@ class SpaceForecaster:
     def _described(self, cases: Cases, numbers: Numbers) -> Described:
         count = len(cases)
         seconds = np.broadcast_to(seconds_of(cases, self._prior.rates), count)
-        held = memory(cases, self._prior.rates)
-        needed, room = self._tightest(held)
+        usage = memory(cases, self._prior.rates)
+        needed, room = self._tightest(usage)
         features = knob_features(cases, numbers)
         lessons = self._lessons.added(features)
         rate = np.log(self._setting.workload.global_batch_size / seconds)
         share = self._setting.memory_share
-        small = -np.log(np.broadcast_to(held.allocated, count))
+        small = -np.log(np.broadcast_to(usage.allocated, count))
         return Described(
             log_rate=(1 - share) * rate + share * small,
             learned=(1 - share) * lessons,
             penalty=penalties(self._setting.space, numbers, count),
             features=features,
             needed=np.broadcast_to(needed, count),
-            outside=np.broadcast_to(held.by_tag["context"] + 0 * needed, count),
-            tags=np.stack([np.broadcast_to(held.by_tag[tag], count) for tag in COMPARED], axis=1),
+            outside=np.broadcast_to(usage.by_tag["context"] + 0 * needed, count),
+            tags=np.stack([np.broadcast_to(usage.by_tag[tag], count) for tag in COMPARED], axis=1),
             room=np.broadcast_to(room, count),
             memory_spread=np.full(count, self._prior.rates.memory_spread),
             kind=_kinds(cases),
@@ -133,19 +133,19 @@ class SpaceForecaster:
             mesh=_mixed(cases, ("tensor", "pipeline", "context", "expert", "expert_tensor", "virtual_stages", "shard")),
         )
 
-    def _tightest(self, held: Memory) -> tuple[Array, Array]:
+    def _tightest(self, usage: Memory) -> tuple[Array, Array]:
         """Bytes needed and available, of the device or of the rank's share of the host, whichever is fuller."""
-        room = self._setting.room + 0 * held.needed
-        host = held.host / self._setting.host_room
-        return held.needed * np.maximum(1.0, host / (held.needed / room)), room
+        room = self._setting.room + 0 * usage.needed
+        host = usage.host / self._setting.host_room
+        return usage.needed * np.maximum(1.0, host / (usage.needed / room)), room
 
     def _ranking_key(self, cases: Cases) -> Array:
         share = self._setting.memory_share
         if share == 0:
             return seconds_of(cases, self._prior.rates)
         peak = memory(cases, self._prior.rates).allocated
-        found: Array = peak**share * seconds_of(cases, self._prior.rates) ** (1 - share) if share < 1 else peak
-        return found
+        keys: Array = peak**share * seconds_of(cases, self._prior.rates) ** (1 - share) if share < 1 else peak
+        return keys
 
     def _margin(self, cases: Cases) -> Array:
         needed, room = self._tightest(memory(cases, self._prior.rates))
@@ -160,8 +160,8 @@ class _DescribedPool:
         self._pool = pool
         self.described = pool.describe(describe)
 
-    def config(self, place: int) -> TrialConfig:
-        return self._pool.config(place)
+    def config(self, position: int) -> TrialConfig:
+        return self._pool.config(position)
 
     def places(self, configs: Sequence[TrialConfig]) -> Index:
         return self._pool.places(configs)
@@ -218,7 +218,7 @@ def moves(space: SearchSpace, best: TrialConfig, parts: Mapping[str, float], mea
         measured: seconds of a step.
     """
     unexplained = max(measured - sum(parts.values()), 0.0)
-    found: dict[TrialConfig, None] = {}
+    configs: dict[TrialConfig, None] = {}
     for knob in (name for name in space.domains if name in NOT_SCANNED):
         acted_on = sum(parts.get(part, 0.0) for part in KNOBS[knob].acts_on) + unexplained
         if acted_on < LEAST_SHARE * measured:
@@ -226,5 +226,5 @@ def moves(space: SearchSpace, best: TrialConfig, parts: Mapping[str, float], mea
         for value in space.domains[knob]:
             moved = space.admitted(best.replace({knob: value}))
             if moved != best and not space.check(moved):
-                found[moved] = None
-    return list(found)
+                configs[moved] = None
+    return list(configs)

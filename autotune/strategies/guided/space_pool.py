@@ -55,24 +55,24 @@ class SpacePool:
         self._parts = _kept(space, make_cases, order)
         self._firsts = np.cumsum([0, *(len(part.codes) for part in self._parts)])
         self._at = {
-            (number, row.tobytes()): first + place
+            (number, row.tobytes()): first + index
             for number, (part, first) in enumerate(zip(self._parts, self._firsts, strict=False))
-            for place, row in enumerate(part.codes)
+            for index, row in enumerate(part.codes)
         }
 
     def describe(self, describe: Describe) -> Described:
         """Predictions for all candidates, in a fixed order."""
-        found = [describe(part.cases.at(part.codes), _numbers(part)) for part in self._parts]
-        described = found[0]
-        for more in found[1:]:
+        described_parts = [describe(part.cases.at(part.codes), _numbers(part)) for part in self._parts]
+        described = described_parts[0]
+        for more in described_parts[1:]:
             described = joined(described, more)
         return described
 
-    def config(self, place: int) -> TrialConfig:
+    def config(self, position: int) -> TrialConfig:
         """The candidate at a position."""
-        number = int(np.searchsorted(self._firsts, place, side="right")) - 1
+        number = int(np.searchsorted(self._firsts, position, side="right")) - 1
         part = self._parts[number]
-        return part.grid.config_of(part.codes[place - self._firsts[number]])
+        return part.grid.config_of(part.codes[position - self._firsts[number]])
 
     def places(self, configs: Sequence[TrialConfig]) -> Index:
         """Positions of configurations; -1: not in the pool."""
@@ -81,8 +81,8 @@ class SpacePool:
     def _place(self, config: TrialConfig) -> int:
         for number, part in enumerate(self._parts):
             codes = _codes(part.grid, config)
-            if codes is not None and (place := self._at.get((number, codes.tobytes()))) is not None:
-                return int(place)
+            if codes is not None and (position := self._at.get((number, codes.tobytes()))) is not None:
+                return int(position)
         return -1
 
 
@@ -114,7 +114,7 @@ def _kept(space: SearchSpace, make_cases: Callable[[SearchSpace, Grid], GridCase
             ranked = np.where(fits < LEAST_FIT_CHANCE, 1e12 * (2 - fits), seconds)
             part.codes = np.concatenate([part.codes, grid.codes_at(rows, np.arange(len(ranked)))])
             part.order = np.concatenate([part.order, ranked])
-            if sum(len(each.codes) for each in parts) > 2 * LARGEST_POOL:
+            if sum(len(pool_part.codes) for pool_part in parts) > 2 * LARGEST_POOL:
                 _prune(parts)
     _prune(parts)
     return [part for part in parts if len(part.codes)]
@@ -126,8 +126,8 @@ def _prune(parts: Sequence[_Part]) -> None:
         return
     last = np.partition(every, LARGEST_POOL - 1)[LARGEST_POOL - 1]
     for part in parts:
-        kept = (part.order <= last) & (part.order < 1e12)
-        part.codes, part.order = part.codes[kept], part.order[kept]
+        mask = (part.order <= last) & (part.order < 1e12)
+        part.codes, part.order = part.codes[mask], part.order[mask]
 
 
 def _numbers(part: _Part) -> Numbers:
@@ -139,10 +139,10 @@ def _numbers(part: _Part) -> Numbers:
 
 def _codes(grid: Grid, config: TrialConfig) -> Codes | None:
     """The codes of a configuration; None: the grid lacks one of its values."""
-    found = []
+    codes = []
     for name, values in zip(SEARCH_ORDER, grid.values, strict=True):
         value = getattr(config, name)
         if value not in values:
             return None
-        found.append(values.index(value))
-    return np.array(found, dtype=np.int16)
+        codes.append(values.index(value))
+    return np.array(codes, dtype=np.int16)

@@ -67,10 +67,10 @@ class GuidedStrategy(Strategy):
             extra=forecaster.describe(options.around) if options.around else None,
         )  # fmt: skip
         first = len(pool.described)
-        configs = [pool.config(place) if place < first else options.around[place - first] for place in chosen]
+        configs = [pool.config(position) if position < first else options.around[position - first] for position in chosen]
         # What a pool drops from a large space is tried when nothing else is left.
-        left = count - len(configs)
-        return configs + (self._random.propose(candidates, history, [*pending, *configs], left, seed) if left else [])
+        remaining = count - len(configs)
+        return configs + (self._random.propose(candidates, history, [*pending, *configs], remaining, seed) if remaining else [])
 
     def outlook(
         self, candidates: Candidates, history: Sequence[TrialRecord], pending: Sequence[TrialConfig], margin: float
@@ -86,9 +86,9 @@ class GuidedStrategy(Strategy):
         pool = self._pool(self._first, candidates)
         if not len(pool.described):
             return None
-        place = int((pool.described.needed / pool.described.room).argmin())
-        needed, room = float(pool.described.needed[place]), float(pool.described.room[place])
-        return LeastMemory(config=pool.config(place), needed=needed, room=room)
+        position = int((pool.described.needed / pool.described.room).argmin())
+        needed, room = float(pool.described.needed[position]), float(pool.described.room[position])
+        return LeastMemory(config=pool.config(position), needed=needed, room=room)
 
     def _pool(self, forecaster: Forecaster, candidates: Candidates) -> Pool:
         if self._pools.forecaster is not forecaster:
@@ -100,9 +100,9 @@ class GuidedStrategy(Strategy):
     ) -> "_Options":
         pool = self._pool(forecaster, candidates)
         informative_trials = select_informative(history)
-        known = known_hashes(history, pending)
-        around = [config for config in self._around(forecaster, informative_trials) if config.hash not in known]
-        around = [config for config, place in zip(around, pool.places(around), strict=True) if place < 0]
+        hashes = known_hashes(history, pending)
+        around = [config for config in self._around(forecaster, informative_trials) if config.hash not in hashes]
+        around = [config for config, position in zip(around, pool.places(around), strict=True) if position < 0]
         available = np.ones(len(pool.described) + len(around), dtype=bool)
         tried = pool.places([*(trial.config for trial in history), *pending])
         available[tried[tried >= 0]] = False

@@ -58,36 +58,36 @@ class Surrogate:
         timed = np.flatnonzero(np.isfinite(observations.log_rate))
         self.best = float(observations.log_rate[timed][observations.wins[timed]].max(initial=-np.inf))
         """Logarithm of the highest rate among trials that can win."""
-        known = observations.take(timed[-MOST:])
-        self._seen = known.described
-        self._noise = np.hypot(known.noise, NOISE)
-        self.trial_noise = float(np.median(known.noise)) if len(known) else 0.0
+        timed_trials = observations.take(timed[-MOST:])
+        self._seen = timed_trials.described
+        self._noise = np.hypot(timed_trials.noise, NOISE)
+        self.trial_noise = float(np.median(timed_trials.noise)) if len(timed_trials) else 0.0
         """Median standard deviation of a trial's log rate, as measured within the trials; 0: unknown."""
-        self._wins = known.wins
-        self._centre = float(prior(self._seen).mean()) if len(known) else 0.0
-        self._fit = self._learn(known.log_rate - prior(self._seen)) if len(known) else None
+        self._wins = timed_trials.wins
+        self._centre = float(prior(self._seen).mean()) if len(timed_trials) else 0.0
+        self._fit = self._learn(timed_trials.log_rate - prior(self._seen)) if len(timed_trials) else None
 
     @property
     def agreement(self) -> float:
         """Weight of the prediction's differences, from 1 (as before any trial) down to 0."""
         return 1.0 if self._fit is None or self._fit.kernel.slope == SLOPES[0] else 1.0 - self._fit.kernel.slope
 
-    def trend(self, asked: Described) -> Array:
+    def trend(self, candidates: Described) -> Array:
         """(n,) Expected logarithm of each rate, without the effect of nearby trials and without the common part."""
-        expected = prior(asked)
+        expected = prior(candidates)
         if self._fit is None:
             return expected
         along = prior(self._seen) - self._centre
         corrected: Array = expected + self._fit.kernel.slope**2 * (expected - self._centre) * float(along @ self._fit.weights)
         return corrected
 
-    def mean(self, asked: Described) -> Array:
+    def mean(self, candidates: Described) -> Array:
         """Expected logarithm of each rate."""
-        return self.mean_and_spread(asked, spread=False)[0]
+        return self.mean_and_spread(candidates, spread=False)[0]
 
-    def mean_and_spread(self, asked: Described, *, spread: bool = True) -> tuple[Array, Array]:
+    def mean_and_spread(self, candidates: Described, *, spread: bool = True) -> tuple[Array, Array]:
         """Expected logarithm of each rate and its standard deviation (`spread=False`: the prior one)."""
-        parts = [self._part(asked.part(block), spread) for block in blocks(len(asked), len(self._seen))]
+        parts = [self._part(candidates.part(block), spread) for block in blocks(len(candidates), len(self._seen))]
         return np.concatenate([mean for mean, _ in parts]), np.concatenate([wide for _, wide in parts])
 
     @property
@@ -95,14 +95,14 @@ class Surrogate:
         """Whether any of the trials used can win."""
         return bool(self._wins.any())
 
-    def ahead(self, asked: Described, mean: Array, spread: Array) -> tuple[Array, Array]:
+    def ahead(self, candidates: Described, mean: Array, spread: Array) -> tuple[Array, Array]:
         """Expected lead of each log rate over that of the best trial, and its standard deviation.
 
         The best is the trial with the highest expected rate among those that can win, not necessarily the highest measured one.
         The common uncertainty cancels: little uncertainty remains about the difference to a close neighbour.
 
         Args:
-            asked: candidates.
+            candidates: described by their predictions.
             mean, spread: results of `mean_and_spread` for them.
 
         Raises:
@@ -114,44 +114,44 @@ class Surrogate:
         best = self._seen.take(np.array([expected.argmax()]))
         its_mean, its_own = self.joint(best)
         projection = self._fit.inverse @ self._between(self._fit.kernel, best, prior(best) - self._centre)[0]
-        parts = [self._shared(asked.part(block), best, projection) for block in blocks(len(asked), len(self._seen))]
+        parts = [self._shared(candidates.part(block), best, projection) for block in blocks(len(candidates), len(self._seen))]
         variance = spread**2 + its_own[0, 0] - 2 * np.concatenate(parts)
         return mean - its_mean[0], np.sqrt(np.maximum(variance, 0.0))
 
-    def _shared(self, asked: Described, best: Described, projection: Array) -> Array:
+    def _shared(self, candidates: Described, best: Described, projection: Array) -> Array:
         """Covariance of each candidate with the best, given the trials; `projection`: of the best on the trials."""
         assert self._fit is not None
-        kernel, along = self._fit.kernel, prior(asked) - self._centre
-        alike = _covariance(kernel, matern(asked.features, best.features, LENGTH), along, prior(best) - self._centre)
-        shared: Array = alike[:, 0] - self._between(kernel, asked, along) @ projection
+        kernel, along = self._fit.kernel, prior(candidates) - self._centre
+        alike = _covariance(kernel, matern(candidates.features, best.features, LENGTH), along, prior(best) - self._centre)
+        shared: Array = alike[:, 0] - self._between(kernel, candidates, along) @ projection
         return shared
 
-    def joint(self, asked: Described) -> tuple[Array, Array]:
+    def joint(self, candidates: Described) -> tuple[Array, Array]:
         """Expected logarithms of the rates and their covariance, for a small number of candidates."""
-        expected = prior(asked)
+        expected = prior(candidates)
         along = expected - self._centre
         kernel = self._fit.kernel if self._fit is not None else _Kernel(size=USUAL_SIZE, slope=SLOPES[0])
-        own = _covariance(kernel, matern(asked.features, asked.features, LENGTH), along, along)
+        covariance = _covariance(kernel, matern(candidates.features, candidates.features, LENGTH), along, along)
         if self._fit is None:
-            return expected, own
-        between = self._between(kernel, asked, along)
-        return expected + between @ self._fit.weights, own - between @ self._fit.inverse @ between.T
+            return expected, covariance
+        between = self._between(kernel, candidates, along)
+        return expected + between @ self._fit.weights, covariance - between @ self._fit.inverse @ between.T
 
-    def _between(self, kernel: _Kernel, asked: Described, along: Array) -> Array:
-        alike = matern(asked.features, self._seen.features, LENGTH)
+    def _between(self, kernel: _Kernel, candidates: Described, along: Array) -> Array:
+        alike = matern(candidates.features, self._seen.features, LENGTH)
         return _covariance(kernel, alike, along, prior(self._seen) - self._centre)
 
-    def _part(self, asked: Described, spread: bool) -> tuple[Array, Array]:
-        expected = prior(asked)
+    def _part(self, candidates: Described, spread: bool) -> tuple[Array, Array]:
+        expected = prior(candidates)
         if self._fit is None:
-            return expected, np.full(len(asked), np.hypot(USUAL_SIZE, COMMON))
+            return expected, np.full(len(candidates), np.hypot(USUAL_SIZE, COMMON))
         kernel = self._fit.kernel
         along = expected - self._centre
-        between = self._between(kernel, asked, along)
-        own = kernel.size**2 + COMMON**2 + (kernel.slope * along) ** 2
+        between = self._between(kernel, candidates, along)
+        variance = kernel.size**2 + COMMON**2 + (kernel.slope * along) ** 2
         if spread:
-            own = np.maximum(own - np.einsum("ij,ij->i", product(between, self._fit.inverse), between), 1e-9)
-        return expected + between @ self._fit.weights, np.sqrt(own)
+            variance = np.maximum(variance - np.einsum("ij,ij->i", product(between, self._fit.inverse), between), 1e-9)
+        return expected + between @ self._fit.weights, np.sqrt(variance)
 
     def _learn(self, errors: Array) -> _Fit:
         alike = matern(self._seen.features, self._seen.features, LENGTH)
@@ -194,14 +194,14 @@ def _covariance(kernel: _Kernel, alike: Single, along: Array, across: Array) -> 
     return total
 
 
-def prior(asked: Described) -> Array:
+def prior(candidates: Described) -> Array:
     """Logarithm of each rate before any trial."""
-    log_rates: Array = asked.log_rate + asked.learned - asked.penalty
+    log_rates: Array = candidates.log_rate + candidates.learned - candidates.penalty
     return log_rates
 
 
-def blocks(count: int, others: int) -> Iterator[slice]:
-    """Slices of the candidates, sized for comparison with `others` trials."""
-    size = max(ENTRIES // max(others, 1), 1)
+def blocks(count: int, trial_count: int) -> Iterator[slice]:
+    """Slices of the candidates, sized for comparison with `trial_count` trials."""
+    size = max(ENTRIES // max(trial_count, 1), 1)
     for first in range(0, count, size):
         yield slice(first, min(first + size, count))

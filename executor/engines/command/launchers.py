@@ -39,12 +39,12 @@ def launcher_environment(
     `files`: placeholder -> the rendered file. `accumulation`: micro-batches in a step.
     """
     devices = {} if placement.visible_devices is None else {"CUDA_VISIBLE_DEVICES": placement.visible_devices}
-    own = {
+    launcher_variables = {
         "torchrun": lambda: _torchrun(placement),
         "deepspeed": lambda: _deepspeed(placement, on_cpu),
         "accelerate": lambda: _torchrun(placement) | accelerate_variables(command.plugin, config, accumulation, files, on_cpu),
     }
-    return {**_common_variables(placement), **devices, **own[command.launcher]()}
+    return {**_common_variables(placement), **devices, **launcher_variables[command.launcher]()}
 
 
 def inherited(variables: Mapping[str, str]) -> dict[str, str]:
@@ -104,21 +104,21 @@ def accelerate_variables(
 
     On CPUs that command starts one process with any options: its ranks are started by torchrun, with these variables.
     """
-    found = {
+    variables = {
         "ACCELERATE_MIXED_PRECISION": {"bf16": "bf16", "fp16": "fp16"}.get(config.precision, "no"),
         "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": str(accumulation),
         "ACCELERATE_DYNAMO_BACKEND": "no",
     }
     if on_cpu:
-        found["ACCELERATE_USE_CPU"] = "true"
+        variables["ACCELERATE_USE_CPU"] = "true"
     if plugin == "deepspeed":
-        found |= {
+        variables |= {
             "ACCELERATE_USE_DEEPSPEED": "true",
             "ACCELERATE_DEEPSPEED_CONFIG_FILE": str(files["config"]),
             "ACCELERATE_DEEPSPEED_ZERO_STAGE": str(config.zero_stage),
         }
     if plugin == "fsdp" and config.zero_stage > 0:
-        found |= {
+        variables |= {
             "ACCELERATE_USE_FSDP": "true",
             "FSDP_VERSION": "2",
             "FSDP_RESHARD_AFTER_FORWARD": _text(config.zero_stage == 3 and config.reshard_after_forward),
@@ -127,7 +127,7 @@ def accelerate_variables(
             "FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP",
             "FSDP_STATE_DICT_TYPE": "SHARDED_STATE_DICT",
         }
-    return found
+    return variables
 
 
 def _text(value: bool) -> str:

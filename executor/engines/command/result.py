@@ -119,26 +119,28 @@ def _failed(trial: Trial, rows: Sequence[Facts]) -> TrialResult:
     cause = min(failures, key=lambda row: _order(row, table))
     failure = table.row(cause["cause"])
     assert failure is not None
-    where, state = f"rank {cause['rank']}", State(cause["state"])
+    failed_rank, state = f"rank {cause['rank']}", State(cause["state"])
     if state is State.OVER:
         limit = trial.request.memory_limit_bytes or 0
         message = (
-            f"{where} holds {cause['peak']:,} bytes, the limit is {limit:,}; "
+            f"{failed_rank} holds {cause['peak']:,} bytes, the limit is {limit:,}; "
             "use a smaller micro-batch, a higher ZeRO stage or activation checkpointing"
         )
         return _without_timing(trial, failure.outcome, message, None, rows, cause)
     if state is State.WRONG:
         return _without_timing(trial, Outcome.WRONG, cause["report_problem"], None, rows)
     if state is State.MISUSED:
-        return _without_timing(trial, Outcome.FAILED, f"{where}: {cause['report_problem']}; {REMEDY}", cause["text"], rows)
+        return _without_timing(
+            trial, Outcome.FAILED, f"{failed_rank}: {cause['report_problem']}; {REMEDY}", cause["text"], rows
+        )
     if cause["problem"]:
-        return _without_timing(trial, Outcome.FAILED, f"{where}: {cause['problem']}", cause["text"], rows)
+        return _without_timing(trial, Outcome.FAILED, f"{failed_rank}: {cause['problem']}", cause["text"], rows)
     how = ": ".join(filter(None, [f"the script {_exit_text(cause['exit'])}", cause["line"]]))
-    message = f"{where}: {how}"
+    message = f"{failed_rank}: {how}"
     if failure.outcome is Outcome.INFEASIBLE:
-        message = f"{where}: the kernel killed the script: out of memory" if cause["killed_for_memory"] else cause["line"]
+        message = f"{failed_rank}: the kernel killed the script: out of memory" if cause["killed_for_memory"] else cause["line"]
     elif failure.signals and failure.outcome in _TAKEN_FROM_OUTSIDE:
-        message = f"{where}: the script was killed from outside"
+        message = f"{failed_rank}: the script was killed from outside"
     return _without_timing(trial, failure.outcome, message, cause["text"], rows, cause)
 
 
@@ -249,10 +251,10 @@ def _samples_text(trial: Trial, timed: Facts) -> str:
         return ""
     if timed["samples"] % batch == 0 and command.pattern is None:
         return ""  # it reports once per several steps
-    own = timed["samples"] * trial.request.world_size == batch
-    if "gradient_accumulation_steps" in names_in(command.arguments) and own and command.pattern is not None:
+    matches_batch = timed["samples"] * trial.request.world_size == batch
+    if "gradient_accumulation_steps" in names_in(command.arguments) and matches_batch and command.pattern is not None:
         remedy = "if it divides its accumulation by the ranks, pass it {total_gradient_accumulation_steps}"
-    elif own and not is_trainer(command):
+    elif matches_batch and not is_trainer(command):
         remedy = "report those of all ranks, which must train together"
     elif ACCUMULATION_PLACEHOLDERS & set(names_in(command.arguments)):
         remedy = "let all ranks train together, and switch off what changes the batch (auto_find_batch_size, split_batches)"

@@ -85,8 +85,8 @@ def _start(launch: dict[str, Any]) -> "subprocess.Popen[bytes]":
 def _watch(pid: int) -> dict[str, Any] | None:
     """Forward signals until the script ends; return how it ended, or None if the rank is gone."""
     while True:
-        found, status, usage = os.wait4(pid, os.WNOHANG)
-        if found:
+        ended_pid, status, usage = os.wait4(pid, os.WNOHANG)
+        if ended_pid:
             return {"exit": os.waitstatus_to_exitcode(status), "peak_bytes": usage.ru_maxrss * 1024}
         if select.select([0], [], [], POLL_SECONDS)[0]:
             letter = os.read(0, 1)
@@ -112,12 +112,12 @@ def kill_rest(group: int) -> None:
 
 
 def _children(parent: int) -> list[int]:
-    found = []
+    children = []
     for entry in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError, ValueError, IndexError):
             if int(entry.read_text(errors="replace").rpartition(")")[2].split()[1]) == parent:
-                found.append(int(entry.parent.name))
-    return found
+                children.append(int(entry.parent.name))
+    return children
 
 
 def _control(option: int, value: int) -> None:

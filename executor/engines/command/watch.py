@@ -134,8 +134,8 @@ class Watch:
 
     def _read(self) -> None:
         rows = [*self._reports.rows()]
-        found = self.output.rows()
-        for row in rows if not self._by_pattern else found:
+        output_rows = self.output.rows()
+        for row in rows if not self._by_pattern else output_rows:
             self._take(self.readings.take(row))
         if self._by_pattern:
             for row in rows:  # if a script does both, only the memory of its reports is used
@@ -215,8 +215,10 @@ class ProcessTree:
         self.processes = tuple(below(self._supervisor, parents))
         self.cpu_seconds = sum(ticks[process] for process in self.processes) / _TICKS
         self.record_own_peak(_bytes_in(self._script, "status", _PEAK))
-        others = [one for one in self.processes if one != self._script and names[one] not in COMPILERS]
-        self._others_peak = max(self._others_peak, sum(_bytes_in(process, "smaps_rollup", _SHARE) for process in others))
+        other_processes = [pid for pid in self.processes if pid != self._script and names[pid] not in COMPILERS]
+        self._others_peak = max(
+            self._others_peak, sum(_bytes_in(process, "smaps_rollup", _SHARE) for process in other_processes)
+        )
 
     def record_own_peak(self, peak: int) -> None:
         """Record a peak of the script's own process [bytes]; the kernel also reports it when the process has ended."""
@@ -230,12 +232,12 @@ def device_bytes(processes: Iterable[int]) -> int | None:
         rows = subprocess.run(query, capture_output=True, text=True, timeout=10, check=True).stdout.splitlines()
     except (OSError, subprocess.SubprocessError):
         return None
-    wanted, found = set(processes), 0
+    pids, total = set(processes), 0
     for row in rows:
         with contextlib.suppress(ValueError):
             process, used = row.split(",")
-            found += int(float(used)) * 2**20 if int(process) in wanted else 0
-    return found or None
+            total += int(float(used)) * 2**20 if int(process) in pids else 0
+    return total or None
 
 
 def _table() -> tuple[dict[int, int], dict[int, int], dict[int, str]]:
@@ -248,8 +250,8 @@ def _table() -> tuple[dict[int, int], dict[int, int], dict[int, str]]:
             if not name.isdigit():
                 continue
             with contextlib.suppress(OSError, ValueError, IndexError), open(f"/proc/{name}/stat", "rb") as file:  # noqa: PTH123
-                before, _, rest = file.read().rpartition(b")")
-                fields = rest.split()
+                before, _, after = file.read().rpartition(b")")
+                fields = after.split()
                 parents[int(name)] = int(fields[1])
                 ticks[int(name)] = sum(map(int, fields[11:15]))  # its own and that of children that it has waited for
                 names[int(name)] = before.partition(b"(")[2].decode(errors="replace")
@@ -259,7 +261,7 @@ def _table() -> tuple[dict[int, int], dict[int, int], dict[int, str]]:
 def _bytes_in(process: int, file: str, pattern: re.Pattern[str]) -> int:
     """The value in a file of /proc, in bytes; 0 if it is missing."""
     try:
-        found = pattern.search(Path(f"/proc/{process}/{file}").read_text())
+        match = pattern.search(Path(f"/proc/{process}/{file}").read_text())
     except OSError:
         return 0
-    return int(found[1]) * 1024 if found else 0
+    return int(match[1]) * 1024 if match else 0

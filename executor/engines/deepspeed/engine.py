@@ -119,11 +119,11 @@ class DeepSpeedSession(EngineSession):
 
     def full_parameters(self) -> dict[str, Tensor]:
         """This rank's parameters by name, gathered over data-parallel ranks. Every rank must call it."""
-        named = dict(self.engine.module.named_parameters())
+        parameters = dict(self.engine.module.named_parameters())
         if self.config.zero_stage < 3:
-            return {name: value.detach().clone() for name, value in named.items()}
-        with self.package.zero.GatheredParameters(list(named.values())):
-            return {name: value.detach().clone() for name, value in named.items()}
+            return {name: value.detach().clone() for name, value in parameters.items()}
+        with self.package.zero.GatheredParameters(list(parameters.values())):
+            return {name: value.detach().clone() for name, value in parameters.items()}
 
     def close(self) -> None:
         traces, self._traces = self._traces, None
@@ -238,7 +238,7 @@ _CALLS: Mapping[str, tuple[str, str, int, int]] = {
     "broadcast": ("broadcast", "tensor", 0, 2),
 }
 _SENDS = ("send", "isend")
-_MESSAGE_EACH = ("all_gather_coalesced",)
+_MESSAGE_PER_TENSOR = ("all_gather_coalesced",)
 """Methods that send every tensor of their list in its own message."""
 
 
@@ -270,13 +270,13 @@ class Account:
     def _counted(
         self, method: str, call: Callable[..., Any], operation: str, message: str, index: int, group: int
     ) -> Callable[..., Any]:
-        each = method in _MESSAGE_EACH
+        per_tensor = method in _MESSAGE_PER_TENSOR
 
         def counted(*args: Any, **kwargs: Any) -> Any:
             value = kwargs[message] if message in kwargs else args[index]
             process_group = kwargs["group"] if "group" in kwargs else args[group] if len(args) > group else None
             parts = [value] if isinstance(value, Tensor) else list(value)
-            self._record(operation, self._dimension(process_group), len(parts) if each else 1, parts)
+            self._record(operation, self._dimension(process_group), len(parts) if per_tensor else 1, parts)
             return call(*args, **kwargs)
 
         return counted
@@ -302,7 +302,7 @@ class Account:
 
     def _of_ranks(self, ranks: Iterable[int]) -> str | None:
         coordinates = [self._coordinates[rank] for rank in ranks]
-        differing = [name for name in DIMENSIONS if len({one[name] for one in coordinates}) > 1]
+        differing = [name for name in DIMENSIONS if len({coordinate[name] for coordinate in coordinates}) > 1]
         if not differing:
             return None
         return differing[0] if len(differing) == 1 else WORLD

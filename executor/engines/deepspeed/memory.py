@@ -24,11 +24,11 @@ def held_tensors(engine: Any, config: TrialConfig, device: torch.device) -> Iter
     2. The master weights and the state of the wrapped optimizer.
     3. All other tensors reachable from DeepSpeed's objects: gradients by the name of their attribute, else buffers.
     """
-    seen: set[int] = set()
+    addresses: set[int] = set()
     for tag, value in _all(engine, config):
         address = value.untyped_storage().data_ptr()
-        if address and address not in seen:
-            seen.add(address)
+        if address and address not in addresses:
+            addresses.add(address)
             yield (tag if value.device.type == device.type else HOST), value
 
 
@@ -55,8 +55,8 @@ def follow_gathers(module: nn.Module, follow: Callable[[Tensor], None]) -> list[
 def bucket_tensors(engine: Any) -> list[Tensor]:
     """The buffers in which a ZeRO optimizer collects gradients before it reduces them."""
     buckets = getattr(engine.optimizer, "ipg_buckets", {})
-    held: list[Any] = [getattr(bucket, "buffer", None) for bucket in buckets.values()]
-    return [value for found in held for value in (found if isinstance(found, list) else [found]) if _is_tensor(value)]
+    buffers: list[Any] = [getattr(bucket, "buffer", None) for bucket in buckets.values()]
+    return [value for buffer in buffers for value in (buffer if isinstance(buffer, list) else [buffer]) if _is_tensor(value)]
 
 
 def _all(engine: Any, config: TrialConfig) -> Iterator[tuple[str, Tensor]]:

@@ -143,12 +143,12 @@ class FullyShardedReplica(Replica):
         """The whole parameter, gathered from all ranks' rows. Not `full_tensor()`: DTensor caches groups of earlier trials."""
         group = self.groups.shard
         rows = -(-parameter.shape[0] // group.size)
-        own = torch.zeros(rows, *parameter.shape[1:], dtype=parameter.dtype)
+        shard = torch.zeros(rows, *parameter.shape[1:], dtype=parameter.dtype)
         local = _local(parameter)
-        own[: local.shape[0]] = local.cpu()
-        gathered = torch.empty(group.size, own.numel(), dtype=own.dtype, device=self.device)
-        group.all_gather(gathered, own.to(gathered.device).view(-1)).wait()
-        return gathered.view(-1, *own.shape[1:])[: parameter.shape[0]]
+        shard[: local.shape[0]] = local.cpu()
+        gathered = torch.empty(group.size, shard.numel(), dtype=shard.dtype, device=self.device)
+        group.all_gather(gathered, shard.to(gathered.device).view(-1)).wait()
+        return gathered.view(-1, *shard.shape[1:])[: parameter.shape[0]]
 
     def _shard(self, config: TrialConfig, device: torch.device, unused_parameters: bool) -> None:
         reshard = config.zero_stage == 3 and config.reshard_after_forward

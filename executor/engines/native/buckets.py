@@ -320,8 +320,8 @@ class GradientReducer:
 
     def _put_held(self, slots: Sequence[Slot], together: bool) -> None:
         """Put gradients that stayed in place into the bucket; `together`: none is missing."""
-        held = [self._held.pop(slot) if slot in self._held else slot.parameter.grad for slot in slots]
-        gradients = [gradient for gradient in held if gradient is not None]
+        kept_gradients = [self._held.pop(slot) if slot in self._held else slot.parameter.grad for slot in slots]
+        gradients = [gradient for gradient in kept_gradients if gradient is not None]
         if together:
             self._put(slots, gradients, adds=False)
         else:

@@ -100,12 +100,12 @@ def rectangles(
     columns, done = slice_shape[1], 0
     while done < values.numel():
         row, column = divmod(start + done, columns)
-        left = values.numel() - done
-        width = min(columns - column, left)
-        rows = left // columns if column == 0 and left >= columns else 1
+        remaining = values.numel() - done
+        width = min(columns - column, remaining)
+        rows = remaining // columns if column == 0 and remaining >= columns else 1
         part = values[done : done + rows * width].view(rows, width)
-        where = torch.Size((offsets[0] + row, offsets[1] + column))
-        yield Piece(name=name, shape=torch.Size(shape), offsets=where, values=part)
+        part_offsets = torch.Size((offsets[0] + row, offsets[1] + column))
+        yield Piece(name=name, shape=torch.Size(shape), offsets=part_offsets, values=part)
         done += rows * width
 
 
@@ -194,7 +194,7 @@ class _LoadPlanner(DefaultLoadPlanner):
 
     def create_local_plan(self) -> LoadPlan:
         assert self.metadata is not None
-        return LoadPlan([item for name, own in self._of.items() for item in _reads(name, own, self.metadata)])
+        return LoadPlan([item for name, pieces in self._of.items() for item in _reads(name, pieces, self.metadata)])
 
     def resolve_tensor(self, read_item: ReadItem) -> Tensor:
         index = read_item.dest_index
@@ -207,23 +207,23 @@ class _LoadPlanner(DefaultLoadPlanner):
         """Nothing to do: `resolve_tensor` returns views."""
 
 
-def _reads(name: str, own: Sequence[Piece], metadata: Metadata) -> list[ReadItem]:
+def _reads(name: str, pieces: Sequence[Piece], metadata: Metadata) -> list[ReadItem]:
     """What to read of a tensor.
 
     Raises:
         ValueError: the checkpoint has another shape or type of it, or not all of it.
     """
-    found = metadata.state_dict_metadata.get(name)
-    if not isinstance(found, TensorStorageMetadata):
+    stored = metadata.state_dict_metadata.get(name)
+    if not isinstance(stored, TensorStorageMetadata):
         raise ValueError(f"{name} is not in it")
-    first = own[0]
-    if found.size != first.shape:
-        raise ValueError(f"{name} has the shape {tuple(found.size)}, not {tuple(first.shape)}")
-    if found.properties.dtype != first.values.dtype:
-        raise ValueError(f"{name} has the type {found.properties.dtype}, not {first.values.dtype}")
-    items = create_read_items_for_chunk_list(name, found, [piece.chunk for piece in own])
-    wanted = sum(piece.values.numel() for piece in own)
-    if sum(torch.Size(item.lengths).numel() for item in items) != wanted:
+    first = pieces[0]
+    if stored.size != first.shape:
+        raise ValueError(f"{name} has the shape {tuple(stored.size)}, not {tuple(first.shape)}")
+    if stored.properties.dtype != first.values.dtype:
+        raise ValueError(f"{name} has the type {stored.properties.dtype}, not {first.values.dtype}")
+    items = create_read_items_for_chunk_list(name, stored, [piece.chunk for piece in pieces])
+    elements = sum(piece.values.numel() for piece in pieces)
+    if sum(torch.Size(item.lengths).numel() for item in items) != elements:
         raise ValueError(f"a part of {name} is not in it")
     return items
 

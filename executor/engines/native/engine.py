@@ -54,13 +54,13 @@ class NativeSession(ParallelSession):
             pieces = list(self._pieces())
         except EngineRefusalError:
             return None
-        own = _new_folder(folder)
+        checkpoint_folder = _new_folder(folder)
         try:
-            saved = save(own, pieces)
-            seconds = self.load_checkpoint(own)
+            saved = save(checkpoint_folder, pieces)
+            seconds = self.load_checkpoint(checkpoint_folder)
         finally:
             _barrier()
-            shutil.rmtree(own, ignore_errors=True)
+            shutil.rmtree(checkpoint_folder, ignore_errors=True)
         return CheckpointTimes(bytes=bytes_of(saved), save_seconds=saved.seconds, load_seconds=seconds)
 
     def _pieces(self) -> Iterator[Piece]:
@@ -77,19 +77,19 @@ def _new_folder(folder: Path) -> Path:
     Raises:
         CheckpointError: it cannot be made.
     """
-    made: list[str] = [""]
+    paths: list[str] = [""]
     problem = ""
     if not dist.is_initialized() or dist.get_rank() == 0:
         try:
-            made = [tempfile.mkdtemp(prefix="autotune-checkpoint-", dir=folder)]
+            paths = [tempfile.mkdtemp(prefix="autotune-checkpoint-", dir=folder)]
         except OSError as error:
             problem = str(error.strerror)
     if dist.is_initialized():
-        dist.broadcast_object_list(made, src=0)
-    if not made[0]:
+        dist.broadcast_object_list(paths, src=0)
+    if not paths[0]:
         reason = f" ({problem})" if problem else ""
         raise CheckpointError(f"{folder}: cannot be written{reason}; name a folder that every node has, with --checkpoint-path")
-    return Path(made[0])
+    return Path(paths[0])
 
 
 def _barrier() -> None:
@@ -111,9 +111,9 @@ class NativeEngine(Engine):
         refuse_graphs(context, model, config, workload, self._capture)
 
         def make_replica(part: ModelPart, groups: ParallelGroups) -> Replica:
-            own = stage_config(config, part.stage)
+            stage_settings = stage_config(config, part.stage)
             if part.experts:
-                return ShardedExperts(part, own, workload, groups, context.device)
-            return ShardedModel(part, own, workload, groups.common, context.device)
+                return ShardedExperts(part, stage_settings, workload, groups, context.device)
+            return ShardedModel(part, stage_settings, workload, groups.common, context.device)
 
         return NativeSession(context, model, config, workload, make_replica, capture_of(config, self._capture))

@@ -144,16 +144,16 @@ class FileShard(ParameterShard):
         return FileExtent(start, end, offset - skip, rounded_up(skip + (end - start) * self._dtype.itemsize), skip)
 
     def _within(self, ranges: Iterable[Range]) -> list[FileExtent]:
-        found: list[FileExtent] = []
+        extents: list[FileExtent] = []
         for start, end in ranges:
-            found += self._extents[bisect_left(self._starts, start) : bisect_left(self._starts, end)]
-        return found
+            extents += self._extents[bisect_left(self._starts, start) : bisect_left(self._starts, end)]
+        return extents
 
     def _batches(self, targets: dict[FileExtent, Tensor]) -> Iterator[list[FileExtent]]:
         """The extents that were not expected, in batches that fit into the buffer of `read`."""
         batch: list[FileExtent] = []
         for extent in targets:
-            if batch and sum(each.size for each in (*batch, extent)) > self._own.numel():
+            if batch and sum(batched.size for batched in (*batch, extent)) > self._own.numel():
                 yield batch
                 batch = []
             batch.append(extent)
@@ -218,14 +218,14 @@ class Record:
 
 def records(chunks: Sequence[Span], itemsize: int) -> list[Record]:
     """The records of chunks, stored consecutively."""
-    found, offset = [], 0
+    rows, offset = [], 0
     for chunk in chunks:
         elements = chunk.end - chunk.start
         part = rounded_up(elements * itemsize, _LINE)
         extent = Extent(offset, rounded_up(3 * part))
-        found.append(Record(extent, elements, part))
+        rows.append(Record(extent, elements, part))
         offset += extent.size
-    return found
+    return rows
 
 
 class FileShare(OffloadedShare):

@@ -67,10 +67,10 @@ def make_layout(
         offset: first element of the vector.
     """
     buckets: list[tuple[Slot, ...]] = []
-    for named in cut([*reversed(parameters)], lambda item: item[1].numel(), reduce_bucket_size):
+    for bucket_parameters in cut([*reversed(parameters)], lambda item: item[1].numel(), reduce_bucket_size):
         bucket: list[Slot] = []
         column = 0
-        for name, parameter in named:
+        for name, parameter in bucket_parameters:
             elements = parameter.numel()
             block = share_block(elements) if ranks > 1 else 1
             shard = -(-elements // (ranks * block)) * block
@@ -106,14 +106,14 @@ def unpack(rows: Tensor, slots: Sequence[Slot]) -> Iterator[tuple[Slot, Tensor]]
 
 def ranges(slots: Sequence[Slot]) -> list[tuple[int, int]]:
     """Half-open ranges of this rank's shares of `slots` in the master vector; adjacent ones are merged."""
-    found: list[tuple[int, int]] = []
+    merged: list[tuple[int, int]] = []
     for slot in slots:
         end = slot.offset + slot.shard_elements
-        if found and found[-1][1] == slot.offset:
-            found[-1] = (found[-1][0], end)
+        if merged and merged[-1][1] == slot.offset:
+            merged[-1] = (merged[-1][0], end)
         else:
-            found.append((slot.offset, end))
-    return found
+            merged.append((slot.offset, end))
+    return merged
 
 
 def master_shards(master: Tensor, slots: Sequence[Slot]) -> Tensor:

@@ -261,8 +261,8 @@ class _DevicePart:
         """The optimizer's state of a span; if it does not exist yet, as torch creates it in the first step."""
         state: dict[str, Tensor] = self.optimizer.state[parameter]
         if not state:
-            where = parameter.device if self.optimizer.defaults["fused"] else None
-            state["step"] = torch.zeros((), dtype=torch.float32, device=where)
+            step_device = parameter.device if self.optimizer.defaults["fused"] else None
+            state["step"] = torch.zeros((), dtype=torch.float32, device=step_device)
             state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
         return state
 

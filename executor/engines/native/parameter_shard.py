@@ -55,10 +55,10 @@ class ParameterShard(ABC):
 
     def _views(self, ranges: Sequence[Range]) -> list[Tensor]:
         """The elements of each range, in the dtype in which they are stored."""
-        loaded = [self.read((found,)) for found in ranges]
-        for one in loaded:
-            one.wait()
-        return [one.values for one in loaded]
+        loaded = [self.read((span,)) for span in ranges]
+        for view in loaded:
+            view.wait()
+        return [view.values for view in loaded]
 
     @abstractmethod
     def accept_from_device(self, start: int, values: Tensor) -> None:
@@ -178,31 +178,31 @@ class HostShard(ParameterShard):
 
 
 class WithQuantised(ParameterShard):
-    """`others`, followed from `start` on by the bytes of the `quantised` parameters. A read is from only one of the two."""
+    """`unquantised`, followed from `start` on by the bytes of the `quantised` parameters. A read is from one of the two."""
 
-    def __init__(self, others: ParameterShard, quantised: ParameterShard, start: int) -> None:
-        self.others, self.quantised, self.start = others, quantised, start
+    def __init__(self, unquantised: ParameterShard, quantised: ParameterShard, start: int) -> None:
+        self.unquantised, self.quantised, self.start = unquantised, quantised, start
 
     def read(self, ranges: Sequence[Range]) -> Loaded:
         if ranges[0][0] < self.start:
-            return self.others.read(ranges)
+            return self.unquantised.read(ranges)
         return self.quantised.read([(first - self.start, end - self.start) for first, end in ranges])
 
     def accept_from_device(self, start: int, values: Tensor) -> None:
-        self.others.accept_from_device(start, values)
+        self.unquantised.accept_from_device(start, values)
 
     def accept_from_host(self, start: int, values: Tensor) -> None:
-        self.others.accept_from_host(start, values)
+        self.unquantised.accept_from_host(start, values)
 
     def finish(self) -> None:
-        self.others.finish()
+        self.unquantised.finish()
 
     def tensors(self) -> Iterator[Tensor]:
-        yield from self.others.tensors()
+        yield from self.unquantised.tensors()
         yield from self.quantised.tensors()
 
     def close(self) -> None:
-        self.others.close()
+        self.unquantised.close()
 
 
 def joined(vector: Tensor, ranges: Sequence[Range]) -> Tensor:

@@ -42,7 +42,7 @@ class _Gather:
     rows: Tensor
     """[ranks, each rank's shares of `slots`]"""
     loaded: Loaded
-    near: bool
+    from_near_group: bool
     """Whether it reads from the near copies."""
     done: bool = field(default=False)
 
@@ -65,8 +65,8 @@ class ParameterGatherer:
     4. A parameter of at most `param_persistence_threshold` elements stays whole until the optimizer changes it; a frozen one
        stays whole permanently.
     5. A frozen parameter has no gradient whose completion shows that backward is done with it; it is released with its unit.
-    6. With `near`, the result of a gather over all ranks is also kept there, sharded over few ranks; later gathers read these
-       copies until the next update.
+    6. With `near_copies`, the result of a gather over all ranks is also kept there, sharded over few ranks; later gathers read
+       these copies until the next update.
 
     Sizes are in elements (in bytes for quantised parameters), with the meanings of DeepSpeed's stage 3 [Rajbhandari et al.
     2021, ZeRO-Infinity].
@@ -79,10 +79,10 @@ class ParameterGatherer:
         group: Group,
         config: TrialConfig,
         declare_ready: Callable[[Iterable[Slot]], None],
-        near: NearCopies | None = None,
+        near_copies: NearCopies | None = None,
     ) -> None:
         self.units, self.parameters, self.group = tuple(units), parameters, group
-        self.near = near
+        self.near_copies = near_copies
         self.format = GatherFormat(config, group)
         self.declare_ready = declare_ready
         self.prefetch_elements = config.prefetch_bucket_size
@@ -153,8 +153,8 @@ class ParameterGatherer:
         """Invalidate persistent trained parameters after the optimizer has changed the master."""
         self._live = {slot for slot in self._live if not slot.parameter.requires_grad}
         self._live_elements = sum(slot.elements for slot in self._live)
-        if self.near is not None:
-            self.near.parameters_changed()
+        if self.near_copies is not None:
+            self.near_copies.parameters_changed()
 
     @torch.no_grad()
     def _use(self, unit: Unit) -> None:
@@ -214,9 +214,9 @@ class ParameterGatherer:
         later = None if now is None else self._find(unit, now + 1)
         if now is None or later is None:
             return False
-        others = {slot for other in self.trace[now + 1 : later] for slot in other.slots} - set(unit.slots)
-        elements = sum(slot.elements for slot in others)
-        missing = sum(slot.elements for slot in others - self._live)
+        other_slots = {slot for other in self.trace[now + 1 : later] for slot in other.slots} - set(unit.slots)
+        elements = sum(slot.elements for slot in other_slots)
+        missing = sum(slot.elements for slot in other_slots - self._live)
         return elements <= self.prefetch_elements and (not missing or self._live_elements + missing <= self.max_live)
 
     def _advance(self, unit: Unit) -> None:
@@ -224,8 +224,8 @@ class ParameterGatherer:
 
         Slots that are used or skipped no longer count as prefetched.
         """
-        found = self._find(unit, self._position + 1)
-        reached = self._position if found is None else found
+        position = self._find(unit, self._position + 1)
+        reached = self._position if position is None else position
         for passed in (unit, *self.trace[self._position + 1 : reached]):
             self._ahead.difference_update(passed.slots)
         self._position = reached
@@ -273,11 +273,11 @@ class ParameterGatherer:
         return [self._gather(tuple(alike), kind[0]) for kind, alike in groupby(ordered, key=kinds.__getitem__)]
 
     def _is_near(self, slot: Slot) -> bool:
-        return self.near is not None and slot in self.near
+        return self.near_copies is not None and slot in self.near_copies
 
-    def _gather(self, slots: tuple[Slot, ...], near: bool) -> _Gather:
-        if near and self.near is not None:
-            group, loaded = self.near.group, Loaded(self.near.read(slots))
+    def _gather(self, slots: tuple[Slot, ...], in_near_group: bool) -> _Gather:
+        if in_near_group and self.near_copies is not None:
+            group, loaded = self.near_copies.group, Loaded(self.near_copies.read(slots))
         else:
             group, loaded = self.group, self._read(slots)
         shard = loaded.values
@@ -288,7 +288,7 @@ class ParameterGatherer:
         with loaded.before() if group.size > 1 else nullcontext():
             work = group.all_gather(rows, shard)
         # Each rank of the near group holds the rows of several ranks, in order.
-        gather = _Gather(work, slots, rows.view(self.group.size, -1), loaded, near)
+        gather = _Gather(work, slots, rows.view(self.group.size, -1), loaded, in_near_group)
         self._pending.update(dict.fromkeys(slots, gather))
         return gather
 
@@ -310,8 +310,8 @@ class ParameterGatherer:
     def _land(self, gather: _Gather) -> None:
         gather.work.wait()
         gather.done = True
-        if self.near is not None and not gather.near:
-            self._keep_near(self.near, gather)
+        if self.near_copies is not None and not gather.from_near_group:
+            self._keep_near(self.near_copies, gather)
         for slot, flat in self.format.unpacked(gather.rows, gather.slots):
             data = slot.parameter.data
             storage = data.untyped_storage()
@@ -324,13 +324,13 @@ class ParameterGatherer:
             self._live.add(slot)
             self._live_elements += slot.elements
 
-    def _keep_near(self, near: NearCopies, gather: _Gather) -> None:
+    def _keep_near(self, copies: NearCopies, gather: _Gather) -> None:
         """Keep the gathered rows, except of persistent parameters, which are not gathered again before they change."""
         column = 0
         for slot in gather.slots:
             width = self.format.width(slot)
             if slot.elements > self.persistence_threshold:
-                near.keep(slot, gather.rows[:, column : column + width])
+                copies.keep(slot, gather.rows[:, column : column + width])
             column += width
 
     def _release(self, slot: Slot) -> None:
@@ -349,9 +349,9 @@ def find_units(model: nn.Module, modules: Sequence[nn.Module], slots: Sequence[S
         if (slots_of := _slots_of(module, by_parameter))
     ]
     covered = {slot for unit in units for slot in unit.slots}
-    rest = tuple(slot for slot in slots if slot not in covered)
-    if rest:
-        units.insert(0, Unit(model, rest, encloses=bool(units)))
+    uncovered = tuple(slot for slot in slots if slot not in covered)
+    if uncovered:
+        units.insert(0, Unit(model, uncovered, encloses=bool(units)))
     return units
 
 

@@ -30,8 +30,8 @@ class QuantisedReduceScatter:
         self._received = torch.empty_like(self._sent)
         for buffer in (self._sent, self._received):
             mark("buffers", buffer)
-        each = [1] * group.size
-        self._work = group.all_to_all(self._received, self._sent, each, each)
+        split_sizes = [1] * group.size
+        self._work = group.all_to_all(self._received, self._sent, split_sizes, split_sizes)
 
     def wait(self) -> Tensor:
         """The sum of this rank's rows over all ranks, concatenated over parameters [sum of widths]."""
@@ -67,12 +67,12 @@ class QuantisedAllReduce:
         """Send this rank's sums to the others; a second call does nothing."""
         if self._scatter is None:
             return
-        own = _packed(torch.split(self._scatter.wait()[None], self._widths, dim=1))
+        packed_sums = _packed(torch.split(self._scatter.wait()[None], self._widths, dim=1))
         self._scatter = None  # frees its buffers
-        rows = torch.empty(self._group.size, own.shape[1], dtype=own.dtype, device=own.device)
-        for buffer in (own, rows):
+        rows = torch.empty(self._group.size, packed_sums.shape[1], dtype=packed_sums.dtype, device=packed_sums.device)
+        for buffer in (packed_sums, rows):
             mark("buffers", buffer)
-        self._gathered = self._group.all_gather(rows, own.view(-1)), rows, own
+        self._gathered = self._group.all_gather(rows, packed_sums.view(-1)), rows, packed_sums
 
     def wait(self) -> None:
         """Return when `value` is the sum."""

@@ -147,8 +147,8 @@ def fill(slots: Sequence[Slot], rows: Tensor) -> None:
 
 def _buckets(units: Sequence[Unit], limit: int) -> Iterator[Bucket]:
     """Buckets of at most `limit` elements; each unit's contain its slots that no earlier unit has."""
-    seen: set[Slot] = set()
+    covered: set[Slot] = set()
     for unit in units:
-        own = sorted((slot for slot in unit.slots if slot not in seen), key=lambda slot: slot.offset)
-        seen.update(own)
-        yield from cut(own, lambda slot: slot.elements, limit)
+        unit_slots = sorted((slot for slot in unit.slots if slot not in covered), key=lambda slot: slot.offset)
+        covered.update(unit_slots)
+        yield from cut(unit_slots, lambda slot: slot.elements, limit)

@@ -98,7 +98,7 @@ class ShardedModel(Replica):
         self._shard = self._beside_quantised(self._make_shard(frozen), quantised)
         accumulates = config.gradient_accumulation_steps(workload.global_batch_size, groups.mesh.world_size) > 1
         self.reducer = GradientReducer(self.layout, self.group, groups.replica, config, self.master_dtype, device, accumulates)
-        self.gatherer = self._make_gatherer(groups.near) if config.zero_stage == 3 else None
+        self.gatherer = self._make_gatherer(groups.near_group) if config.zero_stage == 3 else None
         self.window_is_step = config.pipeline_parallel_size > 1 or not config.reshard_after_forward
         self._gradient: list[Tensor] | None = None
         self._stream: torch.Stream | None = None
@@ -140,8 +140,8 @@ class ShardedModel(Replica):
         self.tensor.all_reduce_parts([self._share(slot) for slot in self._summands])
 
     def tied_gradient(self) -> Tensor | None:
-        found = [slot for slot in self.layout.slots if slot.name in self.part.tied]
-        return self._share(found[0]) if found else None
+        tied_slots = [slot for slot in self.layout.slots if slot.name in self.part.tied]
+        return self._share(tied_slots[0]) if tied_slots else None
 
     @torch.no_grad()
     def squared_norm(self, counts_tied: bool) -> Tensor:
@@ -229,8 +229,8 @@ class ShardedModel(Replica):
         offsets = [length * self.tensor.rank if dimension == split else 0 for dimension, length in enumerate(slot.shape)]
         drawn = self.part.values.get(slot.name)
         name = drawn.name if isinstance(drawn, Drawn) else slot.name
-        own = values[low - first : high - first]
-        yield from rectangles(f"{prefix}{name}", own, begin + low - slot.offset, slot.shape, shape, offsets)
+        piece_values = values[low - first : high - first]
+        yield from rectangles(f"{prefix}{name}", piece_values, begin + low - slot.offset, slot.shape, shape, offsets)
 
     def tagged_storages(self) -> Iterator[tuple[str, Tensor]]:
         """Tensors that live between steps."""
@@ -244,8 +244,8 @@ class ShardedModel(Replica):
         yield from (("optimizer_state", value) for value in self.optimizer.device_tensors())
         if self._shard is not None:
             yield from (("parameters", value) for value in self._shard.tensors())
-        if self.gatherer is not None and self.gatherer.near is not None:
-            yield from (("parameters", value) for value in self.gatherer.near.tensors())
+        if self.gatherer is not None and self.gatherer.near_copies is not None:
+            yield from (("parameters", value) for value in self.gatherer.near_copies.tensors())
         yield from ((HOST, value) for value in self.pool.tensors())
 
     def close(self) -> None:
@@ -311,8 +311,8 @@ class ShardedModel(Replica):
         """This rank's shares of the frozen parameters that stage 3 gathers, on the device; empty at other stages."""
         vector = torch.empty(layout.master_elements - start, dtype=dtype, device=self.device)
         for slot in layout.slots:
-            own = vector[slot.offset - start : slot.offset - start + slot.shard_elements]
-            self._share_of(slot, self.part.values_of(slot.name, slot.parameter)).fill(own)
+            share = vector[slot.offset - start : slot.offset - start + slot.shard_elements]
+            self._share_of(slot, self.part.values_of(slot.name, slot.parameter)).fill(share)
             slot.parameter.data = self._without_memory(slot)
         return vector
 
@@ -354,10 +354,10 @@ class ShardedModel(Replica):
         units = find_units(self.module, self.part.units if self.part.reads_in_units else (), self.layout.slots)
         return RefillBesideForward(units, self.group, config)
 
-    def _make_gatherer(self, near: Group | None) -> ParameterGatherer:
+    def _make_gatherer(self, near_group: Group | None) -> ParameterGatherer:
         units = find_units(self.module, self.part.units, (*self.layout.slots, *self._frozen.slots, *self._packed.slots))
         assert self._shard is not None
-        copies = NearCopies(near, self.ranks) if near is not None else None
+        copies = NearCopies(near_group, self.ranks) if near_group is not None else None
         return ParameterGatherer(units, self._shard, self.group, self.config, self._declare_ready, copies)
 
     def _declare_ready(self, slots: Iterable[Slot]) -> None:
@@ -435,4 +435,4 @@ class ShardedModel(Replica):
             self.refill.update(shard)
         elif self.config.zero_stage or self.dtype != self.master_dtype:
             targets = [slot.parameter.data.view(-1) for slot in self.layout.slots]
-            shard.copy_to(targets, [found for slot in self.layout.slots for found in ranges((slot,))])
+            shard.copy_to(targets, [span for slot in self.layout.slots for span in ranges((slot,))])

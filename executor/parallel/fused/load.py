@@ -52,8 +52,8 @@ def load_operators(config: TrialConfig, spec: ModelSpec, device: torch.device, d
     replaces = replaced(name, spec, config.tensor_parallel_size)
     if name == LIGER:
         ops = _imported(name, "liger_kernel.ops")
-        found = (_function(ops, each, arguments) for each, arguments in LIGER_ARGUMENTS.items())
-        return LigerOperators(LigerFunctions(*found), replaces)
+        functions = (_function(ops, function, arguments) for function, arguments in LIGER_ARGUMENTS.items())
+        return LigerOperators(LigerFunctions(*functions), replaces)
     norms = _imported(name, "transformer_engine.pytorch")
     return TransformerEngineOperators(_norm(norms, "RMSNorm"), _norm(norms, "LayerNorm"), dtype)
 
@@ -68,25 +68,25 @@ def _imported(name: str, module: str) -> Any:
 
 def _function(module: Any, name: str, expected: Sequence[str]) -> Any:
     """An autograd function whose forward takes these arguments first."""
-    found = getattr(module, name, None)
-    taken = [] if found is None else [*inspect.signature(found.forward).parameters][1:]  # without the context
-    _require(taken[: len(expected)] == [*expected], f"{module.__name__}.{name}", f"{', '.join(expected)} first")
-    return found
+    function = getattr(module, name, None)
+    parameters = [] if function is None else [*inspect.signature(function.forward).parameters][1:]  # without the context
+    _require(parameters[: len(expected)] == [*expected], f"{module.__name__}.{name}", f"{', '.join(expected)} first")
+    return function
 
 
 def _norm(module: Any, name: str) -> Callable[..., Any]:
     """A norm class whose arguments are a width and `NORM_ARGUMENTS`."""
-    found = getattr(module, name, None)
+    norm_class = getattr(module, name, None)
     try:
-        inspect.signature(found).bind(1, **dict.fromkeys(NORM_ARGUMENTS))  # type: ignore[arg-type]
+        inspect.signature(norm_class).bind(1, **dict.fromkeys(NORM_ARGUMENTS))  # type: ignore[arg-type]
     except TypeError:
-        found = None
-    _require(found is not None, f"{module.__name__}.{name}", f"a width and {', '.join(NORM_ARGUMENTS)}")
-    kind: Callable[..., Any] = found  # type: ignore[assignment]
+        norm_class = None
+    _require(norm_class is not None, f"{module.__name__}.{name}", f"a width and {', '.join(NORM_ARGUMENTS)}")
+    kind: Callable[..., Any] = norm_class  # type: ignore[assignment]
     return kind
 
 
-def _require(holds: bool, what: str, arguments: str) -> None:
+def _require(holds: bool, item: str, arguments: str) -> None:
     if not holds:
-        problem = f"{what} is missing, or does not take {arguments}"
+        problem = f"{item} is missing, or does not take {arguments}"
         raise EngineRefusalError(PACKAGE_RULE, f"{problem}; install a release that does, or {OFF}")

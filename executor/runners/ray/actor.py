@@ -109,18 +109,18 @@ def _variables(address: str, sharing: int) -> Mapping[str, str]:
 
     Without an interface gloo resolves the host's name, which may fail or give the wrong interface.
     """
-    own = len(os.sched_getaffinity(0))
-    threads = {"OMP_NUM_THREADS": str(max(1, own // sharing))}
+    cores = len(os.sched_getaffinity(0))
+    threads = {"OMP_NUM_THREADS": str(max(1, cores // sharing))}
     interface = None if "GLOO_SOCKET_IFNAME" in os.environ else _interface_of(address)
     return threads if interface is None else {**threads, "GLOO_SOCKET_IFNAME": interface}
 
 
 def _interface_of(address: str) -> str | None:
     """Return the interface with this IPv4 address."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp_socket:
         for _, name in socket.if_nameindex():
             with contextlib.suppress(OSError):
-                answer = fcntl.ioctl(asked.fileno(), _GET_ADDRESS, struct.pack("256s", name.encode()[:15]))
+                answer = fcntl.ioctl(udp_socket.fileno(), _GET_ADDRESS, struct.pack("256s", name.encode()[:15]))
                 if socket.inet_ntoa(answer[20:24]) == address:
                     return name
     return None

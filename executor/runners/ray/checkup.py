@@ -140,8 +140,8 @@ def _check_up(nodes: tuple[RayNode, ...]) -> Checkup:
 
 def _probe(node: RayNode, gpus: int) -> Any:
     """Start a probe that occupies no core, so that it also runs on a busy node."""
-    here = NodeAffinitySchedulingStrategy(node.node_id, soft=False)
-    return ray.remote(max_restarts=0)(NodeProbe).options(num_cpus=0, num_gpus=gpus, scheduling_strategy=here).remote()
+    affinity = NodeAffinitySchedulingStrategy(node.node_id, soft=False)
+    return ray.remote(max_restarts=0)(NodeProbe).options(num_cpus=0, num_gpus=gpus, scheduling_strategy=affinity).remote()
 
 
 def _each(probes: Mapping[str, Any], method: str, *words: Any) -> dict[str, Any]:
@@ -164,41 +164,41 @@ def _answer(call: Any, seconds: float = 1.0) -> Any:
 
 def _unreached(probes: Mapping[str, Any], listening: Mapping[str, tuple[str, int]]) -> list[Unreached]:
     """Try to reach every listener from every other node."""
-    others = {name: [other for other in listening if other != name] for name in listening}
-    calls = {name: probes[name].reach.remote([listening[other] for other in others[name]]) for name in listening}
+    peers = {name: [other for other in listening if other != name] for name in listening}
+    calls = {name: probes[name].reach.remote([listening[other] for other in peers[name]]) for name in listening}
     limit = ANSWER_SECONDS + on_node.CONNECT_SECONDS * len(listening)
-    found = []
+    unreached = []
     for caller, call in calls.items():
         answer = _answer(call, limit)
-        problems = [answer] * len(others[caller]) if isinstance(answer, str) else answer
-        asked = zip(others[caller], problems, strict=True)
-        found += [Unreached(listener=to, caller=caller, problem=problem) for to, problem in asked if problem]
-    return found
+        problems = [answer] * len(peers[caller]) if isinstance(answer, str) else answer
+        listener_problems = zip(peers[caller], problems, strict=True)
+        unreached += [Unreached(listener=to, caller=caller, problem=problem) for to, problem in listener_problems if problem]
+    return unreached
 
 
 def _pairs(nodes: Sequence[RayNode], backend: str) -> list[Pair]:
     """Measure one pair after the other, so that they do not disturb each other. A rank serves all pairs of its node."""
     ranks: dict[str, Any] = {}
-    found = []
+    pairs = []
     try:
         for pair in pairs_of(nodes):
             for node in pair:
                 if node.name not in ranks:
                     ranks[node.name] = _probe(node, gpus=1 if backend == "nccl" else 0)
-            found.append(_measured(pair, [ranks[node.name] for node in pair], backend))
-            if found[-1].problem:  # the state of its ranks is unknown
+            pairs.append(_measured(pair, [ranks[node.name] for node in pair], backend))
+            if pairs[-1].problem:  # the state of its ranks is unknown
                 for node in pair:
                     ray.kill(ranks.pop(node.name))
     finally:
         for rank in ranks.values():
             ray.kill(rank)
-    return found
+    return pairs
 
 
 def _measured(nodes: tuple[RayNode, RayNode], ranks: Sequence[Any], backend: str) -> Pair:
     names, address = (nodes[0].name, nodes[1].name), nodes[0].address
-    placed = ray.wait([rank.ready.remote() for rank in ranks], num_returns=2, timeout=ANSWER_SECONDS)[0]
-    if len(placed) < 2:
+    ready = ray.wait([rank.ready.remote() for rank in ranks], num_returns=2, timeout=ANSWER_SECONDS)[0]
+    if len(ready) < 2:
         return Pair(nodes=names, problem="no free GPU on them" if backend == "nccl" else "no process starts on them")
     port = _answer(ranks[0].open_store.remote(address), ANSWER_SECONDS)
     if isinstance(port, str):
@@ -209,5 +209,5 @@ def _measured(nodes: tuple[RayNode, RayNode], ranks: Sequence[Any], backend: str
     problems = [answer if isinstance(answer, str) else answer.get("problem", "") for answer in answers]
     if any(problems):
         return Pair(nodes=names, problem=next(filter(None, problems)))
-    small, large = (max(answer["seconds"][place] for answer in answers) for place in range(2))
+    small, large = (max(answer["seconds"][size_index] for answer in answers) for size_index in range(2))
     return Pair(nodes=names, small_seconds=small, large_seconds=large)

@@ -66,9 +66,9 @@ def nodes_of(table: Sequence[Mapping[str, Any]]) -> tuple[RayNode, ...]:
     """Return the nodes in Ray's own table. Of the lost ones, return the last with each name that no live node has."""
     living = [row for row in table if row["Alive"]]
     alike = Counter(own_name(row) for row in living)
-    here = sorted((_node(row, shared=alike[own_name(row)] > 1) for row in living), key=lambda node: node.name)
+    live_nodes = sorted((_node(row, shared=alike[own_name(row)] > 1) for row in living), key=lambda node: node.name)
     lost = {own_name(row): _node(row, shared=False) for row in table if not row["Alive"] and own_name(row) not in alike}
-    return (*here, *(lost[name] for name in sorted(lost)))
+    return (*live_nodes, *(lost[name] for name in sorted(lost)))
 
 
 def describe_cluster(address: str = "auto") -> ClusterSpec:
@@ -172,15 +172,15 @@ def kernel_packages(address: str, node_ids: Sequence[str]) -> dict[str, str] | N
 def in_common(answers: Sequence[Mapping[str, str]]) -> dict[str, str]:
     """Return the packages that all have in the same version."""
     first = answers[0] if answers else {}
-    return {name: version for name, version in first.items() if all(one.get(name) == version for one in answers)}
+    return {name: version for name, version in first.items() if all(packages.get(name) == version for packages in answers)}
 
 
 def _asked(node_ids: Sequence[str]) -> dict[str, str] | None:
     """Query each node by a process that occupies no core, so that it also answers on a busy node."""
-    wanted = {package.module: package.distribution for package in PACKAGES.values()}
+    distributions = {package.module: package.distribution for package in PACKAGES.values()}
     ask = ray.remote(max_retries=0)(on_node.installed)
-    places = [NodeAffinitySchedulingStrategy(node_id, soft=False) for node_id in node_ids]
-    calls = [ask.options(num_cpus=0, scheduling_strategy=place).remote(wanted) for place in places]
+    affinities = [NodeAffinitySchedulingStrategy(node_id, soft=False) for node_id in node_ids]
+    calls = [ask.options(num_cpus=0, scheduling_strategy=affinity).remote(distributions) for affinity in affinities]
     done, late = ray.wait(calls, num_returns=len(calls), timeout=ANSWER_SECONDS) if calls else ([], [])
     for call in late:
         ray.cancel(call, force=True)

@@ -43,8 +43,8 @@ Kinds = Sequence[tuple[str, int]]
 
 def _match_kinds(slots: Sequence[RankSlot], kinds: Kinds) -> bool:
     """Whether the nodes of consecutive slots have these kinds."""
-    wanted = [kind for kind, ranks in kinds for _ in range(ranks)]
-    return all(slot.node.resources.get(kind) for slot, kind in zip(slots, wanted, strict=bool(kinds)))
+    kind_by_rank = [kind for kind, ranks in kinds for _ in range(ranks)]
+    return all(slot.node.resources.get(kind) for slot, kind in zip(slots, kind_by_rank, strict=bool(kinds)))
 
 
 class Formation:
@@ -76,10 +76,10 @@ class Formation:
     def take(self, world_size: int, block: int, excluded: Sequence[str], kinds: Kinds = ()) -> FormedGang | None:
         """Return a free gang of `world_size` ranks, with each block of them on one node; None: there is no capacity."""
         layout = self.layout(world_size, block, kinds, without(excluded, self.free_capacities()))
-        kept = self._reusable_gang(world_size, block, excluded, layout, kinds)
-        if kept is not None:
-            self.idle.remove(kept)
-        return kept or (None if layout is None else self._form(layout))
+        idle_gang = self._reusable_gang(world_size, block, excluded, layout, kinds)
+        if idle_gang is not None:
+            self.idle.remove(idle_gang)
+        return idle_gang or (None if layout is None else self._form(layout))
 
     def prepare(self, world_size: int, most: int) -> list[FormedGang]:
         """Form up to `most` gangs of `world_size` ranks in advance, as far as there is capacity; they are idle."""

@@ -40,13 +40,13 @@ class NodePool:
 
     def total_capacities(self) -> dict[str, int]:
         """Node -> slots that it could hold if nothing else used it."""
-        left = {node.host: cores_of(node) // self.own_cores for node in self._nodes} if self.own_cores else {}
+        free_slots = {node.host: cores_of(node) // self.own_cores for node in self._nodes} if self.own_cores else {}
         capacities = {}
         for node in self._nodes:
             capacities[node.name] = _fitting(self._settings.bundle, node.resources)
             if self.own_cores:
-                capacities[node.name] = min(capacities[node.name], left[node.host])
-                left[node.host] -= capacities[node.name]
+                capacities[node.name] = min(capacities[node.name], free_slots[node.host])
+                free_slots[node.host] -= capacities[node.name]
         return capacities
 
     def spare_capacities(self) -> dict[str, int]:
@@ -73,20 +73,20 @@ class NodePool:
             self._full_until[name] = time.monotonic() + REFUSED_SECONDS
             return []
         self._viewed_at = -VIEW_SECONDS
-        made = []
+        reserved = []
         for index in range(count):
-            made.append(RankSlot(self._settings, node, group, index, self._free_cores(node), self._mailbox))
-            self.slots.append(made[-1])
-        return made
+            reserved.append(RankSlot(self._settings, node, group, index, self._free_cores(node), self._mailbox))
+            self.slots.append(reserved[-1])
+        return reserved
 
     def await_capacity(self, world_size: int, seconds: float) -> bool:
         """Wait until Ray has capacity for `world_size` ranks; return whether it has. The request triggers an autoscaler."""
         group = placement_group([dict(self._settings.bundle) for _ in range(world_size)], strategy="PACK")
-        there = bool(group.wait(seconds))
+        has_capacity = bool(group.wait(seconds))
         remove_placement_group(group)
         self._viewed_at = -VIEW_SECONDS
         self._tracker.refresh()
-        return there
+        return has_capacity
 
     def missing(self, world_size: int, seconds: float) -> str:
         """Return one line: the resources that a gang of `world_size` ranks lacks."""
@@ -130,8 +130,8 @@ class NodePool:
     def _free_cores(self, node: Node) -> tuple[int, ...] | None:
         if not self.own_cores:
             return None
-        taken = {core for slot in self.slots if slot.node.host == node.host for core in slot.cores or ()}
-        return tuple(itertools.islice((core for core in itertools.count() if core not in taken), self.own_cores))
+        used_cores = {core for slot in self.slots if slot.node.host == node.host for core in slot.cores or ()}
+        return tuple(itertools.islice((core for core in itertools.count() if core not in used_cores), self.own_cores))
 
 
 def cores_of(node: Node) -> int:

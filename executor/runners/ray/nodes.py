@@ -93,10 +93,10 @@ class NodeTracker:
     def _name(self, rows: list[dict[str, Any]]) -> None:
         """Name the nodes that have no name yet. A node keeps its name."""
         alike = Counter(own_name(row) for row in rows)
-        taken = {self._names[row["NodeID"]] for row in rows if row["NodeID"] in self._names}
+        used_names = {self._names[row["NodeID"]] for row in rows if row["NodeID"] in self._names}
         for row in rows:
-            own = own_name(row)
-            self._names.setdefault(row["NodeID"], node_name(row, shared=alike[own] > 1 or own in taken))
+            name = own_name(row)
+            self._names.setdefault(row["NodeID"], node_name(row, shared=alike[name] > 1 or name in used_names))
 
 
 def own_name(row: Mapping[str, Any]) -> str:

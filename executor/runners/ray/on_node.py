@@ -70,9 +70,9 @@ class NodeProbe:
         threading.Thread(target=_accept_all, args=(listener,), daemon=True).start()
         return int(listener.getsockname()[1])
 
-    def reach(self, places: list[tuple[str, int]]) -> list[str]:
+    def reach(self, addresses: list[tuple[str, int]]) -> list[str]:
         """Return for each (address, port) why it cannot be reached from here; empty: it can be reached."""
-        return [_why_unreached(place) for place in places]
+        return [_why_unreached(address) for address in addresses]
 
     def ready(self) -> bool:
         """Return once the probe has been placed."""
@@ -113,7 +113,7 @@ def _median_seconds(message: Any) -> float:
     import torch
     import torch.distributed as dist
 
-    taken = []
+    seconds = []
     for _ in range(2 + _RUNS):
         if message.is_cuda:
             torch.cuda.synchronize()
@@ -121,8 +121,8 @@ def _median_seconds(message: Any) -> float:
         dist.all_reduce(message)
         if message.is_cuda:
             torch.cuda.synchronize()
-        taken.append(time.perf_counter() - began)
-    return statistics.median(taken[2:])
+        seconds.append(time.perf_counter() - began)
+    return statistics.median(seconds[2:])
 
 
 def _command(*words: str) -> list[str]:
@@ -136,11 +136,11 @@ def _command(*words: str) -> list[str]:
 
 def installed(distributions: dict[str, str]) -> dict[str, str]:
     """Return name -> version of the installed distributions, without importing them."""
-    found = {}
+    versions = {}
     for name, distribution in distributions.items():
         with suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(distribution)
-    return found
+            versions[name] = importlib.metadata.version(distribution)
+    return versions
 
 
 def _versions() -> dict[str, str]:
@@ -150,23 +150,23 @@ def _versions() -> dict[str, str]:
 def _cuda_versions(cards: list[list[str]]) -> dict[str, str]:
     if not cards:
         return {}
-    found = {"driver": cards[0][-1]}
+    versions = {"driver": cards[0][-1]}
     with suppress(Exception):  # torch built without CUDA
         import torch
 
-        found["NCCL"] = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
-    return found
+        versions["NCCL"] = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
+    return versions
 
 
 def _interfaces() -> dict[str, str]:
     """Return interface -> IPv4 address, for interfaces with one."""
-    found = {}
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+    addresses = {}
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp_socket:
         for _, name in socket.if_nameindex():
             with suppress(OSError):
-                answer = fcntl.ioctl(asked.fileno(), _GET_ADDRESS, struct.pack("256s", name.encode()[:15]))
-                found[name] = socket.inet_ntoa(answer[20:24])
-    return found
+                answer = fcntl.ioctl(udp_socket.fileno(), _GET_ADDRESS, struct.pack("256s", name.encode()[:15]))
+                addresses[name] = socket.inet_ntoa(answer[20:24])
+    return addresses
 
 
 def _resolved() -> str:
@@ -183,9 +183,9 @@ def _accept_all(listener: socket.socket) -> None:
             listener.accept()[0].close()
 
 
-def _why_unreached(place: tuple[str, int]) -> str:
+def _why_unreached(address: tuple[str, int]) -> str:
     try:
-        socket.create_connection(place, CONNECT_SECONDS).close()
+        socket.create_connection(address, CONNECT_SECONDS).close()
     except OSError as error:
         return str(error)
     return ""

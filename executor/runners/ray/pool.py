@@ -153,8 +153,8 @@ class Pool(Gangs):
             if layout is not None and all(len(self._node_pool.reserve(name, count)) == count for name, count in layout):
                 return
             self._node_pool.close()
-            left = until - time.monotonic()
-            if left <= 0 or not self._node_pool.await_capacity(self._settings.world_size, left):
+            remaining = until - time.monotonic()
+            if remaining <= 0 or not self._node_pool.await_capacity(self._settings.world_size, remaining):
                 raise RunnerError(self._missing(self._settings.world_size))
 
     def _missing(self, world_size: int) -> str:

@@ -210,11 +210,11 @@ def stacks_of(slots: Iterable[RankSlot], seconds: float) -> dict[RankSlot, str]:
     """Return the thread stacks of these slots' ranks, requested together, without ranks that do not answer in time."""
     calls = {call: slot for slot in slots if (call := slot.request_stacks(seconds)) is not None}
     answered, _ = ray.wait(list(calls), num_returns=len(calls), timeout=seconds + CALL_SECONDS) if calls else ([], [])
-    found = {}
+    stacks = {}
     for call in answered:
         with contextlib.suppress(ray.exceptions.RayError):
-            found[calls[call]] = ray.get(call)
-    return {slot: text for slot, text in found.items() if text}
+            stacks[calls[call]] = ray.get(call)
+    return {slot: text for slot, text in stacks.items() if text}
 
 
 def end_ranks(slots: Iterable[RankSlot]) -> None:

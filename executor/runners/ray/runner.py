@@ -79,11 +79,11 @@ class RayRunner(GangsRunner):
         self._cluster.close()
 
 
-def _gpus(world_size: int, wanted: float | None, device: str) -> float:
+def _gpus(world_size: int, requested: float | None, device: str) -> float:
     """Return the GPUs of a rank."""
-    there = ray.cluster_resources().get("GPU", 0)
-    if wanted is None:
-        wanted = 1.0 if device == "cuda" or (device == "auto" and there >= world_size) else 0.0
-    if wanted and not there:
+    cluster_gpus = ray.cluster_resources().get("GPU", 0)
+    if requested is None:
+        requested = 1.0 if device == "cuda" or (device == "auto" and cluster_gpus >= world_size) else 0.0
+    if requested and not cluster_gpus:
         raise RunnerError("the job is for GPUs and the Ray cluster has none; start Ray on nodes that have some, or use the CPU")
-    return wanted
+    return requested

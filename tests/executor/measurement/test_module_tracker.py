@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from executor.measurement.flop_counter import FlopCounter
-from executor.measurement.module_tracker import OUTSIDE, ModuleClock, ModuleTracker, Phase, Place
+from executor.measurement.module_tracker import OUTSIDE, ModuleClock, ModulePhase, ModuleTracker, Phase
 
 
 class Pair(nn.Module):
@@ -44,11 +44,11 @@ NAMES = ("", "pair", "pair.first", "pair.second", "head")
 
 def flops(checkpointed: bool) -> tuple[ModuleTracker, dict[tuple[str, Phase], int], int]:
     model, x = Model(checkpointed), torch.ones(ROWS, 8, requires_grad=True)
-    found: Counter[Place] = Counter()
+    found: Counter[ModulePhase] = Counter()
     tracker = ModuleTracker(lambda _: None)
-    with tracker, FlopCounter(lambda count: found.update({tracker.place: count})) as counter:
+    with tracker, FlopCounter(lambda count: found.update({tracker.module_phase: count})) as counter:
         model(x)["loss"].backward()
-    assert tracker.place == OUTSIDE
+    assert tracker.module_phase == OUTSIDE
     assert counter.total is not None
     names = [name for name, _ in tracker.modules]
     return tracker, {(names[at.module], at.phase): n for at, n in found.items() if at.module is not None}, counter.total
@@ -78,7 +78,7 @@ def test_what_runs_again_is_told_as_recompute() -> None:
 
 
 def test_the_phases_come_in_order_and_the_modules_backwards() -> None:
-    model, seen = Model(checkpointed=False), list[Place]()
+    model, seen = Model(checkpointed=False), list[ModulePhase]()
     with ModuleTracker(seen.append) as tracker:
         model(torch.ones(ROWS, 8))["loss"].backward()
     names = [name for name, _ in tracker.modules]
@@ -96,7 +96,7 @@ def test_hooks_are_gone_afterwards_and_nothing_changes() -> None:
     model(x)["loss"].backward()
     plain = [parameter.grad for parameter in model.parameters()]
     model.zero_grad()
-    seen: list[Place] = []
+    seen: list[ModulePhase] = []
     with ModuleTracker(seen.append):
         model(x)["loss"].backward()
     for before, parameter in zip(plain, model.parameters(), strict=True):

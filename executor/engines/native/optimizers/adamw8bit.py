@@ -119,12 +119,12 @@ def codes(signed: bool) -> list[float]:
     midpoint [Dettmers 2016, 8-Bit Approximations for Parallelism in Deep Learning, 3; as in bitsandbytes]. Unsigned numbers
     use the sign bit for one more division.
     """
-    found = [0.0, 1.0]
+    numbers = [0.0, 1.0]
     for exponent in range(EXPONENTS):
         parts = 2 ** (exponent if signed else exponent + 1)
         middles = [(0.1 + 0.9 * (part + 0.5) / parts) * 10.0 ** (exponent + 1 - EXPONENTS) for part in range(parts)]
-        found += middles + ([-middle for middle in middles] if signed else [])
-    return sorted(found)
+        numbers += middles + ([-middle for middle in middles] if signed else [])
+    return sorted(numbers)
 
 
 def _boundaries(numbers: list[float]) -> Tensor:
@@ -134,9 +134,9 @@ def _boundaries(numbers: list[float]) -> Tensor:
     """
     codebook = torch.tensor(numbers, dtype=torch.float32).double()
     middles = (codebook[1:] + codebook[:-1]) / 2
-    found = middles.float()
-    below = torch.nextafter(found, torch.full_like(found, -torch.inf))
-    return torch.where(found.double() > middles, below, found)
+    rounded = middles.float()
+    below = torch.nextafter(rounded, torch.full_like(rounded, -torch.inf))
+    return torch.where(rounded.double() > middles, below, rounded)
 
 
 def _blocks(values: Tensor) -> Tensor:

@@ -34,12 +34,12 @@ class Muon(DeviceOptimizer):
         super().__init__(master, shares.layout)
         self._shares, self._hyperparameters = shares, hyperparameters
         matrices = [slot for slot in self.layout.slots if slot.name in shares.matrices]
-        rest = [slot for slot in self.layout.slots if slot.name not in shares.matrices]
+        other_slots = [slot for slot in self.layout.slots if slot.name not in shares.matrices]
         owned = assign_owners(matrices, self.layout.ranks)
         self._own, self._matrices = owned[shares.own_row], [slot for slots in owned for slot in slots]
         self._sent = [sum(slot.shard_elements for slot in slots) for slots in owned]
         self._momentum = torch.zeros(sum(self._sent), dtype=master.dtype, device=master.device)
-        self._rest = RestAdamW({slot: self._weights(slot) for slot in rest}, hyperparameters)
+        self._rest = RestAdamW({slot: self._weights(slot) for slot in other_slots}, hyperparameters)
 
     def settled(self) -> bool:
         return self._rest.settled()
@@ -48,10 +48,10 @@ class Muon(DeviceOptimizer):
         self._rest.step(gradient)
         ahead = torch.empty(self._momentum.shape, dtype=torch.bfloat16, device=self.master.device)
         mark("buffers", ahead)
-        for slot, momentum, own in zip(self._matrices, self._parts(self._momentum), self._parts(ahead), strict=True):
+        for slot, momentum, share in zip(self._matrices, self._parts(self._momentum), self._parts(ahead), strict=True):
             part = share_of(gradient, slot)
             momentum.lerp_(part, 1 - MUON_MOMENTUM)
-            own.copy_(part.lerp_(momentum, MUON_MOMENTUM))
+            share.copy_(part.lerp_(momentum, MUON_MOMENTUM))
         rows = self._to_owners(ahead)
         column = 0
         for slot, flat in unpack(rows, self._own):
@@ -73,31 +73,31 @@ class Muon(DeviceOptimizer):
 
     def _to_owners(self, shares: Tensor) -> Tensor:
         """[ranks, concatenated shares of this rank's own matrices], from this rank's shares of all matrices."""
-        own = self._sent[self._shares.own_row]
+        row_elements = self._sent[self._shares.own_row]
         if self.layout.ranks == 1:
             return shares.view(1, -1)
-        rows = torch.empty(self.layout.ranks, own, dtype=shares.dtype, device=shares.device)
+        rows = torch.empty(self.layout.ranks, row_elements, dtype=shares.dtype, device=shares.device)
         mark("buffers", rows)
-        self._shares.group.all_to_all(rows.view(-1), shares, [own] * self.layout.ranks, self._sent).wait()
+        self._shares.group.all_to_all(rows.view(-1), shares, [row_elements] * self.layout.ranks, self._sent).wait()
         return rows
 
     def _from_owners(self, rows: Tensor, shares: Tensor) -> Tensor:
         """The inverse of `_to_owners`, into the memory of `shares`."""
         if self.layout.ranks > 1:
-            own = self._sent[self._shares.own_row]
-            self._shares.group.all_to_all(shares, rows.view(-1), self._sent, [own] * self.layout.ranks).wait()
+            row_elements = self._sent[self._shares.own_row]
+            self._shares.group.all_to_all(shares, rows.view(-1), self._sent, [row_elements] * self.layout.ranks).wait()
         return shares
 
-    def _orthogonalized(self, slot: Slot, own: Tensor) -> Tensor:
+    def _orthogonalized(self, slot: Slot, matrix: Tensor) -> Tensor:
         """Orthogonalize a matrix, or this rank's slice of a matrix that is sliced over the tensor ranks."""
         tensor = self._shares.tensor
         if slot.name not in self._shares.split or tensor.size == 1:
-            return orthogonalized(own)
-        rows = torch.empty(tensor.size, own.numel(), dtype=own.dtype, device=own.device)
+            return orthogonalized(matrix)
+        rows = torch.empty(tensor.size, matrix.numel(), dtype=matrix.dtype, device=matrix.device)
         mark("buffers", rows)
-        tensor.all_gather(rows, own.reshape(-1)).wait()
+        tensor.all_gather(rows, matrix.reshape(-1)).wait()
         dimension = self._shares.split[slot.name]
-        whole = torch.cat(rows.view(tensor.size, *own.shape).unbind(), dim=dimension)
+        whole = torch.cat(rows.view(tensor.size, *matrix.shape).unbind(), dim=dimension)
         return orthogonalized(whole).chunk(tensor.size, dim=dimension)[tensor.rank]
 
     def _whole_shape(self, slot: Slot) -> Sequence[int]:

@@ -81,8 +81,8 @@ class OneBitAdam(DeviceOptimizer):
         for bucket, piece in enumerate(gradient):
             start = self.layout.start(bucket)
             part = slice(start, start + piece.numel())
-            own = piece.mul_(self._group.size * (1 - first_decay)).add_(self._first[part], alpha=first_decay)
-            self._own_error[part].add_(own.div_(self._second[part]))
+            momentum = piece.mul_(self._group.size * (1 - first_decay)).add_(self._first[part], alpha=first_decay)
+            self._own_error[part].add_(momentum.div_(self._second[part]))
 
     def _exchange_momentum(self) -> Tensor:
         """The packed parts of the common momentum [ranks, …], from this rank's own momentum in `_own_error`."""
@@ -91,20 +91,20 @@ class OneBitAdam(DeviceOptimizer):
         received = torch.empty_like(sent)
         for buffer in (sent, received):
             mark("buffers", buffer)
-        each = [1] * self._group.size
-        work = self._group.all_to_all(received, sent, each, each)
+        split_sizes = [1] * self._group.size
+        work = self._group.all_to_all(received, sent, split_sizes, split_sizes)
         for row, packed in zip(rows, torch.split(sent, 1), strict=True):
             row.sub_(self._unpack(packed))
         self._clear_padding(self._own_error, 0)
         work.wait()
         for row in torch.split(received, 1):
             self._part_error.add_(self._unpack(row), alpha=1 / self._group.size)
-        own = pack(self._part_error[None])
-        self._part_error.sub_(self._unpack(own))
+        part = pack(self._part_error[None])
+        self._part_error.sub_(self._unpack(part))
         self._clear_padding(self._part_error, self._group.rank * self._part)
         rows_of_all = torch.empty_like(received)
         mark("buffers", rows_of_all)
-        self._group.all_gather(rows_of_all, own.view(-1)).wait()
+        self._group.all_gather(rows_of_all, part.view(-1)).wait()
         return rows_of_all
 
     def _unpack(self, packed: Tensor) -> Tensor:
