@@ -118,8 +118,8 @@ def _table(keys: Sequence[LayoutKey], every_rank: bool) -> RankTable:
     offloads = [any(stage.offloads for stage in stages) for stages in layouts]
     pipeline_rank, alike, layers, selective, full, offloaded, first, last, device, *kinds = np.moveaxis(table, 2, 0)
     return RankTable(
-        pipeline_rank=pipeline_rank, alike=alike, layers=layers, selective=selective, full=full, offloaded=offloaded, first=first,
-        last=last, device=device, kinds=tuple(kinds), contenders=max(count for _, count in shares),
+        pipeline_rank=pipeline_rank, alike=alike, layers=layers, selective=selective, full=full, offloaded=offloaded,
+        first=first, last=last, device=device, kinds=tuple(kinds), contenders=max(count for _, count in shares),
         recomputes=np.array(recomputes, dtype=np.float64), offloads=np.array(offloads, dtype=np.float64),
     )  # fmt: skip
 

@@ -107,7 +107,9 @@ def asked_here(store: "Store | None", question: Question, borrowed: Borrowed | N
     users."""
     shipped = rates_for(question.cluster, question.engine)
     calibration = calibrated(store, question.cluster, question.engine, shipped, borrowed=borrowed)
-    return dataclasses.replace(question, known=calibration.rates, lessons=calibration.lessons, rests_on=calibration.source)
+    return dataclasses.replace(
+        question, coefficients=calibration.rates, lessons=calibration.lessons, rests_on=calibration.source
+    )
 
 
 def fingerprint(cluster: ClusterSpec) -> str:

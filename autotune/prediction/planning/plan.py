@@ -238,7 +238,9 @@ def _plans_of(question: Question, options: PlanOptions, bounds: Bounds, counted:
         return []
     scanned = _scanned(question, space, room, options, bounds, counted)
     by_memory = options.objective is PlanObjective.MEMORY
-    contenders = [best.leader for values in scanned.at_best.values() for best in values.values() if best.leader is not None]
+    contenders = [
+        result.leader for values in scanned.at_best.values() for result in values.values() if result.leader is not None
+    ]
     simple = [leader for leaders in scanned.apart for leader in leaders]
     leaders = tuple({leader.config: leader for leader in (*scanned.leaders, *contenders, *simple)}.values())
     best = _with_lessons(question, tuned(question, space, room, leaders, by_memory, scanned.slowest), by_memory)

@@ -67,10 +67,10 @@ class Question:
     """Tokens of each document of a sample of the data; empty: every sample is whole."""
     most_steps: int | None = None
     """Limit on evaluations of the rules, as `SearchSpace.most_steps`."""
-    known: Coefficients | None = None
+    coefficients: Coefficients | None = None
     """Coefficients for this cluster; None: the shipped ones."""
     lessons: tuple[Lesson, ...] = ()
-    """Residuals of earlier trials on this cluster relative to `known`."""
+    """Residuals of earlier trials on this cluster relative to `coefficients`."""
     rests_on: str = SHIPPED
     """The source of the coefficients, in words."""
     assumed: tuple[str, ...] = ()
@@ -117,7 +117,7 @@ class Question:
     @property
     def rates(self) -> Coefficients:
         """The coefficients used for predictions."""
-        return self.known or rates_for(self.cluster, self.engine)
+        return self.coefficients or rates_for(self.cluster, self.engine)
 
     @property
     def tokens(self) -> int:

@@ -15,7 +15,7 @@ def space_of(question: Question) -> SearchSpace:
     """The space to choose from. Raises like `resolve_space` and `expressible`."""
     space = resolve_space(
         question.space, question.model, question.cluster, question.workload, capability_of(question.engine), question.pins,
-        most_steps=question.most_steps, layouts=layouts_of(question.engine, question.known),
+        most_steps=question.most_steps, layouts=layouts_of(question.engine, question.coefficients),
     )  # fmt: skip
     return space if question.simple is None else expressible(space, question.simple, frozenset(question.pins))
 

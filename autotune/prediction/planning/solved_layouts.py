@@ -48,7 +48,7 @@ def solved_layouts(space: SearchSpace, engine: str, rates: Coefficients | None =
         return ()
     question = Question(
         model=model, cluster=space.cluster, engine=engine, global_batch_size=space.workload.global_batch_size,
-        sequence_length=space.workload.sequence_length, known=rates, training_steps=space.workload.training_steps,
+        sequence_length=space.workload.sequence_length, coefficients=rates, training_steps=space.workload.training_steps,
         document_lengths=space.workload.document_lengths,
     )  # fmt: skip
     room = room_of(question)
